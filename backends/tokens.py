@@ -1,0 +1,157 @@
+"""Text to token ids with a checkpoint's own tokenizer; the one door to the `tokenizers` package.
+
+Knows nothing of torch: the gateway counts with it, the engine computes with it.
+Rule: every function here is CPU-bound and releases the GIL inside; call it off the event loop.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+from tokenizers import Encoding, Tokenizer
+
+from backends.contract import Token, Truncate
+from backends.errors import InvalidWork, ModelUnavailable
+from backends.texts import CHARACTERS_PER_TOKEN, precut
+
+# A text, or a query with its document.
+Item: TypeAlias = str | tuple[str, str]
+
+
+class Sequences(msgspec.Struct, frozen=True):
+    """Token ids of each input, specials included, none longer than the model.
+
+    type_ids tell the two halves of a pair apart; truncated are indices of inputs that were cut.
+    """
+
+    ids: list[list[int]]
+    type_ids: list[list[int]]
+    truncated: tuple[int, ...]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each input."""
+        return [len(ids) for ids in self.ids]
+
+
+class TextTokenizer:
+    """One checkpoint's tokenizer, bound to the model's maximum length."""
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        # Checkpoints carry padding and truncation of their training in the file; ours are explicit.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self.max_tokens = max_tokens
+        self._whole = tokenizer
+        self._cutters = {
+            side: _cutting(tokenizer, max_tokens, side) for side in (Truncate.LEFT, Truncate.RIGHT)
+        }
+
+    def encode(self, texts: Sequence[str], truncate: Truncate) -> Sequences:
+        """Raises: InvalidWork where truncate is ERROR and an input is longer than the model."""
+        return self._encode(list(texts), truncate)
+
+    def encode_pairs(self, query: str, documents: Sequence[str], truncate: Truncate) -> Sequences:
+        """Query and document together, the longer of the two cut first. Raises: InvalidWork."""
+        return self._encode([(query, document) for document in documents], truncate)
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text as the model would see it, cut where it is too long."""
+        return self._encode(list(texts), Truncate.RIGHT).lengths
+
+    def count_pairs(self, query: str, documents: Sequence[str]) -> list[int]:
+        """Tokens of each pair as the model would see it, cut where it is too long."""
+        return self.encode_pairs(query, documents, Truncate.RIGHT).lengths
+
+    def explain(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[Token]]:
+        """The tokens of each text as TEI's /tokenize shows them; nothing is cut."""
+        encodings = self._whole.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        return [_explained(text, one) for text, one in zip(texts, encodings, strict=True)]
+
+    def _encode(self, items: Sequence[Item], truncate: Truncate) -> Sequences:
+        if truncate is Truncate.ERROR:
+            self._refuse_books(items)
+        shortened = [self._precut(item, truncate) for item in items]
+        cut = {i for i, item in enumerate(items) if shortened[i] is not item}
+        encodings: list[Encoding] = self._whole.encode_batch_fast(shortened)
+        too_long = [i for i, one in enumerate(encodings) if len(one.ids) > self.max_tokens]
+        if too_long and truncate is Truncate.ERROR:
+            raise InvalidWork(
+                f"input {too_long[0]} has {len(encodings[too_long[0]].ids)} tokens, "
+                f"the model takes {self.max_tokens}"
+            )
+        if too_long:
+            fitted = self._cutters[truncate].encode_batch_fast([shortened[i] for i in too_long])
+            for index, encoding in zip(too_long, fitted, strict=True):
+                encodings[index] = encoding
+        return Sequences(
+            [one.ids for one in encodings],
+            [one.type_ids for one in encodings],
+            tuple(sorted({*too_long, *cut})),
+        )
+
+    def _refuse_books(self, items: Sequence[Item]) -> None:
+        """What is certainly too long need not be tokenized to be refused."""
+        most = self.max_tokens * CHARACTERS_PER_TOKEN
+        for index, item in enumerate(items):
+            characters = len(item) if isinstance(item, str) else len(item[0]) + len(item[1])
+            if characters > most:
+                raise InvalidWork(
+                    f"input {index} has {characters} characters, the model takes {self.max_tokens} tokens"
+                )
+
+    def _precut(self, item: Item, truncate: Truncate) -> Item:
+        """The item itself where it is short enough."""
+        if isinstance(item, str):
+            return precut(item, self.max_tokens, truncate)
+        query, document = item
+        short = (
+            precut(query, self.max_tokens, truncate),
+            precut(document, self.max_tokens, truncate),
+        )
+        return item if short == item else short
+
+
+def open_tokenizer(checkpoint: Path, max_tokens: int) -> TextTokenizer:
+    """Read a checkpoint's tokenizer.json.
+
+    Raises: ModelUnavailable.
+    """
+    try:
+        return TextTokenizer(Tokenizer.from_file(str(checkpoint / "tokenizer.json")), max_tokens)
+    except Exception as error:
+        # The Rust side raises bare Exception for a missing and for a broken file alike.
+        raise ModelUnavailable(f"no readable tokenizer.json in {checkpoint}") from error
+
+
+def _cutting(tokenizer: Tokenizer, max_tokens: int, side: Truncate) -> Tokenizer:
+    cutter = Tokenizer.from_str(tokenizer.to_str())
+    cutter.enable_truncation(max_tokens, strategy="longest_first", direction=side.value)
+    return cutter
+
+
+def _explained(text: str, encoding: Encoding) -> list[Token]:
+    byte_at = _byte_offsets(text)
+    return [
+        Token(id_, token, special=True)
+        if special
+        else Token(id_, token, special=False, start=byte_at[a], stop=byte_at[b])
+        for id_, token, special, (a, b) in zip(
+            encoding.ids,
+            encoding.tokens,
+            encoding.special_tokens_mask,
+            encoding.offsets,
+            strict=True,
+        )
+    ]
+
+
+def _byte_offsets(text: str) -> Sequence[int]:
+    """Where each character starts in UTF-8, and where the text ends."""
+    if text.isascii():
+        return range(len(text) + 1)
+    offsets = [0]
+    for character in text:
+        offsets.append(offsets[-1] + len(character.encode()))
+    return offsets

@@ -1,0 +1,1 @@
+"""The built-in engine: transformers models in a child process, reached over a Unix socket."""

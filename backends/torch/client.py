@@ -1,0 +1,58 @@
+"""The engine as a backend: the contract's structs over its Unix socket. Imports no torch."""
+
+import msgspec
+
+from backends import errors
+from backends.contract import Capabilities, ReplicaSpec, Reply, Work
+from backends.http import HttpDoor
+from backends.torch import wire
+
+REFUSALS: dict[str, type[errors.BackendError]] = {
+    one.kind: one
+    for one in (
+        errors.InvalidWork,
+        errors.UnsupportedWork,
+        errors.Overloaded,
+        errors.Unavailable,
+        errors.TimedOut,
+        errors.Failed,
+    )
+}
+
+
+class TorchBackend:
+    """One engine process; its Unix socket outlives its restarts."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._http = HttpDoor("http://engine", socket_path=socket_path)
+
+    async def describe(self, timeout_s: float) -> Capabilities:
+        """Raises: Unavailable while the engine is loading or restarting."""
+        answer = await self._http.get("/info", timeout_s)
+        if answer.status != 200:
+            raise errors.Unavailable("the engine is not ready")
+        try:
+            return wire.capabilities_decoder.decode(answer.body)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise errors.Failed("the engine's description could not be read") from error
+
+    async def run(self, work: Work, timeout_s: float) -> Reply:
+        """Raises: BackendError, as the engine told it."""
+        body = wire.encoder.encode(wire.Request(work, timeout_s))
+        answer = await self._http.post("/run", body, timeout_s, wire.MEDIA_TYPE)
+        try:
+            if answer.status == 200:
+                return wire.reply_decoder.decode(answer.body)
+            refusal = wire.refusal_decoder.decode(answer.body)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise errors.Failed("the engine's answer could not be read") from error
+        raise REFUSALS.get(refusal.kind, errors.Failed)(refusal.message)
+
+    async def aclose(self) -> None:
+        """Close the connections to the engine."""
+        await self._http.aclose()
+
+
+def open_replica(spec: ReplicaSpec) -> TorchBackend:
+    """The engine behind the socket that the spec's address names."""
+    return TorchBackend(spec.address)

@@ -1,0 +1,157 @@
+"""The engine's process: reads its boot message, loads the model, serves it on a Unix socket.
+
+Rule: it lives as long as the parent's pipe; end of file on standard input ends it at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from backends.checkpoints import locate
+from backends.errors import BackendError, Failed, ModelUnavailable, Overloaded, TimedOut
+from backends.torch import wire
+from backends.torch.engine import Engine
+from backends.torch.loader import Loaded, load
+
+Message = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class EngineApp:
+    """ASGI: POST /run takes a `wire.Request`, GET /info tells the capabilities."""
+
+    def __init__(self, engine: Engine, loaded: Loaded) -> None:
+        self._engine = engine
+        self._info = wire.encoder.encode(loaded.capabilities)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["path"] == "/info":
+            await _answer(send, 200, self._info)
+        elif scope["path"] == "/run":
+            await _answer(send, *await self._run(await _body(receive), receive))
+        else:
+            await _answer(send, 404, b"")
+
+    async def _run(self, body: bytes, receive: Receive) -> tuple[int, bytes]:
+        try:
+            request = wire.request_decoder.decode(body)
+            async with asyncio.timeout(request.timeout_s):
+                reply = await _while_connected(self._engine.run(request.work), receive)
+            return 200, wire.encoder.encode(reply)
+        except BackendError as error:
+            return _refused(error)
+        except TimeoutError:
+            return _refused(TimedOut("the engine did not finish in time"))
+        except msgspec.DecodeError as error:
+            return _refused(Failed(f"the engine could not read the request: {error}"))
+
+
+async def _while_connected(work: Awaitable[Any], receive: Receive) -> Any:
+    """Wait for the reply, or stop when the gateway hangs up: nobody would read it."""
+    running = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise Overloaded("the caller has gone")
+        return running.result()
+    finally:
+        running.cancel()
+        gone.cancel()
+
+
+def _refused(error: BackendError) -> tuple[int, bytes]:
+    status = 400 if error.source == "caller" else 503
+    return status, wire.encoder.encode(wire.Refusal(error.kind, error.message))
+
+
+async def _body(receive: Receive) -> bytes:
+    chunks = []
+    while True:
+        message = await receive()
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", wire.MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def main() -> None:
+    """Entry point of the child process."""
+    # The terminal's Ctrl-C is the parent's to handle; it stops its children itself, last.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.Boot)
+    Thread(target=_end_with_parent, args=(boot.socket_path,), daemon=True).start()
+
+    def report(state: wire.State) -> None:
+        # A parent that has just gone hears nothing any more; this process ends with its pipe.
+        with contextlib.suppress(OSError):
+            os.write(boot.status_fd, msgspec.json.encode(state) + b"\n")
+
+    try:
+        report(wire.State("loading", f"looking for {boot.model}"))
+        loaded = load(
+            locate(boot.model, boot.revision),
+            boot.model,
+            dtype=boot.dtype,
+            device=boot.device,
+            report=lambda detail: report(wire.State("loading", detail)),
+        )
+    except ModelUnavailable as error:
+        report(wire.State("failed", error.message))
+        sys.exit(1)
+    asyncio.run(_serve(boot, loaded, report))
+
+
+async def _serve(boot: wire.Boot, loaded: Loaded, report: Callable[[wire.State], None]) -> None:
+    engine = Engine(
+        loaded, batch_tokens=boot.batch_tokens or loaded.batch_tokens, queue_tokens=boot.queue_tokens
+    )
+    config = uvicorn.Config(
+        EngineApp(engine, loaded),
+        uds=boot.socket_path,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=3600,
+        timeout_graceful_shutdown=5,
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    # uvicorn tells nobody when it listens; this loop ends within milliseconds.
+    while not server.started and not serving.done():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    report(wire.State("ready", f"{loaded.capabilities.dtype}"))
+    await serving
+
+
+def _end_with_parent(socket_path: str) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    socket = Path(socket_path)
+    socket.unlink(missing_ok=True)
+    # Another engine's socket may still be there: the last one out removes the folder.
+    with contextlib.suppress(OSError):
+        socket.parent.rmdir()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

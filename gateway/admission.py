@@ -1,0 +1,116 @@
+"""Stage four: may this tenant make this call, now? Reserves before anything is sent, settles after."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+
+from backends import contract
+from gateway.calls import Call, Deadline, texts_of
+from gateway.errors import DeadlineExceeded, GatewayError
+from gateway.events import Decision, Observe, QuotaDecided
+from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, Reservation
+from gateway.quotas.limits import SECOND_US, Cost, Standing
+from gateway.routing.routes import Route
+from gateway.tenants.keyring import Tenant
+from gateway.upstreams import Upstream
+
+
+class Grant:
+    """Leave to send one call: who pays, over which route, and what has been used of the reserve."""
+
+    def __init__(self, tenant: Tenant, route: Route, reservation: Reservation) -> None:
+        self.tenant = tenant
+        self.route = route
+        self.reservation = reservation
+        self.standings: tuple[Standing, ...] = reservation.standings
+        self.tokens = 0
+        self.degraded = reservation.degraded
+
+    def count(self, tokens: int) -> None:
+        """Tokens that a replica has computed for this call."""
+        self.tokens += tokens
+
+
+class Admission:
+    """Turns a tenant, a route and a call into a grant, or into an error."""
+
+    def __init__(
+        self, ledger: Ledger, upstreams: Mapping[str, Upstream], observe: Observe, *, shadow: bool = False
+    ) -> None:
+        self._ledger = ledger
+        self._upstreams = upstreams
+        self._observe = observe
+        self._shadow = shadow
+        self._process = secrets.token_hex(6)
+        self._numbers = count()
+
+    @asynccontextmanager
+    async def admit(
+        self, tenant: Tenant, route: Route, call: Call, deadline: Deadline
+    ) -> AsyncIterator[Grant]:
+        """Hold a reservation for as long as the block runs.
+
+        Left well, by the caller's fault or because the caller has gone, it is settled at what was
+        computed; by a fault of the gateway or of an upstream, it is given back whole.
+
+        Raises: QuotaExceeded, RequestExceedsLimit,
+        QuotaUnavailable, DeadlineExceeded.
+        """
+        try:
+            async with asyncio.timeout_at(deadline.at_s):
+                cost = await self._cost(tenant, route, call)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the call's time ran out") from error
+        grant = Grant(tenant, route, await self._reserve(tenant, route, cost))
+        try:
+            yield grant
+        except Exception as error:
+            # Anything but a GatewayError is a fault of ours. A caller that has gone is no Exception.
+            if not _callers_doing(error, deadline):
+                await self._ledger.settle(grant.reservation, NOTHING)
+            raise
+        finally:
+            # Closing twice changes nothing: after a refund this is that second time.
+            used = Cost(cost.requests, grant.tokens, cost.inputs)
+            grant.standings = await self._ledger.settle(grant.reservation, used)
+
+    async def _reserve(self, tenant: Tenant, route: Route, cost: Cost) -> Reservation:
+        decision: Decision = "refused"
+        ask = Ask(
+            # Unique among all gateways, and cheap: a random prefix a process, and a counter.
+            id=f"{self._process}{next(self._numbers):x}",
+            tenant=tenant.name,
+            limits=tenant.limits,
+            cost=cost,
+            expires_us=round(route.deadline_s * SECOND_US) + LEASE_US,
+            model=route.model,
+            shadow=self._shadow,
+        )
+        try:
+            reservation = await self._ledger.reserve(ask)
+            decision = "admitted" if reservation.over is None else "shadow_refused"
+        finally:
+            self._observe(QuotaDecided(tenant.name, decision))
+        return reservation
+
+    async def _cost(self, tenant: Tenant, route: Route, call: Call) -> Cost:
+        """Exact where a limit counts tokens and the tokenizer is at hand, else an upper bound."""
+        inputs = len(texts_of(call.work))
+        if isinstance(call.work, contract.Tokenize):
+            return Cost(inputs=inputs)
+        if not any(limit.unit == "tokens" for limit in tenant.limits):
+            return Cost(inputs=inputs)
+        upstream = self._upstreams[route.upstream]
+        work = upstream.as_sent(call.work)
+        tokens = await upstream.exact_tokens(work)
+        return Cost(inputs=inputs, tokens=sum(tokens or upstream.most_tokens(work)))
+
+
+def _callers_doing(error: Exception, deadline: Deadline) -> bool:
+    """Whether the caller pays for a call that ended so: its own fault, or a deadline of its own."""
+    if isinstance(error, DeadlineExceeded):
+        # Otherwise a caller could have work done for nothing, by not waiting for it.
+        return deadline.by_caller
+    return isinstance(error, GatewayError) and error.facts.source == "caller"

@@ -1,0 +1,123 @@
+"""What every dialect's handlers do the same way: who calls, serve, and the headers of a reply."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+
+from backends.contract import Reply
+from gateway.api.exchange import exchange_of
+from gateway.api.identity import Identity, api_key_of
+from gateway.calls import Call, Caller, texts_of
+from gateway.errors import EmptyInput, InvalidInput
+from gateway.quotas.ledger import rate_limit_headers
+from gateway.serve import Gateway, Served
+
+
+class Api:
+    """What handlers are given: the gateway, whose key a request carries, and the bound on inputs."""
+
+    def __init__(self, gateway: Gateway, identity: Identity, inputs_max: int) -> None:
+        self.gateway = gateway
+        self.identity = identity
+        self.inputs_max = inputs_max
+
+    async def serve(self, request: Request[Any, Any, Any], call: Call) -> Served:
+        """Take a decoded call through the story, and note what the access log wants to know."""
+        exchange = exchange_of(request.scope)
+        exchange.timeline.lap("parse")
+        exchange.inputs = len(texts_of(call.work))
+        call = msgspec.structs.replace(call, bulk=_is_bulk(request))
+        served = await self.gateway.serve(call, caller_of(request), exchange.timeline)
+        exchange.tokens = served.reply.tokens
+        return served
+
+    def texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
+        """The inputs of a call, whether one was given or a list.
+
+        Raises: EmptyInput, InvalidInput.
+        """
+        texts = (given,) if isinstance(given, str) else tuple(given)
+        if not texts:
+            raise EmptyInput(f"`{field}` is an empty list", param=field)
+        if len(texts) > self.inputs_max:
+            raise InvalidInput(
+                f"{len(texts)} inputs; this gateway takes {self.inputs_max} in a call", param=field
+            )
+        return texts
+
+    def whole_texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
+        """Like `texts`, and none of them may be empty."""
+        texts = self.texts(given, field)
+        for index, text in enumerate(texts):
+            if not text:
+                raise EmptyInput(f"`{field}` {index} is an empty string", param=field)
+        return texts
+
+
+def caller_of(request: Request[Any, Any, Any]) -> Caller:
+    """Who is on the line. Raises: InvalidInput."""
+    return Caller(api_key_of(request), _timeout_s(request.headers.get("x-timeout-s")))
+
+
+def _is_bulk(request: Request[Any, Any, Any]) -> bool:
+    """Raises: InvalidInput."""
+    sent = request.headers.get("x-priority", "interactive").lower()
+    if sent not in ("interactive", "bulk"):
+        raise InvalidInput("x-priority is interactive or bulk", param="x-priority")
+    return sent == "bulk"
+
+
+def _timeout_s(sent: str | None) -> float | None:
+    if sent is None:
+        return None
+    try:
+        seconds = float(sent) if "_" not in sent else 0.0
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidInput("x-timeout-s must be a positive number of seconds", param="x-timeout-s")
+    return seconds
+
+
+def reply_headers(served: Served) -> dict[str, str]:
+    """What every successful reply carries beside its body."""
+    headers = rate_limit_headers(served.standings)
+    if served.degraded:
+        headers["x-quota-mode"] = "degraded"
+    if served.reply.truncated != ():
+        headers["x-truncated-inputs"] = _ranges(served.reply.truncated)
+    return headers
+
+
+def _ranges(indices: tuple[int, ...] | None) -> str:
+    """Indices as 0-3,7: written one by one, 2,048 of them are more than some clients read."""
+    if indices is None:
+        return "unknown"
+    runs = []
+    for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
+        members = [index for _, index in run]
+        runs.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return ",".join(runs)
+
+
+def finished(
+    request: Request[Any, Any, Any],
+    served: Served,
+    body: bytes,
+    headers: dict[str, str] | None = None,
+) -> Response[bytes]:
+    """The HTTP reply; everything from here on is "encode" in server-timing."""
+    timeline = exchange_of(request.scope).timeline
+    timeline.lap("encode")
+    all_headers = reply_headers(served) | (headers or {})
+    all_headers["server-timing"] = timeline.server_timing()
+    return Response(body, media_type="application/json", headers=all_headers)
+
+
+def reply_as(reply: Reply, kind: type[Any]) -> Any:
+    """A reply that must be of one kind; another is a fault of ours."""
+    assert isinstance(reply, kind)
+    return reply

@@ -1,0 +1,189 @@
+"""The outermost layer: request ids, bounds that come before any parsing, drain, callers that hang up, and
+the one observation.
+
+Knows no dialect but through `failures`; decides nothing about a call's content.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from gateway.api.exchange import STATE_KEY, Exchange, request_id_from
+from gateway.api.failures import plain_headers, rendered
+from gateway.api.paths import dialect_of, settled, template_of
+from gateway.errors import BodyTooLarge, GatewayError, ShuttingDown, UnsupportedMedia
+from gateway.events import CallFinished, Observe
+from gateway.in_flight import COME_BACK_S, InFlight
+
+# ASGI's own types: plain mappings, which any server and any framework agree on.
+Message: TypeAlias = MutableMapping[str, Any]
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Answered while draining too: whoever asks them wants to know just that.
+PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+# What nginx logs where a client hung up first; nobody reads it on the wire.
+CALLER_GONE = 499
+LENGTH_DIGITS_MAX = 18
+WANTED = frozenset({b"x-request-id", b"content-length", b"content-encoding"})
+
+
+class Edge:
+    """ASGI around the application. body_bytes: `limits.body_bytes`."""
+
+    def __init__(self, app: ASGIApp, in_flight: InFlight, body_bytes: int, observe: Observe) -> None:
+        self._app = app
+        self._in_flight = in_flight
+        self._body_bytes = body_bytes
+        self._observe = observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP call; anything else is passed on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value for name, value in scope["headers"] if name in WANTED}
+        sent_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        exchange = Exchange(request_id_from(sent_id), template_of(scope["path"]))
+        wire = _Wire(exchange, receive, send, self._in_flight)
+        started_s = time.perf_counter()
+        try:
+            await self._answer(scope, headers, wire)
+        finally:
+            wire.release()
+            self._observe(_finished(scope, exchange, time.perf_counter() - started_s))
+
+    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], wire: "_Wire") -> None:
+        path = scope["path"]
+        try:
+            self._check(path, headers, wire)
+        except GatewayError as error:
+            wire.exchange.outcome = error.kind
+            await _send_failure(error, path, wire)
+            return
+        scope["path"] = settled(path)
+        scope["state"] = {**scope.get("state", {}), STATE_KEY: wire.exchange}
+        try:
+            await self._app(scope, wire.receive, wire.send)
+        except asyncio.CancelledError:
+            wire.stop_watching()
+            await self._cut_off(path, wire)
+        finally:
+            wire.stop_watching()
+
+    async def _cut_off(self, path: str, wire: "_Wire") -> None:
+        """What becomes of a call that was cancelled; raises where nobody here did it."""
+        if wire.caller_gone:
+            wire.exchange.status, wire.exchange.outcome = CALLER_GONE, "cancelled"
+        elif self._in_flight.abandoned and not wire.answering:
+            error = ShuttingDown("this gateway stopped before the call was done", retry_after_s=COME_BACK_S)
+            wire.exchange.outcome = error.kind
+            await _send_failure(error, path, wire)
+        else:
+            wire.exchange.outcome = "cancelled"
+            raise asyncio.CancelledError
+
+    def _check(self, path: str, headers: dict[bytes, bytes], wire: "_Wire") -> None:
+        """What can be refused by the head of a request alone. Raises: GatewayError."""
+        if path not in PROBES and not path.endswith("/health"):
+            wire.enter()
+        encoding = headers.get(b"content-encoding", b"identity")
+        if encoding.lower() != b"identity":
+            raise UnsupportedMedia("send the body without content-encoding: compressed bodies are not read")
+        length = headers.get(b"content-length", b"").lstrip(b"0")
+        # As text first: Python refuses to make a number of thousands of digits.
+        if length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > self._body_bytes):
+            raise BodyTooLarge("the body is larger than this gateway takes")
+
+
+class _Wire:
+    """One call's receive and send, with what they hold of the gateway's permits."""
+
+    def __init__(self, exchange: Exchange, receive: Receive, send: Send, in_flight: InFlight) -> None:
+        self.exchange = exchange
+        self.caller_gone = False
+        self._receive = receive
+        self._send = send
+        self._in_flight = in_flight
+        self.answering = False
+        self._cancel: Callable[[], object] | None = None
+        self._held_bytes = 0
+        self._watcher: asyncio.Task[None] | None = None
+
+    def enter(self) -> None:
+        self._in_flight.enter()
+        running = asyncio.current_task()
+        assert running is not None
+        self._cancel = running.cancel
+        self._in_flight.cancels.add(self._cancel)
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            # In the middle of its body: there is nobody to answer.
+            self.caller_gone = True
+            raise asyncio.CancelledError
+        if message["type"] == "http.request":
+            # A permit for what has come, not for what was announced: announcing costs a caller nothing.
+            self._hold(len(message["body"]))
+            if not message.get("more_body", False) and self._watcher is None:
+                running = asyncio.current_task()
+                self._watcher = asyncio.create_task(self._watch(running))
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.answering = True
+            self.exchange.status = message["status"]
+            identified = (b"x-request-id", self.exchange.request_id.encode())
+            message["headers"] = [*message["headers"], identified]
+        elif not message.get("more_body", False):
+            # The answer is whole: what the server tells from here on is no hanging up.
+            self.stop_watching()
+        await self._send(message)
+
+    def stop_watching(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def release(self) -> None:
+        self._in_flight.release(self._held_bytes)
+        if self._cancel is not None:
+            self._in_flight.cancels.discard(self._cancel)
+            self._in_flight.leave()
+
+    async def _watch(self, running: "asyncio.Task[Any] | None") -> None:
+        """Once the body is read, the next thing a server tells is that the caller has gone."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and running is not None:
+            self.caller_gone = True
+            running.cancel()
+
+    def _hold(self, size: int) -> None:
+        self._in_flight.hold(size)
+        self._held_bytes += size
+
+
+async def _send_failure(error: GatewayError, path: str, wire: _Wire) -> None:
+    status, body, headers = rendered(error, dialect_of(path))
+    headers["content-length"] = str(len(body))
+    await wire.send({"type": "http.response.start", "status": status, "headers": plain_headers(headers)})
+    await wire.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _finished(scope: Scope, exchange: Exchange, duration_s: float) -> CallFinished:
+    return CallFinished(
+        request_id=exchange.request_id,
+        method=scope["method"],
+        route=exchange.route,
+        status=exchange.status,
+        outcome=exchange.outcome,
+        duration_s=duration_s,
+        tenant=exchange.timeline.tenant,
+        model=exchange.timeline.model,
+        inputs=exchange.inputs,
+        tokens=exchange.tokens,
+    )

@@ -1,0 +1,342 @@
+"""Text Embeddings Inference: /embed /rerank /similarity /tokenize /info /health, at the root and below
+/models/{name}/.
+
+Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs and server.rs.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+
+from backends.contract import (
+    Capabilities,
+    Embed,
+    Embedded,
+    Operation,
+    Rerank,
+    Reranked,
+    Token,
+    Tokenize,
+    Tokenized,
+    Truncate,
+)
+from gateway import __version__
+from gateway.api.answering import Api, finished, reply_as
+from gateway.api.body import ModelName, OnePass
+from gateway.api.exchange import exchange_of
+from gateway.api.failures import documented
+from gateway.api.paths import model_name
+from gateway.api.rendering import json_bytes
+from gateway.calls import Call, Similarity, texts_of
+from gateway.errors import EmptyInput, InvalidInput, ModelLoading, NoReplica
+from gateway.serve import Served
+
+FAILURES = documented("tei")
+# No vector is longer; a number past 32 bits is one that TEI itself cannot read.
+Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
+Direction = Literal["left", "Left", "right", "Right"]
+# TEI's own default; a client that splits by it is served in one request's worth here.
+MAX_CONCURRENT_REQUESTS = 512
+# Each token is shown with its text and place: a reply of some 30 MB.
+TOKENIZE_CHARACTERS_MAX = 1_000_000
+
+
+class EmbedRequest(msgspec.Struct):
+    """Fields that are not `| None` refuse null, as TEI's do."""
+
+    inputs: str | list[str]
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+    normalize: bool = True
+    dimensions: Dimensions | None = None
+    model: ModelName | None = None
+
+
+class RerankRequest(msgspec.Struct):
+    """texts are scored against the query."""
+
+    query: str
+    texts: list[str]
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    raw_scores: bool = False
+    return_text: bool = False
+    model: ModelName | None = None
+
+
+class Rank(msgspec.Struct, omit_defaults=True):
+    """index: the text's place in the request. text: only when asked for."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class SimilarityInputs(msgspec.Struct):
+    """One text and those to compare it with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(msgspec.Struct):
+    """Options of a similarity call."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(msgspec.Struct):
+    """Cosine of one text with each of many."""
+
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters | None = None
+    model: ModelName | None = None
+
+
+class TokenizeRequest(msgspec.Struct):
+    """Texts to show as tokens."""
+
+    inputs: str | list[str]
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    model: ModelName | None = None
+
+
+class InfoResponse(msgspec.Struct):
+    """What TEI's clients read before they send."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, Any]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+
+
+def decode_embed(data: EmbedRequest, name: str | None, api: Api) -> Call:
+    """Raises: EmptyInput, InvalidInput."""
+    work = Embed(
+        api.whole_texts(data.inputs, "inputs"),
+        normalize=data.normalize,
+        dimensions=data.dimensions,
+        prompt_name=data.prompt_name,
+    )
+    return Call(work, name or data.model, data.truncate, _side(data))
+
+
+def decode_rerank(data: RerankRequest, name: str | None, api: Api) -> Call:
+    """An empty text is scored like any other; an empty query asks nothing.
+
+    Raises: EmptyInput, InvalidInput.
+    """
+    if not data.query:
+        raise EmptyInput("`query` is an empty string", param="query")
+    work = Rerank(data.query, api.texts(data.texts, "texts"), raw_scores=data.raw_scores)
+    return Call(work, name or data.model, data.truncate, _side(data))
+
+
+def decode_similarity(data: SimilarityRequest, name: str | None, api: Api) -> Call:
+    """Raises: EmptyInput, InvalidInput."""
+    if not data.inputs.source_sentence:
+        raise EmptyInput("`source_sentence` is an empty string", param="inputs")
+    options = data.parameters or SimilarityParameters()
+    sentences = api.whole_texts(data.inputs.sentences, "sentences")
+    work = Similarity(data.inputs.source_sentence, sentences, options.prompt_name)
+    return Call(work, name or data.model, options.truncate, _side(options))
+
+
+def _side(data: EmbedRequest | RerankRequest | SimilarityParameters) -> Truncate | None:
+    """The end that is cut. "right" is also what is not said, unless truncation is asked for."""
+    side = Truncate(data.truncation_direction.lower())
+    return side if data.truncate or side is Truncate.LEFT else None
+
+
+def encode_rerank(reply: Reranked, texts: list[str] | None) -> bytes:
+    """Sorted by score, best first; on ties the higher index first, as TEI does."""
+    scores = reply.scores.tolist()
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], -i))
+    ranks = [{"index": i, "score": reply.scores[i]} for i in order]
+    if texts is not None:
+        ranks = [rank | {"text": texts[i]} for rank, i in zip(ranks, order, strict=True)]
+    return json_bytes(ranks)
+
+
+def compute_headers(request: Request[Any, Any, Any], served: Served, call: Call) -> dict[str, str]:
+    """TEI's x-compute-* and x-*-time; milliseconds are whole, as TEI's are."""
+    timeline = exchange_of(request.scope).timeline
+    total = str(round(timeline.total_s() * 1000))
+    return {
+        "x-compute-type": "gateway",
+        "x-compute-time": total,
+        "x-compute-characters": str(sum(len(text) for text in texts_of(call.work))),
+        "x-compute-tokens": str(served.reply.tokens),
+        "x-total-time": total,
+        "x-tokenization-time": "0",
+        "x-queue-time": str(timeline.milliseconds("queue")),
+        "x-inference-time": str(timeline.milliseconds("upstream")),
+    }
+
+
+@post(
+    ["/embed", "/models/{name:str}/embed"],
+    dto=OnePass[EmbedRequest],
+    return_dto=None,
+    status_code=200,
+    responses={200: ResponseSpec(list[list[float]], description="One vector for each input")} | FAILURES,
+    tags=["TEI"],
+)
+async def embed(
+    data: JSONBody[EmbedRequest],
+    request: Request[Any, Any, Any],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Response[bytes]:
+    """Turn texts into vectors."""
+    call = decode_embed(data, model_name(name), api)
+    served = await api.serve(request, call)
+    body = json_bytes(list(reply_as(served.reply, Embedded).vectors))
+    return finished(request, served, body, compute_headers(request, served, call))
+
+
+@post(
+    ["/rerank", "/models/{name:str}/rerank"],
+    dto=OnePass[RerankRequest],
+    return_dto=None,
+    status_code=200,
+    responses={200: ResponseSpec(list[Rank], description="Every text, best first")} | FAILURES,
+    tags=["TEI"],
+)
+async def rerank(
+    data: JSONBody[RerankRequest],
+    request: Request[Any, Any, Any],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Response[bytes]:
+    """Order texts by how well they answer a query."""
+    call = decode_rerank(data, model_name(name), api)
+    served = await api.serve(request, call)
+    body = encode_rerank(reply_as(served.reply, Reranked), data.texts if data.return_text else None)
+    return finished(request, served, body, compute_headers(request, served, call))
+
+
+@post(
+    ["/similarity", "/models/{name:str}/similarity"],
+    dto=OnePass[SimilarityRequest],
+    return_dto=None,
+    status_code=200,
+    responses={200: ResponseSpec(list[float], description="A cosine for each sentence, in order")} | FAILURES,
+    tags=["TEI"],
+)
+async def similarity(
+    data: JSONBody[SimilarityRequest],
+    request: Request[Any, Any, Any],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Response[bytes]:
+    """Compare one text with others."""
+    call = decode_similarity(data, model_name(name), api)
+    served = await api.serve(request, call)
+    body = json_bytes(reply_as(served.reply, Reranked).scores)
+    return finished(request, served, body, compute_headers(request, served, call))
+
+
+@post(
+    ["/tokenize", "/models/{name:str}/tokenize"],
+    dto=OnePass[TokenizeRequest],
+    return_dto=None,
+    status_code=200,
+    responses={200: ResponseSpec(list[list[Token]], description="The tokens of each input")} | FAILURES,
+    tags=["TEI"],
+)
+async def tokenize(
+    data: JSONBody[TokenizeRequest],
+    request: Request[Any, Any, Any],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Response[bytes]:
+    """Show how texts become tokens."""
+    texts = api.whole_texts(data.inputs, "inputs")
+    if sum(map(len, texts)) > TOKENIZE_CHARACTERS_MAX:
+        raise InvalidInput(
+            f"more than {TOKENIZE_CHARACTERS_MAX} characters; a reply is many times as long", param="inputs"
+        )
+    work = Tokenize(
+        texts,
+        add_special_tokens=data.add_special_tokens,
+        prompt_name=data.prompt_name,
+    )
+    served = await api.serve(request, Call(work, model_name(name) or data.model))
+    body = msgspec.json.encode(reply_as(served.reply, Tokenized).inputs)
+    return finished(request, served, body)
+
+
+@get(["/info", "/models/{name:str}/info"], tags=["TEI"])
+async def info(
+    request: Request[Any, Any, Any], api: NamedDependency[Api], name: FromPath[str | None] = None
+) -> InfoResponse:
+    """What a model is and takes."""
+    gateway = api.gateway
+    tenant = api.identity.of(request)
+    asked = model_name(name) or gateway.routes.speaker()
+    route = gateway.routes.resolve(tenant, asked, Operation.TOKENIZE)
+    upstream = gateway.upstreams[route.upstream]
+    if upstream.capabilities is None:
+        raise ModelLoading("the model has not told what it is yet")
+    return described(route.model, upstream.capabilities, api.inputs_max, route.truncate != "error")
+
+
+def described(
+    model: str,
+    told: Capabilities,
+    inputs_max: int,
+    auto_truncate: bool,  # noqa: FBT001 - a fact, not a switch
+) -> InfoResponse:
+    """A model as TEI's /info shows it; what a call may hold is this gateway's bound, not a replica's."""
+    reranks = Operation.RERANK in told.operations
+    labels: dict[str, Any] = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    return InfoResponse(
+        model_id=told.model_id,
+        model_sha=told.revision,
+        model_dtype=told.dtype or "unknown",
+        served_model_name=model,
+        model_type={"reranker": labels} if reranks else {"embedding": {"pooling": told.pooling}},
+        max_concurrent_requests=MAX_CONCURRENT_REQUESTS,
+        max_input_length=told.max_input_tokens or 0,
+        max_batch_tokens=told.batch_tokens or 16384,
+        max_batch_requests=None,
+        max_client_batch_size=inputs_max,
+        auto_truncate=auto_truncate,
+        tokenization_workers=1,
+        version=__version__,
+        sha=None,
+        docker_label=None,
+    )
+
+
+@get(["/health", "/models/{name:str}/health"], tags=["TEI"])
+async def health(api: NamedDependency[Api], name: FromPath[str | None] = None) -> Response[bytes]:
+    """200 if the model has a usable replica; needs no key."""
+    routes = api.gateway.routes
+    model = model_name(name) or routes.speaker()
+    if not api.gateway.upstreams[routes.upstream_of(model)].pool.usable():
+        raise NoReplica("unhealthy")
+    return Response(b"")
+
+
+HANDLERS = [embed, rerank, similarity, tokenize, info, health]

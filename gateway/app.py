@@ -1,0 +1,239 @@
+"""The composition root: config and collaborators in, an ASGI application out."""
+
+import asyncio
+import ipaddress
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+from litestar import Litestar
+from litestar.di import Provide
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
+
+from backends.contract import Backend, Operation, ReplicaSpec
+from backends.registry import Kind, open_replica
+from gateway import __version__
+from gateway.admission import Admission
+from gateway.api import admin, failures, models, openai, probes, tei
+from gateway.api.admin import Admin
+from gateway.api.answering import Api
+from gateway.api.edge import ASGIApp, Edge
+from gateway.api.identity import Identity
+from gateway.batching.lane import Lane, Rules
+from gateway.config import Config, host_and_port
+from gateway.config import Upstream as UpstreamConfig
+from gateway.dispatch import Dispatcher
+from gateway.events import Event, Observe
+from gateway.in_flight import InFlight
+from gateway.quotas.ledger import Ledger, MemoryLedger
+from gateway.quotas.redis_door import RedisDoor
+from gateway.quotas.redis_ledger import RedisLedger
+from gateway.quotas.redis_ledger import Rules as QuotaRules
+from gateway.routing.pool import Pool, Replica
+from gateway.routing.prober import Waits, keep_joining
+from gateway.routing.routes import Routes
+from gateway.serve import Gateway
+from gateway.telemetry.access_log import log_event
+from gateway.telemetry.metrics import Metrics
+from gateway.tenants.keyring import Keyring
+from gateway.tenants.store import KeyStore, keep_up_to_date
+from gateway.upstreams import Upstream
+
+# An engine restarts on this machine and is worth asking often; a remote server is not ours to hammer.
+ENGINE_PROBES = Waits(0.05, 0.25, patient=True)
+REMOTE_PROBES = Waits(0.5, 5.0)
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """What a process is started with.
+
+    first_key_digest: of the key that stands in where no tenant is configured. engines: upstream name →
+    the Unix socket of its engine.
+    """
+
+    config: Config
+    first_key_digest: str | None = None
+    engines: Mapping[str, str] = {}
+
+
+class Collaborators(msgspec.Struct, frozen=True):
+    """What touches the world outside; tests swap these and nothing else."""
+
+    open_replica: Callable[[Kind, ReplicaSpec], Backend] = open_replica
+    ledger: Ledger | None = None
+    observe: Observe = log_event
+
+
+class Application(msgspec.Struct, frozen=True):
+    """The ASGI application, and what its process needs to end it well."""
+
+    asgi: Edge
+    lifespan: Callable[[], AbstractAsyncContextManager[None]]
+    in_flight: InFlight
+    gateway: Gateway
+
+
+def build(boot: Boot, collaborators: Collaborators | None = None) -> Application:
+    """Wire everything together; needs a running event loop. Nothing is contacted before the lifespan."""
+    outside = collaborators or Collaborators()
+    config = boot.config
+    exporter = Metrics(is_open=_is_loopback(config.listen))
+
+    def observe(event: Event) -> None:
+        exporter.observe(event)
+        outside.observe(event)
+
+    upstreams = {
+        name: _upstream(name, settings, boot, outside, observe) for name, settings in config.upstreams.items()
+    }
+    exporter.watch_lanes({name: _depth(one.lane) for name, one in upstreams.items()})
+    ledger = outside.ledger or _ledger(config, observe)
+    gateway = Gateway(
+        Keyring(config.tenants, boot.first_key_digest),
+        Routes(config.models, config.defaults, lambda name: _offered(upstreams[name])),
+        Admission(ledger, upstreams, observe, shadow=config.quotas.shadow),
+        Dispatcher(upstreams),
+        upstreams,
+    )
+    in_flight = InFlight(config.limits.in_flight_bytes)
+    identity = Identity(gateway.keyring, config.trusted_proxies)
+    api = Api(gateway, identity, config.limits.inputs)
+    store = None if config.quotas.store == "memory" else KeyStore(_door(config))
+    beside = [ledger.keep()]
+    if store is not None:
+        beside.append(_follow_keys(gateway.keyring, store, config.quotas.key_grace_s))
+    shared = {
+        "api": api,
+        "in_flight": in_flight,
+        "exporter": exporter,
+        "admin": Admin(ledger, store, is_open=_is_loopback(config.listen)),
+    }
+    litestar = _litestar(config, identity, shared, _running(upstreams, ledger, beside))
+    # Litestar's types of the same three things are TypedDicts, which no plain mapping matches.
+    return Application(
+        Edge(cast("ASGIApp", litestar), in_flight, config.limits.body_bytes, observe),
+        litestar.lifespan,
+        in_flight,
+        gateway,
+    )
+
+
+def _given(value: Any) -> Provide:
+    """A collaborator as Litestar hands it to handlers, by name."""
+    return Provide(lambda: value, sync_to_thread=False, use_cache=True)
+
+
+def _litestar(
+    config: Config,
+    identity: Identity,
+    shared: Mapping[str, Any],
+    running: AbstractAsyncContextManager[None],
+) -> Litestar:
+    @asynccontextmanager
+    async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        async with running:
+            yield
+
+    return Litestar(
+        [*openai.HANDLERS, *models.HANDLERS, *tei.HANDLERS, *probes.HANDLERS, *admin.HANDLERS],
+        dependencies={name: _given(value) for name, value in shared.items()},
+        exception_handlers=failures.HANDLERS,
+        guards=[identity.guard],
+        request_max_body_size=config.limits.body_bytes,
+        lifespan=[lifespan],
+        # Litestar's own would turn on httpx's line for every upstream request.
+        logging_config=None,
+        openapi_config=OpenAPIConfig(
+            title="Embedding gateway",
+            version=__version__,
+            path="/docs",
+            render_plugins=[SwaggerRenderPlugin(), JsonRenderPlugin()],
+        ),
+    )
+
+
+@asynccontextmanager
+async def _running(
+    upstreams: Mapping[str, Upstream], ledger: Ledger, beside: Sequence[Coroutine[Any, Any, None]]
+) -> AsyncIterator[None]:
+    """What goes on beside the calls for as long as the application runs; connections are closed after."""
+    tasks = [
+        asyncio.create_task(keep_joining(one.pool, replica, _probe_waits(one.settings)))
+        for one in upstreams.values()
+        for replica in one.pool.replicas
+    ]
+    tasks += [asyncio.create_task(one) for one in beside]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await ledger.aclose()
+        for one in upstreams.values():
+            for replica in one.pool.replicas:
+                await replica.backend.aclose()
+
+
+def _upstream(
+    name: str, settings: UpstreamConfig, boot: Boot, outside: Collaborators, observe: Observe
+) -> Upstream:
+    addresses = settings.replicas or (boot.engines[name],)
+    headers = dict(settings.headers)
+    if settings.api_key:
+        headers["authorization"] = f"Bearer {settings.api_key}"
+    replicas = [
+        Replica(
+            # A socket's path says nothing to an operator.
+            "engine" if settings.backend == "torch" else address,
+            outside.open_replica(settings.backend, ReplicaSpec(address, settings.model, headers)),
+        )
+        for address in addresses
+    ]
+    pool = Pool(name, replicas, settings.policy, settings.in_flight_batches, observe)
+    rules = Rules(settings.queue_tokens, settings.attempt_timeout_s, holds=settings.backend == "torch")
+    lane = Lane(pool, rules, observe, asyncio.get_running_loop().time)
+    return Upstream(name, settings, pool, lane)
+
+
+def _ledger(config: Config, observe: Observe) -> Ledger:
+    quotas = config.quotas
+    if quotas.store == "memory":
+        return MemoryLedger()
+    rules = QuotaRules(quotas.when_unavailable, quotas.gateways)
+    return RedisLedger(_door(config), rules, secrets.token_hex(8), observe)
+
+
+def _door(config: Config) -> RedisDoor:
+    return RedisDoor(config.quotas.store, config.quotas.timeout_ms / 1000)
+
+
+async def _follow_keys(keyring: Keyring, store: KeyStore, grace_s: float) -> None:
+    try:
+        await keep_up_to_date(keyring, store, grace_s)
+    finally:
+        await store.aclose()
+
+
+def _probe_waits(settings: UpstreamConfig) -> Waits:
+    return ENGINE_PROBES if settings.backend == "torch" else REMOTE_PROBES
+
+
+def _depth(lane: Lane) -> Callable[[], int]:
+    return lambda: lane.queued_tokens
+
+
+def _offered(upstream: Upstream) -> frozenset[Operation] | None:
+    told = upstream.capabilities
+    return None if told is None else told.operations
+
+
+def _is_loopback(listen: str) -> bool:
+    host, _ = host_and_port(listen)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""What waits in front of an upstream, and in what pieces."""

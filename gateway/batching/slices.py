@@ -1,0 +1,163 @@
+"""Cutting a call into what one upstream request may hold, and joining the answers. Pure.
+
+Invariant: every input is in exactly one slice, slices are consecutive, and `join` gives each input's own
+answer back in the caller's order.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from backends.contract import (
+    Capabilities,
+    Embed,
+    Embedded,
+    Reply,
+    Rerank,
+    Reranked,
+    Tokenize,
+    Tokenized,
+    Work,
+    inputs_of,
+)
+from backends.errors import Failed
+from backends.texts import most_tokens
+
+# What one upstream request may hold where neither the replica nor the config says so.
+DEFAULT_BATCH_INPUTS = 32
+DEFAULT_BATCH_TOKENS = 16384
+# JSON writes some bytes of UTF-8 as six: \u0000.
+JSON_BYTES_PER_BYTE = 6
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """The most that one upstream request may hold; bytes None is no limit."""
+
+    inputs: int = DEFAULT_BATCH_INPUTS
+    tokens: int = DEFAULT_BATCH_TOKENS
+    bytes: int | None = None
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """Some consecutive inputs of one call; start is the index of the first, tokens an upper bound."""
+
+    start: int
+    work: Work
+    inputs: int
+    tokens: int
+
+
+def bounds_of(told: Capabilities, batch_inputs: int | None = None, batch_tokens: int | None = None) -> Bounds:
+    """What a replica says, made tighter by the config, or the defaults."""
+    return Bounds(
+        _tightest(told.batch_inputs, batch_inputs) or DEFAULT_BATCH_INPUTS,
+        _tightest(told.batch_tokens, batch_tokens) or DEFAULT_BATCH_TOKENS,
+        told.batch_bytes,
+    )
+
+
+def tightest(bounds: Sequence[Bounds]) -> Bounds:
+    """What every one of several replicas takes."""
+    sizes = [one.bytes for one in bounds if one.bytes is not None]
+    return Bounds(
+        min(one.inputs for one in bounds),
+        min(one.tokens for one in bounds),
+        min(sizes) if sizes else None,
+    )
+
+
+def token_bounds(work: Work, max_input_tokens: int | None, prompt: str = "") -> list[int]:
+    """The most tokens each input can be: no tokenizer makes more of a text than its UTF-8 bytes."""
+    extra = len(prompt.encode())
+    if isinstance(work, Rerank):
+        extra += len(work.query.encode())
+    bounds = [most_tokens(text) + extra for text in inputs_of(work)]
+    return bounds if max_input_tokens is None else [min(b, max_input_tokens) for b in bounds]
+
+
+def cut(work: Work, tokens: Sequence[int], bounds: Bounds) -> list[Slice]:
+    """Consecutive slices within the bounds; an input that alone exceeds them travels alone.
+
+    tokens: what each input counts against the bound.
+    """
+    room = _bytes_for_inputs(work, bounds)
+    sizes = _wire_sizes(work, room)
+    starts = [0]
+    used_tokens = used_bytes = 0
+    for index, (count, size) in enumerate(zip(tokens, sizes, strict=True)):
+        full = (
+            index - starts[-1] >= bounds.inputs
+            or used_tokens + count > bounds.tokens
+            or (room is not None and used_bytes + size > room)
+        )
+        if full and index > starts[-1]:
+            starts.append(index)
+            used_tokens = used_bytes = 0
+        used_tokens += count
+        used_bytes += size
+    ends = [*starts, len(tokens)]
+    if len(starts) == 1:
+        return [Slice(0, work, len(tokens), used_tokens)]
+    return [Slice(a, _part(work, a, b), b - a, sum(tokens[a:b])) for a, b in pairwise(ends)]
+
+
+def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:
+    """One reply from the replies of all slices, in the caller's order.
+
+    Raises: Failed where replicas of one upstream gave vectors of different widths.
+    """
+    if len(replies) == 1:
+        return replies[0]
+    tokens = sum(reply.tokens for reply in replies)
+    truncated = _joined_truncated(slices, replies)
+    match replies[0]:
+        case Embedded():
+            parts = [one.vectors for one in replies if isinstance(one, Embedded)]
+            if len({part.shape[1] for part in parts}) > 1:
+                raise Failed("the replicas of this model give vectors of different widths")
+            return Embedded(np.concatenate(parts), tokens, truncated)
+        case Reranked():
+            scores = [one.scores for one in replies if isinstance(one, Reranked)]
+            return Reranked(np.concatenate(scores), tokens, truncated)
+        case Tokenized():
+            lists = [one.inputs for one in replies if isinstance(one, Tokenized)]
+            return Tokenized(tuple(token for part in lists for token in part))
+
+
+def _tightest(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _bytes_for_inputs(work: Work, bounds: Bounds) -> int | None:
+    """What a body has left for inputs: a query travels with each slice."""
+    if bounds.bytes is None or not isinstance(work, Rerank):
+        return bounds.bytes
+    return bounds.bytes - len(msgspec.json.encode(work.query))
+
+
+def _wire_sizes(work: Work, room: int | None) -> Sequence[int]:
+    """Bytes of each input in a JSON body, with its comma; zeros where the room could not be used up."""
+    texts = inputs_of(work)
+    most = sum(len(text.encode()) * JSON_BYTES_PER_BYTE + 3 for text in texts)
+    if room is None or most <= room:
+        return [0] * len(texts)
+    return [len(msgspec.json.encode(text)) + 1 for text in texts]
+
+
+def _part(work: Work, start: int, end: int) -> Work:
+    match work:
+        case Rerank():
+            return msgspec.structs.replace(work, documents=work.documents[start:end])
+        case Embed() | Tokenize():
+            return msgspec.structs.replace(work, inputs=work.inputs[start:end])
+
+
+def _joined_truncated(slices: Sequence[Slice], replies: Sequence[Reply]) -> tuple[int, ...] | None:
+    joined: list[int] = []
+    for piece, reply in zip(slices, replies, strict=True):
+        if reply.truncated is None:
+            return None
+        joined.extend(piece.start + index for index in reply.truncated)
+    return tuple(joined)

@@ -1,0 +1,82 @@
+"""Which command was meant; each command's work is in a file of its own."""
+
+import argparse
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from gateway import __version__
+from gateway.cli.check import check
+from gateway.cli.keys import keys
+from gateway.cli.serve import serve
+
+EPILOG = """\
+environment:
+  GATEWAY_API_KEY   the key of a gateway without tenants; made and printed once where it is not set
+  LISTEN            the address of the router.yaml that comes with the project
+  HF_TOKEN, HF_HOME, HF_HUB_OFFLINE   as the Hugging Face Hub's own tools read them
+
+exit status: 0 done, 1 it failed (the message says why), 2 the command line was wrong
+"""
+
+
+def main() -> None:
+    """Entry point of the `gateway` command."""
+    arguments = _parser().parse_args()
+    match arguments.command:
+        case "serve":
+            sys.exit(serve(arguments.config, os.environ))
+        case "check":
+            sys.exit(check(arguments.config, os.environ))
+        case "keys":
+            sys.exit(keys(arguments, os.environ))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gateway",
+        description="One address for every embedding and rerank model a company runs.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"gateway {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, text in (
+        ("serve", "start the gateway: HTTP workers, and an engine for each torch upstream"),
+        ("check", "report every problem of a router.yaml, each with its path and what is allowed"),
+    ):
+        _with_config(commands.add_parser(name, help=text, description=text))
+    text = "make, list and revoke API keys: in Redis where quotas are, else as lines for router.yaml"
+    _add_keys(commands.add_parser("keys", help=text, description=text))
+    return parser
+
+
+def _with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument(
+        "-c",
+        "--config",
+        type=Path,
+        default=Path("router.yaml"),
+        metavar="FILE",
+        help="the configuration (default: router.yaml)",
+    )
+    return parser
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="action")
+    create = _with_config(actions.add_parser("create", help="make a key and print it, once"))
+    create.add_argument("tenant", help="who pays for it and is limited")
+    create.add_argument("--id", help="what it is listed and revoked by (default: made up)")
+    create.add_argument(
+        "--expires", type=datetime.fromisoformat, metavar="DATE", help="2027-01-31, or with a time; UTC"
+    )
+    create.add_argument(
+        "--scope", action="append", help="embed, rerank, tokenize, metrics or admin; may be repeated"
+    )
+    create.add_argument("--model", action="append", help="the only model it may use; may be repeated")
+    listing = _with_config(actions.add_parser("list", help="all keys, without their secrets"))
+    listing.add_argument("--json", action="store_true", help="for scripts")
+    revoke = _with_config(actions.add_parser("revoke", help="a key is dead everywhere within a second"))
+    revoke.add_argument("id", help="as `list` shows it")

@@ -1,0 +1,169 @@
+"""The typed router.yaml: what an operator may say, with its defaults. Reads no file and no environment.
+
+Units are in the keys. Frozen, because every room is handed its part once, at start.
+"""
+
+import re
+from datetime import datetime
+from typing import Annotated, Literal
+
+import msgspec
+
+from backends.registry import Kind
+
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+
+LIMIT_NAME = re.compile(r"(requests|tokens|inputs)_per_(second|minute|hour|day|month)|requests_in_flight")
+KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+# The last segment of /models/{name}/{operation}; a model's own name may not end in one.
+OPERATION_SEGMENTS = frozenset(
+    {
+        "classify",
+        "decode",
+        "detokenize",
+        "embed",
+        "embed_all",
+        "embed_sparse",
+        "embeddings",
+        "health",
+        "info",
+        "pooling",
+        "predict",
+        "rerank",
+        "score",
+        "similarity",
+        "tokenize",
+    }
+)
+
+Scope = Literal["embed", "rerank", "tokenize", "metrics", "admin"]
+Policy = Literal["round_robin", "least_tokens", "two_choices"]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every part of the file has in common."""
+
+
+class Quotas(Section, frozen=True):
+    """Where quotas are counted, and what happens while that is away.
+
+    gateways: how many share the limits, where the store never told. key_grace_s: how long keys that stand
+    there stay known while it is away. shadow: count, but never refuse.
+    """
+
+    store: str = "memory"
+    when_unavailable: Literal["local", "refuse", "allow"] = "local"
+    timeout_ms: PositiveInt = 50
+    gateways: PositiveInt = 1
+    key_grace_s: PositiveFloat = 300.0
+    shadow: bool = False
+
+
+class Upstream(Section, frozen=True, kw_only=True):
+    """A named group of equal replicas: one model, one vector space.
+
+    model: a hub id or a local path for torch; the served name for the others. batch_inputs,
+    batch_tokens: what one upstream request may hold, where the replica does not say.
+    in_flight_batches: the window, batches in flight to one replica. queue_tokens: the most that may
+    wait in front of all of them.
+    """
+
+    backend: Kind
+    model: str | None = None
+    replicas: tuple[str, ...] = ()
+    api_key: str = ""
+    headers: dict[str, str] = {}
+    tokenizer: str | None = None
+    policy: Policy = "least_tokens"
+    batch_inputs: PositiveInt | None = None
+    batch_tokens: PositiveInt | None = None
+    in_flight_batches: PositiveInt = 32
+    queue_tokens: PositiveInt = 4_000_000
+    attempt_timeout_s: PositiveFloat = 30.0
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    device: str | None = None
+
+
+class Model(Section, frozen=True):
+    """A name that callers use."""
+
+    upstream: str
+    truncate: Literal["error", "left", "right"] = "right"
+    rerank: bool = True
+    deadline_s: PositiveFloat = 60.0
+
+
+class Defaults(Section, frozen=True):
+    """Which model serves a request that names none."""
+
+    embed: str | None = None
+    rerank: str | None = None
+
+
+class Key(Section, frozen=True):
+    """One API key of a tenant, by the SHA-256 of the whole key; what it may is never more than its tenant.
+
+    expires: without a time zone it is UTC. scopes: operations, `metrics`, `admin`; absent is all operations.
+    """
+
+    digest: str
+    id: str | None = None
+    expires: datetime | None = None
+    scopes: tuple[Scope, ...] | None = None
+    models: tuple[str, ...] | None = None
+    limits: dict[str, PositiveInt] = {}
+
+
+class Tenant(Section, frozen=True):
+    """Who pays and is limited. models: absent means all. queue_tokens: most that waits for a model."""
+
+    keys: tuple[str | Key, ...] = ()
+    models: tuple[str, ...] | None = None
+    limits: dict[str, PositiveInt] = {}
+    weight: PositiveInt = 1
+    priority: Literal["interactive", "bulk"] = "interactive"
+    queue_tokens: PositiveInt | None = None
+
+
+class Limits(Section, frozen=True):
+    """Bounds on what one call and all calls together may hold."""
+
+    body_bytes: PositiveInt = 32 * 1024 * 1024
+    inputs: PositiveInt = 2048
+    in_flight_bytes: PositiveInt = 512 * 1024 * 1024
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """The whole file. trusted_proxies: networks whose x-forwarded-for is believed."""
+
+    listen: str = "127.0.0.1:8080"
+    workers: PositiveInt = 1
+    drain_s: PositiveFloat = 15.0
+    trusted_proxies: tuple[str, ...] = ()
+    quotas: Quotas = Quotas()
+    limits: Limits = Limits()
+    upstreams: dict[str, Upstream]
+    models: dict[str, Model]
+    defaults: Defaults = Defaults()
+    tenants: dict[str, Tenant] = {}
+
+
+def host_and_port(listen: str) -> tuple[str, int]:
+    """Split "host:port", "[v6]:port" or ":port".
+
+    Raises: ValueError.
+    """
+    host, separator, port = listen.rpartition(":")
+    if not separator or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ValueError("expected host:port, such as 127.0.0.1:8080")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError("an IPv6 address goes in brackets: [::1]:8080")
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - an empty host asks for all
+
+
+def digest_of(key: str | Key) -> str:
+    """The digest of a listed key, however it is written."""
+    return key if isinstance(key, str) else key.digest

@@ -1,0 +1,130 @@
+"""Stage five: let replicas do it. Cuts a call into slices, sends them through the lane, joins the replies.
+
+The one place where a BackendError becomes a GatewayError.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+import msgspec
+
+from backends import errors
+from backends.contract import Embed, Embedded, Reply, Rerank, Reranked, Truncate
+from backends.contract import Work as BackendWork
+from backends.vectors import cosines
+from gateway.admission import Grant
+from gateway.batching.fair_queue import Priority
+from gateway.batching.lane import Carried, Lane, Passenger
+from gateway.batching.slices import Slice, cut, join
+from gateway.calls import Call, truncation
+from gateway.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    GatewayError,
+    InvalidInput,
+    NoReplica,
+    OperationUnsupported,
+    Overloaded,
+    UpstreamFailed,
+)
+from gateway.timeline import Timeline
+from gateway.upstreams import Upstream
+
+# A replica that is full says nothing of when it will not be.
+OVERLOADED_RETRY_S = 2
+
+
+class Dispatcher:
+    """Holds every upstream."""
+
+    def __init__(self, upstreams: Mapping[str, Upstream]) -> None:
+        self._upstreams = upstreams
+        self._flows = count()
+
+    async def dispatch(self, grant: Grant, call: Call, deadline_s: float, timeline: Timeline) -> Reply:
+        """The whole call's reply, in the caller's order.
+
+        deadline_s: on the event loop's clock. Raises: GatewayError.
+        """
+        upstream = self._upstreams[grant.route.upstream]
+        await upstream.lane.joined(deadline_s)
+        timeline.lap("queue")
+        truncate = truncation(call, grant.route.truncate)
+        work = _with_truncation(upstream.as_sent(call.work), truncate)
+        slices = cut(work, upstream.most_tokens(work), upstream.bounds)
+        passenger = self._passenger(grant, call)
+        upstream.lane.check_room(sum(piece.tokens for piece in slices), passenger)
+        try:
+            carried = await _carry(slices, upstream.lane, grant, passenger, deadline_s)
+            reply = join(slices, [one.reply for one in carried])
+        except errors.BackendError as error:
+            raise translated(error) from error
+        timeline.lap("upstream")
+        timeline.move("upstream", "queue", max(one.queued_s for one in carried))
+        return _scored(reply) if upstream.by_cosine(call.work) else reply
+
+    def _passenger(self, grant: Grant, call: Call) -> Passenger:
+        tenant = grant.tenant
+        # A caller may lower the class of its own call, and nobody may raise it.
+        priority: Priority = "bulk" if call.bulk else tenant.priority
+        return Passenger(tenant.name, next(self._flows), tenant.weight, priority, tenant.queue_tokens)
+
+
+async def _carry(
+    slices: Sequence[Slice], lane: Lane, grant: Grant, passenger: Passenger, deadline_s: float
+) -> list[Carried]:
+    """All slices, or the first error; then the others are called off."""
+
+    async def one(piece: Slice) -> Carried:
+        carried = await lane.submit(piece, passenger, deadline_s)
+        grant.count(carried.reply.tokens)
+        return carried
+
+    if len(slices) == 1:
+        return [await one(slices[0])]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(piece)) for piece in slices]
+    except BaseExceptionGroup as failures:
+        # One error is one answer; which of several slices failed first does not matter to the caller.
+        raise failures.exceptions[0] from failures
+    return [task.result() for task in tasks]
+
+
+def _with_truncation(work: BackendWork, truncate: Truncate) -> BackendWork:
+    if isinstance(work, Embed | Rerank):
+        return msgspec.structs.replace(work, truncate=truncate)
+    return work
+
+
+def _scored(reply: Reply) -> Reply:
+    """The cosine of the first vector with each other, as scores.
+
+    Where the query was cut, every score rests on a cut text.
+    """
+    assert isinstance(reply, Embedded)
+    scores = cosines(reply.vectors[0], reply.vectors[1:])
+    truncated = reply.truncated
+    if truncated is not None:
+        everything = tuple(range(len(scores)))
+        truncated = everything if 0 in truncated else tuple(i - 1 for i in truncated)
+    return Reranked(scores, reply.tokens, truncated)
+
+
+def translated(error: errors.BackendError) -> GatewayError:
+    """What a backend's failure means for the caller."""
+    match error:
+        case errors.InvalidWork(empty=True):
+            return EmptyInput(error.message)
+        case errors.InvalidWork():
+            return InvalidInput(error.message)
+        case errors.UnsupportedWork():
+            return OperationUnsupported(error.message)
+        case errors.Overloaded():
+            return Overloaded(error.message, retry_after_s=OVERLOADED_RETRY_S)
+        case errors.Unavailable():
+            return NoReplica(error.message)
+        case errors.TimedOut():
+            return DeadlineExceeded(error.message)
+    return UpstreamFailed(error.message)

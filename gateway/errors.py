@@ -1,0 +1,266 @@
+"""Everything a call can end in but a reply, as facts; `STATUS` is the one table of what each means.
+
+GatewayError
+ ├─ caller:   InvalidInput EmptyInput RequestExceedsLimit BodyTooLarge UnsupportedMedia Unauthenticated
+ │            AuthThrottled ModelForbidden ScopeForbidden ModelNotFound NotFound MethodNotAllowed
+ │            OperationUnsupported QuotaExceeded
+ ├─ gateway:  Overloaded GatewayFull QuotaUnavailable ShuttingDown ModelLoading Internal
+ └─ upstream: NoReplica UpstreamFailed DeadlineExceeded
+
+Knows nothing of dialects' bodies: `api/failures.py` renders these.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+
+from backends.errors import Source
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What one kind of error is on each wire.
+
+    status: HTTP status; tei_status differs where TEI's does. openai_type, openai_code, tei_type: the
+    strings in those dialects' bodies; an openai_code of None is JSON null.
+    """
+
+    source: Source
+    status: int
+    tei_status: int
+    openai_type: str
+    openai_code: str | None
+    tei_type: str
+    retryable: bool = False
+
+
+def _caller(
+    status: int, code: str | None, tei_type: str = "Validation", tei_status: int | None = None
+) -> Facts:
+    return Facts("caller", status, tei_status or status, "invalid_request_error", code, tei_type)
+
+
+def _ours(source: Source, status: int, code: str, tei_type: str, tei_status: int) -> Facts:
+    return Facts(source, status, tei_status, "server_error", code, tei_type, retryable=True)
+
+
+# Source: design of the project; TEI's column from its router at 1.9.3.
+FACTS: dict[str, Facts] = {
+    "invalid_input": _caller(400, None, tei_status=422),
+    "empty_input": _caller(400, "empty_input", "Empty"),
+    "malformed_body": _caller(400, None),
+    "request_exceeds_limit": _caller(400, "request_exceeds_limit", tei_status=422),
+    "body_too_large": _caller(413, "body_too_large"),
+    "unsupported_media": _caller(415, "unsupported_media"),
+    "unauthenticated": _caller(401, "invalid_api_key", "Unauthenticated"),
+    "auth_throttled": Facts(
+        "caller", 429, 429, "requests", "auth_throttled", "Unauthenticated", retryable=True
+    ),
+    "model_forbidden": _caller(403, "model_forbidden", "Forbidden"),
+    "scope_forbidden": _caller(403, "scope_forbidden", "Forbidden"),
+    "model_not_found": _caller(404, "model_not_found", "NotFound"),
+    "not_found": _caller(404, "not_found", "NotFound"),
+    "method_not_allowed": _caller(405, "method_not_allowed", "NotFound"),
+    "operation_unsupported": _caller(400, "model_not_supported", "Backend", tei_status=424),
+    "quota_exceeded": Facts(
+        "caller", 429, 429, "requests", "rate_limit_exceeded", "Overloaded", retryable=True
+    ),
+    "overloaded": _ours("gateway", 429, "overloaded", "Overloaded", 429),
+    "gateway_full": _ours("gateway", 503, "gateway_full", "Overloaded", 503),
+    "no_replica": _ours("upstream", 503, "no_replica", "Unhealthy", 503),
+    "quota_unavailable": _ours("gateway", 503, "quota_unavailable", "Unhealthy", 503),
+    "shutting_down": _ours("gateway", 503, "shutting_down", "Unhealthy", 503),
+    "model_loading": _ours("gateway", 503, "model_loading", "Unhealthy", 503),
+    "upstream_failed": _ours("upstream", 502, "upstream_failed", "Backend", 424),
+    "deadline_exceeded": _ours("upstream", 504, "deadline_exceeded", "Backend", 424),
+    "internal": _ours("gateway", 500, "internal", "Backend", 500),
+}
+
+
+class GatewayError(Exception):
+    """A call's bad end.
+
+    message: safe to show to the caller. param: the field at fault, if one is. retry_after_s: set on
+    every 429 and 503. headers: what else the reply carries, such as rate-limit headers.
+    """
+
+    kind: ClassVar[str] = "internal"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.headers = dict(headers or {})
+        self.retry_after_s = retry_after_s
+        if retry_after_s is None and self.facts.status in (429, 503):
+            self.retry_after_s = 1
+
+    @property
+    def facts(self) -> Facts:
+        """The row of the table for this kind."""
+        return FACTS[self.kind]
+
+
+class InvalidInput(GatewayError):
+    """A field's value is wrong."""
+
+    kind = "invalid_input"
+
+
+class EmptyInput(GatewayError):
+    """Nothing was given to work on."""
+
+    kind = "empty_input"
+
+
+class MalformedBody(GatewayError):
+    """The body is not JSON."""
+
+    kind = "malformed_body"
+
+
+class RequestExceedsLimit(GatewayError):
+    """The call alone costs more than one of the tenant's limits ever allows."""
+
+    kind = "request_exceeds_limit"
+
+
+class BodyTooLarge(GatewayError):
+    """The body is larger than `limits.body_bytes`."""
+
+    kind = "body_too_large"
+
+
+class UnsupportedMedia(GatewayError):
+    """The body is encoded in a way that is not read."""
+
+    kind = "unsupported_media"
+
+
+class Unauthenticated(GatewayError):
+    """No key, or one that is not known."""
+
+    kind = "unauthenticated"
+
+
+class AuthThrottled(GatewayError):
+    """Too many wrong keys came from this address."""
+
+    kind = "auth_throttled"
+
+
+class ModelForbidden(GatewayError):
+    """The model exists; this tenant may not use it."""
+
+    kind = "model_forbidden"
+
+
+class ScopeForbidden(GatewayError):
+    """The key is valid, and not for this."""
+
+    kind = "scope_forbidden"
+
+
+class ModelNotFound(GatewayError):
+    """No model of that name."""
+
+    kind = "model_not_found"
+
+
+class NotFound(GatewayError):
+    """No such path."""
+
+    kind = "not_found"
+
+
+class MethodNotAllowed(GatewayError):
+    """The path exists with another method."""
+
+    kind = "method_not_allowed"
+
+
+class OperationUnsupported(GatewayError):
+    """The model does not do what was asked."""
+
+    kind = "operation_unsupported"
+
+
+class QuotaExceeded(GatewayError):
+    """A limit of the tenant has no room left; unit and period tell OpenAI's clients what to do."""
+
+    kind = "quota_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        unit: str,
+        calendar: bool,
+        retry_after_s: int,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, headers=headers)
+        self.unit = unit
+        # Day and month limits do not refill soon: clients must not keep trying.
+        self.calendar = calendar
+
+
+class Overloaded(GatewayError):
+    """A queue is at its bound."""
+
+    kind = "overloaded"
+
+
+class GatewayFull(GatewayError):
+    """Bodies in flight hold all of `limits.in_flight_bytes`."""
+
+    kind = "gateway_full"
+
+
+class NoReplica(GatewayError):
+    """No replica of the upstream can be reached."""
+
+    kind = "no_replica"
+
+
+class QuotaUnavailable(GatewayError):
+    """The quotas' store is away, and the config says to refuse."""
+
+    kind = "quota_unavailable"
+
+
+class ShuttingDown(GatewayError):
+    """The gateway is finishing what it has and takes nothing new."""
+
+    kind = "shutting_down"
+
+
+class ModelLoading(GatewayError):
+    """The model's engine is still loading, and the deadline came first."""
+
+    kind = "model_loading"
+
+
+class UpstreamFailed(GatewayError):
+    """A replica answered with a failure of its own, and no other could help."""
+
+    kind = "upstream_failed"
+
+
+class DeadlineExceeded(GatewayError):
+    """The call's time ran out."""
+
+    kind = "deadline_exceeded"
+
+
+class Internal(GatewayError):
+    """A fault of the gateway itself."""
+
+    kind = "internal"

@@ -1,0 +1,69 @@
+"""What happened, as frozen values; exporters in telemetry/ turn them into metrics and log lines.
+
+Rule: no inputs, no keys, no vectors in an event.
+"""
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import msgspec
+
+
+class CallFinished(msgspec.Struct, frozen=True):
+    """One HTTP call has been answered, well or badly.
+
+    route: the path's template. outcome: "ok" or an error's kind. duration_s: from the first byte read
+    to the last byte written.
+    """
+
+    request_id: str
+    method: str
+    route: str
+    status: int
+    outcome: str
+    duration_s: float
+    tenant: str | None = None
+    model: str | None = None
+    inputs: int = 0
+    tokens: int = 0
+
+
+class AttemptFinished(msgspec.Struct, frozen=True):
+    """One batch came back from one replica; outcome is "ok" or a BackendError's kind."""
+
+    upstream: str
+    replica: str
+    outcome: str
+    duration_s: float
+
+
+class ReplicaChanged(msgspec.Struct, frozen=True):
+    """A replica joined, was ejected, or came back; reason is safe to log."""
+
+    upstream: str
+    replica: str
+    state: Literal["joining", "up", "down"]
+    reason: str = ""
+
+
+# shadow_refused: admitted, and would have been refused were it not for `quotas.shadow`.
+Decision = Literal["admitted", "refused", "shadow_refused"]
+
+
+class QuotaDecided(msgspec.Struct, frozen=True):
+    """The ledger admitted or refused a call."""
+
+    tenant: str
+    decision: Decision
+
+
+class StoreChanged(msgspec.Struct, frozen=True):
+    """The quotas' store has been given up, or is back; reason is safe to log."""
+
+    away: bool
+    reason: str
+
+
+Event: TypeAlias = StoreChanged | CallFinished | AttemptFinished | ReplicaChanged | QuotaDecided
+# Called synchronously on the path of a call: an exporter only counts or queues.
+Observe: TypeAlias = Callable[[Event], None]

@@ -1,0 +1,119 @@
+"""uvicorn's HTTP/1.1 with the bounds it lacks: time for a head, a body and a stalled answer; size of a head.
+
+Knows nothing of what is served. Rule: a connection that does nothing costs nothing for longer than these.
+"""
+
+import asyncio
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. A timer runs while the client owes a head, a body, or room for an answer."""
+
+    head_timeout_s = 10.0
+    body_timeout_s = 60.0
+    # No byte taken by the client in this time: it is gone, or wants to be waited for.
+    write_timeout_s = 30.0
+    head_bytes_max = 64 * 1024
+
+    # uvicorn's constructor is its own; these are set where a connection begins.
+    _reading: asyncio.TimerHandle | None = None
+    _writing: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _in_head = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client owes the head of its first request."""
+        super().connection_made(transport)
+        self._expect(self.head_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """No timer outlives its connection."""
+        self._stop_reading_timer()
+        if self._writing is not None:
+            self._writing.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser no more of a head than it may keep."""
+        if self._in_head and self._reading is None:
+            self._expect(self.head_timeout_s)
+        room = self.head_bytes_max - self._head_bytes
+        piece = data[:room] if self._in_head else data
+        self._head_bytes += len(piece) if self._in_head else 0
+        super().data_received(piece)
+        if len(piece) == len(data) or self.transport.is_closing():
+            return
+        if self._in_head:
+            self._refuse(431, "head_too_large", f"the head is larger than {self.head_bytes_max} bytes")
+        else:
+            super().data_received(data[room:])
+
+    def on_headers_complete(self) -> None:
+        """The head is whole; the body is owed next."""
+        self._in_head = False
+        self._head_bytes = 0
+        self._expect(self.body_timeout_s)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Nothing is owed until the next request begins."""
+        self._in_head = True
+        self._head_bytes = 0
+        self._stop_reading_timer()
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """The client takes no more: it has so long to go on."""
+        super().pause_writing()
+        self._writing = self.loop.call_later(self.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does."""
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused as JSON, like everything else."""
+        self._refuse(400, "malformed_request", msg)
+
+    def _expect(self, seconds: float) -> None:
+        self._stop_reading_timer()
+        self._reading = self.loop.call_later(seconds, self._too_slow)
+
+    def _stop_reading_timer(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _too_slow(self) -> None:
+        """A half-sent request is answered if nothing has been yet; a silent connection is just closed."""
+        # uvicorn's annotation is wrong: there is no cycle before the first head is whole.
+        cycle: RequestResponseCycle | None = self.cycle
+        answered = cycle is not None and cycle.response_started
+        if self.transport.is_closing() or answered or (self._in_head and self._head_bytes == 0):
+            self.transport.close()
+            return
+        self._refuse(408, "request_timeout", "the request was not complete in time")
+
+    def _refuse(self, status: int, kind: str, message: str) -> None:
+        body = msgspec.json.encode(
+            {"error": message, "error_type": "Validation", "message": message, "type": kind}
+        )
+        head = (
+            f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+_PHRASES: dict[int, str] = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+}

@@ -1,0 +1,1 @@
+"""How much a tenant may use: limits as pure arithmetic, ledgers that hold the state."""

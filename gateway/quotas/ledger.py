@@ -1,0 +1,251 @@
+"""Who has used how much: reserve, then settle or refund. The protocol, and the ledger in memory.
+
+Invariant: a reservation takes all of its limits or none, and is closed exactly once: by a settlement, a
+refund, or its end, at which it counts as spent.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from heapq import heappop, heappush
+from typing import Protocol
+
+import msgspec
+
+from gateway.errors import QuotaExceeded, RequestExceedsLimit
+from gateway.quotas.limits import SECOND_US, Cost, Limit, Meter, Standing, Unit, meter_for
+
+# OpenAI's clients stop honouring a longer one; the exact wait is in x-ratelimit-reset-*.
+RETRY_AFTER_MAX_S = 60
+# How long a call in flight holds its slot if nobody ends or renews it: a gateway may have been killed.
+LEASE_US = 15 * SECOND_US
+# A ledger that dies with its process needs no such haste, and renews nothing.
+MEMORY_LEASE_US = 3600 * SECOND_US
+UNITS: tuple[Unit, ...] = ("requests", "tokens", "inputs")
+# What "nothing was used" costs.
+NOTHING = Cost(requests=0)
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A wish to use something.
+
+    id: makes a repeated reserve the same one. expires_us: from now; unsettled by then, it is spent.
+    model: under whose name it appears in the usage. shadow: count, but never refuse.
+    """
+
+    id: str
+    tenant: str
+    limits: tuple[Limit, ...]
+    cost: Cost
+    expires_us: int
+    model: str = ""
+    shadow: bool = False
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """What a call holds until it is settled.
+
+    standings: its limits after it was taken. degraded: counted here, because the shared store is away.
+    over: the limit that would have refused it, where the ask was a shadow's. at_us: when, on the ledger's
+    clock.
+    """
+
+    ask: Ask
+    standings: tuple[Standing, ...]
+    degraded: bool = False
+    over: Limit | None = None
+    at_us: int = 0
+
+
+class UsageRow(msgspec.Struct, frozen=True):
+    """What a tenant used of a model on a day (UTC), as settled."""
+
+    tenant: str
+    day: str
+    model: str
+    requests: int = 0
+    tokens: int = 0
+    inputs: int = 0
+
+
+class Ledger(Protocol):
+    """The state of all quotas."""
+
+    async def reserve(self, ask: Ask) -> Reservation:
+        """Take a cost from all limits, or from none.
+
+        Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
+        """
+
+    async def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
+        """Make the reserve true, once; a second time changes nothing. Never raises.
+
+        Returns the limits as they stand then.
+        """
+
+    async def usage(self, tenant: str, days: Sequence[str]) -> list[UsageRow]:
+        """What was settled on those days (YYYY-MM-DD, UTC).
+
+        Raises: QuotaUnavailable.
+        """
+
+    async def keep(self) -> None:
+        """Whatever must go on beside the calls; runs until cancelled."""
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
+
+
+class MemoryLedger:
+    """Quotas of one process. now_us: the wall clock in microseconds; days and months need it."""
+
+    def __init__(self, now_us: Callable[[], int] | None = None, lease_us: int = MEMORY_LEASE_US) -> None:
+        self._lease_us = lease_us
+        self._now_us = now_us or (lambda: time.time_ns() // 1000)
+        self._latest_us = 0
+        self._number = 0
+        self._meters: dict[tuple[str, Limit], Meter] = {}
+        self._open: dict[str, tuple[int, Ask]] = {}
+        # Ends of reservations, soonest first; those of closed ones stay until their time comes.
+        self._ends: list[tuple[int, int, str]] = []
+        self._usage: dict[tuple[str, str, str], dict[Unit, int]] = defaultdict(dict)
+
+    async def reserve(self, ask: Ask) -> Reservation:
+        """Raises: QuotaExceeded, RequestExceedsLimit."""
+        now_us = self._now()
+        self._expire(now_us)
+        meters = [self._meter(ask.tenant, limit) for limit in ask.limits]
+        if ask.id in self._open:
+            return Reservation(ask, tuple(meter.standing(now_us) for meter in meters))
+        if not ask.shadow:
+            check_reachable(ask)
+        waits = [(meter.wait_us(ask.cost.of(meter.limit.unit), now_us), meter) for meter in meters]
+        longest_us, blocking = max(waits, key=lambda one: one[0], default=(0, None))
+        over = blocking.limit if blocking is not None and longest_us > 0 else None
+        if over is not None and not ask.shadow:
+            raise refusal(over, longest_us, [meter.standing(now_us) for meter in meters])
+        self._number += 1
+        for meter in meters:
+            meter.take(self._number, ask.cost.of(meter.limit.unit), now_us)
+        self._open[ask.id] = (self._number, ask)
+        heappush(self._ends, (now_us + ask.expires_us, self._number, ask.id))
+        return Reservation(ask, tuple(meter.standing(now_us) for meter in meters), over=over, at_us=now_us)
+
+    async def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
+        """The limits after the correction."""
+        now_us = self._now()
+        self._expire(now_us)
+        ask = reservation.ask
+        meters = [self._meter(ask.tenant, limit) for limit in ask.limits]
+        number, _ = self._open.pop(ask.id, (None, ask))
+        if number is not None:
+            for meter in meters:
+                unit = meter.limit.unit
+                meter.give_back(number, ask.cost.of(unit), actual.of(unit))
+            self._count(ask, actual, now_us)
+        return tuple(meter.standing(now_us) for meter in meters)
+
+    async def usage(self, tenant: str, days: Sequence[str]) -> list[UsageRow]:
+        """Of this process, since it started."""
+        return [
+            UsageRow(tenant, day, model, **counts)
+            for (owner, day, model), counts in sorted(self._usage.items())
+            if owner == tenant and day in days
+        ]
+
+    async def keep(self) -> None:
+        """Nothing has to go on."""
+
+    async def aclose(self) -> None:
+        """Nothing is connected."""
+
+    def _meter(self, tenant: str, limit: Limit) -> Meter:
+        key = (tenant, limit)
+        if key not in self._meters:
+            self._meters[key] = meter_for(limit, self._lease_us)
+        return self._meters[key]
+
+    def _expire(self, now_us: int) -> None:
+        """What was not settled by its end counts as spent."""
+        while self._ends and self._ends[0][0] <= now_us:
+            _, number, id_ = heappop(self._ends)
+            # An id may have been closed and used again since: that reservation has an end of its own.
+            if self._open.get(id_, (0, None))[0] == number:
+                _, ask = self._open.pop(id_)
+                for limit in ask.limits:
+                    self._meter(ask.tenant, limit).forget(number)
+
+    def _count(self, ask: Ask, actual: Cost, now_us: int) -> None:
+        counts = self._usage[ask.tenant, day_of(now_us), ask.model]
+        for unit in UNITS:
+            counts[unit] = counts.get(unit, 0) + actual.of(unit)
+
+    def _now(self) -> int:
+        # A wall clock that steps back must not give anyone more.
+        self._latest_us = max(self._latest_us, self._now_us())
+        return self._latest_us
+
+
+def day_of(now_us: int) -> str:
+    """The day in UTC, as usage is kept by: YYYY-MM-DD."""
+    return datetime.fromtimestamp(now_us // SECOND_US, UTC).date().isoformat()
+
+
+def check_reachable(ask: Ask) -> None:
+    """A call that costs more than a whole limit could wait for ever: say so at once.
+
+    Raises: RequestExceedsLimit.
+    """
+    for limit in ask.limits:
+        cost = ask.cost.of(limit.unit)
+        if cost > limit.amount:
+            raise RequestExceedsLimit(
+                f"this call costs {cost} {limit.unit}, and {limit.name} is {limit.amount}: it can never "
+                "pass; send fewer or shorter inputs"
+            )
+
+
+def refusal(limit: Limit, wait_us: int, standings: Sequence[Standing]) -> QuotaExceeded:
+    """What a caller hears whose limit has no room: the exact wait, rounded up to whole seconds."""
+    exact_s = -(-wait_us // SECOND_US)
+    headers = rate_limit_headers(standings)
+    if exact_s > RETRY_AFTER_MAX_S:
+        headers["x-should-retry"] = "false"
+    return QuotaExceeded(
+        f"limit {limit.name} ({limit.amount}) is used up; try again in {duration(exact_s * SECOND_US)}",
+        unit=limit.unit,
+        calendar=limit.period in ("day", "month"),
+        retry_after_s=min(exact_s, RETRY_AFTER_MAX_S),
+        headers=headers,
+    )
+
+
+def rate_limit_headers(standings: Sequence[Standing]) -> dict[str, str]:
+    """OpenAI's x-ratelimit-*: for each unit, the limit with the least remaining share."""
+    tightest: dict[str, Standing] = {}
+    for one in standings:
+        unit = one.limit.unit
+        if unit not in tightest or _share(one) < _share(tightest[unit]):
+            tightest[unit] = one
+    headers: dict[str, str] = {}
+    for name, one in tightest.items():
+        headers[f"x-ratelimit-limit-{name}"] = str(one.limit.amount)
+        headers[f"x-ratelimit-remaining-{name}"] = str(one.remaining)
+        headers[f"x-ratelimit-reset-{name}"] = duration(one.reset_us)
+    return headers
+
+
+def duration(microseconds: int) -> str:
+    """As OpenAI writes it: 1h2m3s, 6m0s, 1.25s, 20ms; rounded up to the millisecond."""
+    milliseconds = -(-microseconds // 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest_ms = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    seconds = f"{rest_ms // 1000}s" if rest_ms % 1000 == 0 else f"{rest_ms / 1000:g}s"
+    return (f"{hours}h" if hours else "") + (f"{minutes}m" if minutes or hours else "") + seconds
+
+
+def _share(standing: Standing) -> float:
+    return standing.remaining / max(1, standing.limit.amount)

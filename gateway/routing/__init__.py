@@ -1,0 +1,1 @@
+"""Which replica does the work, and what happens when it cannot."""

@@ -1,0 +1,72 @@
+"""THE STORY: what happens to a call between decode and encode. Read this first.
+
+Each stage takes what the one before it gave, so there is only one order: nothing reaches a replica
+without a grant, nothing is granted without a route, and no route is found for nobody.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+
+from backends.contract import Reply
+from gateway.admission import Admission
+from gateway.calls import Call, Caller, Deadline, operation_of
+from gateway.dispatch import Dispatcher
+from gateway.quotas.limits import Standing
+from gateway.routing.routes import Route, Routes
+from gateway.tenants.keyring import Keyring, Tenant
+from gateway.timeline import Timeline
+from gateway.upstreams import Upstream
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A reply and what its headers tell: whose it is, over which route, what is left, and whether that was
+    counted without the shared store.
+    """
+
+    reply: Reply
+    tenant: Tenant
+    route: Route
+    standings: tuple[Standing, ...]
+    degraded: bool = False
+
+
+class Gateway:
+    """The collaborators of the story, built once."""
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        routes: Routes,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        upstreams: Mapping[str, Upstream],
+    ) -> None:
+        self.keyring = keyring
+        self.routes = routes
+        self.upstreams = upstreams
+        self._admission = admission
+        self._dispatcher = dispatcher
+
+    async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
+        """A call's whole life. Raises: GatewayError."""
+        tenant = self.keyring.identify(caller.api_key)
+        timeline.tenant = tenant.name
+        operation = operation_of(call.work)
+        tenant.require(operation.value)
+        route = self.routes.resolve(tenant, call.model, operation)
+        timeline.model = route.model
+        timeline.lap("auth")
+        deadline = _deadline(route, caller)
+        async with self._admission.admit(tenant, route, call, deadline) as grant:
+            timeline.lap("quota")
+            reply = await self._dispatcher.dispatch(grant, call, deadline.at_s, timeline)
+        return Served(reply, tenant, route, grant.standings, grant.degraded)
+
+
+def _deadline(route: Route, caller: Caller) -> Deadline:
+    """The model's deadline, or the caller's own if that is sooner."""
+    by_caller = caller.timeout_s is not None and caller.timeout_s < route.deadline_s
+    allowed_s = caller.timeout_s if by_caller and caller.timeout_s else route.deadline_s
+    return Deadline(asyncio.get_running_loop().time() + allowed_s, by_caller)

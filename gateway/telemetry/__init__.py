@@ -1,0 +1,1 @@
+"""Exporters of events. They decide nothing, and nothing waits for them."""

@@ -1,0 +1,47 @@
+"""Events as log lines: one a call, one a change of a replica. Inputs and keys are in no event."""
+
+import logging
+
+from gateway.events import CallFinished, Event, ReplicaChanged, StoreChanged
+
+logger = logging.getLogger("gateway")
+
+# Watchers ask every few seconds; their lines would bury everybody else's.
+QUIET_ROUTES = frozenset({"/livez", "/readyz", "/health", "/models/{model}/health", "/metrics"})
+
+
+def log_event(event: Event) -> None:
+    """Write what an operator would want to have seen."""
+    match event:
+        case CallFinished():
+            if event.route not in QUIET_ROUTES:
+                logger.info("%s", _call_line(event))
+        case StoreChanged(away=True):
+            logger.warning("the quotas' store is away (%s): counting without it", event.reason)
+        case StoreChanged(away=False):
+            logger.info("the quotas' store is back (%s)", event.reason)
+        case ReplicaChanged():
+            level = logging.WARNING if event.state == "down" else logging.INFO
+            logger.log(
+                level,
+                "upstream %s: %s is %s (%s)",
+                event.upstream,
+                event.replica,
+                event.state,
+                event.reason,
+            )
+
+
+def _call_line(event: CallFinished) -> str:
+    parts = [
+        f"{event.method} {event.route} {event.status}",
+        f"{event.duration_s * 1000:.1f} ms",
+        f"tenant={event.tenant or '-'}",
+        f"model={event.model or '-'}",
+        f"inputs={event.inputs}",
+        f"tokens={event.tokens}",
+        f"id={event.request_id}",
+    ]
+    if event.outcome != "ok":
+        parts.insert(1, event.outcome)
+    return "  ".join(parts)

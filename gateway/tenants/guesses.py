@@ -1,0 +1,28 @@
+"""How often an address has shown keys that are none: guessing is slowed, a valid key always passes. Pure."""
+
+from collections import OrderedDict
+
+# A person who mistypes, or a fleet that was deployed with an old key, is not a guesser yet.
+GUESSES_MAX = 20
+REFILL_S = 3.0
+# An attacker with more addresses than this pushes out the oldest; memory stays bounded.
+ADDRESSES_MAX = 10_000
+
+
+class Guesses:
+    """A bucket of failures for each address; it refills by one every REFILL_S."""
+
+    def __init__(self) -> None:
+        self._empty_at_s: OrderedDict[str, float] = OrderedDict()
+
+    def wait_s(self, address: str, now_s: float) -> float:
+        """How long until this address may be told again that a key is wrong; 0 while it may."""
+        debt_s = self._empty_at_s.get(address, now_s) - now_s
+        return max(0.0, debt_s + REFILL_S - GUESSES_MAX * REFILL_S)
+
+    def failed(self, address: str, now_s: float) -> None:
+        """Count one wrong key."""
+        debt_until_s = max(now_s, self._empty_at_s.pop(address, now_s)) + REFILL_S
+        self._empty_at_s[address] = debt_until_s
+        if len(self._empty_at_s) > ADDRESSES_MAX:
+            self._empty_at_s.popitem(last=False)

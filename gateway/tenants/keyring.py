@@ -1,0 +1,187 @@
+"""From an API key to the tenant that owns it. Holds digests; a key in the clear is never kept.
+
+Keys come from router.yaml and, where quotas are kept in Redis, from there too (`tenants/store.py`). A
+tenant's settings are those of router.yaml; a tenant that stands only in Redis has none but its keys' own.
+"""
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from backends.contract import Operation
+from gateway import config
+from gateway.errors import ScopeForbidden, Unauthenticated
+from gateway.quotas.limits import Limit, parse_limit
+
+# The tenant of the key that is made, or taken from GATEWAY_API_KEY, where none is configured.
+FIRST_TENANT = "default"
+OPERATIONS: frozenset[str] = frozenset(one.value for one in Operation)
+
+
+class StoredKey(msgspec.Struct, frozen=True):
+    """A key as it is stored, never in the clear.
+
+    id: what it is listed and revoked by. expires_s: seconds since 1970; None is never. scopes: operations,
+    `metrics`, `admin`; None is all operations. models, limits: narrower than the tenant's.
+    """
+
+    id: str
+    digest: str
+    tenant: str
+    expires_s: float | None = None
+    scopes: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None
+    limits: dict[str, int] = {}
+    created_s: float = 0.0
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """Who pays and is limited, with the key that was shown; models None means all."""
+
+    name: str
+    models: frozenset[str] | None = None
+    limits: tuple[Limit, ...] = ()
+    weight: int = 1
+    priority: Literal["interactive", "bulk"] = "interactive"
+    queue_tokens: int | None = None
+    key_id: str = ""
+    scopes: frozenset[str] = OPERATIONS
+    expires_s: float | None = None
+
+    def may_use(self, model: str) -> bool:
+        """Whether this tenant may call the model of that name."""
+        return self.models is None or model in self.models
+
+    def require(self, scope: str) -> None:
+        """Raises: ScopeForbidden, unless the key is for this."""
+        if scope not in self.scopes:
+            raise ScopeForbidden(f"this key is not for {scope}")
+
+
+class Keyring:
+    """All keys that are valid now, by digest. now_s: the wall clock."""
+
+    def __init__(
+        self,
+        tenants: Mapping[str, config.Tenant],
+        first_key_digest: str | None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._tenants = tenants
+        self._now_s = now_s
+        listed = [
+            _listed(name, key, index) for name, one in tenants.items() for index, key in enumerate(one.keys)
+        ]
+        if first_key_digest is not None:
+            everything = (*sorted(OPERATIONS), "metrics", "admin")
+            listed.append(StoredKey("first", first_key_digest, FIRST_TENANT, scopes=everything))
+        self._listed = self._owners_of(listed)
+        self._owners = self._listed
+
+    def replace_stored(self, keys: Iterable[StoredKey]) -> None:
+        """From now on these are the stored keys; what router.yaml lists stays, and wins."""
+        self._owners = self._owners_of(keys) | self._listed
+
+    def identify(self, api_key: str | None) -> Tenant:
+        """The owner of a key.
+
+        Raises: Unauthenticated. The message never repeats what was sent.
+        """
+        if not api_key:
+            raise Unauthenticated("no API key: send the header `Authorization: Bearer <key>`")
+        digest = key_digest(api_key)
+        # A lookup by SHA-256 of what was sent tells by its time nothing of a key that is nearly right; the
+        # comparison with what was found takes the same time whatever that is.
+        found, tenant = self._owners.get(digest, ("", None))
+        if not hmac.compare_digest(found, digest) or tenant is None:
+            raise Unauthenticated("this API key is not known here")
+        if tenant.expires_s is not None and tenant.expires_s <= self._now_s():
+            raise Unauthenticated("this API key has expired")
+        return tenant
+
+    def _owners_of(self, keys: Iterable[StoredKey]) -> dict[str, tuple[str, Tenant]]:
+        return {
+            key.digest: (key.digest, _owner(self._tenants.get(key.tenant, config.Tenant()), key))
+            for key in keys
+        }
+
+
+def key_digest(api_key: str) -> str:
+    """The form in which keys are listed: sha256: and 64 hex digits of the whole key."""
+    return "sha256:" + hashlib.sha256(api_key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def new_key(id_: str | None = None) -> str:
+    """A key as this project makes them: gw_<id>_<secret>, 160 random bits in the secret."""
+    return f"gw_{id_ or secrets.token_hex(4)}_{secrets.token_hex(20)}"
+
+
+def _listed(tenant: str, key: str | config.Key, index: int) -> StoredKey:
+    if isinstance(key, str):
+        return StoredKey(f"{tenant}-{index}", key, tenant)
+    return StoredKey(
+        key.id or f"{tenant}-{index}",
+        key.digest,
+        tenant,
+        expires_s=_seconds(key.expires),
+        scopes=key.scopes,
+        models=key.models,
+        limits=key.limits,
+    )
+
+
+def _owner(settings: config.Tenant, key: StoredKey) -> Tenant:
+    limits = [parse_limit(name, amount) for name, amount in settings.limits.items()]
+    # A key's own limits are counted beside the tenant's, under a name of their own.
+    limits += [parse_limit(name, amount, f"key {key.id} ") for name, amount in key.limits.items()]
+    return Tenant(
+        key.tenant,
+        models=_both(settings.models, key.models),
+        limits=tuple(limits),
+        weight=settings.weight,
+        priority=settings.priority,
+        queue_tokens=settings.queue_tokens,
+        key_id=key.id,
+        scopes=OPERATIONS if key.scopes is None else frozenset(key.scopes),
+        expires_s=key.expires_s,
+    )
+
+
+def _both(one: Iterable[str] | None, other: Iterable[str] | None) -> frozenset[str] | None:
+    if one is None or other is None:
+        known = one if one is not None else other
+        return None if known is None else frozenset(known)
+    return frozenset(one) & frozenset(other)
+
+
+def make_key(
+    tenant: str,
+    id_: str | None,
+    expires: datetime | None,
+    scopes: Iterable[str] | None,
+    models: Iterable[str] | None,
+) -> tuple[str, StoredKey]:
+    """A new key in the clear, and what is stored of it. expires: without a time zone it is UTC."""
+    chosen = id_ or secrets.token_hex(4)
+    key = new_key(chosen)
+    return key, StoredKey(
+        chosen,
+        key_digest(key),
+        tenant,
+        expires_s=_seconds(expires),
+        scopes=None if scopes is None else tuple(scopes),
+        models=None if models is None else tuple(models),
+        created_s=time.time(),
+    )
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    if moment is None:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,40 @@
+"""Where one call's time went, stage by stage; what `server-timing` shows. Owned by its call alone."""
+
+import time
+from typing import Literal
+
+Stage = Literal["parse", "auth", "quota", "queue", "upstream", "encode"]
+
+
+class Timeline:
+    """Laps of one call on the monotonic clock, in seconds; and whose call it is, as far as it got."""
+
+    def __init__(self, started_s: float | None = None) -> None:
+        self._last_s = time.perf_counter() if started_s is None else started_s
+        self.laps: dict[Stage, float] = {}
+        self.tenant: str | None = None
+        self.model: str | None = None
+
+    def lap(self, stage: Stage) -> None:
+        """Everything since the last lap belongs to this stage."""
+        now_s = time.perf_counter()
+        self.laps[stage] = self.laps.get(stage, 0.0) + now_s - self._last_s
+        self._last_s = now_s
+
+    def move(self, source: Stage, target: Stage, seconds: float) -> None:
+        """Give part of one stage's time to another; what was queued was not upstream."""
+        moved = min(seconds, self.laps.get(source, 0.0))
+        self.laps[source] = self.laps.get(source, 0.0) - moved
+        self.laps[target] = self.laps.get(target, 0.0) + moved
+
+    def server_timing(self) -> str:
+        """The laps as a Server-Timing header, durations in milliseconds."""
+        return ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in self.laps.items())
+
+    def milliseconds(self, stage: Stage) -> int:
+        """One stage, rounded, for TEI's x-*-time headers."""
+        return round(self.laps.get(stage, 0.0) * 1000)
+
+    def total_s(self) -> float:
+        """All laps together."""
+        return sum(self.laps.values())

@@ -1,0 +1,117 @@
+"""One upstream at work: its replicas, the lane in front of them, and how its tokens are counted."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from backends.checkpoints import locate_tokenizer
+from backends.contract import Capabilities, Embed, Operation, Rerank, Tokenize
+from backends.contract import Work as BackendWork
+from backends.errors import ModelUnavailable
+from backends.tokens import TextTokenizer, open_tokenizer
+from gateway import config
+from gateway.batching.lane import Lane
+from gateway.batching.slices import Bounds, bounds_of, tightest, token_bounds
+from gateway.calls import Similarity, Work
+from gateway.routing.pool import Pool
+
+# Threads of its own: counting that nobody waits for any more must not hold up anything else.
+COUNTING = ThreadPoolExecutor(2, "count")
+
+
+class Upstream:
+    """What the config calls an upstream, with its collaborators."""
+
+    def __init__(self, name: str, settings: config.Upstream, pool: Pool, lane: Lane) -> None:
+        self.name = name
+        self.settings = settings
+        self.pool = pool
+        self.lane = lane
+        self._tokenizer: TextTokenizer | None = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """What it can do; None while no replica has joined."""
+        return self.pool.capabilities()
+
+    @property
+    def bounds(self) -> Bounds:
+        """What one request to it may hold."""
+        settings = self.settings
+        told = [one.capabilities for one in self.pool.replicas if one.capabilities is not None]
+        each = [bounds_of(one, settings.batch_inputs, settings.batch_tokens) for one in told]
+        return tightest(each) if each else Bounds()
+
+    @property
+    def settled(self) -> bool:
+        """Whether it no longer holds up readiness: an engine has loaded, a remote one has been tried."""
+        if self.settings.backend == "torch":
+            return self.capabilities is not None
+        return not self.pool.joining()
+
+    def by_cosine(self, work: Work) -> bool:
+        """Whether the scores asked for are cosines of embeddings, because nothing here scores pairs."""
+        if isinstance(work, Similarity):
+            return True
+        offered = self.capabilities.operations if self.capabilities else frozenset()
+        return isinstance(work, Rerank) and Operation.RERANK not in offered and Operation.EMBED in offered
+
+    def as_sent(self, work: Work) -> BackendWork:
+        """What replicas are asked for: what is scored by cosine is embedded, the query first."""
+        match work:
+            case Similarity():
+                return Embed((work.source, *work.sentences), prompt_name=work.prompt_name)
+            case Rerank() if self.by_cosine(work):
+                return Embed((work.query, *work.documents))
+        return work
+
+    def most_tokens(self, work: BackendWork) -> list[int]:
+        """An upper bound of the tokens of each input, without a tokenizer."""
+        told = self.capabilities
+        prompt = self._prompt(work) or ""
+        return token_bounds(work, told.max_input_tokens if told else None, prompt)
+
+    async def exact_tokens(self, work: BackendWork) -> list[int] | None:
+        """The tokens of each input as the model will count them; None without a tokenizer."""
+        if isinstance(work, Tokenize) or self._prompt(work) is None:
+            return None
+        tokenizer = await self._open()
+        if tokenizer is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(COUNTING, _lengths, tokenizer, work, self._prompt(work) or "")
+
+    def _prompt(self, work: BackendWork) -> str | None:
+        """What is put before each input; None where only the upstream knows."""
+        told = self.capabilities
+        if isinstance(work, Rerank) or told is None:
+            return ""
+        name = told.default_prompt if work.prompt_name is None else work.prompt_name
+        return "" if name is None else told.prompts.get(name)
+
+    async def _open(self) -> TextTokenizer | None:
+        told = self.capabilities
+        if self._tokenizer is not None or told is None or told.max_input_tokens is None:
+            return self._tokenizer
+        source = self.settings.tokenizer or told.checkpoint
+        if source is None:
+            return None
+        async with self._opening:
+            if self._tokenizer is None:
+                self._tokenizer = await asyncio.to_thread(_opened, source, told.max_input_tokens)
+        return self._tokenizer
+
+
+def _opened(source: str, max_tokens: int) -> TextTokenizer | None:
+    try:
+        return open_tokenizer(Path(locate_tokenizer(source)), max_tokens)
+    except ModelUnavailable:
+        # Counting falls back to the upper bound, which no limit is overshot by.
+        return None
+
+
+def _lengths(tokenizer: TextTokenizer, work: Embed | Rerank, prompt: str) -> list[int]:
+    if isinstance(work, Rerank):
+        return tokenizer.count_pairs(work.query, work.documents)
+    return tokenizer.count([prompt + text for text in work.inputs] if prompt else work.inputs)

@@ -1,0 +1,150 @@
+"""One HTTP worker process: reads its boot message, serves the application, drains when told to stop.
+
+Rule: it lives as long as the parent's pipe; end of file on standard input ends it at once.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from threading import Thread
+from types import FrameType
+
+import msgspec
+import uvicorn
+import uvloop
+
+from gateway.app import Application, Boot, build
+from gateway.http_protocol import BoundedProtocol
+
+# Longer than any sensible client's keep-alive pool holds an idle connection.
+KEEP_ALIVE_S = 75
+SETTLE_POLL_S = 0.05
+ABANDON_S = 1.0
+
+
+class WorkerBoot(msgspec.Struct, frozen=True):
+    """The first line of standard input, as JSON. listen_fd: the socket that the parent has bound."""
+
+    boot: Boot
+    listen_fd: int
+    status_fd: int
+
+
+class ModelLine(msgspec.Struct, frozen=True):
+    """A model as the banner shows it; operations empty: no replica of it was reached."""
+
+    name: str
+    backend: str
+    operations: tuple[str, ...]
+    dtype: str | None = None
+    dimensions: int | None = None
+    max_input_tokens: int | None = None
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The worker's one report: every upstream has settled, and this is what can be called."""
+
+    models: tuple[ModelLine, ...]
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn that finishes what is in flight, answering 503 to what is new, before it closes."""
+
+    def __init__(self, config: uvicorn.Config, application: Application, drain_s: float) -> None:
+        super().__init__(config)
+        self._application = application
+        self._drain_s = drain_s
+        self._stopping: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM starts the drain; a second one ends it."""
+        del sig, frame
+        if self._stopping is not None:
+            self.force_exit = True
+            self.should_exit = True
+            return
+        loop = asyncio.get_event_loop()
+        self._stopping = loop.create_task(self._stop())
+        logging.getLogger("gateway").info("stopping")
+
+    async def _stop(self) -> None:
+        if not await self._application.in_flight.drain(self._drain_s):
+            left = self._application.in_flight.calls
+            logging.getLogger("gateway").warning("stopped with %d calls unfinished", left)
+            # They are told so; a moment for the answers to leave.
+            self._application.in_flight.abandon()
+            await self._application.in_flight.drain(ABANDON_S)
+        self.should_exit = True
+
+
+def main() -> None:
+    """Entry point of the child process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
+    )
+    for chatty in ("uvicorn", "httpx"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
+    Thread(target=_end_with_parent, daemon=True).start()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(boot))
+
+
+async def _serve(boot: WorkerBoot) -> None:
+    application = build(boot.boot)
+    drain_s = boot.boot.config.drain_s
+    config = uvicorn.Config(
+        application.asgi,
+        http=BoundedProtocol,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+    )
+    server = DrainingServer(config, application, drain_s)
+    reporting = asyncio.create_task(_report(application, boot, server))
+    await server.serve(sockets=[socket.socket(fileno=boot.listen_fd)])
+    reporting.cancel()
+
+
+async def _report(application: Application, boot: WorkerBoot, server: uvicorn.Server) -> None:
+    upstreams = application.gateway.upstreams.values()
+    # The prober owns the event of joining; polling for it while starting keeps the two apart.
+    while not server.started or not all(one.settled for one in upstreams):  # noqa: ASYNC110
+        await asyncio.sleep(SETTLE_POLL_S)
+    ready = Ready(tuple(_line(application, name) for name in boot.boot.config.models))
+    os.write(boot.status_fd, msgspec.json.encode(ready) + b"\n")
+
+
+def _line(application: Application, name: str) -> ModelLine:
+    routes = application.gateway.routes
+    upstream = application.gateway.upstreams[routes.upstream_of(name)]
+    told = upstream.capabilities
+    if told is None:
+        return ModelLine(name, upstream.settings.backend, ())
+    operations = tuple(one.value for one in routes.operations(name))
+    return ModelLine(
+        name,
+        upstream.settings.backend,
+        operations,
+        told.dtype,
+        told.dimensions,
+        told.max_input_tokens,
+    )
+
+
+def _end_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

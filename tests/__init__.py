@@ -1,0 +1,1 @@
+"""Tests; a test's name says the promise."""

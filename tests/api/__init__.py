@@ -1,0 +1,1 @@
+"""Promises on the served wires, through the booted gateway."""

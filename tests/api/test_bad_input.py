@@ -1,0 +1,359 @@
+"""Every way to ask wrongly, and what each dialect answers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.tenants.keyring import key_digest
+from tests.conftest import CONFIG, KEY, Boots, Running
+from tests.fakes.hooks import RERANKER, Gate, hooked, until
+from tests.fakes.tei import FakeTei
+
+OPENAI, EMBED, RERANK, SIMILARITY, TOKENIZE = (
+    "/v1/embeddings",
+    "/embed",
+    "/rerank",
+    "/similarity",
+    "/tokenize",
+)
+TENANTS = f"""
+tenants:
+  acme: {{keys: ["{key_digest(KEY)}"], models: [bge]}}
+"""
+MEGABYTE = 1_000_000
+
+
+def assert_openai(reply: httpx.Response, status: int, code: str | None, param: str | None = None) -> None:
+    """OpenAI's envelope: four keys, two of them string or null."""
+    assert "application/json" == reply.headers["content-type"]
+    error = reply.json()["error"]
+    assert ["error"] == list(reply.json())
+    assert {"message", "type", "param", "code"} == error.keys()
+    assert (status, "invalid_request_error") == (reply.status_code, error["type"])
+    assert (code, param) == (error["code"], error["param"])
+    assert error["message"]
+
+
+def assert_tei(reply: httpx.Response, status: int, error_type: str) -> None:
+    """TEI's envelope: two keys."""
+    assert "application/json" == reply.headers["content-type"]
+    assert {"error", "error_type"} == reply.json().keys()
+    assert (status, error_type) == (reply.status_code, reply.json()["error_type"])
+    assert reply.json()["error"]
+
+
+async def sent(boot: Boots, path: str, body: bytes, config: str = CONFIG, **headers: str) -> httpx.Response:
+    """One POST of raw bytes."""
+    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with boot(servers, config) as gateway:
+        return await gateway.client.post(path, content=body, headers=named)
+
+
+NOT_JSON = {
+    "nothing": b"",
+    "spaces": b"   ",
+    "cut_off": b'{"input": "a',
+    "one_brace_too_many": b'{"input": "a", "inputs": "a"}}',
+    "single_quotes": b"{'input': 'a'}",
+    "not_a_number": b'{"input": "a", "inputs": "a", "dimensions": NaN}',
+    "infinity": b'{"input": "a", "inputs": "a", "dimensions": Infinity}',
+    "invalid_utf8": b'{"input": "\xff", "inputs": "\xff"}',
+    "overlong_utf8": b'{"input": "\xc0\xaf", "inputs": "\xc0\xaf"}',
+    "surrogate_in_utf8": b'{"input": "\xed\xa0\x80", "inputs": "\xed\xa0\x80"}',
+    "lone_high_surrogate": b'{"input": "\\ud800 a", "inputs": "\\ud800 a"}',
+    "lone_low_surrogate": b'{"input": "\\udc00 a", "inputs": "\\udc00 a"}',
+    "utf16": '{"input": "a", "inputs": "a"}'.encode("utf-16"),
+    "form": b"input=a&inputs=a",
+    "deep_list": b'{"unheard_of": ' + b"[" * 100_000 + b"]" * 100_000 + b', "input": "a", "inputs": "a"}',
+    "deep_object": b'{"x":' * 100_000 + b"1" + b"}" * 100_000,
+}
+
+
+@pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON.keys())
+async def test_what_is_not_json_is_400_in_both_dialects(boot: Boots, body: bytes) -> None:
+    assert_openai(await sent(boot, OPENAI, body), 400, None)
+    assert_tei(await sent(boot, EMBED, body), 400, "Validation")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ([], None),
+        ("a", None),
+        (None, None),
+        ({}, None),
+        ({"model": "bge"}, None),
+        ({"input": None}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": ["a", None]}, "input"),
+        ({"input": ["a", 1.5]}, "input"),
+        ({"input": [[["a"]]]}, "input"),
+        ({"input": "a", "model": 5}, "model"),
+        ({"input": "a", "encoding_format": "binary"}, "encoding_format"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": -1}, "dimensions"),
+        ({"input": "a", "dimensions": 1.5}, "dimensions"),
+        ({"input": "a", "dimensions": "4"}, "dimensions"),
+        ({"input": "a", "dimensions": 2**70}, "dimensions"),
+        ({"input": "a", "user": 7}, "user"),
+    ],
+    ids=str,
+)
+async def test_openai_names_the_field_of_the_wrong_type(boot: Boots, body: Any, param: str | None) -> None:
+    assert_openai(await sent(boot, OPENAI, json.dumps(body).encode()), 400, None, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (EMBED, []),
+        (EMBED, {}),
+        (EMBED, {"inputs": 5}),
+        (EMBED, {"inputs": "a", "truncate": "yes"}),
+        (EMBED, {"inputs": "a", "truncation_direction": "up"}),
+        (EMBED, {"inputs": "a", "normalize": 1}),
+        (EMBED, {"inputs": "a", "prompt_name": 1}),
+        (EMBED, {"inputs": "a", "dimensions": 0}),
+        (EMBED, {"inputs": "a", "dimensions": 1.5}),
+        (EMBED, {"inputs": "a", "dimensions": 9}),
+        (RERANK, {"query": "q"}),
+        (RERANK, {"texts": ["a"]}),
+        (RERANK, {"query": "q", "texts": "a"}),
+        (RERANK, {"query": ["q"], "texts": ["a"]}),
+        (RERANK, {"query": "q", "texts": ["a", 1]}),
+        (SIMILARITY, {"inputs": "a"}),
+        (SIMILARITY, {"inputs": {"source_sentence": "a"}}),
+        (SIMILARITY, {"inputs": {"source_sentence": "a", "sentences": "b"}}),
+        (SIMILARITY, {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": []}),
+        (TOKENIZE, {"inputs": [1, 2]}),
+        (TOKENIZE, {"inputs": "a", "add_special_tokens": None}),
+    ],
+    ids=str,
+)
+async def test_tei_answers_422_to_a_wrong_value(boot: Boots, path: str, body: Any) -> None:
+    assert_tei(await sent(boot, path, json.dumps(body).encode()), 422, "Validation")
+
+
+@pytest.mark.parametrize("given", ["", [], ["a", ""], [""]], ids=str)
+async def test_openai_refuses_an_empty_input(boot: Boots, given: Any) -> None:
+    assert_openai(
+        await sent(boot, OPENAI, json.dumps({"input": given}).encode()), 400, "empty_input", "input"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (EMBED, {"inputs": ""}),
+        (EMBED, {"inputs": []}),
+        (EMBED, {"inputs": ["a", ""]}),
+        (RERANK, {"query": "q", "texts": []}),
+        (RERANK, {"query": "", "texts": ["a"]}),
+        (SIMILARITY, {"inputs": {"source_sentence": "a", "sentences": []}}),
+        (SIMILARITY, {"inputs": {"source_sentence": "", "sentences": ["a"]}}),
+        (SIMILARITY, {"inputs": {"source_sentence": "a", "sentences": [""]}}),
+        (TOKENIZE, {"inputs": []}),
+        (TOKENIZE, {"inputs": ""}),
+    ],
+    ids=str,
+)
+async def test_tei_calls_nothing_empty_and_400(boot: Boots, path: str, body: Any) -> None:
+    assert_tei(await sent(boot, path, json.dumps(body).encode()), 400, "Empty")
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 3], [[1, 2], [3]], ["a", [1]], ["a", 1]], ids=str)
+async def test_token_ids_are_refused_with_the_way_out(boot: Boots, ids: Any) -> None:
+    openai = await sent(boot, OPENAI, json.dumps({"input": ids}).encode())
+    tei = await sent(boot, EMBED, json.dumps({"inputs": ids}).encode())
+
+    assert_openai(openai, 400, None, "input")
+    assert_tei(tei, 422, "Validation")
+    assert "check_embedding_ctx_length=False" in openai.json()["error"]["message"]
+    assert "check_embedding_ctx_length=False" in tei.json()["error"]
+
+
+async def test_2048_inputs_are_taken_and_2049_are_not(boot: Boots) -> None:
+    most, more = ["a"] * 2048, ["a"] * 2049
+
+    assert 200 == (await sent(boot, OPENAI, json.dumps({"input": most}).encode())).status_code
+    assert_openai(await sent(boot, OPENAI, json.dumps({"input": more}).encode()), 400, None, "input")
+    assert_tei(await sent(boot, EMBED, json.dumps({"inputs": more}).encode()), 422, "Validation")
+    body = {"query": "q", "texts": more}
+    assert_tei(await sent(boot, RERANK, json.dumps(body).encode()), 422, "Validation")
+    body = {"inputs": {"source_sentence": "a", "sentences": more}}
+    assert_tei(await sent(boot, SIMILARITY, json.dumps(body).encode()), 422, "Validation")
+
+
+async def test_more_dimensions_than_the_model_has_are_the_callers_fault(boot: Boots) -> None:
+    openai = await sent(boot, OPENAI, b'{"input": "a", "dimensions": 9}')
+    assert_openai(openai, 400, None)
+
+
+@pytest.mark.parametrize("model", ["nowhere", "", "BGE", "bge ", "/bge", "\x00"])
+async def test_an_unknown_model_is_404(boot: Boots, model: str) -> None:
+    openai = await sent(boot, OPENAI, json.dumps({"input": "a", "model": model}).encode())
+    tei = await sent(boot, EMBED, json.dumps({"inputs": "a", "model": model}).encode())
+
+    assert_openai(openai, 404, "model_not_found", "model")
+    assert_tei(tei, 404, "NotFound")
+
+
+async def test_a_model_that_the_tenant_may_not_use_is_403(boot: Boots) -> None:
+    config = CONFIG + TENANTS
+    openai = await sent(boot, OPENAI, b'{"input": "a", "model": "strict"}', config)
+    tei = await sent(boot, EMBED, b'{"inputs": "a", "model": "strict"}', config)
+
+    assert_openai(openai, 403, "model_forbidden", "model")
+    assert_tei(tei, 403, "Forbidden")
+
+
+@pytest.mark.parametrize(
+    "key", ["", "Bearer", "Bearer ", "Bearer wrong", "wrong", "Basic dGVzdC1rZXk=", f"Bearer {KEY}x"]
+)
+async def test_no_key_and_a_wrong_key_are_401(boot: Boots, key: str) -> None:
+    openai = await sent(boot, OPENAI, b'{"input": "a"}', authorization=key)
+    tei = await sent(boot, EMBED, b'{"inputs": "a"}', authorization=key)
+
+    assert_openai(openai, 401, "invalid_api_key")
+    assert_tei(tei, 401, "Unauthenticated")
+    assert "wrong" not in openai.text
+    assert "wrong" not in tei.text
+
+
+async def test_a_key_that_is_no_ascii_is_401(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        headers = [(b"authorization", b"Bearer \xff\xfe")]
+        reply = await gateway.client.post(OPENAI, json={"input": "a"}, headers=headers)
+
+    assert_openai(reply, 401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("key", [KEY, f"Bearer {KEY}", f"bearer {KEY}", f"Bearer   {KEY}"])
+async def test_a_key_is_taken_bare_or_as_a_bearer(boot: Boots, key: str) -> None:
+    assert 200 == (await sent(boot, OPENAI, b'{"input": "a"}', authorization=key)).status_code
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "deflate", "br", "zstd", "gzip, identity"])
+async def test_compressed_bodies_are_415(boot: Boots, encoding: str) -> None:
+    openai = await sent(boot, OPENAI, b'{"input": "a"}', content_encoding=encoding)
+    tei = await sent(boot, EMBED, b'{"inputs": "a"}', content_encoding=encoding)
+
+    assert_openai(openai, 415, "unsupported_media")
+    assert_tei(tei, 415, "Validation")
+
+
+async def test_the_identity_encoding_is_none(boot: Boots) -> None:
+    assert 200 == (await sent(boot, OPENAI, b'{"input": "a"}', content_encoding="identity")).status_code
+
+
+async def unread() -> AsyncIterator[bytes]:
+    """A body that nobody may ask for."""
+    raise AssertionError("the body was read")
+    yield b""
+
+
+async def megabytes(count: int, given: list[int]) -> AsyncIterator[bytes]:
+    """A body of a size that nobody is told; given counts what was read of it."""
+    yield b'{"input": "'
+    for _ in range(count):
+        given[0] += 1
+        yield b"a" * MEGABYTE
+    yield b'"}'
+
+
+async def too_large(gateway: Running, path: str, body: AsyncIterator[bytes], length: str) -> httpx.Response:
+    headers = {"content-length": length} if length else {"transfer-encoding": "chunked"}
+    return await gateway.client.post(path, content=body, headers=headers)
+
+
+async def test_a_body_declared_too_large_is_413_before_it_is_read(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        assert_openai(await too_large(gateway, OPENAI, unread(), str(40 * MEGABYTE)), 413, "body_too_large")
+        assert_tei(await too_large(gateway, EMBED, unread(), str(40 * MEGABYTE)), 413, "Validation")
+
+
+async def test_a_body_streamed_too_large_is_413_and_not_read_to_its_end(boot: Boots) -> None:
+    given = [0]
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        assert_openai(await too_large(gateway, OPENAI, megabytes(40, given), ""), 413, "body_too_large")
+        assert 40 > given[0]
+        assert_tei(await too_large(gateway, EMBED, megabytes(40, given), ""), 413, "Validation")
+
+
+async def test_a_body_larger_than_all_permits_is_413_while_others_are_in_flight(boot: Boots) -> None:
+    gate = Gate()
+    async with boot({"tei-0": hooked(gate)}) as gateway:
+        held = asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))
+        await until(lambda: gate.waiting == 1)
+        reply = await too_large(gateway, OPENAI, unread(), str(600 * MEGABYTE))
+        gate.opened.set()
+        await held
+
+    assert_openai(reply, 413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nowhere", 404),
+        ("POST", "/v1/nowhere", 404),
+        ("POST", "/v1/", 404),
+        ("GET", OPENAI, 405),
+        ("DELETE", OPENAI, 405),
+        ("POST", "/v1/models", 405),
+        ("GET", "/embeddings", 405),
+    ],
+)
+async def test_what_is_not_there_speaks_openais_dialect_below_v1(
+    boot: Boots, method: str, path: str, status: int
+) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.request(method, path)
+
+    assert_openai(reply, status, "not_found" if status == 404 else "method_not_allowed")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("POST", "/nowhere", 404),
+        ("POST", "/models/bge/nowhere", 404),
+        ("POST", "/models/bge", 404),
+        ("POST", "/models//embed", 404),
+        ("GET", EMBED, 405),
+        ("PUT", RERANK, 405),
+        ("GET", "/models/bge/embed", 405),
+        ("POST", "/info", 405),
+        ("POST", "/health", 405),
+    ],
+)
+async def test_what_is_not_there_speaks_teis_dialect_elsewhere(
+    boot: Boots, method: str, path: str, status: int
+) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        assert_tei(await gateway.client.request(method, path), status, "NotFound")
+
+
+async def test_a_method_that_is_not_allowed_is_answered_with_those_that_are(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.get(EMBED)
+
+    # RFC 9110, 15.5.6: a 405 must carry Allow.
+    assert "POST" in reply.headers.get("allow", "")
+
+
+@pytest.mark.parametrize("body", [b'{"input": "a', b'{"input": 5}', b'{"input": "a", "model": "nowhere"}'])
+async def test_no_replica_hears_of_a_bad_call(boot: Boots, body: bytes) -> None:
+    server = FakeTei()
+    async with boot({"tei-0": server}) as gateway:
+        reply = await gateway.client.post(OPENAI, content=body)
+
+    assert 400 <= reply.status_code < 500
+    assert [] == server.requests

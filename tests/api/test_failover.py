@@ -1,0 +1,417 @@
+"""What callers see when replicas are dead, die, are full or slow."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from gateway.events import AttemptFinished, ReplicaChanged
+from tests.conftest import CONFIG, Boots, Running
+from tests.fakes.hooks import Gate, answering, breaking, hooked, until
+from tests.fakes.tei import FakeTei, vector_of
+
+OPENAI = "/v1/embeddings"
+INVALID = b'{"error":"Input validation error: no","error_type":"Validation"}'
+
+
+async def embed(gateway: Running, *texts: str, **headers: str) -> httpx.Response:
+    return await gateway.post(OPENAI, {"input": list(texts or ("a",))}, **headers)
+
+
+def assert_vectors(reply: httpx.Response, *texts: str) -> None:
+    """Each text got its own vector."""
+    assert 200 == reply.status_code, reply.text
+    got = [item["embedding"] for item in reply.json()["data"]]
+    np.testing.assert_array_equal([vector_of(text) for text in texts], np.array(got, np.float32))
+
+
+def sizes(server: FakeTei) -> list[int]:
+    """Inputs of each request that a server was sent."""
+    return [len(body["input"]) for _, body in server.requests]
+
+
+def attempts(gateway: Running) -> list[tuple[str, str]]:
+    return [(one.replica, one.outcome) for one in gateway.events if isinstance(one, AttemptFinished)]
+
+
+def narrow(settings: str) -> str:
+    """The config with more settings of the embedding upstream."""
+    return CONFIG.replace("embedder: {", f"embedder: {{{settings}, ")
+
+
+@pytest.mark.parametrize("alive", ["tei-0", "tei-1"])
+async def test_a_replica_that_was_never_there_is_not_waited_for(boot: Boots, alive: str) -> None:
+    async with boot({alive: FakeTei()}) as gateway:
+        assert_vectors(await embed(gateway, "a", "b"), "a", "b")
+
+    assert [(f"http://{alive}", "ok")] == attempts(gateway)
+
+
+async def test_a_replica_with_another_key_does_not_join(boot: Boots) -> None:
+    locked = FakeTei()
+    locked.api_key = "k"
+    async with boot({"tei-0": locked, "tei-1": FakeTei()}) as gateway:
+        for _ in range(4):
+            assert_vectors(await embed(gateway), "a")
+
+    assert [] == locked.requests
+
+
+@pytest.mark.parametrize(
+    "error", [httpx.ConnectError("refused"), httpx.ReadError("reset"), httpx.RemoteProtocolError("half")]
+)
+async def test_a_replica_that_dies_under_load_takes_no_call_with_it(boot: Boots, error: Exception) -> None:
+    dying, other = FakeTei(), FakeTei()
+    texts = [f"text {i}" for i in range(40)]
+    async with boot({"tei-0": dying, "tei-1": other}) as gateway:
+        await embed(gateway, *texts)
+        dying.hook = breaking(error)
+        replies = await asyncio.gather(*(embed(gateway, *texts) for _ in range(5)))
+
+    for reply in replies:
+        assert_vectors(reply, *texts)
+    assert ("embedder", "http://tei-0", "down") in [
+        (one.upstream, one.replica, one.state) for one in gateway.events if isinstance(one, ReplicaChanged)
+    ]
+
+
+async def test_an_ejected_replica_is_given_no_more_work(boot: Boots) -> None:
+    dying = hooked(breaking(httpx.ConnectError("refused")))
+    async with boot({"tei-0": dying, "tei-1": FakeTei()}) as gateway:
+        await asyncio.gather(*(embed(gateway) for _ in range(4)))
+        seen = len(dying.requests)
+        await asyncio.gather(*(embed(gateway) for _ in range(8)))
+
+    assert seen == len(dying.requests)
+
+
+async def test_a_replica_that_is_back_is_given_work_again(boot: Boots) -> None:
+    server = FakeTei()
+    async with boot({"tei-0": server}) as gateway:
+        server.hook = breaking(httpx.ConnectError("refused"))
+        gone = await embed(gateway)
+        server.hook = None
+        async with asyncio.timeout(10):
+            while (await gateway.client.get("/health")).status_code != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        back = await embed(gateway)
+
+    assert (503, 200) == (gone.status_code, back.status_code)
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 404, 401, 424])
+async def test_one_replicas_fault_is_another_replicas_work(boot: Boots, status: int) -> None:
+    servers = {"tei-0": hooked(answering(status)), "tei-1": FakeTei()}
+    async with boot(servers) as gateway:
+        for _ in range(3):
+            assert_vectors(await embed(gateway, "a", "b"), "a", "b")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[[0.1", b"", b"[]"])
+async def test_nonsense_from_one_replica_is_never_passed_on(boot: Boots, body: bytes) -> None:
+    servers = {"tei-0": hooked(answering(200, body)), "tei-1": FakeTei()}
+    async with boot(servers) as gateway:
+        for _ in range(3):
+            assert_vectors(await embed(gateway, "a", "b"), "a", "b")
+
+
+async def test_the_callers_fault_is_not_tried_twice(boot: Boots) -> None:
+    servers = {name: hooked(answering(422, INVALID)) for name in ("tei-0", "tei-1")}
+    async with boot(servers) as gateway:
+        reply = await embed(gateway)
+
+    assert 400 == reply.status_code
+    assert 1 == sum(len(server.requests) for server in servers.values())
+
+
+@pytest.mark.parametrize(
+    ("status", "openai", "code", "tei"),
+    [
+        (429, 429, "overloaded", 429),
+        (500, 502, "upstream_failed", 424),
+        (401, 502, "upstream_failed", 424),
+        (503, 503, "no_replica", 503),
+    ],
+)
+async def test_what_every_replica_says_is_what_the_caller_hears(
+    boot: Boots, status: int, openai: int, code: str, tei: int
+) -> None:
+    servers = {name: hooked(answering(status)) for name in ("tei-0", "tei-1")}
+    async with boot(servers) as gateway:
+        first = await embed(gateway)
+        second = await gateway.post("/embed", {"inputs": "a"})
+
+    assert (openai, code) == (first.status_code, first.json()["error"]["code"])
+    assert tei == second.status_code
+    assert (openai in (429, 503)) is ("retry-after" in first.headers)
+
+
+async def test_each_replica_is_tried_once_for_a_call(boot: Boots) -> None:
+    servers = {name: hooked(answering(500)) for name in ("tei-0", "tei-1")}
+    async with boot(servers) as gateway:
+        await embed(gateway)
+
+    assert [1, 1] == [len(server.requests) for server in servers.values()]
+
+
+@pytest.mark.parametrize("path", [OPENAI, "/embed", "/similarity", "/rerank", "/tokenize"])
+async def test_without_any_replica_it_is_503_and_come_back(boot: Boots, path: str) -> None:
+    body: dict[str, Any] = {"input": "a", "inputs": "a", "query": "q", "texts": ["a"]}
+    if path == "/similarity":
+        body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
+    async with boot({}) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert 503 == reply.status_code
+    assert 1 <= int(reply.headers["retry-after"]) <= 60
+
+
+async def test_a_replica_that_hangs_is_left_for_another_in_time(boot: Boots) -> None:
+    servers = {"tei-0": hooked(Gate()), "tei-1": FakeTei()}
+    async with boot(servers, narrow("policy: round_robin, attempt_timeout_s: 0.05")) as gateway:
+        replies = [await embed(gateway) for _ in range(2)]
+
+    for reply in replies:
+        assert_vectors(reply, "a")
+    assert ("http://tei-0", "timed_out") in attempts(gateway)
+
+
+async def test_an_attempt_leaves_half_of_the_time_for_another_replica(boot: Boots) -> None:
+    servers = {"tei-0": hooked(Gate()), "tei-1": FakeTei()}
+    async with boot(servers, narrow("policy: round_robin")) as gateway:
+        replies = [await embed(gateway, x_timeout_s="2") for _ in range(2)]
+
+    assert [200, 200] == [reply.status_code for reply in replies]
+
+
+async def test_a_deadline_that_passes_is_504_and_frees_the_replica(boot: Boots) -> None:
+    gates = [Gate(), Gate()]
+    async with boot({"tei-0": hooked(gates[0]), "tei-1": hooked(gates[1])}) as gateway:
+        openai = await embed(gateway, *["a"] * 20, x_timeout_s="0.1")
+        await until(lambda: not gates[0].waiting and not gates[1].waiting)
+
+    assert (504, "deadline_exceeded") == (openai.status_code, openai.json()["error"]["code"])
+
+
+@pytest.mark.parametrize("alive", [["tei-0"], ["tei-0", "tei-1"]])
+async def test_a_call_of_200_is_split_and_joined_in_order(boot: Boots, alive: list[str]) -> None:
+    servers = {name: FakeTei() for name in alive}
+    texts = [f"text {i}" for i in range(200)]
+    async with boot(servers) as gateway:
+        reply = await embed(gateway, *texts)
+
+    assert_vectors(reply, *texts)
+    assert {"prompt_tokens": 800, "total_tokens": 800} == reply.json()["usage"]
+    assert [4] * 50 == [size for server in servers.values() for size in sizes(server)]
+    assert all(server.requests for server in servers.values())
+
+
+async def test_replies_in_any_order_are_joined_in_the_callers(boot: Boots) -> None:
+    gate = Gate()
+    server = FakeTei()
+
+    async def hook(path: str, sent: dict[str, Any]) -> None:
+        if "text 0" in sent["input"]:
+            await gate(path, sent)
+
+    server.hook = hook
+    texts = [f"text {i}" for i in range(12)]
+    async with boot({"tei-0": server}) as gateway:
+        call = asyncio.create_task(embed(gateway, *texts))
+        await until(lambda: [one for _, one in attempts(gateway)] == ["ok", "ok"])
+        gate.opened.set()
+        reply = await call
+
+    assert_vectors(reply, *texts)
+
+
+async def test_the_config_makes_batches_smaller_never_larger(boot: Boots) -> None:
+    servers = [FakeTei(), FakeTei()]
+    for server, bound in zip(servers, (3, 100), strict=True):
+        async with boot({"tei-0": server}, narrow(f"batch_inputs: {bound}")) as gateway:
+            assert 200 == (await embed(gateway, *["a"] * 12)).status_code
+
+    assert [[3, 3, 3, 3], [4, 4, 4]] == [sizes(server) for server in servers]
+
+
+@pytest.mark.parametrize(("first", "second"), [(4, 2), (2, 4)])
+async def test_replicas_of_unequal_bounds_all_get_what_they_take(
+    boot: Boots, first: int, second: int
+) -> None:
+    servers = {"tei-0": FakeTei(max_client_batch_size=first), "tei-1": FakeTei(max_client_batch_size=second)}
+    texts = [f"text {i}" for i in range(16)]
+    async with boot(servers) as gateway:
+        reply = await embed(gateway, *texts)
+
+    assert_vectors(reply, *texts)
+
+
+async def test_more_inputs_than_permits_wait_for_permits(boot: Boots) -> None:
+    gate = Gate()
+    server = hooked(gate, max_concurrent_requests=8)
+    async with boot({"tei-0": server}) as gateway:
+        call = asyncio.create_task(embed(gateway, *["a"] * 20))
+        await until(lambda: gate.waiting == 2)
+        at_once = sum(sizes(server))
+        gate.opened.set()
+        reply = await call
+
+    assert (8, 200) == (at_once, reply.status_code)
+
+
+async def test_one_bad_batch_fails_the_call_and_calls_the_others_off(boot: Boots) -> None:
+    gate = Gate()
+    server = FakeTei()
+
+    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
+        return (422, INVALID) if "bad" in sent["input"] else await gate(path, sent)
+
+    server.hook = hook
+    async with boot({"tei-0": server}) as gateway:
+        reply = await embed(gateway, *["a"] * 11, "bad")
+        await until(lambda: gate.waiting == 0)
+
+    assert 400 == reply.status_code
+
+
+async def test_vectors_of_two_widths_are_an_upstreams_fault(boot: Boots) -> None:
+    odd = FakeTei()
+
+    async def hook(path: str, sent: dict[str, Any]) -> None:
+        sent["dimensions"] = 4
+
+    odd.hook = hook
+    async with boot({"tei-0": FakeTei(), "tei-1": odd}) as gateway:
+        reply = await embed(gateway, *["a"] * 16)
+
+    assert (502, "upstream_failed") == (reply.status_code, reply.json()["error"]["code"])
+
+
+async def test_a_cancelled_caller_frees_its_slot(boot: Boots) -> None:
+    gate = Gate()
+    async with boot({"tei-0": hooked(gate)}, narrow("in_flight_batches: 1")) as gateway:
+        gone = asyncio.create_task(embed(gateway, "gone"))
+        await until(lambda: gate.waiting == 1)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await until(lambda: gate.waiting == 0)
+        gate.opened.set()
+        reply = await embed(gateway)
+
+    assert_vectors(reply, "a")
+
+
+async def test_a_cancelled_caller_that_waits_is_never_sent(boot: Boots) -> None:
+    gate = Gate()
+    server = hooked(gate)
+    async with boot({"tei-0": server}, narrow("in_flight_batches: 1")) as gateway:
+        first, gone = (asyncio.create_task(embed(gateway, text)) for text in ("first", "gone"))
+        await until_queued(gateway, 8)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        left = await queued(gateway)
+        gate.opened.set()
+        await first
+
+    assert 0 == left
+    assert [["first"]] == [body["input"] for _, body in server.requests]
+
+
+async def test_a_caller_that_hangs_up_frees_its_slot(boot: Boots) -> None:
+    gate, asked = Gate(), asyncio.Event()
+    async with boot({"tei-0": hooked(gate)}) as gateway:
+
+        async def receive() -> dict[str, Any]:
+            if not asked.is_set():
+                asked.set()
+                return {"type": "http.request", "body": b'{"input": "a"}', "more_body": False}
+            await until(lambda: gate.waiting == 1)
+            return {"type": "http.disconnect"}
+
+        call = asyncio.create_task(asgi(gateway)(post_scope(gateway), receive, ignored))
+        await asyncio.wait([call], timeout=2)
+        held = gate.waiting
+        gate.opened.set()
+        await asyncio.gather(call, return_exceptions=True)
+
+    assert 0 == held
+
+
+async def test_past_the_lanes_bound_it_is_429_and_come_back(boot: Boots) -> None:
+    gate = Gate()
+    config = narrow("in_flight_batches: 1, queue_tokens: 10")
+    async with boot({"tei-0": hooked(gate)}, config) as gateway:
+        calls = [asyncio.create_task(embed(gateway)) for _ in range(3)]
+        await until_queued(gateway, 10)
+        openai = await embed(gateway)
+        tei = await gateway.post("/embed", {"inputs": "a"})
+        gate.opened.set()
+        done = await asyncio.gather(*calls)
+
+    assert (429, "server_error", "overloaded") == (
+        openai.status_code,
+        openai.json()["error"]["type"],
+        openai.json()["error"]["code"],
+    )
+    assert (429, "Overloaded") == (tei.status_code, tei.json()["error_type"])
+    assert all(1 <= int(reply.headers["retry-after"]) <= 60 for reply in (openai, tei))
+    assert [200] * 3 == [reply.status_code for reply in done]
+
+
+async def test_a_call_larger_than_the_lanes_bound_passes_an_idle_lane(boot: Boots) -> None:
+    texts = [f"text {i}" for i in range(16)]
+    config = narrow("in_flight_batches: 1, queue_tokens: 20")
+    async with boot({"tei-0": FakeTei()}, config) as gateway:
+        reply = await embed(gateway, *texts)
+
+    # Refused, it would be refused again each time it came back.
+    assert_vectors(reply, *texts)
+
+
+def asgi(gateway: Running) -> Any:
+    transport: Any = gateway.client._transport
+    return transport.app
+
+
+async def queued(gateway: Running) -> int:
+    """Tokens that wait in front of the embedding upstream, as /metrics tells."""
+    page = (await gateway.client.get("/metrics")).text
+    (line,) = [
+        one for one in page.splitlines() if one.startswith('gateway_lane_queued_tokens{upstream="embedder"}')
+    ]
+    return int(float(line.split()[-1]))
+
+
+async def until_queued(gateway: Running, tokens: int) -> None:
+    """Let other tasks run until so much waits."""
+    async with asyncio.timeout(10):
+        while await queued(gateway) != tokens:
+            pass
+
+
+def post_scope(gateway: Running) -> dict[str, Any]:
+    """One POST as a server hands it over."""
+    headers = [
+        (b"authorization", gateway.client.headers["authorization"].encode()),
+        (b"content-length", b"14"),
+    ]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": OPENAI,
+        "raw_path": OPENAI.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("gateway", 80),
+    }
+
+
+async def ignored(message: Any) -> None:
+    """A send to nobody."""

@@ -1,0 +1,97 @@
+"""In the lane: the last slot for whoever comes next, classes, and bounds of one tenant."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.tenants.keyring import key_digest
+from tests.conftest import KEY, Boots
+from tests.fakes.hooks import Gate, until
+from tests.fakes.tei import FakeTei
+
+CONFIG = f"""
+upstreams:
+  one: {{backend: tei, replicas: ["http://tei-0"], in_flight_batches: 4}}
+models: {{bge: {{upstream: one}}}}
+tenants:
+  flood: {{keys: ["{key_digest(KEY)}"], queue_tokens: 200}}
+  victim: {{keys: ["{key_digest("victim-key")}"]}}
+"""
+VICTIM = {"authorization": "Bearer victim-key"}
+
+
+def gated() -> tuple[FakeTei, Gate]:
+    server, gate = FakeTei(), Gate()
+    server.hook = gate
+    return server, gate
+
+
+async def test_while_another_tenant_is_active_nobody_takes_the_last_slot(boot: Boots) -> None:
+    server, gate = gated()
+    async with boot({"tei-0": server}, CONFIG) as gateway:
+        gate.opened.set()
+        await gateway.client.post("/embed", json={"inputs": "hello"}, headers=VICTIM)
+        gate.opened.clear()
+        calls = [asyncio.create_task(gateway.post("/embed", {"inputs": f"{i}"})) for i in range(8)]
+        await until(lambda: gate.waiting == 3)
+        victim = asyncio.create_task(gateway.client.post("/embed", json={"inputs": "mine"}, headers=VICTIM))
+        await until(lambda: gate.waiting == 4)
+        sent = [body.get("input", body.get("inputs")) for _, body in server.requests]
+        gate.opened.set()
+        replies = await asyncio.gather(victim, *calls)
+
+    assert ["mine"] == sent[-1]
+    assert {200} == {reply.status_code for reply in replies}
+
+
+async def test_a_lone_tenant_gets_the_whole_window(boot: Boots) -> None:
+    server, gate = gated()
+    async with boot({"tei-0": server}, CONFIG) as gateway:
+        calls = [asyncio.create_task(gateway.post("/embed", {"inputs": f"{i}"})) for i in range(8)]
+        await until(lambda: gate.waiting == 4)
+        gate.opened.set()
+        assert {200} == {(await call).status_code for call in calls}
+
+
+async def test_a_call_may_lower_its_own_class(boot: Boots) -> None:
+    server, gate = gated()
+    async with boot({"tei-0": server}, CONFIG) as gateway:
+
+        def call(text: str, **headers: str) -> asyncio.Task[Any]:
+            return asyncio.create_task(gateway.post("/embed", {"inputs": text}, **headers))
+
+        held = [call(f"held {i}") for i in range(4)]
+        await until(lambda: gate.waiting == 4)
+        bulk = call("bulk", x_priority="bulk")
+        await asyncio.sleep(0)
+        query = call("query", x_priority="interactive")
+        await asyncio.sleep(0.05)
+        gate.opened.set()
+        await asyncio.gather(*held, bulk, query)
+
+    sent = [body.get("input", body.get("inputs"))[0] for _, body in server.requests]
+    assert sent.index("query") < sent.index("bulk")
+
+
+@pytest.mark.parametrize("sent", ["urgent", ""])
+async def test_a_class_that_is_none_is_refused(boot: Boots, sent: str) -> None:
+    async with boot({"tei-0": FakeTei()}, CONFIG) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"input": "a"}, x_priority=sent)
+
+    assert (400, "x-priority") == (reply.status_code, reply.json()["error"]["param"])
+
+
+async def test_a_tenant_past_its_own_bound_is_told_when_to_come_back_and_others_are_not(boot: Boots) -> None:
+    server, gate = gated()
+    async with boot({"tei-0": server}, CONFIG) as gateway:
+        calls = [asyncio.create_task(gateway.post("/embed", {"inputs": "x" * 30})) for _ in range(30)]
+        await until(lambda: sum(call.done() for call in calls) > 5)
+        refused = next(call for call in calls if call.done()).result()
+        victim = asyncio.create_task(gateway.client.post("/embed", json={"inputs": "a"}, headers=VICTIM))
+        gate.opened.set()
+        assert 200 == (await victim).status_code
+        await asyncio.gather(*calls)
+
+    assert (429, "Overloaded") == (refused.status_code, refused.json()["error_type"])
+    assert int(refused.headers["retry-after"]) >= 1

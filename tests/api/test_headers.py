@@ -1,0 +1,372 @@
+"""What replies carry beside their bodies."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.contract import Embedded, Operation, Truncate
+from gateway.api.answering import reply_headers
+from gateway.api.failures import rendered
+from gateway.api.paths import Dialect
+from gateway.errors import FACTS, GatewayError
+from gateway.quotas.ledger import MemoryLedger
+from gateway.routing.routes import Route
+from gateway.serve import Served
+from gateway.tenants.keyring import Tenant, key_digest
+from tests.conftest import CONFIG, KEY, Boots, Running
+from tests.fakes.hooks import RERANKER, Gate, answering, hooked, until
+from tests.fakes.tei import FakeTei
+
+OPENAI = "/v1/embeddings"
+STAGES = {"parse", "auth", "quota", "queue", "upstream", "encode"}
+NATIVE: Sequence[tuple[str, dict[str, Any]]] = [
+    ("/embed", {"inputs": "one two"}),
+    ("/models/org/bge/embed", {"inputs": "one two"}),
+    ("/rerank", {"query": "one", "texts": ["two"]}),
+    ("/models/bge/rerank", {"query": "one", "texts": ["two"]}),
+    ("/similarity", {"inputs": {"source_sentence": "one", "sentences": ["two"]}}),
+]
+COMPUTE = {
+    "x-compute-type",
+    "x-compute-time",
+    "x-compute-characters",
+    "x-compute-tokens",
+    "x-total-time",
+    "x-tokenization-time",
+    "x-queue-time",
+    "x-inference-time",
+}
+LIMITED = f"""
+tenants:
+  acme:
+    keys: ["{key_digest(KEY)}"]
+    limits: {{requests_per_minute: 2, requests_per_day: 100, tokens_per_minute: 1000}}
+"""
+
+
+def fakes() -> dict[str, FakeTei]:
+    """An embedding model on one replica, and a reranker."""
+    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+
+
+def drain(gateway: Running) -> None:
+    """Let the gateway behave as it does after SIGTERM."""
+    edge: Any = gateway.client._transport
+    edge.app._in_flight.draining = True
+
+
+@pytest.mark.parametrize("sent", ["a", "trace-1/2:3", "x" * 128])
+async def test_a_request_id_is_echoed(boot: Boots, sent: str) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(OPENAI, {"input": "a"}, x_request_id=sent)
+
+    assert [sent] == reply.headers.get_list("x-request-id")
+
+
+@pytest.mark.parametrize("sent", [b"", b"x" * 129, b"a\tb", b"caf\xe9", b"\x7f", b"\xff"])
+async def test_a_request_id_that_is_unfit_for_logs_is_replaced(boot: Boots, sent: bytes) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.client.post(OPENAI, json={"input": "a"}, headers=[(b"x-request-id", sent)])
+
+    (made,) = reply.headers.get_list("x-request-id")
+    assert sent.decode("latin-1") != made
+    assert 32 == len(made)
+
+
+async def test_each_call_gets_an_id_of_its_own(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        replies = [await gateway.post(OPENAI, {"input": "a"}) for _ in range(3)]
+
+    assert 3 == len({reply.headers["x-request-id"] for reply in replies})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("GET", "/nowhere", {}),
+        ("GET", "/embed", {}),
+        ("GET", "/livez", {}),
+        ("GET", "/docs/openapi.json", {}),
+        ("POST", OPENAI, {}),
+        ("POST", OPENAI, {"content-encoding": "gzip"}),
+        ("POST", OPENAI, {"authorization": "Bearer wrong"}),
+        ("POST", OPENAI, {"content-length": "99000000"}),
+    ],
+)
+async def test_every_reply_carries_the_request_id(
+    boot: Boots, method: str, path: str, headers: dict[str, str]
+) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.client.request(method, path, headers={"x-request-id": "mine", **headers})
+
+    assert "mine" == reply.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [*NATIVE, (OPENAI, {"input": "a"}), ("/tokenize", {"inputs": "a"})]
+)
+async def test_server_timing_tells_every_stage(boot: Boots, path: str, body: dict[str, Any]) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(path, body)
+
+    entries = dict(entry.split(";dur=") for entry in reply.headers["server-timing"].split(", "))
+    assert STAGES == entries.keys()
+    assert all(0 <= float(milliseconds) for milliseconds in entries.values())
+
+
+@pytest.mark.parametrize(("path", "body"), NATIVE)
+async def test_teis_routes_carry_teis_headers(boot: Boots, path: str, body: dict[str, Any]) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert COMPUTE <= reply.headers.keys()
+    assert all(reply.headers[name].isdecimal() for name in COMPUTE - {"x-compute-type"})
+
+
+async def test_compute_headers_count_characters_and_tokens(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        headers = (await gateway.post("/embed", {"inputs": ["one two", "größe"] * 3})).headers
+
+    assert (str(12 * 3), str(7 * 3)) == (headers["x-compute-characters"], headers["x-compute-tokens"])
+
+
+async def test_openais_route_carries_no_compute_headers(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(OPENAI, {"input": "a"})
+
+    assert not COMPUTE & reply.headers.keys()
+
+
+async def test_rate_limit_headers_show_the_tightest_limit_of_each_unit(boot: Boots) -> None:
+    ledger = MemoryLedger(lambda: 1_700_000_000_000_000)
+    async with boot(fakes(), CONFIG + LIMITED, ledger=ledger) as gateway:
+        reply = await gateway.post(OPENAI, {"input": "one two"})
+
+    told = {name: value for name, value in reply.headers.items() if name.startswith("x-ratelimit-")}
+    expected = {
+        "x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "1",
+        "x-ratelimit-reset-requests": "30s",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "996",
+        "x-ratelimit-reset-tokens": "240ms",
+    }
+    assert expected == told
+
+
+async def test_a_refusal_for_quota_shows_the_limits_too(boot: Boots) -> None:
+    ledger = MemoryLedger(lambda: 1_700_000_000_000_000)
+    async with boot(fakes(), CONFIG + LIMITED, ledger=ledger) as gateway:
+        for _ in range(2):
+            await gateway.post(OPENAI, {"input": "a"})
+        reply = await gateway.post(OPENAI, {"input": "a"})
+
+    assert (429, "30") == (reply.status_code, reply.headers["retry-after"])
+    assert ("2", "0", "1m0s") == tuple(
+        reply.headers[f"x-ratelimit-{what}-requests"] for what in ("limit", "remaining", "reset")
+    )
+
+
+async def test_a_tenant_without_limits_is_shown_none(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(OPENAI, {"input": "a"})
+
+    assert not [name for name in reply.headers if name.startswith("x-ratelimit-")]
+
+
+async def test_retry_after_is_on_every_503_of_a_gateway_without_replicas(boot: Boots) -> None:
+    async with boot({}) as gateway:
+        replies = [
+            await gateway.post(OPENAI, {"input": "a"}),
+            await gateway.post("/embed", {"inputs": "a"}),
+            await gateway.client.get("/health"),
+        ]
+
+    assert [503] * 3 == [reply.status_code for reply in replies]
+    assert all(1 <= int(reply.headers["retry-after"]) <= 60 for reply in replies)
+
+
+async def test_retry_after_is_on_the_429_of_a_full_upstream(boot: Boots) -> None:
+    servers = {name: hooked(answering(429)) for name in ("tei-0", "tei-1")}
+    async with boot(servers) as gateway:
+        reply = await gateway.post(OPENAI, {"input": "a"})
+
+    assert 429 == reply.status_code
+    assert 1 <= int(reply.headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize("path", [OPENAI, "/embed", "/readyz", "/v1/models"])
+async def test_a_stopping_gateway_says_when_to_come_back(boot: Boots, path: str) -> None:
+    async with boot(fakes()) as gateway:
+        drain(gateway)
+        reply = await gateway.client.get(path)
+
+    assert 503 == reply.status_code
+    assert 1 <= int(reply.headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize("path", ["/livez", "/health", "/models/bge/health", "/metrics"])
+async def test_probes_are_answered_while_stopping(boot: Boots, path: str) -> None:
+    async with boot(fakes()) as gateway:
+        drain(gateway)
+
+        assert 200 == (await gateway.client.get(path)).status_code
+
+
+async def test_readyz_waits_for_the_first_attempt_to_join(boot: Boots) -> None:
+    async def silent(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with boot({"tei-0": silent}, wait=False) as gateway:
+        reply = await gateway.client.get("/readyz")
+
+    assert 503 == reply.status_code
+    assert "embedder" in reply.json()["error"]
+    assert 1 <= int(reply.headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize("dialect", ["openai", "tei"])
+@pytest.mark.parametrize("kind", FACTS)
+def test_every_kind_that_is_429_or_503_says_when_to_come_back(kind: str, dialect: Dialect) -> None:
+    error_type = type("Any", (GatewayError,), {"kind": kind})
+    status, _, headers = rendered(error_type("why"), dialect)
+
+    assert (status in (429, 503)) is ("retry-after" in headers)
+    assert (status == 401) is ("www-authenticate" in headers)
+
+
+@pytest.mark.parametrize("path", [OPENAI, "/embed", "/v1/models", "/info"])
+async def test_a_401_says_how_to_authenticate(boot: Boots, path: str) -> None:
+    body = {"input": "a", "inputs": "a"}
+    async with boot(fakes()) as gateway:
+        method = "GET" if path in ("/v1/models", "/info") else "POST"
+        reply = await gateway.client.request(method, path, json=body, headers={"authorization": ""})
+
+    assert (401, "Bearer") == (reply.status_code, reply.headers["www-authenticate"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (OPENAI, {"input": ["a", "b"]}),
+        ("/embed", {"inputs": "a"}),
+        ("/embed", {"inputs": "w " * 20, "truncate": True, "dimensions": 8}),
+        ("/rerank", {"query": "q", "texts": ["w " * 20]}),
+        ("/similarity", {"inputs": {"source_sentence": "w " * 20, "sentences": ["a"]}}),
+    ],
+    ids=lambda one: str(one)[:30],
+)
+async def test_truncation_that_nobody_can_tell_is_unknown(
+    boot: Boots, path: str, body: dict[str, Any]
+) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert 200 == reply.status_code
+    expected = "unknown" if "w w" in str(body) else None
+    assert expected == reply.headers.get("x-truncated-inputs")
+
+
+async def test_one_unknown_batch_makes_the_whole_call_unknown(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(OPENAI, {"input": ["a"] * 9 + ["w " * 20]})
+
+    assert "unknown" == reply.headers["x-truncated-inputs"]
+
+
+async def test_a_model_that_cuts_nothing_never_says_truncated(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/embed", {"inputs": ["w " * 14] * 4, "model": "strict"})
+
+    assert 200 == reply.status_code
+    assert "x-truncated-inputs" not in reply.headers
+
+
+def served(truncated: tuple[int, ...] | None) -> Served:
+    """A reply of which some inputs were cut."""
+    route = Route("m", "u", Operation.EMBED, Truncate.RIGHT, 1.0)
+    reply = Embedded(np.ones((1, 1), np.float32), 1, truncated)
+    return Served(reply, Tenant("t"), route, ())
+
+
+@pytest.mark.parametrize(
+    ("truncated", "expected"),
+    [
+        ((), None),
+        (None, "unknown"),
+        ((0,), "0"),
+        ((0, 1), "0-1"),
+        ((0, 2, 4), "0,2,4"),
+        ((0, 1, 2, 3, 7), "0-3,7"),
+        ((5, 8, 9, 10, 2047), "5,8-10,2047"),
+        (tuple(range(2048)), "0-2047"),
+    ],
+)
+def test_truncated_inputs_are_written_as_ranges(
+    truncated: tuple[int, ...] | None, expected: str | None
+) -> None:
+    assert expected == reply_headers(served(truncated)).get("x-truncated-inputs")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sets(st.integers(0, 2047), min_size=1))
+def test_ranges_read_back_as_the_same_inputs(indices: set[int]) -> None:
+    header = reply_headers(served(tuple(sorted(indices))))["x-truncated-inputs"]
+
+    bounds = [(run.split("-")[0], run.split("-")[-1]) for run in header.split(",")]
+    assert sorted(indices) == [i for first, last in bounds for i in range(int(first), int(last) + 1)]
+
+
+@pytest.mark.parametrize("sent", ["0", "-1", "nan", "inf", "soon", "", "1e400"])
+async def test_a_time_that_is_none_is_the_callers_fault(boot: Boots, sent: str) -> None:
+    async with boot(fakes()) as gateway:
+        openai = await gateway.post(OPENAI, {"input": "a"}, x_timeout_s=sent)
+        tei = await gateway.post("/embed", {"inputs": "a"}, x_timeout_s=sent)
+
+    assert (400, "x-timeout-s") == (openai.status_code, openai.json()["error"]["param"])
+    assert (422, "Validation") == (tei.status_code, tei.json()["error_type"])
+
+
+@pytest.mark.parametrize("sent", ["30", "0.5", "1e3", " 5 "])
+async def test_a_time_in_seconds_is_taken(boot: Boots, sent: str) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(OPENAI, {"input": "a"}, x_timeout_s=sent)
+
+    assert 200 == reply.status_code
+
+
+async def test_the_callers_time_ends_a_call_that_waits(boot: Boots) -> None:
+    gate = Gate()
+    async with boot({"tei-0": hooked(gate)}) as gateway:
+        openai = await gateway.post(OPENAI, {"input": "a"}, x_timeout_s="0.05")
+        tei = await gateway.post("/embed", {"inputs": "a"}, x_timeout_s="0.05")
+        await until(lambda: gate.waiting == 0)
+
+    assert (504, "deadline_exceeded") == (openai.status_code, openai.json()["error"]["code"])
+    assert (424, "Backend") == (tei.status_code, tei.json()["error_type"])
+
+
+async def test_the_caller_cannot_have_more_time_than_the_model_gives(boot: Boots) -> None:
+    config = CONFIG.replace("strict: {", "strict: {deadline_s: 0.05, ")
+    async with boot({"tei-0": hooked(Gate())}, config) as gateway:
+        reply = await gateway.post(OPENAI, {"input": "a", "model": "strict"}, x_timeout_s="600")
+
+    assert 504 == reply.status_code
+
+
+def test_no_kind_of_error_is_without_a_row() -> None:
+    kinds = {one.kind for one in _subclasses(GatewayError)}
+
+    assert kinds <= FACTS.keys()
+    assert all(isinstance(row, msgspec.Struct) for row in FACTS.values())
+
+
+def _subclasses(kind: type[GatewayError]) -> set[type[GatewayError]]:
+    own = {one for one in kind.__subclasses__() if one.__module__ == GatewayError.__module__}
+    return own | {deeper for one in own for deeper in _subclasses(one)}

@@ -1,0 +1,117 @@
+"""Connections that owe something and do not give it are ended; a head has a size."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from gateway.http_protocol import BoundedProtocol
+
+HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
+
+
+class Impatient(BoundedProtocol):
+    """The same with bounds that a test can wait for."""
+
+    head_timeout_s = 0.2
+    body_timeout_s = 0.2
+    write_timeout_s = 0.2
+
+
+async def large_answer(scope: Any, receive: Any, send: Any) -> None:
+    """Reads the body, then answers with more than any buffer between two sockets holds."""
+    while (await receive()).get("more_body"):
+        pass
+    size = 30_000_000 if scope["path"] == "/large" else 2
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"x" * size})
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Connection]:
+    config = uvicorn.Config(large_answer, port=0, http=Impatient, lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn tells nobody
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        server.should_exit = True
+        await serving
+
+
+async def answer_to(*pieces: bytes) -> bytes:
+    """All that the server says until it closes."""
+    async with connected() as (reader, writer), asyncio.timeout(10):
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        return await reader.read()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST",
+        HEAD,
+        HEAD + b"content-length: 5\r\n\r\n",
+        HEAD + b"content-length: 5\r\n\r\nab",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
+    ],
+)
+async def test_half_a_request_is_answered_as_too_slow(sent: bytes) -> None:
+    answer = await answer_to(sent)
+
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"error"' in answer
+
+
+async def test_a_connection_that_says_nothing_is_closed() -> None:
+    assert b"" == await answer_to()
+
+
+async def test_a_head_that_is_too_large_is_refused_before_it_ends() -> None:
+    lines = [b"x-%d: %s\r\n" % (number, b"y" * 1000) for number in range(100)]
+
+    assert (await answer_to(HEAD, *lines)).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_large_body_right_behind_its_head_is_no_large_head() -> None:
+    body = b"z" * 500_000
+    head = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+
+    assert (await answer_to(head + body)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_requests_one_after_another_on_a_connection_are_all_answered() -> None:
+    async with connected() as (reader, writer), asyncio.timeout(10):
+        for _ in range(3):
+            writer.write(HEAD + b"content-length: 2\r\n\r\nab")
+            await reader.readuntil(b"xx")
+
+
+async def test_a_client_that_takes_no_answer_is_closed() -> None:
+    async with connected() as (reader, writer), asyncio.timeout(10):
+        writer.write(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.6)  # The server's timer is a real one.
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await reader.readexactly(30_000_000)
+
+
+async def test_what_is_no_http_is_refused_as_json() -> None:
+    answer = await answer_to(b"NONSENSE\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"application/json" in answer

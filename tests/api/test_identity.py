@@ -1,0 +1,62 @@
+"""Guessing is slowed, by address; a valid key always passes; whose forwarded address counts is configured."""
+
+import pytest
+from litestar import Request
+
+from gateway.api.identity import Identity
+from gateway.tenants.guesses import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, Guesses
+from gateway.tenants.keyring import Keyring, key_digest
+from tests.conftest import Boots
+from tests.fakes.tei import FakeTei
+
+WRONG = {"authorization": "Bearer wrong"}
+
+
+async def test_an_address_that_guesses_is_slowed_and_a_valid_key_passes_all_the_same(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        tried = [await gateway.client.get("/v1/models", headers=WRONG) for _ in range(GUESSES_MAX + 3)]
+        posted = await gateway.client.post("/embed", json={"inputs": "a"}, headers=WRONG)
+        valid = await gateway.post("/embed", {"inputs": "a"})
+
+    assert [401] * GUESSES_MAX + [429] * 3 == [reply.status_code for reply in tried]
+    assert all(int(reply.headers["retry-after"]) >= 1 for reply in tried[GUESSES_MAX:])
+    assert (429, 200) == (posted.status_code, valid.status_code)
+
+
+def test_the_bucket_refills_and_addresses_do_not_share_it() -> None:
+    guesses = Guesses()
+    for _ in range(GUESSES_MAX):
+        assert 0 == guesses.wait_s("a", 100.0)
+        guesses.failed("a", 100.0)
+
+    assert REFILL_S == pytest.approx(guesses.wait_s("a", 100.0))
+    assert 0 == guesses.wait_s("b", 100.0)
+    assert 0 == guesses.wait_s("a", 100.0 + REFILL_S)
+
+
+def test_memory_stays_bounded_whatever_the_number_of_addresses() -> None:
+    guesses = Guesses()
+    for number in range(ADDRESSES_MAX + 500):
+        guesses.failed(str(number), 0.0)
+
+    assert ADDRESSES_MAX == len(guesses._empty_at_s)
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "address"),
+    [
+        ("10.0.0.1", "203.0.113.7", "203.0.113.7"),
+        ("10.0.0.1", "6.6.6.6, 203.0.113.7", "203.0.113.7"),
+        ("10.0.0.1", "203.0.113.7, 10.0.0.2", "203.0.113.7"),
+        ("203.0.113.9", "1.2.3.4", "203.0.113.9"),
+        ("10.0.0.1", "", "10.0.0.1"),
+        ("10.0.0.1", "nonsense", "nonsense"),
+    ],
+)
+def test_a_forwarded_address_counts_where_the_proxy_is_trusted(
+    peer: str, forwarded: str, address: str
+) -> None:
+    scope = {"type": "http", "client": (peer, 1), "headers": [(b"x-forwarded-for", forwarded.encode())]}
+    identity = Identity(Keyring({}, key_digest("k")), ["10.0.0.0/8"])
+
+    assert address == identity.address_of(Request(scope))  # type: ignore[arg-type]

@@ -1,0 +1,220 @@
+"""/metrics: names as Prometheus wants them, labels that no caller can multiply."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.api.paths import KNOWN, template_of
+from gateway.config import OPERATION_SEGMENTS
+from gateway.events import CallFinished
+from gateway.tenants.keyring import key_digest
+from tests.conftest import CONFIG, KEY, Boots, Running
+from tests.fakes.hooks import RERANKER, Gate, answering, hooked, until
+from tests.fakes.tei import FakeTei
+
+OPENAI = "/v1/embeddings"
+# Whatever a label's values are drawn from must be listed here, so that a new one is thought about.
+LABELS = {"route", "status", "outcome", "tenant", "model", "upstream", "replica", "decision", "le"}
+
+
+async def scraped(gateway: Running) -> list[Metric]:
+    """The families that belong to the gateway itself."""
+    reply = await gateway.client.get("/metrics")
+    assert 200 == reply.status_code
+    families = text_string_to_metric_families(reply.text)
+    return [one for one in families if not one.name.startswith(("process_", "python_"))]
+
+
+def value(families: list[Metric], sample: str, **labels: str) -> float:
+    """The sum of all samples of a name with these labels."""
+    found = [
+        one.value
+        for family in families
+        for one in family.samples
+        if one.name == sample and labels.items() <= one.labels.items()
+    ]
+    assert found, f"no {sample} {labels}"
+    return sum(found)
+
+
+def label_values(families: list[Metric]) -> Iterator[str]:
+    """Everything that stands in a label."""
+    for family in families:
+        for sample in family.samples:
+            yield from sample.labels.values()
+
+
+async def test_names_follow_prometheus(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        await gateway.post(OPENAI, {"input": "a"})
+        families = await scraped(gateway)
+
+    assert families
+    for one in families:
+        assert re.fullmatch(r"gateway(_[a-z]+)+", one.name), one.name
+        assert not re.search(r"_(ms|milliseconds|us|minutes|kb|mb|count|sum|bucket|total)$", one.name)
+        assert one.documentation, f"{one.name} has no help"
+        assert one.documentation.endswith("."), one.name
+        if one.type == "histogram":
+            assert one.name.endswith(("_seconds", "_tokens", "_inputs", "_bytes")), one.name
+
+
+async def test_labels_are_snake_case_and_known(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        await gateway.post(OPENAI, {"input": "a"})
+        families = await scraped(gateway)
+
+    used = {label for family in families for one in family.samples for label in one.labels}
+    assert used <= LABELS
+
+
+async def test_a_call_is_counted_once(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        for _ in range(3):
+            await gateway.post(OPENAI, {"input": ["one two", "three"]})
+        families = await scraped(gateway)
+
+    assert 3 == value(families, "gateway_calls_total", route=OPENAI, status="200", outcome="ok")
+    assert 3 * 7 == value(families, "gateway_tokens_total", tenant="default", model="bge")
+    assert 3 * 2 == value(families, "gateway_inputs_total", tenant="default", model="bge")
+    assert 3 == value(families, "gateway_attempts_total", upstream="embedder", outcome="ok")
+    assert 3 == value(families, "gateway_quota_decisions_total", tenant="default", decision="admitted")
+    assert 3 == value(families, "gateway_call_duration_seconds_count", route=OPENAI)
+
+
+async def test_failures_are_counted_by_their_kind(boot: Boots) -> None:
+    async with boot({"tei-0": hooked(answering(500))}) as gateway:
+        await gateway.post(OPENAI, {"input": ""})
+        await gateway.post(OPENAI, {"input": "a", "model": "nowhere"})
+        await gateway.post("/embed", {"inputs": "a"})
+        families = await scraped(gateway)
+
+    assert 1 == value(families, "gateway_calls_total", outcome="empty_input", status="400")
+    assert 1 == value(families, "gateway_calls_total", outcome="model_not_found", status="404")
+    assert 1 == value(families, "gateway_calls_total", outcome="upstream_failed", route="/embed")
+    assert 1 <= value(families, "gateway_attempts_total", outcome="failed")
+
+
+async def test_a_dead_replica_is_shown_as_down(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        families = await scraped(gateway)
+
+    assert 1 == value(families, "gateway_replica_up", replica="http://tei-0")
+    assert 0 == value(families, "gateway_replica_up", replica="http://tei-1")
+
+
+async def test_no_label_repeats_what_a_caller_made_up(boot: Boots) -> None:
+    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+    async with boot(servers) as gateway:
+        for path in ["/madeup", "/v1/madeup", "/v1/models/madeup", "/models/madeup/embed"]:
+            await gateway.client.get(path)
+            await gateway.client.post(path, json={"inputs": "a"})
+        await gateway.client.get("/models/bge/madeup")
+        await gateway.client.get("/models/bge/madeup/info")
+        await gateway.client.request("MADEUP", OPENAI)
+        await gateway.post(OPENAI, {"input": "madeup", "model": "madeup"}, x_request_id="madeup")
+        await gateway.post(OPENAI, {"input": "a", "user": "madeup"}, authorization="Bearer madeup")
+        families = await scraped(gateway)
+
+    assert [] == [one for one in label_values(families) if "madeup" in one.lower()]
+
+
+async def test_series_do_not_grow_with_what_callers_ask_for(boot: Boots) -> None:
+    async def series(gateway: Running) -> int:
+        return sum(len(one.samples) for one in await scraped(gateway))
+
+    async def ask(gateway: Running, number: int) -> None:
+        for path in (f"/x{number}", f"/models/x{number}/embed", f"/models/bge/x{number}", f"/v1/x{number}"):
+            await gateway.client.get(path)
+        await gateway.post(OPENAI, {"input": "a", "model": f"x{number}"})
+
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        await series(gateway)
+        await ask(gateway, 0)
+        few = await series(gateway)
+        for number in range(1, 20):
+            await ask(gateway, number)
+
+        assert few == await series(gateway)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(["", "v1", "models", "embed", "info", "x", "..", "é"]) | st.text(), max_size=5)
+)
+def test_routes_as_labels_are_a_closed_list(segments: list[str]) -> None:
+    closed = (
+        KNOWN | {"other", "/v1/models/{model}"} | {f"/models/{{model}}/{one}" for one in OPERATION_SEGMENTS}
+    )
+
+    assert template_of("/" + "/".join(segments)) in closed
+
+
+@pytest.mark.parametrize("path", sorted(KNOWN))
+def test_a_known_path_is_its_own_label(path: str) -> None:
+    assert path == template_of(path)
+
+
+async def test_a_tenant_and_an_alias_are_labels_as_the_config_names_them(boot: Boots) -> None:
+    config = f'{CONFIG}\ntenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}\n'
+    async with boot({"tei-0": FakeTei()}, config) as gateway:
+        await gateway.post("/models/org%2Fbge/embed", {"inputs": "a"})
+        families = await scraped(gateway)
+
+    assert 3 == value(families, "gateway_tokens_total", tenant="acme", model="org/bge")
+    assert 1 == value(families, "gateway_calls_total", route="/models/{model}/embed")
+
+
+async def test_a_call_whose_caller_has_gone_is_not_counted_as_well(boot: Boots) -> None:
+    gate = Gate()
+    async with boot({"tei-0": hooked(gate)}) as gateway:
+        gone = asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))
+        await until(lambda: gate.waiting == 1)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+
+    (event,) = [one for one in gateway.events if isinstance(one, CallFinished) and one.route == OPENAI]
+    assert "ok" != event.outcome
+
+
+async def test_what_waits_is_shown_while_it_waits(boot: Boots) -> None:
+    gate = Gate()
+    config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
+    async with boot({"tei-0": hooked(gate)}, config) as gateway:
+        calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "abc"})) for _ in range(2)]
+        await until(lambda: gate.waiting == 1)
+        waiting = value(await scraped(gateway), "gateway_lane_queued_tokens", upstream="embedder")
+        gate.opened.set()
+        await asyncio.gather(*calls)
+        after = value(await scraped(gateway), "gateway_lane_queued_tokens", upstream="embedder")
+
+    # Three bytes and the specials that any tokenizer may add.
+    assert (7, 0) == (waiting, after)
+
+
+@pytest.mark.parametrize(
+    ("listen", "status"), [("127.0.0.1:8080", 200), ("localhost:8080", 200), ("0.0.0.0:8080", 401)]
+)
+async def test_metrics_are_open_on_the_loopback_interface_only(boot: Boots, listen: str, status: int) -> None:
+    async with boot({"tei-0": FakeTei()}, f"listen: {listen}\n{CONFIG}") as gateway:
+        without = await gateway.client.get("/metrics", headers={"authorization": ""})
+        with_key = await gateway.client.get("/metrics")
+
+    assert (status, 200) == (without.status_code, with_key.status_code)
+
+
+async def test_inputs_and_keys_are_in_no_event(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        await gateway.post(OPENAI, {"input": "a secret text"})
+        await gateway.post(OPENAI, {"input": ["a secret text", ""]})
+        told = repr(gateway.events)
+
+    assert "CallFinished" in told
+    assert "secret" not in told
+    assert KEY not in told

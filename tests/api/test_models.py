@@ -1,0 +1,89 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+import openai
+import pytest
+
+from gateway.tenants.keyring import key_digest
+from tests.conftest import CONFIG, KEY, Boots
+from tests.fakes.hooks import RERANKER
+from tests.fakes.tei import FakeTei
+
+TENANTS = f"""
+tenants:
+  acme: {{keys: ["{key_digest(KEY)}"], models: [org/bge, cross]}}
+"""
+
+
+async def test_the_list_is_the_configs_names_in_its_order(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        body = (await gateway.client.get("/v1/models")).json()
+
+    assert "list" == body["object"]
+    assert ["bge", "org/bge", "strict", "no-rerank", "cross"] == [one["id"] for one in body["data"]]
+    assert all("model" == one["object"] for one in body["data"])
+    assert all(isinstance(one["created"], int) and one["owned_by"] for one in body["data"])
+
+
+async def test_a_model_tells_what_it_can_be_asked(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}) as gateway:
+        items = (await gateway.client.get("/v1/models")).json()["data"]
+
+    told = {one["id"]: set(one["operations"]) for one in items}
+    assert {"embed", "rerank", "tokenize"} == told["bge"]
+    assert {"embed", "tokenize"} == told["no-rerank"]
+    assert {"rerank", "tokenize"} == told["cross"]
+
+
+@pytest.mark.parametrize("name", ["bge", "org/bge", "org%2Fbge"])
+async def test_one_model_is_the_item_of_the_list(boot: Boots, name: str) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        one = await gateway.client.get(f"/v1/models/{name}")
+        items = (await gateway.client.get("/v1/models")).json()["data"]
+
+    assert 200 == one.status_code
+    assert [one.json()] == [item for item in items if item["id"] == name.replace("%2F", "/")]
+
+
+@pytest.mark.parametrize("name", ["nowhere", "org", "org/nowhere", "bge/x", "BGE"])
+async def test_an_unknown_model_is_404(boot: Boots, name: str) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.get(f"/v1/models/{name}")
+
+    assert (404, "model_not_found") == (reply.status_code, reply.json()["error"]["code"])
+
+
+async def test_a_tenant_sees_only_what_it_may_use(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}, CONFIG + TENANTS) as gateway:
+        items = (await gateway.client.get("/v1/models")).json()["data"]
+        hidden = await gateway.client.get("/v1/models/bge")
+        seen = await gateway.client.get("/v1/models/org/bge")
+
+    assert ["org/bge", "cross"] == [one["id"] for one in items]
+    # Whether a hidden model exists is nobody's business.
+    assert (404, 200) == (hidden.status_code, seen.status_code)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/bge", "/v1/models/nowhere", "/info"])
+async def test_without_a_key_nothing_is_told(boot: Boots, path: str) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.get(path, headers={"authorization": ""})
+
+    assert 401 == reply.status_code
+    assert "bge" not in reply.text
+
+
+async def test_models_are_listed_while_every_replica_is_down(boot: Boots) -> None:
+    async with boot({}) as gateway:
+        reply = await gateway.client.get("/v1/models")
+
+    assert (200, 5) == (reply.status_code, len(reply.json()["data"]))
+
+
+async def test_the_official_client_lists_and_finds(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        client = openai.AsyncOpenAI(api_key=KEY, base_url="http://gateway/v1", http_client=gateway.client)
+        listed = [one.id async for one in client.models.list()]
+        found = await client.models.retrieve("org/bge")
+
+    assert "org/bge" in listed
+    assert "org/bge" == found.id

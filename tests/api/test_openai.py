@@ -1,0 +1,158 @@
+"""POST /v1/embeddings as OpenAI's clients know it."""
+
+import base64
+from typing import Any
+
+import msgspec
+import numpy as np
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from backends.contract import Embedded
+from gateway.api.openai import encode_embeddings
+from gateway.api.rendering import EncodingFormat
+from tests.conftest import KEY, Boots
+from tests.fakes.hooks import RERANKER
+from tests.fakes.tei import FakeTei, vector_of
+
+PATH = "/v1/embeddings"
+
+
+def read(item: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A vector of a reply, however it was written."""
+    told = item["embedding"]
+    return np.frombuffer(base64.b64decode(told), "<f4") if isinstance(told, str) else np.array(told, "<f4")
+
+
+@pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"encoding_format": None}])
+async def test_vectors_are_numbers_unless_base64_is_asked(boot: Boots, options: dict[str, Any]) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.post(PATH, {"input": "a", "model": "bge", **options})
+
+    assert 200 == reply.status_code
+    assert isinstance(reply.json()["data"][0]["embedding"], list)
+    np.testing.assert_array_equal(vector_of("a"), read(reply.json()["data"][0]))
+
+
+async def test_base64_holds_the_same_bits_as_numbers(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        numbers = await gateway.post(PATH, {"input": ["a", "b"], "encoding_format": "float"})
+        packed = await gateway.post(PATH, {"input": ["a", "b"], "encoding_format": "base64"})
+
+    for one, other in zip(numbers.json()["data"], packed.json()["data"], strict=True):
+        assert read(one).tobytes() == read(other).tobytes()
+
+
+async def test_the_body_has_every_key_of_openai(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        body = (await gateway.post(PATH, {"input": "one two", "model": "org/bge"})).json()
+
+    assert {"object", "data", "model", "usage"} == body.keys()
+    assert ("list", "org/bge") == (body["object"], body["model"])
+    assert {"prompt_tokens": 4, "total_tokens": 4} == body["usage"]
+    assert {"object": "embedding", "index": 0} == {k: body["data"][0][k] for k in ("object", "index")}
+
+
+async def test_items_come_in_input_order_whatever_the_batches(boot: Boots) -> None:
+    texts = [f"text {i}" for i in range(11)]
+    async with boot({"tei-0": FakeTei(), "tei-1": FakeTei()}) as gateway:
+        items = (await gateway.post(PATH, {"input": texts})).json()["data"]
+
+    assert list(range(11)) == [item["index"] for item in items]
+    np.testing.assert_array_equal([vector_of(text) for text in texts], [read(item) for item in items])
+
+
+async def test_usage_is_summed_over_batches(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        body = (await gateway.post(PATH, {"input": ["a b"] * 9})).json()
+
+    assert 9 * 4 == body["usage"]["prompt_tokens"]
+
+
+async def test_dimensions_keep_the_first_and_length_one(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        body = (await gateway.post(PATH, {"input": "a", "dimensions": 4})).json()
+
+    first = vector_of("a")[:4]
+    np.testing.assert_allclose(first / np.linalg.norm(first), read(body["data"][0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
+@pytest.mark.parametrize("extra", [{"user": "u-1"}, {"user": None}, {"unheard_of": {"deep": [1]}}])
+async def test_fields_that_change_nothing_are_let_pass(boot: Boots, path: str, extra: dict[str, Any]) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.post(path, {"input": "a", **extra})
+
+    assert 200 == reply.status_code
+    np.testing.assert_array_equal(vector_of("a"), read(reply.json()["data"][0]))
+
+
+async def test_without_a_model_the_default_answers_and_is_named(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.post(PATH, {"input": "a"})
+
+    assert "bge" == reply.json()["model"]
+
+
+async def test_a_model_that_does_not_embed_is_named_as_such(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}) as gateway:
+        reply = await gateway.post(PATH, {"input": "a", "model": "cross"})
+
+    assert 400 == reply.status_code
+    error = reply.json()["error"]
+    assert ("invalid_request_error", "model", "model_not_supported") == (
+        error["type"],
+        error["param"],
+        error["code"],
+    )
+
+
+async def test_a_model_that_truncates_nothing_refuses_a_long_input(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.post(PATH, {"input": "w " * 20, "model": "strict"})
+
+    assert 400 == reply.status_code
+    assert ("invalid_request_error", None) == tuple(reply.json()["error"][k] for k in ("type", "code"))
+
+
+async def test_the_official_client_reads_replies(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        client = openai.AsyncOpenAI(
+            api_key=KEY, base_url="http://gateway/v1", http_client=gateway.client, max_retries=0
+        )
+        reply = await client.embeddings.create(model="bge", input=["a", "b"])
+
+    np.testing.assert_array_equal(vector_of("b"), np.array(reply.data[1].embedding, dtype=np.float32))
+    assert 6 == reply.usage.total_tokens
+
+
+async def test_the_official_client_raises_its_own_errors(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        client = openai.AsyncOpenAI(
+            api_key=KEY, base_url="http://gateway/v1", http_client=gateway.client, max_retries=0
+        )
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.embeddings.create(model="nowhere", input="a")
+
+    assert ("model_not_found", "model") == (caught.value.code, caught.value.param)
+    assert caught.value.request_id
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    vectors=arrays(
+        np.float32,
+        st.tuples(st.integers(1, 4), st.integers(1, 8)),
+        elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    ),
+    encoding_format=st.sampled_from(["float", "base64"]),
+)
+def test_a_written_vector_reads_back_bit_for_bit(
+    vectors: np.ndarray[Any, np.dtype[np.float32]], encoding_format: EncodingFormat
+) -> None:
+    body = msgspec.json.decode(encode_embeddings(Embedded(vectors, 1), "m", encoding_format))
+
+    assert vectors.tobytes() == b"".join(read(item).tobytes() for item in body["data"])

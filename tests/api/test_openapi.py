@@ -1,0 +1,109 @@
+"""/docs: the document says truly what each path takes."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.api import admin, openai, tei
+from gateway.api.paths import KNOWN
+from tests.conftest import Boots
+from tests.fakes.tei import FakeTei
+
+# The struct that each POST decodes, by the last segment of its path.
+BODIES: dict[str, type[msgspec.Struct]] = {
+    "keys": admin.KeyRequest,
+    "embeddings": openai.EmbeddingsRequest,
+    "embed": tei.EmbedRequest,
+    "rerank": tei.RerankRequest,
+    "similarity": tei.SimilarityRequest,
+    "tokenize": tei.TokenizeRequest,
+}
+
+
+async def document(boot: Boots) -> dict[str, Any]:
+    """The OpenAPI document as it is served."""
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.get("/docs/openapi.json", headers={"authorization": ""})
+    assert 200 == reply.status_code
+    told: dict[str, Any] = reply.json()
+    return told
+
+
+def resolved(schema: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+    """A schema, or the one that its reference names."""
+    name = schema.get("$ref", "").rpartition("/")[2]
+    found: dict[str, Any] = told["components"]["schemas"][name] if name else schema
+    return found
+
+
+async def test_every_post_tells_its_body_and_what_it_cannot_be_without(boot: Boots) -> None:
+    told = await document(boot)
+    posts = {path: item["post"] for path, item in told["paths"].items() if "post" in item}
+
+    assert len(BODIES) <= len(posts)
+    for path, post in posts.items():
+        assert post["requestBody"]["required"] is True, path
+        schema = resolved(post["requestBody"]["content"]["application/json"]["schema"], told)
+        fields = msgspec.structs.fields(BODIES[path.rpartition("/")[2]])
+        assert {one.encode_name for one in fields} == schema["properties"].keys(), path
+        assert {one.encode_name for one in fields if one.required} == set(schema["required"]), path
+
+
+async def test_every_post_that_succeeds_answers_200(boot: Boots) -> None:
+    told = await document(boot)
+    for path, item in told["paths"].items():
+        for method, operation in item.items():
+            assert "200" in operation["responses"], (method, path)
+            assert "201" not in operation["responses"], (method, path)
+
+
+async def test_operation_ids_are_unique(boot: Boots) -> None:
+    told = await document(boot)
+    ids = [one["operationId"] for item in told["paths"].values() for one in item.values()]
+
+    assert len(ids) == len(set(ids))
+
+
+async def test_every_reference_leads_somewhere(boot: Boots) -> None:
+    told = await document(boot)
+
+    def references(value: Any) -> list[str]:
+        if isinstance(value, list):
+            return [one for item in value for one in references(item)]
+        if isinstance(value, dict):
+            own = [value["$ref"]] if "$ref" in value else []
+            return own + [one for item in value.values() for one in references(item)]
+        return []
+
+    named = {one.rpartition("/")[2] for one in references(told)}
+    assert named
+    assert named <= told["components"]["schemas"].keys()
+
+
+async def test_documented_failures_have_the_envelopes_that_are_sent(boot: Boots) -> None:
+    told = await document(boot)
+    for path, item in told["paths"].items():
+        for status, response in item.get("post", {}).get("responses", {}).items():
+            if status.startswith("2"):
+                continue
+            schema = resolved(response["content"]["application/json"]["schema"], told)
+            # Litestar would document its own body, which no caller ever gets.
+            assert "error" in schema["properties"], (path, status)
+
+
+@pytest.mark.parametrize("path", sorted(KNOWN))
+async def test_every_known_path_is_served_and_documented(boot: Boots, path: str) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        replies = [await gateway.client.request(method, path) for method in ("GET", "POST")]
+
+    assert {404} != {reply.status_code for reply in replies}
+    assert {405} != {reply.status_code for reply in replies}
+    assert path in (await document(boot))["paths"]
+
+
+async def test_every_documented_path_has_a_label_of_its_own(boot: Boots) -> None:
+    paths = (await document(boot))["paths"]
+    plain = {path for path in paths if "{" not in path}
+
+    assert plain == KNOWN

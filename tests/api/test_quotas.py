@@ -1,0 +1,292 @@
+"""Limits of tenants, through the booted gateway and on a clock that the test holds."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.events import QuotaDecided
+from gateway.quotas.ledger import MemoryLedger
+from gateway.tenants.keyring import key_digest
+from tests.conftest import CONFIG, KEY, Boots, Running
+from tests.fakes.hooks import RERANKER, Gate, answering, breaking, hooked, until
+from tests.fakes.tei import FakeTei
+
+OPENAI = "/v1/embeddings"
+SECOND_US = 1_000_000
+# A Tuesday, 22:13:20 UTC.
+START_US = 1_700_000_000 * SECOND_US
+
+
+class Clock:
+    """A wall clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_us = START_US
+
+    def __call__(self) -> int:
+        return self.now_us
+
+    def move(self, seconds: float) -> None:
+        """Some time later."""
+        self.now_us += round(seconds * SECOND_US)
+
+
+def tenants(limits: str, models: str = "") -> str:
+    """The config with one limited tenant, whose key the client sends, and another without limits."""
+    return f"""{CONFIG}
+tenants:
+  acme: {{keys: ["{key_digest(KEY)}"], limits: {{{limits}}}{models}}}
+  other: {{keys: ["{key_digest("other-key")}"]}}
+"""
+
+
+async def embed(gateway: Running, text: str = "a", **options: Any) -> httpx.Response:
+    return await gateway.post(OPENAI, {"input": text, **options})
+
+
+async def statuses(gateway: Running, count: int) -> list[int]:
+    return [(await embed(gateway)).status_code for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "admitted", "wait_s"),
+    [
+        ("requests_per_second: 2", 2, 1),
+        ("requests_per_minute: 3", 3, 20),
+        ("requests_per_minute: 7", 7, 9),
+        ("requests_per_hour: 120", 120, 30),
+        ("inputs_per_minute: 4", 4, 15),
+        # Of a minute's 30 tokens 27 are used, and 5 are what one letter may cost at most.
+        ("tokens_per_minute: 30", 9, 4),
+    ],
+)
+async def test_retry_after_is_exact(boot: Boots, limits: str, admitted: int, wait_s: int) -> None:
+    clock = Clock()
+    async with boot({"tei-0": FakeTei()}, tenants(limits), ledger=MemoryLedger(clock)) as gateway:
+        assert [200] * admitted == await statuses(gateway, admitted)
+        refused = await embed(gateway)
+        assert (429, str(wait_s)) == (refused.status_code, refused.headers["retry-after"])
+        clock.move(wait_s - 1)
+        assert 429 == (await embed(gateway)).status_code
+        clock.move(1)
+        assert 200 == (await embed(gateway)).status_code
+
+
+@pytest.mark.parametrize(
+    ("limits", "unit"), [("requests_per_minute: 1", "requests"), ("tokens_per_minute: 17", "tokens")]
+)
+async def test_openai_tells_which_unit_ran_out(boot: Boots, limits: str, unit: str) -> None:
+    ledger = MemoryLedger(Clock())
+    async with boot({"tei-0": FakeTei()}, tenants(limits), ledger=ledger) as gateway:
+        await embed(gateway, "w " * 20)
+        error = (await embed(gateway)).json()["error"]
+
+    assert (unit, "rate_limit_exceeded") == (error["type"], error["code"])
+
+
+async def test_tei_calls_it_overloaded(boot: Boots) -> None:
+    ledger = MemoryLedger(Clock())
+    async with boot({"tei-0": FakeTei()}, tenants("requests_per_minute: 1"), ledger=ledger) as gateway:
+        await embed(gateway)
+        reply = await gateway.post("/embed", {"inputs": "a"})
+
+    assert (429, "Overloaded", "60") == (
+        reply.status_code,
+        reply.json()["error_type"],
+        reply.headers["retry-after"],
+    )
+
+
+async def test_a_day_that_is_used_up_tells_clients_not_to_retry(boot: Boots) -> None:
+    clock = Clock()
+    limits = "requests_per_day: 1"
+    async with boot({"tei-0": FakeTei()}, tenants(limits), ledger=MemoryLedger(clock)) as gateway:
+        await embed(gateway)
+        reply = await embed(gateway)
+        clock.move(24 * 3600 - (22 * 3600 + 13 * 60 + 20))
+        next_day = await embed(gateway)
+
+    assert ("insufficient_quota", "insufficient_quota") == tuple(
+        reply.json()["error"][key] for key in ("type", "code")
+    )
+    assert ("60", "false") == (reply.headers["retry-after"], reply.headers["x-should-retry"])
+    assert "1h46m40s" == reply.headers["x-ratelimit-reset-requests"]
+    assert 200 == next_day.status_code
+
+
+@pytest.mark.parametrize(
+    ("limits", "body"), [("inputs_per_minute: 2", ["a"] * 3), ("tokens_per_day: 10", "w " * 20)]
+)
+async def test_what_can_never_pass_is_not_worth_a_retry(boot: Boots, limits: str, body: Any) -> None:
+    ledger = MemoryLedger(Clock())
+    async with boot({"tei-0": FakeTei()}, tenants(limits), ledger=ledger) as gateway:
+        openai = await gateway.post(OPENAI, {"input": body})
+        tei = await gateway.post("/embed", {"inputs": body})
+
+    assert (400, "request_exceeds_limit") == (openai.status_code, openai.json()["error"]["code"])
+    assert (422, "Validation") == (tei.status_code, tei.json()["error_type"])
+    assert "retry-after" not in openai.headers
+
+
+async def test_tenants_do_not_share_limits(boot: Boots) -> None:
+    ledger = MemoryLedger(Clock())
+    async with boot({"tei-0": FakeTei()}, tenants("requests_per_minute: 1"), ledger=ledger) as gateway:
+        assert [200, 429] == await statuses(gateway, 2)
+        other = await gateway.post(OPENAI, {"input": "a"}, authorization="Bearer other-key")
+
+    assert 200 == other.status_code
+    assert [("acme", True), ("acme", False), ("other", True)] == [
+        (event.tenant, event.decision == "admitted")
+        for event in gateway.events
+        if isinstance(event, QuotaDecided)
+    ]
+
+
+@pytest.mark.parametrize("model", ["bge", "strict", None])
+async def test_a_tenant_uses_its_models_and_no_other(boot: Boots, model: str | None) -> None:
+    config = tenants("requests_per_minute: 10", ", models: [org/bge]")
+    async with boot({"tei-0": FakeTei()}, config, ledger=MemoryLedger(Clock())) as gateway:
+        allowed = await embed(gateway, model="org/bge")
+        forbidden = await embed(gateway, model=model)
+
+    assert (200, "9") == (allowed.status_code, allowed.headers["x-ratelimit-remaining-requests"])
+    assert (403, "model_forbidden") == (forbidden.status_code, forbidden.json()["error"]["code"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tokens"),
+    [
+        (OPENAI, {"input": "abcdefghij"}, 3),
+        (OPENAI, {"input": ["one two", "three"] * 3}, 21),
+        ("/embed", {"inputs": "w " * 40}, 16),
+        ("/rerank", {"query": "q", "texts": ["one two", "three"]}, 9),
+        ("/models/bge/rerank", {"query": "q", "texts": ["one two", "three"]}, 10),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}, 9),
+        ("/tokenize", {"inputs": "one two three"}, 0),
+    ],
+)
+async def test_a_call_settles_at_what_the_upstream_computed(
+    boot: Boots, path: str, body: dict[str, Any], tokens: int
+) -> None:
+    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+    ledger = MemoryLedger(Clock())
+    async with boot(servers, tenants("tokens_per_minute: 1000"), ledger=ledger) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert 200 == reply.status_code
+    assert str(1000 - tokens) == reply.headers["x-ratelimit-remaining-tokens"]
+
+
+async def remaining_after(
+    boot: Boots, servers: dict[str, FakeTei], body: dict[str, Any], status: int
+) -> tuple[int, int]:
+    """Requests and tokens that a call which fails has cost, as the next one shows them."""
+    limits = tenants("requests_per_minute: 100, tokens_per_minute: 1000")
+    async with boot(servers, limits, ledger=MemoryLedger(Clock())) as gateway:
+        failed = await gateway.post(OPENAI, body)
+        assert status == failed.status_code
+        for server in servers.values():
+            server.hook = None
+        headers = (await embed(gateway)).headers
+    requests, tokens = (int(headers[f"x-ratelimit-remaining-{unit}"]) for unit in ("requests", "tokens"))
+    return 100 - requests - 1, 1000 - tokens - 3
+
+
+async def test_the_callers_own_fault_is_charged(boot: Boots) -> None:
+    body = {"input": "w " * 20, "model": "strict"}
+
+    assert (1, 0) == await remaining_after(boot, {"tei-0": FakeTei()}, body, 400)
+
+
+@pytest.mark.parametrize(("status", "answered"), [(500, 502), (424, 502), (401, 502), (429, 429)])
+async def test_an_upstreams_fault_is_refunded(boot: Boots, status: int, answered: int) -> None:
+    servers = {name: hooked(answering(status)) for name in ("tei-0", "tei-1")}
+
+    assert (0, 0) == await remaining_after(boot, servers, {"input": "a"}, answered)
+
+
+async def test_an_upstreams_fault_in_one_batch_of_many_is_refunded_whole(boot: Boots) -> None:
+    server = FakeTei()
+
+    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
+        return (500, b"") if "bad" in sent["input"] else None
+
+    server.hook = hook
+    body = {"input": ["a"] * 11 + ["bad"]}
+
+    assert (0, 0) == await remaining_after(boot, {"tei-0": server}, body, 502)
+
+
+async def test_a_fault_of_the_gateway_is_refunded(boot: Boots) -> None:
+    servers = {"tei-0": hooked(breaking(RuntimeError("a bug")))}
+
+    assert (0, 0) == await remaining_after(boot, servers, {"input": "a"}, 500)
+
+
+@pytest.mark.parametrize(("timeouts", "remaining"), [({}, "99"), ({"x_timeout_s": "0.05"}, "98")])
+async def test_a_call_past_its_deadline_is_refunded_unless_the_caller_set_it(
+    boot: Boots, timeouts: dict[str, str], remaining: str
+) -> None:
+    server = hooked(Gate())
+    limits = tenants("requests_per_minute: 100").replace("bge: {", "bge: {deadline_s: 0.1, ")
+    async with boot({"tei-0": server}, limits, ledger=MemoryLedger(Clock())) as gateway:
+        late = await gateway.post(OPENAI, {"input": "a"}, **timeouts)
+        server.hook = None
+        next_one = await embed(gateway)
+
+    assert (504, remaining) == (late.status_code, next_one.headers["x-ratelimit-remaining-requests"])
+
+
+async def test_a_refused_call_takes_nothing_from_the_other_limits(boot: Boots) -> None:
+    clock = Clock()
+    limits = tenants("requests_per_second: 1, inputs_per_day: 100")
+    async with boot({"tei-0": FakeTei()}, limits, ledger=MemoryLedger(clock)) as gateway:
+        assert [200, 429, 429, 429] == await statuses(gateway, 4)
+        clock.move(1)
+        reply = await embed(gateway)
+
+    assert "98" == reply.headers["x-ratelimit-remaining-inputs"]
+
+
+async def test_calls_in_flight_are_counted_and_their_slots_come_back(boot: Boots) -> None:
+    gate = Gate()
+    async with boot({"tei-0": hooked(gate)}, tenants("requests_in_flight: 2")) as gateway:
+        running = [asyncio.create_task(embed(gateway)) for _ in range(2)]
+        await until(lambda: gate.waiting == 2)
+        refused = await embed(gateway)
+        gate.opened.set()
+        done = await asyncio.gather(*running)
+        after = await embed(gateway)
+
+    assert (429, "1") == (refused.status_code, refused.headers["retry-after"])
+    assert [200, 200, 200] == [reply.status_code for reply in (*done, after)]
+
+
+async def test_a_cancelled_call_gives_its_slot_back(boot: Boots) -> None:
+    gate = Gate()
+    async with boot({"tei-0": hooked(gate)}, tenants("requests_in_flight: 1")) as gateway:
+        gone = asyncio.create_task(embed(gateway))
+        await until(lambda: gate.waiting == 1)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        gate.opened.set()
+        reply = await embed(gateway)
+
+    assert 200 == reply.status_code
+
+
+@pytest.mark.parametrize("status", [500, 429, 422])
+async def test_a_failed_call_gives_its_slot_back(boot: Boots, status: int) -> None:
+    server = hooked(answering(status))
+    async with boot({"tei-0": server}, tenants("requests_in_flight: 1")) as gateway:
+        await embed(gateway)
+        server.hook = None
+
+        assert 200 == (await embed(gateway)).status_code
+
+
+@pytest.mark.parametrize("body", [{"input": ""}, {"input": "a", "model": "nowhere"}, {"input": 5}])
+async def test_what_never_came_to_admission_costs_nothing(boot: Boots, body: dict[str, Any]) -> None:
+    assert (0, 0) == await remaining_after(boot, {"tei-0": FakeTei()}, body, 404 if "model" in body else 400)

@@ -1,0 +1,342 @@
+"""Text Embeddings Inference's routes, at the root and below /models/{name}/."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import Boots
+from tests.fakes.hooks import RERANKER, answering, hooked
+from tests.fakes.tei import FakeTei, score_of, vector_of
+
+LONG = "w " * 20
+TEXTS = ["red", "green", "blue", "", "cyan", "pink"]
+
+
+def fakes() -> dict[str, FakeTei]:
+    """An embedding model on one replica, and a reranker."""
+    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+
+
+def sent_to(server: FakeTei) -> tuple[str, dict[str, Any]]:
+    """The one call that reached a server."""
+    (request,) = server.requests
+    return request
+
+
+@pytest.mark.parametrize("inputs", ["a", ["a"]])
+async def test_one_input_gives_a_list_of_one_vector(boot: Boots, inputs: Any) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/embed", {"inputs": inputs})
+
+    assert 200 == reply.status_code
+    np.testing.assert_array_equal([vector_of("a")], np.array(reply.json(), np.float32))
+
+
+async def test_embed_answers_in_input_order(boot: Boots) -> None:
+    texts = [f"text {i}" for i in range(10)]
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/embed", {"inputs": texts})
+
+    np.testing.assert_array_equal([vector_of(text) for text in texts], np.array(reply.json(), np.float32))
+
+
+@pytest.mark.parametrize(("normalize", "length"), [(True, 1.0), (False, 2.0)])
+async def test_normalize_decides_the_length(boot: Boots, normalize: bool, length: float) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/embed", {"inputs": "a", "normalize": normalize})
+
+    np.testing.assert_allclose(vector_of("a") * length, reply.json()[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("dimensions", [1, 4, 8])
+async def test_dimensions_cut_before_normalizing(boot: Boots, dimensions: int, normalize: bool) -> None:
+    body = {"inputs": "a", "dimensions": dimensions, "normalize": normalize}
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/embed", body)
+
+    (vector,) = reply.json()
+    assert dimensions == len(vector)
+    assert not normalize or np.linalg.norm(vector) == pytest.approx(1.0, rel=1e-6)
+
+
+async def test_prompt_name_reaches_the_server(boot: Boots) -> None:
+    servers = fakes()
+    async with boot(servers) as gateway:
+        reply = await gateway.post("/embed", {"inputs": "a", "prompt_name": "query"})
+
+    assert 200 == reply.status_code
+    assert "query" == sent_to(servers["tei-0"])[1]["prompt_name"]
+
+
+async def test_a_prompt_that_the_server_does_not_know_is_the_callers_fault(boot: Boots) -> None:
+    refusal = {"error": "Input validation error: unknown prompt", "error_type": "Validation"}
+    server = hooked(answering(422, json.dumps(refusal).encode()))
+    async with boot({"tei-0": server}) as gateway:
+        reply = await gateway.post("/embed", {"inputs": "a", "prompt_name": "nowhere"})
+
+    assert (422, "Validation") == (reply.status_code, reply.json()["error_type"])
+    assert "unknown prompt" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "status"),
+    [
+        ("bge", {}, 200),
+        ("bge", {"truncate": None}, 200),
+        ("bge", {"truncate": True}, 200),
+        ("bge", {"truncate": False}, 422),
+        ("bge", {"truncate": False, "truncation_direction": "left"}, 422),
+        ("strict", {}, 422),
+        ("strict", {"truncate": None}, 422),
+        ("strict", {"truncate": True}, 200),
+        # As in TEI a direction says which side is cut, not whether anything is.
+        ("strict", {"truncation_direction": "left"}, 422),
+        ("strict", {"truncate": None, "truncation_direction": "Left"}, 422),
+    ],
+)
+@pytest.mark.parametrize("path", ["/embed", "/similarity"])
+async def test_truncate_says_whether_a_long_input_is_cut(
+    boot: Boots, path: str, model: str, options: dict[str, Any], status: int
+) -> None:
+    similarity = {"inputs": {"source_sentence": LONG, "sentences": ["a"]}, "parameters": options}
+    body = {"inputs": LONG, **options} if path == "/embed" else similarity
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(path, {**body, "model": model})
+
+    assert status == reply.status_code
+
+
+@pytest.mark.parametrize("direction", ["left", "Left", "right", "Right"])
+async def test_the_side_that_is_cut_is_the_callers_choice(boot: Boots, direction: str) -> None:
+    servers = fakes()
+    body = {"inputs": "a", "truncate": True, "truncation_direction": direction, "normalize": False}
+    async with boot(servers) as gateway:
+        reply = await gateway.post("/embed", body)
+
+    assert 200 == reply.status_code
+    assert direction.lower() == sent_to(servers["tei-0"])[1]["truncation_direction"].lower()
+
+
+@pytest.mark.parametrize(
+    "field", ["normalize", "truncation_direction", "inputs", "raw_scores", "return_text", "query"]
+)
+async def test_fields_that_refuse_null_in_tei_refuse_it_here(boot: Boots, field: str) -> None:
+    reranks = field in ("raw_scores", "return_text", "query")
+    body = {"query": "q", "texts": ["a"]} if reranks else {"inputs": "a"}
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/rerank" if reranks else "/embed", {**body, field: None})
+
+    assert (422, "Validation") == (reply.status_code, reply.json()["error_type"])
+
+
+@pytest.mark.parametrize("field", ["truncate", "prompt_name", "dimensions", "model"])
+async def test_fields_that_take_null_in_tei_take_it_here(boot: Boots, field: str) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/embed", {"inputs": "a", field: None})
+
+    assert 200 == reply.status_code
+
+
+async def test_rerank_is_sorted_and_indices_are_the_callers(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        ranks = (await gateway.post("/rerank", {"query": "q", "texts": TEXTS})).json()
+
+    expected = sorted(range(len(TEXTS)), key=lambda i: -score_of("q", TEXTS[i]))
+    assert expected == [rank["index"] for rank in ranks]
+    assert all({"index", "score"} == rank.keys() for rank in ranks)
+    np.testing.assert_allclose(
+        [score_of("q", TEXTS[i]) for i in expected], [rank["score"] for rank in ranks], rtol=1e-6
+    )
+
+
+async def test_equal_scores_put_the_higher_index_first(boot: Boots) -> None:
+    ranks = [{"index": i, "score": score} for i, score in enumerate([0.5, 0.25, 0.5, 0.25])]
+    server = hooked(answering(200, json.dumps(ranks).encode()), model_type=RERANKER)
+    async with boot({"rerank-0": server}) as gateway:
+        reply = await gateway.post("/rerank", {"query": "q", "texts": ["a", "b", "c", "d"]})
+
+    assert [2, 0, 3, 1] == [rank["index"] for rank in reply.json()]
+
+
+async def test_return_text_gives_each_rank_its_own_text(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        ranks = (await gateway.post("/rerank", {"query": "q", "texts": TEXTS, "return_text": True})).json()
+
+    assert len(TEXTS) == len(ranks)
+    assert all(TEXTS[rank["index"]] == rank["text"] for rank in ranks)
+
+
+@pytest.mark.parametrize("raw_scores", [True, False])
+async def test_raw_scores_are_what_the_server_is_asked_for(boot: Boots, raw_scores: bool) -> None:
+    servers = fakes()
+    async with boot(servers) as gateway:
+        await gateway.post("/rerank", {"query": "q", "texts": ["a"], "raw_scores": raw_scores})
+
+    assert raw_scores is sent_to(servers["rerank-0"])[1]["raw_scores"]
+
+
+async def test_an_embedding_model_reranks_by_cosine(boot: Boots) -> None:
+    texts = ["a", "b", "c", "d", "e", "f"]
+    async with boot(fakes()) as gateway:
+        ranks = (await gateway.post("/models/bge/rerank", {"query": "q", "texts": texts})).json()
+
+    cosines = {i: float(vector_of("q") @ vector_of(text)) for i, text in enumerate(texts)}
+    assert sorted(cosines, key=lambda i: -cosines[i]) == [rank["index"] for rank in ranks]
+    assert cosines == pytest.approx({rank["index"]: rank["score"] for rank in ranks}, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/models/cross/embed", {"inputs": "a"}),
+        ("/models/cross/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+        ("/models/no-rerank/rerank", {"query": "q", "texts": ["a"]}),
+    ],
+)
+async def test_a_model_of_another_kind_is_teis_424(boot: Boots, path: str, body: dict[str, Any]) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert (424, "Backend") == (reply.status_code, reply.json()["error_type"])
+
+
+async def test_similarity_is_the_cosine_with_each_sentence_in_order(boot: Boots) -> None:
+    sentences = [f"text {i}" for i in range(9)]
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(
+            "/similarity", {"inputs": {"source_sentence": "a", "sentences": sentences}}
+        )
+
+    expected = [float(vector_of("a") @ vector_of(one)) for one in sentences]
+    np.testing.assert_allclose(expected, reply.json(), atol=1e-6)
+
+
+async def test_tokenize_gives_a_list_for_each_input(boot: Boots) -> None:
+    texts = ["red", "green", "blue", "cyan", "pink"]
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/tokenize", {"inputs": texts})
+
+    assert texts == [tokens[0]["text"] for tokens in reply.json()]
+    assert {"id", "text", "special", "start", "stop"} == reply.json()[0][0].keys()
+
+
+async def test_tokenize_passes_its_options_on(boot: Boots) -> None:
+    servers = fakes()
+    async with boot(servers) as gateway:
+        await gateway.post("/tokenize", {"inputs": "a", "add_special_tokens": False, "prompt_name": "query"})
+
+    _, body = sent_to(servers["tei-0"])
+    assert (False, "query") == (body["add_special_tokens"], body["prompt_name"])
+
+
+async def test_info_tells_what_teis_clients_read_before_they_send(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        told = (await gateway.client.get("/info")).json()
+
+    assert ("fake/model", "bge", 16) == (
+        told["model_id"],
+        told["served_model_name"],
+        told["max_input_length"],
+    )
+    assert {"embedding": {"pooling": "cls"}} == told["model_type"]
+    # A client may send as much as the gateway takes, however little each replica does.
+    assert 2048 == told["max_client_batch_size"]
+    assert told["auto_truncate"] is True
+
+
+async def test_info_of_a_reranker_and_of_a_model_that_cuts_nothing(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        cross = (await gateway.client.get("/models/cross/info")).json()
+        strict = (await gateway.client.get("/models/strict/info")).json()
+
+    assert ["reranker"] == list(cross["model_type"])
+    assert strict["auto_truncate"] is False
+
+
+@pytest.mark.parametrize("path", ["/health", "/models/bge/health", "/models/org/bge/health"])
+async def test_health_needs_a_replica_and_no_key(boot: Boots, path: str) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        del gateway.client.headers["authorization"]
+        assert 200 == (await gateway.client.get(path)).status_code
+
+    async with boot({}) as gateway:
+        reply = await gateway.client.get(path)
+    assert (503, "Unhealthy") == (reply.status_code, reply.json()["error_type"])
+    assert 1 <= int(reply.headers["retry-after"])
+
+
+async def test_health_of_a_lone_reranker_is_its_own(boot: Boots) -> None:
+    config = """
+upstreams: {reranker: {backend: tei, replicas: ["http://rerank-0"]}}
+models: {cross: {upstream: reranker}}
+"""
+    async with boot({"rerank-0": FakeTei(model_type=RERANKER)}, config) as gateway:
+        reply = await gateway.client.get("/health")
+
+    assert 200 == reply.status_code
+
+
+async def test_health_of_an_unknown_model_is_not_found(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.client.get("/models/nowhere/health")
+
+    assert (404, "NotFound") == (reply.status_code, reply.json()["error_type"])
+
+
+POSTS: Sequence[tuple[str, dict[str, Any]]] = [
+    ("embed", {"inputs": "a"}),
+    ("rerank", {"query": "q", "texts": ["a"]}),
+    ("similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+    ("tokenize", {"inputs": "a"}),
+]
+
+
+@pytest.mark.parametrize("name", ["bge", "org/bge", "org%2Fbge", "org%2fbge"])
+@pytest.mark.parametrize(("operation", "body"), POSTS)
+async def test_a_model_is_picked_by_its_path(
+    boot: Boots, name: str, operation: str, body: dict[str, Any]
+) -> None:
+    async with boot(fakes()) as gateway:
+        named = await gateway.post(f"/models/{name}/{operation}", body)
+        root = await gateway.post(f"/{operation}", {**body, "model": "bge"})
+
+    assert 200 == named.status_code
+    assert root.json() == named.json()
+
+
+@pytest.mark.parametrize("name", ["bge", "org/bge", "org%2Fbge"])
+async def test_info_of_a_named_model(boot: Boots, name: str) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.client.get(f"/models/{name}/info")
+
+    assert (200, name.replace("%2F", "/")) == (reply.status_code, reply.json()["served_model_name"])
+
+
+@pytest.mark.parametrize(("operation", "body"), POSTS)
+async def test_a_model_is_picked_by_the_body(boot: Boots, operation: str, body: dict[str, Any]) -> None:
+    async with boot(fakes()) as gateway:
+        known = await gateway.post(f"/{operation}", {**body, "model": "org/bge"})
+        unknown = await gateway.post(f"/{operation}", {**body, "model": "nowhere"})
+
+    assert 200 == known.status_code
+    assert (404, "NotFound") == (unknown.status_code, unknown.json()["error_type"])
+
+
+@pytest.mark.parametrize("name", ["nowhere", "org/nowhere", "org", "BGE"])
+async def test_an_unknown_name_in_the_path_is_not_found(boot: Boots, name: str) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(f"/models/{name}/embed", {"inputs": "a"})
+
+    assert (404, "NotFound") == (reply.status_code, reply.json()["error_type"])
+
+
+async def test_the_path_wins_over_the_body(boot: Boots) -> None:
+    servers = fakes()
+    async with boot(servers) as gateway:
+        reply = await gateway.post("/models/strict/embed", {"inputs": LONG, "model": "bge"})
+
+    assert 422 == reply.status_code

@@ -1,0 +1,231 @@
+"""The one HTTP client: whatever breaks becomes one of four errors."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
+from backends.http import HttpDoor
+
+Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def mocked(error: Exception) -> HttpDoor:
+    """A door behind which every request ends in an exception of httpx."""
+
+    def handle(_: httpx.Request) -> httpx.Response:
+        raise error
+
+    return HttpDoor("http://x", transport=httpx.MockTransport(handle))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (httpx.ConnectError("refused"), Unavailable),
+        (httpx.ConnectTimeout("slow"), Unavailable),
+        (httpx.ReadTimeout("slow"), TimedOut),
+        (httpx.WriteTimeout("slow"), TimedOut),
+        (httpx.PoolTimeout("slow"), TimedOut),
+        (TimeoutError(), TimedOut),
+        (httpx.ReadError("reset"), Lost),
+        (httpx.WriteError("reset"), Lost),
+        (httpx.RemoteProtocolError("half"), Lost),
+        (ConnectionResetError(), Lost),
+        (httpx.DecodingError("gzip"), Failed),
+        (httpx.UnsupportedProtocol("ftp"), BackendError),
+        (httpx.InvalidURL("what"), Failed),
+    ],
+    ids=lambda one: getattr(one, "__name__", type(one).__name__),
+)
+async def test_what_httpx_raises_is_translated_once(error: Exception, expected: type[BackendError]) -> None:
+    with pytest.raises(expected) as caught:
+        await mocked(error).post("/embed", b"{}", 1.0)
+
+    assert caught.value.__cause__ is error
+    assert str(error) not in caught.value.message or not str(error)
+
+
+@pytest.mark.parametrize("status", [200, 204, 302, 404, 429, 500, 503])
+async def test_a_status_is_an_answer_whatever_it_says(status: int) -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, content=request.content, headers={"x-a": "b", "location": "/other"})
+
+    got = await HttpDoor("http://x", transport=httpx.MockTransport(handle)).post("/embed", b"body", 1.0)
+
+    assert (status, b"body", "b") == (got.status, got.body, got.headers["x-a"])
+
+
+async def test_paths_are_below_the_base_url_and_headers_are_sent() -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        told = {
+            "url": str(request.url),
+            "type": request.headers.get("content-type"),
+            "a": request.headers["a"],
+        }
+        return httpx.Response(200, json=told)
+
+    door = HttpDoor("http://x:80/prefix/", {"a": "b"}, transport=httpx.MockTransport(handle))
+    posted = json.loads((await door.post("/embed", b"{}", 1.0)).body)
+    got = json.loads((await door.get("/info", 1.0)).body)
+
+    assert ("http://x/prefix/embed", "application/json", "b") == tuple(posted.values())
+    assert ("http://x/prefix/info", None, "b") == tuple(got.values())
+
+
+async def test_a_caller_that_goes_is_not_an_error_of_the_upstream() -> None:
+    started = asyncio.Event()
+
+    async def handle(_: httpx.Request) -> httpx.Response:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    call = asyncio.create_task(HttpDoor("http://x", transport=httpx.MockTransport(handle)).get("/", 30.0))
+    await started.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+@asynccontextmanager
+async def listening(speak: Speak) -> AsyncIterator[HttpDoor]:
+    """A door to a server on the loopback interface that reads one request and then speaks as it likes."""
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            await speak(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+            ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    door = HttpDoor(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        yield door
+    finally:
+        await door.aclose()
+        server.close()
+        await ended.wait()
+
+
+def saying(*parts: bytes) -> Speak:
+    """Write these bytes and hang up."""
+
+    async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+
+    return speak
+
+
+async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    """Answer nothing until the client hangs up."""
+    await reader.read()
+
+
+async def stalling(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Begin an answer and say no more."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n[[0.1")
+    await writer.drain()
+    await reader.read()
+
+
+async def resetting(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Drop the connection as a process that is killed does."""
+    writer.transport.abort()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+BROKEN: dict[str, tuple[Speak, tuple[type[BackendError], ...]]] = {
+    "dropped_before_the_reply": (saying(), (Lost,)),
+    "reset_before_the_reply": (resetting, (Lost,)),
+    "dropped_in_the_status_line": (saying(b"HTTP/1.1 20"), (Lost,)),
+    "dropped_in_the_headers": (saying(HEAD, b"content-type: app"), (Lost,)),
+    "dropped_in_the_body": (saying(HEAD, b"content-length: 100\r\n\r\n", b"[[0.1"), (Lost,)),
+    "dropped_between_chunks": (saying(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"3\r\n[[0\r\n"), (Lost,)),
+    "another_protocol": (saying(b"SSH-2.0-OpenSSH_9.6\r\n"), (Failed, Lost)),
+    "garbage": (saying(bytes(range(256)) * 4), (Failed, Lost)),
+    "chunks_of_no_size": (saying(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"zz\r\n"), (Failed, Lost)),
+    "not_gzip": (
+        saying(HEAD, b"content-encoding: gzip\r\ncontent-length: 9\r\n\r\n", b"[[0.1]]  "),
+        (Failed, Lost),
+    ),
+}
+
+
+@pytest.mark.parametrize(("speak", "expected"), BROKEN.values(), ids=BROKEN.keys())
+async def test_a_server_that_breaks_off_is_told_from_one_that_was_not_there(
+    speak: Speak, expected: tuple[type[BackendError], ...]
+) -> None:
+    async with listening(speak) as door:
+        with pytest.raises(BackendError) as caught:
+            await door.post("/embed", b"{}", 5.0)
+
+    assert type(caught.value) in expected
+
+
+@pytest.mark.parametrize("speak", [silent, stalling])
+async def test_a_server_that_says_no_more_has_timed_out(speak: Speak) -> None:
+    async with listening(speak) as door:
+        with pytest.raises(TimedOut):
+            await door.post("/embed", b"{}", 0.05)
+
+
+async def test_a_refused_connection_is_unavailable() -> None:
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    door = HttpDoor(f"http://127.0.0.1:{port}")
+    with pytest.raises(Unavailable):
+        await door.get("/info", 5.0)
+    await door.aclose()
+
+
+async def test_a_name_that_resolves_to_nothing_is_unavailable() -> None:
+    door = HttpDoor("http://nowhere.invalid")
+    with pytest.raises(Unavailable):
+        await door.get("/info", 5.0)
+    await door.aclose()
+
+
+async def test_a_socket_that_is_not_there_is_unavailable(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("s") / "none.sock"
+    door = HttpDoor("http://engine", socket_path=str(path))
+    with pytest.raises(Unavailable):
+        await door.get("/info", 5.0)
+    await door.aclose()
+
+
+async def test_a_whole_reply_is_read_in_pieces() -> None:
+    parts = [HEAD, b"content-length: 6\r\nx-compute-tokens: 7\r\n\r\n", b"abc", b"def"]
+    async with listening(saying(*parts)) as door:
+        got = await door.post("/embed", b"{}", 5.0)
+
+    assert (200, b"abcdef", "7") == (got.status, got.body, got.headers["x-compute-tokens"])
+
+
+async def test_cookies_of_a_server_are_never_sent_back() -> None:
+    heard: list[bytes] = []
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + b"set-cookie: who=acme; Path=/\r\ncontent-length: 0\r\n\r\n")
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(HEAD + b"content-length: 0\r\n\r\n")
+
+    async with listening(speak) as door:
+        await door.get("/info", 5.0)
+        await door.get("/info", 5.0)
+
+    assert heard[0].startswith(b"GET /info")
+    assert b"who=acme" not in heard[0]

@@ -1,0 +1,411 @@
+"""The TEI adapter: pure encode and decode, and the backend against a strict server."""
+
+import base64
+import json
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.contract import Embed, Embedded, Operation, Rerank, Reranked, Tokenize, Tokenized, Truncate
+from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable
+from backends.http import Answer, HttpDoor
+from backends.tei import Info, TeiBackend, capabilities, decode, encode, failure
+from tests.fakes.hooks import RERANKER, answering, hooked
+from tests.fakes.tei import FakeTei, score_of, vector_of
+
+INFO = Info("m", {"embedding": {"pooling": "cls"}}, 16, auto_truncate=True)
+OPENAI, EMBED = "/v1/embeddings", "/embed"
+LONG = "w " * 20
+
+texts = st.lists(st.text(), min_size=1, max_size=4).map(tuple)
+truncates = st.sampled_from(Truncate)
+names = st.none() | st.text(min_size=1)
+works = st.one_of(
+    st.builds(Embed, texts, st.booleans(), st.none() | st.integers(1, 8), names, truncates),
+    st.builds(Rerank, st.text(), texts, st.booleans(), truncates),
+    st.builds(Tokenize, texts, st.booleans(), names),
+)
+
+
+async def joined(server: FakeTei, headers: dict[str, str] | None = None) -> TeiBackend:
+    """The backend of a server, which has told what it is."""
+    backend = TeiBackend(HttpDoor("http://tei", headers, transport=httpx.ASGITransport(server)))
+    await backend.describe(1.0)
+    return backend
+
+
+def answer(body: Any, tokens: str = "2") -> Answer:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Answer(200, {"x-compute-tokens": tokens}, raw)
+
+
+def packed(*rows: list[float], indices: list[int] | None = None) -> dict[str, Any]:
+    """A reply of /v1/embeddings."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": base64.b64encode(np.array(row, "<f4")).decode()}
+        for index, row in zip(indices or range(len(rows)), rows, strict=True)
+    ]
+    return {"object": "list", "data": data, "model": "m", "usage": {"prompt_tokens": 2, "total_tokens": 2}}
+
+
+@settings(max_examples=200, deadline=None)
+@given(works, st.booleans())
+def test_null_is_never_sent(work: Embed | Rerank | Tokenize, auto_truncate: bool) -> None:
+    _, body = encode(work, msgspec.structs.replace(INFO, auto_truncate=auto_truncate))
+
+    assert None not in body.values()
+    assert b"null" not in msgspec.json.encode(
+        {k: v for k, v in body.items() if not isinstance(v, str | list | tuple)}
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(works)
+def test_every_input_is_sent_in_order(work: Embed | Rerank | Tokenize) -> None:
+    _, body = encode(work, INFO)
+    sent = body.get("inputs") or body.get("input") or body.get("texts")
+
+    assert list(work.documents if isinstance(work, Rerank) else work.inputs) == list(sent)
+
+
+@pytest.mark.parametrize(
+    ("options", "auto_truncate", "path"),
+    [
+        ({}, True, OPENAI),
+        ({"dimensions": 4}, True, OPENAI),
+        # Its own truncation is the server's, its vectors are of length 1, and it takes no prompt.
+        ({}, False, EMBED),
+        ({"truncate": Truncate.LEFT}, True, EMBED),
+        ({"truncate": Truncate.ERROR}, True, EMBED),
+        ({"normalize": False}, True, EMBED),
+        ({"prompt_name": "query"}, True, EMBED),
+    ],
+)
+def test_base64_is_asked_for_only_where_that_route_does_what_was_asked(
+    options: dict[str, Any], auto_truncate: bool, path: str
+) -> None:
+    info = msgspec.structs.replace(INFO, auto_truncate=auto_truncate)
+
+    assert path == encode(Embed(("a",), **options), info)[0]
+
+
+@pytest.mark.parametrize(
+    ("truncate", "expected"),
+    [
+        (Truncate.ERROR, {"truncate": False}),
+        (Truncate.LEFT, {"truncate": True, "truncation_direction": "Left"}),
+        (Truncate.RIGHT, {"truncate": True, "truncation_direction": "Right"}),
+    ],
+)
+def test_truncation_is_spelled_as_every_release_reads_it(
+    truncate: Truncate, expected: dict[str, Any]
+) -> None:
+    for work in (Embed(("a",), truncate=truncate, normalize=False), Rerank("q", ("a",), truncate=truncate)):
+        _, body = encode(work, INFO)
+        assert expected == {k: v for k, v in body.items() if k.startswith("trunca")}
+
+
+def test_a_book_is_cut_to_what_the_server_would_look_at() -> None:
+    book = "x" * (16 * 250) + "end"
+
+    assert ["x" * 4000] == encode(Embed((book,)), INFO)[1]["input"]
+    left = encode(Embed((book,), truncate=Truncate.LEFT), INFO)[1]["inputs"][0]
+    assert (4000, "end") == (len(left), left[-3:])
+    assert [book] == encode(Embed((book,), truncate=Truncate.ERROR), INFO)[1]["inputs"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "operations"),
+    [
+        ({"embedding": {"pooling": "mean"}}, {Operation.EMBED, Operation.TOKENIZE}),
+        ({"embedding": {"pooling": "splade"}}, {Operation.TOKENIZE}),
+        (RERANKER, {Operation.RERANK, Operation.TOKENIZE}),
+        ({"classifier": {"id2label": {}, "label2id": {}}}, {Operation.TOKENIZE}),
+    ],
+)
+def test_info_tells_what_a_model_does(model_type: dict[str, Any], operations: set[Operation]) -> None:
+    assert operations == capabilities(msgspec.structs.replace(INFO, model_type=model_type)).operations
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (400, {"error": "`inputs` cannot be empty", "error_type": "Empty"}, InvalidWork),
+        (422, {"error": "too long", "error_type": "Validation"}, InvalidWork),
+        (413, {"error": "too long", "error_type": "Validation"}, InvalidWork),
+        (422, {"message": "too long", "code": 422, "type": "Validation"}, InvalidWork),
+        (413, {"message": "too long", "code": 413, "type": "Validation"}, InvalidWork),
+        (422, {"error": "tokenizer error", "error_type": "Tokenizer"}, InvalidWork),
+        (413, b"length limit exceeded", InvalidWork),
+        (413, b"", InvalidWork),
+        (429, {"error": "Model is overloaded", "error_type": "Overloaded"}, Overloaded),
+        (429, b"<html>slow down</html>", Overloaded),
+        (503, {"error": "unhealthy", "error_type": "Unhealthy"}, Unavailable),
+        (503, b"", Unavailable),
+        # What the gateway itself did wrong, or the server: never the caller.
+        (400, b"Failed to parse the request body as JSON", Failed),
+        (422, b"Failed to deserialize the JSON body", Failed),
+        (415, b"Expected request with `Content-Type: application/json`", Failed),
+        (401, b"", Failed),
+        (403, b"", Failed),
+        (401, {"error": "no key", "error_type": "Validation"}, Failed),
+        (404, b"", Failed),
+        (405, b"", Failed),
+        (424, {"error": "Backend error: model is not an embedding model", "error_type": "Backend"}, Failed),
+        (500, b"\xff\xfe", Failed),
+        (502, b"<html>", Failed),
+        (301, b"", Failed),
+        (204, b"", Failed),
+    ],
+    ids=str,
+)
+def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    error = failure(Answer(status, {}, raw))
+
+    assert expected is type(error)
+    assert error.message
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 424, 500])
+def test_a_failure_of_the_upstream_shows_nothing_of_its_body(status: int) -> None:
+    body = json.dumps({"error": "secret of the upstream", "error_type": "Backend"}).encode()
+
+    assert "secret" not in failure(Answer(status, {}, body)).message
+
+
+def test_only_what_is_empty_is_told_apart() -> None:
+    empty = failure(Answer(400, {}, b'{"error":"no","error_type":"Empty"}'))
+    wrong = failure(Answer(422, {}, b'{"error":"no","error_type":"Validation"}'))
+
+    assert (True, False) == (empty.empty, wrong.empty)
+
+
+NOT_VECTORS: dict[str, tuple[str, Any]] = {
+    "html": (EMBED, b"<html>welcome</html>"),
+    "html_openai": (OPENAI, b"<html>welcome</html>"),
+    "nothing": (EMBED, b""),
+    "nothing_openai": (OPENAI, b""),
+    "cut_off": (EMBED, b"[[0.1,0.2],[0.3"),
+    "cut_off_openai": (OPENAI, json.dumps(packed([1.0], [2.0])).encode()[:-20]),
+    "no_utf8": (OPENAI, b'{"data":[{"index":0,"embedding":"\xff"}],"usage":{"prompt_tokens":1}}'),
+    "too_few": (EMBED, [[0.1, 0.2]]),
+    "too_many": (EMBED, [[0.1], [0.2], [0.3]]),
+    "none": (EMBED, []),
+    "too_few_openai": (OPENAI, packed([1.0])),
+    "too_many_openai": (OPENAI, packed([1.0], [1.0], [1.0])),
+    "none_openai": (OPENAI, packed()),
+    "empty_rows": (EMBED, [[], []]),
+    "empty_rows_openai": (OPENAI, packed([], [])),
+    "ragged": (EMBED, [[0.1, 0.2], [0.3]]),
+    "ragged_openai": (OPENAI, packed([1.0, 2.0], [3.0])),
+    "index_twice": (OPENAI, packed([1.0], [2.0], indices=[0, 0])),
+    "index_missing": (OPENAI, packed([1.0], [2.0], indices=[0, 2])),
+    "index_from_one": (OPENAI, packed([1.0], [2.0], indices=[1, 2])),
+    "index_negative": (OPENAI, packed([1.0], [2.0], indices=[-1, 0])),
+    "nan": (OPENAI, packed([1.0], [float("nan")])),
+    "infinity": (OPENAI, packed([1.0], [float("inf")])),
+    "nan_literal": (EMBED, b"[[NaN],[0.1]]"),
+    "null": (EMBED, [[None], [0.1]]),
+    "strings": (EMBED, [["a"], ["b"]]),
+    "flat": (EMBED, [0.1, 0.2]),
+    "three_deep": (EMBED, [[[0.1]], [[0.2]]]),
+    "object": (EMBED, {"error": "no", "error_type": "Backend"}),
+    "other_shape": (OPENAI, {"embeddings": [[0.1]]}),
+    "no_usage": (OPENAI, {"data": packed([1.0], [2.0])["data"]}),
+    "not_base64": (
+        OPENAI,
+        {"data": [{"index": i, "embedding": "!!!!"} for i in (0, 1)], "usage": {"prompt_tokens": 2}},
+    ),
+    "half_a_float": (
+        OPENAI,
+        {"data": [{"index": i, "embedding": "AAAA"} for i in (0, 1)], "usage": {"prompt_tokens": 2}},
+    ),
+    "deep": (OPENAI, b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
+def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(path: str, body: Any) -> None:
+    with pytest.raises(Failed):
+        decode(Embed(("a", "b")), path, answer(body), INFO)
+
+
+@pytest.mark.parametrize("number", ["1e39", "-1e39", "1e400"])
+def test_a_number_past_float32_is_a_failure(number: str) -> None:
+    vectors = answer(f"[[{number}]]".encode())
+    ranks = answer(f'[{{"index":0,"score":{number}}}]'.encode())
+
+    with pytest.raises(Failed):
+        decode(Embed(("a",)), EMBED, vectors, INFO)
+    # Written as JSON, an infinite score would be null.
+    with pytest.raises(Failed):
+        decode(Rerank("q", ("a",)), "/rerank", ranks, INFO)
+
+
+@pytest.mark.parametrize(("path", "body"), [(EMBED, [[0.6, 0.8, 0.0]]), (OPENAI, packed([0.6, 0.8, 0.0]))])
+def test_a_server_that_knows_no_dimensions_never_passes_for_one_that_does(path: str, body: Any) -> None:
+    # Releases before 1.8 ignore the field and answer with whole vectors.
+    try:
+        reply = decode(Embed(("a",), dimensions=2), path, answer(body), INFO)
+    except BackendError:
+        return
+    assert isinstance(reply, Embedded)
+    np.testing.assert_allclose([[0.6, 0.8]], reply.vectors, rtol=1e-6)
+
+
+def test_rows_out_of_order_are_put_in_order() -> None:
+    reply = decode(Embed(("a", "b")), OPENAI, answer(packed([2.0], [1.0], indices=[1, 0])), INFO)
+
+    assert isinstance(reply, Embedded)
+    np.testing.assert_array_equal([[1.0], [2.0]], reply.vectors)
+    assert (np.float32, True) == (reply.vectors.dtype, reply.vectors.flags["C_CONTIGUOUS"])
+
+
+NOT_RANKS: dict[str, Any] = {
+    "html": b"<html>",
+    "too_few": [{"index": 0, "score": 0.5}],
+    "too_many": [{"index": i, "score": 0.5} for i in range(3)],
+    "index_twice": [{"index": 0, "score": 0.5}, {"index": 0, "score": 0.4}],
+    "index_too_high": [{"index": 0, "score": 0.5}, {"index": 2, "score": 0.4}],
+    "index_negative": [{"index": -1, "score": 0.5}, {"index": 0, "score": 0.4}],
+    "no_score": [{"index": 0}, {"index": 1}],
+    "null_score": [{"index": 0, "score": None}, {"index": 1, "score": 0.1}],
+    "cut_off": b'[{"index":0,"score":0.5},{"ind',
+    "predictions": [[{"score": 0.5, "label": "a"}], [{"score": 0.5, "label": "a"}]],
+}
+
+
+@pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
+def test_what_is_no_ranking_of_the_documents_is_a_failure(body: Any) -> None:
+    with pytest.raises(Failed):
+        decode(Rerank("q", ("a", "b")), "/rerank", answer(body), INFO)
+
+
+@pytest.mark.parametrize("body", [[], [[]], [[], [], []], b"<html>", {"tokens": []}, [[{"id": "a"}], []]])
+def test_what_is_no_token_list_for_each_input_is_a_failure(body: Any) -> None:
+    with pytest.raises(Failed):
+        decode(Tokenize(("a", "b")), "/tokenize", answer(body), INFO)
+
+
+@pytest.mark.parametrize(
+    ("work", "tokens", "expected"),
+    [
+        (Embed(("a",)), "3", ()),
+        (Embed(("a",)), "15", ()),
+        (Embed((LONG,)), "16", None),
+        (Embed(("a", LONG)), "19", None),
+        (Embed((LONG,), truncate=Truncate.ERROR), "16", ()),
+        # Twelve bytes and four specials cannot be more than sixteen tokens.
+        (Embed(("twelve bytes",) * 8), "40", ()),
+        (Embed(("thirteen byte",) * 8), "40", None),
+        (Embed((LONG,)), "0", None),
+        (Embed((LONG,)), "many", None),
+        # How long the prompt is, only the server knows.
+        (Embed(("twelve bytes",) * 8, prompt_name="query"), "128", None),
+    ],
+    ids=str,
+)
+def test_truncation_is_denied_only_where_that_is_certain(
+    work: Embed, tokens: str, expected: tuple[int, ...] | None
+) -> None:
+    body = [[1.0]] * len(work.inputs)
+
+    assert expected == decode(work, EMBED, answer(body, tokens), INFO).truncated
+
+
+def test_a_text_that_was_cut_before_it_was_sent_is_not_called_whole() -> None:
+    book = "x" * (16 * 250 + 1)
+    reply = decode(Embed((book,)), EMBED, answer([[1.0]], "3"), INFO)
+
+    assert () != reply.truncated
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize": False}, {"dimensions": 4}, {"prompt_name": "query"}])
+async def test_vectors_come_back_bit_for_bit(options: dict[str, Any]) -> None:
+    backend = await joined(FakeTei())
+    reply = await backend.run(Embed(("a", "b c"), **options), 1.0)
+
+    assert isinstance(reply, Embedded)
+    width = options.get("dimensions", 8)
+    raw = np.array([vector_of("a"), vector_of("b c")])[:, :width]
+    expected = raw * 2 if options.get("normalize") is False else raw / np.linalg.norm(raw, axis=1)[:, None]
+    np.testing.assert_allclose(expected, reply.vectors, rtol=1e-6)
+    assert 3 + 4 == reply.tokens
+
+
+async def test_scores_come_back_in_document_order() -> None:
+    backend = await joined(FakeTei(model_type=RERANKER))
+    reply = await backend.run(Rerank("q", ("a", "", "c")), 1.0)
+
+    assert isinstance(reply, Reranked)
+    np.testing.assert_allclose([score_of("q", one) for one in ("a", "", "c")], reply.scores, rtol=1e-6)
+    assert 0 < reply.tokens
+
+
+async def test_tokens_come_back_in_input_order() -> None:
+    reply = await (await joined(FakeTei())).run(Tokenize(("red", "blue")), 1.0)
+
+    assert isinstance(reply, Tokenized)
+    assert ["red", "blue"] == [one[0].text for one in reply.inputs]
+
+
+@pytest.mark.parametrize(
+    ("work", "empty"),
+    [
+        (Embed(("a",) * 5), False),
+        (Embed((LONG,), truncate=Truncate.ERROR), False),
+        (Embed(("a",), dimensions=9), False),
+        (Embed(("",)), True),
+    ],
+    ids=str,
+)
+async def test_what_a_strict_server_refuses_is_the_callers(work: Embed, empty: bool) -> None:
+    backend = await joined(FakeTei())
+    with pytest.raises(InvalidWork) as caught:
+        await backend.run(work, 1.0)
+
+    assert (empty, "caller", False) == (caught.value.empty, caught.value.source, caught.value.retryable)
+    assert "Input validation error" not in caught.value.message
+
+
+@pytest.mark.parametrize("sent", [None, "Bearer other"])
+async def test_a_refused_credential_is_not_the_callers(sent: str | None) -> None:
+    server = FakeTei()
+    server.api_key = "k"
+    with pytest.raises(Failed) as caught:
+        await joined(server, {} if sent is None else {"authorization": sent})
+
+    assert "upstream" == caught.value.source
+
+
+async def test_the_credential_is_sent_with_every_request() -> None:
+    server = FakeTei()
+    server.api_key = "k"
+    await (await joined(server, {"authorization": "Bearer k"})).run(Embed(("a",)), 1.0)
+
+    assert ["Bearer k", "Bearer k"] == [one["authorization"] for one in server.headers]
+
+
+@pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"model_id": "m"}'])
+async def test_a_server_that_is_no_tei_does_not_join(told: bytes) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
+    with pytest.raises(Failed):
+        await TeiBackend(HttpDoor("http://tei", transport=transport)).describe(1.0)
+
+
+async def test_a_server_that_has_not_joined_is_unavailable() -> None:
+    backend = TeiBackend(HttpDoor("http://tei", transport=httpx.ASGITransport(FakeTei())))
+    with pytest.raises(Unavailable):
+        await backend.run(Embed(("a",)), 1.0)
+
+
+async def test_a_page_instead_of_vectors_is_a_failure() -> None:
+    backend = await joined(hooked(answering(200, b"<html>welcome</html>")))
+    with pytest.raises(Failed):
+        await backend.run(Embed(("a",)), 1.0)

@@ -1,0 +1,1 @@
+"""The engine against the libraries that users would compare it with."""

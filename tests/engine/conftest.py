@@ -1,0 +1,52 @@
+"""Engines on real weights, one a session for each checkpoint and dtype."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.checkpoints import DEFAULT_MODEL, locate
+from backends.contract import Vectors
+from backends.torch.engine import Engine
+from backends.torch.loader import DTypeName, load
+from tests.engine.cross_encoder import make_cross_encoder
+from tests.engine.texts import real_texts
+
+Engines = Callable[[Path, DTypeName], Engine]
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The real all-MiniLM-L6-v2."""
+    return locate(DEFAULT_MODEL)
+
+
+@pytest.fixture(scope="session")
+def cross_encoder(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fitted cross-encoder of MiniLM's shape."""
+    return make_cross_encoder(minilm, tmp_path_factory.mktemp("cross-encoder"))
+
+
+@pytest.fixture(scope="session")
+def engine_of() -> Iterator[Engines]:
+    """Load a checkpoint once for each dtype."""
+
+    @cache
+    def open_engine(checkpoint: Path, dtype: DTypeName) -> Engine:
+        loaded = load(checkpoint, "model", dtype=dtype, device="cpu", report=lambda _: None)
+        return Engine(loaded, batch_tokens=4096, queue_tokens=10**9)
+
+    yield open_engine
+    open_engine.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def reference(minilm: Path) -> Vectors:
+    """The real texts by sentence-transformers in float32: (n, 384), each row of length 1."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(minilm), device="cpu", model_kwargs={"dtype": "float32"})
+    vectors: Vectors = model.encode(real_texts(), normalize_embeddings=True, show_progress_bar=False)
+    return vectors.astype(np.float32)

@@ -1,0 +1,66 @@
+"""A cross-encoder whose scores spread: MiniLM's encoder with a head fitted on pairs of docstrings.
+
+A head that is random scores every pair alike, and a comparison of such scores shows nothing.
+"""
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+
+from tests.engine.texts import real_texts
+
+Pair = tuple[str, str]
+
+
+def labelled_pairs() -> list[tuple[Pair, float]]:
+    """A docstring's first line with its own rest (1) and with another's (0)."""
+    texts = [text for text in real_texts() if "\n\n" in text][:80]
+    halves = [text.split("\n\n", 1) for text in texts]
+    pairs: list[tuple[Pair, float]] = []
+    for index, (first, rest) in enumerate(halves):
+        pairs.append(((first, rest[:400]), 1.0))
+        pairs.append(((first, halves[(index + 7) % len(halves)][1][:400]), 0.0))
+    return pairs
+
+
+def make_cross_encoder(encoder: Path, target: Path) -> Path:
+    """Write a checkpoint of BertForSequenceClassification with one label into target."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    model = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=1, dtype=torch.float32)
+    _fit_head(model.eval(), tokenizer, labelled_pairs())
+    model.save_pretrained(target)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(encoder / name, target / name)
+    return target
+
+
+def _fit_head(model: PreTrainedModel, tokenizer: object, pairs: list[tuple[Pair, float]]) -> None:
+    """Train pooler and classifier on the encoder's first tokens, which are computed once."""
+    firsts = torch.cat(
+        [
+            _first_tokens(model, tokenizer, [pair for pair, _ in pairs[i : i + 16]])
+            for i in range(0, len(pairs), 16)
+        ]
+    )
+    wanted = torch.tensor([label for _, label in pairs])
+    head = [*model.bert.pooler.parameters(), *model.classifier.parameters()]
+    optimizer = torch.optim.Adam(head, lr=1e-3)
+    for _ in range(300):
+        logits = model.classifier(torch.tanh(model.bert.pooler.dense(firsts)))[:, 0]
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@torch.inference_mode(mode=False)
+def _first_tokens(model: PreTrainedModel, tokenizer: object, pairs: list[Pair]) -> torch.Tensor:
+    inputs = tokenizer(
+        *map(list, zip(*pairs, strict=True)), padding=True, truncation=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        hidden = model.bert(**inputs).last_hidden_state[:, 0]
+    return hidden.clone()

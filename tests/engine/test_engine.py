@@ -1,0 +1,146 @@
+"""What the engine does with options, long inputs, odd models and failures."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.contract import Embed, Embedded, Rerank, Tokenize, Tokenized, Truncate
+from backends.errors import BackendError, Failed, InvalidWork, Overloaded, UnsupportedWork
+from backends.torch.engine import Engine
+from backends.torch.loader import Loaded, load
+from tests.engine.conftest import Engines
+
+LONG = "word " * 1000
+
+
+@pytest.fixture
+def engine(minilm: Path, engine_of: Engines) -> Engine:
+    return engine_of(minilm, "float32")
+
+
+async def embed(engine: Engine, work: Embed) -> Embedded:
+    reply = await engine.run(work)
+    assert isinstance(reply, Embedded)
+    return reply
+
+
+async def test_dimensions_are_cut_before_normalizing(engine: Engine) -> None:
+    whole = await embed(engine, Embed(("hello",), normalize=False))
+    short = await embed(engine, Embed(("hello",), dimensions=10))
+
+    expected = whole.vectors[0, :10] / np.linalg.norm(whole.vectors[0, :10])
+    np.testing.assert_allclose(short.vectors[0], expected, rtol=1e-5)
+
+
+async def test_without_normalize_a_vector_keeps_its_length(engine: Engine) -> None:
+    reply = await embed(engine, Embed(("hello",), normalize=False))
+
+    assert abs(np.linalg.norm(reply.vectors[0]) - 1) > 0.1
+
+
+async def test_a_cut_input_is_told_and_counts_the_models_length(engine: Engine) -> None:
+    reply = await embed(engine, Embed(("short", LONG)))
+
+    assert reply.truncated == (1,)
+    assert reply.tokens == 256 + 3
+
+
+async def test_the_side_that_is_cut_is_the_callers_choice(engine: Engine) -> None:
+    text = "first " * 300 + "last " * 300
+    right = await embed(engine, Embed((text, "first " * 254)))
+    left = await embed(engine, Embed((text, "last " * 254), truncate=Truncate.LEFT))
+
+    np.testing.assert_allclose(right.vectors[0], right.vectors[1], atol=1e-5)
+    np.testing.assert_allclose(left.vectors[0], left.vectors[1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        (Embed((LONG,), truncate=Truncate.ERROR), InvalidWork),
+        (Embed(("a" * 200_000,), truncate=Truncate.ERROR), InvalidWork),
+        (Embed(("a",), prompt_name="nope"), InvalidWork),
+        (Embed(("a",), dimensions=385), InvalidWork),
+        (Embed(("a",), dimensions=0), InvalidWork),
+        (Rerank("a", ("b",)), UnsupportedWork),
+    ],
+)
+async def test_what_the_model_cannot_do_is_the_callers_fault(
+    engine: Engine, work: Embed | Rerank, error: type[BackendError]
+) -> None:
+    with pytest.raises(error) as caught:
+        await engine.run(work)
+
+    assert caught.value.source == "caller"
+
+
+async def test_tokens_are_shown_with_byte_offsets(engine: Engine) -> None:
+    reply = await engine.run(Tokenize(("Größe 😀 x",)))
+
+    assert isinstance(reply, Tokenized)
+    text = "Größe 😀 x".encode()
+    pieces = [text[one.start : one.stop].decode() for one in reply.inputs[0] if not one.special]
+    assert "".join(pieces) == "Größe😀x"
+    assert [one.start for one in reply.inputs[0] if one.special] == [None, None]
+
+
+async def test_a_full_queue_refuses_more(minilm: Path, engine_of: Engines) -> None:
+    loaded = engine_of(minilm, "float32")._loaded
+    engine = Engine(loaded, batch_tokens=64, queue_tokens=300)
+    replies = await asyncio.gather(*(engine.run(Embed((LONG,))) for _ in range(20)), return_exceptions=True)
+
+    refused = [one for one in replies if isinstance(one, Overloaded)]
+    served = [one for one in replies if isinstance(one, Embedded)]
+    assert refused
+    assert served
+    assert len(refused) + len(served) == 20
+
+
+class BrokenHead:
+    """Fails on a text of seven tokens, gives no finite numbers for one of eight."""
+
+    def run(self, ids: list[list[int]], type_ids: list[list[int]], skip: list[int]) -> np.ndarray:
+        del type_ids, skip
+        lengths = [len(one) for one in ids]
+        if 7 in lengths:
+            raise RuntimeError("boom")
+        return np.array([[np.nan if n == 8 else 1.0] * 384 for n in lengths], dtype=np.float32)
+
+
+async def test_a_failing_forward_is_told_and_the_engine_goes_on(minilm: Path, engine_of: Engines) -> None:
+    whole = engine_of(minilm, "float32")._loaded
+    engine = Engine(
+        Loaded(whole.recipe, whole.tokenizer, BrokenHead(), whole.capabilities),
+        batch_tokens=4096,
+        queue_tokens=10**6,
+    )
+
+    for words in (5, 6):
+        with pytest.raises(Failed):
+            await engine.run(Embed(("x " * words,)))
+    assert isinstance(await engine.run(Embed(("x",))), Embedded)
+
+
+def with_files(minilm: Path, folder: Path, **files: object) -> Path:
+    """A copy of the checkpoint with some of its files written anew."""
+    shutil.copytree(minilm, folder, dirs_exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", "/").replace("_json", ".json")).write_text(json.dumps(content))
+    return folder
+
+
+async def test_prompts_come_from_the_checkpoint(minilm: Path, tmp_path: Path) -> None:
+    prompts = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"}
+    folder = with_files(minilm, tmp_path, config_sentence_transformers_json=prompts)
+    loaded = load(folder, "m", dtype="float32", device="cpu", report=lambda _: None)
+    engine = Engine(loaded, batch_tokens=4096, queue_tokens=10**6)
+
+    default = await embed(engine, Embed(("hello",)))
+    written_out = await embed(engine, Embed(("query: hello",), prompt_name="document"))
+
+    np.testing.assert_allclose(default.vectors, written_out.vectors, atol=1e-6)
+    assert default.tokens == written_out.tokens

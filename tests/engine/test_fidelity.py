@@ -1,0 +1,85 @@
+"""The engine's numbers against sentence-transformers and transformers in float32."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from backends.contract import Embed, Embedded, Rerank, Reranked, Vectors
+from backends.torch.engine import Engine
+from backends.torch.loader import DTypeName
+from tests.engine.conftest import Engines
+from tests.engine.cross_encoder import labelled_pairs
+from tests.engine.texts import real_texts
+
+
+async def embedded(engine: Engine, texts: list[str], size: int) -> Vectors:
+    replies = await asyncio.gather(
+        *(engine.run(Embed(tuple(texts[i : i + size]))) for i in range(0, len(texts), size))
+    )
+    return np.concatenate([reply.vectors for reply in replies if isinstance(reply, Embedded)])
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.99999), ("bfloat16", 0.9995)])
+async def test_vectors_are_those_of_sentence_transformers(
+    dtype: DTypeName, least: float, minilm: Path, engine_of: Engines, reference: Vectors
+) -> None:
+    vectors = await embedded(engine_of(minilm, dtype), real_texts(), 32)
+
+    assert len(real_texts()) >= 200
+    cosines = (vectors * reference).sum(axis=1)
+    assert least <= cosines.min(), real_texts()[int(cosines.argmin())][:80]
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.999999), ("bfloat16", 0.9999)])
+async def test_a_text_has_the_same_vector_alone_and_in_any_batch(
+    dtype: DTypeName, least: float, minilm: Path, engine_of: Engines
+) -> None:
+    engine = engine_of(minilm, dtype)
+    texts = real_texts()[:60]
+
+    together = await embedded(engine, texts, len(texts))
+    alone = await embedded(engine, texts, 1)
+
+    assert least <= (together * alone).sum(axis=1).min()
+
+
+def reference_scores(checkpoint: Path, query: str, documents: list[str]) -> Vectors:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    inputs = tokenizer(
+        [query] * len(documents), documents, padding=True, truncation=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        scores: Vectors = torch.sigmoid(model(**inputs).logits[:, 0]).numpy()
+    return scores
+
+
+async def test_rerank_scores_are_those_of_transformers(cross_encoder: Path, engine_of: Engines) -> None:
+    engine = engine_of(cross_encoder, "float32")
+    documents = [pair[1] for pair, _ in labelled_pairs()][:60]
+    everything = []
+    for query in [pair[0] for pair, _ in labelled_pairs()][:6:2]:
+        reply = await engine.run(Rerank(query, tuple(documents)))
+        assert isinstance(reply, Reranked)
+        expected = reference_scores(cross_encoder, query, documents)
+        np.testing.assert_allclose(reply.scores, expected, atol=1e-4, rtol=0)
+        everything.append(reply.scores)
+
+    # The comparison shows something only if the scores are not all alike.
+    assert np.concatenate(everything).std() > 0.15
+
+
+async def test_raw_scores_are_the_logits_before_the_sigmoid(cross_encoder: Path, engine_of: Engines) -> None:
+    engine = engine_of(cross_encoder, "float32")
+    work = Rerank("Parse JSON text", ("Parse a JSON document", "Open a socket"))
+
+    scores = await engine.run(work)
+    raw = await engine.run(Rerank(work.query, work.documents, raw_scores=True))
+
+    assert isinstance(scores, Reranked)
+    assert isinstance(raw, Reranked)
+    np.testing.assert_allclose(scores.scores, 1 / (1 + np.exp(-raw.scores)), atol=1e-6)

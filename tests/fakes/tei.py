@@ -1,0 +1,186 @@
+"""A TEI server as an ASGI app: strict where the real one is, told its answers by the test.
+
+Source: text-embeddings-inference 1.9.3, as the wire notes in `backends/tei.py` cite it. Knows nothing of
+the gateway. Vectors are a pure function of the text, so that a test can tell whose vector it got.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+DIMENSIONS = 8
+PAYLOAD_LIMIT = 2_000_000
+
+
+def vector_of(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """(8,) float32 of length 1, different for each text."""
+    digest = hashlib.sha256(text.encode()).digest()
+    raw = np.frombuffer(digest, dtype=np.uint8)[:DIMENSIONS].astype(np.float32) - 127.5
+    return (raw / np.linalg.norm(raw)).astype(np.float32)
+
+
+def score_of(query: str, text: str) -> float:
+    """A score between 0 and 1, different for each pair."""
+    return hashlib.sha256(f"{query}\n{text}".encode()).digest()[0] / 255
+
+
+def tokens_of(text: str, max_tokens: int = 10**9) -> int:
+    """Words and two specials, cut at the model's length."""
+    return min(len(text.split()) + 2, max_tokens)
+
+
+class Refused(Exception):
+    """An answer of another status than 200."""
+
+    def __init__(self, status: int, error: str, error_type: str | None) -> None:
+        super().__init__(error)
+        self.status = status
+        self.body = (
+            error.encode()
+            if error_type is None
+            else json.dumps({"error": error, "error_type": error_type}).encode()
+        )
+
+
+# What a test puts in the way of the next call: None lets it pass.
+Hook = Callable[[str, dict[str, Any]], Awaitable[tuple[int, bytes] | None]]
+
+
+class FakeTei:
+    """One server. requests: every (path, body) it was sent. hook: may answer in its place."""
+
+    def __init__(self, **info: Any) -> None:
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.headers: list[dict[str, str]] = []
+        self.hook: Hook | None = None
+        self.api_key: str | None = None
+        self.info: dict[str, Any] = {
+            "model_id": "fake/model",
+            "model_sha": None,
+            "model_dtype": "float16",
+            "model_type": {"embedding": {"pooling": "cls"}},
+            "max_concurrent_requests": 512,
+            "max_input_length": 16,
+            "max_batch_tokens": 16384,
+            "max_batch_requests": None,
+            "max_client_batch_size": 4,
+            "auto_truncate": True,
+            "tokenization_workers": 1,
+            "version": "1.9.3",
+            "sha": None,
+            "docker_label": None,
+            **info,
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """ASGI."""
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        self.headers.append(headers)
+        extra: dict[str, str] = {}
+        try:
+            status, content = await self._answer(scope["path"], headers, body, extra)
+        except Refused as refused:
+            status, content = refused.status, refused.body
+        raw = [(name.encode(), value.encode()) for name, value in extra.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _answer(
+        self, path: str, headers: dict[str, str], body: bytes, extra: dict[str, str]
+    ) -> tuple[int, bytes]:
+        if self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
+            return 401, b""
+        if path == "/info":
+            return 200, json.dumps(self.info).encode()
+        if len(body) > PAYLOAD_LIMIT:
+            raise Refused(413, "length limit exceeded", None)
+        parsed = json.loads(body)
+        self.requests.append((path, parsed))
+        if self.hook is not None and (answer := await self.hook(path, parsed)) is not None:
+            return answer
+        reply, tokens = getattr(self, f"_{path.strip('/').replace('/', '_')}")(parsed)
+        extra["x-compute-tokens"] = str(tokens)
+        return 200, json.dumps(reply).encode()
+
+    def _embed(self, body: dict[str, Any]) -> tuple[Any, int]:
+        texts = self._checked(body["inputs"], body)
+        _not_null(body, "normalize", "truncation_direction")
+        return [self._vector(text, body).tolist() for text in texts], self._tokens(texts)
+
+    def _v1_embeddings(self, body: dict[str, Any]) -> tuple[Any, int]:
+        texts = self._checked(body["input"], {"truncate": self.info["auto_truncate"]})
+        _not_null(body, "encoding_format")
+        data = []
+        for index, text in enumerate(texts):
+            vector = self._vector(text, body)
+            packed = base64.b64encode(vector.tobytes()).decode()
+            shown = packed if body.get("encoding_format") == "base64" else vector.tolist()
+            data.append({"object": "embedding", "index": index, "embedding": shown})
+        tokens = self._tokens(texts)
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": "fake", "usage": usage}, tokens
+
+    def _rerank(self, body: dict[str, Any]) -> tuple[Any, int]:
+        if "reranker" not in self.info["model_type"]:
+            raise Refused(424, "Backend error: model is not a re-ranker model", "Backend")
+        _not_null(body, "raw_scores", "return_text", "truncation_direction")
+        texts = self._checked(body["texts"], {"truncate": True}, empty_allowed=True)
+        query = body["query"]
+        ranks = [{"index": i, "score": score_of(query, text)} for i, text in enumerate(texts)]
+        ranks.sort(key=lambda rank: -rank["score"])
+        return ranks, self._tokens([f"{query} {text}" for text in texts])
+
+    def _tokenize(self, body: dict[str, Any]) -> tuple[Any, int]:
+        texts = self._checked(body["inputs"], {"truncate": True})
+        return [
+            [{"id": i, "text": word, "special": False, "start": 0, "stop": len(word)}]
+            for i, text in enumerate(texts)
+            for word in [text.split()[0]]
+        ], 0
+
+    def _vector(self, text: str, body: dict[str, Any]) -> Any:
+        vector = vector_of(text)
+        if body.get("dimensions") is not None:
+            if body["dimensions"] > DIMENSIONS:
+                raise Refused(422, "Input validation error: `dimensions` is too large", "Validation")
+            vector = vector[: body["dimensions"]]
+            vector = vector / np.linalg.norm(vector)
+        return vector if body.get("normalize", True) else vector * 2
+
+    def _tokens(self, texts: list[str]) -> int:
+        return sum(tokens_of(text, self.info["max_input_length"]) for text in texts)
+
+    def _checked(self, texts: Any, body: dict[str, Any], *, empty_allowed: bool = False) -> list[str]:
+        most = self.info["max_client_batch_size"]
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise Refused(422, "data did not match any variant", None)
+        if not texts or (not empty_allowed and not all(texts)):
+            raise Refused(400, "Input validation error: `inputs` cannot be empty", "Empty")
+        if len(texts) > most:
+            raise Refused(422, f"batch size {len(texts)} > maximum allowed batch size {most}", "Validation")
+        cut = body.get("truncate") is not False
+        longest = max(tokens_of(text) for text in texts)
+        if not cut and longest > self.info["max_input_length"]:
+            raise Refused(
+                422,
+                f"Input validation error: `inputs` must have less than {self.info['max_input_length']} "
+                f"tokens. Given: {longest}",
+                "Validation",
+            )
+        return texts
+
+
+def _not_null(body: dict[str, Any], *fields: str) -> None:
+    for field in fields:
+        if field in body and body[field] is None:
+            raise Refused(422, f"{field}: invalid type: null", None)

@@ -1,0 +1,1 @@
+"""Real processes: the command a user types, with its children, signals and sockets."""

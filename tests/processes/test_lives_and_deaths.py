@@ -1,0 +1,174 @@
+"""Starting, stopping, killing: what callers see and what is left behind."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.processes.conftest import KEY, Served, alive, wait_until
+
+pytestmark = pytest.mark.slow
+
+ENGINE = """
+listen: 127.0.0.1:0
+drain_s: 10
+upstreams: {{minilm: {{backend: torch, model: sentence-transformers/all-MiniLM-L6-v2, dtype: float32}}}}
+models: {{minilm: {{upstream: minilm, deadline_s: {deadline_s}}}}}
+"""
+REMOTE = """
+listen: 127.0.0.1:0
+upstreams: {{other: {{backend: tei, replicas: ["{url}"], api_key: "{key}"}}}}
+models: {{remote/minilm: {{upstream: other}}}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "router.yaml"
+    path.write_text(ENGINE.format(deadline_s=40))
+    return path
+
+
+def embed(url: str, texts: list[str]) -> httpx.Response:
+    headers = {"authorization": f"Bearer {KEY}"}
+    return httpx.post(f"{url}/embed", json={"inputs": texts}, headers=headers, timeout=60, trust_env=False)
+
+
+def test_a_killed_engine_costs_twenty_callers_nothing_but_time(config: Path) -> None:
+    gateway = Served(config).wait_until_up()
+    try:
+        engine = gateway.child("backends.torch.server")
+        texts = ["some words of a text " * 12] * 16
+        with ThreadPoolExecutor(20) as callers:
+            waiting = [callers.submit(embed, gateway.url, texts) for _ in range(20)]
+            assert wait_until(lambda: any(one.done() for one in waiting))
+            engine_process_kill(engine)
+            statuses = [one.result().status_code for one in waiting]
+
+        assert statuses == [200] * 20
+        assert engine != gateway.child("backends.torch.server")
+    finally:
+        gateway.stop()
+
+
+def engine_process_kill(pid: int) -> None:
+    """SIGKILL, as the kernel does when memory runs out."""
+    import os
+
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_an_engine_that_is_not_back_by_the_deadline_is_a_503_that_says_when_to_come_back(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(ENGINE.format(deadline_s=1))
+    gateway = Served(path).wait_until_up()
+    try:
+        engine_process_kill(gateway.child("backends.torch.server"))
+        reply = embed(gateway.url, ["a"])
+
+        assert reply.status_code == 503
+        assert int(reply.headers["retry-after"]) >= 1
+    finally:
+        gateway.stop()
+
+
+def test_sigterm_finishes_what_is_in_flight_and_refuses_what_is_new(config: Path) -> None:
+    gateway = Served(config).wait_until_up()
+    children = gateway.children()
+    with ThreadPoolExecutor(2) as callers, gateway.client() as late:
+        assert late.get("/readyz").status_code == 200
+        long_call = callers.submit(embed, gateway.url, ["some words of a text " * 40] * 96)
+        assert wait_until(lambda: in_flight_at_engine(late))
+        gateway.process.send_signal(signal.SIGTERM)
+        assert wait_until(lambda: late.get("/readyz").status_code == 503)
+        refused = late.post("/embed", json={"inputs": ["new"]})
+        done = long_call.result()
+
+    assert done.status_code == 200
+    assert len(done.json()) == 96
+    assert (refused.status_code, refused.json()["error_type"]) == (503, "Unhealthy")
+    assert "retry-after" in refused.headers
+    assert gateway.stop() == 0
+    assert not any(alive(pid) for pid in children)
+
+
+def in_flight_at_engine(client: httpx.Client) -> bool:
+    """Whether the long call has been admitted: its cost is counted before it is sent."""
+    text = client.get("/metrics").text
+    return 'gateway_quota_decisions_total{decision="admitted",tenant="default"}' in text
+
+
+def test_killing_the_parent_leaves_no_child_behind(config: Path) -> None:
+    gateway = Served(config).wait_until_up()
+    children = gateway.children()
+
+    gateway.process.kill()
+
+    assert len(children) >= 2
+    assert wait_until(lambda: not any(alive(pid) for pid in children))
+    gateway.stop()
+
+
+def test_a_gateway_is_the_tei_upstream_of_another_that_loads_no_torch(config: Path, tmp_path: Path) -> None:
+    engine = Served(config).wait_until_up()
+    path = tmp_path / "remote.yaml"
+    path.write_text(REMOTE.format(url=f"{engine.url}/models/minilm", key=KEY))
+    front = Served(path).wait_until_up()
+    try:
+        direct = embed(engine.url, ["a", "b"]).json()
+        through = embed(front.url, ["a", "b"]).json()
+        pids = [front.process.pid, *front.children()]
+        mapped = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+
+        assert direct == through
+        assert "libtorch" not in mapped
+    finally:
+        front.stop()
+        engine.stop()
+
+
+def run_serve(config: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        path = tmp_path / "router.yaml"
+        port = taken.getsockname()[1]
+        path.write_text(ENGINE.format(deadline_s=1).replace("127.0.0.1:0", f"127.0.0.1:{port}"))
+        ended = run_serve(path)
+
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("model", ["./no-such-folder", "nobody/no-such-model"])
+def test_a_missing_checkpoint_is_one_clear_error_that_says_what_to_do(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = tmp_path / "router.yaml"
+    path.write_text(ENGINE.format(deadline_s=1).replace("sentence-transformers/all-MiniLM-L6-v2", model))
+    ended = run_serve(path)
+
+    assert ended.returncode == 1
+    assert re.search(r"upstreams\.minilm(\.model)?: .*(there is no folder|fetched)", ended.stderr)
+    assert "Traceback" not in ended.stderr
+
+
+def test_every_mistake_of_a_config_is_told_at_once(repository: Path) -> None:
+    config = repository / "tests/configs/invalid/five_mistakes.yaml"
+    ended = run_serve(config)
+
+    assert ended.returncode == 1
+    assert "has 5 problems" in ended.stderr

@@ -1,0 +1,92 @@
+"""The gateway as a new user meets it: real weights, real clients, the printed curl line."""
+
+import base64
+import json
+import shlex
+import subprocess
+
+import numpy as np
+import pytest
+from huggingface_hub import InferenceClient
+from openai import NotFoundError, OpenAI
+
+from tests.processes.conftest import KEY, Served
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_printed_curl_line_works_when_pasted(served: Served) -> None:
+    line = next(line for line in served.banner.splitlines() if "curl " in line).strip()
+    command = shlex.split(line.replace("$GATEWAY_API_KEY", KEY))
+
+    reply = json.loads(subprocess.run(["curl", "-s", *command[1:]], capture_output=True, check=True).stdout)
+
+    assert len(reply["data"][0]["embedding"]) == 384
+
+
+def test_the_banner_names_models_and_what_they_can_do_and_keeps_a_given_key_to_itself(
+    served: Served,
+) -> None:
+    assert "all-minilm-l6-v2" in served.banner
+    assert "embed rerank tokenize" in served.banner
+    assert KEY not in served.banner
+    assert not any(KEY in line for line in served.log)
+
+
+def test_openai_sdk(served: Served) -> None:
+    client = OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0)
+    texts = ["How do I parse JSON?", "Parse a JSON document.", "Listen on a socket."]
+
+    reply = client.embeddings.create(model="text-embedding-3-small", input=texts)
+    vectors = np.array([item.embedding for item in reply.data])
+
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
+    assert reply.usage.prompt_tokens > 0
+    assert "all-minilm-l6-v2" in [model.id for model in client.models.list()]
+    floats = client.embeddings.create(model="all-minilm-l6-v2", input=texts, encoding_format="float")
+    np.testing.assert_allclose(vectors, [item.embedding for item in floats.data], atol=2e-3)
+    with pytest.raises(NotFoundError, match="no model 'nope'"):
+        client.embeddings.create(model="nope", input="a")
+
+
+def test_hugging_face_inference_client(served: Served) -> None:
+    embedder = InferenceClient(model=f"{served.url}/models/all-minilm-l6-v2/embed", token=KEY)
+    comparer = InferenceClient(model=f"{served.url}/similarity", token=KEY)
+
+    vectors = embedder.feature_extraction(["a cat", "a dog"])  # type: ignore[arg-type]
+    scores = comparer.sentence_similarity("a cat", ["a kitten", "an invoice"])
+
+    assert vectors.shape == (2, 384)
+    assert scores[0] > scores[1]
+
+
+def test_base64_and_floats_are_the_same_vector(served: Served) -> None:
+    with served.client() as client:
+        packed = client.post("/v1/embeddings", json={"input": "x", "encoding_format": "base64"}).json()
+        shown = client.post("/v1/embeddings", json={"input": "x", "encoding_format": "float"}).json()
+
+    raw = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4")
+    np.testing.assert_array_equal(raw, np.array(shown["data"][0]["embedding"], dtype=np.float32))
+
+
+def test_a_call_of_2048_inputs_comes_back_in_order(served: Served) -> None:
+    texts = [f"text number {index}" for index in range(2048)]
+    with served.client() as client:
+        reply = client.post("/embed", json={"inputs": texts})
+        few = client.post("/embed", json={"inputs": [texts[0], texts[1000], texts[2047]]}).json()
+
+    vectors = np.array(reply.json())
+    assert vectors.shape == (2048, 384)
+    assert (vectors[[0, 1000, 2047]] * np.array(few)).sum(axis=1).min() > 0.9995
+
+
+def test_rerank_and_tokenize_and_info(served: Served) -> None:
+    with served.client() as client:
+        ranks = client.post("/rerank", json={"query": "fruit", "texts": ["a car", "an apple"]}).json()
+        tokens = client.post("/tokenize", json={"inputs": "hello"}).json()
+        info = client.get("/info").json()
+
+    assert [rank["index"] for rank in ranks] == [1, 0]
+    assert [token["text"] for token in tokens[0]] == ["[CLS]", "hello", "[SEP]"]
+    assert info["max_input_length"] == 256
+    assert info["model_type"] == {"embedding": {"pooling": "mean"}}

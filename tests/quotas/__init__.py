@@ -1,0 +1,1 @@
+"""Quotas against a real Redis."""

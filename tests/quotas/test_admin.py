@@ -1,0 +1,108 @@
+"""Operators make, see and revoke keys over HTTP, and read usage back: what was settled, to the token."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from gateway.tenants.keyring import key_digest
+from tests.conftest import KEY, Boots, Running
+from tests.fakes.tei import FakeTei
+from tests.quotas.redis_server import RedisServer
+
+
+def config(store: str, listen: str = "127.0.0.1:8080", scopes: str = "[embed, admin]") -> str:
+    return f"""
+listen: {listen}
+quotas: {{store: "{store}"}}
+upstreams: {{one: {{backend: tei, replicas: ["http://tei-0"]}}}}
+models: {{bge: {{upstream: one}}}}
+tenants: {{ops: {{keys: [{{digest: "{key_digest(KEY)}", scopes: {scopes}}}]}}}}
+"""
+
+
+async def accepted(gateway: Running, key: str) -> bool:
+    headers = {"authorization": f"Bearer {key}"}
+    return (await gateway.client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def until_accepted(gateway: Running, key: str, expected: bool) -> None:
+    async with asyncio.timeout(5):
+        while await accepted(gateway, key) is not expected:  # noqa: ASYNC110 - it is looked up each time
+            await asyncio.sleep(0.05)
+
+
+async def test_a_key_is_made_listed_used_and_revoked(boot: Boots, own_redis: RedisServer) -> None:
+    async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
+        made = (await gateway.post("/admin/keys", {"tenant": "acme", "id": "k", "models": ["bge"]})).json()
+        await until_accepted(gateway, made["key"], expected=True)
+        listed = (await gateway.client.get("/admin/keys")).json()
+        twice = await gateway.post("/admin/keys", {"tenant": "acme", "id": "k"})
+        revoked = await gateway.client.delete("/admin/keys/k")
+        await until_accepted(gateway, made["key"], expected=False)
+        again = await gateway.client.delete("/admin/keys/k")
+
+    assert [made["shown"]] == listed
+    assert "key" not in listed[0]
+    assert [422, 200, 404] == [twice.status_code, revoked.status_code, again.status_code]
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["redis", "memory"])
+async def test_usage_is_what_the_quotas_settled(boot: Boots, own_redis: RedisServer, shared: bool) -> None:
+    store = own_redis.url if shared else "memory"
+    async with boot({"tei-0": FakeTei()}, config(store)) as gateway:
+        for text in ("one", "one two", "one two three"):
+            await gateway.post("/embed", {"inputs": text})
+        told = (await gateway.client.get("/admin/usage", params={"tenant": "ops"})).json()
+        sheet = (await gateway.client.get("/admin/usage", params={"tenant": "ops", "form": "csv"})).text
+
+    day = datetime.now(UTC).date().isoformat()
+    expected = {"tenant": "ops", "day": day, "model": "bge", "requests": 3, "tokens": 12, "inputs": 3}
+    assert [expected] == told["data"]
+    assert ["tenant,day,model,requests,tokens,inputs", f"ops,{day},bge,3,12,3"] == sheet.split()
+
+
+@pytest.mark.parametrize(("scopes", "status"), [("[embed, admin]", 200), ("[embed]", 403)])
+async def test_beyond_the_loopback_interface_a_key_needs_the_scope(
+    boot: Boots, scopes: str, status: int
+) -> None:
+    text = config("memory", "0.0.0.0:8080", scopes)
+    async with boot({"tei-0": FakeTei()}, text) as gateway:
+        with_key = await gateway.client.get("/admin/usage", params={"tenant": "ops"})
+        gateway.client.headers.pop("authorization")
+        without = await gateway.client.get("/admin/usage", params={"tenant": "ops"})
+
+    assert [status, 401] == [with_key.status_code, without.status_code]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"tenant": "ops", "since": "yesterday"},
+        {"tenant": "ops", "since": "2026-01-02", "until": "2026-01-01"},
+    ],
+)
+async def test_a_question_that_makes_no_sense_is_refused(boot: Boots, query: dict[str, str]) -> None:
+    async with boot({"tei-0": FakeTei()}, config("memory")) as gateway:
+        reply = await gateway.client.get("/admin/usage", params=query)
+
+    assert reply.status_code in {400, 422}
+    assert reply.json()["error"]
+
+
+async def test_without_redis_keys_stand_in_router_yaml(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}, config("memory")) as gateway:
+        assert 404 == (await gateway.client.get("/admin/keys")).status_code
+
+
+async def test_a_store_that_is_away_is_503(boot: Boots, own_redis: RedisServer) -> None:
+    async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
+        own_redis.kill()
+        replies = [
+            await gateway.client.get("/admin/keys"),
+            await gateway.client.get("/admin/usage", params={"tenant": "ops"}),
+        ]
+
+    assert [503, 503] == [reply.status_code for reply in replies]
+    assert all("retry-after" in reply.headers for reply in replies)

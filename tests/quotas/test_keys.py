@@ -1,0 +1,132 @@
+"""`gateway keys` and running gateways: made, used, revoked, and never in the clear anywhere."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.errors import Unauthenticated
+from gateway.quotas.redis_door import RedisDoor
+from gateway.tenants.keyring import Keyring, StoredKey, key_digest
+from gateway.tenants.store import KeyStore, keep_up_to_date
+from tests.processes.conftest import Served, wait_until
+from tests.quotas.redis_server import RedisServer
+
+CONFIG = """
+listen: 127.0.0.1:0
+quotas: {{store: "{store}"}}
+upstreams: {{other: {{backend: tei, replicas: ["http://127.0.0.1:1"]}}}}
+models: {{bge: {{upstream: other}}}}
+"""
+
+
+@pytest.fixture
+def config(own_redis: RedisServer, tmp_path: Path) -> Path:
+    path = tmp_path / "router.yaml"
+    path.write_text(CONFIG.format(store=own_redis.url))
+    return path
+
+
+def gateway(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gateway", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def accepted(url: str, key: str) -> bool:
+    """Whether a key is taken; the model behind it is not there, which is another matter."""
+    return httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_key_is_made_used_on_two_gateways_and_dead_on_both_once_revoked(
+    config: Path, own_redis: RedisServer
+) -> None:
+    key = gateway("keys", "create", "acme", "--id", "first", "-c", str(config)).stdout.strip()
+    running = [Served(config).wait_until_up() for _ in range(2)]
+    try:
+        assert all(wait_until(lambda url=one.url: accepted(url, key), 5) for one in running)
+        assert '"first"' in gateway("keys", "list", "--json", "-c", str(config)).stdout
+        assert 0 == gateway("keys", "revoke", "first", "-c", str(config)).returncode
+        assert all(wait_until(lambda url=one.url: not accepted(url, key), 3) for one in running)
+        logs = "".join(line for one in running for line in (*one.log, one.banner))
+        assert key not in logs
+        assert key not in own_redis.command("HGETALL", "gw:keys")
+        assert "process-test-key" not in logs
+    finally:
+        for one in running:
+            one.stop()
+
+
+def test_without_redis_the_line_for_router_yaml_is_printed(tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(CONFIG.format(store="memory"))
+    made = gateway("keys", "create", "acme", "--id", "x", "-c", str(path)).stdout
+
+    key = made.split()[0]
+    found = re.search(r'digest: "(sha256:[0-9a-f]{64})", id: x', made)
+    assert found is not None
+    assert key_digest(key) == found[1]
+    assert 1 == gateway("keys", "revoke", "x", "-c", str(path)).returncode
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("keys", "revoke", "nobody"), ("keys", "create", "acme", "--id", "same")],
+    ids=["revoke", "create"],
+)
+def test_what_cannot_be_done_is_one_clear_line(config: Path, words: tuple[str, ...]) -> None:
+    gateway("keys", "create", "acme", "--id", "same", "-c", str(config))
+    ended = gateway(*words, "-c", str(config))
+
+    assert 1 == ended.returncode
+    assert 1 == len(ended.stderr.strip().splitlines())
+
+
+def test_a_store_that_is_away_is_one_clear_line(config: Path, own_redis: RedisServer) -> None:
+    own_redis.kill()
+    ended = gateway("keys", "list", "-c", str(config))
+
+    assert 1 == ended.returncode
+    assert "away" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+async def known(keyring: Keyring, key: str, expected: bool) -> None:
+    """Wait until a key is known, or is not any more."""
+
+    def is_known() -> bool:
+        try:
+            keyring.identify(key)
+        except Unauthenticated:
+            return False
+        return True
+
+    await _until(lambda: is_known() is expected)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the keyring tells nobody
+            await asyncio.sleep(0.02)
+
+
+async def test_while_the_store_is_away_known_keys_work_for_a_grace_time(own_redis: RedisServer) -> None:
+    store, held = KeyStore(RedisDoor(own_redis.url, 1)), Keyring({}, None)
+    await store.put(StoredKey("k", key_digest("secret"), "acme"))
+    keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=1.0))
+    await known(held, "secret", expected=True)
+    own_redis.kill()
+    await asyncio.sleep(0.6)
+    assert "acme" == held.identify("secret").name
+    await known(held, "secret", expected=False)
+    own_redis.restart()
+    await store.put(StoredKey("k", key_digest("secret"), "acme"))
+    await known(held, "secret", expected=True)
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    await store.aclose()

@@ -1,0 +1,124 @@
+"""The ledgers in memory and in Redis give the same answers to the same histories."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import GatewayError
+from gateway.events import Event
+from gateway.quotas.ledger import LEASE_US, Ask, Ledger, MemoryLedger, Reservation
+from gateway.quotas.limits import SECOND_US, Cost, Limit, Period, Unit
+from gateway.quotas.redis_door import RedisDoor
+from gateway.quotas.redis_ledger import RedisLedger, Rules
+from tests.quotas.redis_server import RedisServer
+
+# A moment before midnight at the end of a leap year's February.
+START_US = 1_709_251_190 * SECOND_US
+TENANTS = ("acme", "globex")
+
+
+@dataclass
+class Clock:
+    """Microseconds that pass when the test says so."""
+
+    now_us: int = START_US
+
+    def __call__(self) -> int:
+        return self.now_us
+
+
+@dataclass
+class Both:
+    """Two ledgers that must not be told apart."""
+
+    memory: Ledger
+    redis: Ledger
+    clock: Clock
+    held: list[tuple[Reservation, Reservation]] = field(default_factory=list)
+
+    async def reserve(self, ask: Ask) -> None:
+        answers = [await _outcome(ledger, ask) for ledger in (self.memory, self.redis)]
+        assert _shown(answers[0]) == _shown(answers[1])
+        if isinstance(answers[0], Reservation) and isinstance(answers[1], Reservation):
+            self.held.append((answers[0], answers[1]))
+
+    async def settle(self, index: int, actual: Cost) -> None:
+        if not self.held:
+            return
+        in_memory, in_redis = self.held[index % len(self.held)]
+        expected = await self.memory.settle(in_memory, actual)
+        assert expected == await self.redis.settle(in_redis, actual)
+
+
+async def _outcome(ledger: Ledger, ask: Ask) -> Reservation | GatewayError:
+    try:
+        return await ledger.reserve(ask)
+    except GatewayError as error:
+        return error
+
+
+def _shown(answer: Reservation | GatewayError) -> Any:
+    if isinstance(answer, Reservation):
+        return answer.standings, answer.over
+    return answer.kind, answer.message, answer.retry_after_s, answer.headers
+
+
+units: st.SearchStrategy[Unit] = st.sampled_from(("requests", "tokens", "inputs"))
+periods: st.SearchStrategy[Period] = st.sampled_from(("second", "minute", "hour", "day", "month"))
+limits = st.one_of(
+    st.builds(Limit, units, periods, st.sampled_from((1, 3, 7, 60, 1000, 999_983, 2_000_000_000))),
+    st.builds(Limit, st.just("requests"), st.just("in_flight"), st.integers(1, 4)),
+)
+costs = st.builds(Cost, st.integers(0, 3), st.integers(0, 1200), st.integers(0, 40))
+steps = st.one_of(
+    st.tuples(st.just("wait"), st.sampled_from((1, 999, SECOND_US, 7 * SECOND_US, 61 * SECOND_US, LEASE_US))),
+    st.tuples(st.just("reserve"), st.sampled_from(TENANTS), costs, st.booleans()),
+    st.tuples(st.just("again"), st.integers(0, 50)),
+    st.tuples(st.just("settle"), st.integers(0, 50), costs),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    held=st.lists(limits, min_size=1, max_size=4, unique_by=lambda limit: limit.name),
+    history=st.lists(steps, max_size=40),
+)
+def test_the_same_history_has_the_same_answers(
+    redis: RedisServer, held: list[Limit], history: list[tuple[Any, ...]]
+) -> None:
+    asyncio.run(play(redis, tuple(held), history))
+
+
+async def play(redis: RedisServer, held: tuple[Limit, ...], history: list[tuple[Any, ...]]) -> None:
+    clock, events = Clock(), list[Event]()
+    door = RedisDoor(redis.url, timeout_s=5)
+    in_redis = RedisLedger(door, Rules(), "test", events.append, clock)
+    both = Both(MemoryLedger(clock, LEASE_US), in_redis, clock)
+    # Tenants of their own, so that one history does not see another's.
+    run = secrets.token_hex(4)
+    try:
+        for number, step in enumerate(history):
+            match step:
+                case ("wait", passed_us):
+                    clock.now_us += passed_us
+                case ("reserve", tenant, cost, shadow):
+                    ask = Ask(f"{run}{number}", f"{tenant}-{run}", held, cost, 60 * SECOND_US, "m", shadow)
+                    await both.reserve(ask)
+                case ("again", index) if both.held:
+                    await both.reserve(both.held[index % len(both.held)][0].ask)
+                case ("settle", index, cost):
+                    await both.settle(index, cost)
+        days = ["2024-02-29", "2024-03-01"]
+        for tenant in TENANTS:
+            name = f"{tenant}-{run}"
+            used = [
+                row for row in await both.memory.usage(name, days) if row.requests or row.tokens or row.inputs
+            ]
+            assert used == await both.redis.usage(name, days)
+    finally:
+        await in_redis.aclose()
+    assert not events

@@ -1,0 +1,102 @@
+"""The documents say what is there."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.config import Config, Section
+from gateway.config_file import parse_config
+from gateway.errors import FACTS
+from gateway.telemetry.metrics import Metrics
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_files_of_architecture_are_the_files_of_the_tree() -> None:
+    listed = set(re.findall(r"^\| `([\w/]+\.py)` \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE))
+    there = {
+        str(path.relative_to(ROOT))
+        for room in ("gateway", "backends")
+        for path in (ROOT / room).rglob("*.py")
+        if path.name not in {"__init__.py", "__main__.py"}
+    }
+
+    assert there == listed
+
+
+@pytest.mark.parametrize("document", ["README.md"])
+def test_every_yaml_example_is_a_config_that_loads(document: str) -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+
+    assert examples
+    for example in examples:
+        assert parse_config(example, {}, ROOT).models
+
+
+@pytest.mark.parametrize("name", ["router.yaml", "router.tei.yaml"])
+def test_the_files_that_compose_serves_load(name: str, tmp_path: Path) -> None:
+    text = (ROOT / "deploy/compose" / name).read_text().replace("/secrets/", f"{tmp_path}/")
+    (tmp_path / "redis-password").write_text("made at random")
+
+    assert parse_config(text, {}, ROOT).quotas.store == "redis://:made at random@redis:6379/0"
+
+
+def test_the_projects_own_router_yaml_loads() -> None:
+    assert parse_config((ROOT / "router.yaml").read_text(), {}, ROOT).defaults.embed == "all-minilm-l6-v2"
+
+
+def test_every_error_is_documented_with_its_status() -> None:
+    rows = re.findall(
+        r"^\| (\w+) \| (\w+) \| (\d+) \| .+? \| (\d+) \| (\w+) \|", _doc("errors"), re.MULTILINE
+    )
+    documented = {(kind, source, int(a), int(b), tei) for kind, source, a, b, tei in rows}
+
+    assert {
+        (kind, one.source, one.status, one.tei_status, one.tei_type) for kind, one in FACTS.items()
+    } == documented
+
+
+def test_every_metric_is_documented() -> None:
+    documented = set(re.findall(r"^\| `(\w+)` \| (\w+) \|", _doc("metrics"), re.MULTILINE))
+    body, _ = Metrics(is_open=True).render()
+    families = text_string_to_metric_families(body.decode())
+    there = {
+        (f"{one.name}_total" if one.type == "counter" else one.name, one.type)
+        for one in families
+        if one.name.startswith("gateway_")
+    }
+
+    assert there == documented
+
+
+def test_every_config_key_is_documented() -> None:
+    documented = set(
+        re.findall(
+            r"`([\w.<>]+)`", "".join(re.findall(r"^\| (`.+?) \|", _doc("configuration"), re.MULTILINE))
+        )
+    )
+
+    assert set(_keys(Config, "")) == documented
+
+
+def _keys(section: type[Section], path: str) -> list[str]:
+    """Leaves of the schema, as the document writes them."""
+    named = {"upstreams": "Upstream", "models": "Model", "tenants": "Tenant"}
+    keys: list[str] = []
+    for field in msgspec.structs.fields(section):
+        place = f"{path}.{field.name}" if path else field.name
+        inner = field.type
+        if field.name in named and not path:
+            inner, place = inner.__args__[1], f"{place}.<name>"
+        if isinstance(inner, type) and issubclass(inner, Section):
+            keys += _keys(inner, place)
+        else:
+            keys.append(place)
+    return keys
+
+
+def _doc(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text()

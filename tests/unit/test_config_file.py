@@ -1,0 +1,346 @@
+"""router.yaml: read, filled and typed, or refused with every problem at once and no secret repeated."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config import Config, Key, host_and_port
+from gateway.config_file import ConfigError, Problem, load_config, parse_config
+from gateway.tenants.keyring import key_digest
+
+INVALID = Path(__file__).parent.parent / "configs" / "invalid"
+SECRET = "hunter2"
+BASE = Path("/srv/gateway")
+
+UPSTREAMS = 'upstreams: {tei: {backend: tei, replicas: ["http://tei:8080"]}}\n'
+MINIMAL = UPSTREAMS + "models: {bge: {upstream: tei}}\n"
+
+# Each file under configs/invalid, and the paths of all its problems.
+FAULTS: dict[str, set[str]] = {
+    "empty": {"the file"},
+    "file_that_is_not_there": {"upstreams.tei.api_key"},
+    "five_mistakes": {
+        "listen",
+        "upstreams.one.backend",
+        "upstreams.two.replicas",
+        "models.a.upstream",
+        "tenants.acme.limits.tokens_per_fortnight",
+    },
+    "key_given_twice": {"line 3"},
+    "key_given_twice_as_text_and_number": {"line 4"},
+    "key_in_the_clear": {"tenants.acme.keys[0]"},
+    "key_in_the_clear_with_an_id": {"tenants.acme.keys[0]"},
+    "key_in_the_place_of_a_tenant": {"tenants.acme"},
+    "key_of_two_tenants": {"tenants.globex.keys[0]"},
+    "limit_of_zero": {
+        "tenants.acme.limits.tokens_per_day",
+        "tenants.acme.limits.requests_in_flight",
+    },
+    "list": {"the file"},
+    "listen_on_a_bare_ipv6_address": {"listen"},
+    "listen_without_a_port": {"listen"},
+    "many_faults": {
+        "listen",
+        "colour",
+        "quotas.store",
+        "upstreams.tei.api_key",
+        "upstreams.tei.dtype",
+        "upstreams.broken.backend",
+        "upstreams.lonely.replicas",
+        "models.bge.truncate",
+        "models.cross.upstream",
+        "models.typo.upstrem",
+        "models.typo.upstream",
+        "defaults.embed",
+        "tenants.acme.keys[0]",
+        "tenants.acme.models[0]",
+        "tenants.acme.limits.tokens_per_day",
+        "tenants.acme.limits.bytes_per_day",
+    },
+    "model_named_like_an_operation": {"models.org/embed", "models.rerank"},
+    "model_with_an_empty_segment": {"models.org//bge", "models./bge", "models.bge/"},
+    "no_backend": {"upstreams.tei.backend"},
+    "no_model_for_the_engine": {"upstreams.engine.model"},
+    "no_replicas": {"upstreams.tei.replicas"},
+    "no_upstreams": {"upstreams"},
+    "not_yaml": {"line 4"},
+    "password_in_a_replica": {"upstreams.tei.replicas[0]"},
+    "password_in_the_store": {"quotas.store"},
+    "placeholder_of_no_known_form": {"upstreams.tei.api_key", "upstreams.tei.replicas[0]"},
+    "replica_is_no_url": {
+        "upstreams.tei.replicas[0]",
+        "upstreams.tei.replicas[2]",
+        "upstreams.tei.replicas[3]",
+    },
+    "replica_listed_twice": {"upstreams.tei.replicas[2]"},
+    "replicas_of_the_engine": {"upstreams.engine.replicas"},
+    "unknown_backend": {"upstreams.tei.backend"},
+    "unknown_default": {"defaults.embed", "defaults.rerank"},
+    "unknown_key": {"upstream"},
+    "unknown_key_of_an_upstream": {"upstreams.tei.replica"},
+    "unknown_limit": {"tenants.acme.limits.tokens_per_fortnight"},
+    "unknown_model_of_a_tenant": {"tenants.acme.models[1]"},
+    "unknown_upstream": {"models.bge.upstream"},
+    "unset_variables": {"listen", "upstreams.tei.api_key", "models.bge.deadline_s"},
+    "unset_variables_in_lists": {
+        "upstreams.tei.replicas[0]",
+        "tenants.acme.keys[0]",
+        "tenants.acme.models[0]",
+    },
+    "upstream_without_a_body": {"upstreams.tei"},
+    "upstreams_as_a_list": {"upstreams"},
+    "workers_with_quotas_in_memory": {"workers"},
+    "wrong_types": {
+        "workers",
+        "drain_s",
+        "upstreams.tei.replicas",
+        "upstreams.tei.batch_inputs",
+        "upstreams.tei.policy",
+        "upstreams.tei.headers.x",
+        "models.bge.truncate",
+        "models.bge.deadline_s",
+        "models.bge.rerank",
+    },
+    "yaml_that_holds_itself": {"the file"},
+}
+
+
+def parsed(text: str, **environment: str) -> Config:
+    return parse_config(text, environment, BASE)
+
+
+def problems_of(text: str, **environment: str) -> list[Problem]:
+    with pytest.raises(ConfigError) as caught:
+        parsed(text, **environment)
+    return caught.value.problems
+
+
+def faults_of(name: str) -> list[Problem]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(INVALID / f"{name}.yaml", {})
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_is_reported_once_at_its_path(name: str) -> None:
+    assert sorted(FAULTS[name]) == sorted(one.path for one in faults_of(name))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_no_message_repeats_a_secret(name: str) -> None:
+    assert SECRET not in "\n".join(f"{one.path} {one.message}" for one in faults_of(name))
+
+
+def test_every_invalid_file_is_in_the_table() -> None:
+    assert sorted([*FAULTS, "not_utf8"]) == sorted(file.stem for file in INVALID.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("unknown_upstream", "tei"),
+        ("unknown_key", "upstreams, models, defaults, tenants"),
+        ("unknown_backend", "tei, torch"),
+        ("unknown_limit", "<requests|tokens|inputs>_per_<second|minute|hour|day|month>"),
+        ("unknown_default", "bge"),
+        ("listen_without_a_port", "127.0.0.1:8080"),
+        ("replica_is_no_url", "http://host:port"),
+        ("key_in_the_clear", "64 hex digits"),
+        ("unset_variables", "${NOWHERE_SET:-default}"),
+        ("no_replicas", "http://host:port"),
+    ],
+)
+def test_a_problem_says_what_would_be_allowed(name: str, allowed: str) -> None:
+    assert allowed in faults_of(name)[0].message
+
+
+@pytest.mark.parametrize(("name", "reason"), [("not_utf8", "not UTF-8"), ("missing", "No such file")])
+def test_a_file_that_cannot_be_read_is_a_problem_of_its_own(name: str, reason: str) -> None:
+    found = faults_of(name)
+
+    assert [str(INVALID / f"{name}.yaml")] == [one.path for one in found]
+    assert reason in found[0].message
+
+
+def test_an_error_as_text_lists_every_problem() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(INVALID / "many_faults.yaml", {})
+
+    assert len(FAULTS["many_faults"]) == len(str(caught.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("written", "environment", "filled"),
+    [
+        ("${TEI_KEY}", {"TEI_KEY": "abc"}, "abc"),
+        ("${TEI_KEY:-none}", {"TEI_KEY": "abc"}, "abc"),
+        ("${TEI_KEY:-none}", {}, "none"),
+        ("${TEI_KEY:-none}", {"TEI_KEY": ""}, "none"),
+        ("${TEI_KEY:-}", {}, ""),
+        ("${TEI_KEY:-a:-b}", {}, "a:-b"),
+        ("x-${A}-${B:-b}-y", {"A": "a"}, "x-a-b-y"),
+        ("$${TEI_KEY}", {"TEI_KEY": "abc"}, "${TEI_KEY}"),
+        ("$TEI_KEY $ {}", {"TEI_KEY": "abc"}, "$TEI_KEY $ {}"),
+        ("${TEI_KEY}", {"TEI_KEY": "${OTHER}", "OTHER": "abc"}, "${OTHER}"),
+        ("${TEI_KEY}", {"TEI_KEY": "a: [b, *c"}, "a: [b, *c"),
+    ],
+)
+def test_placeholders_are_filled_once(written: str, environment: dict[str, str], filled: str) -> None:
+    text = MINIMAL.replace("backend: tei", f"backend: tei, api_key: '{written}'")
+
+    assert filled == parse_config(text, environment, BASE).upstreams["tei"].api_key
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_secret_comes_from_a_file_without_its_last_line_end(tmp_path: Path, *, absolute: bool) -> None:
+    (tmp_path / "secret").write_text("s3cret\n", encoding="utf-8")
+    named = tmp_path / "secret" if absolute else "secret"
+    (tmp_path / "router.yaml").write_text(
+        MINIMAL.replace("backend: tei", f"backend: tei, api_key: '${{file:{named}}}'"), encoding="utf-8"
+    )
+
+    assert "s3cret" == load_config(tmp_path / "router.yaml", {}).upstreams["tei"].api_key
+
+
+def test_filled_text_takes_the_type_that_its_place_has() -> None:
+    config = parsed(
+        MINIMAL + "workers: ${W}\ndrain_s: ${D}\nlimits: {inputs: '${I}'}\n", W="1", D="2.5", I="7"
+    )
+
+    assert (1, 2.5, 7) == (config.workers, config.drain_s, config.limits.inputs)
+
+
+def test_text_that_does_not_fit_its_place_is_a_problem_there() -> None:
+    assert ["workers"] == [one.path for one in problems_of(MINIMAL + "workers: ${W}\n", W="two")]
+
+
+def test_placeholders_are_filled_in_values_only() -> None:
+    config = parsed(UPSTREAMS + "models: {'${NAME}': {upstream: tei}}\n", NAME="bge")
+
+    assert ["${NAME}"] == list(config.models)
+
+
+def test_an_entry_with_a_fault_of_its_own_still_counts_as_there() -> None:
+    text = "upstreams: {tei: {backend: tie}}\nmodels: {bge: {upstream: tei, x: 1}}\ndefaults: {embed: bge}\n"
+
+    assert {"upstreams.tei.backend", "models.bge.x"} == {one.path for one in problems_of(text)}
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("./model", "/srv/gateway/model"),
+        ("../model", "/srv/model"),
+        ("/models/minilm", "/models/minilm"),
+        ("~/minilm", "~/minilm"),
+        ("org/model", "org/model"),
+    ],
+)
+def test_paths_are_relative_to_the_file(written: str, expected: str) -> None:
+    config = parsed(
+        f"upstreams:\n  engine: {{backend: torch, model: {written}}}\n"
+        f"  tei: {{backend: tei, replicas: ['http://tei'], model: {written}, tokenizer: {written}}}\n"
+        "models: {a: {upstream: engine}, b: {upstream: tei}}\n"
+    )
+
+    assert expected == config.upstreams["engine"].model
+    assert expected == config.upstreams["tei"].tokenizer
+    # For a remote upstream it is the name it serves, not a place on this machine.
+    assert written == config.upstreams["tei"].model
+
+
+def test_a_folder_beside_the_file_is_meant_before_a_hub_id(tmp_path: Path) -> None:
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    text = "upstreams: {engine: {backend: torch, model: org/model}}\nmodels: {a: {upstream: engine}}\n"
+
+    found = parse_config(text, {}, tmp_path).upstreams["engine"].model
+    assert str((tmp_path / "org" / "model").resolve()) == found
+
+
+def test_a_merged_mapping_may_be_overridden() -> None:
+    config = parsed(
+        "upstreams:\n"
+        "  one: &one {backend: tei, replicas: ['http://one'], batch_inputs: 4}\n"
+        "  two: &two {<<: *one, batch_inputs: 8}\n"
+        "  three: {<<: *two, batch_inputs: 16}\n"
+        "models: {bge: {upstream: one}}\n"
+    )
+
+    assert [4, 8, 16] == [one.batch_inputs for one in config.upstreams.values()]
+    assert ("http://one",) == config.upstreams["three"].replicas
+
+
+@pytest.mark.parametrize("place", ["{a: 1, a: 2}", "{a: {b: 1, c: 2, b: 3}}", "[{a: 1, a: 1}]"])
+def test_a_key_given_twice_is_refused_wherever_it_is(place: str) -> None:
+    found = problems_of(MINIMAL + f"defaults: {place}\n")
+
+    assert ["line 3"] == [one.path for one in found]
+    assert "given twice" in found[0].message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "? [a, b]\n: 1\n",
+        "api_key: {{ SECRET }}\n",
+        "a: !!python/object/apply:os.getcwd []\n",
+        "\x00",
+        "a: *nobody\n",
+        "[" * 9000,
+    ],
+)
+def test_strange_yaml_is_refused_as_yaml(text: str) -> None:
+    found = problems_of(text)
+
+    assert 1 == len(found)
+    assert "not valid YAML" in found[0].message
+
+
+def test_what_the_file_does_not_say_has_a_default() -> None:
+    config = parsed(MINIMAL)
+
+    assert ("127.0.0.1:8080", 1, "memory") == (config.listen, config.workers, config.quotas.store)
+    assert (33_554_432, 2048) == (config.limits.body_bytes, config.limits.inputs)
+    assert ("right", True, 60.0) == (
+        config.models["bge"].truncate,
+        config.models["bge"].rerank,
+        config.models["bge"].deadline_s,
+    )
+
+
+def test_a_tenant_lists_keys_by_digest_with_or_without_an_id() -> None:
+    one, two = key_digest("one"), key_digest("two")
+    config = parsed(MINIMAL + f"tenants: {{acme: {{keys: ['{one}', {{digest: '{two}', id: ci}}]}}}}\n")
+
+    assert (one, Key(two, "ci")) == config.tenants["acme"].keys
+
+
+@pytest.mark.parametrize(
+    ("listen", "expected"),
+    [
+        ("127.0.0.1:8080", ("127.0.0.1", 8080)),
+        ("localhost:0", ("localhost", 0)),
+        ("[::1]:8080", ("::1", 8080)),
+        (":8080", ("0.0.0.0", 8080)),
+    ],
+)
+def test_an_address_to_listen_on_is_a_host_and_a_port(listen: str, expected: tuple[str, int]) -> None:
+    assert expected == host_and_port(listen)
+    assert listen == parsed(MINIMAL + f"listen: '{listen}'\n").listen
+
+
+@pytest.mark.parametrize("listen", ["", "8080", "host", "host:", "host:http", "host:70000", "::1:80", "a:-1"])
+def test_anything_else_to_listen_on_is_refused(listen: str) -> None:
+    assert ["listen"] == [one.path for one in problems_of(MINIMAL + f"listen: '{listen}'\n")]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("api_key", [SECRET]), ("api_key", {SECRET: 1}), ("headers", SECRET), ("headers", [SECRET])],
+)
+def test_a_secret_of_the_wrong_type_stays_out_of_the_message(key: str, value: Any) -> None:
+    found = problems_of(MINIMAL.replace("backend: tei", f"backend: tei, {key}: {value}"))
+
+    assert [f"upstreams.tei.{key}"] == [one.path for one in found]
+    assert SECRET not in found[0].message

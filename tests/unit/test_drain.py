@@ -1,0 +1,97 @@
+"""How fast a lane empties, and what a refused caller is told of it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.batching.drain import RETRY_AFTER_MAX_S, DrainRate
+
+many = settings(max_examples=200, deadline=None)
+
+
+def steady(tokens: int, every_s: float, seconds: float, start_s: float = 0.0) -> tuple[DrainRate, float]:
+    """A rate that saw so many tokens finish at the end of every interval, and the time after it."""
+    rate = DrainRate(start_s)
+    now_s = start_s
+    while now_s < start_s + seconds:
+        now_s += every_s
+        rate.finished(tokens, now_s)
+    return rate, now_s
+
+
+def test_a_lane_that_has_finished_nothing_asks_for_a_second() -> None:
+    assert 1 == DrainRate(0.0).retry_after_s(10**6, 0.0)
+    assert 1 == DrainRate(0.0).retry_after_s(10**6, 5.0)
+
+
+@pytest.mark.parametrize("seconds", [1, 5, 60, 600])
+@pytest.mark.parametrize("every_s", [0.01, 0.125, 1.0])
+def test_at_a_steady_pace_the_wait_is_what_is_queued_by_that_pace(every_s: float, seconds: float) -> None:
+    rate, now_s = steady(int(1000 * every_s), every_s, seconds)
+
+    assert 9 <= rate.retry_after_s(10_000, now_s) <= 11
+
+
+@pytest.mark.parametrize(("queued", "expected"), [(0, 1), (1, 1), (900, 1), (2500, 3), (10**7, 60)])
+def test_the_wait_is_whole_seconds_from_one_to_sixty(queued: int, expected: int) -> None:
+    rate, now_s = steady(1000, 1.0, 1.0)
+
+    assert expected == rate.retry_after_s(queued, now_s)
+
+
+HISTORIES = st.lists(st.tuples(st.floats(0, 1e4), st.integers(0, 10**6)), max_size=20)
+
+
+@many
+@given(HISTORIES, st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0, 1e5))
+def test_more_in_the_queue_is_never_a_shorter_wait_and_never_out_of_bounds(
+    history: list[tuple[float, int]], one: int, other: int, pause_s: float
+) -> None:
+    rate, now_s = DrainRate(0.0), 0.0
+    for step_s, tokens in history:
+        now_s += step_s
+        rate.finished(tokens, now_s)
+    now_s += pause_s
+    shorter, longer = (rate.retry_after_s(queued, now_s) for queued in sorted((one, other)))
+
+    assert 1 <= shorter <= longer <= RETRY_AFTER_MAX_S
+
+
+@pytest.mark.parametrize("idle_s", [1e3, 9e3, 1.01e4, 1.05e4, 1.07e4, 1.1e4, 1e6])
+def test_a_lane_can_be_asked_however_long_it_has_been_idle(idle_s: float) -> None:
+    rate = DrainRate(0.0)
+    rate.finished(1, 1.0)
+
+    assert rate.retry_after_s(10**6, 1.0 + idle_s) in range(1, RETRY_AFTER_MAX_S + 1)
+
+
+def test_asking_changes_no_answer() -> None:
+    asked, now_s = steady(500, 0.5, 20)
+    unasked, _ = steady(500, 0.5, 20)
+    for tenth in range(50):
+        asked.retry_after_s(10, now_s + tenth / 10)
+
+    assert unasked.retry_after_s(5000, now_s + 5) == asked.retry_after_s(5000, now_s + 5)
+
+
+@pytest.mark.parametrize(("before", "after", "least", "most"), [(100, 1000, 10, 12), (1000, 100, 45, 60)])
+def test_a_lane_that_changed_pace_is_believed_within_a_minute(
+    before: int, after: int, least: int, most: int
+) -> None:
+    rate, now_s = steady(before, 1.0, 120)
+    for _ in range(60):
+        now_s += 1
+        rate.finished(after, now_s)
+
+    assert least <= rate.retry_after_s(10_000, now_s) <= most
+
+
+@pytest.mark.parametrize("idle_s", [60, 3600, 86_400])
+def test_a_lane_that_had_nothing_to_do_is_believed_again_within_a_minute(idle_s: float) -> None:
+    rate, now_s = steady(1000, 1.0, 60)
+    now_s += idle_s
+    for _ in range(60):
+        now_s += 1
+        rate.finished(1000, now_s)
+
+    assert 9 <= rate.retry_after_s(10_000, now_s) <= 12

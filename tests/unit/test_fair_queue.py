@@ -1,0 +1,130 @@
+"""Who goes next: shares by weight, a floor for bulk, small calls beside big ones, and nothing lost."""
+
+from collections import Counter
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.batching.fair_queue import BULK_EVERY, QUANTUM_TOKENS, Entry, FairQueue, Priority
+
+FLOWS = count()
+
+
+def fill(queue: FairQueue[int], tenant: str, calls: int, cost: int, **options: object) -> None:
+    """Calls of one part each."""
+    for number in range(calls):
+        queue.push(Entry(number, tenant, cost, next(FLOWS), **options))  # type: ignore[arg-type]
+
+
+def tokens_gone(queue: FairQueue[int], pops: int) -> Counter[str]:
+    """How many tokens of each tenant leave in so many turns."""
+    gone: Counter[str] = Counter()
+    for _ in range(pops):
+        entry = queue.pop()
+        gone[entry.tenant] += entry.cost
+    return gone
+
+
+@pytest.mark.parametrize(("cost_a", "cost_b"), [(100, 100), (10, 1000), (1000, 10), (5000, 300)])
+def test_two_tenants_share_tokens_equally_whatever_their_calls_cost(cost_a: int, cost_b: int) -> None:
+    queue: FairQueue[int] = FairQueue()
+    fill(queue, "a", 400_000 // cost_a, cost_a)
+    fill(queue, "b", 400_000 // cost_b, cost_b)
+
+    gone: Counter[str] = Counter()
+    while gone.total() < 300_000:
+        entry = queue.pop()
+        gone[entry.tenant] += entry.cost
+
+    assert abs(gone["a"] - gone["b"]) <= 2 * (QUANTUM_TOKENS + max(cost_a, cost_b))
+
+
+def test_weights_are_shares_of_tokens() -> None:
+    queue: FairQueue[int] = FairQueue()
+    fill(queue, "heavy", 3000, 100, weight=3)
+    fill(queue, "light", 3000, 100, weight=1)
+
+    gone = tokens_gone(queue, 2000)
+    assert 2.6 <= gone["heavy"] / gone["light"] <= 3.4
+
+
+def test_a_flood_makes_one_call_of_another_wait_for_one_turn_at_most() -> None:
+    queue: FairQueue[int] = FairQueue()
+    fill(queue, "flood", 10_000, 100)
+    tokens_gone(queue, 50)
+    queue.push(Entry(0, "victim", 100, next(FLOWS)))
+
+    before = 0
+    while queue.pop().tenant != "victim":
+        before += 100
+    assert before <= QUANTUM_TOKENS + 100
+
+
+def test_interactive_goes_before_bulk_and_bulk_has_its_floor() -> None:
+    queue: FairQueue[int] = FairQueue()
+    fill(queue, "queries", 5000, 100)
+    fill(queue, "reindex", 5000, 100, priority="bulk")
+
+    gone = tokens_gone(queue, 1000)
+    assert gone["queries"] > gone["reindex"] > 0
+    assert abs(gone["reindex"] * BULK_EVERY - gone.total()) <= gone.total() * 0.1
+
+
+def test_a_tenants_small_calls_pass_its_big_one() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for part in range(64):
+        queue.push(Entry(f"big-{part}", "acme", 500, flow=1))
+    queue.push(Entry("small", "acme", 10, flow=2))
+
+    order = [queue.pop().item for _ in range(65)]
+    assert order.index("small") <= 1
+    assert [f"big-{part}" for part in range(64)] == [item for item in order if item != "small"]
+
+
+def test_what_goes_on_after_a_failure_goes_first() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push(Entry("waiting", "acme", 10, flow=1))
+    queue.push(Entry("again", "acme", 10, flow=2), first=True)
+
+    assert ["again", "waiting"] == [queue.pop().item for _ in range(2)]
+
+
+priorities: st.SearchStrategy[Priority] = st.sampled_from(("interactive", "bulk"))
+entries = st.builds(
+    Entry[int],
+    st.integers(),
+    st.sampled_from("abc"),
+    st.integers(0, 20_000),
+    st.integers(0, 5),
+    st.integers(1, 4),
+    priorities,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(entries, st.just("pop"), st.just("peek"), st.just("remove")), max_size=80))
+def test_nothing_is_lost_or_given_twice_and_sums_are_true(steps: list[Entry[int] | str]) -> None:
+    queue: FairQueue[int] = FairQueue()
+    inside: list[Entry[int]] = []
+    for step in steps:
+        match step:
+            case Entry():
+                queue.push(step)
+                inside.append(step)
+            case "pop" if inside:
+                expected = queue.peek()
+                assert expected is not None
+                assert expected == queue.pop()
+                inside.remove(expected)
+            case "peek" if inside:
+                assert queue.peek() in inside
+            case "remove" if inside:
+                assert queue.remove(inside.pop())
+        assert (len(inside), sum(one.cost for one in inside)) == (len(queue), queue.tokens)
+        for tenant in "abc":
+            assert sum(one.cost for one in inside if one.tenant == tenant) == queue.tokens_of(tenant)
+    assert not queue.remove(Entry(0, "nobody", 1))
+    assert queue.peek(skip="abc") is None
+    assert Counter(map(repr, inside)) == Counter(repr(queue.pop()) for _ in range(len(inside)))

@@ -1,0 +1,99 @@
+"""From an API key to its tenant, and never a word of the key."""
+
+import hashlib
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway import config
+from gateway.config import KEY_DIGEST
+from gateway.errors import Unauthenticated
+from gateway.quotas.limits import Limit
+from gateway.tenants.keyring import FIRST_TENANT, Keyring, Tenant, key_digest, new_key
+
+TENANTS = {
+    "acme": config.Tenant(
+        keys=(key_digest("one"), config.Key(key_digest("two"), "ci")),
+        models=("bge", "cross"),
+        limits={"tokens_per_minute": 5, "requests_in_flight": 2},
+        weight=3,
+        priority="bulk",
+    ),
+    "globex": config.Tenant(keys=(key_digest("three"),)),
+    "keyless": config.Tenant(),
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "tenant"), [("one", "acme"), ("two", "acme"), ("three", "globex"), ("first", FIRST_TENANT)]
+)
+def test_a_key_belongs_to_its_tenant(key: str, tenant: str) -> None:
+    assert tenant == Keyring(TENANTS, key_digest("first")).identify(key).name
+
+
+def test_a_tenant_is_what_the_config_says_of_it() -> None:
+    limits = (Limit("tokens", "minute", 5), Limit("requests", "in_flight", 2))
+    expected = Tenant("acme", frozenset({"bge", "cross"}), limits, 3, "bulk", key_id="acme-0")
+
+    assert expected == Keyring(TENANTS, None).identify("one")
+
+
+@pytest.mark.parametrize("key", [None, ""])
+def test_no_key_is_told_how_to_send_one(key: str | None) -> None:
+    with pytest.raises(Unauthenticated, match="Authorization: Bearer"):
+        Keyring(TENANTS, None).identify(key)
+
+
+@pytest.mark.parametrize(
+    "key", ["four", "One", "one ", " one", key_digest("one"), "\udcff", "first", "one\x00"]
+)
+def test_any_other_key_is_refused_without_being_repeated(key: str) -> None:
+    with pytest.raises(Unauthenticated) as caught:
+        Keyring(TENANTS, None).identify(key)
+
+    assert "this API key is not known here" == caught.value.message
+
+
+def test_without_tenants_and_first_key_nobody_is_let_in() -> None:
+    for key in (FIRST_TENANT, "", "one"):
+        with pytest.raises(Unauthenticated):
+            Keyring({}, None).identify(key)
+
+
+def test_the_keyring_holds_no_key_in_the_clear() -> None:
+    keyring = Keyring(TENANTS, key_digest("first"))
+
+    assert all(KEY_DIGEST.fullmatch(held) for held in keyring._owners)
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1))
+@settings(max_examples=200, deadline=None)
+def test_any_string_can_be_a_key(key: str) -> None:
+    digest = key_digest(key)
+
+    assert "sha256:" + hashlib.sha256(key.encode()).hexdigest() == digest
+    assert "default" == Keyring({}, digest).identify(key).name
+
+
+@pytest.mark.parametrize(
+    ("models", "name", "allowed"),
+    [
+        (None, "bge", True),
+        (frozenset({"bge"}), "bge", True),
+        (frozenset({"bge"}), "org/bge", False),
+        (frozenset(), "bge", False),
+    ],
+)
+def test_a_tenant_without_a_list_may_use_every_model(
+    models: frozenset[str] | None, name: str, *, allowed: bool
+) -> None:
+    assert allowed == Tenant("acme", models).may_use(name)
+
+
+def test_keys_that_we_make_have_a_form_and_never_come_twice() -> None:
+    keys = {new_key() for _ in range(200)}
+
+    assert 200 == len(keys)
+    assert all(re.fullmatch(r"gw_[0-9a-f]{8}_[0-9a-f]{40}", key) for key in keys)

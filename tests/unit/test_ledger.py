@@ -1,0 +1,399 @@
+"""The ledger in memory: all limits or none, closed exactly once, on a clock that never gives back."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import QuotaExceeded, RequestExceedsLimit
+from gateway.quotas.ledger import (
+    MEMORY_LEASE_US,
+    NOTHING,
+    Ask,
+    MemoryLedger,
+    Reservation,
+    duration,
+    rate_limit_headers,
+)
+from gateway.quotas.limits import SECOND_US, Cost, Limit, Standing, parse_limit
+
+NOON_US = 1_709_208_000 * SECOND_US  # 2024-02-29T12:00:00Z
+
+
+@dataclass
+class FakeClock:
+    """Microseconds that pass when the test says so."""
+
+    now_us: int = NOON_US
+
+    def __call__(self) -> int:
+        """Read it."""
+        return self.now_us
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def ledger(clock: FakeClock) -> MemoryLedger:
+    return MemoryLedger(clock)
+
+
+def limits(**amounts: int) -> tuple[Limit, ...]:
+    """Limits by their names in router.yaml."""
+    return tuple(parse_limit(name, amount) for name, amount in amounts.items())
+
+
+def remaining(standings: tuple[Standing, ...]) -> dict[str, int]:
+    return {one.limit.name: one.remaining for one in standings}
+
+
+NUMBERS = count()
+
+
+async def reserve(ledger: MemoryLedger, tenant: str, held: tuple[Limit, ...], cost: Cost) -> Reservation:
+    """Reserve under a new id."""
+    return await ledger.reserve(Ask(str(next(NUMBERS)), tenant, held, cost, expires_us=3600 * SECOND_US))
+
+
+async def refused(ledger: MemoryLedger, held: tuple[Limit, ...], cost: Cost) -> QuotaExceeded:
+    """The error that a reservation ends in."""
+    with pytest.raises(QuotaExceeded) as caught:
+        await reserve(ledger, "acme", held, cost)
+    return caught.value
+
+
+ALL = limits(requests_per_minute=10, tokens_per_hour=3600, inputs_per_day=100, requests_in_flight=4)
+
+
+async def test_a_reservation_takes_from_every_limit_its_unit(ledger: MemoryLedger) -> None:
+    taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
+
+    assert {
+        "requests_per_minute": 9,
+        "tokens_per_hour": 3000,
+        "inputs_per_day": 70,
+        "requests_in_flight": 3,
+    } == remaining(taken.standings)
+
+
+@pytest.mark.parametrize("blocking", [one.name for one in ALL])
+async def test_a_refusal_takes_from_no_limit(ledger: MemoryLedger, blocking: str) -> None:
+    only = tuple(one for one in ALL if one.name == blocking)
+    for _ in range(only[0].amount):
+        await reserve(ledger, "acme", only, Cost(tokens=1, inputs=1))
+    others = tuple(one for one in ALL if one.name != blocking)
+    await refused(ledger, ALL, Cost(tokens=1, inputs=1))
+
+    untouched = await reserve(ledger, "acme", others, Cost(requests=0))
+    expected = {one.name: one.amount - (one.period == "in_flight") for one in others}
+    assert expected == remaining(untouched.standings)
+
+
+async def test_tenants_do_not_share_limits(ledger: MemoryLedger) -> None:
+    held = limits(requests_per_minute=1)
+    await reserve(ledger, "acme", held, Cost())
+    other = await reserve(ledger, "globex", held, Cost())
+
+    assert {"requests_per_minute": 0} == remaining(other.standings)
+    await refused(ledger, held, Cost())
+
+
+async def test_a_tenant_without_limits_is_never_refused(ledger: MemoryLedger) -> None:
+    taken = await reserve(ledger, "acme", (), Cost(tokens=10**12))
+
+    assert () == taken.standings
+    assert () == await ledger.settle(taken, Cost(tokens=1))
+
+
+async def test_settling_gives_back_what_was_not_used(ledger: MemoryLedger) -> None:
+    taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
+    after = await ledger.settle(taken, Cost(tokens=100, inputs=30))
+
+    assert {
+        "requests_per_minute": 9,
+        "tokens_per_hour": 3500,
+        "inputs_per_day": 70,
+        "requests_in_flight": 4,
+    } == remaining(after)
+
+
+async def test_settling_above_the_reserve_charges_the_rest(ledger: MemoryLedger) -> None:
+    taken = await reserve(ledger, "acme", ALL, Cost(tokens=10, inputs=1))
+    after = await ledger.settle(taken, Cost(tokens=600, inputs=2))
+
+    assert (3000, 98) == (remaining(after)["tokens_per_hour"], remaining(after)["inputs_per_day"])
+
+
+async def test_a_refund_is_as_if_the_call_had_not_been(ledger: MemoryLedger, clock: FakeClock) -> None:
+    before = await reserve(ledger, "acme", ALL, Cost(requests=0))
+    taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
+    await ledger.settle(taken, NOTHING)
+    await ledger.settle(before, Cost(requests=0))
+
+    after = await reserve(ledger, "acme", ALL, Cost(requests=0))
+    assert before.standings == after.standings
+
+
+async def test_a_refund_after_a_while_leaves_what_others_used(ledger: MemoryLedger, clock: FakeClock) -> None:
+    held = limits(tokens_per_minute=60)
+    first = await reserve(ledger, "acme", held, Cost(tokens=60))
+    clock.now_us += 30 * SECOND_US
+    second = await reserve(ledger, "acme", held, Cost(tokens=30))
+    await ledger.settle(first, NOTHING)
+
+    after = await ledger.settle(second, Cost(tokens=30))
+    assert {"tokens_per_minute": 30} == remaining(after)
+
+
+@pytest.mark.parametrize("ways", [("settle", "settle"), ("refund", "settle"), ("settle", "refund")])
+async def test_a_reservation_is_closed_exactly_once(ledger: MemoryLedger, ways: tuple[str, str]) -> None:
+    taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
+
+    async def close(way: str, tokens: int) -> dict[str, int]:
+        if way == "refund":
+            await ledger.settle(taken, NOTHING)
+        else:
+            await ledger.settle(taken, Cost(tokens=tokens, inputs=0))
+        probe = await reserve(ledger, "acme", ALL, Cost(requests=0))
+        after = await ledger.settle(probe, Cost(requests=0))
+        return remaining(after)
+
+    once = await close(ways[0], 500)
+    assert once == await close(ways[1], 1)
+
+
+async def test_a_reservation_that_nobody_made_changes_nothing(ledger: MemoryLedger) -> None:
+    held = limits(tokens_per_minute=60)
+    await reserve(ledger, "acme", held, Cost(tokens=60))
+    await ledger.settle(
+        Reservation(Ask("nobody", "acme", held, Cost(tokens=60), MEMORY_LEASE_US), ()), Cost(tokens=0)
+    )
+
+    await refused(ledger, held, Cost(tokens=1))
+
+
+@pytest.mark.parametrize(
+    ("used", "retry_after_s"),
+    [(1, 1), (1000, 1), (1001, 2), (1999, 2), (2000, 2), (59_001, 60), (60_000, 60)],
+)
+async def test_retry_after_is_the_exact_wait_rounded_up(
+    ledger: MemoryLedger, used: int, retry_after_s: int
+) -> None:
+    held = limits(tokens_per_hour=3_600_000)  # One a millisecond.
+    await reserve(ledger, "acme", held, Cost(tokens=used))
+    error = await refused(ledger, held, Cost(tokens=3_600_000))
+
+    assert retry_after_s == error.retry_after_s
+    assert "x-should-retry" not in error.headers
+
+
+@pytest.mark.parametrize("used", [60_001, 3_600_000])
+async def test_past_a_minute_retry_after_stops_and_clients_are_told_not_to_retry(
+    ledger: MemoryLedger, used: int
+) -> None:
+    held = limits(tokens_per_hour=3_600_000)
+    await reserve(ledger, "acme", held, Cost(tokens=used))
+    error = await refused(ledger, held, Cost(tokens=3_600_000))
+
+    assert 60 == error.retry_after_s
+    assert "false" == error.headers["x-should-retry"]
+    assert duration(used * 1000) == error.headers["x-ratelimit-reset-tokens"]
+
+
+async def test_waiting_as_long_as_retry_after_says_is_enough(ledger: MemoryLedger, clock: FakeClock) -> None:
+    held = limits(tokens_per_minute=7)
+    await reserve(ledger, "acme", held, Cost(tokens=7))
+    error = await refused(ledger, held, Cost(tokens=3))
+    clock.now_us += (error.retry_after_s or 0) * SECOND_US
+
+    await reserve(ledger, "acme", held, Cost(tokens=3))
+
+
+async def test_the_limit_that_opens_last_is_the_one_named(ledger: MemoryLedger) -> None:
+    held = limits(requests_per_second=1, tokens_per_day=10, inputs_per_minute=1)
+    await reserve(ledger, "acme", held, Cost(tokens=10, inputs=1))
+    error = await refused(ledger, held, Cost(tokens=1, inputs=1))
+
+    assert "tokens_per_day" in error.message
+    assert ("tokens", True) == (error.unit, error.calendar)
+
+
+@pytest.mark.parametrize(
+    ("name", "calendar"),
+    [
+        ("requests_per_second", False),
+        ("requests_per_hour", False),
+        ("requests_per_day", True),
+        ("requests_per_month", True),
+        ("requests_in_flight", False),
+    ],
+)
+async def test_only_days_and_months_are_calendar_limits(
+    ledger: MemoryLedger, name: str, *, calendar: bool
+) -> None:
+    held = limits(**{name: 1})
+    await reserve(ledger, "acme", held, Cost())
+
+    assert calendar == (await refused(ledger, held, Cost())).calendar
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens_per_second", "tokens_per_hour", "tokens_per_day", "tokens_per_month"]
+)
+async def test_a_call_over_a_whole_limit_is_told_that_it_can_never_pass(
+    ledger: MemoryLedger, name: str
+) -> None:
+    held = limits(**{name: 10}, requests_per_minute=1)
+    with pytest.raises(RequestExceedsLimit, match=name):
+        await reserve(ledger, "acme", held, Cost(tokens=11))
+
+    taken = await reserve(ledger, "acme", held, Cost(tokens=10))
+    assert {name: 0, "requests_per_minute": 0} == remaining(taken.standings)
+
+
+async def test_what_can_never_pass_is_said_before_what_must_wait(ledger: MemoryLedger) -> None:
+    held = limits(requests_per_minute=1, tokens_per_minute=10)
+    await reserve(ledger, "acme", held, Cost(tokens=10))
+
+    with pytest.raises(RequestExceedsLimit):
+        await reserve(ledger, "acme", held, Cost(tokens=11))
+
+
+async def test_a_call_that_nobody_settles_gives_its_slot_back_in_the_end(
+    ledger: MemoryLedger, clock: FakeClock
+) -> None:
+    held = limits(requests_in_flight=1)
+    await reserve(ledger, "acme", held, Cost())
+    clock.now_us += MEMORY_LEASE_US - 1
+    await refused(ledger, held, Cost())
+    clock.now_us += 1
+
+    await reserve(ledger, "acme", held, Cost())
+
+
+@pytest.mark.parametrize("name", ["requests_per_minute", "requests_per_day", "requests_per_month"])
+async def test_a_clock_that_steps_back_gives_nobody_more(
+    ledger: MemoryLedger, clock: FakeClock, name: str
+) -> None:
+    held = limits(**{name: 1})
+    await reserve(ledger, "acme", held, Cost())
+    clock.now_us -= 40 * 24 * 3600 * SECOND_US
+    await refused(ledger, held, Cost())
+    clock.now_us = NOON_US
+    await refused(ledger, held, Cost())
+
+
+async def test_a_clock_that_steps_back_lets_no_lease_live_longer(
+    ledger: MemoryLedger, clock: FakeClock
+) -> None:
+    held = limits(requests_in_flight=1)
+    await reserve(ledger, "acme", held, Cost())
+    clock.now_us -= SECOND_US
+    error = await refused(ledger, held, Cost())
+
+    assert duration(MEMORY_LEASE_US) == error.headers["x-ratelimit-reset-requests"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-90 * SECOND_US, 90 * SECOND_US), st.integers(1, 60)), min_size=1, max_size=20
+    )
+)
+@settings(max_examples=100, deadline=None)
+async def test_no_clock_admits_more_than_its_latest_time_allows(plan: list[tuple[int, int]]) -> None:
+    clock, held = FakeClock(), limits(tokens_per_minute=60)
+    ledger = MemoryLedger(clock)
+    first_us = latest_us = NOON_US + plan[0][0]
+    admitted = 0
+    for change_us, tokens in plan:
+        clock.now_us += change_us
+        latest_us = max(latest_us, clock.now_us)
+        try:
+            await reserve(ledger, "acme", held, Cost(tokens=tokens))
+        except QuotaExceeded:
+            continue
+        admitted += tokens
+        assert admitted <= 60 + (latest_us - first_us) / SECOND_US
+
+
+def standing(name: str, amount: int, left: int, reset_us: int = 0) -> Standing:
+    return Standing(parse_limit(name, amount), left, reset_us)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_headers_show_for_each_unit_the_limit_with_the_least_remaining_share(order: int) -> None:
+    standings = [
+        standing("tokens_per_minute", 100, 50, 30 * SECOND_US),
+        standing("tokens_per_day", 1000, 60, 3600 * SECOND_US),
+        standing("requests_per_minute", 10, 9, SECOND_US),
+        standing("requests_in_flight", 2, 1, 0),
+    ]
+    expected: Mapping[str, str] = {
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "60",
+        "x-ratelimit-reset-tokens": "1h0m0s",
+        "x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "1",
+        "x-ratelimit-reset-requests": "0ms",
+    }
+    assert expected == rate_limit_headers(standings[::order])
+
+
+def test_without_limits_there_are_no_headers() -> None:
+    assert {} == rate_limit_headers([])
+
+
+async def test_a_refusal_shows_what_is_left_and_when_it_is_back(ledger: MemoryLedger) -> None:
+    held = limits(tokens_per_minute=60)
+    await reserve(ledger, "acme", held, Cost(tokens=45))
+    error = await refused(ledger, held, Cost(tokens=30))
+
+    assert {
+        "x-ratelimit-limit-tokens": "60",
+        "x-ratelimit-remaining-tokens": "15",
+        "x-ratelimit-reset-tokens": "45s",
+    } == error.headers
+    assert 15 == error.retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "shown"),
+    [
+        (0, "0ms"),
+        (1, "1ms"),
+        (20_000, "20ms"),
+        (998_001, "999ms"),
+        (999_001, "1s"),
+        (1_250_000, "1.25s"),
+        (59_999_000, "59.999s"),
+        (59_999_001, "1m0s"),
+        (360_000_000, "6m0s"),
+        (361_500_000, "6m1.5s"),
+        (3600_000_000, "1h0m0s"),
+        (3723_000_000, "1h2m3s"),
+        (31 * 24 * 3600 * SECOND_US, "744h0m0s"),
+    ],
+)
+def test_durations_are_written_as_openai_writes_them(microseconds: int, shown: str) -> None:
+    assert shown == duration(microseconds)
+
+
+SHOWN = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
+
+
+@given(st.integers(0, 32 * 24 * 3600 * SECOND_US))
+@settings(max_examples=200, deadline=None)
+def test_a_duration_reads_back_as_itself_rounded_up_to_the_millisecond(microseconds: int) -> None:
+    found = SHOWN.fullmatch(duration(microseconds))
+    assert found is not None
+    hours, minutes, seconds, milliseconds = (float(part or 0) for part in found.groups())
+    total_ms = round((hours * 3600 + minutes * 60 + seconds) * 1000 + milliseconds)
+
+    assert -(-microseconds // 1000) == total_ms

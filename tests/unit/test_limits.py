@@ -1,0 +1,462 @@
+"""Limits hold to the microsecond: meters against references that recompute from the whole history."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from math import ceil
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.quotas.limits import (
+    SECOND_US,
+    WINDOWS_US,
+    CalendarMeter,
+    Cost,
+    FlightMeter,
+    Limit,
+    Meter,
+    Period,
+    RateMeter,
+    meter_for,
+    parse_limit,
+    period_end_us,
+    period_start_us,
+)
+
+LEASE_US = 3600 * SECOND_US
+START_US = int(datetime(2024, 2, 28, 23, 59, 50, tzinfo=UTC).timestamp()) * SECOND_US
+DAY_US = 24 * 3600 * SECOND_US
+
+many = settings(max_examples=200, deadline=None)
+
+
+def at(text: str) -> int:
+    """A UTC moment in microseconds."""
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND_US
+
+
+@dataclass
+class Taken:
+    """One reservation as the reference remembers it; cost is what it holds or was settled at."""
+
+    number: int
+    at_us: int
+    reserved: int
+    cost: int
+    open: bool = True
+
+
+@dataclass
+class History:
+    """Drives a meter as a ledger does: takes only what fits, closes each reservation once."""
+
+    meter: Meter
+    now_us: int = START_US
+    taken: list[Taken] = field(default_factory=list)
+
+    def play(self, step: "Step") -> None:
+        """One random step."""
+        if step.pause_us is None:
+            self.now_us += self.meter.wait_us(step.amount, self.now_us)
+        else:
+            self.now_us += step.pause_us
+        if step.close is None:
+            self.take(step.amount)
+            return
+        waiting = [one for one in self.taken if one.open]
+        if waiting:
+            chosen = waiting[step.close % len(waiting)]
+            self.close(chosen, chosen.reserved * step.percent // 100)
+
+    def take(self, amount: int) -> None:
+        """Reserve, if it fits now."""
+        if self.meter.wait_us(amount, self.now_us) == 0:
+            number = len(self.taken) + 1
+            self.meter.take(number, amount, self.now_us)
+            self.taken.append(Taken(number, self.now_us, amount, amount))
+
+    def close(self, chosen: Taken, actual: int) -> None:
+        """Settle a reservation."""
+        self.meter.give_back(chosen.number, chosen.reserved, actual)
+        chosen.cost, chosen.open = actual, False
+
+
+@dataclass
+class Step:
+    """Wait, then take an amount, or close an open reservation at a percentage of its reserve.
+
+    pause_us: None waits exactly until the amount fits.
+    """
+
+    pause_us: int | None
+    amount: int
+    close: int | None
+    percent: int
+
+
+RATES = st.builds(
+    Limit,
+    st.just("tokens"),
+    st.sampled_from(["second", "minute", "hour"]),
+    st.sampled_from([1, 3, 7, 10, 60, 1000, 999_983, 10**9]),
+)
+
+
+# What a call turns out to have used, in percent of what it reserved.
+DOWN = (0, 1, 37, 100)
+BOTH_WAYS = (0, 50, 400, 1000)
+
+
+def steps(limit: Limit, percents: Sequence[int] = DOWN) -> st.SearchStrategy[list[Step]]:
+    """Histories whose pauses and amounts are of the size of the window."""
+    window_us = WINDOWS_US.get(limit.period, DAY_US)
+    pauses = st.one_of(st.none(), st.just(0), st.integers(1, window_us // 8), st.integers(1, 2 * window_us))
+    amounts = st.one_of(st.integers(0, limit.amount), st.integers(1, -(-limit.amount // 4)))
+    closes = st.one_of(st.none(), st.integers(0, 5))
+    return st.lists(
+        st.builds(Step, pauses, amounts, closes, st.sampled_from(percents)), min_size=6, max_size=24
+    )
+
+
+@st.composite
+def rate_histories(draw: st.DrawFn, percents: Sequence[int] = DOWN) -> tuple[Limit, list[Step]]:
+    limit = draw(RATES)
+    return limit, draw(steps(limit, percents))
+
+
+def true_wait_us(limit: Limit, taken: Sequence[Taken], amount: int, now_us: int) -> Fraction:
+    """GCRA in exact fractions, from the whole history, each reservation at its true cost."""
+    per_unit = Fraction(WINDOWS_US[limit.period], limit.amount)
+    full_at = Fraction(0)
+    for one in taken:
+        full_at = max(full_at, Fraction(one.at_us)) + one.cost * per_unit
+    wait = max(full_at, Fraction(now_us)) + amount * per_unit - now_us - WINDOWS_US[limit.period]
+    return max(Fraction(0), wait)
+
+
+@many
+@given(rate_histories())
+def test_no_span_ever_holds_more_than_the_amount_and_what_flows_in(case: tuple[Limit, list[Step]]) -> None:
+    limit, plan = case
+    history = History(RateMeter(limit))
+    window_us = WINDOWS_US[limit.period]
+    for step in plan:
+        history.play(step)
+        for first, start in enumerate(history.taken):
+            held = 0
+            for end in history.taken[first:]:
+                held += end.cost
+                flows_in = Fraction(limit.amount * (end.at_us - start.at_us), window_us)
+                assert limit.amount + flows_in >= held
+
+
+@many
+@given(rate_histories(BOTH_WAYS), st.integers(0, 10**9))
+def test_a_wait_is_the_exact_truth_rounded_up_to_the_microsecond(
+    case: tuple[Limit, list[Step]], amount: int
+) -> None:
+    limit, plan = case
+    amount %= limit.amount + 1
+    history = History(RateMeter(limit))
+    for step in plan:
+        history.play(step)
+        truth = true_wait_us(limit, history.taken, amount, history.now_us)
+        assert ceil(truth) == history.meter.wait_us(amount, history.now_us)
+
+
+@many
+@given(rate_histories(), st.integers(0, 10**9))
+def test_waiting_exactly_so_long_fits_and_a_microsecond_less_does_not(
+    case: tuple[Limit, list[Step]], amount: int
+) -> None:
+    limit, plan = case
+    amount %= limit.amount + 1
+    history = History(RateMeter(limit))
+    for step in plan:
+        history.play(step)
+        wait_us = history.meter.wait_us(amount, history.now_us)
+        assert history.meter.wait_us(amount, history.now_us + wait_us) == 0
+        assert wait_us == 0 or history.meter.wait_us(amount, history.now_us + wait_us - 1) == 1
+
+
+def replayed(limit: Limit, taken: Sequence[Taken]) -> RateMeter:
+    """A meter that was charged every true cost from the start and never corrected."""
+    meter = RateMeter(limit)
+    for one in taken:
+        meter.take(one.number, one.cost, one.at_us)
+    return meter
+
+
+@many
+@given(rate_histories())
+def test_a_correction_leaves_the_meter_as_if_the_true_cost_had_been_charged(
+    case: tuple[Limit, list[Step]],
+) -> None:
+    limit, plan = case
+    history = History(RateMeter(limit))
+    for step in plan:
+        history.play(step)
+        expected = replayed(limit, history.taken)
+        assert expected.standing(history.now_us) == history.meter.standing(history.now_us)
+        assert expected.wait_us(limit.amount, 0) == history.meter.wait_us(limit.amount, 0)
+
+
+@many
+@given(rate_histories(BOTH_WAYS))
+def test_a_correction_upwards_is_as_exact_as_one_downwards(case: tuple[Limit, list[Step]]) -> None:
+    limit, plan = case
+    history = History(RateMeter(limit))
+    for step in plan:
+        history.play(step)
+        expected = replayed(limit, history.taken)
+        assert expected.standing(history.now_us) == history.meter.standing(history.now_us)
+
+
+def test_a_call_that_used_more_than_it_reserved_pays_even_when_others_came_in_between() -> None:
+    meter = RateMeter(Limit("tokens", "minute", 100))
+    meter.take(1, 10, START_US)
+    later_us = START_US + 6 * SECOND_US
+    meter.take(2, 10, later_us)
+    meter.give_back(1, 10, 60)
+
+    # Charged 60 at the start, 10 of them had flowed back when the second came.
+    assert 100 - (60 - 10) - 10 == meter.standing(later_us).remaining
+
+
+def test_time_in_which_the_bucket_was_full_does_not_come_back() -> None:
+    meter = RateMeter(Limit("tokens", "minute", 100))
+    meter.take(1, 50, START_US)
+    later_us = START_US + 60 * SECOND_US
+    meter.take(2, 100, later_us)
+    meter.give_back(1, 50, 0)
+
+    assert 0 == meter.standing(later_us).remaining
+    assert 60 * SECOND_US == meter.wait_us(100, later_us)
+
+
+@many
+@given(rate_histories(BOTH_WAYS))
+def test_restarts_stay_within_open_reservations_and_one(case: tuple[Limit, list[Step]]) -> None:
+    limit, plan = case
+    meter = RateMeter(limit)
+    history = History(meter)
+    for step in plan:
+        history.play(step)
+        assert len(meter._restarts) <= sum(one.open for one in history.taken) + 1
+        assert sorted(meter._restarts) == meter._restarts
+
+
+def test_a_thousand_settled_calls_leave_one_restart() -> None:
+    meter = RateMeter(Limit("requests", "second", 1000))
+    for number in range(1, 1001):
+        meter.take(number, 1, START_US + number)
+        meter.give_back(number, 1, number % 2)
+
+    assert 1 == len(meter._restarts)
+    assert [] == meter._open
+
+
+@many
+@given(rate_histories())
+def test_what_remains_is_what_fits_now_and_no_more(case: tuple[Limit, list[Step]]) -> None:
+    limit, plan = case
+    history = History(RateMeter(limit))
+    for step in plan:
+        history.play(step)
+        standing = history.meter.standing(history.now_us)
+        assert history.meter.wait_us(standing.remaining, history.now_us) == 0
+        assert history.meter.wait_us(standing.remaining + 1, history.now_us) > 0
+        assert limit.amount == history.meter.standing(history.now_us + standing.reset_us).remaining
+
+
+@pytest.mark.parametrize("amount", [1, 3, 7, 60, 600, 999])
+@pytest.mark.parametrize("period", ["second", "minute", "hour"])
+def test_a_fresh_limit_takes_as_many_single_calls_at_once_as_it_says(period: Period, amount: int) -> None:
+    history = History(RateMeter(Limit("requests", period, amount)))
+    for _ in range(amount + 1):
+        history.take(1)
+
+    assert amount == len(history.taken)
+    assert 0 == history.meter.standing(START_US).remaining
+
+
+def test_a_bucket_refills_evenly() -> None:
+    meter = RateMeter(Limit("tokens", "minute", 60))
+    meter.take(1, 60, START_US)
+
+    assert [0, 1, 30, 60, 60] == [
+        meter.standing(START_US + s * SECOND_US).remaining for s in (0, 1, 30, 60, 90)
+    ]
+    assert 60 * SECOND_US == meter.standing(START_US).reset_us
+
+
+@pytest.mark.parametrize(
+    ("period", "moment", "start", "end"),
+    [
+        ("day", "2024-02-28T23:59:59", "2024-02-28", "2024-02-29"),
+        ("day", "2024-02-29T00:00:00", "2024-02-29", "2024-03-01"),
+        ("day", "2023-12-31T12:00:00", "2023-12-31", "2024-01-01"),
+        ("month", "2024-02-29T23:59:59", "2024-02-01", "2024-03-01"),
+        ("month", "2023-02-01T00:00:00", "2023-02-01", "2023-03-01"),
+        ("month", "2023-12-31T23:59:59", "2023-12-01", "2024-01-01"),
+        ("month", "2000-02-29T00:00:00", "2000-02-01", "2000-03-01"),
+    ],
+)
+def test_a_period_is_a_day_or_month_in_utc(period: Period, moment: str, start: str, end: str) -> None:
+    assert at(start) == period_start_us(period, at(moment))
+    assert at(end) == period_end_us(period, at(moment))
+
+
+MOMENTS = st.integers(0, at("2200-01-01"))
+CALENDAR = st.sampled_from(["day", "month"])
+
+
+@many
+@given(CALENDAR, MOMENTS)
+def test_every_moment_is_in_exactly_one_period(period: Period, now_us: int) -> None:
+    start_us, end_us = period_start_us(period, now_us), period_end_us(period, now_us)
+
+    assert start_us <= now_us < end_us
+    assert start_us == period_start_us(period, start_us) == period_start_us(period, end_us - 1)
+    assert end_us == period_start_us(period, end_us)
+    assert end_us - start_us <= (DAY_US if period == "day" else 31 * DAY_US)
+
+
+@pytest.mark.parametrize(("period", "edge"), [("day", "2024-02-29"), ("month", "2024-03-01")])
+def test_a_calendar_limit_starts_again_at_the_edge_and_not_a_microsecond_before(
+    period: Period, edge: str
+) -> None:
+    meter = CalendarMeter(Limit("tokens", period, 10))
+    meter.take(1, 10, at(edge) - SECOND_US)
+
+    assert 1 == meter.wait_us(10, at(edge) - 1)
+    assert 0 == meter.wait_us(10, at(edge))
+    assert 10 == meter.standing(at(edge)).remaining
+
+
+def test_a_calendar_wait_is_the_time_to_the_next_period() -> None:
+    meter = CalendarMeter(Limit("tokens", "month", 10))
+    now_us = at("2024-02-10T12:00:00")
+    meter.take(1, 8, now_us)
+
+    assert 0 == meter.wait_us(2, now_us)
+    assert at("2024-03-01") - now_us == meter.wait_us(3, now_us)
+    assert at("2024-03-01") - now_us == meter.standing(now_us).reset_us
+
+
+def test_settling_yesterdays_reservation_gives_today_nothing() -> None:
+    meter = CalendarMeter(Limit("tokens", "day", 10))
+    meter.take(1, 10, at("2024-02-28T23:59:59"))
+    meter.take(2, 6, at("2024-02-29"))
+    meter.give_back(1, 10, 0)
+    assert 4 == meter.standing(at("2024-02-29")).remaining
+    meter.give_back(2, 6, 1)
+    assert 9 == meter.standing(at("2024-02-29")).remaining
+
+
+@st.composite
+def calendar_histories(draw: st.DrawFn) -> tuple[Limit, list[Step]]:
+    limit = Limit("tokens", draw(CALENDAR), draw(st.sampled_from([1, 10, 1000])))
+    return limit, draw(steps(limit))
+
+
+@many
+@given(calendar_histories())
+def test_no_day_or_month_ever_holds_more_than_the_amount(case: tuple[Limit, list[Step]]) -> None:
+    limit, plan = case
+    history = History(CalendarMeter(limit))
+    for step in plan:
+        history.play(step)
+        today_us = period_start_us(limit.period, history.now_us)
+        held = sum(one.cost for one in history.taken if today_us == period_start_us(limit.period, one.at_us))
+        assert held <= limit.amount
+        assert limit.amount - held == history.meter.standing(history.now_us).remaining
+
+
+def test_no_more_calls_are_in_flight_than_the_limit() -> None:
+    meter = FlightMeter(Limit("requests", "in_flight", 2), LEASE_US)
+    meter.take(1, 1, START_US)
+    assert 0 == meter.wait_us(1, START_US)
+    meter.take(2, 1, START_US)
+    assert SECOND_US == meter.wait_us(1, START_US)
+    assert 0 == meter.standing(START_US).remaining
+
+
+@pytest.mark.parametrize("actual", [0, 1])
+def test_a_finished_call_frees_its_slot_whatever_it_cost(actual: int) -> None:
+    meter = FlightMeter(Limit("requests", "in_flight", 1), LEASE_US)
+    meter.take(1, 1, START_US)
+    meter.give_back(1, 1, actual)
+
+    assert 0 == meter.wait_us(1, START_US)
+    assert 1 == meter.standing(START_US).remaining
+
+
+def test_a_lease_that_nobody_ends_ends_by_itself_and_not_a_microsecond_early() -> None:
+    meter = FlightMeter(Limit("requests", "in_flight", 1), LEASE_US)
+    meter.take(1, 1, START_US)
+
+    assert LEASE_US == meter.standing(START_US).reset_us
+    assert SECOND_US == meter.wait_us(1, START_US + LEASE_US - 1)
+    assert 0 == meter.wait_us(1, START_US + LEASE_US)
+
+
+def test_ending_an_expired_lease_takes_no_slot_from_the_next() -> None:
+    meter = FlightMeter(Limit("requests", "in_flight", 1), LEASE_US)
+    meter.take(1, 1, START_US)
+    later_us = START_US + LEASE_US
+    assert 0 == meter.wait_us(1, later_us)
+    meter.take(2, 1, later_us)
+    meter.give_back(1, 1, 1)
+
+    assert SECOND_US == meter.wait_us(1, later_us)
+
+
+@pytest.mark.parametrize("unit", ["requests", "tokens", "inputs"])
+@pytest.mark.parametrize("period", ["second", "minute", "hour", "day", "month"])
+def test_a_limit_is_read_from_its_name_and_says_it_again(unit: str, period: str) -> None:
+    limit = parse_limit(f"{unit}_per_{period}", 5)
+
+    assert (unit, period, 5) == (limit.unit, limit.period, limit.amount)
+    assert f"{unit}_per_{period}" == limit.name
+
+
+def test_a_limit_on_calls_in_flight_has_a_name_of_its_own() -> None:
+    assert Limit("requests", "in_flight", 5) == parse_limit("requests_in_flight", 5)
+    assert "requests_in_flight" == parse_limit("requests_in_flight", 5).name
+
+
+@pytest.mark.parametrize("name", ["requests", "bytes_per_second", "tokens_per_year", "tokens_in_flight"])
+def test_a_limit_of_another_name_is_no_limit(name: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        parse_limit(name, 5)
+
+
+@pytest.mark.parametrize(
+    ("period", "kind"),
+    [
+        ("second", RateMeter),
+        ("minute", RateMeter),
+        ("hour", RateMeter),
+        ("day", CalendarMeter),
+        ("month", CalendarMeter),
+        ("in_flight", FlightMeter),
+    ],
+)
+def test_each_period_is_metered_by_its_kind(period: Period, kind: type[Meter]) -> None:
+    assert isinstance(meter_for(Limit("requests", period, 1), LEASE_US), kind)
+
+
+def test_a_cost_has_a_part_for_each_unit() -> None:
+    cost = Cost(requests=1, tokens=20, inputs=3)
+
+    assert [1, 20, 3] == [cost.of("requests"), cost.of("tokens"), cost.of("inputs")]
+
+
+def test_days_are_counted_from_midnight_utc_wherever_the_gateway_runs() -> None:
+    ahead = datetime(2024, 3, 1, 1, 0, tzinfo=UTC) - timedelta(hours=2)
+    assert at("2024-02-29") == period_start_us("day", int(ahead.timestamp()) * SECOND_US)

@@ -1,0 +1,375 @@
+"""Which replica is tried first, when one is given work, and what a model's name means."""
+
+from collections import Counter
+from random import Random
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.contract import Backend, Capabilities, Operation, ReplicaSpec, Truncate
+from backends.errors import (
+    BackendError,
+    Failed,
+    InvalidWork,
+    Lost,
+    ModelUnavailable,
+    Overloaded,
+    TimedOut,
+    Unavailable,
+    UnsupportedWork,
+)
+from backends.tei import open_replica
+from gateway import config
+from gateway.config import Policy
+from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, OperationUnsupported
+from gateway.events import Event, ReplicaChanged
+from gateway.routing.health import Happened, State, after, lesson
+from gateway.routing.policies import ranked
+from gateway.routing.pool import Pool, Replica
+from gateway.routing.routes import Route, Routes
+from gateway.tenants.keyring import Tenant
+
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+LOADS = st.lists(st.integers(0, 50), min_size=1, max_size=8)
+
+many = settings(max_examples=200, deadline=None)
+
+
+@many
+@given(st.sampled_from(POLICIES), LOADS, st.integers(0, 10**6), st.integers())
+def test_every_policy_tries_every_replica_once(
+    policy: Policy, loads: list[int], turn: int, seed: int
+) -> None:
+    assert list(range(len(loads))) == sorted(ranked(policy, loads, turn, Random(seed)))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_replica_is_an_empty_order(policy: Policy) -> None:
+    assert [] == ranked(policy, [], 3, Random(0))
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "least_tokens"])
+def test_equal_replicas_take_turns(policy: Policy) -> None:
+    firsts = [ranked(policy, [7, 7, 7], turn, Random(0))[0] for turn in range(6)]
+
+    assert [0, 1, 2, 0, 1, 2] == firsts
+
+
+def test_round_robin_does_not_look_at_loads() -> None:
+    assert [1, 2, 0] == ranked("round_robin", [0, 99, 5], 1, Random(0))
+
+
+@many
+@given(LOADS, st.integers(0, 100))
+def test_least_tokens_is_in_order_of_load(loads: list[int], turn: int) -> None:
+    order = ranked("least_tokens", loads, turn, Random(0))
+
+    assert sorted(loads) == [loads[index] for index in order]
+
+
+@many
+@given(LOADS, st.integers())
+def test_two_choices_puts_the_better_of_two_first(loads: list[int], seed: int) -> None:
+    order = ranked("two_choices", loads, 0, Random(seed))
+
+    assert loads[order[0]] <= loads[order[min(1, len(order) - 1)]]
+
+
+def test_two_choices_spreads_equal_replicas_and_spares_the_busiest() -> None:
+    random = Random(1)
+    equal = Counter(ranked("two_choices", [1, 1, 1, 1], 0, random)[0] for _ in range(2000))
+    uneven = Counter(ranked("two_choices", [9, 1, 1, 1], 0, random)[0] for _ in range(2000))
+
+    assert all(400 < count < 600 for count in equal.values())
+    assert 0 == uneven[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "happened", "expected"),
+    [
+        (State.JOINING, Happened.JOINED, State.UP),
+        (State.JOINING, Happened.JOIN_FAILED, State.DOWN),
+        (State.JOINING, Happened.UNREACHED, State.JOINING),
+        (State.JOINING, Happened.LOST, State.JOINING),
+        (State.UP, Happened.JOINED, State.UP),
+        (State.UP, Happened.JOIN_FAILED, State.DOWN),
+        (State.UP, Happened.UNREACHED, State.DOWN),
+        (State.UP, Happened.LOST, State.DOWN),
+        (State.DOWN, Happened.JOINED, State.UP),
+        (State.DOWN, Happened.JOIN_FAILED, State.DOWN),
+        (State.DOWN, Happened.UNREACHED, State.DOWN),
+        (State.DOWN, Happened.LOST, State.DOWN),
+    ],
+)
+def test_a_replicas_life_is_this_table(state: State, happened: Happened, expected: State) -> None:
+    assert expected is after(state, happened)
+
+
+@given(st.lists(st.sampled_from(Happened), max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_only_joining_brings_a_replica_up_and_nothing_makes_it_new(history: list[Happened]) -> None:
+    state = State.JOINING
+    for happened in history:
+        following = after(state, happened)
+        assert following is not State.UP or happened is Happened.JOINED or state is State.UP
+        assert following is not State.JOINING or state is State.JOINING
+        state = following
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Unavailable("refused"), Happened.UNREACHED),
+        (Lost("gone"), Happened.LOST),
+        (Overloaded("full"), None),
+        (TimedOut("slow"), None),
+        (InvalidWork("no"), None),
+        (UnsupportedWork("no"), None),
+        (Failed("odd"), None),
+        (ModelUnavailable("no weights"), None),
+    ],
+)
+def test_only_what_could_not_be_reached_or_died_is_ejected(
+    error: BackendError, expected: Happened | None
+) -> None:
+    assert expected is lesson(error)
+
+
+class Watched:
+    """A pool of replicas that are never spoken to, and what it observed."""
+
+    def __init__(self, count: int, policy: Policy = "least_tokens", window: int = 2) -> None:
+        self.events: list[Event] = []
+        backend: Backend = open_replica(ReplicaSpec("http://nowhere"))
+        self.replicas = [Replica(f"r{index}", backend) for index in range(count)]
+        self.pool = Pool("up", self.replicas, policy, window, self.events.append)
+
+    def joined(self, **told: int) -> "Watched":
+        """With every replica up."""
+        for replica in self.replicas:
+            what = Capabilities(replica.name, frozenset(Operation), **told)
+            self.pool.learn(replica, Happened.JOINED, "", what)
+        return self
+
+
+@many
+@given(
+    st.sampled_from(POLICIES),
+    st.lists(st.tuples(st.sampled_from(State), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=6),
+)
+def test_whoever_is_picked_is_up_and_has_room(policy: Policy, states: list[tuple[State, int, int]]) -> None:
+    watched = Watched(len(states), policy)
+    for replica, (state, batches, tokens) in zip(watched.replicas, states, strict=True):
+        replica.state, replica.batches, replica.tokens = state, batches, tokens
+    picked = watched.pool.pick(1, ())
+
+    able = [one for one in watched.replicas if one.state is State.UP and one.batches < 2]
+    assert (picked in able) if able else picked is None
+
+
+def test_a_replica_that_failed_a_slice_is_not_picked_for_it_again() -> None:
+    watched = Watched(2).joined()
+
+    assert watched.replicas[1] is watched.pool.pick(1, {watched.replicas[0]})
+    assert watched.pool.pick(1, set(watched.replicas)) is None
+
+
+def test_a_full_window_is_no_room_until_a_batch_comes_back() -> None:
+    watched = Watched(1).joined()
+    for _ in range(2):
+        watched.replicas[0].started(4, 100, "acme")
+    assert watched.pool.pick(1, ()) is None
+    watched.replicas[0].finished(4, 100, "acme")
+
+    assert watched.replicas[0] is watched.pool.pick(1, ())
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "more", "room"), [(0, 9, True), (3, 5, True), (4, 5, False), (8, 1, False)]
+)
+def test_a_replicas_permits_are_kept_but_a_batch_over_all_of_them_may_go_alone(
+    in_flight: int, more: int, *, room: bool
+) -> None:
+    replica = Watched(1).joined(concurrent_inputs=8).replicas[0]
+    replica.started(in_flight, 0, "acme")
+
+    assert room == replica.has_room(more, window=9)
+
+
+def test_a_change_of_state_is_observed_once_and_told() -> None:
+    watched, told = Watched(1), []
+    watched.pool.changed = lambda: told.append(watched.replicas[0].state)
+    for happened in (Happened.JOINED, Happened.JOINED, Happened.LOST, Happened.UNREACHED):
+        watched.pool.learn(watched.replicas[0], happened, happened.value)
+
+    assert [
+        ReplicaChanged("up", "r0", "up", "joined"),
+        ReplicaChanged("up", "r0", "down", "lost"),
+    ] == watched.events
+    assert [State.UP, State.DOWN] == told
+
+
+def test_a_replica_that_went_down_still_tells_what_the_upstream_can_do() -> None:
+    watched = Watched(2)
+    assert watched.pool.joining()
+    assert watched.pool.capabilities() is None
+    watched.joined()
+    watched.pool.learn(watched.replicas[0], Happened.LOST, "")
+
+    told = watched.pool.capabilities()
+    assert "r0" == (told.model_id if told else None)
+    assert [watched.replicas[1]] == watched.pool.usable()
+    assert not watched.pool.joining()
+
+
+EMBEDS = frozenset({Operation.EMBED, Operation.TOKENIZE})
+RERANKS = frozenset({Operation.RERANK, Operation.TOKENIZE})
+ANYONE = Tenant("anyone")
+MODELS = {
+    "bge": config.Model("embedder", truncate="left", deadline_s=7.5),
+    "org/bge": config.Model("embedder"),
+    "plain": config.Model("embedder", rerank=False),
+    "cross": config.Model("reranker"),
+    "new": config.Model("loading"),
+}
+OFFERED: dict[str, frozenset[Operation] | None] = {"embedder": EMBEDS, "reranker": RERANKS, "loading": None}
+
+
+def routes(*names: str, embed: str | None = None, rerank: str | None = None) -> Routes:
+    """Routes of some of the models, or of all."""
+    models = {name: MODELS[name] for name in names or MODELS}
+    return Routes(models, config.Defaults(embed, rerank), OFFERED.__getitem__)
+
+
+def test_a_route_carries_the_models_own_options() -> None:
+    expected = Route("bge", "embedder", Operation.EMBED, Truncate.LEFT, 7.5)
+
+    assert expected == routes().resolve(ANYONE, "bge", Operation.EMBED)
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("org/bge", Operation.EMBED),
+        ("bge", Operation.TOKENIZE),
+        ("bge", Operation.RERANK),
+        ("cross", Operation.RERANK),
+        ("new", Operation.RERANK),
+        ("new", Operation.EMBED),
+    ],
+)
+def test_a_model_is_asked_for_what_it_can_or_may_turn_out_to_do(name: str, operation: Operation) -> None:
+    assert (name, operation) == (
+        (route := routes().resolve(ANYONE, name, operation)).model,
+        route.operation,
+    )
+
+
+@pytest.mark.parametrize(("name", "operation"), [("plain", Operation.RERANK), ("cross", Operation.EMBED)])
+def test_a_model_that_does_not_do_it_says_so(name: str, operation: Operation) -> None:
+    with pytest.raises(OperationUnsupported, match=name) as caught:
+        routes().resolve(ANYONE, name, operation)
+
+    assert "model" == caught.value.param
+
+
+@pytest.mark.parametrize("name", ["", "BGE", "bge/", "nobody"])
+def test_a_name_that_is_not_there_is_not_found(name: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        routes(embed="bge").resolve(ANYONE, name, Operation.EMBED)
+    with pytest.raises(ModelNotFound):
+        routes().upstream_of(name)
+
+    assert "model" == caught.value.param
+
+
+def test_a_tenant_uses_its_own_models_only() -> None:
+    tenant = Tenant("acme", models=frozenset({"bge", "cross"}))
+
+    assert ["bge", "cross"] == routes().names(tenant)
+    assert list(MODELS) == routes().names(ANYONE)
+    with pytest.raises(ModelForbidden, match="org/bge"):
+        routes().resolve(tenant, "org/bge", Operation.EMBED)
+
+
+def test_a_tenant_with_an_empty_list_uses_nothing() -> None:
+    tenant = Tenant("acme", models=frozenset())
+
+    assert [] == routes().names(tenant)
+    with pytest.raises(ModelForbidden):
+        routes("bge").resolve(tenant, "bge", Operation.EMBED)
+
+
+def test_a_default_that_a_tenant_may_not_use_is_forbidden_to_it() -> None:
+    tenant = Tenant("acme", models=frozenset({"cross"}))
+
+    with pytest.raises(ModelForbidden):
+        routes(embed="bge").resolve(tenant, None, Operation.EMBED)
+
+
+def test_what_is_forbidden_is_said_before_what_is_unsupported() -> None:
+    with pytest.raises(ModelForbidden):
+        routes().resolve(Tenant("acme", models=frozenset()), "cross", Operation.EMBED)
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [(Operation.EMBED, "bge"), (Operation.TOKENIZE, "bge"), (Operation.RERANK, "cross")],
+)
+def test_a_request_that_names_no_model_takes_its_operations_default(
+    operation: Operation, expected: str
+) -> None:
+    found = routes(embed="bge", rerank="cross").resolve(ANYONE, None, operation)
+
+    assert expected == found.model
+
+
+@pytest.mark.parametrize(
+    ("names", "operation", "expected"),
+    [
+        (["bge"], Operation.EMBED, "bge"),
+        (["plain", "cross"], Operation.EMBED, "plain"),
+        (["plain", "cross"], Operation.RERANK, "cross"),
+        (["bge"], Operation.RERANK, "bge"),
+        (["new"], Operation.RERANK, "new"),
+    ],
+)
+def test_without_a_default_the_only_model_that_can_is_taken(
+    names: list[str], operation: Operation, expected: str
+) -> None:
+    assert expected == routes(*names).default(operation)
+
+
+@pytest.mark.parametrize(
+    ("names", "operation"),
+    [
+        (["bge", "org/bge"], Operation.EMBED),
+        (["bge", "cross"], Operation.RERANK),
+        (["bge", "new"], Operation.EMBED),
+        (["cross"], Operation.EMBED),
+    ],
+)
+def test_where_several_or_none_can_the_caller_must_name_one(names: list[str], operation: Operation) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        routes(*names).default(operation)
+
+    assert "model" == caught.value.param
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bge", {Operation.EMBED, Operation.RERANK, Operation.TOKENIZE}),
+        ("plain", EMBEDS),
+        ("cross", RERANKS),
+        ("new", set(Operation)),
+    ],
+)
+def test_a_model_lists_what_it_can_be_asked(name: str, expected: set[Operation]) -> None:
+    assert expected == set(routes().operations(name))
+
+
+def test_an_alias_has_the_upstream_of_its_model() -> None:
+    assert "embedder" == routes().upstream_of("org/bge") == routes().upstream_of("bge")

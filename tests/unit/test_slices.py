@@ -1,0 +1,273 @@
+"""Cutting and joining lose nothing, keep order and stay within what one upstream request may hold."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.contract import (
+    Capabilities,
+    Embed,
+    Embedded,
+    Operation,
+    Reply,
+    Rerank,
+    Reranked,
+    Token,
+    Tokenize,
+    Tokenized,
+    Work,
+    inputs_of,
+)
+from backends.errors import Failed
+from gateway.batching.slices import (
+    DEFAULT_BATCH_INPUTS,
+    DEFAULT_BATCH_TOKENS,
+    Bounds,
+    Slice,
+    bounds_of,
+    cut,
+    join,
+    tightest,
+    token_bounds,
+)
+
+many = settings(max_examples=200, deadline=None)
+
+TEXTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=12), min_size=1, max_size=40)
+BOUNDS = st.builds(Bounds, st.integers(1, 12), st.integers(1, 60), st.one_of(st.none(), st.integers(1, 200)))
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[Work, list[int], Bounds]:
+    """A call, what each of its inputs counts, and the bounds of a request."""
+    texts = tuple(draw(TEXTS))
+    work: Work = draw(
+        st.sampled_from(
+            [Embed(texts, dimensions=2), Rerank("what?", texts, raw_scores=True), Tokenize(texts)]
+        )
+    )
+    counts = draw(st.lists(st.integers(0, 40), min_size=len(texts), max_size=len(texts)))
+    return work, counts, draw(BOUNDS)
+
+
+def answer(work: Work, tokens: int = 0, truncated: tuple[int, ...] | None = ()) -> Reply:
+    """A reply in which each input's own answer can be told from every other's."""
+    texts = inputs_of(work)
+    numbers = np.array([abs(hash(text)) % 2**20 for text in texts], dtype=np.float32)
+    match work:
+        case Embed():
+            return Embedded(np.stack([numbers, -numbers], axis=1), tokens, truncated)
+        case Rerank():
+            return Reranked(numbers, tokens, truncated)
+        case Tokenize():
+            return Tokenized(tuple((Token(0, text, special=False),) for text in texts))
+
+
+def flat(reply: Reply) -> list[object]:
+    """The answers alone, in order."""
+    match reply:
+        case Embedded():
+            return list(reply.vectors.tolist())
+        case Reranked():
+            return list(reply.scores.tolist())
+        case Tokenized():
+            return list(reply.inputs)
+
+
+@many
+@given(calls())
+def test_cut_then_join_answers_every_input_once_in_order(case: tuple[Work, list[int], Bounds]) -> None:
+    work, counts, bounds = case
+    slices = cut(work, counts, bounds)
+
+    assert list(inputs_of(work)) == [text for one in slices for text in inputs_of(one.work)]
+    assert flat(answer(work)) == flat(join(slices, [answer(one.work) for one in slices]))
+
+
+@many
+@given(calls())
+def test_every_slice_knows_where_it_starts_and_what_it_holds(case: tuple[Work, list[int], Bounds]) -> None:
+    work, counts, bounds = case
+    start = 0
+    for one in cut(work, counts, bounds):
+        assert (start, len(inputs_of(one.work))) == (one.start, one.inputs)
+        assert sum(counts[start : start + one.inputs]) == one.tokens
+        start += one.inputs
+    assert len(counts) == start
+
+
+@many
+@given(calls())
+def test_a_slice_of_several_inputs_is_within_inputs_and_tokens(case: tuple[Work, list[int], Bounds]) -> None:
+    work, counts, bounds = case
+    for one in cut(work, counts, bounds):
+        assert bounds.inputs >= one.inputs >= 1
+        assert one.inputs == 1 or bounds.tokens >= one.tokens
+
+
+def wire_bytes(texts: Sequence[str]) -> int:
+    """What texts take inside a JSON list: each with its quotes, its escapes and a comma."""
+    return sum(len(msgspec.json.encode(text)) + 1 for text in texts)
+
+
+@many
+@given(calls())
+def test_a_slice_of_several_inputs_is_within_bytes_as_they_travel(
+    case: tuple[Work, list[int], Bounds],
+) -> None:
+    work, counts, bounds = case
+    for one in cut(work, counts, bounds):
+        texts = inputs_of(one.work)
+        assert bounds.bytes is None or one.inputs == 1 or bounds.bytes >= wire_bytes(texts)
+
+
+@pytest.mark.parametrize("text", ["", "\x00", '"', "ä", "a"])
+def test_many_small_inputs_stay_within_bytes_whatever_they_are_made_of(text: str) -> None:
+    work = Embed((text,) * 100)
+    for most in (100, 310, 450, 601, 801):
+        for one in cut(work, [1] * 100, Bounds(1000, 1000, most)):
+            assert most >= wire_bytes(inputs_of(one.work))
+
+
+def test_a_query_counts_in_every_slice_because_it_travels_with_each() -> None:
+    work = Rerank("q" * 500, ("d" * 100,) * 20)
+    for one in cut(work, [1] * 20, Bounds(1000, 1000, 1000)):
+        assert isinstance(one.work, Rerank)
+        assert 1000 >= wire_bytes([one.work.query]) + wire_bytes(one.work.documents)
+
+
+@many
+@given(calls())
+def test_no_slice_could_have_taken_the_next_input_too(case: tuple[Work, list[int], Bounds]) -> None:
+    work, counts, bounds = case
+    bounds = msgspec.structs.replace(bounds, bytes=None)
+    slices = cut(work, counts, bounds)
+    for one, following in pairwise(slices):
+        full = one.inputs == bounds.inputs
+        assert full or one.tokens + counts[following.start] > bounds.tokens
+
+
+@many
+@given(calls())
+def test_every_slice_asks_with_the_calls_own_options(case: tuple[Work, list[int], Bounds]) -> None:
+    work, counts, bounds = case
+    nothing = {"documents": ()} if isinstance(work, Rerank) else {"inputs": ()}
+    for one in cut(work, counts, bounds):
+        assert msgspec.structs.replace(work, **nothing) == msgspec.structs.replace(one.work, **nothing)
+
+
+def test_a_call_that_fits_travels_as_it_is() -> None:
+    work = Embed(("a", "b"))
+
+    assert [Slice(0, work, 2, 7)] == cut(work, [3, 4], Bounds(2, 7, 1000))
+
+
+@pytest.mark.parametrize("bounds", [Bounds(9, 10, None), Bounds(9, 1000, 30)])
+def test_an_input_over_the_bounds_travels_alone(bounds: Bounds) -> None:
+    work = Embed(("a", "b" * 50, "c", "d"))
+
+    assert [1, 1, 2] == [one.inputs for one in cut(work, [1, 50, 1, 1], bounds)]
+
+
+def slices_of(*sizes: int) -> list[Slice]:
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return [Slice(a, Embed(("x",) * n), n, n) for a, n in zip(starts, sizes, strict=True)]
+
+
+def test_indices_of_truncated_inputs_shift_to_the_callers_order() -> None:
+    slices = slices_of(3, 1, 2)
+    cut_at = [(0, 2), (), (1,)]
+    replies = [answer(one.work, 5, at) for one, at in zip(slices, cut_at, strict=True)]
+
+    assert (0, 2, 5) == join(slices, replies).truncated
+
+
+@pytest.mark.parametrize("unknown", [0, 1, 2])
+def test_truncation_is_unknown_where_one_slice_cannot_tell(unknown: int) -> None:
+    slices = slices_of(1, 1, 1)
+    replies = [answer(one.work, 5, None if index == unknown else (0,)) for index, one in enumerate(slices)]
+
+    assert join(slices, replies).truncated is None
+
+
+def test_a_lone_slice_that_cannot_tell_stays_unknown() -> None:
+    slices = slices_of(2)
+
+    assert join(slices, [answer(slices[0].work, 5, None)]).truncated is None
+
+
+@many
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 10**6)), min_size=1, max_size=8))
+def test_tokens_of_a_call_are_those_of_its_slices(parts: list[tuple[int, int]]) -> None:
+    slices = slices_of(*(size for size, _ in parts))
+    replies = [answer(one.work, tokens) for one, (_, tokens) in zip(slices, parts, strict=True)]
+
+    assert sum(tokens for _, tokens in parts) == join(slices, replies).tokens
+
+
+def test_joined_vectors_are_contiguous_float32() -> None:
+    slices = slices_of(2, 3)
+    joined = join(slices, [answer(one.work) for one in slices])
+
+    assert isinstance(joined, Embedded)
+    assert ((5, 2), np.float32) == (joined.vectors.shape, joined.vectors.dtype)
+    assert joined.vectors.flags.c_contiguous
+
+
+def told(**values: int) -> Capabilities:
+    return Capabilities("model", frozenset({Operation.EMBED}), **values)
+
+
+@pytest.mark.parametrize(
+    ("said", "configured", "expected"),
+    [
+        ({}, (None, None), Bounds(DEFAULT_BATCH_INPUTS, DEFAULT_BATCH_TOKENS, None)),
+        ({"batch_inputs": 8, "batch_tokens": 100, "batch_bytes": 9}, (None, None), Bounds(8, 100, 9)),
+        ({"batch_inputs": 8, "batch_tokens": 100}, (4, 50), Bounds(4, 50, None)),
+        ({"batch_inputs": 8, "batch_tokens": 100}, (16, 200), Bounds(8, 100, None)),
+        ({}, (1000, 10**6), Bounds(1000, 10**6, None)),
+    ],
+)
+def test_bounds_are_the_tightest_that_anyone_gave_or_the_defaults(
+    said: dict[str, int], configured: tuple[int | None, int | None], expected: Bounds
+) -> None:
+    assert expected == bounds_of(told(**said), *configured)
+
+
+@many
+@given(TEXTS, st.text(st.characters(codec="utf-8"), max_size=20), st.one_of(st.none(), st.integers(1, 30)))
+def test_no_input_can_be_more_tokens_than_its_bytes_the_prompts_and_specials(
+    texts: list[str], prompt: str, most: int | None
+) -> None:
+    for text, bound in zip(texts, token_bounds(Embed(tuple(texts)), most, prompt), strict=True):
+        longest = len((prompt + text).encode()) + 2
+        assert bound >= (longest if most is None else min(longest, most))
+        assert most is None or bound <= most
+
+
+def test_vectors_of_different_widths_are_never_joined() -> None:
+    slices = slices_of(1, 1)
+    replies = [Embedded(np.zeros((1, dim), dtype=np.float32), 1) for dim in (2, 3)]
+
+    with pytest.raises(Failed, match="different widths"):
+        join(slices, replies)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_several_replicas_together_take_what_each_of_them_takes(order: int) -> None:
+    several = [Bounds(8, 100, None), Bounds(4, 200, 70), Bounds(9, 300, 90)]
+
+    assert Bounds(4, 100, 70) == tightest(several[::order])
+    assert Bounds(8, 100, None) == tightest(several[:1])
+
+
+def test_a_document_counts_with_its_query() -> None:
+    alone = token_bounds(Embed(("doc",)), None)
+    paired = token_bounds(Rerank("a query", ("doc",)), None)
+
+    assert [alone[0] + len("a query")] == paired
