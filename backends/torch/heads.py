@@ -4,7 +4,7 @@ Knows tensors; knows nothing of queues, callers or text.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,21 @@ class Head(Protocol):
 
         Returns (n_sequences, width) float32 on the CPU: the pooled vector, or one logit.
         """
+
+
+class Network:
+    """A model and the precision of its matrix products; everything between them is float32."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._device_type = next(model.parameters()).device.type
+
+    def __call__(self, inputs: dict[str, Tensor]) -> Any:
+        """The output structure of the transformers model."""
+        mixed = self._dtype != torch.float32
+        with torch.autocast(self._device_type, self._dtype, enabled=mixed, cache_enabled=False):
+            return self._model(**inputs, return_dict=True)
 
 
 class Padded:
@@ -53,7 +68,7 @@ class Embedder:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Network,
         batch: Padded,
         modes: tuple[PoolingMode, ...],
     ) -> None:
@@ -65,7 +80,7 @@ class Embedder:
     def run(self, ids: Sequence[list[int]], type_ids: Sequence[list[int]], skip: Sequence[int]) -> Vectors:
         """(n_sequences, dim) float32, not normalized."""
         inputs = self._batch.inputs(ids, type_ids)
-        hidden = self._model(**inputs, return_dict=True).last_hidden_state
+        hidden = self._model(inputs).last_hidden_state
         mask = inputs["attention_mask"].clone()
         for row, tokens in enumerate(skip):
             mask[row, :tokens] = 0
@@ -76,7 +91,7 @@ class Embedder:
 class CrossEncoder:
     """A sequence classifier with one label: query and document in, one logit out."""
 
-    def __init__(self, model: nn.Module, batch: Padded) -> None:
+    def __init__(self, model: Network, batch: Padded) -> None:
         self._model = model
         self._batch = batch
 
@@ -85,5 +100,5 @@ class CrossEncoder:
         """(n_sequences, 1) float32 logits; skip has no meaning for pairs."""
         del skip
         inputs = self._batch.inputs(ids, type_ids)
-        logits: Vectors = self._model(**inputs, return_dict=True).logits.float().cpu().numpy()
+        logits: Vectors = self._model(inputs).logits.float().cpu().numpy()
         return logits

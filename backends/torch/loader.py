@@ -14,7 +14,7 @@ from backends.contract import Capabilities, Operation
 from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.checkpoint import Recipe, read_recipe
-from backends.torch.heads import CrossEncoder, Embedder, Head, Padded
+from backends.torch.heads import CrossEncoder, Embedder, Head, Network, Padded
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
 # Padded tokens of one forward pass. A processor's caches hold the activations of few tokens (measured on
@@ -56,7 +56,7 @@ def load(
     report(f"loading weights as {str(number).removeprefix('torch.')} on {place}")
     model = _network(checkpoint, recipe, number, place)
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
-    head = _head(model, recipe)
+    head = _head(model, number, recipe)
     report("warming up")
     width = _warm_up(head, tokenizer, recipe)
     told = _capabilities(checkpoint, model_id, recipe, number, width)
@@ -75,6 +75,11 @@ def _best_dtype(device: torch.device) -> torch.dtype:
 
 
 def _network(checkpoint: Path, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """The network with its matrix products in `dtype` and everything between them in float32.
+
+    Rounding the sums between layers too would make a text's vector depend on the batch that it shares:
+    measured on MiniLM in bfloat16, 1.4e-4 of cosine against 0.5e-4, for a tenth of the time.
+    """
     kind = (
         transformers.AutoModelForSequenceClassification if recipe.task == "rerank" else transformers.AutoModel
     )
@@ -82,24 +87,28 @@ def _network(checkpoint: Path, recipe: Recipe, dtype: torch.dtype, device: torch
     transformers.utils.logging.set_verbosity_error()
     try:
         model: nn.Module = kind.from_pretrained(
-            checkpoint, dtype=dtype, local_files_only=True, trust_remote_code=False
+            checkpoint, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         raise ModelUnavailable(f"{checkpoint} could not be loaded: {reason}") from error
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.to(dtype)
     return model.to(device).eval()
 
 
-def _head(model: nn.Module, recipe: Recipe) -> Head:
+def _head(model: nn.Module, dtype: torch.dtype, recipe: Recipe) -> Head:
     config = model.config
     has_type_ids = (
         "token_type_ids" in inspect.signature(model.forward).parameters
         and getattr(config, "type_vocab_size", 0) > 1
     )
     batch = Padded(model, getattr(config, "pad_token_id", None) or 0, has_type_ids=has_type_ids)
+    network = Network(model, dtype)
     if recipe.task == "rerank":
-        return CrossEncoder(model, batch)
-    return Embedder(model, batch, recipe.pooling)
+        return CrossEncoder(network, batch)
+    return Embedder(network, batch, recipe.pooling)
 
 
 def _warm_up(head: Head, tokenizer: TextTokenizer, recipe: Recipe) -> int:
