@@ -133,6 +133,14 @@ class Capabilities(msgspec.Struct, frozen=True):
     version: str | None = None
 
 
+class Tls(msgspec.Struct, frozen=True):
+    """Paths of PEM files. ca: who is trusted instead of the system's; certificate, private_key: our own."""
+
+    ca: str | None = None
+    certificate: str | None = None
+    private_key: str | None = None
+
+
 class ReplicaSpec(msgspec.Struct, frozen=True):
     """Where one replica is and how to speak to it.
 
@@ -143,6 +151,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     address: str
     model: str | None = None
     headers: Mapping[str, str] = {}
+    tls: Tls = Tls()
 
 
 class Backend(Protocol):

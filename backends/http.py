@@ -16,6 +16,7 @@ import httpx
 import msgspec
 from httpx_aiohttp import AiohttpTransport
 
+from backends.contract import Tls
 from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
 
 # A replica that does not take a connection in this time is as good as gone.
@@ -41,6 +42,7 @@ class HttpDoor:
         headers: Mapping[str, str] | None = None,
         *,
         socket_path: str | None = None,
+        tls: Tls | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
@@ -49,7 +51,7 @@ class HttpDoor:
             headers={"accept-encoding": "identity", **(headers or {})},
             # A cookie of an upstream must never travel from one tenant's call to another's.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            transport=transport or _transport(socket_path),
+            transport=transport or _transport(socket_path, _tls_context(tls or Tls())),
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
             follow_redirects=False,
             trust_env=False,
@@ -119,20 +121,23 @@ def _unreached_or_lost(error: Exception) -> BackendError:
     return Unavailable("no connection to the replica")
 
 
-def _transport(socket_path: str | None) -> httpx.AsyncBaseTransport:
+def _transport(socket_path: str | None, context: ssl.SSLContext) -> httpx.AsyncBaseTransport:
     def session() -> aiohttp.ClientSession:
         connector: aiohttp.BaseConnector
         if socket_path is not None:
             connector = aiohttp.UnixConnector(path=socket_path, limit=0)
         else:
-            connector = aiohttp.TCPConnector(limit=0, ssl=_tls(), keepalive_timeout=30)
+            connector = aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=30)
         return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
-    transport: httpx.AsyncBaseTransport = AiohttpTransport(client=session, verify=_tls())
+    transport: httpx.AsyncBaseTransport = AiohttpTransport(client=session, verify=context)
     return transport
 
 
 @cache
-def _tls() -> ssl.SSLContext:
+def _tls_context(tls: Tls) -> ssl.SSLContext:
     # Reading the trust store takes tens of milliseconds; once a process is enough.
-    return httpx.create_ssl_context()
+    context = httpx.create_ssl_context() if tls.ca is None else ssl.create_default_context(cafile=tls.ca)
+    if tls.certificate is not None:
+        context.load_cert_chain(tls.certificate, tls.private_key)
+    return context

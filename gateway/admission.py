@@ -82,7 +82,7 @@ class Admission:
             # Unique among all gateways, and cheap: a random prefix a process, and a counter.
             id=f"{self._process}{next(self._numbers):x}",
             tenant=tenant.name,
-            limits=tenant.limits,
+            limits=tenant.limits + route.limits,
             cost=cost,
             expires_us=round(route.deadline_s * SECOND_US) + LEASE_US,
             model=route.model,
@@ -100,7 +100,7 @@ class Admission:
         inputs = len(texts_of(call.work))
         if isinstance(call.work, contract.Tokenize):
             return Cost(inputs=inputs)
-        if not any(limit.unit == "tokens" for limit in tenant.limits):
+        if not any(limit.unit == "tokens" for limit in (*tenant.limits, *route.limits)):
             return Cost(inputs=inputs)
         upstream = self._upstreams[route.upstream]
         work = upstream.as_sent(call.work)

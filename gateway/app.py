@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import msgspec
 from litestar import Litestar
+from litestar.config.cors import CORSConfig
 from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
 
-from backends.contract import Backend, Operation, ReplicaSpec
+from backends.contract import Backend, Operation, ReplicaSpec, Tls
 from backends.registry import Kind, open_replica
 from gateway import __version__
 from gateway.admission import Admission
@@ -23,7 +24,7 @@ from gateway.api.answering import Api
 from gateway.api.edge import ASGIApp, Edge
 from gateway.api.identity import Identity
 from gateway.batching.lane import Lane, Rules
-from gateway.config import Config, host_and_port
+from gateway.config import Config, Cors, host_and_port
 from gateway.config import Upstream as UpstreamConfig
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
@@ -39,7 +40,7 @@ from gateway.serve import Gateway
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.metrics import Metrics
 from gateway.tenants.keyring import Keyring
-from gateway.tenants.store import KeyStore, keep_up_to_date
+from gateway.tenants.store import TenantStore, keep_up_to_date
 from gateway.upstreams import Upstream
 
 # An engine restarts on this machine and is worth asking often; a remote server is not ours to hammer.
@@ -51,12 +52,13 @@ class Boot(msgspec.Struct, frozen=True):
     """What a process is started with.
 
     first_key_digest: of the key that stands in where no tenant is configured. engines: upstream name →
-    the Unix socket of its engine.
+    the Unix socket of its engine. admin_port: where operators call, if not where callers do.
     """
 
     config: Config
     first_key_digest: str | None = None
     engines: Mapping[str, str] = {}
+    admin_port: int | None = None
 
 
 class Collaborators(msgspec.Struct, frozen=True):
@@ -80,7 +82,8 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     """Wire everything together; needs a running event loop. Nothing is contacted before the lifespan."""
     outside = collaborators or Collaborators()
     config = boot.config
-    exporter = Metrics(is_open=_is_loopback(config.listen))
+    is_open = _is_loopback(config.admin.listen or config.listen)
+    exporter = Metrics(is_open=is_open)
 
     def observe(event: Event) -> None:
         exporter.observe(event)
@@ -92,7 +95,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     exporter.watch_lanes({name: _depth(one.lane) for name, one in upstreams.items()})
     ledger = outside.ledger or _ledger(config, observe)
     gateway = Gateway(
-        Keyring(config.tenants, boot.first_key_digest),
+        Keyring(config.tenants, boot.first_key_digest, operators=config.admin.keys),
         Routes(config.models, config.defaults, lambda name: _offered(upstreams[name])),
         Admission(ledger, upstreams, observe, shadow=config.quotas.shadow),
         Dispatcher(upstreams),
@@ -101,7 +104,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     in_flight = InFlight(config.limits.in_flight_bytes)
     identity = Identity(gateway.keyring, config.trusted_proxies)
     api = Api(gateway, identity, config.limits.inputs)
-    store = None if config.quotas.store == "memory" else KeyStore(_door(config))
+    store = None if config.quotas.store == "memory" else TenantStore(_door(config))
     beside = [ledger.keep()]
     if store is not None:
         beside.append(_follow_keys(gateway.keyring, store, config.quotas.key_grace_s))
@@ -109,12 +112,12 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         "api": api,
         "in_flight": in_flight,
         "exporter": exporter,
-        "admin": Admin(ledger, store, is_open=_is_loopback(config.listen)),
+        "admin": Admin(ledger, store, config.tenants.keys(), is_open=is_open),
     }
     litestar = _litestar(config, identity, shared, _running(upstreams, ledger, beside))
     # Litestar's types of the same three things are TypedDicts, which no plain mapping matches.
     return Application(
-        Edge(cast("ASGIApp", litestar), in_flight, config.limits.body_bytes, observe),
+        Edge(cast("ASGIApp", litestar), in_flight, config.limits.body_bytes, observe, boot.admin_port),
         litestar.lifespan,
         in_flight,
         gateway,
@@ -142,6 +145,7 @@ def _litestar(
         dependencies={name: _given(value) for name, value in shared.items()},
         exception_handlers=failures.HANDLERS,
         guards=[identity.guard],
+        cors_config=_cors(config.cors),
         request_max_body_size=config.limits.body_bytes,
         lifespan=[lifespan],
         # Litestar's own would turn on httpx's line for every upstream request.
@@ -152,6 +156,17 @@ def _litestar(
             path="/docs",
             render_plugins=[SwaggerRenderPlugin(), JsonRenderPlugin()],
         ),
+    )
+
+
+def _cors(cors: Cors | None) -> CORSConfig | None:
+    if cors is None:
+        return None
+    return CORSConfig(
+        allow_origins=list(cors.origins),
+        allow_methods=["GET", "POST"],
+        expose_headers=["*"],
+        max_age=cors.max_age_s,
     )
 
 
@@ -185,11 +200,12 @@ def _upstream(
     headers = dict(settings.headers)
     if settings.api_key:
         headers["authorization"] = f"Bearer {settings.api_key}"
+    tls = Tls(settings.tls.ca, settings.tls.certificate, settings.tls.private_key)
     replicas = [
         Replica(
             # A socket's path says nothing to an operator.
             "engine" if settings.backend == "torch" else address,
-            outside.open_replica(settings.backend, ReplicaSpec(address, settings.model, headers)),
+            outside.open_replica(settings.backend, ReplicaSpec(address, settings.model, headers, tls)),
         )
         for address in addresses
     ]
@@ -211,7 +227,7 @@ def _door(config: Config) -> RedisDoor:
     return RedisDoor(config.quotas.store, config.quotas.timeout_ms / 1000)
 
 
-async def _follow_keys(keyring: Keyring, store: KeyStore, grace_s: float) -> None:
+async def _follow_keys(keyring: Keyring, store: TenantStore, grace_s: float) -> None:
     try:
         await keep_up_to_date(keyring, store, grace_s)
     finally:

@@ -4,6 +4,7 @@ Units are in the keys. Frozen, because every room is handed its part once, at st
 """
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -13,8 +14,11 @@ from backends.registry import Kind
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+# Redis counts in doubles, which are exact up to 2^53; a limit's sums stay far below.
+LimitAmount = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
 
 LIMIT_NAME = re.compile(r"(requests|tokens|inputs)_per_(second|minute|hour|day|month)|requests_in_flight")
+LIMITS_ALLOWED = "<requests|tokens|inputs>_per_<second|minute|hour|day|month>, or requests_in_flight"
 KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 # The last segment of /models/{name}/{operation}; a model's own name may not end in one.
@@ -61,6 +65,50 @@ class Quotas(Section, frozen=True):
     shadow: bool = False
 
 
+class Key(Section, frozen=True):
+    """One API key of a tenant, by the SHA-256 of the whole key; what it may is never more than its tenant.
+
+    expires: without a time zone it is UTC. scopes: operations, `metrics`, `admin`; absent is all operations.
+    """
+
+    digest: str
+    id: str | None = None
+    expires: datetime | None = None
+    scopes: tuple[Scope, ...] | None = None
+    models: tuple[str, ...] | None = None
+    limits: dict[str, LimitAmount] = {}
+
+
+class ListenerTls(Section, frozen=True):
+    """HTTPS for callers, in PEM files. client_ca: who must have signed a caller's own, if one is asked."""
+
+    certificate: str
+    private_key: str
+    client_ca: str | None = None
+
+
+class UpstreamTls(Section, frozen=True):
+    """How replicas with https are met; PEM files. ca: instead of the system's; certificate: our own."""
+
+    ca: str | None = None
+    certificate: str | None = None
+    private_key: str | None = None
+
+
+class Cors(Section, frozen=True):
+    """Which web pages may call; origins such as https://app.example.org, or * for all."""
+
+    origins: tuple[str, ...]
+    max_age_s: PositiveInt = 600
+
+
+class AdminSettings(Section, frozen=True):
+    """Where operators call, if not where callers do, and whose keys are none of a tenant's."""
+
+    listen: str | None = None
+    keys: tuple[str | Key, ...] = ()
+
+
 class Upstream(Section, frozen=True, kw_only=True):
     """A named group of equal replicas: one model, one vector space.
 
@@ -75,6 +123,7 @@ class Upstream(Section, frozen=True, kw_only=True):
     replicas: tuple[str, ...] = ()
     api_key: str = ""
     headers: dict[str, str] = {}
+    tls: UpstreamTls = UpstreamTls()
     tokenizer: str | None = None
     policy: Policy = "least_tokens"
     batch_inputs: PositiveInt | None = None
@@ -88,12 +137,13 @@ class Upstream(Section, frozen=True, kw_only=True):
 
 
 class Model(Section, frozen=True):
-    """A name that callers use."""
+    """A name that callers use. limits: the most that each tenant may use of it."""
 
     upstream: str
     truncate: Literal["error", "left", "right"] = "right"
     rerank: bool = True
     deadline_s: PositiveFloat = 60.0
+    limits: dict[str, LimitAmount] = {}
 
 
 class Defaults(Section, frozen=True):
@@ -103,26 +153,17 @@ class Defaults(Section, frozen=True):
     rerank: str | None = None
 
 
-class Key(Section, frozen=True):
-    """One API key of a tenant, by the SHA-256 of the whole key; what it may is never more than its tenant.
-
-    expires: without a time zone it is UTC. scopes: operations, `metrics`, `admin`; absent is all operations.
-    """
-
-    digest: str
-    id: str | None = None
-    expires: datetime | None = None
-    scopes: tuple[Scope, ...] | None = None
-    models: tuple[str, ...] | None = None
-    limits: dict[str, PositiveInt] = {}
-
-
 class Tenant(Section, frozen=True):
-    """Who pays and is limited. models: absent means all. queue_tokens: most that waits for a model."""
+    """Who pays and is limited.
+
+    models: absent means all. model_limits: by model, instead of the model's own `limits`. queue_tokens:
+    most that waits for a model.
+    """
 
     keys: tuple[str | Key, ...] = ()
     models: tuple[str, ...] | None = None
-    limits: dict[str, PositiveInt] = {}
+    limits: dict[str, LimitAmount] = {}
+    model_limits: dict[str, dict[str, LimitAmount]] = {}
     weight: PositiveInt = 1
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: PositiveInt | None = None
@@ -143,6 +184,9 @@ class Config(Section, frozen=True, kw_only=True):
     workers: PositiveInt = 1
     drain_s: PositiveFloat = 15.0
     trusted_proxies: tuple[str, ...] = ()
+    tls: ListenerTls | None = None
+    cors: Cors | None = None
+    admin: AdminSettings = AdminSettings()
     quotas: Quotas = Quotas()
     limits: Limits = Limits()
     upstreams: dict[str, Upstream]
@@ -162,6 +206,13 @@ def host_and_port(listen: str) -> tuple[str, int]:
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ValueError("an IPv6 address goes in brackets: [::1]:8080")
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - an empty host asks for all
+
+
+def limit_problems(limits: Iterable[str]) -> dict[str, str]:
+    """What is wrong with the names of limits, by name."""
+    return {
+        name: f"unknown limit; allowed: {LIMITS_ALLOWED}" for name in limits if not LIMIT_NAME.fullmatch(name)
+    }
 
 
 def digest_of(key: str | Key) -> str:

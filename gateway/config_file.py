@@ -5,10 +5,11 @@ The environment is an argument: only the command line reads the real one.
 """
 
 import re
-from collections.abc import Collection, Hashable, Iterator, Mapping
+import ssl
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,16 +18,18 @@ import yaml
 from backends.checkpoints import is_path
 from gateway.config import (
     KEY_DIGEST,
-    LIMIT_NAME,
     OPERATION_SEGMENTS,
     Config,
     Key,
+    ListenerTls,
     Model,
     Section,
     Tenant,
     Upstream,
+    UpstreamTls,
     digest_of,
     host_and_port,
+    limit_problems,
 )
 
 MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -36,7 +39,9 @@ PLACEHOLDER = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
 STORES_ALLOWED = "memory, redis://host:port/db, rediss://host:port/db, redis+sentinel://h1,h2/name/db, redis+cluster://h1,h2"
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
-LIMITS_ALLOWED = "<requests|tokens|inputs>_per_<second|minute|hour|day|month>, or requests_in_flight"
+
+
+_Tls = TypeVar("_Tls", ListenerTls, UpstreamTls)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -65,7 +70,7 @@ def load_config(path: Path, environment: Mapping[str, str]) -> Config:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError([Problem(str(path), f"cannot be read: {reason}")]) from error
     config = parse_config(text, environment, path.parent)
-    if problems := list(_missing_folders(config)):
+    if problems := [*_missing_folders(config), *_tls_problems(config)]:
         raise ConfigError(problems)
     return config
 
@@ -286,6 +291,7 @@ def _process_problems(config: Config) -> Iterator[Problem]:
         host_and_port(config.listen)
     except ValueError as error:
         yield Problem("listen", f"{config.listen!r}: {error}")
+    yield from _admin_problems(config)
     if config.quotas.store != "memory" and not STORE.match(config.quotas.store):
         yield Problem("quotas.store", f"not one of: {STORES_ALLOWED}")
     for index, network in enumerate(config.trusted_proxies):
@@ -293,6 +299,18 @@ def _process_problems(config: Config) -> Iterator[Problem]:
             yield Problem(f"trusted_proxies[{index}]", "not an address or a network, such as 10.0.0.0/8")
     if config.workers > 1:
         yield Problem("workers", "only 1 is served: the metrics of several do not add up yet")
+
+
+def _admin_problems(config: Config) -> Iterator[Problem]:
+    if config.admin.listen is None:
+        return
+    try:
+        _, port = host_and_port(config.admin.listen)
+    except ValueError as error:
+        yield Problem("admin.listen", f"{config.admin.listen!r}: {error}")
+        return
+    if port and str(port) == config.listen.rpartition(":")[2]:
+        yield Problem("admin.listen", "needs a port of its own, other than that of `listen`")
 
 
 def _upstream_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
@@ -331,6 +349,7 @@ def _is_base_url(url: str) -> bool:
 
 def _model_problems(name: str, model: Model, known: _Names) -> Iterator[Problem]:
     path = f"models.{name}"
+    yield from _limit_problems(model.limits, f"{path}.limits")
     if model.upstream not in known.upstreams:
         yield Problem(f"{path}.upstream", _unknown("upstream", model.upstream, known.upstreams))
     if not name or name.strip("/") != name or "//" in name:
@@ -343,28 +362,35 @@ def _model_problems(name: str, model: Model, known: _Names) -> Iterator[Problem]
 
 def _tenant_problems(config: Config, known: _Names) -> Iterator[Problem]:
     owners: dict[str, str] = {}
+    yield from _key_problems(config.admin.keys, "admin", owners)
     for name, tenant in config.tenants.items():
         path = f"tenants.{name}"
-        yield from _key_problems(tenant, path, owners)
+        yield from _key_problems(tenant.keys, path, owners)
         for index, model in enumerate(tenant.models or ()):
             if model not in known.models:
                 yield Problem(f"{path}.models[{index}]", _unknown("model", model, known.models))
-        for limit in tenant.limits:
-            if not LIMIT_NAME.fullmatch(limit):
-                yield Problem(f"{path}.limits.{limit}", f"unknown limit; allowed: {LIMITS_ALLOWED}")
+        yield from _limit_problems(tenant.limits, f"{path}.limits")
+        for model, limits in tenant.model_limits.items():
+            place = f"{path}.model_limits.{model}"
+            if model not in known.models:
+                yield Problem(place, _unknown("model", model, known.models))
+            yield from _limit_problems(limits, place)
 
 
-def _key_problems(tenant: Tenant, path: str, owners: dict[str, str]) -> Iterator[Problem]:
-    for index, key in enumerate(tenant.keys):
+def _limit_problems(limits: Iterable[str], path: str) -> Iterator[Problem]:
+    return (Problem(f"{path}.{name}", message) for name, message in limit_problems(limits).items())
+
+
+def _key_problems(keys: Iterable[str | Key], path: str, owners: dict[str, str]) -> Iterator[Problem]:
+    for index, key in enumerate(keys):
         digest, place = digest_of(key), f"{path}.keys[{index}]"
         if not KEY_DIGEST.fullmatch(digest):
             # The value itself stays out of the message: it may be a key in the clear.
             yield Problem(place, 'expected "sha256:" and 64 hex digits')
         elif digest in owners:
             yield Problem(place, f"is also {owners[digest]}")
-        for limit in key.limits if isinstance(key, Key) else ():
-            if not LIMIT_NAME.fullmatch(limit):
-                yield Problem(f"{place}.limits.{limit}", f"unknown limit; allowed: {LIMITS_ALLOWED}")
+        if isinstance(key, Key):
+            yield from _limit_problems(key.limits, f"{place}.limits")
         owners.setdefault(digest, place)
 
 
@@ -374,6 +400,39 @@ def _missing_folders(config: Config) -> Iterator[Problem]:
         model = upstream.model or ""
         if upstream.backend == "torch" and is_path(model) and not Path(model).expanduser().is_dir():
             yield Problem(f"upstreams.{name}.model", f"there is no folder {model}")
+
+
+def _tls_problems(config: Config) -> Iterator[Problem]:
+    """Certificates and keys that cannot be used; a context tells by loading them."""
+    if (listener := config.tls) is not None:
+        yield from _unusable(listener.certificate, listener.private_key, listener.client_ca, "tls")
+    for name, upstream in config.upstreams.items():
+        tls, path = upstream.tls, f"upstreams.{name}.tls"
+        if (tls.certificate is None) is not (tls.private_key is None):
+            yield Problem(path, "a certificate needs its private_key, and the other way round")
+        else:
+            yield from _unusable(tls.certificate, tls.private_key, tls.ca, path)
+
+
+def _unusable(certificate: str | None, key: str | None, ca: str | None, path: str) -> Iterator[Problem]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        if certificate is not None:
+            # Without a callback OpenSSL would ask a terminal for the password of an encrypted key.
+            context.load_cert_chain(certificate, key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        yield Problem(f"{path}.certificate", f"cannot be used with its key: {_reason(error)}")
+    try:
+        if ca is not None:
+            context.load_verify_locations(ca)
+    except OSError as error:
+        yield Problem(f"{path}.{'client_ca' if path == 'tls' else 'ca'}", f"cannot be used: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return "not what a PEM file of this kind holds"
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _unknown(what: str, name: str, known: Collection[str]) -> str:
@@ -388,15 +447,21 @@ def _anchored(config: Config, base: Path) -> Config:
             return name
         return str((base / name).resolve()) if is_path(name) or (base / name).is_dir() else name
 
+    def anchor_tls(tls: _Tls) -> _Tls:
+        paths = {name: path and str(base / path) for name, path in msgspec.structs.asdict(tls).items()}
+        return msgspec.structs.replace(tls, **paths)
+
     upstreams = {
         name: msgspec.structs.replace(
             one,
+            tls=anchor_tls(one.tls),
             model=anchor(one.model) if one.backend == "torch" else one.model,
             tokenizer=anchor(one.tokenizer),
         )
         for name, one in config.upstreams.items()
     }
-    return msgspec.structs.replace(config, upstreams=upstreams)
+    tls = config.tls and anchor_tls(config.tls)
+    return msgspec.structs.replace(config, upstreams=upstreams, tls=tls)
 
 
 def _shown(value: Any) -> str:

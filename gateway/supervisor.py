@@ -160,7 +160,8 @@ class Supervisor:
 
         Raises: StartError.
         """
-        listener = _bind(self._config.listen)
+        listener = _bind(self._config.listen, "listen")
+        admin = self._config.admin.listen and _bind(self._config.admin.listen, "admin.listen")
         names = [name for name, one in self._config.upstreams.items() if one.backend == "torch"]
         # Mode 0700: the sockets are private. Engines remove it where this process cannot.
         folder = Path(tempfile.mkdtemp(prefix="gateway-")) if names else None
@@ -169,17 +170,21 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         try:
-            await self._run(listener, engines)
+            await self._run(listener, admin or None, engines)
         finally:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
             listener.close()
+            if admin:
+                admin.close()
         if self._failure is not None:
             raise StartError(self._failure)
 
-    async def _run(self, listener: socket.socket, engines: Mapping[str, str]) -> None:
+    async def _run(
+        self, listener: socket.socket, admin: socket.socket | None, engines: Mapping[str, str]
+    ) -> None:
         engine_children = [self._engine(name, path) for name, path in engines.items()]
-        worker = self._worker(listener, engines)
+        worker = self._worker(listener, admin, engines)
         running = [asyncio.create_task(one.keep_running()) for one in (*engine_children, worker)]
         running += [
             asyncio.create_task(_watch(child, path))
@@ -231,7 +236,9 @@ class Supervisor:
         elif not self._is_ready:
             self._progress(f"{name}: {said.detail if said.state == 'loading' else 'ready'}")
 
-    def _worker(self, listener: socket.socket, engines: Mapping[str, str]) -> Child:
+    def _worker(
+        self, listener: socket.socket, admin: socket.socket | None, engines: Mapping[str, str]
+    ) -> Child:
         # Encoded by hand, because its structs live beside the web framework, which stays out of here.
         plain = msgspec.to_builtins(self._config)
 
@@ -241,21 +248,25 @@ class Supervisor:
                     "config": plain,
                     "first_key_digest": self._first_key_digest,
                     "engines": engines,
+                    "admin_port": admin.getsockname()[1] if admin else None,
                 },
                 "listen_fd": listener.fileno(),
                 "status_fd": status_fd,
+                "admin_fd": admin.fileno() if admin else None,
             }
             return msgspec.json.encode(message)
 
         host, port = listener.getsockname()[:2]
-        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self._config.tls else "http"
+        address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
         def report(line: bytes) -> None:
             if not self._is_ready:
                 self._is_ready = True
                 self._ready(line, address)
 
-        return Child("worker", "gateway.worker", boot, report, (listener.fileno(),), self._environment)
+        fds = tuple(one.fileno() for one in (listener, admin) if one)
+        return Child("worker", "gateway.worker", boot, report, fds, self._environment)
 
 
 async def _watch(engine: Child, socket_path: str) -> None:
@@ -286,7 +297,7 @@ async def _answers(socket_path: str) -> bool:
         return False
 
 
-def _bind(listen: str) -> socket.socket:
+def _bind(listen: str, key: str) -> socket.socket:
     """The listening socket, before anything else is started: a port in use is told at once."""
     host, port = host_and_port(listen)
     try:
@@ -300,7 +311,8 @@ def _bind(listen: str) -> socket.socket:
     except OSError as error:
         raise StartError(
             f"cannot listen on {listen}: {error.strerror or error}. Stop what listens there, or set "
-            "LISTEN (or `listen:` in router.yaml) to another address"
+            f"{'LISTEN (or `listen:` in router.yaml)' if key == 'listen' else f'`{key}:` in router.yaml'} "
+            "to another address"
         ) from error
     listener.set_inheritable(True)
     return listener

@@ -8,15 +8,18 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from threading import Thread
 from types import FrameType
+from typing import Any
 
 import msgspec
 import uvicorn
 import uvloop
 
 from gateway.app import Application, Boot, build
+from gateway.config import ListenerTls
 from gateway.http_protocol import BoundedProtocol
 
 # Longer than any sensible client's keep-alive pool holds an idle connection.
@@ -26,11 +29,12 @@ ABANDON_S = 1.0
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
-    """The first line of standard input, as JSON. listen_fd: the socket that the parent has bound."""
+    """The first line of standard input, as JSON. listen_fd, admin_fd: sockets that the parent has bound."""
 
     boot: Boot
     listen_fd: int
     status_fd: int
+    admin_fd: int | None = None
 
 
 class ModelLine(msgspec.Struct, frozen=True):
@@ -96,7 +100,7 @@ def main() -> None:
 
 async def _serve(boot: WorkerBoot) -> None:
     application = build(boot.boot)
-    drain_s = boot.boot.config.drain_s
+    drain_s, tls = boot.boot.config.drain_s, boot.boot.config.tls
     config = uvicorn.Config(
         application.asgi,
         http=BoundedProtocol,
@@ -107,11 +111,23 @@ async def _serve(boot: WorkerBoot) -> None:
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
+        **(_tls_options(tls) if tls else {}),
     )
     server = DrainingServer(config, application, drain_s)
     reporting = asyncio.create_task(_report(application, boot, server))
-    await server.serve(sockets=[socket.socket(fileno=boot.listen_fd)])
+    fds = [one for one in (boot.listen_fd, boot.admin_fd) if one is not None]
+    await server.serve(sockets=[socket.socket(fileno=fd) for fd in fds])
     reporting.cancel()
+
+
+def _tls_options(tls: ListenerTls) -> dict[str, Any]:
+    """As uvicorn calls them."""
+    return {
+        "ssl_certfile": tls.certificate,
+        "ssl_keyfile": tls.private_key,
+        "ssl_ca_certs": tls.client_ca,
+        "ssl_cert_reqs": ssl.CERT_REQUIRED if tls.client_ca else ssl.CERT_NONE,
+    }
 
 
 async def _report(application: Application, boot: WorkerBoot, server: uvicorn.Server) -> None:

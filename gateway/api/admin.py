@@ -1,30 +1,28 @@
-"""For operators: keys and usage. Open on a loopback listener; elsewhere a key needs the scope admin."""
+"""For operators: keys, tenants, usage. Open on a loopback listener; elsewhere a key needs the scope admin."""
 
-import csv
-import io
-from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
+from collections.abc import Collection
+from datetime import date, datetime
 from typing import Any, Literal
 
 import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Request, Response, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from gateway import config
 from gateway.api.answering import Api
 from gateway.api.body import OnePass
 from gateway.api.failures import documented
-from gateway.config import Scope
+from gateway.config import Scope, limit_problems
 from gateway.errors import InvalidInput, NotFound, QuotaUnavailable
-from gateway.quotas.ledger import Ledger, UsageRow
+from gateway.quotas.ledger import Ledger
 from gateway.quotas.redis_door import StoreAway
+from gateway.quotas.usage import UsageRow, as_csv, days_between
 from gateway.tenants.keyring import StoredKey, make_key
-from gateway.tenants.store import KeyStore
+from gateway.tenants.store import TenantStore
 
 FAILURES = documented("tei")
-DAYS_MAX = 400
-USAGE_COLUMNS = ("tenant", "day", "model", "requests", "tokens", "inputs")
 
 
 class KeyRequest(msgspec.Struct):
@@ -54,6 +52,25 @@ class KeyMade(msgspec.Struct):
     shown: KeyShown
 
 
+class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
+    """A tenant that stands in Redis, as router.yaml would say it; its keys are made one by one."""
+
+    models: list[str] | None = None
+    limits: dict[str, config.LimitAmount] = {}
+    model_limits: dict[str, dict[str, config.LimitAmount]] = {}
+    weight: config.PositiveInt = 1
+    priority: Literal["interactive", "bulk"] = "interactive"
+    queue_tokens: config.PositiveInt | None = None
+
+
+class TenantShown(msgspec.Struct):
+    """A tenant that stands in Redis. in_file: router.yaml has one of that name too, and that one counts."""
+
+    name: str
+    settings: TenantSettings
+    in_file: bool
+
+
 class UsageResponse(msgspec.Struct):
     """What a tenant used, as its quotas settled it."""
 
@@ -61,10 +78,13 @@ class UsageResponse(msgspec.Struct):
 
 
 class Admin:
-    """What these handlers are given. store: None where keys stand in router.yaml only."""
+    """What these handlers are given. store: None where router.yaml is all. in_file: its tenants."""
 
-    def __init__(self, ledger: Ledger, store: KeyStore | None, *, is_open: bool) -> None:
+    def __init__(
+        self, ledger: Ledger, store: TenantStore | None, in_file: Collection[str], *, is_open: bool
+    ) -> None:
         self.ledger = ledger
+        self.in_file = in_file
         self._store = store
         self._is_open = is_open
 
@@ -74,10 +94,12 @@ class Admin:
             api.identity.of(request).require("admin")
 
     @property
-    def store(self) -> KeyStore:
+    def store(self) -> TenantStore:
         """Raises: NotFound where there is none."""
         if self._store is None:
-            raise NotFound("keys stand in router.yaml here; a Redis `quotas.store` would hold others")
+            raise NotFound(
+                "tenants and keys stand in router.yaml here; a Redis `quotas.store` would hold others"
+            )
         return self._store
 
 
@@ -96,7 +118,7 @@ async def list_keys(
     """All keys that stand in Redis."""
     admin.check(request, api)
     try:
-        return [shown(key) for key in await admin.store.all()]
+        return [shown(key) for key in await admin.store.keys()]
     except StoreAway as error:
         raise _away() from error
 
@@ -119,7 +141,7 @@ async def create_key(
     admin.check(request, api)
     key, stored = make_key(data.tenant, data.id, data.expires, data.scopes, data.models)
     try:
-        if any(one.id == stored.id for one in await admin.store.all()):
+        if any(one.id == stored.id for one in await admin.store.keys()):
             raise InvalidInput(f"there is a key {stored.id!r} already", param="id")
         await admin.store.put(stored)
     except StoreAway as error:
@@ -144,6 +166,80 @@ async def revoke_key(
     return Response(b"{}", media_type="application/json")
 
 
+@get("/admin/tenants", tags=["Operators"])
+async def list_tenants(
+    request: Request[Any, Any, Any], api: NamedDependency[Api], admin: NamedDependency[Admin]
+) -> list[TenantShown]:
+    """All tenants that stand in Redis."""
+    admin.check(request, api)
+    try:
+        tenants = await admin.store.tenants()
+    except StoreAway as error:
+        raise _away() from error
+    return [
+        TenantShown(name, settings_shown(one), in_file=name in admin.in_file) for name, one in tenants.items()
+    ]
+
+
+@put(
+    "/admin/tenants/{name:str}",
+    dto=OnePass[TenantSettings],
+    return_dto=None,
+    status_code=200,
+    responses={200: ResponseSpec(TenantShown, description="As it stands now")} | FAILURES,
+    tags=["Operators"],
+)
+async def put_tenant(
+    data: JSONBody[TenantSettings],
+    request: Request[Any, Any, Any],
+    api: NamedDependency[Api],
+    admin: NamedDependency[Admin],
+    name: FromPath[str],
+) -> TenantShown:
+    """Add a tenant, or replace it; every gateway follows within a second."""
+    admin.check(request, api)
+    try:
+        await admin.store.put_tenant(name, tenant_of(data))
+    except StoreAway as error:
+        raise _away() from error
+    return TenantShown(name, data, in_file=name in admin.in_file)
+
+
+@delete("/admin/tenants/{name:str}", status_code=200, tags=["Operators"])
+async def remove_tenant(
+    request: Request[Any, Any, Any],
+    api: NamedDependency[Api],
+    admin: NamedDependency[Admin],
+    name: FromPath[str],
+) -> Response[bytes]:
+    """Remove a tenant and its keys; every gateway follows within a second."""
+    admin.check(request, api)
+    try:
+        if not await admin.store.remove_tenant(name):
+            raise NotFound(f"there is no tenant {name!r}")
+    except StoreAway as error:
+        raise _away() from error
+    return Response(b"{}", media_type="application/json")
+
+
+def settings_shown(tenant: config.Tenant) -> TenantSettings:
+    """A stored tenant as operators see it."""
+    return msgspec.convert(
+        {name: value for name, value in msgspec.to_builtins(tenant).items() if name != "keys"}, TenantSettings
+    )
+
+
+def tenant_of(settings: TenantSettings) -> config.Tenant:
+    """Settings as they are stored.
+
+    Raises: InvalidInput where a limit has no name of one.
+    """
+    for limits in (settings.limits, *settings.model_limits.values()):
+        for name, problem in limit_problems(limits).items():
+            raise InvalidInput(f"{name}: {problem}", param="limits")
+    return msgspec.convert(msgspec.to_builtins(settings), config.Tenant)
+
+
 @get("/admin/usage", tags=["Operators"])
 async def usage(
     request: Request[Any, Any, Any],
@@ -162,30 +258,8 @@ async def usage(
     return Response(msgspec.json.encode(UsageResponse(rows)), media_type="application/json")
 
 
-def days_between(since: date | None, until: date | None) -> list[str]:
-    """YYYY-MM-DD of each day, both ends included.
-
-    Raises: InvalidInput.
-    """
-    last = until or datetime.now(UTC).date()
-    first = since or last
-    count = (last - first).days + 1
-    if not 1 <= count <= DAYS_MAX:
-        raise InvalidInput(f"from 1 to {DAYS_MAX} days, not {count}", param="since")
-    return [(first + timedelta(days=number)).isoformat() for number in range(count)]
-
-
-def as_csv(rows: Sequence[UsageRow]) -> bytes:
-    """One line a row, after the names of the columns."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(USAGE_COLUMNS)
-    writer.writerows([getattr(row, column) for column in USAGE_COLUMNS] for row in rows)
-    return text.getvalue().encode()
-
-
 def _away() -> QuotaUnavailable:
-    return QuotaUnavailable("the store of keys is away")
+    return QuotaUnavailable("the store of tenants and keys is away")
 
 
-HANDLERS = [list_keys, create_key, revoke_key, usage]
+HANDLERS = [list_keys, create_key, revoke_key, list_tenants, put_tenant, remove_tenant, usage]

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from gateway.api.exchange import STATE_KEY, Exchange, request_id_from
 from gateway.api.failures import plain_headers, rendered
-from gateway.api.paths import dialect_of, settled, template_of
-from gateway.errors import BodyTooLarge, GatewayError, ShuttingDown, UnsupportedMedia
+from gateway.api.paths import dialect_of, is_for_operators, settled, template_of
+from gateway.errors import BodyTooLarge, GatewayError, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import CallFinished, Observe
 from gateway.in_flight import COME_BACK_S, InFlight
 
@@ -25,6 +25,8 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Answered while draining too: whoever asks them wants to know just that.
 PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+# Asked by whoever starts and watches this process, on either listener.
+LIVENESS = frozenset({"/livez", "/readyz"})
 # What nginx logs where a client hung up first; nobody reads it on the wire.
 CALLER_GONE = 499
 LENGTH_DIGITS_MAX = 18
@@ -32,13 +34,21 @@ WANTED = frozenset({b"x-request-id", b"content-length", b"content-encoding"})
 
 
 class Edge:
-    """ASGI around the application. body_bytes: `limits.body_bytes`."""
+    """ASGI around the application. body_bytes: `limits.body_bytes`. admin_port: operators' own."""
 
-    def __init__(self, app: ASGIApp, in_flight: InFlight, body_bytes: int, observe: Observe) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        in_flight: InFlight,
+        body_bytes: int,
+        observe: Observe,
+        admin_port: int | None = None,
+    ) -> None:
         self._app = app
         self._in_flight = in_flight
         self._body_bytes = body_bytes
         self._observe = observe
+        self._admin_port = admin_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP call; anything else is passed on."""
@@ -59,6 +69,8 @@ class Edge:
     async def _answer(self, scope: Scope, headers: dict[bytes, bytes], wire: "_Wire") -> None:
         path = scope["path"]
         try:
+            if self._admin_port is not None:
+                _check_side(path, operators=scope["server"][1] == self._admin_port)
             self._check(path, headers, wire)
         except GatewayError as error:
             wire.exchange.outcome = error.kind
@@ -97,6 +109,12 @@ class Edge:
         # As text first: Python refuses to make a number of thousands of digits.
         if length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > self._body_bytes):
             raise BodyTooLarge("the body is larger than this gateway takes")
+
+
+def _check_side(path: str, *, operators: bool) -> None:
+    """What operators call is served on their listener alone, and nothing else there. Raises: NotFound."""
+    if path not in LIVENESS and is_for_operators(path) is not operators:
+        raise NotFound("there is nothing at this path on this listener")
 
 
 class _Wire:

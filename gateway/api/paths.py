@@ -39,6 +39,11 @@ def dialect_of(path: str) -> Dialect:
     return "openai" if is_openai else "tei"
 
 
+def is_for_operators(path: str) -> bool:
+    """Whether a path belongs on `admin.listen`, where there is one."""
+    return path == "/metrics" or path.startswith(("/admin/", "/ui"))
+
+
 def template_of(path: str) -> str:
     """The path as metrics label it: a model's name would make a series of each typing mistake."""
     if path.startswith(PREFIX):
@@ -47,6 +52,8 @@ def template_of(path: str) -> str:
         return f"{PREFIX}{{model}}/{operation}" if known else "other"
     if path.startswith("/admin/keys/"):
         return "/admin/keys/{key_id}"
+    if path.startswith("/admin/tenants/"):
+        return "/admin/tenants/{name}"
     if path.startswith("/v1/models/"):
         return "/v1/models/{model}"
     return path if path in KNOWN else "other"
@@ -55,6 +62,7 @@ def template_of(path: str) -> str:
 KNOWN = frozenset(
     {
         "/admin/keys",
+        "/admin/tenants",
         "/admin/usage",
         "/embed",
         "/embeddings",

@@ -3,13 +3,15 @@
 import argparse
 import os
 import sys
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 
 from gateway import __version__
 from gateway.cli.check import check
 from gateway.cli.keys import keys
 from gateway.cli.serve import serve
+from gateway.cli.tenants import tenants
+from gateway.cli.usage import usage
 
 EPILOG = """\
 environment:
@@ -31,6 +33,10 @@ def main() -> None:
             sys.exit(check(arguments.config, os.environ))
         case "keys":
             sys.exit(keys(arguments, os.environ))
+        case "tenants":
+            sys.exit(tenants(arguments, os.environ))
+        case "usage":
+            sys.exit(usage(arguments, os.environ))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,6 +55,10 @@ def _parser() -> argparse.ArgumentParser:
         _with_config(commands.add_parser(name, help=text, description=text))
     text = "make, list and revoke API keys: in Redis where quotas are, else as lines for router.yaml"
     _add_keys(commands.add_parser("keys", help=text, description=text))
+    text = "set, list and remove tenants in Redis; one that router.yaml has too is as router.yaml says"
+    _add_tenants(commands.add_parser("tenants", help=text, description=text))
+    text = "what a tenant used by model and day (UTC), as its quotas settled it"
+    _add_usage(_with_config(commands.add_parser("usage", help=text, description=text)))
     return parser
 
 
@@ -80,3 +90,35 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--json", action="store_true", help="for scripts")
     revoke = _with_config(actions.add_parser("revoke", help="a key is dead everywhere within a second"))
     revoke.add_argument("id", help="as `list` shows it")
+
+
+def _add_tenants(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="action")
+    setting = _with_config(actions.add_parser("set", help="add a tenant, or replace all that stands of it"))
+    setting.add_argument("tenant", help="its name")
+    setting.add_argument("--model", action="append", help="the only model it may use; may be repeated")
+    setting.add_argument(
+        "--limit", action="append", metavar="NAME=AMOUNT", help="tokens_per_minute=100000; may be repeated"
+    )
+    setting.add_argument(
+        "--model-limit",
+        action="append",
+        metavar="MODEL:NAME=AMOUNT",
+        help="a limit for one model, instead of the model's own; may be repeated",
+    )
+    setting.add_argument("--weight", type=int, default=1, help="share of a busy model (default: 1)")
+    setting.add_argument("--priority", choices=["interactive", "bulk"], default="interactive")
+    setting.add_argument("--queue-tokens", type=int, help="most tokens that may wait for one model")
+    listing = _with_config(actions.add_parser("list", help="all tenants that stand in Redis"))
+    listing.add_argument("--json", action="store_true", help="for scripts")
+    remove = _with_config(actions.add_parser("remove", help="a tenant and its keys"))
+    remove.add_argument("tenant", help="its name")
+
+
+def _add_usage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tenant", help="whose")
+    parser.add_argument("--since", type=date.fromisoformat, metavar="DAY", help="2027-01-31 (default: today)")
+    parser.add_argument(
+        "--until", type=date.fromisoformat, metavar="DAY", help="the last day (default: today)"
+    )
+    parser.add_argument("--form", choices=["table", "json", "csv"], default="table")

@@ -16,7 +16,7 @@ from gateway.config_file import ConfigError, load_config
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.supervisor import StartError, Supervisor
 from gateway.tenants.keyring import key_digest, new_key
-from gateway.tenants.store import KeyStore
+from gateway.tenants.store import TenantStore
 
 STORE_TIMEOUT_S = 5.0
 
@@ -47,9 +47,9 @@ def _has_stored_keys(config: Config, errors: Console) -> bool:
         return False
 
     async def look() -> bool:
-        store = KeyStore(RedisDoor(config.quotas.store, STORE_TIMEOUT_S))
+        store = TenantStore(RedisDoor(config.quotas.store, STORE_TIMEOUT_S))
         try:
-            return bool(await store.all())
+            return bool(await store.keys())
         except StoreAway as error:
             errors.print(
                 f"[yellow]Redis is away[/] ({escape(str(error))}): no key is made; calls are refused"

@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.errors import QuotaExceeded, RequestExceedsLimit
 from gateway.quotas.limits import SECOND_US, Cost, Limit, Meter, Standing, Unit, meter_for
+from gateway.quotas.usage import UsageRow
 
 # OpenAI's clients stop honouring a longer one; the exact wait is in x-ratelimit-reset-*.
 RETRY_AFTER_MAX_S = 60
@@ -56,17 +57,6 @@ class Reservation(msgspec.Struct, frozen=True):
     degraded: bool = False
     over: Limit | None = None
     at_us: int = 0
-
-
-class UsageRow(msgspec.Struct, frozen=True):
-    """What a tenant used of a model on a day (UTC), as settled."""
-
-    tenant: str
-    day: str
-    model: str
-    requests: int = 0
-    tokens: int = 0
-    inputs: int = 0
 
 
 class Ledger(Protocol):

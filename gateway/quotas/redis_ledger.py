@@ -23,7 +23,6 @@ from gateway.quotas.ledger import (
     Ask,
     MemoryLedger,
     Reservation,
-    UsageRow,
     check_reachable,
     day_of,
     refusal,
@@ -38,6 +37,7 @@ from gateway.quotas.limits import (
     period_start_us,
 )
 from gateway.quotas.redis_door import RedisDoor, Script, StoreAway, script
+from gateway.quotas.usage import UsageRow
 
 WhenUnavailable = Literal["local", "refuse", "allow"]
 
@@ -274,7 +274,8 @@ class LocalShare:
 
     def __init__(self) -> None:
         self._ledger = MemoryLedger()
-        self._seen: dict[tuple[str, Limit], Standing] = {}
+        # What was last told of each limit, and until when that can be so.
+        self._seen: dict[tuple[str, Limit], tuple[Standing, int]] = {}
         self._shares: dict[tuple[str, Limit], Limit] = {}
         self._asked: dict[str, Ask] = {}
         self._owed: dict[tuple[str, tuple[Limit, ...], str], Cost] = {}
@@ -282,8 +283,9 @@ class LocalShare:
 
     def saw(self, tenant: str, standings: Sequence[Standing]) -> None:
         """Note what the store told of a tenant's limits."""
+        now_us = time.time_ns() // 1000
         for one in standings:
-            self._seen[tenant, one.limit] = one
+            self._seen[tenant, one.limit] = (one, now_us + one.reset_us)
 
     def begin(self) -> None:
         """The store has just gone: nothing of an earlier absence counts any more."""
@@ -323,7 +325,7 @@ class LocalShare:
     async def _share(self, tenant: str, limit: Limit, gateways: int) -> Limit:
         key = (tenant, limit)
         if key not in self._shares:
-            self._shares[key] = share = _share_of(limit, self._seen.get(key), gateways)
+            self._shares[key] = share = _share_of(limit, self._remaining(key), gateways)
             if limit.period in WINDOWS_US:
                 # Its bucket starts empty: what is in the store's may be somebody else's by now.
                 unit = {share.unit: share.amount}
@@ -332,10 +334,15 @@ class LocalShare:
                 await self._ledger.settle(await self._ledger.reserve(start), all_of_it)
         return self._shares[key]
 
+    def _remaining(self, key: tuple[str, Limit]) -> int | None:
+        """What was left of a limit when it was last told, unless its period has ended since."""
+        standing, ends_us = self._seen.get(key, (None, 0))
+        return standing.remaining if standing and time.time_ns() // 1000 < ends_us else None
 
-def _share_of(limit: Limit, seen: Standing | None, gateways: int) -> Limit:
+
+def _share_of(limit: Limit, remaining: int | None, gateways: int) -> Limit:
     if limit.period in ("day", "month"):
-        remaining = limit.amount if seen is None else seen.remaining
+        remaining = limit.amount if remaining is None else remaining
         return msgspec.structs.replace(limit, amount=remaining // gateways)
     return msgspec.structs.replace(limit, amount=max(1, limit.amount // gateways))
 

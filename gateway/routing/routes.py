@@ -7,20 +7,25 @@ import msgspec
 from backends.contract import Operation, Truncate
 from gateway import config
 from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, OperationUnsupported
-from gateway.tenants.keyring import Tenant
+from gateway.quotas.limits import Limit, parse_limit
+from gateway.tenants.keyring import Tenant, model_scope
 
 # What an upstream can do, by its name; None while no replica of it has joined.
 Offered = Callable[[str], frozenset[Operation] | None]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A public model name, settled: which upstream serves it, and the model's own options."""
+    """A public model name, settled: which upstream serves it, and the model's own options.
+
+    limits: of this tenant for this model, beside those for all models.
+    """
 
     model: str
     upstream: str
     operation: Operation
     truncate: Truncate
     deadline_s: float
+    limits: tuple[Limit, ...] = ()
 
 
 class Routes:
@@ -30,6 +35,10 @@ class Routes:
         self, models: Mapping[str, config.Model], defaults: config.Defaults, offered: Offered
     ) -> None:
         self._models = models
+        self._limits = {
+            name: tuple(parse_limit(limit, amount, model_scope(name)) for limit, amount in one.limits.items())
+            for name, one in models.items()
+        }
         self._defaults = defaults
         self._offered = offered
 
@@ -52,6 +61,7 @@ class Routes:
             operation=operation,
             truncate=Truncate(model.truncate),
             deadline_s=model.deadline_s,
+            limits=tenant.model_limits.get(chosen, self._limits[chosen]),
         )
 
     def names(self, tenant: Tenant) -> list[str]:

@@ -1,7 +1,7 @@
 """From an API key to the tenant that owns it. Holds digests; a key in the clear is never kept.
 
-Keys come from router.yaml and, where quotas are kept in Redis, from there too (`tenants/store.py`). A
-tenant's settings are those of router.yaml; a tenant that stands only in Redis has none but its keys' own.
+Keys and tenants come from router.yaml and, where quotas are kept in Redis, from there too
+(`tenants/store.py`). A tenant that stands in both is as router.yaml says, whole; its keys are those of both.
 """
 
 import hashlib
@@ -21,6 +21,9 @@ from gateway.quotas.limits import Limit, parse_limit
 
 # The tenant of the key that is made, or taken from GATEWAY_API_KEY, where none is configured.
 FIRST_TENANT = "default"
+# Whose keys `admin.keys` are: nobody who calls models.
+OPERATORS = "operators"
+OPERATOR_SCOPES = ("admin", "metrics")
 OPERATIONS: frozenset[str] = frozenset(one.value for one in Operation)
 
 
@@ -42,11 +45,15 @@ class StoredKey(msgspec.Struct, frozen=True):
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """Who pays and is limited, with the key that was shown; models None means all."""
+    """Who pays and is limited, with the key that was shown; models None means all.
+
+    model_limits: by model, what stands in for the model's own limits.
+    """
 
     name: str
     models: frozenset[str] | None = None
     limits: tuple[Limit, ...] = ()
+    model_limits: Mapping[str, tuple[Limit, ...]] = {}
     weight: int = 1
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: int | None = None
@@ -72,6 +79,8 @@ class Keyring:
         tenants: Mapping[str, config.Tenant],
         first_key_digest: str | None,
         now_s: Callable[[], float] = time.time,
+        *,
+        operators: Iterable[str | config.Key] = (),
     ) -> None:
         self._tenants = tenants
         self._now_s = now_s
@@ -81,12 +90,18 @@ class Keyring:
         if first_key_digest is not None:
             everything = (*sorted(OPERATIONS), "metrics", "admin")
             listed.append(StoredKey("first", first_key_digest, FIRST_TENANT, scopes=everything))
-        self._listed = self._owners_of(listed)
+        listed += [
+            msgspec.structs.replace(key, scopes=key.scopes or OPERATOR_SCOPES)
+            for key in (_listed(OPERATORS, one, index) for index, one in enumerate(operators))
+        ]
+        self._listed = self._owners_of(listed, tenants)
         self._owners = self._listed
 
-    def replace_stored(self, keys: Iterable[StoredKey]) -> None:
-        """From now on these are the stored keys; what router.yaml lists stays, and wins."""
-        self._owners = self._owners_of(keys) | self._listed
+    def replace_stored(
+        self, keys: Iterable[StoredKey], tenants: Mapping[str, config.Tenant] | None = None
+    ) -> None:
+        """From now on these are the stored keys and tenants; what router.yaml lists stays, and wins."""
+        self._owners = self._owners_of(keys, {**(tenants or {}), **self._tenants}) | self._listed
 
     def identify(self, api_key: str | None) -> Tenant:
         """The owner of a key.
@@ -105,10 +120,11 @@ class Keyring:
             raise Unauthenticated("this API key has expired")
         return tenant
 
-    def _owners_of(self, keys: Iterable[StoredKey]) -> dict[str, tuple[str, Tenant]]:
+    def _owners_of(
+        self, keys: Iterable[StoredKey], tenants: Mapping[str, config.Tenant]
+    ) -> dict[str, tuple[str, Tenant]]:
         return {
-            key.digest: (key.digest, _owner(self._tenants.get(key.tenant, config.Tenant()), key))
-            for key in keys
+            key.digest: (key.digest, _owner(tenants.get(key.tenant, config.Tenant()), key)) for key in keys
         }
 
 
@@ -144,6 +160,10 @@ def _owner(settings: config.Tenant, key: StoredKey) -> Tenant:
         key.tenant,
         models=_both(settings.models, key.models),
         limits=tuple(limits),
+        model_limits={
+            model: tuple(parse_limit(name, amount, model_scope(model)) for name, amount in own.items())
+            for model, own in settings.model_limits.items()
+        },
         weight=settings.weight,
         priority=settings.priority,
         queue_tokens=settings.queue_tokens,
@@ -151,6 +171,11 @@ def _owner(settings: config.Tenant, key: StoredKey) -> Tenant:
         scopes=OPERATIONS if key.scopes is None else frozenset(key.scopes),
         expires_s=key.expires_s,
     )
+
+
+def model_scope(model: str) -> str:
+    """What stands before the name of a limit that counts one model only."""
+    return f"model {model} "
 
 
 def _both(one: Iterable[str] | None, other: Iterable[str] | None) -> frozenset[str] | None:

@@ -13,7 +13,7 @@ import pytest
 from gateway.errors import Unauthenticated
 from gateway.quotas.redis_door import RedisDoor
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
-from gateway.tenants.store import KeyStore, keep_up_to_date
+from gateway.tenants.store import TenantStore, keep_up_to_date
 from tests.processes.conftest import Served, wait_until
 from tests.quotas.redis_server import RedisServer
 
@@ -116,7 +116,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def test_while_the_store_is_away_known_keys_work_for_a_grace_time(own_redis: RedisServer) -> None:
-    store, held = KeyStore(RedisDoor(own_redis.url, 1)), Keyring({}, None)
+    store, held = TenantStore(RedisDoor(own_redis.url, 1)), Keyring({}, None)
     await store.put(StoredKey("k", key_digest("secret"), "acme"))
     keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=1.0))
     await known(held, "secret", expected=True)

@@ -35,7 +35,7 @@ def test_a_key_belongs_to_its_tenant(key: str, tenant: str) -> None:
 
 def test_a_tenant_is_what_the_config_says_of_it() -> None:
     limits = (Limit("tokens", "minute", 5), Limit("requests", "in_flight", 2))
-    expected = Tenant("acme", frozenset({"bge", "cross"}), limits, 3, "bulk", key_id="acme-0")
+    expected = Tenant("acme", frozenset({"bge", "cross"}), limits, weight=3, priority="bulk", key_id="acme-0")
 
     assert expected == Keyring(TENANTS, None).identify("one")
 

@@ -1,0 +1,48 @@
+"""What commands on keys, tenants and usage share: the config's store, opened for one action."""
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
+
+from rich.console import Console
+
+from gateway.cli.check import show_problems
+from gateway.config_file import ConfigError, load_config
+from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.tenants.store import TenantStore
+
+# A person waits longer than a call does.
+TIMEOUT_S = 5.0
+
+# What a command does with the store; None where tenants and keys stand in router.yaml only.
+Action: TypeAlias = Callable[[TenantStore | None, argparse.Namespace], Awaitable[int]]
+
+
+def run_with_store(action: Action, arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """The action's exit status; 1 where the config cannot be used or the store is away."""
+    try:
+        config = load_config(arguments.config, environment)
+    except ConfigError as error:
+        show_problems(arguments.config, error)
+        return 1
+    try:
+        return asyncio.run(_run(action, config.quotas.store, arguments))
+    except StoreAway as error:
+        show_line(f"the store of tenants and keys is away: {error}")
+        return 1
+
+
+def show_line(text: str) -> None:
+    """One line for a person, on standard error."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+async def _run(action: Action, url: str, arguments: argparse.Namespace) -> int:
+    if url == "memory":
+        return await action(None, arguments)
+    store = TenantStore(RedisDoor(url, TIMEOUT_S))
+    try:
+        return await action(store, arguments)
+    finally:
+        await store.aclose()

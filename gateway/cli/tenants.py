@@ -1,0 +1,93 @@
+"""`gateway tenants set | list | remove`: tenants in Redis, which every gateway follows."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from gateway.cli.store import Action, run_with_store, show_line
+from gateway.config import Tenant, limit_problems
+from gateway.tenants.store import TenantStore
+
+NO_STORE = "tenants of router.yaml are changed there; no other store is configured"
+
+
+def tenants(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """0 when done; 1 where the store, the config or the tenant is not there, or a limit is none."""
+    actions: dict[str, Action] = {"set": _set, "list": _list, "remove": _remove}
+    return run_with_store(actions[arguments.action], arguments, environment)
+
+
+async def _set(store: TenantStore | None, arguments: argparse.Namespace) -> int:
+    if store is None:
+        show_line(NO_STORE)
+        return 1
+    try:
+        settings = _settings(arguments)
+    except ValueError as error:
+        show_line(str(error))
+        return 1
+    await store.put_tenant(arguments.tenant, settings)
+    print(f"{arguments.tenant} is set; every gateway follows within a second")
+    return 0
+
+
+def _settings(arguments: argparse.Namespace) -> Tenant:
+    """Raises: ValueError with what is wrong."""
+    model_limits: dict[str, dict[str, int]] = {}
+    for written in arguments.model_limit or ():
+        model, _, limit = written.rpartition(":")
+        model_limits.setdefault(model, {}).update(_limits([limit]))
+    plain = {
+        "models": arguments.model,
+        "limits": _limits(arguments.limit or ()),
+        "model_limits": model_limits,
+        "weight": arguments.weight,
+        "priority": arguments.priority,
+        "queue_tokens": arguments.queue_tokens,
+    }
+    return msgspec.convert(plain, Tenant)
+
+
+def _limits(written: Sequence[str]) -> dict[str, int]:
+    limits = {}
+    for one in written:
+        name, _, amount = one.partition("=")
+        if not amount.isdecimal():
+            raise ValueError(f"{one}: expected NAME=AMOUNT, such as tokens_per_minute=100000")
+        limits[name] = int(amount)
+    for name, problem in limit_problems(limits).items():
+        raise ValueError(f"{name}: {problem}")
+    return limits
+
+
+async def _list(store: TenantStore | None, arguments: argparse.Namespace) -> int:
+    stored = {} if store is None else await store.tenants()
+    if arguments.json:
+        print(msgspec.json.encode(stored).decode())
+        return 0
+    table = Table("tenant", "models", "limits", "weight", "priority", box=None)
+    for name, one in stored.items():
+        limits = [f"{limit}={amount}" for limit, amount in one.limits.items()]
+        limits += [
+            f"{model}:{limit}={amount}"
+            for model, own in one.model_limits.items()
+            for limit, amount in own.items()
+        ]
+        models = "all" if one.models is None else " ".join(one.models)
+        table.add_row(name, models, " ".join(limits) or "none", str(one.weight), one.priority)
+    Console().print(table)
+    return 0
+
+
+async def _remove(store: TenantStore | None, arguments: argparse.Namespace) -> int:
+    if store is None:
+        show_line(NO_STORE)
+        return 1
+    if not await store.remove_tenant(arguments.tenant):
+        show_line(f"there is no tenant {arguments.tenant}")
+        return 1
+    print(f"removed {arguments.tenant} and its keys; every gateway follows within a second")
+    return 0

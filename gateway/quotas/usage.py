@@ -1,0 +1,46 @@
+"""Usage as it is read back: rows by tenant, model and day, and the same as a sheet."""
+
+import csv
+import io
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+
+import msgspec
+
+from gateway.errors import InvalidInput
+
+DAYS_MAX = 400
+USAGE_COLUMNS = ("tenant", "day", "model", "requests", "tokens", "inputs")
+
+
+class UsageRow(msgspec.Struct, frozen=True):
+    """What a tenant used of a model on a day (UTC), as settled."""
+
+    tenant: str
+    day: str
+    model: str
+    requests: int = 0
+    tokens: int = 0
+    inputs: int = 0
+
+
+def days_between(since: date | None, until: date | None) -> list[str]:
+    """YYYY-MM-DD of each day, both ends included.
+
+    Raises: InvalidInput.
+    """
+    last = until or datetime.now(UTC).date()
+    first = since or last
+    count = (last - first).days + 1
+    if not 1 <= count <= DAYS_MAX:
+        raise InvalidInput(f"from 1 to {DAYS_MAX} days, not {count}", param="since")
+    return [(first + timedelta(days=number)).isoformat() for number in range(count)]
+
+
+def as_csv(rows: Sequence[UsageRow]) -> bytes:
+    """One line a row, after the names of the columns."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(USAGE_COLUMNS)
+    writer.writerows([getattr(row, column) for column in USAGE_COLUMNS] for row in rows)
+    return text.getvalue().encode()
