@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -91,11 +92,17 @@ def _keys(section: type[Section], path: str) -> list[str]:
         inner = field.type
         if field.name in named and not path:
             inner, place = inner.__args__[1], f"{place}.<name>"
-        if isinstance(inner, type) and issubclass(inner, Section):
+        # An optional section: its keys are what there is to document.
+        inner = next((one for one in get_args(inner) if _is_section(one)), inner)
+        if _is_section(inner):
             keys += _keys(inner, place)
         else:
             keys.append(place)
     return keys
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def _doc(name: str) -> str:
