@@ -71,11 +71,13 @@ class Embedded(msgspec.Struct, frozen=True, tag="embedded"):
     vectors: (n_inputs, dim) float32, each row of length 1 where normalize was asked.
     tokens: tokens computed, specials and prompt included, after truncation.
     truncated: indices of inputs that were cut; None where the backend cannot tell.
+    input_tokens: the tokens of each input; None where the backend tells their sum only.
     """
 
     vectors: Vectors
     tokens: int
     truncated: tuple[int, ...] | None = ()
+    input_tokens: tuple[int, ...] | None = None
 
 
 class Reranked(msgspec.Struct, frozen=True, tag="reranked"):
@@ -114,6 +116,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     concurrent_inputs: how many inputs it takes in flight before it refuses.
     prompts: name → text put before an input, and which of them is put there unasked.
     checkpoint: where the weights and tokenizer lie, if on this machine.
+    tells_input_tokens: whether its replies hold `input_tokens`, so that several tenants can share one.
     """
 
     model_id: str
@@ -131,6 +134,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     default_prompt: str | None = None
     checkpoint: str | None = None
     version: str | None = None
+    tells_input_tokens: bool = False
 
 
 class Tls(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ import ipaddress
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -34,16 +35,19 @@ from gateway.quotas.redis_door import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger
 from gateway.quotas.redis_ledger import Rules as QuotaRules
 from gateway.routing.pool import Pool, Replica
-from gateway.routing.prober import Waits, keep_joining
+from gateway.routing.prober import Waits, keep_watching
 from gateway.routing.routes import Routes
+from gateway.routing.window import Window
 from gateway.serve import Gateway
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.metrics import Metrics
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
-from gateway.upstreams import Upstream
+from gateway.upstreams import Upstream, bounds_now
 
 # An engine restarts on this machine and is worth asking often; a remote server is not ours to hammer.
+# One batch runs, one is ready: more in flight would only wait where nobody can be let past.
+ENGINE_WINDOW = 2
 ENGINE_PROBES = Waits(0.05, 0.25, patient=True)
 REMOTE_PROBES = Waits(0.5, 5.0)
 
@@ -175,8 +179,9 @@ async def _running(
     upstreams: Mapping[str, Upstream], ledger: Ledger, beside: Sequence[Coroutine[Any, Any, None]]
 ) -> AsyncIterator[None]:
     """What goes on beside the calls for as long as the application runs; connections are closed after."""
+    clock = asyncio.get_running_loop().time
     tasks = [
-        asyncio.create_task(keep_joining(one.pool, replica, _probe_waits(one.settings)))
+        asyncio.create_task(keep_watching(one.pool, replica, _probe_waits(one.settings), clock))
         for one in upstreams.values()
         for replica in one.pool.replicas
     ]
@@ -206,12 +211,19 @@ def _upstream(
             # A socket's path says nothing to an operator.
             "engine" if settings.backend == "torch" else address,
             outside.open_replica(settings.backend, ReplicaSpec(address, settings.model, headers, tls)),
+            Window(settings.in_flight_batches or (ENGINE_WINDOW if settings.backend == "torch" else None)),
         )
         for address in addresses
     ]
-    pool = Pool(name, replicas, settings.policy, settings.in_flight_batches, observe)
-    rules = Rules(settings.queue_tokens, settings.attempt_timeout_s, holds=settings.backend == "torch")
-    lane = Lane(pool, rules, observe, asyncio.get_running_loop().time)
+    pool = Pool(name, replicas, settings.policy, observe)
+    rules = Rules(
+        settings.queue_tokens,
+        settings.attempt_timeout_s,
+        holds=settings.backend == "torch",
+        retry_share=settings.retry_share,
+        hedge_share=settings.hedge_share,
+    )
+    lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, partial(bounds_now, pool, settings))
     return Upstream(name, settings, pool, lane)
 
 
@@ -235,7 +247,10 @@ async def _follow_keys(keyring: Keyring, store: TenantStore, grace_s: float) -> 
 
 
 def _probe_waits(settings: UpstreamConfig) -> Waits:
-    return ENGINE_PROBES if settings.backend == "torch" else REMOTE_PROBES
+    if settings.backend == "torch":
+        # The parent watches over engines, and restarts them.
+        return ENGINE_PROBES
+    return msgspec.structs.replace(REMOTE_PROBES, stalled_s=settings.attempt_timeout_s)
 
 
 def _depth(lane: Lane) -> Callable[[], int]:

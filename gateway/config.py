@@ -14,6 +14,7 @@ from backends.registry import Kind
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 # Redis counts in doubles, which are exact up to 2^53; a limit's sums stay far below.
 LimitAmount = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
 
@@ -114,8 +115,9 @@ class Upstream(Section, frozen=True, kw_only=True):
 
     model: a hub id or a local path for torch; the served name for the others. batch_inputs,
     batch_tokens: what one upstream request may hold, where the replica does not say.
-    in_flight_batches: the window, batches in flight to one replica. queue_tokens: the most that may
-    wait in front of all of them.
+    in_flight_batches: the window, batches in flight to one replica; absent, it is learnt. queue_tokens: the
+    most that may wait in front of all of them. retry_share, hedge_share: attempts that may be added to those
+    that callers cause.
     """
 
     backend: Kind
@@ -128,9 +130,11 @@ class Upstream(Section, frozen=True, kw_only=True):
     policy: Policy = "least_tokens"
     batch_inputs: PositiveInt | None = None
     batch_tokens: PositiveInt | None = None
-    in_flight_batches: PositiveInt = 32
+    in_flight_batches: PositiveInt | None = None
     queue_tokens: PositiveInt = 4_000_000
     attempt_timeout_s: PositiveFloat = 30.0
+    retry_share: Share = 0.2
+    hedge_share: Share = 0.05
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     device: str | None = None
@@ -157,7 +161,7 @@ class Tenant(Section, frozen=True):
     """Who pays and is limited.
 
     models: absent means all. model_limits: by model, instead of the model's own `limits`. queue_tokens:
-    most that waits for a model.
+    most that waits for a model. join: whether its texts may share an upstream request with others'.
     """
 
     keys: tuple[str | Key, ...] = ()
@@ -167,6 +171,7 @@ class Tenant(Section, frozen=True):
     weight: PositiveInt = 1
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: PositiveInt | None = None
+    join: bool = True
 
 
 class Limits(Section, frozen=True):

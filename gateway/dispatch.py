@@ -15,8 +15,9 @@ from backends.contract import Work as BackendWork
 from backends.vectors import cosines
 from gateway.admission import Grant
 from gateway.batching.fair_queue import Priority
-from gateway.batching.lane import Carried, Lane, Passenger
+from gateway.batching.lane import Carried, Lane
 from gateway.batching.slices import Slice, cut, join
+from gateway.batching.ticket import Passenger
 from gateway.calls import Call, truncation
 from gateway.errors import (
     DeadlineExceeded,
@@ -48,7 +49,7 @@ class Dispatcher:
         deadline_s: on the event loop's clock. Raises: GatewayError.
         """
         upstream = self._upstreams[grant.route.upstream]
-        await upstream.lane.joined(deadline_s)
+        await upstream.lane.wait_joined(deadline_s)
         timeline.lap("queue")
         truncate = truncation(call, grant.route.truncate)
         work = _with_truncation(upstream.as_sent(call.work), truncate)
@@ -68,7 +69,9 @@ class Dispatcher:
         tenant = grant.tenant
         # A caller may lower the class of its own call, and nobody may raise it.
         priority: Priority = "bulk" if call.bulk else tenant.priority
-        return Passenger(tenant.name, next(self._flows), tenant.weight, priority, tenant.queue_tokens)
+        return Passenger(
+            tenant.name, next(self._flows), tenant.weight, priority, tenant.queue_tokens, tenant.join
+        )
 
 
 async def _carry(

@@ -29,12 +29,18 @@ class CallFinished(msgspec.Struct, frozen=True):
 
 
 class AttemptFinished(msgspec.Struct, frozen=True):
-    """One batch came back from one replica; outcome is "ok" or a BackendError's kind."""
+    """One batch came back from one replica; outcome is "ok" or a BackendError's kind.
+
+    calls: how many travelled in it together. hedge: it was sent beside another that was late.
+    """
 
     upstream: str
     replica: str
     outcome: str
     duration_s: float
+    inputs: int = 0
+    calls: int = 1
+    hedge: bool = False
 
 
 class ReplicaChanged(msgspec.Struct, frozen=True):
@@ -42,7 +48,7 @@ class ReplicaChanged(msgspec.Struct, frozen=True):
 
     upstream: str
     replica: str
-    state: Literal["joining", "up", "down"]
+    state: Literal["joining", "up", "probation", "down"]
     reason: str = ""
 
 

@@ -38,10 +38,7 @@ class Upstream:
     @property
     def bounds(self) -> Bounds:
         """What one request to it may hold."""
-        settings = self.settings
-        told = [one.capabilities for one in self.pool.replicas if one.capabilities is not None]
-        each = [bounds_of(one, settings.batch_inputs, settings.batch_tokens) for one in told]
-        return tightest(each) if each else Bounds()
+        return bounds_now(self.pool, self.settings)
 
     @property
     def settled(self) -> bool:
@@ -101,6 +98,13 @@ class Upstream:
             if self._tokenizer is None:
                 self._tokenizer = await asyncio.to_thread(_opened, source, told.max_input_tokens)
         return self._tokenizer
+
+
+def bounds_now(pool: Pool, settings: config.Upstream) -> Bounds:
+    """What every replica that has told takes in one request, made tighter by the config."""
+    told = [one.capabilities for one in pool.replicas if one.capabilities is not None]
+    each = [bounds_of(one, settings.batch_inputs, settings.batch_tokens) for one in told]
+    return tightest(each) if each else Bounds()
 
 
 def _opened(source: str, max_tokens: int) -> TextTokenizer | None:

@@ -7,7 +7,7 @@ calls take turns, and a call's own parts stay in order.
 Knows nothing of futures, replicas or time.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Collection
 from typing import Generic, Literal, TypeVar
 
@@ -40,25 +40,25 @@ class _Tenant(Generic[T]):
         self.weight = weight
         self.deficit = 0
         self.tokens = 0
-        self.calls: OrderedDict[int, deque[Entry[T]]] = OrderedDict()
+        # By call, its parts by identity, in order: so that one that leaves need not be looked for.
+        self.calls: OrderedDict[int, OrderedDict[int, Entry[T]]] = OrderedDict()
 
     def push(self, entry: Entry[T], *, first: bool) -> None:
         self.weight = entry.weight
         self.tokens += entry.cost
-        call = self.calls.setdefault(entry.flow, deque())
+        call = self.calls.setdefault(entry.flow, OrderedDict())
+        call[id(entry)] = entry
         if first:
-            call.appendleft(entry)
+            call.move_to_end(id(entry), last=False)
             self.calls.move_to_end(entry.flow, last=False)
-        else:
-            call.append(entry)
 
     @property
     def head(self) -> Entry[T]:
-        return next(iter(self.calls.values()))[0]
+        return next(iter(next(iter(self.calls.values())).values()))
 
     def pop(self) -> Entry[T]:
         flow, call = next(iter(self.calls.items()))
-        entry = call.popleft()
+        _, entry = call.popitem(last=False)
         self.tokens -= entry.cost
         if call:
             # The next part waits behind the tenant's other calls: a big one does not block small ones.
@@ -125,6 +125,10 @@ class FairQueue(Generic[T]):
         """Who waits."""
         return {name for one in self._classes.values() for name in one.tenants}
 
+    def others_than(self, tenant: str) -> bool:
+        """Whether somebody else waits."""
+        return any(len(one.tenants) > (tenant in one.tenants) for one in self._classes.values())
+
     def tokens_of(self, tenant: str) -> int:
         """How much of one tenant waits."""
         waiting = (one.tenants.get(tenant) for one in self._classes.values())
@@ -160,9 +164,8 @@ class FairQueue(Generic[T]):
         of_class = self._classes[entry.priority]
         tenant = of_class.tenants.get(entry.tenant)
         call = tenant.calls.get(entry.flow) if tenant else None
-        if tenant is None or call is None or entry not in call:
+        if tenant is None or call is None or call.pop(id(entry), None) is None:
             return False
-        call.remove(entry)
         tenant.tokens -= entry.cost
         if not call:
             del tenant.calls[entry.flow]

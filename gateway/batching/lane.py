@@ -1,32 +1,41 @@
-"""The queue in front of one upstream: the one owner of what waits for it.
+"""The queue in front of one upstream: the one owner of what waits for it, and of its attempts.
 
-While a replica has room a slice goes at once, alone; when none has, slices wait in the tenant-fair queue.
-While a second tenant is active, no tenant takes the last slot of a replica's window: whoever comes next need
-not wait for a neighbour's batch. Joining of small calls belongs here.
-Invariant: every ticket's future is resolved, whatever becomes of its attempts.
+While a replica has room a slice goes at once, alone. When none has, slices wait in the tenant-fair queue, and
+when room appears those at its head travel together as one batch. While a second tenant is active, no
+tenant takes the last slot of a replica's window: whoever comes next need not wait for a neighbour's batch.
+Invariant: every ticket is resolved or left, whatever becomes of its attempts.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backends.contract import Reply
-from backends.errors import BackendError, Lost, Unavailable
+from backends.contract import Reply, Work
+from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
 from gateway.batching.drain import DrainRate
-from gateway.batching.fair_queue import Entry, FairQueue, Priority
-from gateway.batching.slices import Slice
+from gateway.batching.fair_queue import FairQueue, Priority
+from gateway.batching.joining import Load, alike, parted
+from gateway.batching.portion import Portion
+from gateway.batching.slices import Bounds, Slice
+from gateway.batching.ticket import Attempt, Passenger, Ticket
 from gateway.errors import DeadlineExceeded, GatewayError, ModelLoading, NoReplica, Overloaded
 from gateway.events import AttemptFinished, Observe
-from gateway.routing.health import lesson
+from gateway.routing.budget import Budget
+from gateway.routing.latencies import Latencies
 from gateway.routing.pool import Pool, Replica
 
-# A slice that was being worked on at this many crashes is likely their cause.
+# A slice that was being worked on at this many crashes may be their cause: it runs alone once more.
 LOSSES_MAX = 2
 # An attempt gets at least this, however little of the deadline is left.
 ATTEMPT_MIN_S = 0.05
 # A tenant counts as active for so long after its last call: one that calls, thinks and calls again too.
 ACTIVE_S = 2.0
+# Whose call spoilt a batch travels with nobody else's for so long: bad inputs cost the others once.
+SUSPECT_S = 10.0
+# A call that takes longer than this share of its like is tried elsewhere too.
+HEDGE_QUANTILE = 0.95
 
 
 class Carried(msgspec.Struct, frozen=True):
@@ -37,63 +46,61 @@ class Carried(msgspec.Struct, frozen=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What a lane goes by. holds: work waits while every replica is away, because it will be back."""
+    """What a lane goes by.
+
+    holds: work waits while every replica is away, because it will be back. retry_share, hedge_share: attempts
+    that may be added to those that callers cause.
+    """
 
     queue_tokens: int
     attempt_timeout_s: float
     holds: bool
-
-
-class Passenger(msgspec.Struct, frozen=True):
-    """Whose slice it is. flow: the call it is part of. queue_tokens: its tenant's own bound."""
-
-    tenant: str
-    flow: int = 0
-    weight: int = 1
-    priority: Priority = "interactive"
-    queue_tokens: int | None = None
-
-
-class Ticket:
-    """A slice's place in the lane, from arrival to answer."""
-
-    def __init__(self, piece: Slice, passenger: Passenger, deadline_s: float, now_s: float) -> None:
-        self.piece = piece
-        self.passenger = passenger
-        self.entry: Entry[Ticket] = Entry(
-            self, passenger.tenant, piece.tokens, passenger.flow, passenger.weight, passenger.priority
-        )
-        self.deadline_s = deadline_s
-        self.waiting_since_s = now_s
-        self.queued_s = 0.0
-        self.future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.attempt: asyncio.Task[None] | None = None
-        self.tried: set[Replica] = set()
-        self.losses = 0
-        self.last_error: BackendError | None = None
+    retry_share: float = 0.2
+    hedge_share: float = 0.05
 
 
 class Lane:
-    """Takes slices, gives replies; clock is the event loop's, in seconds."""
+    """Takes slices, gives replies; clock is the event loop's, in seconds.
 
-    def __init__(self, pool: Pool, rules: Rules, observe: Observe, clock: Callable[[], float]) -> None:
+    bounds: the most that one upstream request may hold, as the replicas tell it now.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        rules: Rules,
+        observe: Observe,
+        clock: Callable[[], float],
+        bounds: Callable[[], Bounds] = Bounds,
+    ) -> None:
         self._pool = pool
         self._rules = rules
         self._observe = observe
         self._clock = clock
+        self._bounds = bounds
         self._queue: FairQueue[Ticket] = FairQueue()
-        self._seen_s: dict[str, float] = {}
+        # Who has called lately, the latest last; and whose inputs have spoilt a batch, until when.
+        self._seen_s: OrderedDict[str, float] = OrderedDict()
+        self._suspects: dict[str, float] = {}
+        # Identical work of one tenant in flight, by what it is.
+        self._shared: dict[tuple[str, Priority, Work], Ticket] = {}
+        self._attempts: set[Attempt] = set()
         self._joining: list[asyncio.Future[None]] = []
         self._later: asyncio.TimerHandle | None = None
         self._drain = DrainRate(clock())
+        self._retries = Budget(rules.retry_share, clock())
+        self._hedges = Budget(rules.hedge_share, clock())
+        self._singles = Latencies()
+        self._portion = Portion()
         pool.changed = self.pump
+        pool.given_up = self._give_up
 
     @property
     def queued_tokens(self) -> int:
         """Tokens that wait for a replica, as an upper bound."""
         return self._queue.tokens
 
-    async def joined(self, deadline_s: float) -> None:
+    async def wait_joined(self, deadline_s: float) -> None:
         """Wait until some replica has told what it can do.
 
         Raises: ModelLoading, NoReplica.
@@ -119,18 +126,41 @@ class Lane:
         Raises: BackendError where the last replica tried refused or failed; NoReplica,
         DeadlineExceeded.
         """
-        ticket = Ticket(piece, passenger, deadline_s, self._clock())
-        self._seen_s[passenger.tenant] = self._clock()
-        self._enqueue(ticket)
+        self._saw(passenger.tenant)
+        key = (passenger.tenant, passenger.priority, piece.work)
+        ticket = self._shared.get(key)
+        if ticket is None:
+            ticket = self._shared[key] = Ticket(piece, passenger, deadline_s, self._clock())
+            self._enqueue(ticket)
+        waiter = ticket.wait(deadline_s)
         self.pump()
         try:
             async with asyncio.timeout_at(deadline_s):
-                reply = await ticket.future
+                reply = await waiter
             return Carried(reply, ticket.queued_s)
         except TimeoutError as error:
             raise self._late(ticket) from error
         finally:
-            self._leave(ticket)
+            if ticket.leave(waiter):
+                self._forget(key, ticket)
+
+    def check_room(self, tokens: int, passenger: Passenger) -> None:
+        """Whether a whole call of so many tokens may join the queue: the lane's bound, and its tenant's.
+
+        Raises: Overloaded.
+        """
+        # An empty queue takes any call, or one that is larger than the bound could never pass.
+        if len(self._queue) and self._queue.tokens + tokens > self._rules.queue_tokens:
+            raise self._overloaded("too much is waiting for this model", self._queue.tokens)
+        own = self._queue.tokens_of(passenger.tenant) if len(self._queue) else 0
+        if passenger.queue_tokens is not None and own and own + tokens > passenger.queue_tokens:
+            raise self._overloaded("too much of yours is waiting for this model", own)
+
+    def _overloaded(self, message: str, waiting_tokens: int) -> Overloaded:
+        wait_s = self._drain.retry_after_s(waiting_tokens, self._clock())
+        return Overloaded(message, retry_after_s=wait_s)
+
+    # Who goes next.
 
     def pump(self) -> None:
         """Send what can go, in order; called whenever something arrived, came back or changed."""
@@ -138,15 +168,14 @@ class Lane:
         barred: set[str] = set()
         while (entry := self._queue.peek(barred)) is not None:
             ticket = entry.item
-            if ticket.future.done():
-                # Its caller has gone and not yet said so: an attempt would be for nobody.
+            if ticket.done:
                 self._queue.pop(barred)
             elif (verdict := self._hopeless(ticket)) is not None:
                 self._queue.pop(barred)
-                _resolve(ticket, verdict)
+                ticket.resolve(verdict)
             elif (replica := self._replica_for(ticket)) is not None:
                 self._queue.pop(barred)
-                self._send(ticket, replica)
+                self._send(self._filled(ticket, replica, barred), replica)
             elif ticket.tried or self._pool.pick(ticket.piece.inputs, ticket.tried) is not None:
                 # There is a slot, but the last one, for a tenant that has none yet; or one at a replica
                 # that this ticket has tried already.
@@ -162,37 +191,79 @@ class Lane:
         self.pump()
 
     def _replica_for(self, ticket: Ticket) -> Replica | None:
-        alone = not self._others_active(ticket.passenger.tenant)
-        return self._pool.pick(ticket.piece.inputs, ticket.tried, ticket.passenger.tenant, alone=alone)
+        tenant = ticket.passenger.tenant
+        alone = not self._others_active(tenant)
+        return self._pool.pick(ticket.piece.inputs, ticket.tried, tenant, alone=alone)
+
+    def _filled(self, first: Ticket, replica: Replica, barred: set[str]) -> list[Ticket]:
+        """The ticket, and those behind it in the queue's order that may share its batch."""
+        tickets, load = [first], Load().plus(first.piece)
+        if first.alone or not len(self._queue):
+            return tickets
+        bounds = self._bounds()
+        if first.passenger.priority == "interactive":
+            most = max(self._portion.tokens, load.tokens)
+            bounds = msgspec.structs.replace(bounds, tokens=min(bounds.tokens, most))
+        passed = set(barred)
+        while (entry := self._queue.peek(passed)) is not None and entry.priority == first.entry.priority:
+            ticket = entry.item
+            more = load.plus(ticket.piece)
+            if ticket.done:
+                self._queue.pop(passed)
+            elif self._may_share(first, ticket, replica) and self._takes(replica, more, ticket, bounds):
+                self._queue.pop(passed)
+                tickets.append(ticket)
+                load = more
+            else:
+                passed.add(entry.tenant)
+        return tickets
+
+    def _may_share(self, first: Ticket, other: Ticket, replica: Replica) -> bool:
+        if other.alone or other.part is not first.part or replica in other.tried:
+            return False
+        return alike(first.piece, other.piece) and self._tenants_may_share(first, other, replica)
+
+    def _tenants_may_share(self, first: Ticket, other: Ticket, replica: Replica) -> bool:
+        """Only where each one's tokens are known, both allow it, and neither spoilt a batch lately."""
+        one, two = first.passenger, other.passenger
+        if one.tenant == two.tenant:
+            return True
+        told = replica.capabilities
+        counted = (told is not None and told.tells_input_tokens) or (first.piece.exact and other.piece.exact)
+        trusted = not (self._suspect(one.tenant) or self._suspect(two.tenant))
+        return counted and one.join and two.join and trusted
+
+    def _takes(self, replica: Replica, load: Load, ticket: Ticket, bounds: Bounds) -> bool:
+        tenant = ticket.passenger.tenant
+        alone = not self._others_active(tenant)
+        return load.within(bounds) and self._pool.admits(replica, load.inputs, tenant, alone=alone)
+
+    def _saw(self, tenant: str) -> None:
+        self._seen_s[tenant] = self._clock()
+        self._seen_s.move_to_end(tenant)
 
     def _others_active(self, tenant: str) -> bool:
-        """Whether somebody else has called within the last moments; forgets who has not."""
+        """Whether somebody else waits, or has called within the last moments; forgets who has not."""
         since_s = self._clock() - ACTIVE_S
-        self._seen_s = {name: seen_s for name, seen_s in self._seen_s.items() if seen_s >= since_s}
-        return any(name != tenant for name in self._seen_s.keys() | self._queue.tenants())
+        while self._seen_s and next(iter(self._seen_s.values())) < since_s:
+            self._seen_s.popitem(last=False)
+        return len(self._seen_s) - (tenant in self._seen_s) > 0 or self._queue.others_than(tenant)
+
+    def _suspect(self, tenant: str) -> bool:
+        until_s = self._suspects.get(tenant)
+        if until_s is not None and until_s < self._clock():
+            del self._suspects[tenant]
+            return False
+        return until_s is not None
 
     def _wake_joining(self) -> None:
+        if not self._joining:
+            return
         unreachable = not self._pool.joining() and not self._rules.holds
         if self._pool.capabilities() is not None or unreachable:
             for told in self._joining:
                 if not told.done():
                     told.set_result(None)
-
-    def check_room(self, tokens: int, passenger: Passenger) -> None:
-        """Whether a whole call of so many tokens may join the queue: the lane's bound, and its tenant's.
-
-        Raises: Overloaded.
-        """
-        # An empty queue takes any call, or one that is larger than the bound could never pass.
-        if len(self._queue) and self._queue.tokens + tokens > self._rules.queue_tokens:
-            raise self._overloaded("too much is waiting for this model", self._queue.tokens)
-        own = self._queue.tokens_of(passenger.tenant)
-        if passenger.queue_tokens is not None and own and own + tokens > passenger.queue_tokens:
-            raise self._overloaded("too much of yours is waiting for this model", own)
-
-    def _overloaded(self, message: str, waiting_tokens: int) -> Overloaded:
-        wait_s = self._drain.retry_after_s(waiting_tokens, self._clock())
-        return Overloaded(message, retry_after_s=wait_s)
 
     def _hopeless(self, ticket: Ticket) -> Exception | None:
         """Why waiting makes no sense for this ticket; None while it does."""
@@ -204,88 +275,201 @@ class Lane:
             return ticket.last_error or NoReplica("no replica of this model can be reached")
         return None
 
-    def _send(self, ticket: Ticket, replica: Replica) -> None:
-        ticket.queued_s += self._clock() - ticket.waiting_since_s
-        replica.started(ticket.piece.inputs, ticket.piece.tokens, ticket.passenger.tenant)
-        ticket.attempt = asyncio.create_task(self._attempt(ticket, replica))
-        # Not in the attempt's own `finally`: a task that is cancelled before its first step has none.
-        ticket.attempt.add_done_callback(lambda task: self._came_back(ticket, replica, task))
+    # Attempts.
 
-    def _came_back(self, ticket: Ticket, replica: Replica, task: asyncio.Task[None]) -> None:
-        replica.finished(ticket.piece.inputs, ticket.piece.tokens, ticket.passenger.tenant)
-        _answer_for_bug(ticket, task)
+    def _send(self, tickets: Sequence[Ticket], replica: Replica, *, hedge: bool = False) -> None:
+        now_s = self._clock()
+        attempt = Attempt(tickets, replica, now_s, hedge=hedge)
+        if not tickets[0].sent:
+            self._retries.count_first(now_s)
+            self._hedges.count_first(now_s)
+        for ticket in tickets:
+            ticket.sent = True
+            ticket.running.add(attempt)
+            if not hedge:
+                ticket.queued_s += now_s - ticket.waiting_since_s
+        replica.started(attempt.cargo, now_s)
+        self._attempts.add(attempt)
+        if not hedge:
+            self._hedge_later(attempt)
+        attempt.task = asyncio.create_task(self._try(attempt))
+        # Not in the attempt's own `finally`: a task that is cancelled before its first step has none.
+        attempt.task.add_done_callback(lambda task: self._came_back(attempt, task))
+
+    async def _try(self, attempt: Attempt) -> None:
+        try:
+            reply = await attempt.replica.backend.run(attempt.piece.work, self._timeout_s(attempt))
+        except BackendError as error:
+            attempt.outcome = error.kind
+            self._failed(attempt, error)
+        else:
+            attempt.outcome = "ok"
+            self._succeeded(attempt, reply)
+
+    def _came_back(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+        self._attempts.discard(attempt)
+        for ticket in attempt.tickets:
+            ticket.running.discard(attempt)
+        attempt.replica.ended(attempt.cargo)
+        if attempt.hedging is not None:
+            attempt.hedging.cancel()
+        took_s = self._clock() - attempt.started_s
+        self._observe(
+            AttemptFinished(
+                self._pool.upstream,
+                attempt.replica.name,
+                attempt.outcome,
+                took_s,
+                attempt.cargo.inputs,
+                len(attempt.tickets),
+                attempt.hedge,
+            )
+        )
+        _answer_for_bug(attempt, task)
         self.pump()
 
-    async def _attempt(self, ticket: Ticket, replica: Replica) -> None:
-        started_s = self._clock()
-        outcome = "cancelled"
-        try:
-            reply = await replica.backend.run(ticket.piece.work, self._timeout_s(ticket))
-            outcome = "ok"
-            self._drain.finished(ticket.piece.tokens, self._clock())
-            _resolve(ticket, reply)
-        except BackendError as error:
-            outcome = error.kind
-            self._failed(ticket, replica, error)
-        finally:
-            took_s = self._clock() - started_s
-            self._observe(AttemptFinished(self._pool.upstream, replica.name, outcome, took_s))
+    def _succeeded(self, attempt: Attempt, reply: Reply) -> None:
+        now_s = self._clock()
+        took_s = now_s - attempt.started_s
+        self._drain.finished(attempt.cargo.tokens, now_s)
+        self._portion.finished(attempt.cargo.tokens, took_s)
+        if attempt.cargo.inputs == 1:
+            self._singles.add(took_s)
+        full = attempt.replica.full or bool(len(self._queue))
+        self._pool.succeeded(attempt.replica, attempt.cargo, took_s, now_s, full=full)
+        pieces = [ticket.piece for ticket in attempt.tickets]
+        for ticket, own in zip(attempt.tickets, parted(pieces, reply), strict=True):
+            self._settle(ticket, own)
 
-    def _timeout_s(self, ticket: Ticket) -> float:
+    def _timeout_s(self, attempt: Attempt) -> float:
         """At most half of what is left while another replica could still be tried."""
-        left_s = ticket.deadline_s - self._clock()
-        if len(self._pool.usable(ticket.tried)) > 1:
+        # The most patient one's: another's own deadline ends its own wait, and nobody else's.
+        left_s = max(ticket.deadline_s for ticket in attempt.tickets) - self._clock()
+        if len(self._pool.usable(attempt.tickets[0].tried)) > 1:
             left_s /= 2
         return max(ATTEMPT_MIN_S, min(left_s, self._rules.attempt_timeout_s))
 
-    def _failed(self, ticket: Ticket, replica: Replica, error: BackendError) -> None:
-        """Decide what an attempt's failure means for the replica and for the slice."""
-        ticket.last_error = error
-        ticket.losses += isinstance(error, Lost)
-        final = not error.retryable or ticket.losses >= LOSSES_MAX
-        if final:
-            _resolve(ticket, error)
-        else:
-            self._retry(ticket, replica, error)
-        if (happened := lesson(error)) is not None:
-            self._pool.learn(replica, happened, error.message)
+    def _failed(self, attempt: Attempt, error: BackendError) -> None:
+        """Decide what an attempt's failure means for the replica and for its tickets."""
+        if error.retryable:
+            self._pool.failed(attempt.replica, error, self._clock())
+        retry = error.retryable and self._may_retry(attempt, error)
+        if len(attempt.tickets) > 1 and (not error.retryable or (retry and isinstance(error, Failed))):
+            self._halve(attempt, error)
+            return
+        self._hand_back(attempt, error, retry=retry)
 
-    def _retry(self, ticket: Ticket, replica: Replica, error: BackendError) -> None:
-        # An engine that died comes back on the same socket: it may be tried again, others may not.
-        comes_back = self._rules.holds and isinstance(error, Lost | Unavailable)
-        if not comes_back:
-            ticket.tried.add(replica)
-        if not ticket.future.done():
+    def _hand_back(self, attempt: Attempt, error: BackendError, *, retry: bool) -> None:
+        """Try each ticket again, or tell it the error."""
+        for ticket in attempt.tickets:
+            ticket.running.discard(attempt)
+            if ticket.done:
+                continue
+            if not error.retryable and ticket.part is not None:
+                self._suspects[ticket.passenger.tenant] = self._clock() + SUSPECT_S
+            ticket.last_error = error
+            ticket.losses += isinstance(error, Lost)
+            deadly = ticket.losses >= LOSSES_MAX and len(attempt.tickets) == 1
+            if not self._comes_back(error):
+                ticket.tried.add(attempt.replica)
+            if ticket.running:
+                # Another attempt still carries it: a hedge, or what was hedged.
+                continue
+            if not retry or deadly:
+                self._settle(ticket, error)
+                continue
+            ticket.alone = ticket.losses >= LOSSES_MAX
             self._enqueue(ticket, first=True)
+
+    def _halve(self, attempt: Attempt, error: BackendError) -> None:
+        """Somebody's input spoils the batch: find out whose, without telling anybody another's error."""
+        middle = len(attempt.tickets) // 2
+        elsewhere = isinstance(error, Failed) and len(self._pool.usable()) > 1
+        for half in (attempt.tickets[:middle], attempt.tickets[middle:]):
+            part = object()
+            for ticket in reversed(half):
+                ticket.running.discard(attempt)
+                ticket.part, ticket.last_error = part, error
+                if elsewhere:
+                    ticket.tried.add(attempt.replica)
+                if not ticket.done:
+                    self._enqueue(ticket, first=True)
+
+    def _comes_back(self, error: BackendError) -> bool:
+        """An engine that died comes back on the same socket: what it held waits for it."""
+        return self._rules.holds and isinstance(error, Lost | Unavailable)
+
+    def _may_retry(self, attempt: Attempt, error: BackendError) -> bool:
+        return self._comes_back(error) or (attempt.wanted() and self._retries.take(self._clock()))
+
+    def _give_up(self, replica: Replica) -> None:
+        """Nothing will come back from a replica that has stalled: what it holds goes elsewhere."""
+        error = TimedOut("the replica holds work and answers nothing")
+        for attempt in [one for one in self._attempts if one.replica is replica]:
+            attempt.outcome = error.kind
+            self._hand_back(attempt, error, retry=self._may_retry(attempt, error))
+            _cancel(attempt)
+
+    # A second attempt beside the first.
+
+    def _hedge_later(self, attempt: Attempt) -> None:
+        if len(attempt.tickets) > 1 or attempt.cargo.inputs > 1 or len(self._pool.usable()) < 2:
+            return
+        late_s = self._singles.quantile(HEDGE_QUANTILE)
+        if late_s is not None:
+            loop = asyncio.get_running_loop()
+            attempt.hedging = loop.call_later(late_s, self._hedge, attempt)
+
+    def _hedge(self, attempt: Attempt) -> None:
+        """Try elsewhere too, where that costs nobody anything: nothing waits, and a replica has room."""
+        ticket = attempt.tickets[0]
+        if ticket.done or not attempt.wanted() or len(self._queue):
+            return
+        avoid = {attempt.replica, *ticket.tried}
+        replica = self._pool.pick(1, avoid, ticket.passenger.tenant, alone=False)
+        if replica is not None and self._hedges.take(self._clock()):
+            self._send([ticket], replica, hedge=True)
+
+    # Ends.
 
     def _enqueue(self, ticket: Ticket, *, first: bool = False) -> None:
         ticket.waiting_since_s = self._clock()
         self._queue.push(ticket.entry, first=first)
 
-    def _leave(self, ticket: Ticket) -> None:
-        """The caller has its answer or has gone: nothing of it stays behind."""
-        self._queue.remove(ticket.entry)
-        if ticket.attempt is not None and not ticket.attempt.done():
-            ticket.attempt.cancel()
-        self.pump()
+    def _settle(self, ticket: Ticket, result: Reply | Exception) -> None:
+        ticket.resolve(result)
+        self._call_off(ticket)
+
+    def _forget(self, key: tuple[str, Priority, Work], ticket: Ticket) -> None:
+        """Nobody waits for it any more: nothing of it stays behind."""
+        if self._shared.get(key) is ticket:
+            del self._shared[key]
+        ticket.done = True
+        self._call_off(ticket)
+        if self._queue.remove(ticket.entry):
+            self.pump()
+
+    def _call_off(self, ticket: Ticket) -> None:
+        """End the attempts that were for this ticket and are for nobody now."""
+        for attempt in ticket.running:
+            if not attempt.wanted():
+                _cancel(attempt)
 
     def _late(self, ticket: Ticket) -> GatewayError:
-        waiting = ticket.attempt is None or ticket.attempt.done()
-        if waiting and not self._pool.usable():
+        if not ticket.running and not self._pool.usable():
             return NoReplica("no replica of this model can be reached")
         return DeadlineExceeded("the call's time ran out")
 
 
-def _resolve(ticket: Ticket, result: Reply | Exception) -> None:
-    if ticket.future.done():
-        return
-    if isinstance(result, Exception):
-        ticket.future.set_exception(result)
-    else:
-        ticket.future.set_result(result)
+def _cancel(attempt: Attempt) -> None:
+    """Unless it is the one that is telling its result just now."""
+    task = attempt.task
+    if task is not None and not task.done() and task is not asyncio.current_task():
+        task.cancel()
 
 
-def _answer_for_bug(ticket: Ticket, task: asyncio.Task[None]) -> None:
+def _answer_for_bug(attempt: Attempt, task: asyncio.Task[None]) -> None:
     """An attempt that ended in anything but a reply or a BackendError must not leave a caller waiting."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        _resolve(ticket, RuntimeError(f"an attempt broke: {type(error).__name__}"))
+        for ticket in attempt.tickets:
+            ticket.resolve(RuntimeError(f"an attempt broke: {type(error).__name__}"))

@@ -41,12 +41,18 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """Some consecutive inputs of one call; start is the index of the first, tokens an upper bound."""
+    """Some consecutive inputs of one call; start is the index of the first.
+
+    tokens: an upper bound, or what the model will count where that is exact. bytes: at most, in JSON; 0
+    where nothing bounds them.
+    """
 
     start: int
     work: Work
     inputs: int
     tokens: int
+    bytes: int = 0
+    exact: bool = False
 
 
 def bounds_of(told: Capabilities, batch_inputs: int | None = None, batch_tokens: int | None = None) -> Bounds:
@@ -77,10 +83,10 @@ def token_bounds(work: Work, max_input_tokens: int | None, prompt: str = "") -> 
     return bounds if max_input_tokens is None else [min(b, max_input_tokens) for b in bounds]
 
 
-def cut(work: Work, tokens: Sequence[int], bounds: Bounds) -> list[Slice]:
+def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = False) -> list[Slice]:
     """Consecutive slices within the bounds; an input that alone exceeds them travels alone.
 
-    tokens: what each input counts against the bound.
+    tokens: what each input counts against the bound; exact: as the model will count it.
     """
     room = _bytes_for_inputs(work, bounds)
     sizes = _wire_sizes(work, room)
@@ -99,8 +105,11 @@ def cut(work: Work, tokens: Sequence[int], bounds: Bounds) -> list[Slice]:
         used_bytes += size
     ends = [*starts, len(tokens)]
     if len(starts) == 1:
-        return [Slice(0, work, len(tokens), used_tokens)]
-    return [Slice(a, _part(work, a, b), b - a, sum(tokens[a:b])) for a, b in pairwise(ends)]
+        return [Slice(0, work, len(tokens), used_tokens, used_bytes, exact)]
+    return [
+        Slice(a, _part(work, a, b), b - a, sum(tokens[a:b]), sum(sizes[a:b]), exact)
+        for a, b in pairwise(ends)
+    ]
 
 
 def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:
@@ -138,11 +147,16 @@ def _bytes_for_inputs(work: Work, bounds: Bounds) -> int | None:
 
 
 def _wire_sizes(work: Work, room: int | None) -> Sequence[int]:
-    """Bytes of each input in a JSON body, with its comma; zeros where the room could not be used up."""
+    """Most bytes of each input in a JSON body, with its comma; zeros where nothing bounds them.
+
+    Counted exactly only where the bound could be reached.
+    """
     texts = inputs_of(work)
-    most = sum(len(text.encode()) * JSON_BYTES_PER_BYTE + 3 for text in texts)
-    if room is None or most <= room:
+    if room is None:
         return [0] * len(texts)
+    most = [len(text.encode()) * JSON_BYTES_PER_BYTE + 3 for text in texts]
+    if sum(most) <= room:
+        return most
     return [len(msgspec.json.encode(text)) + 1 for text in texts]
 
 

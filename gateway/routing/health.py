@@ -1,38 +1,60 @@
 """The life of a replica as a table: state × event → state. Pure.
 
 Rule: everything that changes a replica's state is a row here; what is absent changes nothing.
+
+joining ─joined─▶ up ─unreached, lost, failing, stalled─▶ down ─joined─▶ probation ─proven─▶ up
 """
 
 from enum import StrEnum
 
-from backends.errors import BackendError, Lost, Unavailable
+from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
+
+# Failures in a row, with no success between, after which a replica is given no more work.
+FAILURES_MAX = 3
+# Batches that a replica which came back must do well before it is trusted with more than one at once.
+PROVEN_BY = 3
 
 
 class State(StrEnum):
-    """Whether a replica is given work. joining: it has not answered yet."""
+    """Whether a replica is given work. joining: it has not answered yet. probation: one batch at a time."""
 
     JOINING = "joining"
     UP = "up"
+    PROBATION = "probation"
     DOWN = "down"
 
 
 class Happened(StrEnum):
-    """What was learnt of a replica, from a probe or from an attempt."""
+    """What was learnt of a replica, from a probe or from its attempts.
+
+    failing: several failures in a row. stalled: work in flight, and nothing comes back, a probe neither.
+    """
 
     JOINED = "joined"
     JOIN_FAILED = "join_failed"
     UNREACHED = "unreached"
     LOST = "lost"
+    FAILING = "failing"
+    STALLED = "stalled"
+    PROVEN = "proven"
 
+
+_BAD = (
+    Happened.JOIN_FAILED,
+    Happened.UNREACHED,
+    Happened.LOST,
+    Happened.FAILING,
+    Happened.STALLED,
+)
 
 TRANSITIONS: dict[tuple[State, Happened], State] = {
     (State.JOINING, Happened.JOINED): State.UP,
     (State.JOINING, Happened.JOIN_FAILED): State.DOWN,
-    (State.DOWN, Happened.JOINED): State.UP,
-    (State.UP, Happened.JOIN_FAILED): State.DOWN,
-    (State.UP, Happened.UNREACHED): State.DOWN,
-    (State.UP, Happened.LOST): State.DOWN,
+    (State.DOWN, Happened.JOINED): State.PROBATION,
+    (State.PROBATION, Happened.PROVEN): State.UP,
+    **{(state, bad): State.DOWN for state in (State.UP, State.PROBATION) for bad in _BAD},
 }
+USABLE = frozenset({State.UP, State.PROBATION})
 
 
 def after(state: State, happened: Happened) -> State:
@@ -40,8 +62,16 @@ def after(state: State, happened: Happened) -> State:
     return TRANSITIONS.get((state, happened), state)
 
 
-def lesson(error: BackendError) -> Happened | None:
-    """What an attempt's error says about the replica itself; None if nothing."""
+def lesson(error: BackendError, failures: int, *, last: bool) -> Happened | None:
+    """What an attempt's error says about the replica itself; None if nothing.
+
+    failures: how many in a row, this one included. last: no other replica is usable; one that at least
+    answers is not given up then, for it may be the callers' doing.
+    """
     if isinstance(error, Unavailable):
         return Happened.UNREACHED
-    return Happened.LOST if isinstance(error, Lost) else None
+    if isinstance(error, Lost):
+        return Happened.LOST
+    if isinstance(error, Failed | TimedOut) and failures >= FAILURES_MAX and not last:
+        return Happened.FAILING
+    return None

@@ -1,91 +1,182 @@
 """The replicas of one upstream: the one owner of their health and of what is in flight at each."""
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 
+import msgspec
+
 from backends.contract import Backend, Capabilities
+from backends.errors import BackendError, Overloaded
 from gateway.config import Policy
 from gateway.events import Observe, ReplicaChanged
-from gateway.routing.health import Happened, State, after
+from gateway.routing.health import PROVEN_BY, USABLE, Happened, State, after, lesson
 from gateway.routing.policies import ranked
+from gateway.routing.window import Window
+
+# A replica with work in flight that nothing came back from for so long, and for three times as long as
+# that much work ever took, is asked whether it is still there.
+STALL_S = 3.0
+STALL_TIMES = 3
+# The slowest token of late is forgotten by this much with each batch.
+SLOWEST_KEPT = 0.98
+
+
+class Cargo(msgspec.Struct, frozen=True):
+    """What a batch puts on a replica, and whose it is."""
+
+    inputs: int
+    tokens: int
+    tenants: Sequence[str]
 
 
 class Replica:
     """One server or engine of an upstream. name: what logs and metrics call it."""
 
-    def __init__(self, name: str, backend: Backend) -> None:
+    def __init__(self, name: str, backend: Backend, window: Window | None = None) -> None:
         self.name = name
         self.backend = backend
+        self.window = window or Window()
         self.state = State.JOINING
         self.capabilities: Capabilities | None = None
+        # Requests that wait inside it, as it tells itself; others than this gateway may send to it.
+        self.waiting = 0
         self.batches = 0
         self.batches_of: Counter[str] = Counter()
         self.inputs = 0
         self.tokens = 0
+        self._failures = 0
+        self._successes = 0
+        self._progress_s = 0.0
+        self._slowest_token_s: float | None = None
 
-    def has_room(self, inputs: int, window: int) -> bool:
-        """Whether one more batch of so many inputs may go: a window's slots, and the replica's permits."""
+    @property
+    def slots(self) -> int:
+        """How many batches may be in flight to it now."""
+        return 1 if self.state is State.PROBATION else self.window.size
+
+    @property
+    def full(self) -> bool:
+        """Whether no more batches may be in flight."""
+        return self.batches >= self.slots
+
+    def has_room(self, inputs: int, slots: int) -> bool:
+        """Whether one more batch of so many inputs may go: its slots, and the replica's own permits."""
         permits = self.capabilities.concurrent_inputs if self.capabilities else None
         # A batch larger than all permits could never go; alone it may try.
         free = permits is None or self.inputs == 0 or self.inputs + inputs <= permits
-        return self.batches < window and free
+        return self.batches < slots and free
 
-    def started(self, inputs: int, tokens: int, tenant: str) -> None:
+    def started(self, cargo: Cargo, now_s: float) -> None:
         """A batch is on its way."""
+        if not self.batches:
+            self._progress_s = now_s
         self.batches += 1
-        self.batches_of[tenant] += 1
-        self.inputs += inputs
-        self.tokens += tokens
+        self.batches_of.update(cargo.tenants)
+        self.inputs += cargo.inputs
+        self.tokens += cargo.tokens
 
-    def finished(self, inputs: int, tokens: int, tenant: str) -> None:
-        """A batch came back, well or badly."""
+    def ended(self, cargo: Cargo) -> None:
+        """A batch is no longer in flight, whatever became of it."""
         self.batches -= 1
-        self.batches_of[tenant] -= 1
-        if not self.batches_of[tenant]:
-            del self.batches_of[tenant]
-        self.inputs -= inputs
-        self.tokens -= tokens
+        self.batches_of.subtract(cargo.tenants)
+        for tenant in cargo.tenants:
+            if not self.batches_of[tenant]:
+                del self.batches_of[tenant]
+        self.inputs -= cargo.inputs
+        self.tokens -= cargo.tokens
+
+    def succeeded(self, cargo: Cargo, took_s: float, now_s: float, *, full: bool) -> None:
+        """It answered a batch; called before `ended`. full: no more could have been in flight."""
+        self.window.finished(cargo.tokens, now_s, full=full)
+        self._progress_s = now_s
+        self._failures = 0
+        self._successes += 1
+        token_s = took_s / max(1, cargo.tokens)
+        self._slowest_token_s = max(token_s, (self._slowest_token_s or 0.0) * SLOWEST_KEPT)
+
+    def refused(self, now_s: float) -> None:
+        """It said that it is full."""
+        self._progress_s = now_s
+        self.window.refused(now_s)
+
+    def failed(self) -> int:
+        """It failed a batch; how many in a row that makes."""
+        self._failures += 1
+        return self._failures
+
+    @property
+    def proven(self) -> bool:
+        """Whether it has done well since it came back."""
+        return self._successes >= PROVEN_BY
+
+    def came_back(self) -> None:
+        """Nothing of its past counts any more."""
+        self._failures = self._successes = 0
+        self._slowest_token_s = None
+        self.window.shrink_to_one()
+
+    def silent(self, now_s: float, longest_s: float) -> bool:
+        """Whether work is in flight and nothing has come back for suspiciously long.
+
+        longest_s: an attempt's timeout, for a replica of which nothing is known yet.
+        """
+        if not self.batches or self._slowest_token_s is None:
+            return self.batches > 0 and now_s - self._progress_s > longest_s
+        expected_s = STALL_TIMES * self._slowest_token_s * self.tokens
+        return now_s - self._progress_s > min(longest_s, max(STALL_S, expected_s))
 
 
 class Pool:
     """Equal replicas behind one lane.
 
-    window: batches in flight to each. changed: called after any change of a replica's state.
+    changed: called after any change of a replica's state. given_up: called for a replica whose work in
+    flight nothing will become of.
     """
 
     def __init__(
-        self, upstream: str, replicas: list[Replica], policy: Policy, window: int, observe: Observe
+        self,
+        upstream: str,
+        replicas: list[Replica],
+        policy: Policy,
+        observe: Observe,
+        seed: int | None = None,
     ) -> None:
         self.upstream = upstream
         self.replicas = replicas
         self.changed: Callable[[], None] = lambda: None
+        self.given_up: Callable[[Replica], None] = lambda _: None
         self._policy = policy
-        self._window = window
         self._observe = observe
         self._turn = 0
-        self._random = Random()  # noqa: S311 - it spreads load, it keeps no secret
+        self._random = Random(seed)  # noqa: S311 - it spreads load, it keeps no secret
 
     def usable(self, avoid: Collection[Replica] = ()) -> list[Replica]:
-        """Replicas that are up, without those to avoid."""
-        return [one for one in self.replicas if one.state is State.UP and one not in avoid]
+        """Replicas that are given work, without those to avoid."""
+        return [one for one in self.replicas if one.state in USABLE and one not in avoid]
 
     def pick(
         self, inputs: int, avoid: Collection[Replica], tenant: str = "", *, alone: bool = True
     ) -> Replica | None:
-        """The best replica with room for so many inputs, or None.
-
-        Not alone, a tenant that has a batch at a replica leaves the last slot there to the others.
-        """
+        """The best replica with room for so many inputs, or None."""
         usable = self.usable(avoid)
-        order = ranked(self._policy, [one.tokens for one in usable], self._turn, self._random)
-        for index in order:
-            one = usable[index]
-            spare = 0 if alone or self._window == 1 or not one.batches_of[tenant] else 1
-            if one.has_room(inputs, self._window - spare):
+        if len(usable) == 1:
+            return usable[0] if self.admits(usable[0], inputs, tenant, alone=alone) else None
+        loads = [one.tokens + _waiting_tokens(one) for one in usable]
+        for index in ranked(self._policy, loads, self._turn, self._random):
+            if self.admits(usable[index], inputs, tenant, alone=alone):
                 self._turn += 1
                 return usable[index]
         return None
+
+    def admits(self, replica: Replica, inputs: int, tenant: str, *, alone: bool) -> bool:
+        """Whether a tenant may have one more batch of so many inputs at a replica.
+
+        Not alone, a tenant that has a batch there leaves the last slot to the others.
+        """
+        slots = replica.slots
+        spare = 0 if alone or slots == 1 or not replica.batches_of[tenant] else 1
+        return replica.has_room(inputs, slots - spare)
 
     def joining(self) -> bool:
         """Whether a replica has not yet had its first attempt to join."""
@@ -95,6 +186,21 @@ class Pool:
         """What the upstream can do, as the replica that joined first tells it."""
         return next((one.capabilities for one in self.replicas if one.capabilities), None)
 
+    def succeeded(self, replica: Replica, cargo: Cargo, took_s: float, now_s: float, *, full: bool) -> None:
+        """A replica answered a batch."""
+        replica.succeeded(cargo, took_s, now_s, full=full)
+        if replica.state is State.PROBATION and replica.proven:
+            self.learn(replica, Happened.PROVEN, "it does its work")
+
+    def failed(self, replica: Replica, error: BackendError, now_s: float) -> None:
+        """A replica failed a batch by no fault of the caller's."""
+        if isinstance(error, Overloaded):
+            replica.refused(now_s)
+            return
+        last = not self.usable([replica])
+        if (happened := lesson(error, replica.failed(), last=last)) is not None:
+            self.learn(replica, happened, error.message)
+
     def learn(
         self, replica: Replica, happened: Happened, reason: str, told: Capabilities | None = None
     ) -> None:
@@ -103,6 +209,15 @@ class Pool:
         state = after(replica.state, happened)
         if state is replica.state:
             return
+        if state is State.PROBATION:
+            replica.came_back()
         replica.state = state
         self._observe(ReplicaChanged(self.upstream, replica.name, state.value, reason))
+        if happened is Happened.STALLED:
+            self.given_up(replica)
         self.changed()
+
+
+def _waiting_tokens(replica: Replica) -> int:
+    """What waits inside a replica by its own account, in the tokens of an average batch of ours."""
+    return replica.waiting * (replica.tokens // replica.batches if replica.batches else 1)

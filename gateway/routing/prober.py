@@ -1,41 +1,71 @@
-"""Asks replicas that are not up whether they are; the one place where a replica joins."""
+"""Asks replicas how they are; the one place where a replica joins.
+
+Those that are not up are asked whether they are; those that are quiet, whether they are still there; those
+that hold work and give nothing back, to do one token's worth of it.
+"""
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
-from backends.errors import BackendError
-from gateway.routing.health import Happened, State
+from backends.contract import Capabilities, Embed, Operation, Rerank, Work
+from backends.errors import (
+    BackendError,
+    InvalidWork,
+    Lost,
+    Overloaded,
+    TimedOut,
+    Unavailable,
+    UnsupportedWork,
+)
+from gateway.routing.health import USABLE, Happened, State
 from gateway.routing.pool import Pool, Replica
 
 PROBE_TIMEOUT_S = 5.0
+# How often a replica that is up is looked at, and after how long without work it is asked.
+LOOK_EVERY_S = 1.0
+QUIET_S = 5.0
+# Something short in every language's vocabulary.
+WORD = "ok"
 
 
 class Waits(msgspec.Struct, frozen=True):
     """How long between probes: first_s doubles with every miss up to longest_s.
 
-    patient: a replica that was never there is still coming, as an engine that loads is.
+    patient: a replica that was never there is still coming, as an engine that loads is. stalled_s: the
+    longest that work may be out before a replica of which nothing is known is asked; None never asks.
     """
 
     first_s: float
     longest_s: float
     patient: bool = False
+    stalled_s: float | None = None
 
 
-async def keep_joining(pool: Pool, replica: Replica, waits: Waits) -> None:
-    """Try until the replica has joined, and again whenever it is down. Runs until cancelled."""
+async def keep_watching(pool: Pool, replica: Replica, waits: Waits, clock: Callable[[], float]) -> None:
+    """Try until the replica has joined, again whenever it is down, and look after it while it is up."""
     wait_s = waits.first_s
+    quiet_s = clock()
     while True:
-        if replica.state is not State.UP and await _joins(pool, replica, patient=waits.patient):
+        if replica.state in USABLE:
             wait_s = waits.first_s
+            await asyncio.sleep(min(LOOK_EVERY_S, waits.longest_s))
+            quiet_s = await _look_after(pool, replica, waits, quiet_s, clock)
+            continue
+        if await _joins(pool, replica, patient=waits.patient):
+            quiet_s = clock()
+            continue
         await asyncio.sleep(wait_s)
-        if replica.state is not State.UP:
-            wait_s = min(wait_s * 2, waits.longest_s)
+        wait_s = min(wait_s * 2, waits.longest_s)
 
 
 async def _joins(pool: Pool, replica: Replica, *, patient: bool) -> bool:
     try:
         told = await replica.backend.describe(PROBE_TIMEOUT_S)
+        if replica.state is State.DOWN:
+            # It has failed before: that it answers is not enough.
+            await _work_a_little(replica, told)
     except BackendError as error:
         # An engine that is still loading has not failed to join: it is not there yet.
         if not (patient and replica.state is State.JOINING):
@@ -43,3 +73,51 @@ async def _joins(pool: Pool, replica: Replica, *, patient: bool) -> bool:
         return False
     pool.learn(replica, Happened.JOINED, f"{told.model_id} {told.dtype or ''}".strip(), told)
     return True
+
+
+async def _look_after(
+    pool: Pool, replica: Replica, waits: Waits, quiet_since_s: float, clock: Callable[[], float]
+) -> float:
+    """Probe a replica that is suspiciously silent, or has had nothing to do; since when it is quiet."""
+    if waits.stalled_s is None:
+        return quiet_since_s
+    now_s = clock()
+    if replica.batches:
+        if replica.silent(now_s, waits.stalled_s) and replica.capabilities is not None:
+            await _question(pool, replica, replica.capabilities)
+        return now_s
+    if now_s - quiet_since_s < QUIET_S:
+        return quiet_since_s
+    try:
+        await replica.backend.describe(PROBE_TIMEOUT_S)
+    except (Unavailable, Lost, TimedOut) as error:
+        pool.learn(replica, Happened.UNREACHED, error.message)
+    except BackendError:
+        # It is there; what it cannot say of itself now, it has said when it joined.
+        return now_s
+    return now_s
+
+
+async def _question(pool: Pool, replica: Replica, told: Capabilities) -> None:
+    try:
+        await _work_a_little(replica, told)
+    except BackendError as error:
+        pool.learn(replica, Happened.STALLED, f"work is out and nothing comes back: {error.message}")
+
+
+async def _work_a_little(replica: Replica, told: Capabilities) -> None:
+    """Raises: BackendError, unless the replica can do one token's worth of work, or is busy with more."""
+    work = _smallest(told)
+    if work is None:
+        return
+    try:
+        await replica.backend.run(work, PROBE_TIMEOUT_S)
+    except (Overloaded, InvalidWork, UnsupportedWork):
+        # It answered: it is there.
+        return
+
+
+def _smallest(told: Capabilities) -> Work | None:
+    if Operation.EMBED in told.operations:
+        return Embed((WORD,))
+    return Rerank(WORD, (WORD,)) if Operation.RERANK in told.operations else None

@@ -119,7 +119,7 @@ class Metrics:
                 self._attempts.labels(event.upstream, event.replica, event.outcome).inc()
                 self._attempt_duration.labels(event.upstream).observe(event.duration_s)
             case ReplicaChanged():
-                up = 1 if event.state == "up" else 0
+                up = 1 if event.state in ("up", "probation") else 0
                 self._replica_up.labels(event.upstream, event.replica).set(up)
             case QuotaDecided():
                 self._decisions.labels(event.tenant, event.decision).inc()

@@ -57,6 +57,7 @@ class Tenant(msgspec.Struct, frozen=True):
     weight: int = 1
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: int | None = None
+    join: bool = True
     key_id: str = ""
     scopes: frozenset[str] = OPERATIONS
     expires_s: float | None = None
@@ -167,6 +168,7 @@ def _owner(settings: config.Tenant, key: StoredKey) -> Tenant:
         weight=settings.weight,
         priority=settings.priority,
         queue_tokens=settings.queue_tokens,
+        join=settings.join,
         key_id=key.id,
         scopes=OPERATIONS if key.scopes is None else frozenset(key.scopes),
         expires_s=key.expires_s,

@@ -231,7 +231,7 @@ async def test_the_config_makes_batches_smaller_never_larger(boot: Boots) -> Non
     servers = [FakeTei(), FakeTei()]
     for server, bound in zip(servers, (3, 100), strict=True):
         async with boot({"tei-0": server}, narrow(f"batch_inputs: {bound}")) as gateway:
-            assert 200 == (await embed(gateway, *["a"] * 12)).status_code
+            assert 200 == (await embed(gateway, *(f"text {i}" for i in range(12)))).status_code
 
     assert [[3, 3, 3, 3], [4, 4, 4]] == [sizes(server) for server in servers]
 
@@ -252,7 +252,7 @@ async def test_more_inputs_than_permits_wait_for_permits(boot: Boots) -> None:
     gate = Gate()
     server = hooked(gate, max_concurrent_requests=8)
     async with boot({"tei-0": server}) as gateway:
-        call = asyncio.create_task(embed(gateway, *["a"] * 20))
+        call = asyncio.create_task(embed(gateway, *(f"text {i}" for i in range(20))))
         await until(lambda: gate.waiting == 2)
         at_once = sum(sizes(server))
         gate.opened.set()
@@ -270,7 +270,7 @@ async def test_one_bad_batch_fails_the_call_and_calls_the_others_off(boot: Boots
 
     server.hook = hook
     async with boot({"tei-0": server}) as gateway:
-        reply = await embed(gateway, *["a"] * 11, "bad")
+        reply = await embed(gateway, *(f"text {i}" for i in range(11)), "bad")
         await until(lambda: gate.waiting == 0)
 
     assert 400 == reply.status_code
@@ -284,7 +284,7 @@ async def test_vectors_of_two_widths_are_an_upstreams_fault(boot: Boots) -> None
 
     odd.hook = hook
     async with boot({"tei-0": FakeTei(), "tei-1": odd}) as gateway:
-        reply = await embed(gateway, *["a"] * 16)
+        reply = await embed(gateway, *(f"text {i}" for i in range(16)))
 
     assert (502, "upstream_failed") == (reply.status_code, reply.json()["error"]["code"])
 
@@ -343,7 +343,7 @@ async def test_past_the_lanes_bound_it_is_429_and_come_back(boot: Boots) -> None
     gate = Gate()
     config = narrow("in_flight_batches: 1, queue_tokens: 10")
     async with boot({"tei-0": hooked(gate)}, config) as gateway:
-        calls = [asyncio.create_task(embed(gateway)) for _ in range(3)]
+        calls = [asyncio.create_task(embed(gateway, text)) for text in "bcd"]
         await until_queued(gateway, 10)
         openai = await embed(gateway)
         tei = await gateway.post("/embed", {"inputs": "a"})

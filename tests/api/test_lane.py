@@ -3,10 +3,12 @@
 import asyncio
 
 from backends.contract import Capabilities, Embed, Embedded, Operation, Reply, Work
-from gateway.batching.lane import Lane, Passenger, Rules
+from gateway.batching.lane import Lane, Rules
 from gateway.batching.slices import Slice
+from gateway.batching.ticket import Passenger
 from gateway.routing.health import Happened
 from gateway.routing.pool import Pool, Replica
+from gateway.routing.window import Window
 from tests.fakes.hooks import until
 
 
@@ -29,15 +31,15 @@ class Slow:
 
 async def test_a_caller_that_goes_as_its_turn_comes_leaves_its_slot_free() -> None:
     backend = Slow()
-    replica = Replica("one", backend)
-    pool = Pool("up", [replica], "least_tokens", 1, lambda _: None)
+    replica = Replica("one", backend, Window(1))
+    pool = Pool("up", [replica], "least_tokens", lambda _: None)
     loop = asyncio.get_running_loop()
     lane = Lane(pool, Rules(1000, 30, holds=False), lambda _: None, loop.time)
     pool.learn(replica, Happened.JOINED, "", await backend.describe(1))
-    piece = Slice(0, Embed(("a",)), 1, 10)
+    pieces = [Slice(0, Embed((text,)), 1, 10) for text in "ab"]
 
-    first = asyncio.create_task(lane.submit(piece, Passenger("a", 1), loop.time() + 10))
-    second = asyncio.create_task(lane.submit(piece, Passenger("a", 2), loop.time() + 10))
+    first = asyncio.create_task(lane.submit(pieces[0], Passenger("a", 1), loop.time() + 10))
+    second = asyncio.create_task(lane.submit(pieces[1], Passenger("a", 2), loop.time() + 10))
     await until(lambda: bool(backend.replies))
     backend.replies[0].set_result(Embedded(None, 1))  # type: ignore[arg-type]
     second.cancel()

@@ -187,7 +187,7 @@ async def test_what_waits_is_shown_while_it_waits(boot: Boots) -> None:
     gate = Gate()
     config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
     async with boot({"tei-0": hooked(gate)}, config) as gateway:
-        calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "abc"})) for _ in range(2)]
+        calls = [asyncio.create_task(gateway.post(OPENAI, {"input": text})) for text in ("abc", "def")]
         await until(lambda: gate.waiting == 1)
         waiting = value(await scraped(gateway), "gateway_lane_queued_tokens", upstream="embedder")
         gate.opened.set()

@@ -253,7 +253,7 @@ async def test_a_refused_call_takes_nothing_from_the_other_limits(boot: Boots) -
 async def test_calls_in_flight_are_counted_and_their_slots_come_back(boot: Boots) -> None:
     gate = Gate()
     async with boot({"tei-0": hooked(gate)}, tenants("requests_in_flight: 2")) as gateway:
-        running = [asyncio.create_task(embed(gateway)) for _ in range(2)]
+        running = [asyncio.create_task(embed(gateway, text)) for text in ("one", "two")]
         await until(lambda: gate.waiting == 2)
         refused = await embed(gateway)
         gate.opened.set()

@@ -27,8 +27,9 @@ from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, Operatio
 from gateway.events import Event, ReplicaChanged
 from gateway.routing.health import Happened, State, after, lesson
 from gateway.routing.policies import ranked
-from gateway.routing.pool import Pool, Replica
+from gateway.routing.pool import Cargo, Pool, Replica
 from gateway.routing.routes import Route, Routes
+from gateway.routing.window import Window
 from gateway.tenants.keyring import Tenant
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -97,10 +98,17 @@ def test_two_choices_spreads_equal_replicas_and_spares_the_busiest() -> None:
         (State.UP, Happened.JOIN_FAILED, State.DOWN),
         (State.UP, Happened.UNREACHED, State.DOWN),
         (State.UP, Happened.LOST, State.DOWN),
-        (State.DOWN, Happened.JOINED, State.UP),
+        (State.DOWN, Happened.JOINED, State.PROBATION),
         (State.DOWN, Happened.JOIN_FAILED, State.DOWN),
         (State.DOWN, Happened.UNREACHED, State.DOWN),
         (State.DOWN, Happened.LOST, State.DOWN),
+        (State.DOWN, Happened.PROVEN, State.DOWN),
+        (State.UP, Happened.FAILING, State.DOWN),
+        (State.UP, Happened.STALLED, State.DOWN),
+        (State.PROBATION, Happened.PROVEN, State.UP),
+        (State.PROBATION, Happened.FAILING, State.DOWN),
+        (State.PROBATION, Happened.STALLED, State.DOWN),
+        (State.PROBATION, Happened.JOINED, State.PROBATION),
     ],
 )
 def test_a_replicas_life_is_this_table(state: State, happened: Happened, expected: State) -> None:
@@ -109,11 +117,15 @@ def test_a_replicas_life_is_this_table(state: State, happened: Happened, expecte
 
 @given(st.lists(st.sampled_from(Happened), max_size=20))
 @settings(max_examples=100, deadline=None)
-def test_only_joining_brings_a_replica_up_and_nothing_makes_it_new(history: list[Happened]) -> None:
+def test_who_was_down_is_up_again_only_once_it_joined_and_proved_itself(history: list[Happened]) -> None:
     state = State.JOINING
     for happened in history:
         following = after(state, happened)
-        assert following is not State.UP or happened is Happened.JOINED or state is State.UP
+        if following is State.UP:
+            assert state is not State.DOWN
+            assert state is not State.PROBATION or happened is Happened.PROVEN
+        if following is State.PROBATION:
+            assert state is State.PROBATION or happened is Happened.JOINED
         assert following is not State.JOINING or state is State.JOINING
         state = following
 
@@ -134,7 +146,7 @@ def test_only_joining_brings_a_replica_up_and_nothing_makes_it_new(history: list
 def test_only_what_could_not_be_reached_or_died_is_ejected(
     error: BackendError, expected: Happened | None
 ) -> None:
-    assert expected is lesson(error)
+    assert expected is lesson(error, 1, last=False)
 
 
 class Watched:
@@ -143,8 +155,8 @@ class Watched:
     def __init__(self, count: int, policy: Policy = "least_tokens", window: int = 2) -> None:
         self.events: list[Event] = []
         backend: Backend = open_replica(ReplicaSpec("http://nowhere"))
-        self.replicas = [Replica(f"r{index}", backend) for index in range(count)]
-        self.pool = Pool("up", self.replicas, policy, window, self.events.append)
+        self.replicas = [Replica(f"r{index}", backend, Window(window)) for index in range(count)]
+        self.pool = Pool("up", self.replicas, policy, self.events.append)
 
     def joined(self, **told: int) -> "Watched":
         """With every replica up."""
@@ -165,7 +177,8 @@ def test_whoever_is_picked_is_up_and_has_room(policy: Policy, states: list[tuple
         replica.state, replica.batches, replica.tokens = state, batches, tokens
     picked = watched.pool.pick(1, ())
 
-    able = [one for one in watched.replicas if one.state is State.UP and one.batches < 2]
+    slots = {State.UP: 2, State.PROBATION: 1}
+    able = [one for one in watched.replicas if one.batches < slots.get(one.state, 0)]
     assert (picked in able) if able else picked is None
 
 
@@ -179,9 +192,9 @@ def test_a_replica_that_failed_a_slice_is_not_picked_for_it_again() -> None:
 def test_a_full_window_is_no_room_until_a_batch_comes_back() -> None:
     watched = Watched(1).joined()
     for _ in range(2):
-        watched.replicas[0].started(4, 100, "acme")
+        watched.replicas[0].started(Cargo(4, 100, ["acme"]), 0)
     assert watched.pool.pick(1, ()) is None
-    watched.replicas[0].finished(4, 100, "acme")
+    watched.replicas[0].ended(Cargo(4, 100, ["acme"]))
 
     assert watched.replicas[0] is watched.pool.pick(1, ())
 
@@ -193,9 +206,9 @@ def test_a_replicas_permits_are_kept_but_a_batch_over_all_of_them_may_go_alone(
     in_flight: int, more: int, *, room: bool
 ) -> None:
     replica = Watched(1).joined(concurrent_inputs=8).replicas[0]
-    replica.started(in_flight, 0, "acme")
+    replica.started(Cargo(in_flight, 0, ["acme"]), 0)
 
-    assert room == replica.has_room(more, window=9)
+    assert room == replica.has_room(more, slots=9)
 
 
 def test_a_change_of_state_is_observed_once_and_told() -> None:

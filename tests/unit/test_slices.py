@@ -164,7 +164,7 @@ def test_every_slice_asks_with_the_calls_own_options(case: tuple[Work, list[int]
 def test_a_call_that_fits_travels_as_it_is() -> None:
     work = Embed(("a", "b"))
 
-    assert [Slice(0, work, 2, 7)] == cut(work, [3, 4], Bounds(2, 7, 1000))
+    assert [Slice(0, work, 2, 7, 18)] == cut(work, [3, 4], Bounds(2, 7, 1000))
 
 
 @pytest.mark.parametrize("bounds", [Bounds(9, 10, None), Bounds(9, 1000, 30)])

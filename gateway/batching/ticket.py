@@ -1,0 +1,98 @@
+"""A slice's place in a lane, from arrival to answer: who waits for it, and what carries it."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from backends.contract import Reply
+from backends.errors import BackendError
+from gateway.batching.fair_queue import Entry, Priority
+from gateway.batching.joining import joined
+from gateway.batching.slices import Slice
+from gateway.routing.pool import Cargo, Replica
+
+
+class Passenger(msgspec.Struct, frozen=True):
+    """Whose slice it is.
+
+    flow: the call it is part of. queue_tokens: its tenant's own bound. join: whether it may share a batch
+    with other tenants' slices.
+    """
+
+    tenant: str
+    flow: int = 0
+    weight: int = 1
+    priority: Priority = "interactive"
+    queue_tokens: int | None = None
+    join: bool = True
+
+
+class Ticket:
+    """Invariant: every waiter is told once, whatever becomes of the attempts.
+
+    alone: it may have crashed what it travelled in, and travels with nobody. part: of a batch that was
+    refused and split; it travels with others of that part only.
+    """
+
+    def __init__(self, piece: Slice, passenger: Passenger, deadline_s: float, now_s: float) -> None:
+        self.piece = piece
+        self.passenger = passenger
+        self.deadline_s = deadline_s
+        self.entry: Entry[Ticket] = Entry(
+            self, passenger.tenant, piece.tokens, passenger.flow, passenger.weight, passenger.priority
+        )
+        self.waiters: set[asyncio.Future[Reply]] = set()
+        self.done = False
+        self.waiting_since_s = now_s
+        self.queued_s = 0.0
+        self.tried: set[Replica] = set()
+        self.running: set[Attempt] = set()
+        self.sent = False
+        self.losses = 0
+        self.alone = False
+        self.part: object = None
+        self.last_error: BackendError | None = None
+
+    def wait(self, deadline_s: float) -> asyncio.Future[Reply]:
+        """One more who wants the answer, until a moment on the lane's clock."""
+        self.deadline_s = max(self.deadline_s, deadline_s)
+        waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.waiters.add(waiter)
+        return waiter
+
+    def leave(self, waiter: asyncio.Future[Reply]) -> bool:
+        """A waiter has its answer or has gone; True where nobody waits any more."""
+        self.waiters.discard(waiter)
+        return not self.waiters
+
+    def resolve(self, result: Reply | Exception) -> None:
+        """Tell everybody; a second result changes nothing."""
+        self.done = True
+        for waiter in self.waiters:
+            if waiter.done():
+                continue
+            if isinstance(result, Exception):
+                waiter.set_exception(result)
+            else:
+                waiter.set_result(result)
+
+
+class Attempt:
+    """One try of a batch at one replica."""
+
+    def __init__(self, tickets: Sequence[Ticket], replica: Replica, started_s: float, *, hedge: bool) -> None:
+        self.tickets = tickets
+        self.replica = replica
+        self.started_s = started_s
+        self.hedge = hedge
+        self.piece = joined([one.piece for one in tickets])
+        tenants = tuple({one.passenger.tenant for one in tickets})
+        self.cargo = Cargo(self.piece.inputs, self.piece.tokens, tenants)
+        self.task: asyncio.Task[None] | None = None
+        self.hedging: asyncio.TimerHandle | None = None
+        self.outcome = "cancelled"
+
+    def wanted(self) -> bool:
+        """Whether anybody still waits for what it brings."""
+        return any(one.waiters and not one.done for one in self.tickets)
