@@ -47,8 +47,8 @@ class Identity:
             self._guesses.failed(address, now_s)
             raise
 
-    def guard(self, connection: Connection, _: Any) -> None:
-        """For Litestar: nobody without a key has a body read or parsed. /admin has a rule of its own."""
+    async def guard(self, connection: Connection, _: Any) -> None:
+        """For Litestar, which sends one that is not async to a thread: nobody without a key has a body read or parsed. /admin has a rule of its own."""
         scope = connection.scope
         if scope.get("method") == "POST" and not scope["path"].startswith("/admin/"):
             self.of(connection)
