@@ -113,6 +113,10 @@ async def _translated(timeout_s: float) -> AsyncIterator[None]:
 
 def _unreached_or_lost(error: Exception) -> BackendError:
     cause = error.__cause__
+    if isinstance(cause, aiohttp.ClientConnectorCertificateError):
+        return Unavailable("the replica's certificate is not trusted")
+    if isinstance(cause, aiohttp.ClientConnectorSSLError):
+        return Unavailable("the replica takes no TLS connection")
     lost = isinstance(cause, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) and not (
         isinstance(cause, aiohttp.ClientConnectorError)
     )

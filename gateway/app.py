@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -44,6 +45,8 @@ from gateway.telemetry.metrics import Metrics
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from gateway.upstreams import Upstream, bounds_now
+
+logger = logging.getLogger("gateway")
 
 # An engine restarts on this machine and is worth asking often; a remote server is not ours to hammer.
 # One batch runs, one is ready: more in flight would only wait where nobody can be let past.
@@ -118,10 +121,11 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         "exporter": exporter,
         "admin": Admin(ledger, store, config.tenants.keys(), is_open=is_open),
     }
-    litestar = _litestar(config, identity, shared, _running(upstreams, ledger, beside))
+    cors = _cors(config.cors)
+    litestar = _litestar(config, identity, shared, _running(upstreams, ledger, beside), cors)
     # Litestar's types of the same three things are TypedDicts, which no plain mapping matches.
     return Application(
-        Edge(cast("ASGIApp", litestar), in_flight, config.limits.body_bytes, observe, boot.admin_port),
+        Edge(cast("ASGIApp", litestar), in_flight, config.limits.body_bytes, observe, boot.admin_port, cors),
         litestar.lifespan,
         in_flight,
         gateway,
@@ -138,6 +142,7 @@ def _litestar(
     identity: Identity,
     shared: Mapping[str, Any],
     running: AbstractAsyncContextManager[None],
+    cors: CORSConfig | None,
 ) -> Litestar:
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -149,7 +154,7 @@ def _litestar(
         dependencies={name: _given(value) for name, value in shared.items()},
         exception_handlers=failures.HANDLERS,
         guards=[identity.guard],
-        cors_config=_cors(config.cors),
+        cors_config=cors,
         request_max_body_size=config.limits.body_bytes,
         lifespan=[lifespan],
         # Litestar's own would turn on httpx's line for every upstream request.
@@ -186,6 +191,8 @@ async def _running(
         for replica in one.pool.replicas
     ]
     tasks += [asyncio.create_task(one) for one in beside]
+    for task in tasks:
+        task.add_done_callback(_tell_why)
     try:
         yield
     finally:
@@ -196,6 +203,12 @@ async def _running(
         for one in upstreams.values():
             for replica in one.pool.replicas:
                 await replica.backend.aclose()
+
+
+def _tell_why(ended: "asyncio.Task[None]") -> None:
+    """What goes on beside the calls ends by being cancelled; anything else is a fault of ours."""
+    if not ended.cancelled() and (error := ended.exception()):
+        logger.error("a task that should go on has ended", exc_info=error)
 
 
 def _upstream(

@@ -38,6 +38,8 @@ VALUES_MAX = 100_000
 PLACEHOLDER = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
 STORES_ALLOWED = "memory, redis://host:port/db, rediss://host:port/db, redis+sentinel://h1,h2/name/db, redis+cluster://h1,h2"
+# As browsers send it: no path, not even its slash; a part of the host may be left open by *.
+ORIGIN = re.compile(r"https?://[^/\s?#@]+")
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 
 
@@ -297,6 +299,9 @@ def _process_problems(config: Config) -> Iterator[Problem]:
     for index, network in enumerate(config.trusted_proxies):
         if not _is_network(network):
             yield Problem(f"trusted_proxies[{index}]", "not an address or a network, such as 10.0.0.0/8")
+    for index, origin in enumerate(config.cors.origins if config.cors else ()):
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            yield Problem(f"cors.origins[{index}]", "not an origin, such as https://app.example.org, or *")
     if config.workers > 1:
         yield Problem("workers", "only 1 is served: the metrics of several do not add up yet")
 
@@ -309,7 +314,7 @@ def _admin_problems(config: Config) -> Iterator[Problem]:
     except ValueError as error:
         yield Problem("admin.listen", f"{config.admin.listen!r}: {error}")
         return
-    if port and str(port) == config.listen.rpartition(":")[2]:
+    if port and str(port) == config.listen.rpartition(":")[2].lstrip("0"):
         yield Problem("admin.listen", "needs a port of its own, other than that of `listen`")
 
 
@@ -419,7 +424,7 @@ def _unusable(certificate: str | None, key: str | None, ca: str | None, path: st
     try:
         if certificate is not None:
             # Without a callback OpenSSL would ask a terminal for the password of an encrypted key.
-            context.load_cert_chain(certificate, key, password=lambda: "")
+            context.load_cert_chain(certificate, key, password=_no_password)
     except (OSError, ValueError) as error:
         yield Problem(f"{path}.certificate", f"cannot be used with its key: {_reason(error)}")
     try:
@@ -429,7 +434,13 @@ def _unusable(certificate: str | None, key: str | None, ca: str | None, path: st
         yield Problem(f"{path}.{'client_ca' if path == 'tls' else 'ca'}", f"cannot be used: {_reason(error)}")
 
 
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; one without a password is needed")
+
+
 def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return "the key is that of another certificate"
     if isinstance(error, ssl.SSLError):
         return "not what a PEM file of this kind holds"
     return getattr(error, "strerror", None) or str(error)

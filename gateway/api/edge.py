@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
+from litestar.config.cors import CORSConfig
+
 from gateway.api.exchange import STATE_KEY, Exchange, request_id_from
 from gateway.api.failures import plain_headers, rendered
 from gateway.api.paths import dialect_of, is_for_operators, settled, template_of
@@ -30,11 +32,15 @@ LIVENESS = frozenset({"/livez", "/readyz"})
 # What nginx logs where a client hung up first; nobody reads it on the wire.
 CALLER_GONE = 499
 LENGTH_DIGITS_MAX = 18
-WANTED = frozenset({b"x-request-id", b"content-length", b"content-encoding"})
+WANTED = frozenset({b"x-request-id", b"content-length", b"content-encoding", b"origin"})
 
 
 class Edge:
-    """ASGI around the application. body_bytes: `limits.body_bytes`. admin_port: operators' own."""
+    """ASGI around the application.
+
+    body_bytes: `limits.body_bytes`. admin_port: operators' own. cors: which pages may read what is refused
+    here; the application says it on all that it answers itself.
+    """
 
     def __init__(
         self,
@@ -43,12 +49,14 @@ class Edge:
         body_bytes: int,
         observe: Observe,
         admin_port: int | None = None,
+        cors: CORSConfig | None = None,
     ) -> None:
         self._app = app
         self._in_flight = in_flight
         self._body_bytes = body_bytes
         self._observe = observe
         self._admin_port = admin_port
+        self._cors = cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP call; anything else is passed on."""
@@ -59,6 +67,7 @@ class Edge:
         sent_id = headers.get(b"x-request-id", b"").decode("latin-1")
         exchange = Exchange(request_id_from(sent_id), template_of(scope["path"]))
         wire = _Wire(exchange, receive, send, self._in_flight)
+        wire.failure_headers = _readable_by(headers.get(b"origin", b"").decode("latin-1"), self._cors)
         started_s = time.perf_counter()
         try:
             await self._answer(scope, headers, wire)
@@ -123,6 +132,7 @@ class _Wire:
     def __init__(self, exchange: Exchange, receive: Receive, send: Send, in_flight: InFlight) -> None:
         self.exchange = exchange
         self.caller_gone = False
+        self.failure_headers: dict[str, str] = {}
         self._receive = receive
         self._send = send
         self._in_flight = in_flight
@@ -187,9 +197,17 @@ class _Wire:
 
 async def _send_failure(error: GatewayError, path: str, wire: _Wire) -> None:
     status, body, headers = rendered(error, dialect_of(path))
-    headers["content-length"] = str(len(body))
+    headers |= {"content-length": str(len(body)), **wire.failure_headers}
     await wire.send({"type": "http.response.start", "status": status, "headers": plain_headers(headers)})
     await wire.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _readable_by(origin: str, cors: CORSConfig | None) -> dict[str, str]:
+    """What lets a page of that origin read an answer that the application never gave."""
+    if cors is None or not origin or not cors.is_origin_allowed(origin):
+        return {}
+    allowed = {name.lower(): value for name, value in cors.simple_headers.items()}
+    return {"access-control-allow-origin": origin, "vary": "Origin", **allowed}
 
 
 def _finished(scope: Scope, exchange: Exchange, duration_s: float) -> CallFinished:

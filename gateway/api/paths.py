@@ -41,7 +41,9 @@ def dialect_of(path: str) -> Dialect:
 
 def is_for_operators(path: str) -> bool:
     """Whether a path belongs on `admin.listen`, where there is one."""
-    return path == "/metrics" or path.startswith(("/admin/", "/ui"))
+    # As the router reads it: slashes that are doubled or last make no other path.
+    read = "/" + "/".join(filter(None, path.split("/")))
+    return read == "/metrics" or read.startswith(("/admin/", "/ui"))
 
 
 def template_of(path: str) -> str:

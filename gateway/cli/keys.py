@@ -38,7 +38,10 @@ async def _create(store: TenantStore | None, arguments: argparse.Namespace) -> i
 
 
 async def _list(store: TenantStore | None, arguments: argparse.Namespace) -> int:
-    stored = [] if store is None else await store.keys()
+    if store is None:
+        show_line("keys of router.yaml are listed there; no other store is configured")
+        return 1
+    stored = await store.keys()
     if arguments.json:
         print(msgspec.json.encode(stored).decode())
         return 0

@@ -32,7 +32,7 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
     except ConfigError as error:
         show_problems(path, error)
         return 1
-    first_key = None if config.tenants or _has_stored_keys(config, errors) else _first_key(environment)
+    first_key = None if config.tenants or _has_stored_tenants(config, errors) else _first_key(environment)
     try:
         asyncio.run(_run(config, first_key, environment))
     except StartError as error:
@@ -41,15 +41,15 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
     return 0
 
 
-def _has_stored_keys(config: Config, errors: Console) -> bool:
-    """Whether keys stand in Redis. Where that cannot be told, none is made: it might let in a stranger."""
+def _has_stored_tenants(config: Config, errors: Console) -> bool:
+    """Whether tenants or keys stand in Redis. Untold, no key is made: it might let in a stranger."""
     if config.quotas.store == "memory":
         return False
 
     async def look() -> bool:
         store = TenantStore(RedisDoor(config.quotas.store, STORE_TIMEOUT_S))
         try:
-            return bool(await store.keys())
+            return await store.holds_any()
         except StoreAway as error:
             errors.print(
                 f"[yellow]Redis is away[/] ({escape(str(error))}): no key is made; calls are refused"

@@ -36,9 +36,13 @@ async def _set(store: TenantStore | None, arguments: argparse.Namespace) -> int:
 
 def _settings(arguments: argparse.Namespace) -> Tenant:
     """Raises: ValueError with what is wrong."""
+    if not arguments.tenant:
+        raise ValueError("a tenant's name is not empty")
     model_limits: dict[str, dict[str, int]] = {}
     for written in arguments.model_limit or ():
         model, _, limit = written.rpartition(":")
+        if not model:
+            raise ValueError(f"{written}: expected MODEL:NAME=AMOUNT, such as bge:tokens_per_minute=100000")
         model_limits.setdefault(model, {}).update(_limits([limit]))
     plain = {
         "models": arguments.model,
@@ -64,7 +68,10 @@ def _limits(written: Sequence[str]) -> dict[str, int]:
 
 
 async def _list(store: TenantStore | None, arguments: argparse.Namespace) -> int:
-    stored = {} if store is None else await store.tenants()
+    if store is None:
+        show_line(NO_STORE)
+        return 1
+    stored = await store.tenants()
     if arguments.json:
         print(msgspec.json.encode(stored).decode())
         return 0

@@ -19,6 +19,9 @@ from redis.exceptions import NoPermissionError, NoScriptError, RedisError, Respo
 
 # A pipeline of this many keeps one round trip short; what is left goes in the next.
 PIPELINE_MAX = 128
+# A late trip may be making a connection, by TLS several round trips: so long, and so many, until it stays.
+LATE_S = 2.0
+LATE_MAX = 8
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 
@@ -63,9 +66,11 @@ class RedisDoor:
     def __init__(self, url: str, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._is_cluster = url.startswith("redis+cluster://")
-        self._client: Any = _client(url, timeout_s)
+        # The store itself, and the sentinels that told where it is.
+        self._client, *self._sentinels = _clients(url, timeout_s)
         self._waiting: list[Waiting] = []
         self._trips: set[asyncio.Task[None]] = set()
+        self._late: set[asyncio.Future[Any]] = set()
         self._numbers = count(1)
         # Some proxies know EVAL only; found out once.
         self._by_source = False
@@ -88,9 +93,11 @@ class RedisDoor:
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for trip in self._trips:
+        for trip in (*self._trips, *self._late):
             trip.cancel()
-        await self._client.aclose()
+        await asyncio.gather(*self._late, return_exceptions=True)
+        for client in (self._client, *self._sentinels):
+            await client.aclose()
 
     def _depart(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -165,12 +172,28 @@ class RedisDoor:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         if not task.done():
-            task.cancel()
+            self._let_end(task)
             raise StoreAway(f"no answer within {self._timeout_s * 1000:.0f} ms")
         try:
             return task.result()
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreAway(_reason(error)) from error
+
+    def _let_end(self, late: asyncio.Future[Any]) -> None:
+        """Nobody waits for it any more, but the next trip wants the connection that it makes."""
+        if len(self._late) >= LATE_MAX:
+            late.cancel()
+            return
+        self._late.add(late)
+        timer = asyncio.get_running_loop().call_later(LATE_S, late.cancel)
+
+        def ended(_: asyncio.Future[Any]) -> None:
+            timer.cancel()
+            self._late.discard(late)
+            if not late.cancelled():
+                late.exception()  # Heard: it has been told as a miss already.
+
+        late.add_done_callback(ended)
 
 
 def _wants_source(reply: Any) -> bool:
@@ -185,7 +208,7 @@ def _reason(error: Any) -> str:
     return str(error) if isinstance(error, StoreAway) else type(error).__name__
 
 
-def _client(url: str, timeout_s: float) -> Any:
+def _clients(url: str, timeout_s: float) -> list[Any]:
     options: dict[str, Any] = {
         "socket_timeout": None,  # `_bounded` is the one clock; two would race.
         "socket_connect_timeout": max(timeout_s, 0.25),
@@ -197,11 +220,11 @@ def _client(url: str, timeout_s: float) -> Any:
     if url.startswith("redis+cluster://"):
         parts = urlsplit(url)
         nodes = [ClusterNode(host, port) for host, port in _hosts(parts.netloc, DEFAULT_PORT)]
-        return RedisCluster(startup_nodes=nodes, **(options | _credentials(url)))
-    return Redis.from_url(url, **options)
+        return [RedisCluster(startup_nodes=nodes, **(options | _credentials(url)))]
+    return [Redis.from_url(url, **options)]
 
 
-def _by_sentinel(url: str, options: dict[str, Any]) -> Any:
+def _by_sentinel(url: str, options: dict[str, Any]) -> list[Any]:
     """redis+sentinel://[user:password@]h1:p1,h2:p2/name/db."""
     parts = urlsplit(url)
     name, _, database = parts.path.strip("/").partition("/")
@@ -209,7 +232,8 @@ def _by_sentinel(url: str, options: dict[str, Any]) -> Any:
     sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
         _hosts(parts.netloc, SENTINEL_PORT), socket_connect_timeout=1.0
     )
-    return sentinel.master_for(name, db=int(database or 0), **(options | _credentials(url)))
+    master = sentinel.master_for(name, db=int(database or 0), **(options | _credentials(url)))
+    return [master, *sentinel.sentinels]
 
 
 def _hosts(netloc: str, port: int) -> list[tuple[str, int]]:

@@ -40,7 +40,7 @@ class StoredKey(msgspec.Struct, frozen=True):
     expires_s: float | None = None
     scopes: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None
-    limits: dict[str, int] = {}
+    limits: dict[str, config.LimitAmount] = {}
     created_s: float = 0.0
 
 

@@ -4,11 +4,14 @@ Rule: every change raises the version, so that each gateway can tell by one smal
 """
 
 import asyncio
+import logging
 import time
+from typing import Any
 
 import msgspec
 
 from gateway import config
+from gateway.config import limit_problems
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.tenants.keyring import Keyring, StoredKey
 
@@ -17,6 +20,10 @@ TENANTS = "gw:tenants"
 VERSION = "gw:tenants:version"
 # A revoked key is dead everywhere within a second: two looks.
 LOOK_EVERY_S = 0.4
+# Stands for a tenant that cannot be read: its keys, which would have no limits then, may use no model.
+UNREADABLE = config.Tenant(models=())
+
+logger = logging.getLogger("gateway")
 
 
 class TenantStore:
@@ -37,10 +44,10 @@ class TenantStore:
         return removed > 0
 
     async def keys(self) -> list[StoredKey]:
-        """Every key, by id."""
+        """Every key, by id; without those that cannot be read, which the log names."""
         told = await self._door.ask("HGETALL", KEYS)
-        keys = [msgspec.json.decode(value, type=StoredKey) for value in told.values()]
-        return sorted(keys, key=lambda key: key.id)
+        keys = [_key(_text(id_), value) for id_, value in told.items()]
+        return sorted((key for key in keys if key is not None), key=lambda key: key.id)
 
     async def put_tenant(self, name: str, settings: config.Tenant) -> None:
         """Add a tenant, or replace what stands of it."""
@@ -48,25 +55,28 @@ class TenantStore:
         await self._door.ask("INCR", VERSION)
 
     async def remove_tenant(self, name: str) -> bool:
-        """Remove a tenant, and its keys, which would have no limits then; False where there is none."""
+        """Remove a tenant, and its keys, which would have no limits then; False where neither is there."""
+        removed = 0
         for key in await self.keys():
             if key.tenant == name:
-                await self._door.ask("HDEL", KEYS, key.id)
-        removed = int(await self._door.ask("HDEL", TENANTS, name))
+                removed += int(await self._door.ask("HDEL", KEYS, key.id))
+        removed += int(await self._door.ask("HDEL", TENANTS, name))
         await self._door.ask("INCR", VERSION)
         return removed > 0
 
     async def tenants(self) -> dict[str, config.Tenant]:
-        """Every tenant, by name."""
+        """Every tenant, by name; one that cannot be read may use no model."""
         told = await self._door.ask("HGETALL", TENANTS)
-        tenants = {
-            _text(name): msgspec.json.decode(value, type=config.Tenant) for name, value in told.items()
-        }
+        tenants = {_text(name): _tenant(_text(name), value) for name, value in told.items()}
         return dict(sorted(tenants.items()))
 
-    async def version(self) -> int:
-        """A number that every change raises; 0 where there never was one."""
-        return int(await self._door.ask("GET", VERSION) or 0)
+    async def holds_any(self) -> bool:
+        """Whether a tenant or a key stands here, readable or not."""
+        return any([await self._door.ask("HLEN", name) for name in (KEYS, TENANTS)])
+
+    async def version(self) -> bytes:
+        """What every change changes; empty where there never was one."""
+        return bytes(await self._door.ask("GET", VERSION) or b"")
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -78,7 +88,7 @@ async def keep_up_to_date(keyring: Keyring, store: TenantStore, grace_s: float) 
 
     While the store is away, what was known stays known for grace_s, and is forgotten then.
     """
-    seen: int | None = None
+    seen: bytes | None = None
     last_s = time.monotonic()
     while True:
         try:
@@ -95,5 +105,35 @@ async def keep_up_to_date(keyring: Keyring, store: TenantStore, grace_s: float) 
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def _text(name: bytes | str) -> str:
-    return name.decode() if isinstance(name, bytes) else name
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
+
+
+def _key(id_: str, value: bytes) -> StoredKey | None:
+    try:
+        key = msgspec.json.decode(value, type=StoredKey)
+        _check_limits(key.limits)
+    except ValueError as error:
+        logger.warning("the key %r in Redis cannot be read and is not known: %s", id_, error)
+        return None
+    return key
+
+
+def _tenant(name: str, value: bytes) -> config.Tenant:
+    try:
+        told = msgspec.json.decode(value, type=dict[str, Any])
+        # A newer release may have written more than this one knows.
+        known = {field: told[field] for field in config.Tenant.__struct_fields__ if field in told}
+        tenant = msgspec.convert(known, config.Tenant)
+        for limits in (tenant.limits, *tenant.model_limits.values()):
+            _check_limits(limits)
+    except ValueError as error:
+        logger.warning("the tenant %r in Redis cannot be read and may use no model: %s", name, error)
+        return UNREADABLE
+    return tenant
+
+
+def _check_limits(limits: dict[str, int]) -> None:
+    """Raises: ValueError where a limit has no name of one."""
+    for name, problem in limit_problems(limits).items():
+        raise ValueError(f"{name}: {problem}")

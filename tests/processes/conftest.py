@@ -49,7 +49,7 @@ class Served:
     @property
     def url(self) -> str:
         """Where it listens."""
-        found = re.search(r"http://[\d.]+:\d+", self.banner)
+        found = re.search(r"https?://[\d.]+:\d+", self.banner)
         assert found is not None
         return found[0]
 

@@ -1,10 +1,12 @@
 """Real servers, and ledgers on them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from gateway.cli.main import main
 from tests.quotas.redis_server import RedisServer, binary, wheel_binary
 
 
@@ -14,6 +16,30 @@ def redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     server = RedisServer(tmp_path_factory.mktemp("redis"), request.param)
     yield server
     server.stop()
+
+
+class Ended(NamedTuple):
+    """What a command came to."""
+
+    status: object
+    out: str
+    err: str
+
+
+Commands = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """`gateway …` in this process, which spares a test the start of another."""
+
+    def run(*words: str) -> Ended:
+        monkeypatch.setattr("sys.argv", ["gateway", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Ended(ended.value.code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

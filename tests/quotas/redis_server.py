@@ -26,14 +26,29 @@ def wheel_binary() -> str:
     return str(Path(spec.origin).parent / "bin" / "redis-server")
 
 
-class RedisServer:
-    """One server on a port of its own, without persistence."""
+def has_tls(executable: str) -> bool:
+    """Whether a server was built with TLS: one that was not does not know the option."""
+    told = subprocess.run([executable, "--tls-port", "none"], capture_output=True, timeout=10, check=False)
+    return b"Bad directive" not in told.stdout + told.stderr
 
-    def __init__(self, folder: Path, executable: str | None = None) -> None:
+
+def free_port() -> int:
+    """A port that nobody listens on, and whose bus port (of a cluster) exists."""
+    while True:
         with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+            port: int = probe.getsockname()[1]
+        if port < 55_000:
+            return port
+
+
+class RedisServer:
+    """One server on a port of its own, without persistence. options: further words of its command line."""
+
+    def __init__(self, folder: Path, executable: str | None = None, *options: str) -> None:
+        self.port = free_port()
         self._folder = folder
         self._executable = executable or binary()
+        self._options = options
         self.process = self._start()
 
     @property
@@ -41,10 +56,25 @@ class RedisServer:
         """How to reach it."""
         return f"redis://127.0.0.1:{self.port}/0"
 
+    def _words(self) -> list[str]:
+        port = "--tls-port" if "--tls-cert-file" in self._options else "--port"
+        plain = [
+            "--port",
+            "0",
+            port,
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
+        return [*self._options, *plain, "--dir", str(self._folder)]
+
     def _start(self) -> subprocess.Popen[bytes]:
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         process = subprocess.Popen(
-            [self._executable, *options, "--dir", str(self._folder)],
+            [self._executable, *self._words()],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -84,3 +114,32 @@ class RedisServer:
         """End it, whatever state it is in."""
         self.process.kill()
         self.process.wait(10)
+
+
+class SentinelServer(RedisServer):
+    """A sentinel that watches one server, is impatient, and decides alone. name: what it calls it."""
+
+    name = "quotas"
+
+    def __init__(self, folder: Path, watched: RedisServer) -> None:
+        self._watched = watched
+        super().__init__(folder)
+
+    @property
+    def url(self) -> str:
+        """How the gateway finds the server through it."""
+        return f"redis+sentinel://127.0.0.1:{self.port}/{self.name}/0"
+
+    def _words(self) -> list[str]:
+        # It keeps what it learns in its file, and starts from no other.
+        file = self._folder / "sentinel.conf"
+        lines = [
+            f"port {self.port}",
+            "bind 127.0.0.1",
+            f"dir {self._folder}",
+            f"sentinel monitor {self.name} 127.0.0.1 {self._watched.port} 1",
+            f"sentinel down-after-milliseconds {self.name} 300",
+            f"sentinel failover-timeout {self.name} 3000",
+        ]
+        file.write_text("\n".join(lines) + "\n")
+        return [str(file), "--sentinel"]

@@ -18,8 +18,17 @@ MINIMAL = UPSTREAMS + "models: {bge: {upstream: tei}}\n"
 
 # Each file under configs/invalid, and the paths of all its problems.
 FAULTS: dict[str, set[str]] = {
+    "admin_on_the_callers_port": {"admin.listen", "admin.keys[0]"},
+    "admin_without_a_port": {"admin.listen"},
     "empty": {"the file"},
     "file_that_is_not_there": {"upstreams.tei.api_key"},
+    "files_of_tls_that_are_not_there": {
+        "tls.certificate",
+        "tls.client_ca",
+        "upstreams.tei.tls.ca",
+        "upstreams.half.tls",
+        "upstreams.other.tls",
+    },
     "five_mistakes": {
         "listen",
         "upstreams.one.backend",
@@ -36,6 +45,14 @@ FAULTS: dict[str, set[str]] = {
     "limit_of_zero": {
         "tenants.acme.limits.tokens_per_day",
         "tenants.acme.limits.requests_in_flight",
+    },
+    "limits_of_models": {
+        "models.bge.limits.tokens_per_day",
+        "models.bge.limits.requests_per_fortnight",
+        "models.bge.limits.inputs_per_day",
+        "tenants.acme.model_limits.bgee",
+        "tenants.acme.model_limits.bge.bytes_per_day",
+        "tenants.acme.model_limits.bge.tokens_per_day",
     },
     "list": {"the file"},
     "listen_on_a_bare_ipv6_address": {"listen"},
@@ -65,6 +82,12 @@ FAULTS: dict[str, set[str]] = {
     "no_replicas": {"upstreams.tei.replicas"},
     "no_upstreams": {"upstreams"},
     "not_yaml": {"line 4"},
+    "origins_that_no_browser_sends": {
+        "cors.origins[2]",
+        "cors.origins[3]",
+        "cors.origins[4]",
+        "cors.origins[5]",
+    },
     "password_in_a_replica": {"upstreams.tei.replicas[0]"},
     "password_in_the_store": {"quotas.store"},
     "placeholder_of_no_known_form": {"upstreams.tei.api_key", "upstreams.tei.replicas[0]"},
@@ -149,6 +172,9 @@ def test_every_invalid_file_is_in_the_table() -> None:
         ("key_in_the_clear", "64 hex digits"),
         ("unset_variables", "${NOWHERE_SET:-default}"),
         ("no_replicas", "http://host:port"),
+        ("admin_on_the_callers_port", "a port of its own"),
+        ("origins_that_no_browser_sends", "https://app.example.org"),
+        ("files_of_tls_that_are_not_there", "No such file"),
     ],
 )
 def test_a_problem_says_what_would_be_allowed(name: str, allowed: str) -> None:

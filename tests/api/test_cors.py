@@ -1,0 +1,104 @@
+"""Pages of other origins: what a browser asks beforehand, and what it lets a page read, errors too."""
+
+import httpx
+import pytest
+
+from gateway.quotas.ledger import MemoryLedger
+from gateway.tenants.keyring import key_digest
+from tests.api.test_headers import drain
+from tests.api.test_quotas import Clock
+from tests.conftest import CONFIG, KEY, Boots
+from tests.fakes.tei import FakeTei
+
+OPENAI, PAGE = "/v1/embeddings", "https://app.example.org"
+LISTED = f'cors: {{origins: ["{PAGE}"], max_age_s: 60}}\n'
+TENANT = f"""
+limits: {{body_bytes: 100}}
+tenants: {{acme: {{keys: ["{key_digest(KEY)}"], limits: {{requests_per_minute: 1}}}}}}
+"""
+ALLOW = "access-control-allow-origin"
+PREFLIGHT = {
+    "origin": PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-timeout-s",
+}
+
+
+@pytest.mark.parametrize("path", [OPENAI, "/embed", "/models/org/bge/embed"])
+async def test_a_browser_is_told_beforehand_that_it_may_post_with_a_key(boot: Boots, path: str) -> None:
+    async with boot({"tei-0": FakeTei()}, CONFIG + LISTED) as gateway:
+        gateway.client.headers.pop("authorization")
+        reply = await gateway.client.options(path, headers=PREFLIGHT)
+
+    assert reply.is_success
+    assert (PAGE, "60") == (reply.headers[ALLOW], reply.headers["access-control-max-age"])
+    assert "POST" in reply.headers["access-control-allow-methods"]
+    allowed = reply.headers["access-control-allow-headers"].lower()
+    assert all(name in allowed for name in ("authorization", "content-type", "x-timeout-s"))
+
+
+@pytest.mark.parametrize(
+    "changed", [{"origin": "https://evil.example.org"}, {"access-control-request-method": "DELETE"}]
+)
+async def test_what_is_not_allowed_fails_beforehand(boot: Boots, changed: dict[str, str]) -> None:
+    async with boot({"tei-0": FakeTei()}, CONFIG + LISTED) as gateway:
+        reply = await gateway.client.options(OPENAI, headers=PREFLIGHT | changed)
+
+    assert 400 == reply.status_code
+    assert ALLOW not in reply.headers
+
+
+async def answers(boot: Boots, config: str, origin: str) -> dict[int, httpx.Response]:
+    """One answer of each status that a page may have to show, from every layer that gives one."""
+    page = {"origin": origin}
+    wrong = page | {"authorization": "Bearer wrong"}
+    packed = page | {"content-encoding": "gzip"}
+    async with boot({"tei-0": FakeTei()}, CONFIG + TENANT + config, ledger=MemoryLedger(Clock())) as gateway:
+        post = gateway.client.post
+        replies = [
+            await post(OPENAI, json={"input": "a"}, headers=page),
+            await post(OPENAI, json={"input": "a"}, headers=page),
+            await post(OPENAI, json={"input": "a"}, headers=wrong),
+            await post("/v1/nowhere", json={}, headers=page),
+            await post(OPENAI, json={"input": "a" * 200}, headers=page),
+            await post(OPENAI, json={"input": "a"}, headers=packed),
+            await gateway.client.get(OPENAI, headers=page),
+        ]
+    return {reply.status_code: reply for reply in replies}
+
+
+@pytest.mark.parametrize(
+    ("origins", "told"), [(f'["{PAGE}"]', PAGE), ('["*"]', "*"), ('["https://*.example.org"]', PAGE)]
+)
+async def test_a_page_may_read_every_answer_errors_too(boot: Boots, origins: str, told: str) -> None:
+    replies = await answers(boot, f"cors: {{origins: {origins}}}\n", PAGE)
+
+    assert [200, 401, 404, 405, 413, 415, 429] == sorted(replies)
+    assert {told} == {reply.headers.get(ALLOW) for reply in replies.values()}
+    exposed = {reply.headers.get("access-control-expose-headers") for reply in replies.values()}
+    assert {"*"} == exposed
+    assert all(reply.headers.get_list(ALLOW) == [told] for reply in replies.values())
+
+
+@pytest.mark.parametrize(("config", "origin"), [("", PAGE), (LISTED, "https://evil.example.org")])
+async def test_a_page_that_is_not_listed_may_read_nothing(boot: Boots, config: str, origin: str) -> None:
+    replies = await answers(boot, config, origin)
+
+    assert 200 in replies
+    assert all(ALLOW not in reply.headers for reply in replies.values())
+
+
+async def test_what_is_refused_while_stopping_is_readable_too(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}, CONFIG + LISTED) as gateway:
+        drain(gateway)
+        reply = await gateway.client.post(OPENAI, json={"input": "a"}, headers={"origin": PAGE})
+
+    assert (503, PAGE, "Origin") == (reply.status_code, reply.headers[ALLOW], reply.headers["vary"])
+
+
+async def test_without_cors_no_header_speaks_of_it(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.post(OPENAI, json={"input": "a"}, headers={"origin": PAGE})
+
+    assert 200 == reply.status_code
+    assert not [name for name in reply.headers if name.startswith("access-control")]

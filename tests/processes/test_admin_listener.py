@@ -1,0 +1,139 @@
+"""`admin.listen`: operators' paths are there and nowhere else, and it is as open as its own address."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from gateway.tenants.keyring import key_digest
+from tests.conftest import KEY, Boots
+from tests.fakes.tei import FakeTei
+from tests.processes.conftest import Served
+from tests.processes.test_lives_and_deaths import run_serve
+
+OPERATOR = "operator-key"
+CONFIG = """
+listen: {listen}
+admin: {{listen: "{admin}", keys: ["{operator}"]}}
+upstreams: {{one: {{backend: tei, replicas: ["http://tei-0"]}}}}
+models: {{bge: {{upstream: one}}}}
+tenants: {{acme: {{keys: ["{acme}"]}}}}
+"""
+
+
+def config(admin: str, listen: str = "0.0.0.0:0") -> str:
+    return CONFIG.format(
+        listen=listen, admin=admin, operator=key_digest(OPERATOR), acme=key_digest(KEY)
+    ).replace("http://tei-0", "http://127.0.0.1:1" if listen.endswith(":0") else "http://tei-0")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Sides(NamedTuple):
+    """Base URLs of one gateway."""
+
+    callers: str
+    operators: str
+
+    def get(self, side: str, path: str, **headers: str) -> httpx.Response:
+        return httpx.get(getattr(self, side) + path, headers=headers, timeout=10, trust_env=False)
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+    """Callers everywhere, operators on the loopback interface."""
+    path = tmp_path_factory.mktemp("admin") / "router.yaml"
+    operators = f"127.0.0.1:{free_port()}"
+    path.write_text(config(operators))
+    gateway = Served(path).wait_until_up()
+    yield Sides(gateway.url, f"http://{operators}")
+    gateway.stop()
+
+
+OPERATORS_PATHS = ["/metrics", "/admin/usage?tenant=acme"]
+# The router overlooks these slashes; what guards the listener must too.
+DISGUISED = [
+    "//metrics",
+    "/metrics/",
+    "//admin/usage?tenant=acme",
+    "/admin//usage?tenant=acme",
+    "/admin%2Fusage",
+]
+
+
+@pytest.mark.parametrize("path", OPERATORS_PATHS)
+def test_operators_need_no_key_on_a_loopback_address_of_their_own(sides: Sides, path: str) -> None:
+    assert 200 == sides.get("operators", path).status_code
+
+
+@pytest.mark.parametrize("path", [*OPERATORS_PATHS, *DISGUISED, "/admin/keys", "/admin/nowhere"])
+@pytest.mark.parametrize("key", [KEY, OPERATOR])
+def test_callers_find_nothing_of_it_on_theirs(sides: Sides, path: str, key: str) -> None:
+    reply = sides.get("callers", path, authorization=f"Bearer {key}")
+
+    assert (404, "NotFound") == (reply.status_code, reply.json()["error_type"])
+    assert "x-request-id" in reply.headers
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/embeddings", "/info", "/models/bge/info", "/health", "/docs"]
+)
+def test_operators_find_nothing_for_callers_on_theirs(sides: Sides, path: str) -> None:
+    reply = sides.get("operators", path, authorization=f"Bearer {KEY}")
+
+    assert 404 == reply.status_code
+    assert (
+        ("not_found" == reply.json()["error"]["code"])
+        if path.startswith("/v1")
+        else reply.json()["error_type"]
+    )
+
+
+@pytest.mark.parametrize("side", ["callers", "operators"])
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_probes_are_on_both(sides: Sides, side: str, path: str) -> None:
+    assert 200 == sides.get(side, path).status_code
+
+
+def test_callers_are_served_as_ever(sides: Sides) -> None:
+    assert 200 == sides.get("callers", "/v1/models", authorization=f"Bearer {KEY}").status_code
+    assert 401 == sides.get("callers", "/v1/models").status_code
+
+
+async def test_beyond_loopback_operators_keys_are_for_admin_and_metrics_only(boot: Boots) -> None:
+    text = config("0.0.0.0:9090", "127.0.0.1:8080")
+    as_operator = {"authorization": f"Bearer {OPERATOR}"}
+    async with boot({"tei-0": FakeTei()}, text) as gateway:
+        get = gateway.client.get
+        of_operator = [(await get(path, headers=as_operator)).status_code for path in OPERATORS_PATHS]
+        of_tenant = [(await get(path)).status_code for path in OPERATORS_PATHS]
+        called = [
+            await gateway.client.post(path, json={"input": "a", "inputs": "a"}, headers=as_operator)
+            for path in ("/v1/embeddings", "/embed", "/tokenize")
+        ]
+        gateway.client.headers.pop("authorization")
+        of_nobody = [(await get(path)).status_code for path in OPERATORS_PATHS]
+
+    assert ([200, 200], [403, 403], [401, 401]) == (of_operator, of_tenant, of_nobody)
+    assert [403, 403, 403] == [reply.status_code for reply in called]
+    assert "scope_forbidden" == called[0].json()["error"]["code"]
+
+
+def test_a_port_of_operators_in_use_is_one_clear_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        path = tmp_path / "router.yaml"
+        path.write_text(config(f"127.0.0.1:{port}"))
+        ended = run_serve(path)
+
+    assert 1 == ended.returncode
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert "`admin.listen:` in router.yaml" in ended.stderr
+    assert "Traceback" not in ended.stderr

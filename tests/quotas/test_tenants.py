@@ -1,0 +1,380 @@
+"""Tenants in Redis: set, followed by every gateway, removed; and what becomes of one that cannot be read."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from gateway import config
+from gateway.errors import Unauthenticated
+from gateway.quotas.redis_door import RedisDoor
+from gateway.tenants.keyring import Keyring, StoredKey, key_digest
+from gateway.tenants.store import TENANTS, TenantStore, keep_up_to_date
+from tests.conftest import KEY, Boots, Running
+from tests.fakes.tei import FakeTei
+from tests.quotas.conftest import Commands
+from tests.quotas.redis_server import RedisServer
+from tests.quotas.test_keys import gateway as process
+
+OPENAI = "/v1/embeddings"
+CONFIG = """
+quotas: {{store: "{store}", timeout_ms: 2000}}
+upstreams: {{one: {{backend: tei, replicas: ["http://tei-0"]}}}}
+models: {{bge: {{upstream: one}}, other: {{upstream: one}}}}
+tenants:
+  ops: {{keys: [{{digest: "{ops}", scopes: [embed, admin]}}]}}
+  listed: {{keys: ["{listed}"], limits: {{requests_per_hour: 2}}}}
+"""
+
+
+def text(store: str) -> str:
+    return CONFIG.format(store=store, ops=key_digest(KEY), listed=key_digest("listed"))
+
+
+@pytest.fixture
+def file(own_redis: RedisServer, tmp_path: Path) -> Path:
+    path = tmp_path / "router.yaml"
+    path.write_text(text(own_redis.url))
+    return path
+
+
+async def called(gateway: Running, key: str, model: str = "bge") -> int:
+    headers = {"authorization": f"Bearer {key}"}
+    reply = await gateway.client.post(OPENAI, json={"input": "a", "model": model}, headers=headers)
+    return reply.status_code
+
+
+async def until_called(gateway: Running, key: str, status: int, model: str = "bge") -> None:
+    async with asyncio.timeout(5):
+        while await called(gateway, key, model) != status:  # noqa: ASYNC110 - it is looked up each time
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_what_the_command_line_sets_every_gateway_follows(
+    boot: Boots, file: Path, own_redis: RedisServer
+) -> None:
+    async def done(*words: str) -> str:
+        ended = await asyncio.to_thread(process, *words, "-c", str(file))
+        assert (0, "") == (ended.returncode, ended.stderr)
+        return ended.stdout
+
+    servers = {"tei-0": FakeTei()}
+    async with boot(servers, text(own_redis.url)) as one, boot(servers, text(own_redis.url)) as two:
+        key = (await done("keys", "create", "acme", "--id", "k")).strip()
+        await until_called(one, key, 200)
+        limits = ("--limit", "requests_per_hour=2", "--model-limit", "other:inputs_per_day=1")
+        await done("tenants", "set", "acme", "--model", "bge", "--weight", "3", *limits)
+        listed = json.loads(await done("tenants", "list", "--json"))
+        table = await done("tenants", "list")
+        for gateway in (one, two):
+            await until_called(gateway, key, 403, "other")
+        assert [200, 200, 429] == [await called(gateway, key) for gateway in (one, two, one)]
+        await done("tenants", "set", "acme")
+        for gateway in (one, two):
+            await until_called(gateway, key, 200, "other")
+        await done("tenants", "remove", "acme")
+        for gateway in (one, two):
+            await until_called(gateway, key, 401)
+        assert "[]" == (await done("keys", "list", "--json")).strip()
+
+    assert (["bge"], 3, {"requests_per_hour": 2}, {"other": {"inputs_per_day": 1}}) == tuple(
+        listed["acme"][name] for name in ("models", "weight", "limits", "model_limits")
+    )
+    assert {"acme", "bge", "requests_per_hour=2", "other:inputs_per_day=1"} <= set(table.split())
+
+
+async def test_what_operators_put_over_http_is_there_until_they_delete_it(
+    boot: Boots, own_redis: RedisServer
+) -> None:
+    settings = {"limits": {"requests_per_hour": 1}, "model_limits": {"bge": {"tokens_per_day": 50}}}
+    async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
+        client = gateway.client
+        put = await client.put("/admin/tenants/acme", json=settings)
+        listed = (await client.get("/admin/tenants")).json()
+        key = (await gateway.post("/admin/keys", {"tenant": "acme"})).json()["key"]
+        await until_called(gateway, key, 200)
+        refused = await called(gateway, key)
+        replaced = await client.put("/admin/tenants/acme", json={})
+        await until_called(gateway, key, 200)
+        removed = [await client.delete("/admin/tenants/acme") for _ in range(2)]
+        await until_called(gateway, key, 401)
+        left = [(await client.get(path)).json() for path in ("/admin/tenants", "/admin/keys")]
+
+    assert [200, 429, 200] == [put.status_code, refused, replaced.status_code]
+    assert settings.items() <= put.json()["settings"].items()
+    assert [put.json()] == listed
+    assert ("acme", False) == (listed[0]["name"], listed[0]["in_file"])
+    assert {} == replaced.json()["settings"]["limits"]
+    assert [200, 404] == [reply.status_code for reply in removed]
+    assert [[], []] == left
+
+
+async def test_keys_of_a_tenant_that_was_never_set_go_with_it(own_redis: RedisServer) -> None:
+    async with opened(own_redis) as store:
+        await store.put(StoredKey("k", key_digest("secret"), "acme"))
+
+        assert await store.remove_tenant("acme")
+        assert [] == await store.keys()
+        assert not await store.remove_tenant("acme")
+
+
+async def test_router_yaml_wins_whole_over_what_stands_in_redis(boot: Boots, own_redis: RedisServer) -> None:
+    settings = {"limits": {"requests_per_hour": 1, "inputs_per_hour": 1}, "models": ["other"]}
+    async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
+        put = await gateway.client.put("/admin/tenants/listed", json=settings)
+        made = (await gateway.post("/admin/keys", {"tenant": "listed"})).json()["key"]
+        await until_called(gateway, made, 200)
+        second = [await called(gateway, key) for key in ("listed", made)]
+        await gateway.client.delete("/admin/tenants/listed")
+        await until_called(gateway, made, 401)
+
+        assert put.json()["in_file"]
+        assert [200, 429] == second
+        assert 429 == await called(gateway, "listed")
+
+
+ODD = ["a b", "ä", "t:{x}", "*", "?", "#", "%", "..", "a\u200bb", "'; --", "x" * 300]
+
+
+async def test_a_name_of_odd_characters_is_a_name(boot: Boots, own_redis: RedisServer) -> None:
+    paths = {name: f"/admin/tenants/{quote(name, safe='').replace('.', '%2E')}" for name in ODD}
+    async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
+        client, settings = gateway.client, {"limits": {"requests_per_hour": 2}}
+        put = [await client.put(path, json=settings) for path in paths.values()]
+        made = [(await gateway.post("/admin/keys", {"tenant": name})).json()["key"] for name in ODD]
+        listed = [one["name"] for one in (await client.get("/admin/tenants")).json()]
+        await until_called(gateway, made[-1], 200)
+        statuses = [[await called(gateway, key) for _ in range(3)] for key in made[:-1]]
+        usage = [(await client.get("/admin/usage", params={"tenant": name})).json()["data"] for name in ODD]
+        removed = [await client.delete(path) for path in paths.values()]
+        left = (await client.get("/admin/tenants")).json()
+
+    assert {200} == {reply.status_code for reply in (*put, *removed)}
+    assert (sorted(ODD), []) == (listed, left)
+    assert [[200, 200, 429]] * len(made[:-1]) == statuses
+    assert [(name, 2) for name in ODD[:-1]] == [(row["tenant"], row["requests"]) for (row,) in usage[:-1]]
+
+
+@pytest.mark.parametrize("name", ["", "a/b"])
+async def test_a_path_that_names_no_tenant_is_a_clear_error(
+    boot: Boots, own_redis: RedisServer, name: str
+) -> None:
+    async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
+        reply = await gateway.client.put(f"/admin/tenants/{quote(name, safe='')}", json={})
+
+        assert reply.status_code in {404, 405}
+        assert reply.json()["error"]
+        assert [] == (await gateway.client.get("/admin/tenants")).json()
+
+
+BAD: list[Any] = [
+    {"limits": {"requests_per_fortnight": 5}},
+    {"limits": {"requests_per_hour": 0}},
+    {"limits": {"requests_per_hour": -1}},
+    {"limits": {"requests_per_hour": 1.5}},
+    {"limits": {"requests_per_hour": 10**15 + 1}},
+    {"limits": []},
+    {"model_limits": {"bge": {"bytes_per_day": 5}}},
+    {"model_limits": {"bge": 5}},
+    {"weight": 0},
+    {"priority": "first"},
+    {"queue_tokens": 0},
+    {"models": "bge"},
+    {"keys": ["sha256:" + "0" * 64]},
+    {"unheard_of": 1},
+    [],
+]
+
+
+async def test_settings_that_are_none_are_refused_and_not_stored(boot: Boots, own_redis: RedisServer) -> None:
+    async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
+        for body in BAD:
+            reply = await gateway.client.put("/admin/tenants/acme", json=body)
+            shown = (body, reply.status_code, reply.json()["error_type"])
+            assert (body, 422, "Validation") == shown
+            assert reply.json()["error"]
+        assert 400 == (await gateway.client.put("/admin/tenants/acme", content=b"{")).status_code
+        assert [] == (await gateway.client.get("/admin/tenants")).json()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("set", "acme", "--limit", "tokens_per_minute"), "NAME=AMOUNT"),
+        (("set", "acme", "--limit", "tokens_per_minute=many"), "NAME=AMOUNT"),
+        (("set", "acme", "--limit", "tokens_per_minute=-1"), "NAME=AMOUNT"),
+        (("set", "acme", "--limit", "tokens_per_minute=0"), "limits"),
+        (("set", "acme", "--limit", f"tokens_per_minute={10**15 + 1}"), "limits"),
+        (("set", "acme", "--limit", "tokens_per_fortnight=5"), "unknown limit"),
+        (("set", "acme", "--model-limit", "tokens_per_day=5"), "MODEL:NAME=AMOUNT"),
+        (("set", "acme", "--model-limit", "bge:bytes_per_day=5"), "unknown limit"),
+        (("set", "acme", "--weight", "0"), "weight"),
+        (("set", "acme", "--queue-tokens", "0"), "queue_tokens"),
+        (("set", ""), "name"),
+        (("remove", "nobody"), "no tenant nobody"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_line(
+    file: Path, own_redis: RedisServer, command: Commands, words: tuple[str, ...], told: str
+) -> None:
+    ended = command("tenants", *words, "-c", str(file))
+
+    assert (1, "") == (ended.status, ended.out)
+    assert 1 == len(ended.err.strip().splitlines())
+    assert told in ended.err
+    assert ":0\r\n" == own_redis.command("HLEN", TENANTS)
+
+
+@pytest.mark.parametrize(
+    "words", [("set", "acme"), ("list",), ("remove", "acme")], ids=lambda words: words[0]
+)
+def test_a_store_that_is_away_or_none_is_one_clear_line(
+    file: Path, own_redis: RedisServer, command: Commands, words: tuple[str, ...]
+) -> None:
+    own_redis.kill()
+    away = command("tenants", *words, "-c", str(file))
+    file.write_text(text("memory"))
+    none = command("tenants", *words, "-c", str(file))
+
+    assert [(1, ""), (1, "")] == [(one.status, one.out) for one in (away, none)]
+    assert "away" in away.err
+    assert "router.yaml" in none.err
+    assert [1, 1] == [len(one.err.strip().splitlines()) for one in (away, none)]
+
+
+@pytest.mark.parametrize("is_away", [True, False], ids=["away", "memory"])
+async def test_over_http_a_store_that_is_away_is_503_and_none_is_404(
+    boot: Boots, own_redis: RedisServer, is_away: bool
+) -> None:
+    async with boot({"tei-0": FakeTei()}, text(own_redis.url if is_away else "memory")) as gateway:
+        own_redis.kill()
+        replies = [
+            await gateway.client.get("/admin/tenants"),
+            await gateway.client.put("/admin/tenants/acme", json={}),
+            await gateway.client.delete("/admin/tenants/acme"),
+        ]
+
+    assert [503 if is_away else 404] * 3 == [reply.status_code for reply in replies]
+    assert all(("retry-after" in reply.headers) is is_away for reply in replies)
+    assert all(("away" if is_away else "router.yaml") in reply.json()["error"] for reply in replies)
+
+
+async def test_without_the_scope_nobody_sees_or_changes_tenants(boot: Boots, own_redis: RedisServer) -> None:
+    everywhere = "listen: 0.0.0.0:8080\n" + text(own_redis.url)
+    plain = {"authorization": "Bearer listed"}
+    async with boot({"tei-0": FakeTei()}, everywhere) as gateway:
+        replies = [
+            await gateway.client.get("/admin/tenants", headers=plain),
+            await gateway.client.put("/admin/tenants/acme", json={}, headers=plain),
+            await gateway.client.delete("/admin/tenants/acme", headers=plain),
+        ]
+        as_operator = await gateway.client.get("/admin/tenants")
+
+    assert [403, 403, 403] == [reply.status_code for reply in replies]
+    assert [] == as_operator.json()
+
+
+@asynccontextmanager
+async def opened(server: RedisServer) -> AsyncIterator[TenantStore]:
+    store = TenantStore(RedisDoor(server.url, 2))
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+@asynccontextmanager
+async def followed(store: TenantStore) -> AsyncIterator[Keyring]:
+    """A keyring that follows the store."""
+    keyring = Keyring({}, None)
+    keeper = asyncio.create_task(keep_up_to_date(keyring, store, grace_s=60))
+    try:
+        yield keyring
+        assert not keeper.done()
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def until_known(keyring: Keyring, key: str) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                keyring.identify(key)
+            except Unauthenticated:
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+
+RUBBISH = {
+    "no_json": "rubbish",
+    "nothing": "",
+    "list": "[]",
+    "wrong_type": '{"limits": 5, "tenant": 5}',
+    "unknown_limit": '{"limits": {"requests_per_fortnight": 5}, "id": "k", "digest": "d", "tenant": "t"}',
+    "no_amount": '{"limits": {"requests_per_hour": 0}, "id": "k", "digest": "d", "tenant": "t"}',
+}
+
+
+async def test_what_cannot_be_read_harms_no_other_key_or_tenant(
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(own_redis) as store, followed(store) as keyring:
+        for name, value in RUBBISH.items():
+            own_redis.command("HSET", "gw:tenants", name, value)
+            own_redis.command("HSET", "gw:keys", name, value)
+        for name in RUBBISH:
+            await store.put(StoredKey(f"of {name}", key_digest(name), name))
+        await store.put(StoredKey("first", key_digest("first"), "good"))
+        await until_known(keyring, "first")
+        own_redis.command("HSET", "gw:keys", "another", "rubbish")
+        await store.put_tenant("good", config.Tenant(models=("bge",), limits={"requests_per_hour": 5}))
+        await store.put(StoredKey("second", key_digest("second"), "good"))
+        await until_known(keyring, "second")
+        tenant = keyring.identify("second")
+
+        assert (frozenset({"bge"}), 1) == (tenant.models, len(tenant.limits))
+        # Without its limits a tenant could use all there is: it may use nothing until it is set anew.
+        assert not any(keyring.identify(name).may_use("bge") for name in RUBBISH)
+        assert {"good", *RUBBISH} == (await store.tenants()).keys()
+        sound = sorted(["first", "second", *(f"of {name}" for name in RUBBISH)])
+        assert sound == [key.id for key in await store.keys()]
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    for name in RUBBISH:
+        assert any(f"tenant '{name}'" in line for line in told)
+        assert any(f"key '{name}'" in line for line in told)
+
+
+async def test_what_a_newer_release_wrote_beside_is_overlooked(own_redis: RedisServer) -> None:
+    tenant = config.Tenant(
+        limits={"requests_per_hour": 5}, weight=3, model_limits={"bge": {"inputs_per_day": 1}}
+    )
+    newer = {**msgspec.to_builtins(tenant), "colour": "blue"}
+    key = {**msgspec.to_builtins(StoredKey("k", key_digest("secret"), "acme")), "colour": "blue"}
+    own_redis.command("HSET", "gw:tenants", "acme", json.dumps(newer))
+    own_redis.command("HSET", "gw:keys", "k", json.dumps(key))
+    async with opened(own_redis) as store, followed(store) as keyring:
+        await until_known(keyring, "secret")
+        owner = keyring.identify("secret")
+
+        assert {"acme": tenant} == await store.tenants()
+        assert (3, 1, ["bge"]) == (owner.weight, len(owner.limits), list(owner.model_limits))
+
+
+async def test_a_version_that_is_no_number_is_followed_all_the_same(own_redis: RedisServer) -> None:
+    own_redis.command("HSET", "gw:tenants", b"\xff".decode("latin-1"), "{}")
+    async with opened(own_redis) as store, followed(store) as keyring:
+        await store.put(StoredKey("k", key_digest("secret"), "acme"))
+        await until_known(keyring, "secret")
+        await store.put(StoredKey("l", key_digest("later"), "acme"))
+        own_redis.command("SET", "gw:tenants:version", "rubbish")
+        await until_known(keyring, "later")

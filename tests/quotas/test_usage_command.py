@@ -1,0 +1,138 @@
+"""`gateway usage`: what the quotas settled, as a table, as JSON or as a sheet; or one clear line."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gateway.events import Event
+from gateway.quotas.ledger import Ask
+from gateway.quotas.limits import SECOND_US, Cost
+from gateway.quotas.redis_door import RedisDoor
+from gateway.quotas.redis_ledger import RedisLedger, Rules
+from tests.quotas.conftest import Commands
+from tests.quotas.redis_server import RedisServer
+
+CONFIG = """
+quotas: {{store: "{store}"}}
+upstreams: {{one: {{backend: tei, replicas: ["http://127.0.0.1:1"]}}}}
+models: {{bge: {{upstream: one}}}}
+"""
+DAY = datetime(2026, 2, 28, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def file(own_redis: RedisServer, tmp_path: Path) -> Path:
+    path = tmp_path / "router.yaml"
+    path.write_text(CONFIG.format(store=own_redis.url))
+    return path
+
+
+def use(server: RedisServer, day: datetime, model: str, cost: Cost) -> None:
+    """One call of that day, reserved and settled by the ledger itself."""
+
+    async def call() -> None:
+        events: list[Event] = []
+        now_us = round(day.timestamp()) * SECOND_US
+        ledger = RedisLedger(RedisDoor(server.url, 2), Rules(), "test", events.append, lambda: now_us)
+        ask = Ask(f"{day}{model}", "acme", (), cost, 60 * SECOND_US, model)
+        await ledger.settle(await ledger.reserve(ask), cost)
+        await ledger.aclose()
+
+    asyncio.run(call())
+
+
+ROWS = [
+    {"tenant": "acme", "day": "2026-02-28", "model": "bge", "requests": 1, "tokens": 7, "inputs": 2},
+    {"tenant": "acme", "day": "2026-02-28", "model": "org/a|b", "requests": 1, "tokens": 5, "inputs": 1},
+    {"tenant": "acme", "day": "2026-03-01", "model": "bge", "requests": 1, "tokens": 9, "inputs": 3},
+]
+
+
+@pytest.fixture
+def used(own_redis: RedisServer) -> None:
+    """Three calls on two days, and one on a day that nobody asks for."""
+    use(own_redis, DAY, "bge", Cost(tokens=7, inputs=2))
+    use(own_redis, DAY, "org/a|b", Cost(tokens=5, inputs=1))
+    use(own_redis, DAY + timedelta(days=1), "bge", Cost(tokens=9, inputs=3))
+    use(own_redis, DAY + timedelta(days=2), "bge", Cost(tokens=100))
+
+
+DAYS = ("--since", "2026-02-28", "--until", "2026-03-01")
+
+
+def test_usage_is_told_as_json(command: Commands, file: Path, used: None) -> None:
+    ended = command("usage", "acme", *DAYS, "--form", "json", "-c", str(file))
+
+    assert (0, "") == (ended.status, ended.err)
+    assert ROWS == json.loads(ended.out)
+
+
+def test_usage_is_told_as_a_sheet(command: Commands, file: Path, used: None) -> None:
+    ended = command("usage", "acme", *DAYS, "--form", "csv", "-c", str(file))
+
+    lines = [",".join(str(value) for value in row.values()) for row in ROWS]
+    assert (0, "") == (ended.status, ended.err)
+    assert [",".join(ROWS[0]), *lines] == ended.out.splitlines()
+
+
+def test_usage_is_told_as_a_table(command: Commands, file: Path, used: None) -> None:
+    ended = command("usage", "acme", *DAYS, "-c", str(file))
+
+    lines = [line.split() for line in ended.out.splitlines()]
+    assert (0, "") == (ended.status, ended.err)
+    assert [list(ROWS[0]), *([str(value) for value in row.values()] for row in ROWS)] == lines
+
+
+def test_usage_is_todays_where_no_day_is_named(command: Commands, file: Path, own_redis: RedisServer) -> None:
+    use(own_redis, datetime.now(UTC), "bge", Cost(tokens=4, inputs=1))
+    ended = command("usage", "acme", "--form", "json", "-c", str(file))
+
+    assert [4] == [row["tokens"] for row in json.loads(ended.out)]
+
+
+def test_a_tenant_that_used_nothing_has_no_rows(command: Commands, file: Path) -> None:
+    assert "[]\n" == command("usage", "nobody", "--form", "json", "-c", str(file)).out
+
+
+@pytest.mark.parametrize(
+    "days",
+    [
+        ("--since", "2026-03-02", "--until", "2026-03-01"),
+        ("--since", "2020-01-01", "--until", "2026-01-01"),
+        ("--since", "9999-12-31"),
+        ("--since", "0001-01-01"),
+    ],
+    ids=lambda days: days[1],
+)
+def test_days_that_make_no_sense_are_one_clear_line(
+    command: Commands, file: Path, days: tuple[str, ...]
+) -> None:
+    ended = command("usage", "acme", *days, "-c", str(file))
+
+    assert (1, "") == (ended.status, ended.out)
+    assert 1 == len(ended.err.strip().splitlines())
+    assert "from 1 to 400 days" in ended.err
+
+
+def test_a_day_that_is_none_is_a_wrong_command_line(command: Commands, file: Path) -> None:
+    ended = command("usage", "acme", "--since", "yesterday", "-c", str(file))
+
+    assert (2, "") == (ended.status, ended.out)
+    assert "--since" in ended.err
+
+
+def test_a_store_that_is_away_or_in_memory_is_one_clear_line(
+    command: Commands, file: Path, own_redis: RedisServer
+) -> None:
+    own_redis.kill()
+    away = command("usage", "acme", "-c", str(file))
+    file.write_text(CONFIG.format(store="memory"))
+    memory = command("usage", "acme", "-c", str(file))
+
+    assert [(1, ""), (1, "")] == [(one.status, one.out) for one in (away, memory)]
+    assert "away" in away.err
+    assert "/admin/usage" in memory.err
+    assert [1, 1] == [len(one.err.strip().splitlines()) for one in (away, memory)]
