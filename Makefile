@@ -7,7 +7,7 @@ BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example test check format lock clean
+.PHONY: help install serve example test check format loadtest lock clean
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,11 +48,21 @@ format: .venv/installed-dev ## put the code in its format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+.venv/installed-plots: .venv/installed-dev requirements/plots.txt
+	$(PIP) install --quiet --require-hashes --no-deps -r requirements/plots.txt
+	@touch $@
+
+loadtest: .venv/installed-plots ## a short round: scenarios, the gateway beside its peers, pictures; some six minutes
+	$(BIN)/python -m loadtest.scenarios --seconds 2
+	$(BIN)/python -m loadtest.compare --repeats 1 --seconds 1.5 --curves
+	$(BIN)/python -m loadtest.plots loadtest-results/compare.json
+
 LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --override requirements/without-torch.txt pyproject.toml --group engine --group build
 
 lock: ## pin the newest allowed releases anew; needs uv
 	$(LOCK) --output-file requirements/runtime.txt
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
+	$(LOCK) --group plots --constraint requirements/dev.txt --output-file requirements/plots.txt
 
 clean: ## remove what was installed and cached
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,201 @@
+"""The servers of a measured run on one machine: stub, Redis, the gateway, and the peers beside it.
+
+Rule: what is measured has core 0 for itself; stub, load and Redis share core 1. All of it is on loopback.
+"""
+
+import http.client
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gateway.tenants.keyring import key_digest
+from loadtest import corpora
+from loadtest.corpora import Calls
+from loadtest.generator import Target, is_right
+from loadtest.processes import Running, Usage, free_port, listens
+from loadtest.stub import Stats
+
+MEASURED_CORE, LOAD_CORE = 0, 1
+KEY = "sk-loadtest"
+
+# Peers from the package index, each in an environment of its own.
+PEERS = {
+    "sglang-router": "sglang-router==0.3.2",
+    "vllm-router": "vllm-router==0.1.17",
+    "litellm": "litellm[proxy]==1.106.2",
+}
+
+
+class Server(msgspec.Struct, frozen=True):
+    """One that takes calls. process: None where only the stub answers."""
+
+    name: str
+    target: Target
+    process: Running | None = None
+
+
+def start_stub(folder: Path, *flags: str, core: int = LOAD_CORE, name: str = "stub") -> Server:
+    """With these flags of `loadtest.stub`."""
+    port = free_port()
+    command = [sys.executable, "-m", "loadtest.stub", "--port", str(port), *flags]
+    stub = Running(command, core, folder / f"{name}-{port}.log")
+    stub.wait_until(lambda: listens(port))
+    return Server(name, Target(port), stub)
+
+
+def start_redis(folder: Path) -> tuple[Running, str]:
+    """An empty server without persistence, and its URL. Raises: RuntimeError where none is installed."""
+    executable = shutil.which("redis-server")
+    if executable is None:
+        raise RuntimeError("no redis-server on the path")
+    port = free_port()
+    command = [executable, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    redis = Running([*command, "--dir", str(folder)], LOAD_CORE, folder / "redis.log")
+    redis.wait_until(lambda: listens(port))
+    return redis, f"redis://127.0.0.1:{port}/0"
+
+
+def start_gateway(folder: Path, config: str, *, key: str = KEY, name: str = "gateway") -> Server:
+    """config: router.yaml without `listen`."""
+    port = free_port()
+    path = folder / f"{name}.yaml"
+    path.write_text(f"listen: 127.0.0.1:{port}\n{config}")
+    command = [sys.executable, "-m", "gateway", "serve", "-c", str(path)]
+    process = Running(command, MEASURED_CORE, folder / f"{name}.log")
+    process.wait_until(lambda: answers(port, "/readyz"))
+    return Server(name, bearer(port, key), process)
+
+
+def bearer(port: int, key: str) -> Target:
+    """Calls that carry a key."""
+    return Target(port, {"authorization": f"Bearer {key}"})
+
+
+def tenant(key: str, rest: str = "") -> str:
+    """A tenant's lines in flow style."""
+    return f'{{keys: ["{key_digest(key)}"]{rest}}}'
+
+
+def start_peer(name: str, folder: Path, stub_port: int, cache: Path) -> Server:
+    """One of PEERS, or nginx. Raises: RuntimeError, subprocess.CalledProcessError."""
+    port = free_port()
+    match name:
+        case "nginx":
+            command, ready = _nginx(folder, port, stub_port), "/health"
+        case "litellm":
+            command, ready = _litellm(folder, port, stub_port, cache), "/health/liveliness"
+        case _:
+            command, ready = _router(name, port, stub_port, cache), "/health"
+    process = Running(command, MEASURED_CORE, folder / f"{name}.log")
+    process.wait_until(lambda: answers(port, ready) and answers(port, "/v1/embeddings", _one_call(port)))
+    return Server(name, bearer(port, KEY), process)
+
+
+def _one_call(port: int) -> bytes:
+    return Calls(corpora.texts("queries", port % 1000)).next(b"%d\n").request.partition(b"\n")[2]
+
+
+def environment(requirement: str, cache: Path) -> Path:
+    """The bin folder of a virtual environment with this package, made where it is not there yet."""
+    package, _, version = requirement.partition("==")
+    home = cache / f"{package.partition('[')[0]}-{version}"
+    if not (home / "installed").exists():
+        print(f"installing {requirement} in {home}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        pip = [str(home / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        subprocess.run([*pip, requirement], check=True)
+        (home / "installed").touch()
+    return home / "bin"
+
+
+def _router(name: str, port: int, stub_port: int, cache: Path) -> list[str]:
+    module = name.replace("-", "_")
+    command = [str(environment(PEERS[name], cache) / "python"), "-m", f"{module}.launch_router"]
+    where = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    workers = ["--worker-urls", f"http://127.0.0.1:{stub_port}"]
+    return [*command, *where, *workers, "--policy", "round_robin", "--log-level", "error"]
+
+
+def _litellm(folder: Path, port: int, stub_port: int, cache: Path) -> list[str]:
+    config = folder / "litellm.yaml"
+    upstream = f"{{model: openai/stub, api_base: 'http://127.0.0.1:{stub_port}/v1', api_key: unused}}"
+    config.write_text(
+        f"model_list: [{{model_name: stub, litellm_params: {upstream}}}]\n"
+        f"general_settings: {{master_key: {KEY}}}\n"
+    )
+    executable = environment(PEERS["litellm"], cache) / "litellm"
+    return [str(executable), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+
+
+def _nginx(folder: Path, port: int, stub_port: int) -> list[str]:
+    executable = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if executable is None:
+        raise RuntimeError("no nginx on the path")
+    temporary = "".join(
+        f"{kind}_temp_path {folder}/nginx-{kind}; "
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    config = folder / "nginx.conf"
+    config.write_text(
+        f"worker_processes 1; daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx-error.log;\n"
+        "events { worker_connections 4096; }\n"
+        f"http {{ access_log off; {temporary} keepalive_requests 1000000000;\n"
+        f"upstream stub {{ server 127.0.0.1:{stub_port}; keepalive 256; keepalive_requests 1000000000; }}\n"
+        f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://stub; proxy_http_version 1.1;\n"
+        'proxy_set_header Connection ""; proxy_buffers 8 64k; } } }\n'
+    )
+    return [executable, "-c", str(config)]
+
+
+def answers(port: int, path: str, body: bytes | None = None) -> bool:
+    """Whether a GET, or a POST of this body, is answered with 200."""
+    try:
+        return ask(port, path, body)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def ask(port: int, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """Status and body of one request. Raises: OSError, http.client.HTTPException."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+    try:
+        connection.request("GET" if body is None else "POST", path, body, headers)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    finally:
+        connection.close()
+
+
+def control(stub: Server, **settings: object) -> None:
+    """Change how the stub behaves; reset=True forgets what it counted."""
+    status, told = ask(stub.target.port, "/control", msgspec.json.encode(settings))
+    if status != 200:
+        raise ValueError(told.decode())
+
+
+def stats(stub: Server) -> Stats:
+    """What the stub got."""
+    return msgspec.json.decode(ask(stub.target.port, "/stats")[1], type=Stats)
+
+
+def check_forwards(server: Server, stub: Server) -> None:
+    """One call must reach the stub once, and come back with its text's vector.
+
+    Raises: RuntimeError.
+    """
+    call = Calls(corpora.texts("queries", 77)).next(server.target.head())
+    before = stats(stub).requests
+    body = call.request.partition(b"\r\n\r\n")[2]
+    status, reply = ask(server.target.port, "/v1/embeddings", body)
+    if status != 200 or not is_right(reply, call.inputs) or stats(stub).requests != before + 1:
+        raise RuntimeError(f"{server.name} does not forward: status {status}, {reply[:200]!r}")
+
+
+def watch(*servers: Server) -> dict[str, Callable[[], Usage]]:
+    """How to look at each one's process."""
+    return {one.name: one.process.usage for one in servers if one.process is not None}

@@ -1,0 +1,172 @@
+"""The stub says what TEI says: held against the adapter that reads it, over a real socket."""
+
+import asyncio
+import json
+from base64 import b64decode
+from collections.abc import AsyncIterator
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from backends.contract import Embed, Embedded, ReplicaSpec, Rerank, Reranked, Truncate
+from backends.errors import InvalidWork, Overloaded
+from backends.tei import TeiBackend, open_replica
+from loadtest.stub import Connection, Stub
+from loadtest.stub_wire import MARKED, Settings, mark_of
+from loadtest.timer import Timer
+
+TIMEOUT_S = 5.0
+TEXTS = ("one", "another", "ein Gruß")
+
+
+class Served:
+    """A stub in this process, and where it listens."""
+
+    def __init__(self, stub: Stub, url: str) -> None:
+        self.stub = stub
+        self.url = url
+
+    async def joined(self) -> TeiBackend:
+        """The adapter, after /info."""
+        backend = open_replica(ReplicaSpec(self.url))
+        await backend.describe(TIMEOUT_S)
+        return backend
+
+
+@pytest.fixture
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    """With the settings that the test's parameter names."""
+    timer = Timer()
+    stub = Stub(Settings(**getattr(request, "param", {"dimensions": 8})), timer)
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(stub), "127.0.0.1", 0)
+    yield Served(stub, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    server.close()
+    timer.close()
+
+
+def marks(texts: tuple[str, ...]) -> np.ndarray:
+    return np.array([mark_of(text) for text in texts], dtype=np.float32)
+
+
+@pytest.mark.parametrize("normalize", [True, False], ids=["base64 on /v1/embeddings", "JSON on /embed"])
+async def test_the_adapter_reads_the_vector_of_each_text(served: Served, normalize: bool) -> None:
+    backend = await served.joined()
+
+    reply = await backend.run(Embed(TEXTS, normalize=normalize), TIMEOUT_S)
+
+    assert isinstance(reply, Embedded)
+    assert reply.vectors.shape == (3, 8)
+    np.testing.assert_array_equal(reply.vectors[:, :MARKED], marks(TEXTS))
+    assert reply.tokens == 2 + 3 + 4
+    await backend.aclose()
+
+
+async def test_floats_and_base64_are_the_same_vectors(served: Served) -> None:
+    async with httpx.AsyncClient(base_url=served.url, trust_env=False) as client:
+        floats, packed = [
+            (await client.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": form})).json()
+            for form in ("float", "base64")
+        ]
+
+    unpacked = np.frombuffer(b64decode(packed["data"][0]["embedding"]), dtype="<f4")
+    np.testing.assert_array_equal(np.array(floats["data"][0]["embedding"], dtype=np.float32), unpacked)
+    assert floats["usage"] == packed["usage"] == {"prompt_tokens": 2, "total_tokens": 2}
+
+
+@pytest.mark.parametrize("served", [{"kind": "reranker"}], indirect=True)
+async def test_the_adapter_reads_scores(served: Served) -> None:
+    backend = await served.joined()
+
+    reply = await backend.run(Rerank("query", TEXTS), TIMEOUT_S)
+
+    assert isinstance(reply, Reranked)
+    np.testing.assert_allclose(reply.scores, marks(TEXTS)[:, 0], atol=2**-15)
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("served", [{"items": 2}, {"items": 9, "permits": 2}], indirect=True)
+async def test_limits_are_refused_as_tei_refuses_them(served: Served) -> None:
+    backend = await served.joined()
+    expected = InvalidWork if served.stub.settings.items == 2 else Overloaded
+
+    with pytest.raises(expected):
+        await backend.run(Embed(TEXTS), TIMEOUT_S)
+
+    assert served.stub.stats.refused == ({422: 1} if expected is InvalidWork else {429: 1})
+    assert served.stub.stats.requests == 0
+    await backend.aclose()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b'{"input": 7}', 422),
+        (b'{"input": ["a"], "encoding_format": null}', 422),
+        (b'{"input": []}', 400),
+        (b'{"input": ["a", ""]}', 400),
+        (b'{"input": "' + b"a" * 2_000_000 + b'"}', 413),
+    ],
+    ids=["no JSON", "wrong shape", "null", "no input", "empty input", "too large"],
+)
+async def test_bad_bodies_have_teis_statuses(served: Served, body: bytes, status: int) -> None:
+    async with httpx.AsyncClient(base_url=served.url, trust_env=False) as client:
+        reply = await client.post("/v1/embeddings", content=body)
+
+    assert reply.status_code == status
+
+
+@pytest.mark.parametrize("served", [{"base_ms": 1, "input_ms": 1, "parallel": 1}], indirect=True)
+async def test_one_at_a_time_means_that_the_others_wait(served: Served) -> None:
+    backend = await served.joined()
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+
+    await asyncio.gather(*(backend.run(Embed((f"text {n}",)), TIMEOUT_S) for n in range(8)))
+
+    # A lower bound can be told for certain: eight services of 2 ms, one after the other.
+    assert loop.time() - started_s >= 8 * 0.002
+    assert served.stub.stats.most_in_flight == 8
+    assert served.stub.stats.in_flight == 0
+    await backend.aclose()
+
+
+async def test_control_changes_settings_and_refuses_unknown_ones(served: Served) -> None:
+    async with httpx.AsyncClient(base_url=served.url, trust_env=False) as client:
+        changed = await client.post("/control", json={"error_share": 1.0, "error_status": 503})
+        failed = await client.post("/embed", json={"inputs": "a"})
+        refused = await client.post("/control", json={"speed": 1})
+        told = (await client.get("/stats")).json()
+
+    assert msgspec.json.decode(changed.content, type=Settings).error_share == 1.0
+    assert (failed.status_code, json.loads(failed.content)["error_type"]) == (503, "Backend")
+    assert refused.status_code == 400
+    assert told["refused"] == {"503": 1}
+
+
+async def test_a_request_in_pieces_is_put_together(served: Served) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = b'{"inputs":"a"}'
+    request = b"POST /embed HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+    for at in range(0, len(request), 9):
+        writer.write(request[at : at + 9])
+        await writer.drain()
+        await asyncio.sleep(0)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
+
+    assert head.startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_truncation_settings_are_understood(served: Served) -> None:
+    backend = await served.joined()
+
+    reply = await backend.run(Embed(("a",), truncate=Truncate.LEFT, dimensions=4), TIMEOUT_S)
+
+    assert isinstance(reply, Embedded)
+    assert reply.vectors.shape == (1, 4)
+    await backend.aclose()
