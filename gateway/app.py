@@ -24,7 +24,9 @@ from gateway.api import admin, failures, models, openai, probes, tei
 from gateway.api.admin import Admin
 from gateway.api.answering import Api
 from gateway.api.edge import ASGIApp, Edge
+from gateway.api.exchange import exchange_of_request
 from gateway.api.identity import Identity
+from gateway.api.straight import Straight
 from gateway.batching.lane import Lane, Rules
 from gateway.config import Config, Cors, host_and_port
 from gateway.config import Upstream as UpstreamConfig
@@ -122,7 +124,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         "admin": Admin(ledger, store, config.tenants.keys(), is_open=is_open),
     }
     cors = _cors(config.cors)
-    litestar = _litestar(config, identity, shared, _running(upstreams, ledger, beside), cors)
+    litestar = _litestar(config, shared, _running(upstreams, ledger, beside), cors)
     # Litestar's types of the same three things are TypedDicts, which no plain mapping matches.
     return Application(
         Edge(cast("ASGIApp", litestar), in_flight, config.limits.body_bytes, observe, boot.admin_port, cors),
@@ -139,7 +141,6 @@ def _given(value: Any) -> Provide:
 
 def _litestar(
     config: Config,
-    identity: Identity,
     shared: Mapping[str, Any],
     running: AbstractAsyncContextManager[None],
     cors: CORSConfig | None,
@@ -150,10 +151,19 @@ def _litestar(
             yield
 
     return Litestar(
-        [*openai.HANDLERS, *models.HANDLERS, *tei.HANDLERS, *probes.HANDLERS, *admin.HANDLERS],
-        dependencies={name: _given(value) for name, value in shared.items()},
+        [
+            *openai.HANDLERS,
+            *tei.HANDLERS,
+            *models.HANDLERS,
+            *probes.HANDLERS,
+            *admin.HANDLERS,
+        ],
+        dependencies={
+            "exchange": Provide(exchange_of_request, sync_to_thread=False),
+            **{name: _given(value) for name, value in shared.items()},
+        },
+        middleware=[Straight(shared["api"], config.limits.body_bytes)],
         exception_handlers=failures.HANDLERS,
-        guards=[identity.guard],
         cors_config=cors,
         request_max_body_size=config.limits.body_bytes,
         lifespan=[lifespan],

@@ -13,6 +13,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from gateway import config
 from gateway.api.answering import Api
 from gateway.api.body import OnePass
+from gateway.api.exchange import exchange_of
 from gateway.api.failures import documented
 from gateway.config import Scope, limit_problems
 from gateway.errors import InvalidInput, NotFound, QuotaUnavailable
@@ -91,7 +92,7 @@ class Admin:
     def check(self, request: Request[Any, Any, Any], api: Api) -> None:
         """Raises: Unauthenticated, ScopeForbidden."""
         if not self._is_open:
-            api.identity.of(request).require("admin")
+            api.identity.of(exchange_of(request.scope)).require("admin")
 
     @property
     def store(self) -> TenantStore:

@@ -5,10 +5,9 @@ from itertools import groupby
 from typing import Any
 
 import msgspec
-from litestar import Request, Response
 
 from backends.contract import Reply
-from gateway.api.exchange import exchange_of
+from gateway.api.exchange import Exchange
 from gateway.api.identity import Identity, api_key_of
 from gateway.calls import Call, Caller, texts_of
 from gateway.errors import EmptyInput, InvalidInput
@@ -24,13 +23,13 @@ class Api:
         self.identity = identity
         self.inputs_max = inputs_max
 
-    async def serve(self, request: Request[Any, Any, Any], call: Call) -> Served:
+    async def serve(self, exchange: Exchange, call: Call) -> Served:
         """Take a decoded call through the story, and note what the access log wants to know."""
-        exchange = exchange_of(request.scope)
         exchange.timeline.lap("parse")
         exchange.inputs = len(texts_of(call.work))
-        call = msgspec.structs.replace(call, bulk=_is_bulk(request))
-        served = await self.gateway.serve(call, caller_of(request), exchange.timeline)
+        if _is_bulk(exchange):
+            call = msgspec.structs.replace(call, bulk=True)
+        served = await self.gateway.serve(call, caller_of(exchange), exchange.timeline)
         exchange.tokens = served.reply.tokens
         return served
 
@@ -57,22 +56,34 @@ class Api:
         return texts
 
 
-def caller_of(request: Request[Any, Any, Any]) -> Caller:
+NOT_SENT = "not sent"
+# How a handler says that it takes and gives what `straight.py` hands it.
+STRAIGHT = {"straight": True}
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a handler gives back: a JSON body, and the headers beside its own."""
+
+    body: bytes
+    headers: dict[str, str]
+
+
+def caller_of(exchange: Exchange) -> Caller:
     """Who is on the line. Raises: InvalidInput."""
-    return Caller(api_key_of(request), _timeout_s(request.headers.get("x-timeout-s")))
+    sent = exchange.header(b"x-timeout-s", NOT_SENT)
+    return Caller(api_key_of(exchange), None if sent is NOT_SENT else _timeout_s(sent))
 
 
-def _is_bulk(request: Request[Any, Any, Any]) -> bool:
+def _is_bulk(exchange: Exchange) -> bool:
     """Raises: InvalidInput."""
-    sent = request.headers.get("x-priority", "interactive").lower()
+    sent = exchange.header(b"x-priority", "interactive").lower()
     if sent not in ("interactive", "bulk"):
         raise InvalidInput("x-priority is interactive or bulk", param="x-priority")
     return sent == "bulk"
 
 
-def _timeout_s(sent: str | None) -> float | None:
-    if sent is None:
-        return None
+def _timeout_s(sent: str) -> float:
+    """Raises: InvalidInput."""
     try:
         seconds = float(sent) if "_" not in sent else 0.0
     except ValueError:
@@ -104,17 +115,16 @@ def _ranges(indices: tuple[int, ...] | None) -> str:
 
 
 def finished(
-    request: Request[Any, Any, Any],
-    served: Served,
-    body: bytes,
-    headers: dict[str, str] | None = None,
-) -> Response[bytes]:
+    exchange: Exchange, served: Served, body: bytes, headers: dict[str, str] | None = None
+) -> Answer:
     """The HTTP reply; everything from here on is "encode" in server-timing."""
-    timeline = exchange_of(request.scope).timeline
+    timeline = exchange.timeline
     timeline.lap("encode")
-    all_headers = reply_headers(served) | (headers or {})
+    all_headers = reply_headers(served)
+    if headers:
+        all_headers |= headers
     all_headers["server-timing"] = timeline.server_timing()
-    return Response(body, media_type="application/json", headers=all_headers)
+    return Answer(body, all_headers)
 
 
 def reply_as(reply: Reply, kind: type[Any]) -> Any:

@@ -32,7 +32,6 @@ LIVENESS = frozenset({"/livez", "/readyz"})
 # What nginx logs where a client hung up first; nobody reads it on the wire.
 CALLER_GONE = 499
 LENGTH_DIGITS_MAX = 18
-WANTED = frozenset({b"x-request-id", b"content-length", b"content-encoding", b"origin"})
 
 
 class Edge:
@@ -63,24 +62,26 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name: value for name, value in scope["headers"] if name in WANTED}
-        sent_id = headers.get(b"x-request-id", b"").decode("latin-1")
-        exchange = Exchange(request_id_from(sent_id), template_of(scope["path"]))
+        client = scope.get("client")
+        exchange = Exchange(
+            "", template_of(scope["path"]), scope["headers"], client[0] if client else "unknown"
+        )
+        exchange.request_id = request_id_from(exchange.header(b"x-request-id"))
         wire = _Wire(exchange, receive, send, self._in_flight)
-        wire.failure_headers = _readable_by(headers.get(b"origin", b"").decode("latin-1"), self._cors)
+        wire.failure_headers = _readable_by(exchange.header(b"origin"), self._cors)
         started_s = time.perf_counter()
         try:
-            await self._answer(scope, headers, wire)
+            await self._answer(scope, wire)
         finally:
             wire.release()
             self._observe(_finished(scope, exchange, time.perf_counter() - started_s))
 
-    async def _answer(self, scope: Scope, headers: dict[bytes, bytes], wire: "_Wire") -> None:
+    async def _answer(self, scope: Scope, wire: "_Wire") -> None:
         path = scope["path"]
         try:
             if self._admin_port is not None:
                 _check_side(path, operators=scope["server"][1] == self._admin_port)
-            self._check(path, headers, wire)
+            self._check(path, wire)
         except GatewayError as error:
             wire.exchange.outcome = error.kind
             await _send_failure(error, path, wire)
@@ -107,14 +108,14 @@ class Edge:
             wire.exchange.outcome = "cancelled"
             raise asyncio.CancelledError
 
-    def _check(self, path: str, headers: dict[bytes, bytes], wire: "_Wire") -> None:
+    def _check(self, path: str, wire: "_Wire") -> None:
         """What can be refused by the head of a request alone. Raises: GatewayError."""
         if path not in PROBES and not path.endswith("/health"):
             wire.enter()
-        encoding = headers.get(b"content-encoding", b"identity")
-        if encoding.lower() != b"identity":
+        exchange = wire.exchange
+        if exchange.header(b"content-encoding", "identity").lower() != "identity":
             raise UnsupportedMedia("send the body without content-encoding: compressed bodies are not read")
-        length = headers.get(b"content-length", b"").lstrip(b"0")
+        length = exchange.header(b"content-length").lstrip("0")
         # As text first: Python refuses to make a number of thousands of digits.
         if length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > self._body_bytes):
             raise BodyTooLarge("the body is larger than this gateway takes")

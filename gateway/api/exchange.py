@@ -2,8 +2,10 @@
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from litestar import Request
 
 from gateway.timeline import Timeline
 
@@ -14,16 +16,33 @@ STATE_KEY = "exchange"
 
 
 class Exchange:
-    """Filled while the call is answered, read when it is over."""
+    """Filled while the call is answered, read when it is over.
 
-    def __init__(self, request_id: str, route: str) -> None:
+    headers: of the request, names in lower case. address: of whoever holds the connection.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        route: str,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        address: str = "unknown",
+    ) -> None:
         self.request_id = request_id
         self.route = route
+        self.headers = headers
+        self.address = address
+        self._by_name = dict(headers)
         self.timeline = Timeline()
         self.status = 500
         self.outcome = "ok"
         self.inputs = 0
         self.tokens = 0
+
+    def header(self, name: bytes, missing: str = "") -> str:
+        """A header's value, of several lines the last, or what stands for none."""
+        value = self._by_name.get(name)
+        return missing if value is None else value.decode("latin-1")
 
 
 def exchange_of(scope: Mapping[str, Any]) -> Exchange:
@@ -32,6 +51,11 @@ def exchange_of(scope: Mapping[str, Any]) -> Exchange:
     state: Any = scope["state"]
     exchange: Exchange = state[STATE_KEY]
     return exchange
+
+
+def exchange_of_request(request: Request[Any, Any, Any]) -> Exchange:
+    """For handlers that Litestar calls itself."""
+    return exchange_of(request.scope)
 
 
 def request_id_from(sent: str | None) -> str:

@@ -8,6 +8,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from gateway.api.answering import Api
+from gateway.api.exchange import exchange_of
 from gateway.errors import ModelNotFound
 
 
@@ -41,7 +42,7 @@ def _item(api: Api, name: str) -> ModelItem:
 @get("/v1/models", tags=["OpenAI"])
 async def list_models(request: Request[Any, Any, Any], api: NamedDependency[Api]) -> ModelList:
     """The models that this key may use."""
-    tenant = api.identity.of(request)
+    tenant = api.identity.of(exchange_of(request.scope))
     return ModelList([_item(api, name) for name in api.gateway.routes.names(tenant)])
 
 
@@ -50,7 +51,7 @@ async def get_model(
     request: Request[Any, Any, Any], api: NamedDependency[Api], model: FromPath[str]
 ) -> ModelItem:
     """One model; its name may hold slashes."""
-    tenant = api.identity.of(request)
+    tenant = api.identity.of(exchange_of(request.scope))
     name = model.removeprefix("/")
     if name not in api.gateway.routes.names(tenant):
         raise ModelNotFound(f"there is no model {name!r} here", param="model")

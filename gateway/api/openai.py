@@ -3,19 +3,19 @@
 Source: OpenAI OpenAPI document 2.3.0, openai-python 3.3.1 (it asks for base64 unless told otherwise).
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from backends.contract import Embed, Embedded
-from gateway.api.answering import Api, finished, reply_as
-from gateway.api.body import ModelName, OnePass
+from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.body import ModelName
+from gateway.api.exchange import Exchange
 from gateway.api.failures import documented
-from gateway.api.paths import model_name
 from gateway.api.rendering import EncodingFormat, json_bytes, vector_items
 from gateway.calls import Call
 
@@ -81,23 +81,22 @@ def encode_embeddings(reply: Embedded, model: str, encoding_format: EncodingForm
         "/models/{name:str}/v1/embeddings",
         "/models/{name:str}/embeddings",
     ],
-    dto=OnePass[EmbeddingsRequest],
-    return_dto=None,
     status_code=200,
+    opt=STRAIGHT,
     responses={200: ResponseSpec(EmbeddingsResponse, description="One vector for each input")} | FAILURES,
     tags=["OpenAI"],
 )
 async def embeddings(
     data: JSONBody[EmbeddingsRequest],
-    request: Request[Any, Any, Any],
+    exchange: NamedDependency[Exchange],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Response[bytes]:
+) -> Answer:
     """Turn texts into vectors."""
-    served = await api.serve(request, decode_embeddings(data, model_name(name), api))
+    served = await api.serve(exchange, decode_embeddings(data, name, api))
     reply = reply_as(served.reply, Embedded)
     body = encode_embeddings(reply, served.route.model, data.encoding_format or "float")
-    return finished(request, served, body)
+    return finished(exchange, served, body)
 
 
 HANDLERS = [embeddings]

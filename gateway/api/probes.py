@@ -6,6 +6,7 @@ from litestar import Request, Response, get
 from litestar.di import NamedDependency
 
 from gateway.api.answering import Api
+from gateway.api.exchange import exchange_of
 from gateway.errors import ModelLoading, ShuttingDown
 from gateway.in_flight import InFlight
 from gateway.telemetry.metrics import Metrics
@@ -34,7 +35,7 @@ async def metrics(
 ) -> Response[bytes]:
     """Prometheus' text format; beyond the loopback interface it needs a key for that."""
     if not exporter.is_open:
-        api.identity.of(request).require("metrics")
+        api.identity.of(exchange_of(request.scope)).require("metrics")
     body, content_type = exporter.render()
     return Response(body, media_type=content_type)
 

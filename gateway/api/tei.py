@@ -25,9 +25,9 @@ from backends.contract import (
     Truncate,
 )
 from gateway import __version__
-from gateway.api.answering import Api, finished, reply_as
-from gateway.api.body import ModelName, OnePass
-from gateway.api.exchange import exchange_of
+from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.body import ModelName
+from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import documented
 from gateway.api.paths import model_name
 from gateway.api.rendering import json_bytes
@@ -177,9 +177,9 @@ def encode_rerank(reply: Reranked, texts: list[str] | None) -> bytes:
     return json_bytes(ranks)
 
 
-def compute_headers(request: Request[Any, Any, Any], served: Served, call: Call) -> dict[str, str]:
+def compute_headers(exchange: Exchange, served: Served, call: Call) -> dict[str, str]:
     """TEI's x-compute-* and x-*-time; milliseconds are whole, as TEI's are."""
-    timeline = exchange_of(request.scope).timeline
+    timeline = exchange.timeline
     total = str(round(timeline.total_s() * 1000))
     return {
         "x-compute-type": "gateway",
@@ -195,81 +195,77 @@ def compute_headers(request: Request[Any, Any, Any], served: Served, call: Call)
 
 @post(
     ["/embed", "/models/{name:str}/embed"],
-    dto=OnePass[EmbedRequest],
-    return_dto=None,
     status_code=200,
+    opt=STRAIGHT,
     responses={200: ResponseSpec(list[list[float]], description="One vector for each input")} | FAILURES,
     tags=["TEI"],
 )
 async def embed(
     data: JSONBody[EmbedRequest],
-    request: Request[Any, Any, Any],
+    exchange: NamedDependency[Exchange],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Response[bytes]:
+) -> Answer:
     """Turn texts into vectors."""
-    call = decode_embed(data, model_name(name), api)
-    served = await api.serve(request, call)
+    call = decode_embed(data, name, api)
+    served = await api.serve(exchange, call)
     body = json_bytes(list(reply_as(served.reply, Embedded).vectors))
-    return finished(request, served, body, compute_headers(request, served, call))
+    return finished(exchange, served, body, compute_headers(exchange, served, call))
 
 
 @post(
     ["/rerank", "/models/{name:str}/rerank"],
-    dto=OnePass[RerankRequest],
-    return_dto=None,
     status_code=200,
+    opt=STRAIGHT,
     responses={200: ResponseSpec(list[Rank], description="Every text, best first")} | FAILURES,
     tags=["TEI"],
 )
 async def rerank(
     data: JSONBody[RerankRequest],
-    request: Request[Any, Any, Any],
+    exchange: NamedDependency[Exchange],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Response[bytes]:
+) -> Answer:
     """Order texts by how well they answer a query."""
-    call = decode_rerank(data, model_name(name), api)
-    served = await api.serve(request, call)
+    call = decode_rerank(data, name, api)
+    served = await api.serve(exchange, call)
     body = encode_rerank(reply_as(served.reply, Reranked), data.texts if data.return_text else None)
-    return finished(request, served, body, compute_headers(request, served, call))
+    return finished(exchange, served, body, compute_headers(exchange, served, call))
 
 
 @post(
     ["/similarity", "/models/{name:str}/similarity"],
-    dto=OnePass[SimilarityRequest],
-    return_dto=None,
     status_code=200,
+    opt=STRAIGHT,
     responses={200: ResponseSpec(list[float], description="A cosine for each sentence, in order")} | FAILURES,
     tags=["TEI"],
 )
 async def similarity(
     data: JSONBody[SimilarityRequest],
-    request: Request[Any, Any, Any],
+    exchange: NamedDependency[Exchange],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Response[bytes]:
+) -> Answer:
     """Compare one text with others."""
-    call = decode_similarity(data, model_name(name), api)
-    served = await api.serve(request, call)
+    call = decode_similarity(data, name, api)
+    served = await api.serve(exchange, call)
     body = json_bytes(reply_as(served.reply, Reranked).scores)
-    return finished(request, served, body, compute_headers(request, served, call))
+    return finished(exchange, served, body, compute_headers(exchange, served, call))
 
 
 @post(
     ["/tokenize", "/models/{name:str}/tokenize"],
-    dto=OnePass[TokenizeRequest],
-    return_dto=None,
     status_code=200,
+    opt=STRAIGHT,
     responses={200: ResponseSpec(list[list[Token]], description="The tokens of each input")} | FAILURES,
     tags=["TEI"],
 )
 async def tokenize(
     data: JSONBody[TokenizeRequest],
-    request: Request[Any, Any, Any],
+    exchange: NamedDependency[Exchange],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Response[bytes]:
+) -> Answer:
     """Show how texts become tokens."""
     texts = api.whole_texts(data.inputs, "inputs")
     if sum(map(len, texts)) > TOKENIZE_CHARACTERS_MAX:
@@ -281,9 +277,9 @@ async def tokenize(
         add_special_tokens=data.add_special_tokens,
         prompt_name=data.prompt_name,
     )
-    served = await api.serve(request, Call(work, model_name(name) or data.model))
+    served = await api.serve(exchange, Call(work, name or data.model))
     body = msgspec.json.encode(reply_as(served.reply, Tokenized).inputs)
-    return finished(request, served, body)
+    return finished(exchange, served, body)
 
 
 @get(["/info", "/models/{name:str}/info"], tags=["TEI"])
@@ -292,7 +288,7 @@ async def info(
 ) -> InfoResponse:
     """What a model is and takes."""
     gateway = api.gateway
-    tenant = api.identity.of(request)
+    tenant = api.identity.of(exchange_of(request.scope))
     asked = model_name(name) or gateway.routes.speaker()
     route = gateway.routes.resolve(tenant, asked, Operation.TOKENIZE)
     upstream = gateway.upstreams[route.upstream]

@@ -1,8 +1,8 @@
 """Guessing is slowed, by address; a valid key always passes; whose forwarded address counts is configured."""
 
 import pytest
-from litestar import Request
 
+from gateway.api.exchange import Exchange
 from gateway.api.identity import Identity
 from gateway.tenants.guesses import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, Guesses
 from gateway.tenants.keyring import Keyring, key_digest
@@ -56,7 +56,7 @@ def test_memory_stays_bounded_whatever_the_number_of_addresses() -> None:
 def test_a_forwarded_address_counts_where_the_proxy_is_trusted(
     peer: str, forwarded: str, address: str
 ) -> None:
-    scope = {"type": "http", "client": (peer, 1), "headers": [(b"x-forwarded-for", forwarded.encode())]}
+    exchange = Exchange("id", "/embed", [(b"x-forwarded-for", forwarded.encode())], peer)
     identity = Identity(Keyring({}, key_digest("k")), ["10.0.0.0/8"])
 
-    assert address == identity.address_of(Request(scope))  # type: ignore[arg-type]
+    assert address == identity.address_of(exchange)
