@@ -11,6 +11,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import msgspec
 from matplotlib.axes import Axes
+from matplotlib.ticker import StrMethodFormatter
 
 from loadtest.compare import Kind, Result, Round
 
@@ -46,6 +47,9 @@ def _draw(axes: Axes, result: Result, kind: Kind, field: str) -> None:
     axes.legend(frameon=False, fontsize=8)
     axes.set_xscale("log", base=2 if kind == "callers" else 10)
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        # Numbers as people say them, not as powers.
+        axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
 
 
 def draw(result: Result, folder: Path) -> list[Path]:

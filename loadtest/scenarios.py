@@ -266,7 +266,8 @@ async def many_inputs(stage: Stage) -> list[Finding]:
     told = servers.stats(stub)
     note = f"largest request {told.most_inputs} inputs, refused {told.refused or 0}, wrong order {ours.wrong}"
     return [
-        Finding("many_inputs", "inputs/s", direct.per_s * 32, ours.per_s * 2048, note),
+        # Few calls end in a stretch: their time tells more than their number.
+        Finding("many_inputs", "inputs/s", direct.per_s * 32, 2048 / ours.p50_ms * 1000, note),
         _failed("many_inputs", direct, ours),
     ]
 
