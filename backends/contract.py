@@ -5,7 +5,7 @@ Knows nothing of HTTP, tenants, quotas or batching. Everything that travels is f
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -89,7 +89,10 @@ class Reranked(msgspec.Struct, frozen=True, tag="reranked"):
 
 
 class Token(msgspec.Struct, frozen=True):
-    """One token; start and stop are UTF-8 byte offsets into the prompted text, None for specials."""
+    """One token; start and stop are UTF-8 byte offsets into the prompted text.
+
+    None for specials, and where the wire tells no offsets.
+    """
 
     id: int
     text: str
@@ -117,6 +120,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     prompts: name → text put before an input, and which of them is put there unasked.
     checkpoint: where the weights and tokenizer lie, if on this machine.
     tells_input_tokens: whether its replies hold `input_tokens`, so that several tenants can share one.
+    notes: what else an operator should know of it, for the line that tells of its joining.
     """
 
     model_id: str
@@ -135,6 +139,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     checkpoint: str | None = None
     version: str | None = None
     tells_input_tokens: bool = False
+    notes: tuple[str, ...] = ()
 
 
 class Tls(msgspec.Struct, frozen=True):
@@ -145,17 +150,25 @@ class Tls(msgspec.Struct, frozen=True):
     private_key: str | None = None
 
 
+class Load(msgspec.Struct, frozen=True):
+    """How busy a replica says it is. waiting_inputs: texts or pairs in its own queue, not yet begun."""
+
+    waiting_inputs: int
+
+
 class ReplicaSpec(msgspec.Struct, frozen=True):
     """Where one replica is and how to speak to it.
 
     address: a base URL; for torch the path of the engine's Unix socket.
     model: the served model's name, where the wire carries one.
+    tokenizer: hub id or path of the model's checkpoint, for wires that tell no tokens or no prompts.
     """
 
     address: str
     model: str | None = None
     headers: Mapping[str, str] = {}
     tls: Tls = Tls()
+    tokenizer: str | None = None
 
 
 class Backend(Protocol):
@@ -175,6 +188,17 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections."""
+
+
+@runtime_checkable
+class TellsLoad(Protocol):
+    """What a backend offers beside, where its wire has a signal of the server's own queue."""
+
+    async def load(self, timeout_s: float) -> Load | None:
+        """How much waits there now; None where this server does not say.
+
+        Raises: BackendError.
+        """
 
 
 def inputs_of(work: Work) -> Sequence[str]:

@@ -1,15 +1,17 @@
 """The one HTTP client, and the one translation of its exceptions.
 
 Rule: no other module imports httpx or aiohttp; what leaves here is bytes or a BackendError.
-The face is httpx, the engine under it aiohttp: httpx's own pool carries a quarter of the requests.
+Requests and transports are httpx's, and the transport is aiohttp's: httpx's own pool carries a quarter of
+the requests. httpx's client is left out: cookies, redirects and proxies are what must not happen here, and
+it costs as much as the request itself.
 """
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import aiohttp
 import httpx
@@ -21,8 +23,19 @@ from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
 
 # A replica that does not take a connection in this time is as good as gone.
 CONNECT_TIMEOUT_S = 3.0
+EXTENSIONS = {"timeout": {"connect": CONNECT_TIMEOUT_S, "read": None, "write": None, "pool": None}}
+# How long a connection that nobody uses is kept.
+IDLE_S = 30.0
+# For servers on uvicorn and the like, which drop theirs after 5 s, and with it a call that comes just then.
+SHORT_IDLE_S = 4.0
 # The largest honest reply is 2,048 vectors of 8,192 JSON numbers; past this it is a fault.
 REPLY_LIMIT_BYTES = 512 * 1024 * 1024
+
+
+def countdown(timeout_s: float) -> Callable[[], float]:
+    """What is left of a time, for several requests in a row; used up, the next one ends as TimedOut."""
+    ends_s = time.monotonic() + timeout_s
+    return lambda: max(0.0, ends_s - time.monotonic())
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -44,18 +57,13 @@ class HttpDoor:
         socket_path: str | None = None,
         tls: Tls | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        idle_s: float = IDLE_S,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self._client = httpx.AsyncClient(
-            # Uncompressed: on a short way it is faster, and a small reply cannot become a huge one.
-            headers={"accept-encoding": "identity", **(headers or {})},
-            # A cookie of an upstream must never travel from one tenant's call to another's.
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            transport=transport or _transport(socket_path, _tls_context(tls or Tls())),
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            follow_redirects=False,
-            trust_env=False,
-        )
+        # Uncompressed: on a short way it is faster, and a small reply cannot become a huge one.
+        self._headers = {"accept-encoding": "identity", **(headers or {})}
+        self._urls: dict[str, httpx.URL] = {}
+        self._transport = transport or _transport(socket_path, _tls_context(tls or Tls()), idle_s)
 
     async def get(self, path: str, timeout_s: float) -> Answer:
         """Raises: Unavailable, Lost, TimedOut, Failed."""
@@ -70,15 +78,22 @@ class HttpDoor:
     async def _send(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
     ) -> Answer:
+        url = self._urls.get(path)
         async with _translated(timeout_s):
-            url = self.base_url + path
-            async with self._client.stream(method, url, content=body, headers=headers) as response:
-                content = await _read(response)
-                return Answer(response.status_code, response.headers, content)
+            if url is None:
+                url = self._urls[path] = httpx.URL(self.base_url + path)
+            request = httpx.Request(
+                method, url, headers=self._headers | headers, content=body, extensions=EXTENSIONS
+            )
+            response = await self._transport.handle_async_request(request)
+            try:
+                return Answer(response.status_code, response.headers, await _read(response))
+            finally:
+                await response.aclose()
 
     async def aclose(self) -> None:
         """Close the pool."""
-        await self._client.aclose()
+        await self._transport.aclose()
 
 
 async def _read(response: httpx.Response) -> bytes:
@@ -86,7 +101,8 @@ async def _read(response: httpx.Response) -> bytes:
     size = 0
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise Failed("the reply is compressed, which was not asked for")
-    async for chunk in response.aiter_bytes():
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    async for chunk in response.stream:
         size += len(chunk)
         if size > REPLY_LIMIT_BYTES:
             raise Failed(f"the reply is larger than {REPLY_LIMIT_BYTES} bytes")
@@ -125,13 +141,13 @@ def _unreached_or_lost(error: Exception) -> BackendError:
     return Unavailable("no connection to the replica")
 
 
-def _transport(socket_path: str | None, context: ssl.SSLContext) -> httpx.AsyncBaseTransport:
+def _transport(socket_path: str | None, context: ssl.SSLContext, idle_s: float) -> httpx.AsyncBaseTransport:
     def session() -> aiohttp.ClientSession:
         connector: aiohttp.BaseConnector
         if socket_path is not None:
             connector = aiohttp.UnixConnector(path=socket_path, limit=0)
         else:
-            connector = aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=30)
+            connector = aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=idle_s)
         return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
     transport: httpx.AsyncBaseTransport = AiohttpTransport(client=session, verify=context)

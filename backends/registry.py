@@ -5,11 +5,14 @@ from typing import Literal, Protocol, cast
 
 from backends.contract import Backend, ReplicaSpec
 
-Kind = Literal["tei", "torch"]
+Kind = Literal["tei", "infinity", "vllm", "openai", "torch"]
 
 # One line each: the module that adapts the kind; it has a function `open_replica`.
 BACKENDS: dict[Kind, str] = {
     "tei": "backends.tei",
+    "infinity": "backends.infinity",
+    "vllm": "backends.vllm",
+    "openai": "backends.openai",
     "torch": "backends.torch.client",
 }
 

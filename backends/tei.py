@@ -8,13 +8,12 @@ Rule: never send null; TEI refuses it for most fields.
 from typing import Any
 
 import msgspec
-import numpy as np
-import pybase64
 
 from backends.contract import (
     Capabilities,
     Embed,
     Embedded,
+    Load,
     Operation,
     ReplicaSpec,
     Reply,
@@ -26,12 +25,21 @@ from backends.contract import (
     Truncate,
     Vectors,
     Work,
-    inputs_of,
 )
 from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable
 from backends.http import Answer, HttpDoor
-from backends.texts import most_tokens, precut, surely_whole
-from backends.vectors import shaped
+from backends.openai_wire import decode_embeddings
+from backends.replies import (
+    check_tokens,
+    check_vectors,
+    fitted,
+    float32,
+    gauge,
+    readable,
+    scores_in_order,
+    truncated,
+)
+from backends.texts import precut
 
 # --payload-limit is 2,000,000 by default and told nowhere; the margin is for what surrounds the inputs.
 BATCH_BYTES = 1_990_000
@@ -51,26 +59,6 @@ class Info(msgspec.Struct, frozen=True):
     model_dtype: str | None = None
     model_sha: str | None = None
     version: str | None = None
-
-
-class OpenAIItem(msgspec.Struct, frozen=True):
-    """One vector of POST /v1/embeddings with encoding_format base64."""
-
-    index: int
-    embedding: str
-
-
-class OpenAIUsage(msgspec.Struct, frozen=True):
-    """Tokens, specials included."""
-
-    prompt_tokens: int
-
-
-class OpenAIReply(msgspec.Struct, frozen=True):
-    """POST /v1/embeddings."""
-
-    data: list[OpenAIItem]
-    usage: OpenAIUsage
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -156,101 +144,48 @@ def decode(work: Work, path: str, answer: Answer, info: Info) -> Reply:
 
     Raises: Failed where it is not an answer to this work.
     """
-    try:
+    longest = info.max_input_length
+    with readable():
         match work:
             case Embed():
-                vectors, tokens = _vectors(path, answer)
-                _check_tokens(tokens, len(work.inputs), info)
-                _check_vectors(vectors, len(work.inputs))
-                return Embedded(_fitted(vectors, work), tokens, _truncated(work, tokens, info))
+                vectors, tokens = _vectors(path, answer, len(work.inputs))
+                check_tokens(tokens, len(work.inputs), longest)
+                unprompted = work.prompt_name is None
+                cut = truncated(work, tokens, longest, prompt_known=unprompted)
+                return Embedded(_fitted(vectors, work), tokens, cut)
             case Rerank():
                 ranks = msgspec.json.decode(answer.body, type=list[Rank])
                 tokens = _header_tokens(answer)
-                _check_tokens(tokens, len(work.documents), info)
-                scores = _scores(ranks, len(work.documents))
-                return Reranked(scores, tokens, _truncated(work, tokens, info))
+                check_tokens(tokens, len(work.documents), longest)
+                scores = scores_in_order([(one.index, one.score) for one in ranks], len(work.documents))
+                return Reranked(scores, tokens, truncated(work, tokens, longest))
             case Tokenize():
                 lists = msgspec.json.decode(answer.body, type=list[list[Token]])
                 if len(lists) != len(work.inputs):
                     raise Failed(f"asked for {len(work.inputs)} inputs, got {len(lists)}")
                 return Tokenized(tuple(tuple(one) for one in lists))
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        # ValueError: base64 that is none, rows of unequal length, a length that is no multiple of 4.
-        raise Failed("the upstream's answer could not be read") from error
 
 
-def _vectors(path: str, answer: Answer) -> tuple[Vectors, int]:
+def _vectors(path: str, answer: Answer, expected: int) -> tuple[Vectors, int]:
     if path == "/embed":
-        rows = msgspec.json.decode(answer.body, type=list[list[float]])
-        return _float32(rows), _header_tokens(answer)
-    reply = msgspec.json.decode(answer.body, type=OpenAIReply)
-    items = sorted(reply.data, key=lambda item: item.index)
-    if [item.index for item in items] != list(range(len(items))):
-        raise Failed("the upstream's indices are not 0 to n - 1")
-    raw = [pybase64.b64decode(item.embedding, validate=True) for item in items]
-    return np.array([np.frombuffer(one, dtype="<f4") for one in raw]), reply.usage.prompt_tokens
-
-
-def _check_vectors(vectors: Vectors, expected: int) -> None:
-    if vectors.ndim != 2 or vectors.shape[0] != expected or vectors.shape[1] == 0:
-        raise Failed(f"asked for {expected} vectors, got an array of shape {vectors.shape}")
-    if not np.isfinite(vectors).all():
-        raise Failed("the upstream's vectors hold numbers that are not finite")
-
-
-def _check_tokens(tokens: int, inputs: int, info: Info) -> None:
-    """Tenants pay by this number: one that cannot be true is not believed."""
-    if not 0 <= tokens <= inputs * info.max_input_length:
-        raise Failed(f"the upstream counted {tokens} tokens for {inputs} inputs")
-
-
-def _float32(numbers: list[list[float]] | list[float]) -> Vectors:
-    """What does not fit becomes infinite, which is refused after; numpy need not warn of it."""
-    with np.errstate(over="ignore"):
-        return np.array(numbers, dtype=np.float32)
+        vectors = float32(msgspec.json.decode(answer.body, type=list[list[float]]))
+        check_vectors(vectors, expected)
+        return vectors, _header_tokens(answer)
+    vectors, tokens = decode_embeddings(answer.body, expected)
+    if tokens is None:
+        raise Failed("the upstream told no usage")
+    return vectors, tokens
 
 
 def _fitted(vectors: Vectors, work: Embed) -> Vectors:
-    """Releases before 1.8 know no `dimensions` and ignore it: do here what they did not.
-
-    Raises: Failed where a row is shorter than what was asked for.
-    """
-    width = vectors.shape[1]
-    if work.dimensions is None or width == work.dimensions:
-        return vectors
-    if width < work.dimensions:
-        raise Failed(f"asked for {work.dimensions} dimensions, got {width}")
-    return shaped(vectors, dimensions=work.dimensions, normalize=work.normalize)
-
-
-def _scores(ranks: list[Rank], expected: int) -> Vectors:
-    if sorted(rank.index for rank in ranks) != list(range(expected)):
-        raise Failed(f"asked for {expected} scores, got other indices")
-    scores = _float32([rank.score for rank in sorted(ranks, key=lambda rank: rank.index)])
-    if not np.isfinite(scores).all():
-        raise Failed("the upstream's scores hold numbers that are not finite")
-    return scores
+    """Releases before 1.8 know no `dimensions` and ignore it: do here what they did not."""
+    done = work.dimensions is None or vectors.shape[1] == work.dimensions
+    return vectors if done else fitted(vectors, work)
 
 
 def _header_tokens(answer: Answer) -> int:
     value = answer.headers.get("x-compute-tokens", "0")
     return int(value) if value.isdecimal() else 0
-
-
-def _truncated(work: Embed | Rerank, tokens: int, info: Info) -> tuple[int, ...] | None:
-    """None, unless it is sure that nothing was cut: TEI does not say."""
-    if work.truncate is Truncate.ERROR:
-        return ()
-    texts, room = inputs_of(work), info.max_input_length
-    if any(precut(text, room, work.truncate) is not text for text in texts):
-        # Cut before it was sent, so that a small count of tokens proves nothing.
-        return None
-    if isinstance(work, Rerank):
-        room -= most_tokens(work.query)
-    # How long a named prompt is, only the server knows.
-    unprompted = isinstance(work, Rerank) or work.prompt_name is None
-    whole = 0 < tokens < info.max_input_length or (unprompted and surely_whole(texts, room))
-    return () if whole else None
 
 
 def failure(answer: Answer) -> BackendError:
@@ -304,6 +239,12 @@ class TeiBackend:
         if answer.status != 200:
             raise failure(answer)
         return decode(work, path, answer, self._info)
+
+    async def load(self, timeout_s: float) -> Load | None:
+        """te_queue_size counts inputs that wait. Raises: BackendError."""
+        answer = await self._http.get("/metrics", timeout_s)
+        waiting = gauge(answer.body, "te_queue_size") if answer.status == 200 else None
+        return None if waiting is None else Load(round(waiting))
 
     async def aclose(self) -> None:
         """Close the connections to it."""

@@ -233,7 +233,9 @@ def _upstream(
         Replica(
             # A socket's path says nothing to an operator.
             "engine" if settings.backend == "torch" else address,
-            outside.open_replica(settings.backend, ReplicaSpec(address, settings.model, headers, tls)),
+            outside.open_replica(
+                settings.backend, ReplicaSpec(address, settings.model, headers, tls, settings.tokenizer)
+            ),
             Window(settings.in_flight_batches or (ENGINE_WINDOW if settings.backend == "torch" else None)),
         )
         for address in addresses

@@ -325,8 +325,18 @@ def _upstream_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
         if upstream.replicas:
             yield Problem(f"{path}.replicas", "torch runs here; replicas are for remote backends")
         return
+    yield from _remote_problems(upstream, path)
+
+
+def _remote_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
     if not upstream.replicas:
         yield Problem(f"{path}.replicas", "is missing; a list of base URLs, http://host:port")
+    if upstream.backend == "infinity" and not upstream.tokenizer:
+        yield Problem(
+            f"{path}.tokenizer",
+            "is missing; Infinity counts characters, so its tokens are counted here: a hub id, or the path "
+            "of a checkpoint's tokenizer.json and config files",
+        )
     for index, url in enumerate(upstream.replicas):
         if not _is_base_url(url):
             yield Problem(f"{path}.replicas[{index}]", "not a base URL, http://host:port")

@@ -12,9 +12,12 @@ import pytest
 
 from backends.contract import Backend, ReplicaSpec
 from backends.http import HttpDoor
+from backends.infinity import InfinityBackend
+from backends.openai import OpenAIBackend
 from backends.registry import Kind
 from backends.registry import open_replica as open_real_replica
 from backends.tei import TeiBackend
+from backends.vllm import VllmBackend
 from gateway.app import Boot, Collaborators, build
 from gateway.config_file import parse_config
 from gateway.events import Event
@@ -70,10 +73,10 @@ async def running_gateway(
 
     def open_replica(kind: Kind, spec: ReplicaSpec) -> Backend:
         host = urlsplit(spec.address).hostname or ""
-        if kind != "tei":
+        if kind == "torch":
             return open_real_replica(kind, spec)
         transport = httpx.ASGITransport(servers[host]) if host in servers else httpx.MockTransport(_refuse)
-        return TeiBackend(HttpDoor(spec.address, spec.headers, transport=transport))
+        return remote_backend(kind, spec, transport)
 
     parsed = parse_config(config, {}, Path.cwd())
     first = None if parsed.tenants else key_digest(KEY)
@@ -92,6 +95,19 @@ async def running_gateway(
                 while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
         yield Running(client, events)
+
+
+def remote_backend(kind: Kind, spec: ReplicaSpec, transport: httpx.AsyncBaseTransport) -> Backend:
+    """A remote replica's backend, as its module opens it, over a transport of the test's."""
+    door = HttpDoor(spec.address, spec.headers, transport=transport)
+    match kind:
+        case "infinity":
+            return InfinityBackend(door, spec.model, spec.tokenizer)
+        case "vllm":
+            return VllmBackend(door, spec.model, spec.tokenizer)
+        case "openai":
+            return OpenAIBackend(door, spec.model, spec.tokenizer)
+    return TeiBackend(door)
 
 
 def _refuse(request: httpx.Request) -> httpx.Response:

@@ -46,6 +46,29 @@ class Recipe(msgspec.Struct, frozen=True):
     default_prompt: str | None = None
 
 
+class InputRules(msgspec.Struct, frozen=True):
+    """What a server does to inputs before its model sees them: how much it keeps, what it puts before."""
+
+    max_tokens: int
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+
+
+def read_input_rules(checkpoint: Path) -> InputRules:
+    """The part of a recipe that holds for any server, also of a model that this engine does not have.
+
+    Raises: ModelUnavailable.
+    """
+    transformer = checkpoint / _module_folders(checkpoint).get("Transformer", "")
+    sentence = _json(checkpoint / "config_sentence_transformers.json")
+    maximum = _max_tokens(
+        _json(checkpoint / "config.json"),
+        _json(transformer / "sentence_bert_config.json"),
+        _json(transformer / "tokenizer_config.json"),
+    )
+    return InputRules(maximum, _prompts(sentence), sentence.get("default_prompt_name"))
+
+
 def read_recipe(checkpoint: Path) -> Recipe:
     """Read config.json and the sentence-transformers files beside it.
 
@@ -67,7 +90,7 @@ def read_recipe(checkpoint: Path) -> Recipe:
         pooling=_pooling_modes(pooling),
         include_prompt=bool(pooling.get("include_prompt", True)),
         lower_case=bool(sentence_config.get("do_lower_case", False)),
-        prompts={name: text for name, text in sentence.get("prompts", {}).items() if text is not None},
+        prompts=_prompts(sentence),
         default_prompt=sentence.get("default_prompt_name"),
     )
 
@@ -81,13 +104,21 @@ def _json(path: Path) -> dict[str, Any]:
         raise ModelUnavailable(f"{path} is not valid JSON: {error}") from error
 
 
-def _modules(checkpoint: Path) -> dict[str, str]:
+def _prompts(sentence: dict[str, Any]) -> dict[str, str]:
+    return {name: text for name, text in sentence.get("prompts", {}).items() if text is not None}
+
+
+def _module_folders(checkpoint: Path) -> dict[str, str]:
     """Module kind → its folder, from modules.json; empty for a plain transformers checkpoint."""
     path = checkpoint / "modules.json"
     if not path.is_file():
         return {}
     listed = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
-    modules = {str(one["type"]).rsplit(".", 1)[-1]: str(one.get("path", "")) for one in listed}
+    return {str(one["type"]).rsplit(".", 1)[-1]: str(one.get("path", "")) for one in listed}
+
+
+def _modules(checkpoint: Path) -> dict[str, str]:
+    modules = _module_folders(checkpoint)
     unknown = modules.keys() - {"Transformer", "Pooling", "Normalize"}
     if unknown:
         raise ModelUnavailable(

@@ -39,8 +39,8 @@ class Replica:
         self.window = window or Window()
         self.state = State.JOINING
         self.capabilities: Capabilities | None = None
-        # Requests that wait inside it, as it tells itself; others than this gateway may send to it.
-        self.waiting = 0
+        # What waits inside it, as it tells itself; others than this gateway may send to it.
+        self.waiting_inputs = 0
         self.batches = 0
         self.batches_of: Counter[str] = Counter()
         self.inputs = 0
@@ -219,5 +219,5 @@ class Pool:
 
 
 def _waiting_tokens(replica: Replica) -> int:
-    """What waits inside a replica by its own account, in the tokens of an average batch of ours."""
-    return replica.waiting * (replica.tokens // replica.batches if replica.batches else 1)
+    """What waits inside a replica by its own account, in tokens of our average input."""
+    return replica.waiting_inputs * (replica.tokens // replica.inputs if replica.inputs else 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from backends.contract import Capabilities, Embed, Operation, Rerank, Work
+from backends.contract import Capabilities, Embed, Operation, Rerank, TellsLoad, Work
 from backends.errors import (
     BackendError,
     InvalidWork,
@@ -71,8 +71,13 @@ async def _joins(pool: Pool, replica: Replica, *, patient: bool) -> bool:
         if not (patient and replica.state is State.JOINING):
             pool.learn(replica, Happened.JOIN_FAILED, error.message)
         return False
-    pool.learn(replica, Happened.JOINED, f"{told.model_id} {told.dtype or ''}".strip(), told)
+    pool.learn(replica, Happened.JOINED, _told(told), told)
     return True
+
+
+def _told(told: Capabilities) -> str:
+    """What it faces and what it learnt of it, on one line."""
+    return ", ".join(filter(None, (told.model_id, told.dtype, told.version, *told.notes)))
 
 
 async def _look_after(
@@ -81,6 +86,7 @@ async def _look_after(
     """Probe a replica that is suspiciously silent, or has had nothing to do; since when it is quiet."""
     if waits.stalled_s is None:
         return quiet_since_s
+    await _ask_load(replica)
     now_s = clock()
     if replica.batches:
         if replica.silent(now_s, waits.stalled_s) and replica.capabilities is not None:
@@ -96,6 +102,17 @@ async def _look_after(
         # It is there; what it cannot say of itself now, it has said when it joined.
         return now_s
     return now_s
+
+
+async def _ask_load(replica: Replica) -> None:
+    """How much waits inside it, where it tells: others than this gateway may send to it."""
+    if not isinstance(replica.backend, TellsLoad):
+        return
+    try:
+        load = await replica.backend.load(PROBE_TIMEOUT_S)
+    except BackendError:
+        load = None
+    replica.waiting_inputs = load.waiting_inputs if load else 0
 
 
 async def _question(pool: Pool, replica: Replica, told: Capabilities) -> None:

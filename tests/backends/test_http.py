@@ -3,13 +3,13 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 import pytest
 
 from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
-from backends.http import HttpDoor
+from backends.http import HttpDoor, countdown
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -229,3 +229,32 @@ async def test_cookies_of_a_server_are_never_sent_back() -> None:
 
     assert heard[0].startswith(b"GET /info")
     assert b"who=acme" not in heard[0]
+
+
+@pytest.mark.parametrize(("idle_s", "connections"), [(1e-9, 2), (60.0, 1)])
+async def test_an_idle_connection_is_kept_for_its_time(idle_s: float, connections: int) -> None:
+    opened = []
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer)
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+    async def until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            await speak(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(until_closed, "127.0.0.1", 0)
+    async with server:
+        door = HttpDoor(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", idle_s=idle_s)
+        for _ in range(2):
+            await door.get("/", 5.0)
+        await door.aclose()
+
+    assert connections == len(opened)
+
+
+def test_a_countdown_never_goes_below_nothing() -> None:
+    assert 0.0 == countdown(0.0)()
+    assert 0 < countdown(60.0)() <= 60

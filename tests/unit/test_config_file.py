@@ -80,6 +80,7 @@ FAULTS: dict[str, set[str]] = {
     "no_backend": {"upstreams.tei.backend"},
     "no_model_for_the_engine": {"upstreams.engine.model"},
     "no_replicas": {"upstreams.tei.replicas"},
+    "infinity_without_a_tokenizer": {"upstreams.inf.tokenizer"},
     "no_upstreams": {"upstreams"},
     "not_yaml": {"line 4"},
     "origins_that_no_browser_sends": {
@@ -164,7 +165,8 @@ def test_every_invalid_file_is_in_the_table() -> None:
     [
         ("unknown_upstream", "tei"),
         ("unknown_key", "upstreams, models, defaults, tenants"),
-        ("unknown_backend", "tei, torch"),
+        ("unknown_backend", "tei, infinity, vllm, openai, torch"),
+        ("infinity_without_a_tokenizer", "a hub id, or the path"),
         ("unknown_limit", "<requests|tokens|inputs>_per_<second|minute|hour|day|month>"),
         ("unknown_default", "bge"),
         ("listen_without_a_port", "127.0.0.1:8080"),

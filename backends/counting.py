@@ -1,0 +1,97 @@
+"""Tokens, lengths and prompts for wires that do not tell them, from the checkpoint's own small files.
+
+Rule: the files are read once a process and the counting is done off the event loop; weights are never needed.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+import msgspec
+
+from backends.checkpoints import locate_tokenizer
+from backends.contract import Embed, Rerank, Tokenize, Tokenized, Work
+from backends.errors import InvalidWork, TimedOut
+from backends.tokens import TextTokenizer, open_tokenizer
+from backends.torch.checkpoint import InputRules, read_input_rules
+
+# Threads of its own: counting that nobody waits for any more must not hold up anything else.
+COUNTING = ThreadPoolExecutor(2, "count")
+
+Result = TypeVar("Result")
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """Tokens of all inputs together as the model sees them, and the indices of those that are too long."""
+
+    tokens: int
+    truncated: tuple[int, ...]
+
+
+class Counter:
+    """One checkpoint's tokenizer and input rules."""
+
+    def __init__(self, tokenizer: TextTokenizer, rules: InputRules) -> None:
+        self._tokenizer = tokenizer
+        self.rules = rules
+
+    async def count(self, work: Embed | Rerank, timeout_s: float) -> Counted:
+        """Raises: InvalidWork where truncate is ERROR and an input is too long; TimedOut."""
+        return await _off_loop(lambda: self._count(work), timeout_s)
+
+    async def explain(self, work: Tokenize, timeout_s: float) -> Tokenized:
+        """The tokens of each input; a prompt must be in it already. Raises: TimedOut."""
+        return await _off_loop(lambda: self._explain(work), timeout_s)
+
+    def _count(self, work: Embed | Rerank) -> Counted:
+        if isinstance(work, Rerank):
+            sequences = self._tokenizer.encode_pairs(work.query, work.documents, work.truncate)
+        else:
+            sequences = self._tokenizer.encode(work.inputs, work.truncate)
+        return Counted(sum(sequences.lengths), sequences.truncated)
+
+    def _explain(self, work: Tokenize) -> Tokenized:
+        lists = self._tokenizer.explain(work.inputs, add_special_tokens=work.add_special_tokens)
+        return Tokenized(tuple(tuple(one) for one in lists))
+
+
+async def open_counter(source: str, timeout_s: float) -> Counter:
+    """The counter of a checkpoint, by hub id or path. Raises: ModelUnavailable, TimedOut."""
+    return await _off_loop(lambda: _opened(source), timeout_s)
+
+
+@cache
+def _opened(source: str) -> Counter:
+    checkpoint = locate_tokenizer(source)
+    rules = read_input_rules(checkpoint)
+    return Counter(open_tokenizer(checkpoint, rules.max_tokens), rules)
+
+
+async def _off_loop(function: Callable[[], Result], timeout_s: float) -> Result:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.get_running_loop().run_in_executor(COUNTING, function)
+    except TimeoutError as error:
+        raise TimedOut(f"tokens were not counted within {timeout_s:.1f} s") from error
+
+
+def prompted(work: Work, rules: InputRules | None) -> Work:
+    """The work with its prompt written into each input, for wires that know no prompts.
+
+    Raises: InvalidWork where no prompt has the name that is asked for.
+    """
+    if isinstance(work, Rerank):
+        return work
+    prompts = rules.prompts if rules else {}
+    name = work.prompt_name
+    if name is None:
+        name = rules.default_prompt if rules else None
+    if name is None:
+        return work
+    if name not in prompts:
+        known = ", ".join(sorted(prompts)) or "none"
+        raise InvalidWork(f"there is no prompt {name!r}; known here: {known}")
+    inputs = tuple(prompts[name] + text for text in work.inputs)
+    return msgspec.structs.replace(work, inputs=inputs, prompt_name=None)

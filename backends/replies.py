@@ -1,0 +1,115 @@
+"""Whether an answer is an answer to the work, and what it leaves to be done; the same for every wire. Pure.
+
+Rule: what cannot be true is Failed, never a vector.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import numpy as np
+
+from backends.contract import Embed, Rerank, Truncate, Vectors, inputs_of
+from backends.errors import Failed, InvalidWork
+from backends.texts import most_tokens, precut, surely_whole
+from backends.vectors import shaped
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Turn what goes wrong in reading a body into Failed."""
+    try:
+        yield
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        # ValueError: base64 that is none, rows of unequal length, a length that is no multiple of 4.
+        raise Failed("the upstream's answer could not be read") from error
+
+
+def float32(numbers: Sequence[Sequence[float]] | Sequence[float]) -> Vectors:
+    """What does not fit becomes infinite, which is refused after; numpy need not warn of it."""
+    with np.errstate(over="ignore"):
+        return np.array(numbers, dtype=np.float32)
+
+
+def check_vectors(vectors: Vectors, expected: int) -> None:
+    """Raises: Failed unless there is one finite row for each input."""
+    if vectors.ndim != 2 or vectors.shape[0] != expected or vectors.shape[1] == 0:
+        raise Failed(f"asked for {expected} vectors, got an array of shape {vectors.shape}")
+    if not np.isfinite(vectors).all():
+        raise Failed("the upstream's vectors hold numbers that are not finite")
+
+
+def check_tokens(tokens: int, inputs: int, max_input_tokens: int | None) -> None:
+    """Tenants pay by this number: one that cannot be true is not believed.
+
+    Raises: Failed.
+    """
+    if tokens < 0 or (max_input_tokens is not None and tokens > inputs * max_input_tokens):
+        raise Failed(f"the upstream counted {tokens} tokens for {inputs} inputs")
+
+
+def check_dimensions(work: Embed, width: int | None) -> None:
+    """Raises: InvalidWork where more is asked for than the model's vectors have."""
+    if work.dimensions is not None and width is not None and work.dimensions > width:
+        raise InvalidWork(f"`dimensions` is {work.dimensions}, the model's vectors have {width}")
+
+
+def fitted(vectors: Vectors, work: Embed) -> Vectors:
+    """Cut and normalized as asked, whatever the server did of it.
+
+    Raises: Failed where a row is shorter than what was asked for.
+    """
+    width = vectors.shape[1]
+    if work.dimensions is not None and width < work.dimensions:
+        raise Failed(f"asked for {work.dimensions} dimensions, got {width}")
+    return shaped(vectors, dimensions=work.dimensions, normalize=work.normalize)
+
+
+def scores_in_order(ranks: Sequence[tuple[int, float]], expected: int) -> Vectors:
+    """(index, score) in any order → (expected,) float32 in document order.
+
+    Raises: Failed unless there is one finite score for each document.
+    """
+    ordered = sorted(ranks)
+    if [index for index, _ in ordered] != list(range(expected)):
+        raise Failed(f"asked for {expected} scores, got other indices")
+    scores = float32([score for _, score in ordered])
+    if not np.isfinite(scores).all():
+        raise Failed("the upstream's scores hold numbers that are not finite")
+    return scores
+
+
+def truncated(
+    work: Embed | Rerank, tokens: int, max_input_tokens: int | None, *, prompt_known: bool = True
+) -> tuple[int, ...] | None:
+    """None, unless it is sure that nothing was cut; for servers that cut and do not say.
+
+    prompt_known: whether what is put before the inputs is in them already.
+    """
+    if work.truncate is Truncate.ERROR:
+        return ()
+    if max_input_tokens is None:
+        return None
+    texts, room = inputs_of(work), max_input_tokens
+    if any(precut(text, room, work.truncate) is not text for text in texts):
+        # Cut before it was sent, so that a small count of tokens proves nothing.
+        return None
+    if isinstance(work, Rerank):
+        room -= most_tokens(work.query)
+    whole = 0 < tokens < max_input_tokens or (prompt_known and surely_whole(texts, room))
+    return () if whole else None
+
+
+def gauge(exposition: bytes, name: str) -> float | None:
+    """The sum of a metric's samples in Prometheus' text format; None where there is none to be read."""
+    samples = [
+        line.rsplit(b" ", 1)[-1]
+        for line in exposition.splitlines()
+        if line.startswith((f"{name} ".encode(), f"{name}{{".encode()))
+    ]
+    try:
+        total = sum(map(float, samples))
+    except ValueError:
+        return None
+    return total if samples and math.isfinite(total) else None

@@ -1,0 +1,85 @@
+"""Tokens, lengths and prompts from a checkpoint's small files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from backends.contract import Embed, Rerank, Tokenize, Truncate, Work
+from backends.counting import Counted, open_counter, prompted
+from backends.errors import InvalidWork, ModelUnavailable, TimedOut
+from backends.torch.checkpoint import InputRules, read_input_rules
+from tests.fakes.checkpoint import write_small_files
+
+RULES = InputRules(16, {"query": "query: ", "passage": ""}, None)
+LONG = "w " * 20
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        (Embed(("a", "b c")), Counted(3 + 4, ())),
+        (Embed(("a", LONG)), Counted(3 + 16, (1,))),
+        (Embed((LONG, "a"), truncate=Truncate.LEFT), Counted(16 + 3, (0,))),
+        (Rerank("q", ("a", "")), Counted(5 + 4, ())),
+        (Rerank(LONG, ("a", "b")), Counted(16 + 16, (0, 1))),
+    ],
+    ids=str,
+)
+async def test_inputs_are_counted_as_the_model_sees_them(
+    small_files: str, work: Embed | Rerank, expected: Counted
+) -> None:
+    assert expected == await (await open_counter(small_files, 5.0)).count(work, 5.0)
+
+
+async def test_what_may_not_be_cut_is_refused(small_files: str) -> None:
+    counter = await open_counter(small_files, 5.0)
+    with pytest.raises(InvalidWork, match="input 1 has 22 tokens"):
+        await counter.count(Embed(("a", LONG), truncate=Truncate.ERROR), 5.0)
+
+
+async def test_counting_ends_in_time(small_files: str) -> None:
+    counter = await open_counter(small_files, 5.0)
+    with pytest.raises(TimedOut):
+        await counter.count(Embed(("a",)), 0.0)
+
+
+async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable):
+        await open_counter(str(tmp_path), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("work", "rules", "expected"),
+    [
+        (Embed(("a",), prompt_name="query"), RULES, Embed(("query: a",))),
+        (Embed(("a",), prompt_name="passage"), RULES, Embed(("a",))),
+        (Tokenize(("a",), prompt_name="query"), RULES, Tokenize(("query: a",))),
+        (Embed(("a",)), RULES, Embed(("a",))),
+        (Embed(("a",)), InputRules(16, {"query": "query: "}, "query"), Embed(("query: a",))),
+        (Embed(("a",)), None, Embed(("a",))),
+        (Rerank("q", ("a",)), RULES, Rerank("q", ("a",))),
+    ],
+    ids=str,
+)
+def test_a_prompt_is_written_into_each_input(work: Work, rules: InputRules | None, expected: Work) -> None:
+    assert expected == prompted(work, rules)
+
+
+@pytest.mark.parametrize("rules", [RULES, None])
+def test_a_prompt_that_nobody_knows_is_the_callers(rules: InputRules | None) -> None:
+    with pytest.raises(InvalidWork, match="nowhere"):
+        prompted(Embed(("a",), prompt_name="nowhere"), rules)
+
+
+def test_the_rules_of_a_model_that_the_engine_does_not_have(tmp_path: Path) -> None:
+    write_small_files(tmp_path)
+    modules = [
+        {"idx": 0, "name": "0", "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Odd", "type": "sentence_transformers.models.WordWeights"},
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "0_Transformer").mkdir()
+    (tmp_path / "0_Transformer" / "sentence_bert_config.json").write_text('{"max_seq_length": 9}')
+
+    assert InputRules(9, {"query": "query: "}, None) == read_input_rules(tmp_path)

@@ -1,0 +1,371 @@
+"""The Infinity adapter: pure encode and decode, and the backend against a strict server."""
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.contract import (
+    Embed,
+    Embedded,
+    Load,
+    Operation,
+    Rerank,
+    Reranked,
+    Tokenize,
+    Tokenized,
+    Truncate,
+)
+from backends.counting import Counted
+from backends.errors import (
+    BackendError,
+    Failed,
+    InvalidWork,
+    ModelUnavailable,
+    Overloaded,
+    Unavailable,
+    UnsupportedWork,
+)
+from backends.http import Answer, HttpDoor
+from backends.infinity import CHARACTERS_MAX, InfinityBackend, as_read, decode, encode, failure
+from backends.vectors import sigmoid
+from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
+from tests.fakes.hooks import answering
+from tests.fakes.infinity import FakeInfinity
+from tests.fakes.server import logit_of
+from tests.fakes.tei import vector_of
+
+LONG = "w " * 20
+COUNTED = Counted(7, (1,))
+
+texts = st.lists(st.text(), min_size=1, max_size=4).map(tuple)
+works = st.one_of(
+    st.builds(Embed, texts, st.booleans(), st.none() | st.integers(1, 8)),
+    st.builds(Rerank, st.text(), texts, st.booleans()),
+)
+
+
+def backend_of(
+    server: Any, tokenizer: str | None, model: str | None = None, headers: dict[str, str] | None = None
+) -> InfinityBackend:
+    """Not joined yet."""
+    door = HttpDoor("http://infinity", headers, transport=httpx.ASGITransport(server))
+    return InfinityBackend(door, model, tokenizer)
+
+
+async def joined(server: FakeInfinity, tokenizer: str, model: str | None = None) -> InfinityBackend:
+    """The backend of a server, which has told what it is."""
+    backend = backend_of(server, tokenizer, model)
+    await backend.describe(5.0)
+    return backend
+
+
+@settings(max_examples=200, deadline=None)
+@given(works)
+def test_no_field_is_null_and_dimensions_stay_here(work: Embed | Rerank) -> None:
+    _, body = encode(work, "m")
+
+    assert None not in body.values()
+    assert "dimensions" not in body
+
+
+@settings(max_examples=200, deadline=None)
+@given(works)
+def test_every_input_is_sent_in_order(work: Embed | Rerank) -> None:
+    _, body = encode(work, "m")
+
+    expected = work.documents if isinstance(work, Rerank) else work.inputs
+    assert expected == (body.get("input") or body.get("documents"))
+
+
+def test_a_text_is_counted_as_the_server_reads_it() -> None:
+    book = " " + "x" * (CHARACTERS_MAX + 9)
+
+    assert Embed(("a b",)) == as_read(Embed(("  a b\n",)), 512)
+    (sent,) = as_read(Embed((book,)), 512).inputs
+    assert CHARACTERS_MAX == len(sent)
+    strict = as_read(Rerank(book, ("a",), truncate=Truncate.ERROR), 512)
+    assert CHARACTERS_MAX + 9 == len(strict.query)
+
+
+async def test_what_it_is_is_learnt_when_it_joins(small_files: str) -> None:
+    told = await backend_of(FakeInfinity(), small_files).describe(5.0)
+
+    assert {Operation.EMBED, Operation.TOKENIZE} == told.operations
+    assert ("fake/model", 16, 4, 8) == (
+        told.model_id,
+        told.max_input_tokens,
+        told.batch_inputs,
+        told.dimensions,
+    )
+    assert {"query": "query: "} == told.prompts
+
+
+async def test_a_reranker_offers_no_vectors(small_files: str) -> None:
+    told = await backend_of(FakeInfinity(capability="rerank"), small_files).describe(5.0)
+
+    assert {Operation.RERANK, Operation.TOKENIZE} == told.operations
+
+
+async def test_without_a_tokenizer_it_does_not_join() -> None:
+    with pytest.raises(Failed, match="tokenizer"):
+        await backend_of(FakeInfinity(), None).describe(5.0)
+
+
+async def test_a_tokenizer_that_is_not_there_is_told(tmp_path: Any) -> None:
+    with pytest.raises(ModelUnavailable):
+        await backend_of(FakeInfinity(), str(tmp_path / "nowhere")).describe(5.0)
+
+
+@pytest.mark.parametrize(
+    ("models", "asked", "found"),
+    [
+        (("a",), None, "a"),
+        (("a",), "a", "a"),
+        (("a", "b"), "b", "b"),
+        # A server of one model takes any name, so that nobody would notice.
+        (("a",), "b", None),
+        (("a", "b"), None, None),
+        (("a", "b"), "c", None),
+    ],
+)
+async def test_the_model_is_the_one_asked_for_or_the_only_one(
+    small_files: str, models: tuple[str, ...], asked: str | None, found: str | None
+) -> None:
+    backend = backend_of(FakeInfinity(models=models), small_files, asked)
+    if found is None:
+        with pytest.raises(Failed, match="serves"):
+            await backend.describe(5.0)
+    else:
+        assert found == (await backend.describe(5.0)).model_id
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        # A vector for each token, flattened: the two texts of the probe differ in length.
+        packed([0.6, 0.8], [0.6, 0.8, 0.6, 0.8]),
+    ],
+)
+async def test_a_vector_for_each_token_is_no_embedding(small_files: str, probe: Any) -> None:
+    told = await backend_of(_embeds(probe), small_files).describe(5.0)
+
+    assert Operation.EMBED not in told.operations
+
+
+async def test_quantized_vectors_do_not_join(small_files: str) -> None:
+    with pytest.raises(Failed, match="float32"):
+        await backend_of(_embeds(packed([100.0, 27.0], [-3.0, 90.0])), small_files).describe(5.0)
+
+
+def _embeds(reply: Any) -> FakeInfinity:
+    """A server whose /embeddings answers so."""
+    server = FakeInfinity()
+
+    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
+        return (200, body_of(reply)) if path == "/embeddings" else None
+
+    server.hook = hook
+    return server
+
+
+async def test_vectors_come_back_with_tokens_of_the_model(small_files: str) -> None:
+    server = FakeInfinity()
+    reply = await (await joined(server, small_files)).run(Embed(("a", "many letters here")), 5.0)
+
+    assert isinstance(reply, Embedded)
+    np.testing.assert_allclose([vector_of("a"), vector_of("many letters here")], reply.vectors, rtol=1e-6)
+    assert (3 + 5, ()) == (reply.tokens, reply.truncated)
+
+
+async def test_dimensions_are_cut_and_then_normalized(small_files: str) -> None:
+    reply = await (await joined(FakeInfinity(), small_files)).run(Embed(("a",), dimensions=4), 5.0)
+
+    assert isinstance(reply, Embedded)
+    expected = vector_of("a")[:4] / np.linalg.norm(vector_of("a")[:4])
+    np.testing.assert_allclose([expected], reply.vectors, rtol=1e-6)
+
+
+async def test_an_input_that_is_cut_is_told(small_files: str) -> None:
+    reply = await (await joined(FakeInfinity(), small_files)).run(Embed(("a", LONG)), 5.0)
+
+    assert (3 + 16, (1,)) == (reply.tokens, reply.truncated)
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        (Embed((LONG,), truncate=Truncate.ERROR), InvalidWork),
+        (Rerank("q", (LONG,), truncate=Truncate.ERROR), InvalidWork),
+        (Embed((LONG,), truncate=Truncate.LEFT), UnsupportedWork),
+        (Embed(("a",), normalize=False), UnsupportedWork),
+        (Embed(("a",), dimensions=9), InvalidWork),
+        (Embed(("a",), prompt_name="nowhere"), InvalidWork),
+        (Rerank("q", ("a",)), UnsupportedWork),
+    ],
+    ids=str,
+)
+async def test_what_it_cannot_do_is_refused_before_it_is_sent(
+    small_files: str, work: Embed | Rerank, error: type[BackendError]
+) -> None:
+    server = FakeInfinity()
+    backend = await joined(server, small_files)
+    sent = len(server.requests)
+    with pytest.raises(error):
+        await backend.run(work, 5.0)
+
+    assert sent == len(server.requests)
+
+
+@pytest.mark.parametrize("truncate", [Truncate.LEFT, Truncate.ERROR])
+async def test_a_short_text_may_be_cut_as_one_likes(small_files: str, truncate: Truncate) -> None:
+    reply = await (await joined(FakeInfinity(), small_files)).run(Embed(("a",), truncate=truncate), 5.0)
+
+    assert () == reply.truncated
+
+
+async def test_a_named_prompt_is_written_into_the_text(small_files: str) -> None:
+    server = FakeInfinity()
+    reply = await (await joined(server, small_files)).run(Embed(("a",), prompt_name="query"), 5.0)
+
+    assert ["query: a"] == server.requests[-1][1]["input"]
+    assert 4 == reply.tokens
+
+
+@pytest.mark.parametrize("raw_scores", [True, False])
+async def test_scores_come_back_in_document_order(small_files: str, raw_scores: bool) -> None:
+    backend = await joined(FakeInfinity(capability="rerank"), small_files)
+    reply = await backend.run(Rerank("q", ("a", "", "c"), raw_scores=raw_scores), 5.0)
+
+    assert isinstance(reply, Reranked)
+    logits = np.array([logit_of("q", one) for one in ("a", "", "c")], np.float32)
+    np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
+    assert 5 + 4 + 5 == reply.tokens
+
+
+async def test_tokens_are_shown_by_the_tokenizer(small_files: str) -> None:
+    reply = await (await joined(FakeInfinity(), small_files)).run(Tokenize(("red blue",)), 5.0)
+
+    assert isinstance(reply, Tokenized)
+    assert [(None, None), (0, 3), (4, 8), (None, None)] == [(one.start, one.stop) for one in reply.inputs[0]]
+
+
+async def test_the_url_prefix_is_part_of_the_address(small_files: str) -> None:
+    server = FakeInfinity(prefix="/v1")
+    door = HttpDoor("http://infinity/v1", transport=httpx.ASGITransport(server))
+    backend = InfinityBackend(door, None, small_files)
+    await backend.describe(5.0)
+    await backend.run(Embed(("a",)), 5.0)
+
+    assert {"/v1/embeddings"} == {path for path, _ in server.requests}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (429, {"error": {"message": "model m is currently overloaded", "code": 429}}, Overloaded),
+        (503, b"", Unavailable),
+        (401, {"detail": "Unauthorized"}, Failed),
+        (422, {"detail": [{"type": "too_long", "loc": ["body", "input"], "msg": "x"}]}, Failed),
+        (400, {"error": {"message": "ModelNotDeployedError: no", "code": 400}}, Failed),
+        (400, {"error": {"message": "Invalid model: m", "code": 400}}, Failed),
+        (404, {"detail": "Not Found"}, Failed),
+        (500, {"error": {"message": "InternalServerError: secret", "code": 500}}, Failed),
+        (502, b"<html>", Failed),
+        (500, b"\xff\xfe", Failed),
+    ],
+    ids=str,
+)
+def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
+    error = failure(Answer(status, {}, body_of(body)))
+
+    assert expected is type(error)
+    assert "secret" not in error.message
+
+
+@pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
+def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
+    with pytest.raises(Failed):
+        decode(Embed(("a", "b")), Answer(200, {}, body_of(body)), COUNTED)
+
+
+NOT_RANKS: dict[str, Any] = {
+    "html": b"<html>",
+    "too_few": {"results": [{"index": 0, "relevance_score": 0.5}]},
+    "index_twice": {"results": [{"index": 0, "relevance_score": 0.5}] * 2},
+    "index_too_high": {"results": [{"index": i, "relevance_score": 0.5} for i in (0, 2)]},
+    "index_negative": {"results": [{"index": i, "relevance_score": 0.5} for i in (-1, 0)]},
+    "no_score": {"results": [{"index": 0}, {"index": 1}]},
+    "nan": b'{"results":[{"index":0,"relevance_score":NaN},{"index":1,"relevance_score":0.5}]}',
+    "past_float32": {"results": [{"index": i, "relevance_score": 1e39} for i in (0, 1)]},
+    "teis": [{"index": 0, "score": 0.5}, {"index": 1, "score": 0.5}],
+}
+
+
+@pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
+def test_what_is_no_ranking_of_the_documents_is_a_failure(body: Any) -> None:
+    with pytest.raises(Failed):
+        decode(Rerank("q", ("a", "b")), Answer(200, {}, body_of(body)), COUNTED)
+
+
+@pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"data": [{"id": "m"}]}'])
+async def test_a_server_that_is_no_infinity_does_not_join(small_files: str, told: bytes) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
+    backend = InfinityBackend(HttpDoor("http://infinity", transport=transport), None, small_files)
+    with pytest.raises(Failed):
+        await backend.describe(5.0)
+
+
+async def test_a_refused_credential_is_not_the_callers(small_files: str) -> None:
+    server = FakeInfinity()
+    server.api_key = "k"
+    with pytest.raises(Failed, match="credential"):
+        await backend_of(server, small_files).describe(5.0)
+
+    told = await backend_of(server, small_files, headers={"authorization": "Bearer k"}).describe(5.0)
+    assert "fake/model" == told.model_id
+
+
+async def test_a_server_that_has_not_joined_is_unavailable(small_files: str) -> None:
+    with pytest.raises(Unavailable):
+        await backend_of(FakeInfinity(), small_files).run(Embed(("a",)), 5.0)
+
+
+async def test_its_queue_is_told(small_files: str) -> None:
+    server = FakeInfinity()
+    backend = await joined(server, small_files)
+    server.queued = 17
+
+    assert Load(17) == await backend.load(5.0)
+
+
+async def test_a_server_that_fails_at_the_probe_does_not_join(small_files: str) -> None:
+    server = FakeInfinity()
+    server.hook = answering(500)
+    with pytest.raises(Failed):
+        await backend_of(server, small_files).describe(5.0)
+
+
+async def test_a_server_that_is_busy_when_it_comes_back_is_known_from_before(small_files: str) -> None:
+    server = FakeInfinity()
+    backend = await joined(server, small_files)
+    server.hook = _only_embeddings(429)
+
+    assert 8 == (await backend.describe(5.0)).dimensions
+    with pytest.raises(Overloaded):
+        await backend_of(server, small_files).describe(5.0)
+
+
+async def test_a_page_instead_of_vectors_at_the_probe_does_not_join(small_files: str) -> None:
+    with pytest.raises(Failed):
+        await backend_of(_embeds(b"<html>welcome</html>"), small_files).describe(5.0)
+
+
+def _only_embeddings(status: int) -> Any:
+    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
+        return (status, b"") if path == "/embeddings" else None
+
+    return hook

@@ -1,0 +1,259 @@
+"""The OpenAI adapter: pure encode and decode, and the backend against strict servers that differ."""
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.contract import Embed, Embedded, Operation, Rerank, TellsLoad, Tokenize, Tokenized, Truncate
+from backends.errors import (
+    BackendError,
+    Failed,
+    InvalidWork,
+    Lost,
+    Overloaded,
+    Unavailable,
+    UnsupportedWork,
+)
+from backends.http import Answer, HttpDoor
+from backends.openai import Facing, OpenAIBackend, decode, encode, failure, route
+from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
+from tests.fakes.hooks import answering, breaking
+from tests.fakes.openai import FIELDS, FakeOpenAI
+from tests.fakes.tei import vector_of
+
+FACING = Facing("m", 16, 8)
+LONG = "w " * 20
+
+texts = st.lists(st.text(), min_size=1, max_size=4).map(tuple)
+
+
+def backend_of(
+    server: Any, model: str | None = None, tokenizer: str | None = None, address: str = "http://api"
+) -> OpenAIBackend:
+    """Not joined yet."""
+    return OpenAIBackend(HttpDoor(address, transport=httpx.ASGITransport(server)), model, tokenizer)
+
+
+async def joined(server: FakeOpenAI, tokenizer: str | None = None) -> OpenAIBackend:
+    """The backend of a server, which has told what it is."""
+    backend = backend_of(server, tokenizer=tokenizer)
+    await backend.describe(5.0)
+    return backend
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts, st.none() | st.integers(1, 8))
+def test_only_fields_of_every_server_are_sent(inputs: tuple[str, ...], dimensions: int | None) -> None:
+    body = encode(Embed(inputs, dimensions=dimensions), FACING)
+
+    assert body.keys() <= FIELDS - {"dimensions"}
+    assert None not in body.values()
+    assert inputs == body["input"]
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("http://ollama:11434", "/v1"),
+        ("http://ollama:11434/", "/v1"),
+        ("https://api.openai.com/v1", ""),
+        ("https://example.org/openai/v1beta/", ""),
+    ],
+)
+def test_a_base_url_without_a_path_means_its_v1(address: str, expected: str) -> None:
+    assert expected == route(address)
+
+
+@pytest.mark.parametrize(("address", "prefix"), [("http://api", "/v1"), ("http://api/x/v4", "/x/v4")])
+async def test_a_base_url_is_what_clients_are_given(address: str, prefix: str) -> None:
+    server = FakeOpenAI(prefix=prefix)
+    backend = backend_of(server, address=address)
+    await backend.describe(5.0)
+    await backend.run(Embed(("a",)), 5.0)
+
+    assert {f"{prefix}/embeddings"} == {path for path, _ in server.requests}
+
+
+@pytest.mark.parametrize(
+    ("server", "model", "found"),
+    [
+        (FakeOpenAI(), None, "fake-model"),
+        (FakeOpenAI(models=("a", "b")), "b", "b"),
+        # A server without a list of models is there all the same.
+        (FakeOpenAI(models=None), "any", "any"),
+        (FakeOpenAI(models=None), None, "unnamed"),
+        (FakeOpenAI(models=("a", "b")), None, None),
+        (FakeOpenAI(models=("a", "b")), "c", None),
+    ],
+)
+async def test_the_model_is_asked_for_or_learnt(
+    server: FakeOpenAI, model: str | None, found: str | None
+) -> None:
+    backend = backend_of(server, model)
+    if found is None:
+        with pytest.raises(Failed):
+            await backend.describe(5.0)
+        return
+    told = await backend.describe(5.0)
+
+    assert (found, frozenset({Operation.EMBED}), 8) == (told.model_id, told.operations, told.dimensions)
+
+
+@pytest.mark.parametrize("base64", [True, False])
+@pytest.mark.parametrize("dimensions", [None, 4])
+async def test_vectors_come_back_as_asked(base64: bool, dimensions: int | None) -> None:
+    backend = await joined(FakeOpenAI(base64=base64))
+    reply = await backend.run(Embed(("a", "b c"), dimensions=dimensions), 5.0)
+
+    assert isinstance(reply, Embedded)
+    raw = np.array([vector_of("a"), vector_of("b c")])[:, : dimensions or 8]
+    np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1)[:, None], reply.vectors, rtol=1e-6)
+    assert 3 + 4 == reply.tokens
+
+
+async def test_a_server_that_gives_longer_vectors_is_normalized_here() -> None:
+    reply = decode(Embed(("a", "b")), Answer(200, {}, body_of(packed([3.0, 4.0], [0.0, 2.0]))), FACING, None)
+
+    np.testing.assert_allclose([[0.6, 0.8], [0.0, 1.0]], reply.vectors, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        (Embed(("a",), normalize=False), UnsupportedWork),
+        (Embed(("a",), dimensions=9), InvalidWork),
+        (Embed(("a",), prompt_name="query"), InvalidWork),
+        (Embed(("a",), truncate=Truncate.LEFT), UnsupportedWork),
+        (Rerank("q", ("a",)), UnsupportedWork),
+        (Tokenize(("a",)), UnsupportedWork),
+    ],
+    ids=str,
+)
+async def test_what_the_wire_cannot_say_is_refused_before_it_is_sent(
+    work: Any, error: type[BackendError]
+) -> None:
+    server = FakeOpenAI()
+    backend = await joined(server)
+    sent = len(server.requests)
+    with pytest.raises(error):
+        await backend.run(work, 5.0)
+
+    assert sent == len(server.requests)
+
+
+@pytest.mark.parametrize("truncate", [Truncate.RIGHT, Truncate.ERROR])
+async def test_what_a_server_finds_too_long_is_the_callers(truncate: Truncate) -> None:
+    backend = await joined(FakeOpenAI())
+    with pytest.raises(InvalidWork, match="more tokens"):
+        await backend.run(Embed((LONG,), truncate=truncate), 5.0)
+
+
+async def test_a_server_that_cuts_silently_is_watched_by_the_tokenizer(small_files: str) -> None:
+    backend = await joined(FakeOpenAI(cuts=True), small_files)
+    reply = await backend.run(Embed(("a", LONG)), 5.0)
+
+    assert (3 + 16, (1,)) == (reply.tokens, reply.truncated)
+    for truncate, error in ((Truncate.ERROR, InvalidWork), (Truncate.LEFT, UnsupportedWork)):
+        with pytest.raises(error):
+            await backend.run(Embed((LONG,), truncate=truncate), 5.0)
+
+
+async def test_a_server_without_usage_needs_the_tokenizer(small_files: str) -> None:
+    with pytest.raises(Failed, match="tokenizer"):
+        await joined(FakeOpenAI(usage=False))
+    reply = await (await joined(FakeOpenAI(usage=False), small_files)).run(Embed(("a b",)), 5.0)
+
+    assert 4 == reply.tokens
+
+
+async def test_the_tokenizer_brings_prompts_and_tokens(small_files: str) -> None:
+    server = FakeOpenAI()
+    backend = await joined(server, small_files)
+    await backend.run(Embed(("a",), prompt_name="query"), 5.0)
+    shown = await backend.run(Tokenize(("red",)), 5.0)
+
+    assert ["query: a"] == server.requests[-1][1]["input"]
+    assert isinstance(shown, Tokenized)
+    assert (0, 3) == (shown.inputs[0][1].start, shown.inputs[0][1].stop)
+
+
+def envelope(message: str, code: str | None = None, kind: str = "invalid_request_error") -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (400, envelope("This model's maximum context length is 8192 tokens"), InvalidWork),
+        (400, envelope("the input length exceeds the context length"), InvalidWork),
+        (500, envelope("input is too large to process. increase the physical batch size"), InvalidWork),
+        (400, envelope("'$.input' is invalid. secret"), InvalidWork),
+        (404, envelope("no secret", "model_not_found"), Failed),
+        (400, envelope("no secret", "model_not_found"), Failed),
+        (404, b"404 page not found", Failed),
+        (401, envelope("Incorrect API key: secret", "invalid_api_key"), Failed),
+        (403, b"", Failed),
+        (429, envelope("slow down", "rate_limit_exceeded", "tokens"), Overloaded),
+        (429, envelope("no money", "insufficient_quota", "insufficient_quota"), Failed),
+        (503, b"Loading model", Unavailable),
+        (500, b"secret", Failed),
+        (502, b"<html>", Failed),
+    ],
+    ids=str,
+)
+def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
+    error = failure(Answer(status, {}, body_of(body)))
+
+    assert expected is type(error)
+    assert "secret" not in error.message
+
+
+@pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
+def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
+    with pytest.raises(Failed):
+        decode(Embed(("a", "b")), Answer(200, {}, body_of(body)), FACING, None)
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 500])
+async def test_a_server_without_embeddings_does_not_join(status: int) -> None:
+    server = FakeOpenAI()
+    server.hook = answering(status)
+    with pytest.raises(Failed):
+        await backend_of(server).describe(5.0)
+
+
+@pytest.mark.parametrize("hook", [answering(429)])
+async def test_a_server_that_is_busy_at_the_probe_joins_without_a_width(hook: Any) -> None:
+    server = FakeOpenAI()
+    server.hook = hook
+    told = await backend_of(server).describe(5.0)
+
+    assert told.dimensions is None
+    assert "width not learnt" in told.notes[0]
+
+
+async def test_a_server_that_breaks_off_the_probe_does_not_join() -> None:
+    server = FakeOpenAI()
+    server.hook = breaking(httpx.ReadError("gone"))
+    with pytest.raises(Lost):
+        await backend_of(server).describe(5.0)
+
+
+async def test_a_refused_credential_is_not_the_callers() -> None:
+    server = FakeOpenAI()
+    server.api_key = "k"
+    with pytest.raises(Failed, match="credential"):
+        await backend_of(server).describe(5.0)
+
+
+async def test_a_server_that_has_not_joined_is_unavailable() -> None:
+    with pytest.raises(Unavailable):
+        await backend_of(FakeOpenAI()).run(Embed(("a",)), 5.0)
+
+
+def test_the_wire_has_no_signal_of_load() -> None:
+    assert not isinstance(backend_of(FakeOpenAI()), TellsLoad)

@@ -1,0 +1,51 @@
+"""What every adapter believes and reads alike."""
+
+import httpx
+import pytest
+
+from backends.contract import Backend, Load, ReplicaSpec, TellsLoad
+from backends.http import HttpDoor
+from backends.registry import BACKENDS, open_replica
+from backends.replies import gauge
+from backends.tei import TeiBackend
+
+QUEUE = b"""# HELP te_queue_size The number of requests in the queue
+# TYPE te_queue_size gauge
+te_queue_size 3
+te_queue_size_total 99
+"""
+
+
+@pytest.mark.parametrize(
+    ("exposition", "name", "expected"),
+    [
+        (QUEUE, "te_queue_size", 3.0),
+        (b'waiting{engine="0"} 1.0\nwaiting{engine="1"} 2.0', "waiting", 3.0),
+        (QUEUE, "te_queue", None),
+        (b"", "te_queue_size", None),
+        (b"te_queue_size many", "te_queue_size", None),
+        (b"te_queue_size NaN", "te_queue_size", None),
+        (b"te_queue_size +Inf", "te_queue_size", None),
+        (b"<html>", "te_queue_size", None),
+    ],
+)
+def test_a_gauge_is_the_sum_of_its_samples(exposition: bytes, name: str, expected: float | None) -> None:
+    assert expected == gauge(exposition, name)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"), [(200, QUEUE, Load(3)), (200, b"", None), (404, b"", None)]
+)
+async def test_teis_queue_is_told_where_it_has_one(status: int, body: bytes, expected: Load | None) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
+
+    assert expected == await TeiBackend(HttpDoor("http://tei", transport=transport)).load(1.0)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_every_kind_opens_a_backend_without_sending_anything(kind: str) -> None:
+    backend: Backend = open_replica(kind, ReplicaSpec("http://nowhere.invalid"))  # type: ignore[arg-type]
+    try:
+        assert isinstance(backend, TellsLoad) is (kind in {"tei", "infinity", "vllm"})
+    finally:
+        await backend.aclose()

@@ -1,0 +1,418 @@
+"""The vLLM adapter: pure encode and decode, and the backend against a strict server of several releases."""
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.contract import (
+    Embed,
+    Embedded,
+    Load,
+    Operation,
+    Rerank,
+    Reranked,
+    Token,
+    Tokenize,
+    Tokenized,
+    Truncate,
+)
+from backends.errors import (
+    BackendError,
+    Failed,
+    InvalidWork,
+    Overloaded,
+    Unavailable,
+    UnsupportedWork,
+)
+from backends.http import Answer, HttpDoor
+from backends.vectors import sigmoid
+from backends.vllm import (
+    Facing,
+    VllmBackend,
+    decode,
+    encode,
+    failure,
+    kind_of_scores,
+    specials_around,
+    unmasked,
+)
+from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
+from tests.fakes.server import logit_of
+from tests.fakes.tei import vector_of
+from tests.fakes.vllm import FakeVllm
+
+FACING = Facing("m", 16, "0.32.0", 8, "use_activation", "on_request", (1, 1))
+LONG = "w " * 20
+RELEASES = ["0.8.5", "0.11.2", "0.20.2", "0.32.0"]
+
+texts = st.lists(st.text(), min_size=1, max_size=4).map(tuple)
+truncates = st.sampled_from(Truncate)
+works = st.one_of(
+    st.builds(Embed, texts, st.booleans(), st.none() | st.integers(1, 8), st.none(), truncates),
+    st.builds(Rerank, st.text(), texts, st.booleans(), truncates),
+)
+
+
+def backend_of(server: Any, model: str | None = None, tokenizer: str | None = None) -> VllmBackend:
+    """Not joined yet."""
+    return VllmBackend(HttpDoor("http://vllm", transport=httpx.ASGITransport(server)), model, tokenizer)
+
+
+async def joined(server: FakeVllm, tokenizer: str | None = None) -> VllmBackend:
+    """The backend of a server, which has told what it is."""
+    backend = backend_of(server, tokenizer=tokenizer)
+    await backend.describe(5.0)
+    return backend
+
+
+@settings(max_examples=200, deadline=None)
+@given(works)
+def test_no_field_is_null_and_every_input_is_sent_in_order(work: Embed | Rerank) -> None:
+    _, body = encode(work, FACING)
+
+    assert None not in body.values()
+    # An empty document would be scored as none.
+    documents = tuple(one or " " for one in work.documents) if isinstance(work, Rerank) else ()
+    expected = documents if isinstance(work, Rerank) else work.inputs
+    assert expected == (body.get("input") or body.get("text_2"))
+    # A side would cost a special token; dimensions are refused by most models.
+    assert not {"truncation_side", "dimensions"} & body.keys()
+
+
+@pytest.mark.parametrize("version", RELEASES)
+async def test_an_embedding_model_of_every_release_joins(version: str) -> None:
+    told = await backend_of(FakeVllm(version=version)).describe(5.0)
+
+    assert {Operation.EMBED, Operation.TOKENIZE} == told.operations
+    assert ("fake/model", 16, 8) == (told.model_id, told.max_input_tokens, told.dimensions)
+    assert f"vLLM {version}" == told.version
+
+
+@pytest.mark.parametrize("version", RELEASES)
+async def test_a_cross_encoder_of_every_release_joins(version: str) -> None:
+    told = await backend_of(FakeVllm(version=version, task="classify")).describe(5.0)
+
+    assert {Operation.RERANK, Operation.TOKENIZE} == told.operations
+
+
+async def test_late_interaction_is_neither_embedding_nor_reranking() -> None:
+    told = await backend_of(FakeVllm(task="token_embed")).describe(5.0)
+
+    assert {Operation.TOKENIZE} == told.operations
+
+
+@pytest.mark.parametrize(
+    ("version", "note"),
+    [
+        ("0.8.5", "no raw vectors"),
+        ("0.11.2", "raw vectors by normalize"),
+        ("0.20.2", "raw vectors by use_activation"),
+        ("0.32.0", "raw vectors by use_activation"),
+    ],
+)
+async def test_the_switch_of_a_release_is_found_and_told(version: str, note: str) -> None:
+    assert note in (await backend_of(FakeVllm(version=version)).describe(5.0)).notes
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("options", [{}, {"dimensions": 4}])
+async def test_vectors_mean_the_same_in_every_release(version: str, options: dict[str, Any]) -> None:
+    reply = await (await joined(FakeVllm(version=version))).run(Embed(("a", "b c"), **options), 5.0)
+
+    assert isinstance(reply, Embedded)
+    raw = np.array([vector_of("a"), vector_of("b c")])[:, : options.get("dimensions", 8)]
+    np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1)[:, None], reply.vectors, rtol=1e-6)
+    assert (3 + 4, ()) == (reply.tokens, reply.truncated)
+
+
+@pytest.mark.parametrize("version", RELEASES)
+async def test_raw_vectors_are_raw_or_refused(version: str) -> None:
+    backend = await joined(FakeVllm(version=version))
+    work = Embed(("a",), normalize=False, dimensions=4)
+    if version == "0.8.5":
+        with pytest.raises(UnsupportedWork):
+            await backend.run(work, 5.0)
+    else:
+        reply = await backend.run(work, 5.0)
+        assert isinstance(reply, Embedded)
+        np.testing.assert_allclose([vector_of("a")[:4] * 2], reply.vectors, rtol=1e-6)
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("raw_scores", [True, False])
+async def test_scores_mean_the_same_in_every_release(version: str, raw_scores: bool) -> None:
+    backend = await joined(FakeVllm(version=version, task="classify"))
+    work = Rerank("q", ("a", "", "c"), raw_scores=raw_scores)
+    if raw_scores and version == "0.8.5":
+        with pytest.raises(UnsupportedWork):
+            await backend.run(work, 5.0)
+        return
+    reply = await backend.run(work, 5.0)
+
+    assert isinstance(reply, Reranked)
+    logits = np.array([logit_of("q", one) for one in ("a", "", "c")], np.float32)
+    np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize("raw_scores", [True, False])
+async def test_a_model_without_an_activation_of_its_own_gives_logits(raw_scores: bool) -> None:
+    backend = await joined(FakeVllm(task="classify", activation="none"))
+    reply = await backend.run(Rerank("q", ("a", "b"), raw_scores=raw_scores), 5.0)
+
+    assert isinstance(reply, Reranked)
+    logits = np.array([logit_of("q", one) for one in ("a", "b")], np.float32)
+    np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("raw", "plain", "expected"),
+    [
+        ([2.0, -3.0], [0.8808, 0.0474], "on_request"),
+        ([17.0, 16.0], [1.0, 1.0], "on_request"),
+        ([2.0, -3.0], [2.0, -3.0], "logits"),
+        ([0.9, 0.1], [0.9, 0.1], "sigmoid"),
+        ([2.0, 3.0], [14.0, 21.0], None),
+    ],
+)
+def test_the_kind_of_scores_is_seen_in_the_scores(
+    raw: list[float], plain: list[float], expected: str | None
+) -> None:
+    assert expected == kind_of_scores(np.array(raw, np.float32), np.array(plain, np.float32))
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("task", ["embed", "classify"])
+async def test_what_is_too_long_is_cut_refused_or_not_expressible(version: str, task: str) -> None:
+    backend = await joined(FakeVllm(version=version, task=task))
+
+    def work(truncate: Truncate) -> Embed | Rerank:
+        return Embed((LONG,), truncate=truncate) if task == "embed" else Rerank("q", (LONG,), False, truncate)
+
+    reply = await backend.run(work(Truncate.RIGHT), 5.0)
+    assert (16, None) == (reply.tokens, reply.truncated)
+    if isinstance(reply, Embedded):
+        np.testing.assert_allclose([vector_of("w " * 13 + "w")], reply.vectors, rtol=1e-6)
+    with pytest.raises(InvalidWork):
+        await backend.run(work(Truncate.ERROR), 5.0)
+    with pytest.raises(UnsupportedWork):
+        await backend.run(work(Truncate.LEFT), 5.0)
+
+
+@pytest.mark.parametrize("truncate", list(Truncate))
+async def test_what_fits_is_never_refused(truncate: Truncate) -> None:
+    reply = await (await joined(FakeVllm())).run(Embed(("a b",), truncate=truncate), 5.0)
+
+    assert (4, ()) == (reply.tokens, reply.truncated)
+
+
+@pytest.mark.parametrize(
+    ("task", "work", "error"),
+    [
+        ("embed", Embed(("a",), dimensions=9), InvalidWork),
+        ("embed", Embed(("a",), prompt_name="query"), InvalidWork),
+        ("embed", Rerank("q", ("a",)), UnsupportedWork),
+        ("classify", Embed(("a",)), UnsupportedWork),
+    ],
+    ids=str,
+)
+async def test_what_it_cannot_do_is_refused_before_it_is_sent(
+    task: str, work: Embed | Rerank, error: type[BackendError]
+) -> None:
+    server = FakeVllm(task=task)
+    backend = await joined(server)
+    sent = len(server.requests)
+    with pytest.raises(error):
+        await backend.run(work, 5.0)
+
+    assert sent == len(server.requests)
+
+
+async def test_a_named_prompt_comes_from_the_checkpoints_files(small_files: str) -> None:
+    server = FakeVllm()
+    reply = await (await joined(server, small_files)).run(Embed(("a",), prompt_name="query"), 5.0)
+
+    assert (["query: a"], 4) == (server.requests[-1][1]["input"], reply.tokens)
+
+
+@pytest.mark.parametrize("special", [True, False])
+async def test_its_tokens_are_shown_with_their_specials(special: bool) -> None:
+    work = Tokenize(("red", "green blue"), add_special_tokens=special)
+    reply = await (await joined(FakeVllm())).run(work, 5.0)
+
+    assert isinstance(reply, Tokenized)
+    assert [len(one) - 2 * special for one in reply.inputs] == [1, 2]
+    assert [one.special for one in reply.inputs[0]] == ([True, False, True] if special else [False])
+    assert Token(1005, "green", special=False) in reply.inputs[1]
+
+
+async def test_tokens_have_places_where_the_tokenizer_is_here(small_files: str) -> None:
+    reply = await (await joined(FakeVllm(), small_files)).run(Tokenize(("red",)), 5.0)
+
+    assert isinstance(reply, Tokenized)
+    assert (0, 3) == (reply.inputs[0][1].start, reply.inputs[0][1].stop)
+
+
+@pytest.mark.parametrize(
+    ("whole", "bare", "expected"),
+    [
+        ([101, 7, 102], [7], (1, 1)),
+        ([7, 2], [7], (0, 1)),
+        ([7], [7], (0, 0)),
+        ([101, 8, 102], [7], None),
+        ([], [7], None),
+    ],
+)
+def test_specials_are_what_stands_around_the_text(
+    whole: list[int], bare: list[int], expected: tuple[int, int] | None
+) -> None:
+    assert expected == specials_around(whole, bare)
+
+
+TOO_LONG = "This model's maximum context length is 16 tokens. However, your prompt contains 22 input tokens"
+
+
+def envelope(status: int, kind: str, message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (400, envelope(400, "BadRequestError", TOO_LONG), InvalidWork),
+        (400, {"object": "error", "message": TOO_LONG, "type": "x", "code": 400}, InvalidWork),
+        (400, envelope(400, "BadRequestError", "The decoder prompt cannot be empty"), InvalidWork),
+        (400, envelope(400, "Bad Request", "1 validation error: secret"), Failed),
+        (400, b"Invalid HTTP request received.", Failed),
+        (401, {"error": "Unauthorized"}, Failed),
+        (404, envelope(404, "NotFoundError", "The model `secret` does not exist."), Failed),
+        (404, {"detail": "Not Found"}, Failed),
+        (501, envelope(501, "NotImplementedError", "no"), Failed),
+        (429, b"", Overloaded),
+        (503, envelope(503, "Service Unavailable", "max_num_queued_reqs, secret"), Overloaded),
+        (503, envelope(503, "ServiceUnavailableError", "please retry"), Overloaded),
+        (503, b"upstream connect error", Unavailable),
+        (503, b"", Unavailable),
+        (500, envelope(500, "InternalServerError", "secret"), Failed),
+        (500, b"\xff\xfe", Failed),
+        (502, b"<html>", Failed),
+    ],
+    ids=str,
+)
+def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
+    error = failure(Answer(status, {}, body_of(body)))
+
+    assert expected is type(error)
+    assert "secret" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"object": "error", "message": "no", "type": "BadRequestError", "code": 400}, 400),
+        (envelope(404, "NotFoundError", "no"), 404),
+        ({"error": {"message": "no", "code": "odd"}}, 500),
+        ({"error": {"message": "no", "code": 200}}, 500),
+        (packed([1.0]), 200),
+    ],
+    ids=str,
+)
+def test_an_error_of_status_200_gets_the_status_that_it_tells(body: Any, status: int) -> None:
+    assert status == unmasked(Answer(200, {}, body_of(body))).status
+
+
+@pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
+def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
+    with pytest.raises(Failed):
+        decode(Embed(("a", "b")), Answer(200, {}, body_of(body)), FACING)
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 33}, {"prompt_tokens": -1}])
+def test_tokens_that_cannot_be_true_are_not_believed(usage: Any) -> None:
+    with pytest.raises(Failed):
+        decode(Embed(("a", "b")), Answer(200, {}, body_of(packed([1.0], [1.0], usage=usage))), FACING)
+
+
+def ranks(*pairs: tuple[int, Any]) -> dict[str, Any]:
+    data = [{"index": index, "object": "score", "score": score} for index, score in pairs]
+    return {"data": data, "usage": {"total_tokens": 9}}
+
+
+NOT_RANKS: dict[str, Any] = {
+    "html": b"<html>",
+    "too_few": ranks((0, 0.5)),
+    "too_many": ranks((0, 0.5), (1, 0.5), (2, 0.5)),
+    "index_twice": ranks((0, 0.5), (0, 0.5)),
+    "index_too_high": ranks((0, 0.5), (2, 0.5)),
+    "index_negative": ranks((-1, 0.5), (0, 0.5)),
+    "null_score": ranks((0, None), (1, 0.5)),
+    "past_float32": ranks((0, 1e39), (1, 0.5)),
+    "no_usage": {"data": ranks((0, 0.5), (1, 0.5))["data"]},
+}
+
+
+@pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
+def test_what_is_no_scoring_of_the_documents_is_a_failure(body: Any) -> None:
+    with pytest.raises(Failed):
+        decode(Rerank("q", ("a", "b")), Answer(200, {}, body_of(body)), FACING)
+
+
+@pytest.mark.parametrize("asked", ["fake/model", "other"])
+async def test_the_model_is_the_one_asked_for(asked: str) -> None:
+    backend = backend_of(FakeVllm(), asked)
+    if asked == "other":
+        with pytest.raises(Failed, match="fake/model"):
+            await backend.describe(5.0)
+    else:
+        await backend.describe(5.0)
+
+
+@pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"\xff", b'{"data": [{"id": "m"}]}'])
+async def test_a_server_that_is_no_vllm_does_not_join(told: bytes) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
+    with pytest.raises(Failed):
+        await VllmBackend(HttpDoor("http://vllm", transport=transport)).describe(5.0)
+
+
+async def test_the_credential_is_needed_below_v1_and_sent_everywhere() -> None:
+    server = FakeVllm()
+    server.api_key = "k"
+    with pytest.raises(Failed, match="credential"):
+        await backend_of(server).describe(5.0)
+    door = HttpDoor("http://vllm", {"authorization": "Bearer k"}, transport=httpx.ASGITransport(server))
+    backend = VllmBackend(door)
+    await backend.describe(5.0)
+
+    assert (await backend.run(Embed(("a",)), 5.0)).tokens == 3
+
+
+async def test_a_server_that_has_not_joined_is_unavailable() -> None:
+    with pytest.raises(Unavailable):
+        await backend_of(FakeVllm()).run(Embed(("a",)), 5.0)
+
+
+async def test_what_waits_at_its_engines_is_told() -> None:
+    server = FakeVllm()
+    backend = await joined(server)
+    server.waiting = 3
+
+    assert Load(6) == await backend.load(5.0)
+
+
+async def test_a_server_that_is_busy_when_it_comes_back_is_known_from_before() -> None:
+    server = FakeVllm()
+    backend = await joined(server)
+
+    async def busy(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
+        return (429, b"") if path == "/v1/embeddings" else None
+
+    server.hook = busy
+    told = await backend.describe(5.0)
+
+    assert 8 == told.dimensions
+    server.version = "0.33.0"
+    with pytest.raises(Overloaded):
+        await backend.describe(5.0)

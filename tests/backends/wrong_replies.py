@@ -1,0 +1,58 @@
+"""Answers of status 200 to two inputs that are no answers: for every adapter alike."""
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+
+USAGE = {"prompt_tokens": 4, "total_tokens": 4}
+
+
+def packed(*rows: list[float], indices: list[int] | None = None, usage: Any = USAGE) -> dict[str, Any]:
+    """A reply of /v1/embeddings, in base64."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": base64.b64encode(np.array(row, "<f4")).decode()}
+        for index, row in zip(indices or range(len(rows)), rows, strict=True)
+    ]
+    return {"object": "list", "data": data, "model": "m", "usage": usage}
+
+
+def numbers(*rows: Any) -> dict[str, Any]:
+    """The same in numbers."""
+    data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
+    return {"object": "list", "data": data, "model": "m", "usage": USAGE}
+
+
+def body_of(reply: Any) -> bytes:
+    """As it travels."""
+    return reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+
+
+NOT_VECTORS: dict[str, Any] = {
+    "html": b"<html>welcome</html>",
+    "nothing": b"",
+    "null": b"null",
+    "cut_off": json.dumps(packed([1.0], [2.0])).encode()[:-20],
+    "no_utf8": b'{"data":[{"index":0,"embedding":"\xff"}],"usage":{"prompt_tokens":1}}',
+    "too_few": packed([1.0]),
+    "too_many": packed([1.0], [1.0], [1.0]),
+    "none": packed(),
+    "empty_rows": packed([], []),
+    "ragged": packed([1.0, 2.0], [3.0]),
+    "ragged_numbers": numbers([1.0, 2.0], [3.0]),
+    "index_twice": packed([1.0], [2.0], indices=[0, 0]),
+    "index_missing": packed([1.0], [2.0], indices=[0, 2]),
+    "index_from_one": packed([1.0], [2.0], indices=[1, 2]),
+    "index_negative": packed([1.0], [2.0], indices=[-1, 0]),
+    "nan": packed([1.0], [float("nan")]),
+    "infinity": packed([1.0], [float("inf")]),
+    "past_float32": numbers([1e39], [1.0]),
+    "a_vector_for_each_token": numbers([[1.0], [2.0]], [[1.0], [2.0]]),
+    "nulls": numbers([None], [1.0]),
+    "not_base64": {"data": [{"index": i, "embedding": "!!!!"} for i in (0, 1)], "usage": USAGE},
+    "half_a_float": {"data": [{"index": i, "embedding": "AAAA"} for i in (0, 1)], "usage": USAGE},
+    "error_of_status_200": {"error": {"message": "no", "type": "x", "param": None, "code": 500}},
+    "flat_error_of_status_200": {"object": "error", "message": "no", "type": "x", "code": 500},
+    "deep": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+}

@@ -1,0 +1,30 @@
+"""A checkpoint's small files, for a tokenizer that counts words and two specials as the fakes do."""
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+
+MAX_TOKENS = 16
+
+
+def write_small_files(folder: Path, max_tokens: int = MAX_TOKENS) -> Path:
+    """tokenizer.json and configs; one prompt, `query`, is one word."""
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    configs = {
+        "config.json": {"model_type": "bert", "max_position_embeddings": max_tokens},
+        "config_sentence_transformers.json": {"prompts": {"query": "query: "}, "default_prompt_name": None},
+    }
+    for name, content in configs.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder

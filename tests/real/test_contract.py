@@ -1,0 +1,166 @@
+"""One contract for every server: the adapters give what the built-in engine gives, or a clear refusal."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.contract import Backend, Capabilities, Embed, Embedded, Load, Operation, Rerank, TellsLoad
+from backends.registry import open_replica
+from backends.torch.engine import Engine
+from backends.torch.loader import load
+from tests.engine.cross_encoder import labelled_pairs
+from tests.engine.texts import real_texts
+from tests.real.outcomes import outcome_of
+from tests.real.record import models, spec_of
+from tests.real.servers import HOME, Server, serving
+from tests.real.works import EMBEDS, RERANKS, Task
+
+# A server is started inside the first test that asks for it.
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+
+# vLLM computes in bfloat16 here.
+MIN_COSINE = 0.999
+SCORE_TOLERANCE = 2e-2
+LOGIT_TOLERANCE = 0.35
+
+# What a server cannot do though the engine can; everything else must be the same.
+REFUSED = {
+    ("infinity", "embed", "not_normalized"): "unsupported",
+    ("infinity", "embed", "long_cut_left"): "unsupported",
+    ("infinity", "rerank", "long_cut_left"): "unsupported",
+    ("vllm", "embed", "long_cut_left"): "unsupported",
+    ("vllm", "rerank", "long_cut_left"): "unsupported",
+}
+
+
+class Running:
+    """A server that is up, and what it serves."""
+
+    def __init__(self, server: Server, task: Task, url: str, model: Path) -> None:
+        self.server = server
+        self.task = task
+        self.url = url
+        self.model = model
+        self.engine = Engine(
+            load(model.resolve(), "model", dtype="float32", device="cpu", report=lambda _: None),
+            batch_tokens=4096,
+            queue_tokens=10**9,
+        )
+
+    @asynccontextmanager
+    async def joined(self) -> AsyncIterator[tuple[Backend, Capabilities]]:
+        """Its backend as the gateway opens it, and what it has learnt."""
+        backend = open_replica(self.server, spec_of(self.server, self.url, self.model))
+        try:
+            yield backend, await backend.describe(60.0)
+        finally:
+            await backend.aclose()
+
+
+def started(server: Server, task: Task) -> Iterator[Running]:
+    """One server of one model."""
+    model = models(HOME / "models")[task]
+    with serving(server, model) as url:
+        yield Running(server, task, url, model)
+
+
+@pytest.fixture(scope="module", params=["infinity", "vllm"])
+def embedder(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """all-MiniLM-L6-v2."""
+    yield from started(request.param, "embed")
+
+
+@pytest.fixture(scope="module", params=["infinity", "vllm"])
+def reranker(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """A cross-encoder whose scores spread."""
+    yield from started(request.param, "rerank")
+
+
+@pytest.mark.parametrize("name", EMBEDS)
+async def test_every_work_of_an_embedding_model(embedder: Running, name: str) -> None:
+    await _compare(embedder, name, EMBEDS[name])
+
+
+@pytest.mark.parametrize("name", RERANKS)
+async def test_every_work_of_a_cross_encoder(reranker: Running, name: str) -> None:
+    await _compare(reranker, name, RERANKS[name])
+
+
+async def _compare(running: Running, name: str, work: Any) -> None:
+    expected = await outcome_of(running.engine.run, work)
+    refused = REFUSED.get((running.server, running.task, name))
+    async with running.joined() as (backend, _):
+        found = await outcome_of(lambda asked: backend.run(asked, 120.0), work)
+
+    if refused is not None or "error" in expected:
+        assert {"error": refused or expected["error"]} == found
+        return
+    assert (expected["tokens"], expected.get("shape")) == (found["tokens"], found.get("shape"))
+    # A server may not tell what it cut, but may not tell it wrong.
+    assert found["truncated"] in (None, expected["truncated"])
+    assert (expected.get("ids"), expected.get("special")) == (found.get("ids"), found.get("special"))
+    if "numbers" in expected:
+        _compare_numbers(work, np.array(expected["numbers"]), np.array(found["numbers"]))
+
+
+def _compare_numbers(work: Any, expected: Any, found: Any) -> None:
+    if isinstance(work, Rerank):
+        tolerance = LOGIT_TOLERANCE if work.raw_scores else SCORE_TOLERANCE
+        np.testing.assert_allclose(expected, found, atol=tolerance, rtol=0.02)
+    else:
+        np.testing.assert_allclose(expected, found, atol=0.02, rtol=0.02)
+
+
+async def test_real_texts_give_the_engines_vectors_and_usage(embedder: Running) -> None:
+    texts = tuple(real_texts()[:200])
+    expected = await embedder.engine.run(Embed(texts))
+    async with embedder.joined() as (backend, _):
+        parts = [await backend.run(Embed(texts[i : i + 25]), 120.0) for i in range(0, len(texts), 25)]
+
+    vectors = np.concatenate([part.vectors for part in parts if isinstance(part, Embedded)])
+    assert isinstance(expected, Embedded)
+    cosines = (vectors * expected.vectors).sum(axis=1)
+    print(f"{embedder.server}: min cosine {cosines.min():.5f}, {sum(part.tokens for part in parts)} tokens")  # noqa: T201
+    assert expected.tokens == sum(part.tokens for part in parts)
+    assert MIN_COSINE <= cosines.min()
+
+
+async def test_pairs_come_in_the_engines_order_wherever_scores_differ(reranker: Running) -> None:
+    pairs = labelled_pairs()
+    documents = tuple(document for (_, document), _ in pairs[:40])
+    work = Rerank(pairs[0][0][0], documents, raw_scores=True)
+    expected = await reranker.engine.run(work)
+    async with reranker.joined() as (backend, _):
+        found = await backend.run(work, 120.0)
+
+    assert expected.tokens == found.tokens
+    one, other = expected.scores, found.scores  # type: ignore[union-attr]
+    assert np.ptp(one) > 1
+    apart = np.subtract.outer(one, one) > 2 * LOGIT_TOLERANCE
+    assert (np.subtract.outer(other, other)[apart] > 0).all()
+
+
+async def test_what_each_is_is_learnt_when_it_joins(embedder: Running) -> None:
+    async with embedder.joined() as (_, told):
+        pass
+
+    assert {Operation.EMBED, Operation.TOKENIZE} == told.operations
+    assert (embedder.model.name, 256, 384) == (told.model_id, told.max_input_tokens, told.dimensions)
+
+
+async def test_load_is_told_while_calls_run(embedder: Running) -> None:
+    async with embedder.joined() as (backend, _):
+        assert isinstance(backend, TellsLoad)
+        assert Load(0) == await backend.load(10.0)
+        work = asyncio.create_task(backend.run(Embed(("word " * 200,) * 400), 120.0))
+        seen = [await backend.load(30.0)]
+        while not work.done():
+            seen.append(await backend.load(30.0))
+        await work
+
+    assert max(one.waiting_inputs for one in seen if one) > 0
