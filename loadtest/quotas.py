@@ -1,127 +1,322 @@
 """Quotas in Redis under many gateways: what is admitted beyond a limit, and what admission costs.
 
-    .venv/bin/python -m loadtest.quotas
+    .venv/bin/python -m loadtest.quotas [--kill]
 
 Starts a redis-server of its own (the one on the path) and as many processes as asked, each with its own
-ledger; every process drives its share of the callers. Prints one table and, with --json, the figures.
+ledger; every process drives its share of the callers. With --kill one of them gets SIGKILL when half of its
+calls are done, and what it held is followed until it is back. Prints one table and, with --json, the figures.
 """
 
 import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import shutil
 import subprocess
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from gateway.errors import QuotaExceeded
-from gateway.quotas.ledger import Ask, Ledger, MemoryLedger
-from gateway.quotas.limits import SECOND_US, Cost, parse_limit
+from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, MemoryLedger, Reservation
+from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, parse_limit
 from gateway.quotas.redis_door import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger, Rules
 
 PORT = 16399
-LIMITS = (parse_limit("tokens_per_minute", 200_000), parse_limit("tokens_per_day", 400_000))
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What each call meets. deadline_s: of its reservation, before the lease. holds_s: at most, in flight."""
+
+    limits: tuple[Limit, ...]
+    deadline_s: float
+    holds_s: float
+
+
+PLAIN = Load((parse_limit("tokens_per_minute", 200_000), parse_limit("tokens_per_day", 400_000)), 45, 0.005)
+# Calls that last and limits that bind from end to end: whoever is killed has much in its hands.
+KILLED = Load(
+    (
+        parse_limit("tokens_per_second", 3_000),
+        parse_limit("tokens_per_day", 40_000),
+        parse_limit("requests_in_flight", 4),
+    ),
+    5,
+    0.2,
+)
 
 
 class Told(msgspec.Struct):
     """What one process saw."""
 
-    admitted: list[tuple[str, float, int]]  # tenant, when on Redis' clock, tokens as settled
     refused: int
     refused_with_room: int
     cpu_s: float
-    wall_s: float
 
 
-async def drive(ledger: Ledger, calls: int, callers: int, tenants: int, seed: int) -> Told:
+class Line(msgspec.Struct, frozen=True):
+    """One line of a process' book. at_us: on Redis' clock. tokens: as reserved, or as settled."""
+
+    kind: Literal["done", "admitted", "settling"]
+    id: str
+    at_s: float
+    tenant: str = ""
+    at_us: int = 0
+    tokens: int = 0
+
+
+class Book:
+    """What a process writes down as it goes; what is in it survives SIGKILL."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+
+    def write(self, line: Line) -> None:
+        """At once, unbuffered."""
+        os.write(self._fd, msgspec.json.encode(line) + b"\n")
+
+
+class Made(msgspec.Struct, frozen=True):
+    """An admitted call. used: what it is known to have used, at most. to_s: None if it never ended."""
+
+    id: str
+    tenant: str
+    at_us: int
+    reserved: int
+    used: int
+    from_s: float
+    to_s: float | None
+
+
+async def drive(
+    ledger: Ledger, load: Load, calls: int, callers: int, tenants: int, seed: int, book: Book | None = None
+) -> Told:
     """Random costs from so many callers at once; each settles half of what it reserved, at random."""
     dice = random.Random(seed)  # noqa: S311 - a seeded load
-    told = Told([], 0, 0, 0.0, 0.0)
+    told = Told(0, 0, 0.0)
     numbers = iter(range(calls))
+    expires_us = round(load.deadline_s * SECOND_US) + LEASE_US
+
+    def note(kind: Literal["done", "admitted", "settling"], ask: Ask, at_us: int, tokens: int) -> None:
+        if book is not None:
+            book.write(Line(kind, ask.id, time.time(), ask.tenant, at_us, tokens))
 
     async def caller() -> None:
         for number in numbers:
             tenant, cost = f"tenant-{dice.randrange(tenants)}", dice.randrange(1, 400)
-            ask = Ask(f"{seed}-{number}", tenant, LIMITS, Cost(tokens=cost), 60 * SECOND_US, "model")
+            ask = Ask(f"{seed}-{number}", tenant, load.limits, Cost(tokens=cost), expires_us, "model")
+            if number % 100 == 0:
+                note("done", ask, 0, number)
             try:
                 taken = await ledger.reserve(ask)
             except QuotaExceeded as error:
                 told.refused += 1
-                room = int(error.headers["x-ratelimit-remaining-tokens"])
-                told.refused_with_room += room >= cost
+                told.refused_with_room += _had_room(error, cost)
                 continue
+            note("admitted", ask, taken.at_us, cost)
             actual = cost if dice.random() < 0.5 else cost // 2
-            await asyncio.sleep(dice.random() / 200)
+            await asyncio.sleep(dice.random() * load.holds_s)
+            note("settling", ask, 0, actual)
             await ledger.settle(taken, Cost(tokens=actual))
-            told.admitted.append((tenant, taken.at_us / SECOND_US, actual))
 
-    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    cpu_s = time.process_time()
     await asyncio.gather(*(caller() for _ in range(callers)))
-    told.cpu_s, told.wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    told.cpu_s = time.process_time() - cpu_s
     return told
 
 
+def _had_room(error: QuotaExceeded, cost: int) -> bool:
+    tokens = int(error.headers["x-ratelimit-remaining-tokens"])
+    slots = int(error.headers.get("x-ratelimit-remaining-requests", "1"))
+    return tokens >= cost and slots >= 1
+
+
 def gateway(
-    calls: int, callers: int, tenants: int, seed: int, results: "multiprocessing.Queue[bytes]"
+    load: Load,
+    shares: tuple[int, int, int],
+    seed: int,
+    book: Path,
+    results: "multiprocessing.Queue[bytes]",
 ) -> None:
-    """One process with a ledger of its own."""
+    """One process with a ledger of its own. shares: calls, callers, tenants."""
 
     async def run() -> Told:
-        door = RedisDoor(f"redis://127.0.0.1:{PORT}/0", timeout_s=5)
-        ledger = RedisLedger(door, Rules(), f"gateway-{seed}", lambda _: None)
+        ledger = RedisLedger(door(), Rules(), f"gateway-{seed}", lambda _: None)
+        keeping = asyncio.create_task(ledger.keep())
         try:
-            return await drive(ledger, calls, callers, tenants, seed)
+            return await drive(ledger, load, *shares, seed, Book(book))
         finally:
+            keeping.cancel()
             await ledger.aclose()
 
     results.put(msgspec.msgpack.encode(asyncio.run(run())))
 
 
-def beyond(admitted: list[tuple[str, float, int]]) -> Counter[str]:
-    """Tokens admitted beyond what each limit promises, over all tenants and spans."""
-    of_tenant: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for tenant, at_s, tokens in admitted:
-        of_tenant[tenant].append((at_s, tokens))
+def door() -> RedisDoor:
+    """To the run's own server; with all the time that a crowded machine may need."""
+    return RedisDoor(f"redis://127.0.0.1:{PORT}/0", timeout_s=5)
+
+
+def read(book: Path) -> list[Made]:
+    """What one process admitted; what it was not seen to settle counts in full."""
+    admitted: dict[str, Line] = {}
+    settling: dict[str, Line] = {}
+    for text in book.read_bytes().splitlines():
+        line = msgspec.json.decode(text, type=Line)
+        {"admitted": admitted, "settling": settling, "done": {}}[line.kind][line.id] = line
+    return [
+        Made(
+            id_,
+            one.tenant,
+            one.at_us,
+            one.tokens,
+            settling[id_].tokens if id_ in settling else one.tokens,
+            one.at_s,
+            settling[id_].at_s if id_ in settling else None,
+        )
+        for id_, one in admitted.items()
+    ]
+
+
+def beyond(calls: Sequence[Made], limits: Sequence[Limit], end_s: float) -> Counter[str]:
+    """What was admitted beyond each limit's promise, over all tenants and spans; end_s: of the last call."""
+    of_tenant: dict[str, list[Made]] = defaultdict(list)
+    for one in calls:
+        of_tenant[one.tenant].append(one)
     over: Counter[str] = Counter()
-    minute, day = (limit.amount for limit in LIMITS)
-    for calls in of_tenant.values():
-        over["tokens_per_day"] += max(0, sum(tokens for _, tokens in calls) - day)
-        # The debt of a bucket that refills evenly: past the amount, some span held too much.
-        debt, last_s, worst = 0.0, 0.0, 0.0
-        for at_s, tokens in sorted(calls):
-            debt = max(0.0, debt - (at_s - last_s) * minute / 60) + tokens
-            last_s, worst = at_s, max(worst, debt)
-        over["tokens_per_minute"] += max(0, round(worst - minute))
+    for limit in limits:
+        for theirs in of_tenant.values():
+            worst: float
+            if limit.period == "in_flight":
+                worst = _most_at_once([(one.from_s, one.to_s or end_s) for one in theirs])
+            elif limit.period in WINDOWS_US:
+                worst = _worst_debt(theirs, limit.amount * SECOND_US / WINDOWS_US[limit.period])
+            else:
+                worst = sum(one.used for one in theirs)
+            over[limit.name] += max(0, round(worst - limit.amount))
     return over
 
 
-def exactness(calls: int, processes: int, callers: int, tenants: int) -> dict[str, object]:
+def _worst_debt(calls: Sequence[Made], refill_per_s: float) -> float:
+    """Of a bucket that refills evenly: past the amount, some span held too much."""
+    debt, last_us, worst = 0.0, 0, 0.0
+    for at_us, used in sorted((one.at_us, one.used) for one in calls):
+        debt = max(0.0, debt - (at_us - last_us) / SECOND_US * refill_per_s) + used
+        last_us, worst = at_us, max(worst, debt)
+    return worst
+
+
+def _most_at_once(spans: Sequence[tuple[float, float]]) -> int:
+    """From the answer to the reserve until the settle is sent: a little less than the slot was held."""
+    changes = sorted([(a, 1) for a, _ in spans] + [(b, -1) for _, b in spans])
+    now, most = 0, 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def exactness(
+    load: Load, calls: int, processes: int, callers: int, tenants: int, folder: Path, *, kill: bool
+) -> dict[str, object]:
     """All processes at once on one Redis."""
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[bytes] = context.Queue()
     shares = (calls // processes, callers // processes, tenants)
+    books = [folder / f"book-{n}" for n in range(processes)]
     started_s = time.perf_counter()
-    running = [context.Process(target=gateway, args=(*shares, n, results)) for n in range(processes)]
+    running = [
+        context.Process(target=gateway, args=(load, shares, n, book, results)) for n, book in enumerate(books)
+    ]
     for one in running:
         one.start()
-    told = [msgspec.msgpack.decode(results.get(timeout=300), type=Told) for _ in running]
+    killed_s = _kill_halfway(running[0], books[0], shares[0]) if kill else None
+    alive = running[1:] if kill else running
+    told = [msgspec.msgpack.decode(results.get(timeout=300), type=Told) for _ in alive]
+    took_s = time.perf_counter() - started_s
     for one in running:
         one.join(10)
-    admitted = [call for one in told for call in one.admitted]
-    refused = sum(one.refused for one in told)
-    return {
-        "calls": calls,
-        "admitted": len(admitted),
-        "refused": refused,
-        "tokens_beyond": dict(beyond(admitted)),
+    made = [call for book in books for call in read(book)]
+    done = sum(one.refused for one in told) + len(made)
+    found: dict[str, object] = {
+        "calls": done,
+        "admitted": len(made),
+        "refused": sum(one.refused for one in told),
+        "beyond": dict(beyond(made, load.limits, killed_s or time.time())),
         "refused_while_there_was_room": sum(one.refused_with_room for one in told),
-        "calls_per_s": round(calls / (time.perf_counter() - started_s)),
+        "calls_per_s": round(done / took_s),
+    }
+    return found if killed_s is None else found | asyncio.run(returned(load, made, read(books[0]), killed_s))
+
+
+def _kill_halfway(process: BaseProcess, book: Path, calls: int) -> float:
+    """SIGKILL when half of its calls are done; when that was."""
+    end_s = time.monotonic() + 300
+    while time.monotonic() < end_s:
+        if book.exists():
+            lines = book.read_bytes().splitlines()[:-1]
+            done = [msgspec.json.decode(line, type=Line) for line in lines if b'"done"' in line]
+            if done and done[-1].tokens >= calls // 2:
+                process.kill()
+                return time.time()
+        time.sleep(0.02)
+    raise SystemExit("the run did not get to its middle")
+
+
+async def returned(load: Load, made: list[Made], dead: list[Made], killed_s: float) -> dict[str, object]:
+    """How what a killed process held comes back: slots by their lease, reservations as spent at their end."""
+    left = [one for one in dead if one.to_s is None]
+    way = door()
+    ledger = RedisLedger(way, Rules(), "follower", lambda _: None)
+    tenants = sorted({one.tenant for one in made})
+    slots = [one for one in load.limits if one.period == "in_flight"]
+    day = [one for one in load.limits if one.period == "day"]
+
+    async def used(tenant: str, limit: Limit) -> int:
+        """Of a limit, as a call of no cost sees it."""
+        ask = Ask(os.urandom(8).hex(), tenant, (limit,), Cost(requests=1), LEASE_US, shadow=True)
+        taken = await ledger.reserve(ask)
+        await ledger.settle(taken, NOTHING)
+        mine = 1 if limit.period == "in_flight" else 0
+        return limit.amount - taken.standings[0].remaining - mine
+
+    async def total(limits: list[Limit]) -> int:
+        return sum([await used(tenant, limit) for tenant in tenants for limit in limits])
+
+    async def until(moment_s: float) -> None:
+        await asyncio.sleep(max(0.0, moment_s - time.time()))
+
+    held = await total(slots)
+    while await total(slots) and time.time() < killed_s + 60:  # noqa: ASYNC110 - a lease's end tells nobody
+        await asyncio.sleep(0.02)
+    slots_s = time.time() - killed_s
+    spent_before = await total(day)
+    await until(killed_s + load.deadline_s + LEASE_US / SECOND_US + 0.5)
+    spent = await total(day)
+    for one in left:
+        # A settlement that comes after the end must change nothing.
+        ask = Ask(one.id, one.tenant, load.limits, Cost(tokens=one.reserved), LEASE_US)
+        await ledger.settle(Reservation(ask, ()), NOTHING)
+    still_open = [int(await way.ask("HLEN", f"gw:{{{tenant}}}:open")) for tenant in tenants]
+    after = await total(day)
+    await ledger.aclose()
+    return {
+        "the_dead_one_held": f"{len(left)} calls, {sum(one.reserved for one in left)} tokens; slots {held}",
+        "its_slots_were_free_after_s": round(slots_s, 2),
+        "day_used_before_their_end": spent_before,
+        "day_used_after_their_end": spent,
+        "day_used_by_the_books": sum(one.used for one in made),
+        "day_used_after_late_settlements": after,
+        "reservations_still_open": sum(still_open),
     }
 
 
@@ -129,13 +324,12 @@ async def cost(repeats: int) -> dict[str, list[float]]:
     """CPU in this process for one reserve and settle, with 32 callers: µs, each repeat."""
     found: dict[str, list[float]] = {"memory": [], "redis": []}
     for seed in range(repeats):
-        door = RedisDoor(f"redis://127.0.0.1:{PORT}/0", timeout_s=5)
         ledgers: dict[str, Ledger] = {
             "memory": MemoryLedger(),
-            "redis": RedisLedger(door, Rules(), "cost", lambda _: None),
+            "redis": RedisLedger(door(), Rules(), "cost", lambda _: None),
         }
         for name, ledger in ledgers.items():
-            told = await drive(ledger, 4000, 32, 50, seed=1000 + seed)
+            told = await drive(ledger, PLAIN, 4000, 32, 50, seed=1000 + seed)
             found[name].append(round(told.cpu_s / 4000 * 1e6, 1))
         await ledgers["redis"].aclose()
     return found
@@ -150,6 +344,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--callers", type=int, default=64)
     parser.add_argument("--tenants", type=int, default=10)
+    parser.add_argument("--kill", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     executable = shutil.which("redis-server")
@@ -160,8 +355,16 @@ def main() -> None:
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             time.sleep(0.5)
-            exact = exactness(options.calls, options.processes, options.callers, options.tenants)
-            costs = asyncio.run(cost(5))
+            exact = exactness(
+                KILLED if options.kill else PLAIN,
+                options.calls,
+                options.processes,
+                options.callers,
+                options.tenants,
+                Path(folder),
+                kill=options.kill,
+            )
+            costs = {} if options.kill else asyncio.run(cost(5))
         finally:
             server.terminate()
             server.wait(10)

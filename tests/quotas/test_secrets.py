@@ -1,0 +1,191 @@
+"""A run that uses every kind of secret, and a search of everything that it leaves behind.
+
+Each search has a control: a word that must be there, so that an empty haystack cannot pass.
+"""
+
+import base64
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+import redis
+import uvicorn
+
+from gateway.tenants.keyring import key_digest
+from tests.fakes.hooks import answering
+from tests.fakes.tei import FakeTei
+from tests.processes.conftest import KEY, Served, wait_until
+from tests.quotas.redis_server import RedisServer
+
+pytestmark = pytest.mark.slow
+
+SECRETS = {
+    "caller's key": "gw_caller_0a1b2c3d4e5f",
+    "operator's key": "gw_operator_1f2e3d4c5b6a",
+    "wrong key": "gw_nobody_77665544",
+    "upstream's key": "sk-upstream-9988/77+66",
+    "upstream's header": "header-secret-4711",
+    "Redis' password": "redis:pass/word@1",
+    "key of the environment": KEY,
+}
+CONFIG = """
+listen: 127.0.0.1:0
+quotas: {store: "redis://:${REDIS_PASSWORD}@127.0.0.1:${REDIS_PORT}/0"}
+upstreams:
+  good: {backend: tei, replicas: ["${TEI}"], api_key: "${TEI_KEY}", headers: {x-token: "${file:token}"}}
+models: {bge: {upstream: good}}
+tenants:
+  acme:
+    keys: ["${CALLER_DIGEST}"]
+    limits: {requests_per_minute: 1000, tokens_per_day: 100000, requests_in_flight: 10}
+  ops: {keys: [{digest: "${OPERATOR_DIGEST}", scopes: [admin, metrics]}]}
+"""
+
+
+@contextmanager
+def upstream() -> Iterator[tuple[str, FakeTei]]:
+    """A real server that wants a key."""
+    fake = FakeTei()
+    fake.api_key = SECRETS["upstream's key"]
+    server = uvicorn.Server(uvicorn.Config(fake, port=0, lifespan="off", log_config=None))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert wait_until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}", fake
+    server.should_exit = True
+    thread.join(10)
+
+
+def found(haystacks: Mapping[str, bytes], secrets: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Which secret is where: in the clear, in base64, in a URL."""
+    hits = []
+    for name, secret in secrets.items():
+        forms = {secret.encode(), base64.b64encode(secret.encode()).rstrip(b"="), quote(secret, "").encode()}
+        hits += [(name, where) for where, hay in haystacks.items() if any(form in hay for form in forms)]
+    return hits
+
+
+def shown(name: str, reply: httpx.Response) -> dict[str, bytes]:
+    """A reply as a caller sees it."""
+    return {f"{name}: {reply.status_code}": f"{reply.headers}\n".encode() + reply.content}
+
+
+def calls(gateway: Served, fake: FakeTei) -> dict[str, bytes]:
+    """Good and bad, on each dialect and for operators; what was answered."""
+    replies: dict[str, bytes] = {}
+    caller, operator, wrong = (SECRETS[name] for name in ("caller's key", "operator's key", "wrong key"))
+    for key in (caller, operator, wrong):
+        bearer = {"authorization": f"Bearer {key}"}
+        with httpx.Client(base_url=gateway.url, headers=bearer, timeout=30, trust_env=False) as web:
+            for path, body in (
+                ("/v1/embeddings", b'{"model": "bge", "input": "a text"}'),
+                ("/v1/embeddings", b'{"model": "none", "input": "a text"}'),
+                ("/v1/embeddings", b'{"input": '),
+                ("/embed", b'{"inputs": "a text"}'),
+                ("/embed", b'{"inputs": []}'),
+                ("/nothing", b"{}"),
+            ):
+                replies |= shown(f"{key[:6]} POST {path} {body!r}", web.post(path, content=body))
+            for path in ("/info", "/metrics", "/v1/models", "/readyz", "/admin/keys", "/docs/openapi.json"):
+                replies |= shown(f"{key[:6]} GET {path}", web.get(path))
+            replies |= shown("usage", web.get("/admin/usage", params={"tenant": "acme"}))
+    # A provider's own words about a wrong key often repeat it.
+    upstreams_key = SECRETS["upstream's key"]
+    said = f'{{"error": "wrong key {upstreams_key}", "error_type": "Unauthorized"}}'.encode()
+    with gateway.client() as web:
+        web.headers["authorization"] = f"Bearer {caller}"
+        for status in (401, 403, 500):
+            fake.hook = answering(status, said)
+            replies |= shown(f"upstream {status}", web.post("/embed", json={"inputs": "a text"}))
+        fake.hook = None
+    return replies
+
+
+def processes(gateway: Served) -> dict[str, bytes]:
+    """Command lines, and what the children were given of the environment."""
+    children = gateway.children()
+    told = {f"cmdline {pid}": Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+    told |= {f"environ {pid}": Path(f"/proc/{pid}/environ").read_bytes() for pid in children}
+    own = gateway.process.pid
+    return told | {f"cmdline {own}": Path(f"/proc/{own}/cmdline").read_bytes()}
+
+
+def stored(server: RedisServer, folder: Path) -> dict[str, bytes]:
+    """Every key and value, the dump on disk, and the slow log; uncompressed."""
+    with redis.Redis(port=server.port, password=SECRETS["Redis' password"]) as client:
+        client.config_set("rdbcompression", "no")
+        told = {f"key {name!r}": name + (client.dump(name) or b"") for name in client.scan_iter()}
+        told["slow log"] = repr(client.slowlog_get(10_000)).encode()
+        told["clients"] = repr(client.client_list()).encode()
+        client.save()
+    return told | {"dump.rdb": (folder / "dump.rdb").read_bytes()}
+
+
+def test_no_secret_is_in_anything_that_a_run_leaves_behind(own_redis: RedisServer, tmp_path: Path) -> None:
+    with redis.Redis(port=own_redis.port) as client:
+        client.config_set("slowlog-log-slower-than", 0)
+        client.config_set("slowlog-max-len", 100_000)
+        client.config_set("requirepass", SECRETS["Redis' password"])
+    (tmp_path / "token").write_text(SECRETS["upstream's header"])
+    (tmp_path / "router.yaml").write_text(CONFIG)
+    with upstream() as (url, fake):
+        environment = {
+            "REDIS_PASSWORD": quote(SECRETS["Redis' password"], ""),
+            "REDIS_PORT": str(own_redis.port),
+            "TEI": url,
+            "TEI_KEY": SECRETS["upstream's key"],
+            "CALLER_DIGEST": key_digest(SECRETS["caller's key"]),
+            "OPERATOR_DIGEST": key_digest(SECRETS["operator's key"]),
+        }
+        gateway = Served(tmp_path / "router.yaml", environment).wait_until_up()
+        try:
+            replies = calls(gateway, fake)
+            with gateway.client() as web:
+                made = web.post("/admin/keys", json={"tenant": "acme", "id": "new"}).json()["key"]
+                web.headers["authorization"] = f"Bearer {made}"
+                assert wait_until(lambda: web.get("/v1/models").status_code == 200, 5)
+                replies |= shown("keys", web.get("/admin/keys"))
+            haystacks = replies | processes(gateway) | stored(own_redis, tmp_path)
+            own_redis.kill()
+            assert wait_until(lambda: any("store is away" in line for line in gateway.log), 20)
+        finally:
+            gateway.stop()
+    haystacks |= {"log": "".join(gateway.log).encode(), "banner": gateway.banner.encode()}
+
+    assert fake.headers[-1]["x-token"] == SECRETS["upstream's header"]
+    assert key_digest(made).encode() in haystacks["dump.rdb"]
+    assert b"tenant=acme" in haystacks["log"]
+    assert any(b"gateway_tokens_total" in one for one in replies.values())
+    assert [] == found(haystacks, SECRETS | {"made key": made})
+
+
+def test_the_first_key_is_in_the_banner_and_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "router.yaml").write_text(
+        'listen: 127.0.0.1:0\nupstreams: {one: {backend: tei, replicas: ["http://127.0.0.1:1"]}}\n'
+        "models: {bge: {upstream: one}}\n"
+    )
+    gateway = Served(tmp_path / "router.yaml", {"GATEWAY_API_KEY": ""}).wait_until_up()
+    try:
+        key = re.search(r"gw_\w+", gateway.banner)
+        assert key is not None
+        replies: dict[str, bytes] = {}
+        with httpx.Client(base_url=gateway.url, headers={"authorization": key[0]}, trust_env=False) as web:
+            replies |= shown("models", web.get("/v1/models"))
+            replies |= shown("metrics", web.get("/metrics"))
+            replies |= shown("call", web.post("/v1/embeddings", json={"model": "bge", "input": "a"}))
+        haystacks = replies | processes(gateway)
+    finally:
+        gateway.stop()
+    haystacks |= {"log": "".join(gateway.log).encode()}
+
+    assert any(name.startswith("models: 200") for name in haystacks)
+    assert b"/v1/embeddings" in haystacks["log"]
+    assert [] == found(haystacks, {"first key": key[0]})
+    lines = [line for line in gateway.banner.splitlines() if key[0] in line]
+    assert ["key", "curl"] == [line.split()[0] for line in lines]
