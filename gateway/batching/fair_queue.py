@@ -87,14 +87,14 @@ class _Class(Generic[T]):
         """The tenant whose turn it is; who cannot pay for its next call yet goes to the end."""
         lone = len(self.tenants) == 1
         while True:
-            for name in [name for name in self.tenants if name not in skip]:
-                tenant = self.tenants[name]
-                if lone or tenant.deficit >= tenant.head.cost:
-                    return tenant
-                tenant.deficit += QUANTUM_TOKENS * tenant.weight
-                if tenant.deficit >= tenant.head.cost:
-                    return tenant
-                self.tenants.move_to_end(name)
+            name = next(name for name in self.tenants if name not in skip)
+            tenant = self.tenants[name]
+            if lone or tenant.deficit >= tenant.head.cost:
+                return tenant
+            tenant.deficit += QUANTUM_TOKENS * tenant.weight
+            if tenant.deficit >= tenant.head.cost:
+                return tenant
+            self.tenants.move_to_end(name)
 
     def pop(self, skip: Collection[str]) -> Entry[T]:
         tenant = self.turn(skip)

@@ -85,12 +85,12 @@ def _token_shares(pieces: Sequence[Slice], reply: Embedded) -> list[int]:
         return [sum(next(counts) for _ in range(piece.inputs)) for piece in pieces]
     if all(piece.exact for piece in pieces) and reply.tokens == sum(piece.tokens for piece in pieces):
         return [piece.tokens for piece in pieces]
-    weights = [piece.tokens for piece in pieces]
-    total, shares, seen = sum(weights), [], 0
-    given = 0
+    # One more each, so that slices that count nothing can share what the replica counted.
+    weights = [piece.tokens + 1 for piece in pieces]
+    total, shares, seen, given = sum(weights), [], 0, 0
     for weight in weights:
         seen += weight
-        upto = reply.tokens * seen // max(1, total)
+        upto = reply.tokens * seen // total
         shares.append(upto - given)
         given = upto
     return shares

@@ -15,7 +15,7 @@ import msgspec
 from backends.contract import Reply, Work
 from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
 from gateway.batching.drain import DrainRate
-from gateway.batching.fair_queue import FairQueue, Priority
+from gateway.batching.fair_queue import Entry, FairQueue, Priority
 from gateway.batching.joining import Load, alike, parted
 from gateway.batching.portion import Portion
 from gateway.batching.slices import Bounds, Slice
@@ -34,6 +34,8 @@ ATTEMPT_MIN_S = 0.05
 ACTIVE_S = 2.0
 # Whose call spoilt a batch travels with nobody else's for so long: bad inputs cost the others once.
 SUSPECT_S = 10.0
+# How many that cannot go, or not in the same batch, are looked past for others that can.
+LOOK_PAST = 8
 # A call that takes longer than this share of its like is tried elsewhere too.
 HEDGE_QUANTILE = 0.95
 
@@ -129,7 +131,8 @@ class Lane:
         self._saw(passenger.tenant)
         key = (passenger.tenant, passenger.priority, piece.work)
         ticket = self._shared.get(key)
-        if ticket is None:
+        # One that is done has told its waiters, who have not left yet: nobody would tell another.
+        if ticket is None or ticket.done:
             ticket = self._shared[key] = Ticket(piece, passenger, deadline_s, self._clock())
             self._enqueue(ticket)
         waiter = ticket.wait(deadline_s)
@@ -166,25 +169,36 @@ class Lane:
         """Send what can go, in order; called whenever something arrived, came back or changed."""
         self._wake_joining()
         barred: set[str] = set()
-        while (entry := self._queue.peek(barred)) is not None:
-            ticket = entry.item
-            if ticket.done:
-                self._queue.pop(barred)
-            elif (verdict := self._hopeless(ticket)) is not None:
-                self._queue.pop(barred)
-                ticket.resolve(verdict)
-            elif (replica := self._replica_for(ticket)) is not None:
-                self._queue.pop(barred)
-                self._send(self._filled(ticket, replica, barred), replica)
-            elif ticket.tried or self._pool.pick(ticket.piece.inputs, ticket.tried) is not None:
-                # There is a slot, but the last one, for a tenant that has none yet; or one at a replica
-                # that this ticket has tried already.
-                barred.add(entry.tenant)
-            else:
-                return
+        aside: list[Entry[Ticket]] = []
+        while (entry := self._queue.peek(barred)) is not None and self._goes(entry, barred, aside):
+            pass
+        for entry in reversed(aside):
+            self._queue.push(entry, first=True)
         if barred and self._later is None:
             # The others may fall silent, and nothing else would come by to tell.
             self._later = asyncio.get_running_loop().call_later(ACTIVE_S, self._pump_later)
+
+    def _goes(self, entry: Entry[Ticket], barred: set[str], aside: list[Entry[Ticket]]) -> bool:
+        """Send the next, or make way for others; False where no replica has room."""
+        ticket = entry.item
+        if ticket.done:
+            self._queue.pop(barred)
+        elif (verdict := self._hopeless(ticket)) is not None:
+            self._queue.pop(barred)
+            ticket.resolve(verdict)
+        elif (replica := self._replica_for(ticket)) is not None:
+            self._queue.pop(barred)
+            self._send(self._filled(ticket, replica, barred), replica)
+        elif self._pool.pick(ticket.piece.inputs, ()) is None:
+            return False
+        elif ticket.tried and len(aside) < LOOK_PAST:
+            # There is a slot at a replica that this ticket has tried already: for its tenant's others.
+            self._queue.remove(entry)
+            aside.append(entry)
+        else:
+            # There is a slot, but the last one, for a tenant that has none yet.
+            barred.add(entry.tenant)
+        return True
 
     def _pump_later(self) -> None:
         self._later = None
@@ -205,7 +219,10 @@ class Lane:
             most = max(self._portion.tokens, load.tokens)
             bounds = msgspec.structs.replace(bounds, tokens=min(bounds.tokens, most))
         passed = set(barred)
-        while (entry := self._queue.peek(passed)) is not None and entry.priority == first.entry.priority:
+        most_passed = len(barred) + LOOK_PAST
+        while len(passed) <= most_passed and (entry := self._queue.peek(passed)) is not None:
+            if entry.priority != first.entry.priority:
+                break
             ticket = entry.item
             more = load.plus(ticket.piece)
             if ticket.done:
@@ -342,26 +359,39 @@ class Lane:
             self._settle(ticket, own)
 
     def _timeout_s(self, attempt: Attempt) -> float:
-        """At most half of what is left while another replica could still be tried."""
-        # The most patient one's: another's own deadline ends its own wait, and nobody else's.
+        """At most half of what is left while another replica could still be tried.
+
+        Otherwise no deadline limits it: whoever's has come leaves, and the last to leave ends the attempt.
+        """
+        if len(self._pool.usable(attempt.tickets[0].tried)) < 2:
+            return self._rules.attempt_timeout_s
         left_s = max(ticket.deadline_s for ticket in attempt.tickets) - self._clock()
-        if len(self._pool.usable(attempt.tickets[0].tried)) > 1:
-            left_s /= 2
-        return max(ATTEMPT_MIN_S, min(left_s, self._rules.attempt_timeout_s))
+        return max(ATTEMPT_MIN_S, min(left_s / 2, self._rules.attempt_timeout_s))
 
     def _failed(self, attempt: Attempt, error: BackendError) -> None:
         """Decide what an attempt's failure means for the replica and for its tickets."""
-        if error.retryable:
-            self._pool.failed(attempt.replica, error, self._clock())
+        if error.retryable and not self._hurried(attempt, error):
+            self._pool.failed(attempt.replica, error, self._clock(), attempt.started_s)
         retry = error.retryable and self._may_retry(attempt, error)
         if len(attempt.tickets) > 1 and (not error.retryable or (retry and isinstance(error, Failed))):
             self._halve(attempt, error)
             return
         self._hand_back(attempt, error, retry=retry)
 
+    def _hurried(self, attempt: Attempt, error: BackendError) -> bool:
+        """Whether it had less time than such work may take: short deadlines are no replica's fault."""
+        took_s = self._clock() - attempt.started_s
+        patience_s = attempt.replica.patience_s(self._rules.attempt_timeout_s)
+        return isinstance(error, TimedOut) and took_s < patience_s
+
     def _hand_back(self, attempt: Attempt, error: BackendError, *, retry: bool) -> None:
         """Try each ticket again, or tell it the error."""
-        for ticket in attempt.tickets:
+        error = _own_error(attempt, error)
+        # The last first, so that all keep their order at the queue's head.
+        for ticket in reversed(attempt.tickets):
+            if attempt not in ticket.running:
+                # It was handed back already, when its replica was given up.
+                continue
             ticket.running.discard(attempt)
             if ticket.done:
                 continue
@@ -384,16 +414,18 @@ class Lane:
     def _halve(self, attempt: Attempt, error: BackendError) -> None:
         """Somebody's input spoils the batch: find out whose, without telling anybody another's error."""
         middle = len(attempt.tickets) // 2
-        elsewhere = isinstance(error, Failed) and len(self._pool.usable()) > 1
+        # A half is another batch: whoever failed the whole need not fail it, but another goes first.
+        tried = {attempt.replica} if isinstance(error, Failed) and len(self._pool.usable()) > 1 else set()
+        # Whose input was refused is not known yet: whoever never learns it must not hear that it was theirs.
+        last = _own_error(attempt, error) if error.retryable else None
         for half in (attempt.tickets[:middle], attempt.tickets[middle:]):
             part = object()
             for ticket in reversed(half):
-                ticket.running.discard(attempt)
-                ticket.part, ticket.last_error = part, error
-                if elsewhere:
-                    ticket.tried.add(attempt.replica)
-                if not ticket.done:
-                    self._enqueue(ticket, first=True)
+                if attempt in ticket.running:
+                    ticket.running.discard(attempt)
+                    ticket.part, ticket.last_error, ticket.tried = part, last, set(tried)
+                    if not ticket.done:
+                        self._enqueue(ticket, first=True)
 
     def _comes_back(self, error: BackendError) -> bool:
         """An engine that died comes back on the same socket: what it held waits for it."""
@@ -461,6 +493,13 @@ class Lane:
         return DeadlineExceeded("the call's time ran out")
 
 
+def _own_error(attempt: Attempt, error: BackendError) -> BackendError:
+    """The error as each caller may hear it: what is said of a joined batch may tell of another's input."""
+    if len(attempt.tickets) == 1:
+        return error
+    return type(error)("a replica did not do the batch that this call was part of")
+
+
 def _cancel(attempt: Attempt) -> None:
     """Unless it is the one that is telling its result just now."""
     task = attempt.task
@@ -470,6 +509,14 @@ def _cancel(attempt: Attempt) -> None:
 
 def _answer_for_bug(attempt: Attempt, task: asyncio.Task[None]) -> None:
     """An attempt that ended in anything but a reply or a BackendError must not leave a caller waiting."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        for ticket in attempt.tickets:
-            ticket.resolve(RuntimeError(f"an attempt broke: {type(error).__name__}"))
+    if task.cancelled():
+        # One that was called off has an outcome, or nobody who waits for it.
+        broken = None if attempt.outcome != "cancelled" else "CancelledError"
+    else:
+        error = task.exception()
+        broken = None if error is None else type(error).__name__
+    if broken is None:
+        return
+    for ticket in attempt.tickets:
+        if not ticket.running:
+            ticket.resolve(RuntimeError(f"an attempt broke: {broken}"))

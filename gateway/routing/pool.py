@@ -15,11 +15,11 @@ from gateway.routing.policies import ranked
 from gateway.routing.window import Window
 
 # A replica with work in flight that nothing came back from for so long, and for three times as long as
-# that much work ever took, is asked whether it is still there.
+# that much work took of late, is asked whether it is still there.
 STALL_S = 3.0
 STALL_TIMES = 3
-# The slowest token of late is forgotten by this much with each batch.
-SLOWEST_KEPT = 0.98
+# The slowest and the largest batch of late are forgotten by this much with each batch.
+EXTREMES_KEPT = 0.98
 
 
 class Cargo(msgspec.Struct, frozen=True):
@@ -48,7 +48,8 @@ class Replica:
         self._failures = 0
         self._successes = 0
         self._progress_s = 0.0
-        self._slowest_token_s: float | None = None
+        self._slowest_s = 0.0
+        self._largest_tokens = 0.0
 
     @property
     def slots(self) -> int:
@@ -92,13 +93,13 @@ class Replica:
         self._progress_s = now_s
         self._failures = 0
         self._successes += 1
-        token_s = took_s / max(1, cargo.tokens)
-        self._slowest_token_s = max(token_s, (self._slowest_token_s or 0.0) * SLOWEST_KEPT)
+        self._slowest_s = max(took_s, self._slowest_s * EXTREMES_KEPT)
+        self._largest_tokens = max(1.0, cargo.tokens, self._largest_tokens * EXTREMES_KEPT)
 
-    def refused(self, now_s: float) -> None:
-        """It said that it is full."""
+    def refused(self, now_s: float, sent_s: float) -> None:
+        """It said that it is full, to a batch sent at that time."""
         self._progress_s = now_s
-        self.window.refused(now_s)
+        self.window.refused(now_s, sent_s)
 
     def failed(self) -> int:
         """It failed a batch; how many in a row that makes."""
@@ -113,18 +114,23 @@ class Replica:
     def came_back(self) -> None:
         """Nothing of its past counts any more."""
         self._failures = self._successes = 0
-        self._slowest_token_s = None
-        self.window.shrink_to_one()
+        self._slowest_s = self._largest_tokens = 0.0
+        self.window.restart()
 
     def silent(self, now_s: float, longest_s: float) -> bool:
-        """Whether work is in flight and nothing has come back for suspiciously long.
+        """Whether work is in flight and nothing has come back for suspiciously long."""
+        return self.batches > 0 and now_s - self._progress_s > self.patience_s(longest_s)
 
-        longest_s: an attempt's timeout, for a replica of which nothing is known yet.
+    def patience_s(self, longest_s: float) -> float:
+        """How long nothing need come back of what is in flight: several times the slowest batch of late.
+
+        More in flight than was in the largest batch may take that much longer. longest_s: an attempt's
+        timeout, for a replica of which nothing is known yet.
         """
-        if not self.batches or self._slowest_token_s is None:
-            return self.batches > 0 and now_s - self._progress_s > longest_s
-        expected_s = STALL_TIMES * self._slowest_token_s * self.tokens
-        return now_s - self._progress_s > min(longest_s, max(STALL_S, expected_s))
+        if not self._largest_tokens:
+            return longest_s
+        expected_s = STALL_TIMES * self._slowest_s * max(1.0, self.tokens / self._largest_tokens)
+        return min(longest_s, max(STALL_S, expected_s))
 
 
 class Pool:
@@ -192,10 +198,10 @@ class Pool:
         if replica.state is State.PROBATION and replica.proven:
             self.learn(replica, Happened.PROVEN, "it does its work")
 
-    def failed(self, replica: Replica, error: BackendError, now_s: float) -> None:
-        """A replica failed a batch by no fault of the caller's."""
+    def failed(self, replica: Replica, error: BackendError, now_s: float, sent_s: float) -> None:
+        """A replica failed a batch, sent at that time, by no fault of the caller's."""
         if isinstance(error, Overloaded):
-            replica.refused(now_s)
+            replica.refused(now_s, sent_s)
             return
         last = not self.usable([replica])
         if (happened := lesson(error, replica.failed(), last=last)) is not None:

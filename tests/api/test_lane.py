@@ -1,51 +1,490 @@
-"""A lane keeps its slots, whoever goes and whenever."""
+"""A lane joins what waits, shares what is the same, and loses nobody, whoever goes and whatever fails."""
 
 import asyncio
 
-from backends.contract import Capabilities, Embed, Embedded, Operation, Reply, Work
-from gateway.batching.lane import Lane, Rules
-from gateway.batching.slices import Slice
-from gateway.batching.ticket import Passenger
-from gateway.routing.health import Happened
-from gateway.routing.pool import Pool, Replica
-from gateway.routing.window import Window
+import pytest
+
+from backends.contract import Embed, Reply
+from backends.errors import BackendError, Failed, InvalidWork, Lost, Overloaded, Unavailable
+from gateway.batching.lane import SUSPECT_S, Rules
+from gateway.batching.slices import Bounds
+from gateway.errors import DeadlineExceeded
+from gateway.routing.health import Happened, State
+from gateway.routing.latencies import ENOUGH
 from tests.fakes.hooks import until
+from tests.fakes.replicas import Rig, assert_vectors, reply_to, tokens_of
+
+NO = InvalidWork("this text is not allowed: bad")
 
 
-class Slow:
-    """A backend whose replies the test lets go."""
+async def held_and_waiting(rig: Rig, *texts: str, **whose: object) -> list[asyncio.Task[Reply]]:
+    """A first call holds the only slot; one call for each text waits behind it."""
+    first = rig.call("first")
+    await rig.sent("first")
+    calls = [first, *(rig.call(text, **whose) for text in texts)]  # type: ignore[arg-type]
+    await rig.queued(sum(map(tokens_of, texts)))
+    return calls
 
-    def __init__(self) -> None:
-        self.replies: list[asyncio.Future[Reply]] = []
 
-    async def describe(self, timeout_s: float) -> Capabilities:  # noqa: ARG002
-        return Capabilities("m", frozenset({Operation.EMBED}))
+async def all_answered(rig: Rig, calls: list[asyncio.Task[Reply]]) -> list[Reply]:
+    """Let every replica answer whatever comes until the calls are done."""
+    while not all(call.done() for call in calls):
+        for backend in rig.backends:
+            for sent in backend.open:
+                if not sent.answer.done():
+                    sent.succeed()
+        await asyncio.sleep(0)
+    return [await call for call in calls]
 
-    async def run(self, work: Work, timeout_s: float) -> Reply:  # noqa: ARG002
-        self.replies.append(asyncio.get_running_loop().create_future())
-        return await self.replies[-1]
 
-    async def aclose(self) -> None:
-        pass
+async def test_with_room_each_call_goes_at_once_alone() -> None:
+    rig = Rig(window=3)
+    calls = [rig.call(text) for text in "abc"]
+    for text in "abc":
+        (await rig.sent(text)).succeed()
+
+    for text, call in zip("abc", calls, strict=True):
+        assert_vectors(await call, text)
+    await rig.assert_empty()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "batches"),
+    [
+        (Bounds(), [5]),
+        (Bounds(inputs=2), [2, 2, 1]),
+        (Bounds(tokens=3 * 3), [3, 2]),
+        (Bounds(bytes=4), [4, 1]),
+    ],
+)
+async def test_calls_that_wait_travel_together_up_to_each_bound(bounds: Bounds, batches: list[int]) -> None:
+    rig = Rig(bounds=bounds)
+    calls = await held_and_waiting(rig, *"abcde")
+    replies = await all_answered(rig, calls)
+
+    assert [1, *batches] == [len(sent.texts) for sent in rig.one.all]
+    for text, reply in zip(["first", *"abcde"], replies, strict=True):
+        assert_vectors(reply, text)
+    await rig.assert_empty()
+
+
+@pytest.mark.parametrize("other", [Embed(("b",), dimensions=4), Embed(("b",), normalize=False)])
+async def test_calls_with_other_options_travel_apart(other: Embed) -> None:
+    rig = Rig()
+    calls = await held_and_waiting(rig, "a")
+    calls += [rig.call(work=other), rig.call("c")]
+    await rig.queued(9)
+    await all_answered(rig, calls)
+
+    sent = [one.texts for one in rig.one.all]
+    assert ["b"] in sent
+    assert ["a"] in sent or ["a", "c"] in sent
+
+
+async def test_interactive_and_bulk_never_travel_together() -> None:
+    rig = Rig()
+    calls = await held_and_waiting(rig, "i1", "i2")
+    calls += [rig.call(text, priority="bulk") for text in ("b1", "b2")]
+    await rig.queued(16)
+    await all_answered(rig, calls)
+
+    assert [["i1", "i2"], ["b1", "b2"]] == [sent.texts for sent in rig.one.all[1:]]
+
+
+@pytest.mark.parametrize(
+    ("tells", "join", "together"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+async def test_tenants_share_a_batch_only_where_each_ones_tokens_are_known_and_they_allow_it(
+    *, tells: bool, join: bool, together: bool
+) -> None:
+    rig = Rig(tells=tells)
+    calls = await held_and_waiting(rig)
+    calls += [rig.call("mine", tenant="one"), rig.call("yours", tenant="two", join=join)]
+    await rig.queued(tokens_of("mine") + tokens_of("yours"))
+    replies = await all_answered(rig, calls)
+
+    assert ([["mine", "yours"]] if together else [["mine"], ["yours"]]) == [
+        sent.texts for sent in rig.one.all[1:]
+    ]
+    assert_vectors(replies[1], "mine")
+    assert_vectors(replies[2], "yours")
+
+
+def poisonous(error: BackendError, rig: Rig) -> None:
+    """Every replica fails a batch that holds the text `bad`, and answers others."""
+
+    async def doing(texts: list[str]) -> Reply:
+        await asyncio.sleep(0)
+        if "bad" in texts:
+            raise type(error)(f"{error.message} {texts}")
+        return reply_to(texts)
+
+    for backend in rig.backends:
+        backend.doing = doing
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("error", [NO, Failed("it broke on")])
+async def test_one_bad_input_is_found_and_the_innocent_are_answered(
+    error: BackendError, replicas: int
+) -> None:
+    rig = Rig(replicas)
+    firsts = [rig.call(f"first {index}") for index in range(replicas)]
+    await until(lambda: all(backend.open for backend in rig.backends))
+    texts = [*(f"good {i}" for i in range(7)), "bad"]
+    calls = [rig.call(text, tenant=f"tenant {i}") for i, text in enumerate(texts)]
+    await rig.queued(sum(map(tokens_of, texts)))
+    poisonous(error, rig)
+    for backend in rig.backends:
+        backend.open[0].succeed()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    await asyncio.gather(*firsts)
+
+    for text, result in zip(texts[:-1], results[:-1], strict=True):
+        assert not isinstance(result, BaseException), (text, result)
+        assert_vectors(result, text)
+    assert isinstance(results[-1], type(error))
+    assert "good" not in str(results[-1])
+    assert sum(len(backend.all) for backend in rig.backends) - replicas <= 2 * 3 + 2
+    await rig.assert_empty()
+
+
+async def test_who_spoilt_a_batch_travels_alone_for_a_while() -> None:
+    rig = Rig()
+    calls = await held_and_waiting(rig, "good", tenant="fair")
+    spoilt = rig.call("bad", tenant="poisoner")
+    await rig.queued(tokens_of("good") + tokens_of("bad"))
+    (await rig.sent("first")).succeed()
+    (await rig.sent("good", "bad")).fail(NO)
+    (await rig.sent("good")).succeed()
+    (await rig.sent("bad")).fail(NO)
+    with pytest.raises(InvalidWork):
+        await spoilt
+    await asyncio.gather(*calls)
+
+    again = [rig.call("hold", tenant="fair")]
+    await rig.sent("hold")
+    again += [rig.call("g1", tenant="fair"), rig.call("b1", tenant="poisoner"), rig.call("g2", tenant="fair")]
+    await rig.queued(12)
+    await all_answered(rig, again)
+    assert [["b1"], ["g1", "g2"]] == sorted(sent.texts for sent in rig.one.all[-2:])
+
+    rig.lane._clock = lambda: rig.clock() + SUSPECT_S + 1
+    assert not rig.lane._suspect("poisoner")
+    assert not rig.lane._suspects
+
+
+async def test_a_joined_batchs_error_tells_nobody_of_anothers_text() -> None:
+    rig = Rig(rules=Rules(10**9, 30, holds=False, retry_share=0))
+    calls = await held_and_waiting(rig, "mine", tenant="one")
+    calls.append(rig.call("secret", tenant="two"))
+    await rig.queued(tokens_of("mine") + tokens_of("secret"))
+    (await rig.sent("first")).succeed()
+    (await rig.sent("mine", "secret")).fail(Overloaded("no room for 'secret'"))
+    results = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert isinstance(results[1], Overloaded)
+    assert "secret" not in str(results[1])
+
+
+async def test_one_of_several_who_goes_harms_nobody_and_the_last_ends_the_batch() -> None:
+    rig = Rig()
+    calls = await held_and_waiting(rig, *"abc")
+    (await rig.sent("first")).succeed()
+    batch = await rig.sent(*"abc")
+    for gone in (calls[1], calls[2]):
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+    assert not rig.one.cancelled
+    calls[3].cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await rig.assert_empty()
+
+    assert [batch] == rig.one.cancelled
+
+
+async def test_the_deadline_of_one_ends_its_own_wait_only() -> None:
+    rig = Rig()
+    calls = await held_and_waiting(rig)
+    short = rig.call("short", within_s=0.05)
+    calls.append(rig.call("patient"))
+    await rig.queued(tokens_of("short") + tokens_of("patient"))
+    (await rig.sent("first")).succeed()
+    batch = await rig.sent("short", "patient")
+    with pytest.raises(DeadlineExceeded):
+        await short
+    batch.succeed()
+
+    assert_vectors(await calls[1], "patient")
+    assert ["ok", "ok"] == [one.outcome for one in rig.attempts]
+
+
+async def test_a_shared_answer_is_waited_for_as_long_as_the_most_patient_one_can() -> None:
+    rig = Rig()
+    short = rig.call("same", within_s=0.05)
+    await rig.sent("same")
+    patient = rig.call("same")
+    with pytest.raises(DeadlineExceeded):
+        await short
+    (await rig.sent("same")).succeed()
+
+    assert_vectors(await patient, "same")
+
+
+async def test_identical_work_of_one_tenant_is_done_once_and_of_two_twice() -> None:
+    rig = Rig(window=4)
+    calls = [rig.call("same"), rig.call("same"), rig.call("same", tenant="other")]
+    await until(lambda: len(rig.one.open) == 2)
+    replies = await all_answered(rig, calls)
+
+    assert [["same"], ["same"]] == [sent.texts for sent in rig.one.all]
+    for reply in replies:
+        assert_vectors(reply, "same")
+    await rig.assert_empty()
+
+
+async def test_the_first_of_two_who_share_may_leave() -> None:
+    rig = Rig()
+    first, second = rig.call("same"), rig.call("same")
+    await rig.sent("same")
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    (await rig.sent("same")).succeed()
+
+    assert_vectors(await second, "same")
+    await rig.assert_empty()
+
+
+async def test_who_comes_as_the_same_work_ends_is_answered_too() -> None:
+    rig = Rig()
+    late: list[asyncio.Task[Reply]] = []
+
+    async def doing(texts: list[str]) -> Reply:
+        if not late:
+            # It comes once the first has been told, and before that one has left.
+            late.append(rig.call("same"))
+        return reply_to(texts)
+
+    rig.one.doing = doing
+    assert_vectors(await rig.call("same"), "same")
+
+    async with asyncio.timeout(5):
+        assert_vectors(await late[0], "same")
+    await rig.assert_empty()
+
+
+async def test_a_batch_that_saw_two_crashes_runs_alone_once_and_then_fails() -> None:
+    rig = Rig(rules=Rules(10**9, 30, holds=True))
+    calls = await held_and_waiting(rig, "good", "bad")
+    (await rig.sent("first")).succeed()
+    for _ in range(2):
+        (await rig.sent("good", "bad")).fail(Lost("it died"))
+        await until(lambda: rig.replicas[0].state is State.DOWN)
+        rig.pool.learn(rig.replicas[0], Happened.JOINED, "")
+    (await rig.sent("good")).succeed()
+    (await rig.sent("bad")).fail(Lost("it died"))
+
+    assert_vectors(await calls[1], "good")
+    with pytest.raises(Lost):
+        await calls[2]
+    await rig.assert_empty()
+
+
+async def test_a_replica_that_is_back_has_one_batch_at_a_time_until_it_is_proven() -> None:
+    rig = Rig(window=4)
+    replica = rig.replicas[0]
+    rig.pool.learn(replica, Happened.LOST, "")
+    rig.pool.learn(replica, Happened.JOINED, "")
+    rig.bounds = Bounds(inputs=1)
+    calls = [rig.call(text) for text in "abcdef"]
+    for text in "abc":
+        sent = await rig.sent(text)
+        assert (State.PROBATION, 1) == (replica.state, len(rig.one.open))
+        sent.succeed()
+    await until(lambda: len(rig.one.open) == 3)
+
+    assert replica.state is State.UP
+    await all_answered(rig, calls)
+
+
+async def test_short_deadlines_of_callers_do_not_eject_a_replica() -> None:
+    rig = Rig(2, window=16)
+    calls = [rig.call(f"slow {index}", within_s=0.2) for index in range(12)]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert {DeadlineExceeded} == {type(one) for one in results}
+    assert "timed_out" in [one.outcome for one in rig.attempts]
+    assert [State.UP, State.UP] == [one.state for one in rig.replicas]
+    await rig.assert_empty()
+
+
+async def test_a_batch_that_was_given_up_and_fails_nevertheless_is_handed_back_once() -> None:
+    rig = Rig(2)
+
+    async def clings(texts: list[str]) -> Reply:
+        try:
+            return await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError as error:
+            raise Lost("it let go late") from error
+
+    rig.one.doing = clings
+    call, other = rig.call("a"), rig.call("b")
+    await until(lambda: bool(rig.one.all and rig.backends[1].open))
+    rig.pool.learn(rig.replicas[0], Happened.STALLED, "silent")
+    await until(lambda: not rig.replicas[0].batches)
+
+    assert tokens_of("a") == rig.lane.queued_tokens
+    (await rig.sent("b", to=1)).succeed()
+    (await rig.sent("a", to=1)).succeed()
+    await asyncio.gather(call, other)
+    await rig.assert_empty()
+
+
+async def test_a_call_that_has_tried_the_free_replica_does_not_hold_up_its_tenants_others() -> None:
+    rig = Rig(2)
+    calls = [rig.call("held", "long and held")]
+    await rig.sent("held", "long and held")
+    calls.append(rig.call("again"))
+    (await rig.sent("again", to=1)).fail(Overloaded("full"))
+    await rig.queued(tokens_of("again"))
+    calls.append(rig.call("other"))
+    (await rig.sent("other", to=1)).succeed()
+
+    assert_vectors(await calls[2], "other")
+    (await rig.sent("held", "long and held")).succeed()
+    (await rig.sent("again")).succeed()
+    await asyncio.gather(*calls)
+    await rig.assert_empty()
+
+
+async def with_known_latencies(rig: Rig) -> None:
+    """Enough singles were answered at once to know which are late."""
+    for index in range(ENOUGH):
+        await all_answered(rig, [rig.call(f"known {index}")])
+
+
+async def test_a_late_single_is_tried_elsewhere_once_and_the_first_answer_counts() -> None:
+    rig = Rig(2, window=2)
+    await with_known_latencies(rig)
+    before = len(rig.attempts)
+    late = rig.call("late")
+    await until(lambda: all(backend.open for backend in rig.backends))
+    second = next(backend for backend in rig.backends if backend.all[-1] is backend.open[0])
+    second.open[0].succeed()
+
+    assert_vectors(await late, "late")
+    await rig.assert_empty()
+    ended = rig.attempts[before:]
+    assert ["cancelled", "ok"] == sorted(one.outcome for one in ended)
+    assert [False, True] == sorted(one.hedge for one in ended)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+async def test_hedges_stay_within_their_budget(share: float) -> None:
+    rig = Rig(2, window=200, rules=Rules(10**9, 30, holds=False, hedge_share=share))
+    await with_known_latencies(rig)
+    calls = [rig.call(f"late {index}") for index in range(100)]
+    await until(lambda: len(rig.lane._attempts) >= 100)
+    last_s = max(one.hedging.when() for one in rig.lane._attempts if one.hedging is not None)
+    # Armed last and for later than all of them: when it fires, they have.
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_at(last_s + 0.001, passed.set)
+    await passed.wait()
+    hedges = sum(one.hedge for one in rig.lane._attempts)
+
+    assert 10 <= hedges <= 10 + 140 * share
+    await all_answered(rig, calls)
+    await rig.assert_empty()
+
+
+async def test_nothing_is_hedged_while_others_wait() -> None:
+    rig = Rig(2)
+    late = rig.call("late")
+    await rig.sent("late")
+    (attempt,) = rig.lane._attempts
+    again = rig.call("again")
+    (await rig.sent("again", to=1)).fail(Overloaded("full"))
+    await until(lambda: rig.lane._attempts == {attempt})
+    assert tokens_of("again") == rig.lane.queued_tokens
+    rig.lane._hedge(attempt)
+    assert {attempt} == rig.lane._attempts
+
+    again.cancel()
+    await asyncio.gather(again, return_exceptions=True)
+    rig.lane._hedge(attempt)
+    assert 2 == len(rig.lane._attempts)
+    await all_answered(rig, [late])
+    await rig.assert_empty()
+
+
+@pytest.mark.parametrize("how", ["killed", "hung"])
+async def test_a_replica_that_is_gone_costs_no_caller_anything(how: str) -> None:
+    rig = Rig(2, window=4)
+
+    async def answers(texts: list[str]) -> Reply:
+        await asyncio.sleep(0.001)
+        return reply_to(texts)
+
+    async def is_killed(texts: list[str]) -> Reply:
+        raise Lost("reset")
+
+    async def hangs(texts: list[str]) -> Reply:
+        return await asyncio.get_running_loop().create_future()
+
+    for backend in rig.backends:
+        backend.doing = answers
+    first = await asyncio.gather(*(rig.call(f"first {index}") for index in range(100)))
+    rig.one.doing = is_killed if how == "killed" else hangs
+    calls = [rig.call(f"text {index}") for index in range(200)]
+    if how == "hung":
+        await until(lambda: rig.replicas[0].batches == 4)
+        # What the prober says of a replica that holds work and answers no probe.
+        rig.pool.learn(rig.replicas[0], Happened.STALLED, "silent")
+    for index, reply in enumerate(await asyncio.gather(*calls)):
+        assert_vectors(reply, f"text {index}")
+
+    assert len(rig.attempts) / (len(first) + len(calls)) <= 1.1
+    await rig.assert_empty()
+
+
+@pytest.mark.parametrize("error", [Unavailable("refused"), Failed("500"), Overloaded("429"), Lost("reset")])
+async def test_when_every_replica_fails_few_attempts_are_added(error: BackendError) -> None:
+    rig = Rig(2, window=4)
+
+    async def fails(texts: list[str]) -> Reply:
+        await asyncio.sleep(0)
+        raise error
+
+    for backend in rig.backends:
+        backend.doing = fails
+    calls = 0
+    for _ in range(40):
+        results = await asyncio.gather(*(rig.call(f"{calls + i}") for i in range(5)), return_exceptions=True)
+        assert all(isinstance(one, Exception) for one in results)
+        calls += 5
+
+    assert len(rig.attempts) <= 1.2 * calls + 10
+    await rig.assert_empty()
+
+
+async def test_a_backend_that_breaks_its_contract_leaves_no_caller_waiting() -> None:
+    rig = Rig()
+    broken, cancelled = rig.call("broken"), None
+    (await rig.sent("broken")).answer.set_exception(ValueError("odd"))
+    with pytest.raises(RuntimeError):
+        await broken
+    cancelled = rig.call("cancelled")
+    (await rig.sent("cancelled")).answer.cancel()
+    with pytest.raises(RuntimeError):
+        await cancelled
+    await rig.assert_empty()
 
 
 async def test_a_caller_that_goes_as_its_turn_comes_leaves_its_slot_free() -> None:
-    backend = Slow()
-    replica = Replica("one", backend, Window(1))
-    pool = Pool("up", [replica], "least_tokens", lambda _: None)
-    loop = asyncio.get_running_loop()
-    lane = Lane(pool, Rules(1000, 30, holds=False), lambda _: None, loop.time)
-    pool.learn(replica, Happened.JOINED, "", await backend.describe(1))
-    pieces = [Slice(0, Embed((text,)), 1, 10) for text in "ab"]
-
-    first = asyncio.create_task(lane.submit(pieces[0], Passenger("a", 1), loop.time() + 10))
-    second = asyncio.create_task(lane.submit(pieces[1], Passenger("a", 2), loop.time() + 10))
-    await until(lambda: bool(backend.replies))
-    backend.replies[0].set_result(Embedded(None, 1))  # type: ignore[arg-type]
+    rig = Rig()
+    first, second = rig.call("a"), rig.call("b")
+    (await rig.sent("a")).succeed()
     second.cancel()
     await asyncio.gather(first, second, return_exceptions=True)
-    for _ in range(5):
-        await asyncio.sleep(0)
 
-    assert 0 == replica.batches
-    assert 0 == lane.queued_tokens
+    await rig.assert_empty()

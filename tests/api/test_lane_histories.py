@@ -1,0 +1,187 @@
+"""Random histories through a lane: everybody gets what is their own, and nothing is left behind."""
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.contract import Embed, Reply
+from backends.errors import BackendError, Failed, InvalidWork, Lost, Overloaded, TimedOut, Unavailable
+from gateway.batching.lane import Rules
+from gateway.batching.slices import Bounds
+from gateway.errors import GatewayError
+from gateway.routing.health import Happened, State
+from gateway.routing.window import Window
+from tests.fakes.replicas import Rig, assert_vectors, reply_to
+
+TROUBLE = (Overloaded, Failed, Lost, Unavailable, TimedOut)
+# Few, so that calls share work; every replica refuses poison.
+TEXTS = ("x", "yy", "a longer text", "poison", "z")
+# Enough passes of the event loop for anything that is on its way to arrive.
+PASSES = 4
+
+whose = st.fixed_dictionaries(
+    {
+        "tenant": st.sampled_from("abc"),
+        "priority": st.sampled_from(["interactive", "bulk"]),
+        "join": st.booleans(),
+    }
+)
+calls = st.fixed_dictionaries(
+    {
+        "texts": st.lists(st.sampled_from(TEXTS), min_size=1, max_size=4),
+        "dimensions": st.sampled_from([None, None, None, 8]),
+        "whose": whose,
+        "pause": st.integers(0, 3),
+        # After how many passes the caller goes, or how long it waits at most.
+        "goes": st.sampled_from([None, None, None, 0, 1, 5]),
+        "within_s": st.sampled_from([30, 30, 30, 0.0, 0.005]),
+    }
+)
+histories = st.fixed_dictionaries(
+    {
+        "calls": st.lists(calls, min_size=1, max_size=25),
+        "replicas": st.integers(1, 3),
+        "window": st.sampled_from([1, 2, 4, None]),
+        "tells": st.booleans(),
+        "holds": st.booleans(),
+        "trouble": st.sampled_from([0.0, 0.2, 0.6]),
+        "bounds": st.builds(
+            Bounds, st.integers(1, 8), st.integers(1, 60), st.one_of(st.none(), st.integers(1, 60))
+        ),
+        "seed": st.integers(0, 2**16),
+    }
+)
+
+
+class Chance:
+    """Replicas that answer after some passes, fail by chance, refuse poison, and come back when down."""
+
+    def __init__(self, history: dict[str, Any]) -> None:
+        rules = Rules(10**9, 5, holds=history["holds"])
+        self.random = Random(history["seed"])
+        self.trouble = history["trouble"]
+        self.rig = Rig(
+            history["replicas"],
+            window=history["window"] or 4,
+            bounds=history["bounds"],
+            rules=rules,
+            tells=history["tells"],
+        )
+        for replica in self.rig.replicas:
+            replica.window = Window(history["window"])
+        for backend in self.rig.backends:
+            backend.doing = self.answer
+
+    async def answer(self, texts: list[str]) -> Reply:
+        """What a replica does with a batch."""
+        for _ in range(self.random.randint(0, PASSES)):
+            await asyncio.sleep(0)
+        if self.random.random() < self.trouble:
+            raise self.random.choice(TROUBLE)(f"trouble with {texts}")
+        if "poison" in texts:
+            raise InvalidWork(f"refused: {texts}")
+        return reply_to(texts)
+
+    def revive(self) -> None:
+        """What the prober does, at once."""
+        for replica in self.rig.replicas:
+            if replica.state is State.DOWN:
+                self.rig.pool.learn(replica, Happened.JOINED, "")
+
+    async def call(self, one: dict[str, Any]) -> None:
+        """One caller from start to end, and what it may hear."""
+        for _ in range(one["pause"]):
+            await asyncio.sleep(0)
+        texts = tuple(one["texts"])
+        task = self.rig.call(
+            work=Embed(texts, dimensions=one["dimensions"]), within_s=one["within_s"], **one["whose"]
+        )
+        if one["goes"] is not None:
+            for _ in range(one["goes"]):
+                await asyncio.sleep(0)
+            task.cancel()
+        try:
+            reply = await task
+        except asyncio.CancelledError:
+            assert one["goes"] is not None
+        except GatewayError:
+            pass
+        except BackendError as error:
+            self.assert_own(error, texts)
+        else:
+            assert "poison" not in texts
+            assert_vectors(reply, *texts)
+
+    def assert_own(self, error: BackendError, texts: tuple[str, ...]) -> None:
+        """An error tells of its own call's texts or of none."""
+        if isinstance(error, InvalidWork):
+            assert "poison" in texts
+            assert error.message == f"refused: {list(texts)}"
+        else:
+            assert error.message in (
+                f"trouble with {list(texts)}",
+                "a replica did not do the batch that this call was part of",
+            )
+
+
+async def live(history: dict[str, Any]) -> None:
+    """Everything in a history, and nothing left at its end."""
+    chance = Chance(history)
+
+    async def keep_reviving() -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            chance.revive()
+
+    prober = asyncio.create_task(keep_reviving())
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(chance.call(one) for one in history["calls"]))
+        await chance.rig.assert_empty()
+    prober.cancel()
+    await asyncio.gather(prober, return_exceptions=True)
+    if chance.rig.lane._later is not None:
+        chance.rig.lane._later.cancel()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories)
+def test_everybody_gets_their_own_answer_or_their_own_error_and_nothing_is_left(
+    history: dict[str, Any],
+) -> None:
+    asyncio.run(live(history))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_crowd_in_trouble_is_served_without_a_trace(seed: int) -> None:
+    random = Random(seed)
+    crowd = [
+        {
+            "texts": random.sample(["x", "poison", f"text {i}", f"other {i}"], random.randint(1, 3)),
+            "dimensions": random.choice([None, 8]),
+            "whose": {
+                "tenant": f"tenant {random.randint(0, 20)}",
+                "priority": random.choice(["interactive", "bulk"]),
+                "join": True,
+            },
+            "pause": random.randint(0, 20),
+            "goes": random.choice([None] * 9 + [2]),
+            "within_s": 30,
+        }
+        for i in range(400)
+    ]
+    history = {
+        "calls": crowd,
+        "replicas": 2,
+        "window": 2,
+        "tells": True,
+        "holds": seed == 2,
+        "trouble": 0.1,
+        "bounds": Bounds(8, 10_000),
+        "seed": seed,
+    }
+    asyncio.run(live(history))

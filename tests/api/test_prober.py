@@ -1,0 +1,87 @@
+"""A replica that holds work and gives nothing back is questioned; what stalled gives its work to others."""
+
+import asyncio
+
+import pytest
+
+from backends.contract import Reply
+from gateway.routing import prober
+from gateway.routing.health import State
+from gateway.routing.pool import STALL_S, Cargo
+from gateway.routing.prober import Waits, keep_watching
+from tests.fakes.hooks import until
+from tests.fakes.replicas import Rig, assert_vectors, reply_to
+
+# Looked at all the time, and questioned as soon as nothing came back for so long.
+IMPATIENT = Waits(0.001, 0.001, stalled_s=0.005)
+
+
+@pytest.fixture(autouse=True)
+def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe gives up at once."""
+    monkeypatch.setattr(prober, "PROBE_TIMEOUT_S", 0.005)
+
+
+async def test_what_a_hung_replica_holds_is_done_by_another_and_it_proves_itself_when_it_is_back() -> None:
+    rig = Rig(2)
+    first, second = rig.call("first"), rig.call("second")
+    await rig.sent("first")
+    (await rig.sent("second", to=1)).succeed()
+    watching = asyncio.create_task(keep_watching(rig.pool, rig.replicas[0], IMPATIENT, rig.clock))
+    (await rig.sent("first", to=1)).succeed()
+
+    assert_vectors(await first, "first")
+    assert_vectors(await second, "second")
+    assert rig.replicas[0].state is State.DOWN
+
+    async def answers(texts: list[str]) -> Reply:
+        return reply_to(texts)
+
+    rig.one.doing = answers
+    await until(lambda: rig.replicas[0].state is State.PROBATION)
+    for index in range(6):
+        rig.backends[1].doing = answers
+        await rig.call(f"more {index}")
+    await until(lambda: rig.replicas[0].state is State.UP)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await rig.assert_empty()
+
+
+async def test_a_replica_that_is_slow_and_answers_a_probe_keeps_its_work() -> None:
+    rig = Rig()
+    probes = []
+
+    async def doing(texts: list[str]) -> Reply:
+        if texts == [prober.WORD]:
+            probes.append(texts)
+        else:
+            await until(lambda: len(probes) > 2)
+        return reply_to(texts)
+
+    rig.one.doing = doing
+    watching = asyncio.create_task(keep_watching(rig.pool, rig.replicas[0], IMPATIENT, rig.clock))
+    assert_vectors(await rig.call("slow"), "slow")
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+    assert rig.replicas[0].state is State.UP
+    assert ["ok"] == [one.outcome for one in rig.attempts]
+
+
+async def test_a_replica_is_given_several_times_what_its_slowest_batch_took() -> None:
+    replica = Rig().replicas[0]
+    assert replica.patience_s(30) == 30
+    replica.succeeded(Cargo(1, 10, ["acme"]), 0.02, 0.0, full=False)
+    assert replica.patience_s(30) == STALL_S
+    replica.started(Cargo(32, 16_000, ["acme"]), 0.0)
+    # Nothing so large was ever done here: nobody knows how long it takes.
+    assert replica.patience_s(30) == 30
+    replica.succeeded(Cargo(32, 16_000, ["acme"]), 2.0, 1.0, full=False)
+    assert replica.patience_s(30) == 6
+    for _ in range(10):
+        replica.succeeded(Cargo(1, 10, ["acme"]), 0.02, 1.0, full=False)
+    # Small calls since do not make it look slower than it is.
+    assert replica.patience_s(30) == pytest.approx(6)
+    assert not replica.silent(6.9, 30)
+    assert replica.silent(7.1, 30)

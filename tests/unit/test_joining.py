@@ -1,0 +1,109 @@
+"""Slices that travel together get their own answers back, and their own tokens."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.contract import Embed, Embedded, Rerank, Truncate
+from gateway.batching.joining import Load, alike, joined, parted
+from gateway.batching.slices import Bounds, Slice
+
+many = settings(max_examples=200, deadline=None)
+SIZES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 50)), min_size=1, max_size=8)
+
+
+def pieces_of(sizes: list[tuple[int, int]], *, exact: bool = False) -> list[Slice]:
+    """Slices of so many inputs and tokens; each text is another."""
+    return [
+        Slice(0, Embed(tuple(f"{index}/{i}" for i in range(inputs))), inputs, tokens, exact=exact)
+        for index, (inputs, tokens) in enumerate(sizes)
+    ]
+
+
+@many
+@given(SIZES, st.data())
+def test_each_slice_gets_its_own_rows_tokens_and_truncated(
+    sizes: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    pieces = pieces_of(sizes)
+    whole = joined(pieces)
+    assert isinstance(whole.work, Embed)
+    count = len(whole.work.inputs)
+    each = data.draw(st.one_of(st.none(), st.tuples(*[st.integers(0, 30)] * count)))
+    tokens = data.draw(st.integers(0, 500)) if each is None else sum(each)
+    cut = data.draw(st.one_of(st.none(), st.sets(st.integers(0, count - 1))))
+    truncated = None if cut is None else tuple(sorted(cut))
+    vectors = np.arange(count, dtype=np.float32).reshape(count, 1)
+    replies = parted(pieces, Embedded(vectors, tokens, truncated, each))
+
+    rows = dict(zip(whole.work.inputs, vectors[:, 0], strict=True))
+    assert tokens == sum(reply.tokens for reply in replies)
+    for piece, reply in zip(pieces, replies, strict=True):
+        assert isinstance(reply, Embedded)
+        assert isinstance(piece.work, Embed)
+        texts = piece.work.inputs
+        assert [rows[text] for text in texts] == reply.vectors[:, 0].tolist()
+        assert reply.tokens >= 0
+        if truncated is None:
+            assert reply.truncated is None
+        else:
+            expected = {whole.work.inputs[index] for index in truncated} & set(texts)
+            assert expected == {texts[index] for index in reply.truncated or ()}
+        if each is not None:
+            own = [count for text, count in zip(whole.work.inputs, each, strict=True) if text in texts]
+            assert (sum(own), tuple(own)) == (reply.tokens, reply.input_tokens)
+
+
+@many
+@given(SIZES)
+def test_exact_tokens_are_each_slices_own_where_the_replica_counts_the_same(
+    sizes: list[tuple[int, int]],
+) -> None:
+    pieces = pieces_of(sizes, exact=True)
+    total = sum(tokens for _, tokens in sizes)
+    rows = np.zeros((sum(inputs for inputs, _ in sizes), 1), np.float32)
+
+    assert [tokens for _, tokens in sizes] == [one.tokens for one in parted(pieces, Embedded(rows, total))]
+
+
+def test_a_slice_alone_is_sent_and_answered_as_it_is() -> None:
+    (piece,) = pieces_of([(2, 9)])
+    reply = Embedded(np.zeros((2, 1), np.float32), 3)
+
+    assert piece is joined([piece])
+    assert reply is parted([piece], reply)[0]
+
+
+@many
+@given(SIZES, st.integers(1, 12), st.integers(1, 100), st.one_of(st.none(), st.integers(0, 100)))
+def test_a_load_is_within_bounds_if_each_of_its_sums_is(
+    sizes: list[tuple[int, int]], inputs: int, tokens: int, room: int | None
+) -> None:
+    load = Load()
+    for count, cost in sizes:
+        load = load.plus(Slice(0, Embed(("a",) * count), count, cost, bytes=cost * 2))
+    sums = [sum(one) for one in zip(*sizes, strict=True)]
+
+    fits = room is None or sums[1] * 2 <= room
+    assert (sums[0] <= inputs and sums[1] <= tokens and fits) is load.within(Bounds(inputs, tokens, room))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Embed(("b",), normalize=False),
+        Embed(("b",), dimensions=4),
+        Embed(("b",), prompt_name="query"),
+        Embed(("b",), truncate=Truncate.ERROR),
+        Rerank("q", ("b",)),
+    ],
+)
+def test_only_embeddings_with_equal_options_are_alike(other: Embed | Rerank) -> None:
+    one, same = Slice(0, Embed(("a",)), 1, 1), Slice(0, Embed(("b",)), 1, 1)
+    different = Slice(0, other, 1, 1)
+
+    assert alike(one, same)
+    assert not alike(one, different)
+    assert not alike(different, one)
+    assert not alike(Slice(0, Rerank("q", ("a",)), 1, 1), Slice(0, Rerank("q", ("b",)), 1, 1))

@@ -1,0 +1,89 @@
+"""What a lane learns from its attempts: a batch's portion, the slow ones' time, the budget of added ones."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.batching.portion import MOST_TOKENS, START_TOKENS, Portion
+from gateway.routing.budget import FREE, Budget
+from gateway.routing.latencies import ENOUGH, KEPT, Latencies
+
+
+@pytest.mark.parametrize("jitter", [0, 0.3])
+@pytest.mark.parametrize(
+    ("fixed_s", "token_s", "expected"),
+    [
+        (0.0, 1 / 20_000, 5_000),
+        (0.01, 1 / 200_000, 48_000),
+        (0.02, 1 / 2_000, 460),
+        # A batch that is late however small it is must not become smaller and smaller.
+        (1.0, 1 / 5_000, 5_000),
+        (0.3, 0.0, MOST_TOKENS),
+    ],
+)
+def test_a_portion_is_what_fits_the_target_or_is_worth_a_batch(
+    fixed_s: float, token_s: float, expected: int, jitter: float
+) -> None:
+    random, portion, seen = Random(1), Portion(), []
+    for _ in range(600):
+        full = random.random() < 0.7
+        tokens = int(portion.tokens * random.uniform(0.9, 1)) if full else random.randint(5, 200)
+        portion.finished(tokens, (fixed_s + token_s * tokens) * (1 + jitter * random.uniform(-1.7, 1.7)))
+        seen.append(portion.tokens)
+    late = seen[300:]
+
+    assert expected * 0.75 <= sum(late) / len(late) <= expected * 1.3
+    assert max(late) <= expected * 2.5
+
+
+def test_single_queries_tell_nothing_of_a_full_batch() -> None:
+    portion = Portion()
+    for _ in range(1000):
+        portion.finished(10, 0.02)
+
+    assert portion.tokens == START_TOKENS
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(0, 1), st.lists(st.tuples(st.booleans(), st.floats(0, 5)), max_size=200))
+def test_added_attempts_stay_within_their_share_of_first_ones(
+    share: float, steps: list[tuple[bool, float]]
+) -> None:
+    now_s = first = extra = 0.0
+    budget = Budget(share, now_s)
+    for is_first, pause_s in steps:
+        faded = 0.5 ** (pause_s / 10)
+        now_s += pause_s
+        first, extra = first * faded, extra * faded
+        if is_first:
+            budget.count_first(now_s)
+            first += 1
+        elif budget.take(now_s):
+            extra += 1
+        assert extra <= first * share + FREE + 1e-6
+
+
+def test_a_quiet_lane_may_retry_and_its_budget_comes_back() -> None:
+    budget = Budget(0.2, 0.0)
+    taken = sum(budget.take(0.0) for _ in range(100))
+
+    assert taken == FREE
+    assert budget.take(60.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0, 100), max_size=3 * KEPT))
+def test_a_quantile_is_of_the_last_ones_and_unknown_of_few(durations: list[float]) -> None:
+    latencies = Latencies()
+    for one in durations:
+        latencies.add(one)
+    late_s = latencies.quantile(0.95)
+    last = sorted(durations[-KEPT:])
+
+    if len(last) < ENOUGH:
+        assert late_s is None
+    else:
+        assert late_s == last[int(0.95 * len(last))]
+        assert sum(one > late_s for one in last) <= len(last) * 0.05

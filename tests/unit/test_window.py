@@ -1,0 +1,124 @@
+"""On simulated replicas: the window finds how many batches are worth having in flight, and stays there."""
+
+import heapq
+from random import Random
+
+import pytest
+
+from gateway.routing.window import CEILING, FLOOR, START, Window
+
+
+class Server:
+    """So many batches at once, each as long as jitter lets it; more wait their turn. Always has work."""
+
+    def __init__(self, window: Window, parallel: int, batch_s: float, jitter: float, seed: int) -> None:
+        self.window = window
+        self.parallel = parallel
+        self._batch_s = batch_s
+        self._jitter = jitter
+        self._random = Random(seed)
+        self._ends: list[float] = []
+        self._in_flight = 0
+        self.now_s = 0.0
+        self.done = 0
+
+    def run(self, until_s: float) -> tuple[float, list[int]]:
+        """Mean size over this time, weighted by it, and the sizes it had."""
+        weighted, started_s, sizes = 0.0, self.now_s, []
+        while self.now_s < until_s:
+            self._in_flight = max(self._in_flight, self.window.size)
+            while len(self._ends) < min(self.parallel, self._in_flight):
+                spread = self._jitter * self._random.uniform(-1.7, 1.7)
+                heapq.heappush(self._ends, self.now_s + self._batch_s * (1 + spread))
+            end_s = heapq.heappop(self._ends)
+            weighted += self.window.size * (end_s - self.now_s)
+            sizes.append(self.window.size)
+            self.now_s = end_s
+            self._in_flight -= 1
+            self.done += 1
+            self.window.finished(self._random.randint(400, 600), end_s, full=True)
+        return weighted / (self.now_s - started_s), sizes
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("jitter", [0, 0.3])
+@pytest.mark.parametrize("parallel", [1, 2, 4, 8, 16, 32])
+def test_the_window_settles_near_what_the_replica_does_at_once(
+    parallel: int, jitter: float, seed: int
+) -> None:
+    server = Server(Window(), parallel, 0.1, jitter, seed)
+    server.run(120)
+    before = server.done
+    mean, sizes = server.run(300)
+
+    assert max(FLOOR, parallel) * 0.8 <= mean <= max(FLOOR, parallel) * 1.6 + 1
+    assert max(sizes) <= max(6, parallel * 2.4)
+    assert (server.done - before) / (180 * parallel / 0.1) >= 0.88
+
+
+def test_a_replica_that_takes_anything_gets_the_most_there_is() -> None:
+    server = Server(Window(), 500, 0.1, 0.3, 1)
+    server.run(120)
+
+    assert server.run(240)[0] >= CEILING * 0.85
+
+
+def test_it_follows_a_replica_that_grows_or_shrinks() -> None:
+    server = Server(Window(), 2, 0.05, 0.3, 1)
+    server.run(60)
+    server.parallel = 16
+    server.run(300)
+    grown, _ = server.run(400)
+    server.parallel = 2
+    server.run(700)
+    shrunk, _ = server.run(800)
+
+    assert grown >= 12
+    assert shrunk <= 5
+
+
+def test_a_window_that_was_not_full_learns_nothing() -> None:
+    window = Window()
+    for step in range(10_000):
+        window.finished(500, step * 0.1, full=False)
+
+    assert window.size == START
+
+
+def test_a_fixed_window_stays_as_it_is() -> None:
+    window = Window(3)
+    window.refused(1.0)
+    window.restart()
+    Server(window, 8, 0.1, 0.3, 1).run(60)
+
+    assert window.size == 3
+
+
+def test_one_refusal_of_many_at_once_makes_the_window_smaller_once() -> None:
+    window = Window(None)
+    server = Server(window, 500, 0.1, 0, 1)
+    server.run(120)
+    before = window.size
+    sent_s = server.now_s
+    for _ in range(before):
+        window.refused(sent_s + 1, sent_s)
+    assert before // 2 <= window.size < before
+    window.refused(sent_s + 3, sent_s + 2)
+
+    assert window.size < before // 2
+
+
+def test_refusals_one_after_the_other_leave_one_slot() -> None:
+    window = Window()
+    for second in range(20):
+        window.refused(second + 0.5, second)
+
+    assert window.size == 1
+
+
+def test_a_replica_that_is_back_starts_as_a_new_one() -> None:
+    window = Window()
+    Server(window, 500, 0.1, 0, 1).run(120)
+    window.restart()
+
+    assert window.size == START
