@@ -61,13 +61,15 @@ class Boot(msgspec.Struct, frozen=True):
     """What a process is started with.
 
     first_key_digest: of the key that stands in where no tenant is configured. engines: upstream name →
-    the Unix socket of its engine. admin_port: where operators call, if not where callers do.
+    the Unix socket of its engine. admin_port: where operators call, if not where callers do. worker: which
+    of several this is.
     """
 
     config: Config
     first_key_digest: str | None = None
     engines: Mapping[str, str] = {}
     admin_port: int | None = None
+    worker: int | None = None
 
 
 class Collaborators(msgspec.Struct, frozen=True):
@@ -92,7 +94,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     outside = collaborators or Collaborators()
     config = boot.config
     is_open = _is_loopback(config.admin.listen or config.listen)
-    exporter = Metrics(is_open=is_open)
+    exporter = Metrics(is_open=is_open, worker=boot.worker)
 
     def observe(event: Event) -> None:
         exporter.observe(event)
@@ -115,6 +117,8 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     api = Api(gateway, identity, config.limits.inputs)
     store = None if config.quotas.store == "memory" else TenantStore(_door(config))
     beside = [ledger.keep()]
+    if boot.worker is not None:
+        beside.append(exporter.keep())
     if store is not None:
         beside.append(_follow_keys(gateway.keyring, store, config.quotas.key_grace_s))
     shared = {

@@ -302,8 +302,10 @@ def _process_problems(config: Config) -> Iterator[Problem]:
     for index, origin in enumerate(config.cors.origins if config.cors else ()):
         if origin != "*" and not ORIGIN.fullmatch(origin):
             yield Problem(f"cors.origins[{index}]", "not an origin, such as https://app.example.org, or *")
-    if config.workers > 1:
-        yield Problem("workers", "only 1 is served: the metrics of several do not add up yet")
+    if config.workers > 1 and config.quotas.store == "memory":
+        yield Problem(
+            "workers", "more than 1 need quotas that they count together: a Redis in `quotas.store`"
+        )
 
 
 def _admin_problems(config: Config) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ Rule: it lives as long as the parent's pipe; end of file on standard input ends 
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -18,6 +19,7 @@ import msgspec
 import uvicorn
 import uvloop
 
+from gateway import listeners
 from gateway.app import Application, Boot, build
 from gateway.config import ListenerTls
 from gateway.http_protocol import BoundedProtocol
@@ -29,12 +31,16 @@ ABANDON_S = 1.0
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
-    """The first line of standard input, as JSON. listen_fd, admin_fd: sockets that the parent has bound."""
+    """The first line of standard input, as JSON.
+
+    listen_fd, admin_fd: sockets that the parent has bound. metrics_folder: where several workers count.
+    """
 
     boot: Boot
     listen_fd: int
     status_fd: int
     admin_fd: int | None = None
+    metrics_folder: str | None = None
 
 
 class ModelLine(msgspec.Struct, frozen=True):
@@ -93,7 +99,7 @@ def main() -> None:
     for chatty in ("uvicorn", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
-    Thread(target=_end_with_parent, daemon=True).start()
+    Thread(target=_end_with_parent, args=(boot.metrics_folder,), daemon=True).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(boot))
 
@@ -115,9 +121,17 @@ async def _serve(boot: WorkerBoot) -> None:
     )
     server = DrainingServer(config, application, drain_s)
     reporting = asyncio.create_task(_report(application, boot, server))
-    fds = [one for one in (boot.listen_fd, boot.admin_fd) if one is not None]
-    await server.serve(sockets=[socket.socket(fileno=fd) for fd in fds])
+    await server.serve(sockets=_sockets(boot))
     reporting.cancel()
+
+
+def _sockets(boot: WorkerBoot) -> list[socket.socket]:
+    listener = socket.socket(fileno=boot.listen_fd)
+    # One of several has a socket of its own on the same port, which ends with it.
+    sockets = [listener if boot.boot.worker is None else listeners.join(listener)]
+    if boot.admin_fd is not None:
+        sockets.append(socket.socket(fileno=boot.admin_fd))
+    return sockets
 
 
 def _tls_options(tls: ListenerTls) -> dict[str, Any]:
@@ -156,9 +170,12 @@ def _line(application: Application, name: str) -> ModelLine:
     )
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(metrics_folder: str | None) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
+    # The parent removes it, unless it was killed.
+    if metrics_folder is not None:
+        shutil.rmtree(metrics_folder, ignore_errors=True)
     os._exit(1)
 
 

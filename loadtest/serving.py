@@ -23,8 +23,15 @@ import httpx
 import uvicorn
 from httpx_aiohttp import AiohttpTransport
 
-from loadtest.neighbours import INFO
-
+INFO = {
+    "model_id": "stub",
+    "model_type": {"embedding": {"pooling": "cls"}},
+    "max_input_length": 512,
+    "max_client_batch_size": 32,
+    "max_concurrent_requests": 512,
+    "auto_truncate": True,
+    "version": "1.9.3",
+}
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 40
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")

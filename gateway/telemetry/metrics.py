@@ -1,12 +1,19 @@
 """Events as Prometheus metrics; the one door to prometheus-client.
 
 Rule: a label's values come from the config or from a closed list, never from a caller.
+
+A lone worker keeps its numbers to itself. Several write theirs into files of one folder, which the
+environment names (PROMETHEUS_MULTIPROC_DIR), so that each can answer for all. A worker writes as its number,
+not as its process: one that is started again counts on where its predecessor ended.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, values
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from gateway.events import AttemptFinished, CallFinished, Event, QuotaDecided, ReplicaChanged, StoreChanged
 
@@ -28,15 +35,43 @@ DURATION_BUCKETS_S = (
     30,
     60,
 )
+# How old the depth of another worker's lanes may be when somebody asks.
+REFRESH_S = 1.0
+
+Key = TypeVar("Key")
+Child = TypeVar("Child")
+
+
+class Children(dict[Key, Child], Generic[Key, Child]):
+    """The children of one metric by the labels of events: looking them up anew costs more than counting."""
+
+    def __init__(self, make: Callable[[Key], Child]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: Key) -> Child:
+        """Make it, once."""
+        child = self[key] = self._make(key)
+        return child
 
 
 class Metrics:
-    """One registry a process. is_open: whether /metrics needs no key."""
+    """One registry a process. is_open: whether /metrics needs no key. worker: its number among several."""
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(self, *, is_open: bool, worker: int | None = None) -> None:
         self.is_open = is_open
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        self._shown = self._registry
+        self._process: ProcessShare | None = None
+        self._queued_tokens: Mapping[str, Callable[[], int]] = {}
+        if worker is None:
+            ProcessCollector(registry=self._registry)
+        else:
+            # The library has no types for its several processes.
+            values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
+            self._shown = CollectorRegistry()
+            MultiProcessCollector(self._shown)  # type: ignore[no-untyped-call]
+            self._process = ProcessShare(self._registry)
         self._calls = Counter(
             "gateway_calls",
             "Calls answered, by path, status and outcome.",
@@ -84,6 +119,7 @@ class Metrics:
         self._store_away = Gauge(
             "gateway_quota_store_away",
             "1 while quotas are kept without their shared store.",
+            multiprocess_mode="livemax",
             registry=self._registry,
         )
         self._store_changes = Counter(
@@ -96,19 +132,27 @@ class Metrics:
             "gateway_replica_up",
             "1 while a replica is given work.",
             ["upstream", "replica"],
+            multiprocess_mode="livemin",
             registry=self._registry,
         )
         self._queued = Gauge(
             "gateway_lane_queued_tokens",
             "Tokens that wait for a replica, as an upper bound.",
             ["upstream"],
+            multiprocess_mode="livesum",
             registry=self._registry,
         )
+        self._find_children()
 
     def watch_lanes(self, queued_tokens: Mapping[str, Callable[[], int]]) -> None:
-        """Read each lane's depth when somebody asks for it."""
-        for upstream, depth in queued_tokens.items():
-            self._queued.labels(upstream).set_function(depth)
+        """Each lane's depth, which is read when somebody asks for it."""
+        self._queued_tokens = queued_tokens
+
+    async def keep(self) -> None:
+        """For the other workers: what is read only when asked for is written down every REFRESH_S."""
+        while True:
+            self._refresh()
+            await asyncio.sleep(REFRESH_S)
 
     def observe(self, event: Event) -> None:
         """Count one event."""
@@ -116,24 +160,76 @@ class Metrics:
             case CallFinished():
                 self._count_call(event)
             case AttemptFinished():
-                self._attempts.labels(event.upstream, event.replica, event.outcome).inc()
-                self._attempt_duration.labels(event.upstream).observe(event.duration_s)
+                self._attempts_of[event.upstream, event.replica, event.outcome].inc()
+                self._attempt_duration_of[event.upstream].observe(event.duration_s)
+            case QuotaDecided():
+                self._decisions_of[event.tenant, event.decision].inc()
             case ReplicaChanged():
                 up = 1 if event.state in ("up", "probation") else 0
                 self._replica_up.labels(event.upstream, event.replica).set(up)
-            case QuotaDecided():
-                self._decisions.labels(event.tenant, event.decision).inc()
             case StoreChanged():
                 self._store_away.set(1 if event.away else 0)
                 self._store_changes.labels("away" if event.away else "back").inc()
 
     def render(self) -> tuple[bytes, str]:
-        """The exposition and its content type."""
-        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+        """The exposition of all workers together, and its content type."""
+        self._refresh()
+        return generate_latest(self._shown), CONTENT_TYPE_LATEST
+
+    def _refresh(self) -> None:
+        for upstream, depth in self._queued_tokens.items():
+            self._queued.labels(upstream).set(depth())
+        if self._process is not None:
+            self._process.refresh()
 
     def _count_call(self, event: CallFinished) -> None:
-        self._calls.labels(event.route, str(event.status), event.outcome).inc()
-        self._call_duration.labels(event.route).observe(event.duration_s)
+        self._calls_of[event.route, event.status, event.outcome].inc()
+        self._call_duration_of[event.route].observe(event.duration_s)
         if event.tenant is not None and event.model is not None:
-            self._tokens.labels(event.tenant, event.model).inc(event.tokens)
-            self._inputs.labels(event.tenant, event.model).inc(event.inputs)
+            tokens, inputs = self._used_of[event.tenant, event.model]
+            tokens.inc(event.tokens)
+            inputs.inc(event.inputs)
+
+    def _find_children(self) -> None:
+        """Where the metrics of what happens on every call are found."""
+        self._calls_of = Children[tuple[str, int, str], Counter](
+            lambda key: self._calls.labels(key[0], str(key[1]), key[2])
+        )
+        self._call_duration_of = Children[str, Histogram](self._call_duration.labels)
+        self._used_of = Children[tuple[str, str], tuple[Counter, Counter]](
+            lambda key: (self._tokens.labels(*key), self._inputs.labels(*key))
+        )
+        self._attempts_of = Children[tuple[str, str, str], Counter](lambda key: self._attempts.labels(*key))
+        self._attempt_duration_of = Children[str, Histogram](self._attempt_duration.labels)
+        self._decisions_of = Children[tuple[str, str], Counter](lambda key: self._decisions.labels(*key))
+
+
+class ProcessShare:
+    """What this process adds to the `process_*` metrics of all workers; the library knows but one's own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._collector = ProcessCollector(registry=None)
+        self._cpu = Counter("process_cpu_seconds", "CPU time of all workers, in seconds.", registry=registry)
+        self._cpu_told_s = 0.0
+        self._gauges = {
+            name: Gauge(name, documentation, multiprocess_mode="livesum", registry=registry)
+            for name, documentation in (
+                ("process_resident_memory_bytes", "Resident memory of all workers, in bytes."),
+                ("process_open_fds", "Open file descriptors of all workers."),
+            )
+        }
+
+    def refresh(self) -> None:
+        """Read /proc; where there is none, nothing is told."""
+        read = {one.name: one.samples[0].value for one in self._collector.collect()}
+        cpu_s = read.get("process_cpu_seconds", self._cpu_told_s)
+        self._cpu.inc(cpu_s - self._cpu_told_s)
+        self._cpu_told_s = cpu_s
+        for name, gauge in self._gauges.items():
+            if name in read:
+                gauge.set(read[name])
+
+
+def forget_worker(folder: str, worker: int) -> None:
+    """A worker has ended: its counters stay, its gauges are no longer true. folder: of all workers' files."""
+    mark_process_dead(worker, folder)  # type: ignore[no-untyped-call]

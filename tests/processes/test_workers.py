@@ -1,0 +1,287 @@
+"""Several HTTP workers behind one address: they share its callers, its metrics and its end."""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.fakes.tei import FakeTei
+from tests.processes.conftest import KEY, Served, alive, wait_until
+from tests.processes.test_lives_and_deaths import run_serve
+from tests.quotas.redis_server import RedisServer
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+listen: {listen}
+workers: {workers}
+drain_s: 25
+quotas: {{store: "{store}"}}
+upstreams: {{stub: {{backend: tei, replicas: ["{url}"]}}}}
+models: {{m: {{upstream: stub}}}}
+"""
+OPENAI = "/v1/embeddings"
+HELD = "held"
+
+
+class Stub:
+    """A TEI server in a thread; calls with the text HELD wait there until `opened`."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._server = FakeTei()
+        self._server.hook = self._hold
+        self._loop = asyncio.new_event_loop()
+        self._opened = asyncio.Event()
+        config = uvicorn.Config(self._server, port=0, lifespan="off", log_config=None, access_log=False)
+        self._http = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._http.serve(),))
+        self._thread.start()
+        assert wait_until(lambda: self._http.started)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        port = self._http.servers[0].sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}"
+
+    def open(self) -> None:
+        """Let what waits go on."""
+        self._loop.call_soon_threadsafe(self._opened.set)
+
+    def stop(self) -> None:
+        """End it with its thread."""
+        self.open()
+        self._http.should_exit = True
+        self._thread.join(20)
+        self._loop.close()
+
+    async def _hold(self, _: str, sent: dict[str, Any]) -> None:
+        if HELD in str(sent):
+            self.waiting += 1
+            await self._opened.wait()
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    server = Stub()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def config(stub: Stub, redis: RedisServer, tmp_path: Path) -> Path:
+    path = tmp_path / "router.yaml"
+    path.write_text(CONFIG.format(listen="127.0.0.1:0", workers=2, store=redis.url, url=stub.url))
+    return path
+
+
+@pytest.fixture
+def gateway(config: Path, tmp_path: Path) -> Iterator[Served]:
+    """Two workers; what they leave behind would be in the folder `left`."""
+    (tmp_path / "left").mkdir()
+    running = Served(config, {"TMPDIR": str(tmp_path / "left")}).wait_until_up()
+    yield running
+    running.stop()
+
+
+def workers(gateway: Served) -> list[int]:
+    return [pid for pid, line in gateway.children().items() if "gateway.worker" in line]
+
+
+def call(gateway: Served, text: str = "a") -> int:
+    """The status of one call on a connection of its own; 0: the connection broke."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    try:
+        reply = httpx.post(
+            f"{gateway.url}{OPENAI}", json={"input": text}, headers=headers, timeout=40, trust_env=False
+        )
+    except httpx.TransportError:
+        return 0
+    return reply.status_code
+
+
+def value(gateway: Served, sample: str, **labels: str) -> float:
+    """The sum of a metric's samples, as whichever worker answers tells it."""
+    text = httpx.get(f"{gateway.url}/metrics", timeout=40, trust_env=False).text
+    return sum(
+        one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+        if one.name == sample and labels.items() <= one.labels.items()
+    )
+
+
+def connections(pid: int) -> int:
+    """How many sockets a process has open."""
+    return sum(target.startswith("socket:") for target in opened(pid))
+
+
+def opened(pid: int) -> Iterator[str]:
+    """What a process' file descriptors are."""
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            yield str(one.readlink())
+
+
+def test_both_take_connections_and_any_of_them_tells_the_metrics_of_all(gateway: Served) -> None:
+    before = {pid: connections(pid) for pid in workers(gateway)}
+    with ExitStack() as held:
+        clients = [held.enter_context(gateway.client()) for _ in range(32)]
+        statuses = [one.post(OPENAI, json={"input": ["a b", "c"]}).status_code for one in clients]
+        grown = [connections(pid) - sockets for pid, sockets in before.items()]
+
+    assert statuses == [200] * 32
+    assert len(grown) == 2
+    # Each has at least a few of the callers' connections, beside those that it opens itself.
+    assert min(grown) >= 4
+    for _ in range(6):
+        assert 32 == value(gateway, "gateway_calls_total", route=OPENAI, status="200")
+        assert 64 == value(gateway, "gateway_inputs_total")
+        assert 32 == value(gateway, "gateway_call_duration_seconds_count", route=OPENAI)
+        assert 1 == value(gateway, "gateway_replica_up", upstream="stub")
+    resident = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in workers(gateway)]
+    assert value(gateway, "process_resident_memory_bytes") > 1.5 * min(resident)
+
+
+def test_each_worker_is_a_gateway_of_its_own_where_quotas_are_shared(
+    gateway: Served, redis: RedisServer
+) -> None:
+    assert wait_until(lambda: redis.command("ZCARD", "gw:gateways").strip() == ":2")
+
+
+def test_a_killed_worker_costs_its_own_calls_only_and_the_metrics_do_not_go_back(
+    gateway: Served, stub: Stub
+) -> None:
+    assert [call(gateway) for _ in range(20)] == [200] * 20
+    pids = workers(gateway)
+    with ThreadPoolExecutor(32) as callers:
+        held = [callers.submit(call, gateway, HELD) for _ in range(24)]
+        assert wait_until(lambda: stub.waiting == 24)
+        os.kill(pids[0], signal.SIGKILL)
+        assert wait_until(lambda: any(one.done() for one in held))
+        while_it_is_gone = [call(gateway) for _ in range(10)]
+        told = value(gateway, "gateway_calls_total", route=OPENAI, status="200")
+        stub.open()
+        ends = [one.result() for one in held]
+    assert wait_until(lambda: len(workers(gateway)) == 2)
+
+    assert while_it_is_gone == [200] * 10
+    assert told == 30
+    assert set(ends) == {0, 200}
+    assert pids[1] in workers(gateway)
+    assert pids[0] not in workers(gateway)
+    assert 30 + ends.count(200) == value(gateway, "gateway_calls_total", route=OPENAI, status="200")
+    # The new one takes its part again, and counts on where the other ended.
+    new = next(pid for pid in workers(gateway) if pid not in pids)
+    assert wait_until(lambda: listens(gateway, new))
+    assert [call(gateway) for _ in range(32)] == [200] * 32
+    assert 62 + ends.count(200) == value(gateway, "gateway_calls_total", route=OPENAI, status="200")
+
+
+def listens(gateway: Served, pid: int) -> bool:
+    """Whether a process has a listening socket on the gateway's port."""
+    port = int(gateway.url.rpartition(":")[2])
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
+    return any(target in listening for target in opened(pid))
+
+
+def hold(gateway: Served, stub: Stub, callers: ThreadPoolExecutor) -> list[Future[int]]:
+    """Sixteen calls, on both workers, that wait at the stub."""
+    held = [callers.submit(call, gateway, HELD) for _ in range(16)]
+    assert wait_until(lambda: stub.waiting == 16)
+    return held
+
+
+def test_all_are_drained_together_and_nothing_is_left_behind(
+    gateway: Served, stub: Stub, tmp_path: Path
+) -> None:
+    children = gateway.children()
+    with ThreadPoolExecutor(16) as callers, ExitStack() as clients:
+        late = [clients.enter_context(gateway.client()) for _ in range(16)]
+        assert {one.get("/readyz").status_code for one in late} == {200}
+        held = hold(gateway, stub, callers)
+        gateway.process.send_signal(signal.SIGTERM)
+        assert wait_until(lambda: {one.get("/readyz").status_code for one in late} == {503})
+        assert not any(one.done() for one in held)
+        stub.open()
+        ends = [one.result() for one in held]
+
+    assert ends == [200] * 16
+    assert gateway.stop() == 0
+    assert not any(alive(pid) for pid in children)
+    assert [] == list((tmp_path / "left").iterdir())
+
+
+def test_a_second_interrupt_does_not_wait_for_what_is_in_flight(gateway: Served, stub: Stub) -> None:
+    with ThreadPoolExecutor(16) as callers:
+        held = hold(gateway, stub, callers)
+        gateway.process.send_signal(signal.SIGINT)
+        assert wait_until(lambda: any("stopping" in line for line in gateway.log))
+        assert not any(one.done() for one in held)
+        gateway.process.send_signal(signal.SIGINT)
+        ends = [one.result() for one in held]
+
+    assert ends == [0] * 16
+    assert gateway.process.wait(20) == 0
+
+
+def test_killing_the_parent_leaves_no_worker_and_no_file_behind(gateway: Served, tmp_path: Path) -> None:
+    children = gateway.children()
+
+    gateway.process.kill()
+
+    assert len(children) == 2
+    assert wait_until(lambda: not any(alive(pid) for pid in children))
+    assert [] == list((tmp_path / "left").iterdir())
+
+
+def test_another_gateway_on_the_same_port_is_one_clear_error(
+    gateway: Served, config: Path, stub: Stub, redis: RedisServer
+) -> None:
+    address = gateway.url.removeprefix("http://")
+    for count in (1, 2):
+        config.write_text(CONFIG.format(listen=address, workers=count, store=redis.url, url=stub.url))
+        ended = run_serve(config)
+
+        assert ended.returncode == 1
+        assert f"cannot listen on {address}" in ended.stderr
+    assert call(gateway) == 200
+
+
+def test_a_port_of_somebody_else_is_one_clear_error(config: Path, stub: Stub, redis: RedisServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        config.write_text(CONFIG.format(listen=address, workers=2, store=redis.url, url=stub.url))
+        ended = run_serve(config)
+
+    assert ended.returncode == 1
+    assert f"cannot listen on {address}" in ended.stderr
+
+
+def test_several_workers_without_a_redis_are_a_problem_of_the_config(tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(CONFIG.format(listen="127.0.0.1:0", workers=2, store="memory", url="http://tei:8080"))
+    ended = run_serve(path)
+
+    assert ended.returncode == 1
+    assert "workers: more than 1 need" in ended.stderr

@@ -1,0 +1,40 @@
+"""One line a call, by the logging module like every other line."""
+
+import logging
+
+import pytest
+
+from gateway.events import CallFinished
+from gateway.telemetry.access_log import log_event
+
+CALL = CallFinished("id-1", "POST", "/embed", 200, "ok", 0.01234, "acme", "bge", 3, 57)
+
+
+def test_a_call_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    log_event(CALL)
+    log_event(CallFinished("id-2", "GET", "/v1/models", 401, "unauthenticated", 0.0001))
+
+    assert [
+        "POST /embed 200  12.3 ms  tenant=acme  model=bge  inputs=3  tokens=57  id=id-1",
+        "GET /v1/models 401  unauthenticated  0.1 ms  tenant=-  model=-  inputs=0  tokens=0  id=id-2",
+    ] == [record.getMessage() for record in caplog.records]
+    assert {("gateway", logging.INFO)} == {(record.name, record.levelno) for record in caplog.records}
+
+
+def test_a_line_is_written_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    log_event(CallFinished("50%s", "GET", "/embed", 404, "%d", 0.0))
+
+    assert "id=50%s" in caplog.records[0].getMessage()
+
+
+def test_nothing_is_written_below_the_level_and_for_who_only_watches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    log_event(CallFinished("id", "GET", "/livez", 200, "ok", 0.0))
+    caplog.set_level(logging.WARNING, "gateway")
+    log_event(CALL)
+
+    assert [] == caplog.records

@@ -1,0 +1,81 @@
+"""Sockets on one port: who may join, who is refused, where connections go."""
+
+import errno
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from gateway import listeners
+
+
+def taken(listener: socket.socket) -> int:
+    """How many connections wait at a socket."""
+    listener.setblocking(False)
+    number = 0
+    while True:
+        try:
+            listener.accept()[0].close()
+        except BlockingIOError:
+            return number
+        number += 1
+
+
+def joined(held: ExitStack, holder: socket.socket) -> socket.socket:
+    one = held.enter_context(listeners.join(holder))
+    one.listen(128)
+    return one
+
+
+def connect(held: ExitStack, address: tuple[str, int], count: int = 1) -> None:
+    for _ in range(count):
+        held.enter_context(socket.create_connection(address, timeout=5))
+
+
+def test_connections_are_spread_over_those_that_joined_and_the_holder_takes_none() -> None:
+    with ExitStack() as held:
+        holder = held.enter_context(listeners.holding("127.0.0.1:0"))
+        one, other = joined(held, holder), joined(held, holder)
+        connect(held, holder.getsockname(), 64)
+        both = (taken(one), taken(other))
+
+    assert 64 == sum(both)
+    assert min(both) > 0
+
+
+def test_one_that_has_ended_is_sent_nothing_more() -> None:
+    with ExitStack() as held:
+        holder = held.enter_context(listeners.holding("127.0.0.1:0"))
+        one, other = joined(held, holder), joined(held, holder)
+        one.close()
+        connect(held, holder.getsockname(), 32)
+
+        assert 32 == taken(other)
+
+
+def test_without_anybody_who_joined_a_connection_is_refused_and_the_port_stays_held() -> None:
+    with ExitStack() as held:
+        holder = held.enter_context(listeners.holding("127.0.0.1:0"))
+        host, port = holder.getsockname()
+        with pytest.raises(ConnectionRefusedError):
+            connect(held, (host, port))
+        for open_anew in (listeners.holding, listeners.listening):
+            with pytest.raises(OSError, match="in use") as refused:
+                open_anew(f"{host}:{port}")
+            assert errno.EADDRINUSE == refused.value.errno
+
+
+def test_a_port_is_free_again_though_connections_to_it_still_linger() -> None:
+    with ExitStack() as held:
+        holder = held.enter_context(listeners.holding("127.0.0.1:0"))
+        host, port = holder.getsockname()
+        one = joined(held, holder)
+        client = held.enter_context(socket.create_connection((host, port), timeout=5))
+        # Closed here first, so that it is this side that waits out stray packets.
+        one.accept()[0].close()
+        client.recv(1)
+        client.close()
+        one.close()
+        holder.close()
+
+        held.enter_context(listeners.holding(f"{host}:{port}"))

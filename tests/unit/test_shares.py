@@ -1,0 +1,47 @@
+"""A worker's part of what is bounded for the whole gateway."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import Config
+from gateway.config_file import parse_config
+from gateway.shares import worker_share
+
+CONFIG = """
+workers: {workers}
+quotas: {{store: "redis://localhost", gateways: 3}}
+limits: {{in_flight_bytes: {bound}}}
+upstreams:
+  tei: {{backend: tei, replicas: ["http://tei"], in_flight_batches: {bound}, queue_tokens: {bound}}}
+models: {{m: {{upstream: tei}}}}
+tenants: {{acme: {{queue_tokens: {bound}, limits: {{tokens_per_minute: {bound}}}}}}}
+"""
+
+
+def bounds(config: Config) -> tuple[int, int, int]:
+    upstream = config.upstreams["tei"]
+    return config.limits.in_flight_bytes, upstream.in_flight_batches, upstream.queue_tokens
+
+
+def parsed(workers: int, bound: int) -> Config:
+    return parse_config(CONFIG.format(workers=workers, bound=bound), {}, Path.cwd())
+
+
+@given(st.integers(1, 64), st.integers(1, 10**12))
+def test_shares_add_up_to_the_whole_and_no_worker_is_left_without(workers: int, bound: int) -> None:
+    for share in bounds(worker_share(parsed(workers, bound))):
+        assert share >= 1
+        assert bound <= share * workers < bound + workers
+
+
+def test_a_lone_worker_has_all() -> None:
+    assert parsed(1, 7) == worker_share(parsed(1, 7))
+
+
+def test_what_tenants_may_is_not_divided_and_workers_count_as_gateways() -> None:
+    whole, share = parsed(4, 100), worker_share(parsed(4, 100))
+
+    assert whole.tenants == share.tenants
+    assert 12 == share.quotas.gateways
