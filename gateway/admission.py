@@ -2,9 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from itertools import count
+from typing import Self
 
 from backends import contract
 from gateway.calls import Call, Deadline, texts_of
@@ -18,19 +18,40 @@ from gateway.upstreams import Upstream
 
 
 class Grant:
-    """Leave to send one call: who pays, over which route, and what has been used of the reserve."""
+    """Leave to send one call: who pays, over which route, and what has been used of the reserve.
 
-    def __init__(self, tenant: Tenant, route: Route, reservation: Reservation) -> None:
+    A block that runs under it holds the reservation. Left well, by the caller's fault or because the caller
+    has gone, that is settled at what was computed; by a fault of the gateway or of an upstream, it is given
+    back whole.
+    """
+
+    def __init__(
+        self, tenant: Tenant, route: Route, reservation: Reservation, ledger: Ledger, deadline: Deadline
+    ) -> None:
         self.tenant = tenant
         self.route = route
-        self.reservation = reservation
         self.standings: tuple[Standing, ...] = reservation.standings
         self.tokens = 0
         self.degraded = reservation.degraded
+        self._reservation = reservation
+        self._ledger = ledger
+        self._deadline = deadline
 
     def count(self, tokens: int) -> None:
         """Tokens that a replica has computed for this call."""
         self.tokens += tokens
+
+    def __enter__(self) -> Self:
+        """The call begins."""
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """The call is over: what it cost is known."""
+        reserved = self._reservation.ask.cost
+        used = Cost(reserved.requests, self.tokens, reserved.inputs)
+        if not _callers_doing(error, self._deadline):
+            used = NOTHING
+        self.standings = self._ledger.settle(self._reservation, used)
 
 
 class Admission:
@@ -46,35 +67,14 @@ class Admission:
         self._process = secrets.token_hex(6)
         self._numbers = count()
 
-    @asynccontextmanager
-    async def admit(
-        self, tenant: Tenant, route: Route, call: Call, deadline: Deadline
-    ) -> AsyncIterator[Grant]:
-        """Hold a reservation for as long as the block runs.
+    async def admit(self, tenant: Tenant, route: Route, call: Call, deadline: Deadline) -> Grant:
+        """Reserve what the call costs, or will at most.
 
-        Left well, by the caller's fault or because the caller has gone, it is settled at what was
-        computed; by a fault of the gateway or of an upstream, it is given back whole.
-
-        Raises: QuotaExceeded, RequestExceedsLimit,
-        QuotaUnavailable, DeadlineExceeded.
+        Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable, DeadlineExceeded.
         """
-        try:
-            async with asyncio.timeout_at(deadline.at_s):
-                cost = await self._cost(tenant, route, call)
-        except TimeoutError as error:
-            raise DeadlineExceeded("the call's time ran out") from error
-        grant = Grant(tenant, route, await self._reserve(tenant, route, cost))
-        try:
-            yield grant
-        except Exception as error:
-            # Anything but a GatewayError is a fault of ours. A caller that has gone is no Exception.
-            if not _callers_doing(error, deadline):
-                await self._ledger.settle(grant.reservation, NOTHING)
-            raise
-        finally:
-            # Closing twice changes nothing: after a refund this is that second time.
-            used = Cost(cost.requests, grant.tokens, cost.inputs)
-            grant.standings = await self._ledger.settle(grant.reservation, used)
+        cost = await self._cost(tenant, route, call, deadline)
+        reservation = await self._reserve(tenant, route, cost)
+        return Grant(tenant, route, reservation, self._ledger, deadline)
 
     async def _reserve(self, tenant: Tenant, route: Route, cost: Cost) -> Reservation:
         decision: Decision = "refused"
@@ -95,22 +95,31 @@ class Admission:
             self._observe(QuotaDecided(tenant.name, decision))
         return reservation
 
-    async def _cost(self, tenant: Tenant, route: Route, call: Call) -> Cost:
+    async def _cost(self, tenant: Tenant, route: Route, call: Call, deadline: Deadline) -> Cost:
         """Exact where a limit counts tokens and the tokenizer is at hand, else an upper bound."""
         inputs = len(texts_of(call.work))
-        if isinstance(call.work, contract.Tokenize):
-            return Cost(inputs=inputs)
-        if not any(limit.unit == "tokens" for limit in (*tenant.limits, *route.limits)):
+        if isinstance(call.work, contract.Tokenize) or not _counts_tokens(tenant, route):
             return Cost(inputs=inputs)
         upstream = self._upstreams[route.upstream]
         work = upstream.as_sent(call.work)
-        tokens = await upstream.exact_tokens(work)
+        try:
+            async with asyncio.timeout_at(deadline.at_s):
+                tokens = await upstream.exact_tokens(work)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the call's time ran out") from error
         return Cost(inputs=inputs, tokens=sum(tokens or upstream.most_tokens(work)))
 
 
-def _callers_doing(error: Exception, deadline: Deadline) -> bool:
-    """Whether the caller pays for a call that ended so: its own fault, or a deadline of its own."""
+def _counts_tokens(tenant: Tenant, route: Route) -> bool:
+    return any(limit.unit == "tokens" for limits in (tenant.limits, route.limits) for limit in limits)
+
+
+def _callers_doing(error: BaseException | None, deadline: Deadline) -> bool:
+    """Whether the caller pays for a call that ended so: well, by its own fault, or a deadline of its own."""
     if isinstance(error, DeadlineExceeded):
         # Otherwise a caller could have work done for nothing, by not waiting for it.
         return deadline.by_caller
-    return isinstance(error, GatewayError) and error.facts.source == "caller"
+    if isinstance(error, GatewayError):
+        return error.facts.source == "caller"
+    # Any other exception is a fault of ours. A caller that has gone is no Exception.
+    return not isinstance(error, Exception)

@@ -59,7 +59,7 @@ class Gateway:
         timeline.model = route.model
         timeline.lap("auth")
         deadline = _deadline(route, caller)
-        async with self._admission.admit(tenant, route, call, deadline) as grant:
+        with await self._admission.admit(tenant, route, call, deadline) as grant:
             timeline.lap("quota")
             reply = await self._dispatcher.dispatch(grant, call, deadline.at_s, timeline)
         return Served(reply, tenant, route, grant.standings, grant.degraded)

@@ -126,10 +126,11 @@ async def drive(
             actual = cost if dice.random() < 0.5 else cost // 2
             await asyncio.sleep(dice.random() * load.holds_s)
             note("settling", ask, 0, actual)
-            await ledger.settle(taken, Cost(tokens=actual))
+            ledger.settle(taken, Cost(tokens=actual))
 
     cpu_s = time.process_time()
     await asyncio.gather(*(caller() for _ in range(callers)))
+    await ledger.settled()
     told.cpu_s = time.process_time() - cpu_s
     return told
 
@@ -285,7 +286,8 @@ async def returned(load: Load, made: list[Made], dead: list[Made], killed_s: flo
         """Of a limit, as a call of no cost sees it."""
         ask = Ask(os.urandom(8).hex(), tenant, (limit,), Cost(requests=1), LEASE_US, shadow=True)
         taken = await ledger.reserve(ask)
-        await ledger.settle(taken, NOTHING)
+        ledger.settle(taken, NOTHING)
+        await ledger.settled()
         mine = 1 if limit.period == "in_flight" else 0
         return limit.amount - taken.standings[0].remaining - mine
 
@@ -305,7 +307,8 @@ async def returned(load: Load, made: list[Made], dead: list[Made], killed_s: flo
     for one in left:
         # A settlement that comes after the end must change nothing.
         ask = Ask(one.id, one.tenant, load.limits, Cost(tokens=one.reserved), LEASE_US)
-        await ledger.settle(Reservation(ask, ()), NOTHING)
+        ledger.settle(Reservation(ask, ()), NOTHING)
+        await ledger.settled()
     still_open = [int(await way.ask("HLEN", f"gw:{{{tenant}}}:open")) for tenant in tenants]
     after = await total(day)
     await ledger.aclose()

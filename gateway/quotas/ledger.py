@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.errors import QuotaExceeded, RequestExceedsLimit
-from gateway.quotas.limits import SECOND_US, Cost, Limit, Meter, Standing, Unit, meter_for
+from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Meter, Standing, Unit, meter_for
 from gateway.quotas.usage import UsageRow
 
 # OpenAI's clients stop honouring a longer one; the exact wait is in x-ratelimit-reset-*.
@@ -24,6 +24,9 @@ LEASE_US = 15 * SECOND_US
 # A ledger that dies with its process needs no such haste, and renews nothing.
 MEMORY_LEASE_US = 3600 * SECOND_US
 UNITS: tuple[Unit, ...] = ("requests", "tokens", "inputs")
+HEADERS = {
+    unit: tuple(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset")) for unit in UNITS
+}
 # What "nothing was used" costs.
 NOTHING = Cost(requests=0)
 
@@ -68,10 +71,17 @@ class Ledger(Protocol):
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """
 
-    async def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
-        """Make the reserve true, once; a second time changes nothing. Never raises.
+    def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
+        """Make the reserve true, once; a second time changes nothing. Never raises, and waits for nothing:
+        a ledger that is shared is told later.
 
-        Returns the limits as they stand then.
+        Returns the limits as they stand then, as far as is known here.
+        """
+
+    async def settled(self) -> None:
+        """Wait until everything that was settled so far has been told to whoever shares this ledger.
+
+        Raises: QuotaUnavailable; it is told when the store is back.
         """
 
     async def usage(self, tenant: str, days: Sequence[str]) -> list[UsageRow]:
@@ -84,7 +94,7 @@ class Ledger(Protocol):
         """Whatever must go on beside the calls; runs until cancelled."""
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Tell what has not been told yet, and let go of connections."""
 
 
 class MemoryLedger:
@@ -122,7 +132,7 @@ class MemoryLedger:
         heappush(self._ends, (now_us + ask.expires_us, self._number, ask.id))
         return Reservation(ask, tuple(meter.standing(now_us) for meter in meters), over=over, at_us=now_us)
 
-    async def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
+    def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
         """The limits after the correction."""
         now_us = self._now()
         self._expire(now_us)
@@ -135,6 +145,9 @@ class MemoryLedger:
                 meter.give_back(number, ask.cost.of(unit), actual.of(unit))
             self._count(ask, actual, now_us)
         return tuple(meter.standing(now_us) for meter in meters)
+
+    async def settled(self) -> None:
+        """Nobody else has to be told."""
 
     async def usage(self, tenant: str, days: Sequence[str]) -> list[UsageRow]:
         """Of this process, since it started."""
@@ -196,6 +209,23 @@ def check_reachable(ask: Ask) -> None:
             )
 
 
+def corrected(reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
+    """A reservation's limits once what it did not use is back, as far as one who only reserved can tell."""
+    return tuple([_corrected(one, reservation.ask.cost, actual) for one in reservation.standings])
+
+
+def _corrected(standing: Standing, reserved: Cost, actual: Cost) -> Standing:
+    limit = standing.limit
+    back = 1 if limit.period == "in_flight" else reserved.of(limit.unit) - actual.of(limit.unit)
+    remaining = min(limit.amount, max(0, standing.remaining + back))
+    reset_us = standing.reset_us
+    if limit.period in WINDOWS_US:
+        reset_us = max(0, reset_us + -(back * WINDOWS_US[limit.period] // limit.amount))
+    elif limit.period == "in_flight" and remaining == limit.amount:
+        reset_us = 0
+    return Standing(limit, remaining, reset_us)
+
+
 def refusal(limit: Limit, wait_us: int, standings: Sequence[Standing]) -> QuotaExceeded:
     """What a caller hears whose limit has no room: the exact wait, rounded up to whole seconds."""
     exact_s = -(-wait_us // SECOND_US)
@@ -213,16 +243,17 @@ def refusal(limit: Limit, wait_us: int, standings: Sequence[Standing]) -> QuotaE
 
 def rate_limit_headers(standings: Sequence[Standing]) -> dict[str, str]:
     """OpenAI's x-ratelimit-*: for each unit, the limit with the least remaining share."""
-    tightest: dict[str, Standing] = {}
+    tightest: dict[Unit, Standing] = {}
     for one in standings:
         unit = one.limit.unit
         if unit not in tightest or _share(one) < _share(tightest[unit]):
             tightest[unit] = one
     headers: dict[str, str] = {}
-    for name, one in tightest.items():
-        headers[f"x-ratelimit-limit-{name}"] = str(one.limit.amount)
-        headers[f"x-ratelimit-remaining-{name}"] = str(one.remaining)
-        headers[f"x-ratelimit-reset-{name}"] = duration(one.reset_us)
+    for unit, one in tightest.items():
+        limit, remaining, reset = HEADERS[unit]
+        headers[limit] = str(one.limit.amount)
+        headers[remaining] = str(one.remaining)
+        headers[reset] = duration(one.reset_us)
     return headers
 
 

@@ -9,11 +9,11 @@ moment at which the bucket will be full again. A reservation moves TAT forward b
 correction must move it back to where it would be had the true cost been charged from the start. That is
 not a subtraction: time in which the bucket was already full has been forgiven and must not come back. So
 the bucket keeps, for each span between reservations that are still open, the TAT of a bucket that had
-been full at the start of that span (`_restarts`); the true TAT is their maximum, and a correction moves
+been full at the start of that span, a restart; the true TAT is their maximum, and a correction moves
 only those that began before the corrected reservation.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from calendar import monthrange
 from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeAlias
@@ -80,15 +80,27 @@ class RateMeter:
 
     Time is counted in ticks, microseconds × the limit's amount: so every cost is a whole number of them,
     and a limit that does not divide its window is as exact as one that does.
-    Invariant: `_restarts` is sorted by reservation number, and holds at most one entry for each
-    reservation that is open, plus one.
+
+    A restart can be dropped once no correction can make it the latest again. Of two neighbours only
+    corrections of the reservations open between them change the lead of the earlier one. Each takes at
+    most its reserve from it (a call that used more than its reserve adds to it), and is then no longer
+    open: so a later restart that trails by at least the sum of those reserves trails for ever. With none
+    of them open the lead is fixed, and the one behind is dropped, whichever it is. Neighbours are enough:
+    one that trails an earlier restart so far trails the one between even further, as that one itself
+    does not trail so far.
     """
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
         self._window_us = WINDOWS_US[limit.period]
-        self._restarts: list[tuple[int, int]] = []  # (number of the first reservation after it, TAT)
+        # Each restart: the number of the first reservation after it, and its TAT less `_moved`.
+        self._firsts: list[int] = []
+        self._tats: list[int] = []
+        self._moved = 0
+        self._latest = 0
+        # Each open reservation: its number and what it reserved, in ticks.
         self._open: list[int] = []
+        self._held: list[int] = []
 
     def wait_us(self, amount: int, now_us: int) -> int:
         """How long until this amount fits, rounded up to a microsecond; 0 if it does now."""
@@ -98,18 +110,25 @@ class RateMeter:
     def take(self, number: int, amount: int, now_us: int) -> None:
         """Charge a reservation; numbers rise, and the amount was found to fit."""
         cost, now = amount * self._window_us, now_us * self.limit.amount
-        self._restarts.append((number, now))
-        self._restarts = [(first, tat + cost) for first, tat in self._restarts]
+        self._firsts.append(number)
+        self._tats.append(now - self._moved)
+        self._prune(len(self._firsts) - 1)
         self._open.append(number)
-        self._merge()
+        self._held.append(cost)
+        self._moved += cost
+        self._latest = max(self._latest, now) + cost
 
     def give_back(self, number: int, reserved: int, actual: int) -> None:
         """Close a reservation at its true cost; both amounts in the limit's unit."""
         change = (actual - reserved) * self._window_us
-        self._restarts = [(first, tat + change if first <= number else tat) for first, tat in self._restarts]
-        if number in self._open:
-            self._open.remove(number)
-        self._merge()
+        after = bisect_right(self._firsts, number)
+        if change:
+            self._tats[:after] = [tat + change for tat in self._tats[:after]]
+            self._latest = self._moved + max(self._tats, default=-self._moved)
+        place = bisect_left(self._open, number)
+        if number in self._open[place : place + 1]:
+            del self._open[place], self._held[place]
+        self._prune(after)
 
     def forget(self, number: int) -> None:
         """Close a reservation at what was reserved."""
@@ -123,45 +142,47 @@ class RateMeter:
 
     def _debt(self, now_us: int) -> int:
         """Ticks until the bucket is full again."""
-        latest = max((tat for _, tat in self._restarts), default=0)
-        return max(0, latest - now_us * self.limit.amount)
+        return max(0, self._latest - now_us * self.limit.amount)
 
-    def _merge(self) -> None:
-        """Keep one restart, the latest TAT, for each span between open reservations."""
-        merged: dict[int, tuple[int, int]] = {}
-        for first, tat in self._restarts:
-            # Corrections of open reservations below `first` move it, of those from `first` on don't.
-            span = bisect_right(self._open, first - 1)
-            if span not in merged or merged[span][1] < tat:
-                merged[span] = (first, tat)
-        self._restarts = list(merged.values())
+    def _prune(self, later: int) -> None:
+        """Drop the restart in this place, or those beside it, that can never be the latest again."""
+        while 0 < later < len(self._firsts):
+            start = bisect_left(self._open, self._firsts[later - 1])
+            end = bisect_left(self._open, self._firsts[later])
+            lead = self._tats[later - 1] - self._tats[later]
+            if lead >= sum(self._held[start:end]):
+                del self._firsts[later], self._tats[later]
+            elif start == end:
+                del self._firsts[later - 1], self._tats[later - 1]
+                return
+            else:
+                return
 
 
 class CalendarMeter:
-    """A counter that starts again at midnight UTC, or on the first of the month."""
+    """A counter that starts again at midnight UTC, or on the first of the month. Its time never goes back."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
-        self._period_start_us = 0
+        self._start_us = 0
+        self._end_us = 0
         self._used = 0
         self._started_us: dict[int, int] = {}
 
     def wait_us(self, amount: int, now_us: int) -> int:
         """0 if the amount fits in what is left of this period, else the time to the next."""
         self._roll(now_us)
-        if self._used + amount <= self.limit.amount:
-            return 0
-        return period_end_us(self.limit.period, now_us) - now_us
+        return 0 if self._used + amount <= self.limit.amount else self._end_us - now_us
 
     def take(self, number: int, amount: int, now_us: int) -> None:
         """Charge a reservation that was found to fit."""
         self._roll(now_us)
         self._used += amount
-        self._started_us[number] = self._period_start_us
+        self._started_us[number] = self._start_us
 
     def give_back(self, number: int, reserved: int, actual: int) -> None:
         """Close a reservation; one of an earlier period changes nothing in this one."""
-        if self._started_us.pop(number, None) == self._period_start_us:
+        if self._started_us.pop(number, None) == self._start_us:
             self._used += actual - reserved
 
     def forget(self, number: int) -> None:
@@ -171,18 +192,21 @@ class CalendarMeter:
     def standing(self, now_us: int) -> Standing:
         """What is left now."""
         self._roll(now_us)
-        reset_us = period_end_us(self.limit.period, now_us) - now_us
-        return Standing(self.limit, max(0, self.limit.amount - self._used), reset_us)
+        return Standing(self.limit, max(0, self.limit.amount - self._used), self._end_us - now_us)
 
     def _roll(self, now_us: int) -> None:
-        start_us = period_start_us(self.limit.period, now_us)
-        if start_us > self._period_start_us:
-            self._period_start_us = start_us
+        if now_us >= self._end_us:
+            self._start_us = period_start_us(self.limit.period, now_us)
+            self._end_us = period_end_us(self.limit.period, now_us)
             self._used = 0
 
 
 class FlightMeter:
-    """How many calls are in flight; each holds a lease that ends by itself if nobody ends it."""
+    """How many calls are in flight; each holds a lease that ends by itself if nobody ends it.
+
+    Invariant: leases are all of one length and time never goes back, so they end in the order in which
+    they were taken.
+    """
 
     def __init__(self, limit: Limit, lease_us: int) -> None:
         self.limit = limit
@@ -210,11 +234,15 @@ class FlightMeter:
     def standing(self, now_us: int) -> Standing:
         """Free slots; reset is when the last lease ends at the latest."""
         self._expire(now_us)
-        reset_us = max(self._ends_us.values(), default=now_us) - now_us
-        return Standing(self.limit, max(0, self.limit.amount - len(self._ends_us)), reset_us)
+        last_us = next(reversed(self._ends_us.values()), now_us)
+        return Standing(self.limit, max(0, self.limit.amount - len(self._ends_us)), last_us - now_us)
 
     def _expire(self, now_us: int) -> None:
-        self._ends_us = {n: end_us for n, end_us in self._ends_us.items() if end_us > now_us}
+        while self._ends_us:
+            number, end_us = next(iter(self._ends_us.items()))
+            if end_us > now_us:
+                return
+            del self._ends_us[number]
 
 
 Meter: TypeAlias = RateMeter | CalendarMeter | FlightMeter

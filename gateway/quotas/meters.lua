@@ -9,49 +9,89 @@ local function now_us(given)
 end
 
 -- A moment of a rate is exact: whole microseconds and a rest in parts of the limit's amount, because an
--- amount that does not divide its window costs a fraction. {first, whole, rest} is a restart.
-local function later(a, b)
-  return a[2] > b[2] or (a[2] == b[2] and a[3] > b[3])
+-- amount that does not divide its window costs a fraction.
+local function sum(whole, rest, more, more_rest, amount)
+  whole, rest = whole + more, rest + more_rest
+  if rest >= amount then return whole + 1, rest - amount end
+  return whole, rest
 end
 
-local function shift(restart, whole, rest, amount)
-  restart[2] = restart[2] + whole
-  restart[3] = restart[3] + rest
-  if restart[3] >= amount then
-    restart[2], restart[3] = restart[2] + 1, restart[3] - amount
-  elseif restart[3] < 0 then
-    restart[2], restart[3] = restart[2] - 1, restart[3] + amount
+local function difference(whole, rest, less, less_rest, amount)
+  whole, rest = whole - less, rest - less_rest
+  if rest < 0 then return whole - 1, rest + amount end
+  return whole, rest
+end
+
+local function is_less(whole, rest, other, other_rest)
+  return whole < other or (whole == other and rest < other_rest)
+end
+
+-- A rate's state, as in RateMeter: restarts (f firsts, t and s their TATs less what all have moved), m and n
+-- how far all have moved, l and e the latest TAT, open reservations (o numbers, q and r what they reserved).
+local function fresh(limit)
+  if limit.k == 'rate' then
+    local restarts = {k = 'rate', a = limit.a, f = {}, t = {}, s = {}, m = 0, n = 0, l = 0, e = 0}
+    restarts.o, restarts.q, restarts.r = {}, {}, {}
+    return restarts
   end
+  if limit.k == 'calendar' then return {k = 'calendar', p = 0, u = 0} end
+  return {k = 'flight', l = {}}
 end
 
 -- What is missing until the bucket is full: whole microseconds and the rest.
 local function debt(state, now)
-  local latest = {0, now, 0}
-  for _, restart in ipairs(state.r) do
-    if later(restart, latest) then latest = restart end
-  end
-  return latest[2] - now, latest[3]
+  if is_less(state.l, state.e, now, 0) then return 0, 0 end
+  return state.l - now, state.e
 end
 
--- Keep one restart, the latest TAT, for each span between open reservations. Both lists are sorted.
-local function merge(state)
-  local merged, span, last_span = {}, 1, nil
-  for _, restart in ipairs(state.r) do
-    while state.o[span] and state.o[span] < restart[1] do span = span + 1 end
-    if last_span ~= span then
-      merged[#merged + 1] = restart
-      last_span = span
-    elseif later(restart, merged[#merged]) then
-      merged[#merged] = restart
+-- Drop the restart in this place, or those beside it, that can never be the latest again: see RateMeter.
+local function prune(state, later)
+  local f, t, s, o, amount = state.f, state.t, state.s, state.o, state.a
+  while later > 1 and f[later] do
+    local held, held_rest, between = 0, 0, false
+    for index = #o, 1, -1 do
+      if o[index] < f[later - 1] then break end
+      if o[index] < f[later] then
+        between = true
+        held, held_rest = sum(held, held_rest, state.q[index], state.r[index], amount)
+      end
+    end
+    local lead, lead_rest = difference(t[later - 1], s[later - 1], t[later], s[later], amount)
+    local dropped = later
+    if is_less(lead, lead_rest, held, held_rest) then
+      if between then return end
+      dropped = later - 1
+    end
+    table.remove(f, dropped)
+    table.remove(t, dropped)
+    table.remove(s, dropped)
+    if dropped < later then return end
+  end
+end
+
+-- Close a reservation of a rate, and move what began before it by whole and rest.
+local function correct(state, number, whole, rest)
+  local f, t, s, after = state.f, state.t, state.s, 1
+  local latest, latest_rest = -state.m, 0
+  for index = 1, #f do
+    if f[index] <= number then
+      t[index], s[index] = sum(t[index], s[index], whole, rest, state.a)
+      after = index + 1
+    end
+    if index == 1 or is_less(latest, latest_rest, t[index], s[index]) then
+      latest, latest_rest = t[index], s[index]
     end
   end
-  state.r = merged
-end
-
-local function remove(list, value)
-  for index, one in ipairs(list) do
-    if one == value then table.remove(list, index) return end
+  state.l, state.e = sum(latest, latest_rest, state.m, state.n, state.a)
+  for index, one in ipairs(state.o) do
+    if one == number then
+      table.remove(state.o, index)
+      table.remove(state.q, index)
+      table.remove(state.r, index)
+      break
+    end
   end
+  prune(state, after)
 end
 
 local function period_start(limit, now)
@@ -77,84 +117,75 @@ local function roll(limit, state, now)
   end
 end
 
+-- How many leases are left and when the last ends; counted once a run, in which time stands still.
+local leases = {}
+
 local function expire_leases(state, now)
-  local count, latest, kept = 0, now, {}
+  if leases[state] then return leases[state].count, leases[state].latest end
+  local count, latest = 0, now
   for id, ends in pairs(state.l) do
     if ends > now then
-      kept[id] = ends
       count = count + 1
       if ends > latest then latest = ends end
+    else
+      state.l[id] = nil
     end
   end
-  state.l = kept
+  leases[state] = {count = count, latest = latest}
   return count, latest
 end
 
-local function fresh(kind)
-  if kind == 'rate' then return {r = {}, o = {}} end
-  if kind == 'calendar' then return {p = 0, u = 0} end
-  return {l = {}}
+local function take_lease(state, id, ends, now)
+  local count, latest = expire_leases(state, now)
+  if not state.l[id] then count = count + 1 end
+  state.l[id] = ends
+  leases[state] = {count = count, latest = math.max(ends, latest)}
 end
 
-local function read_state(key, limit)
-  local packed = redis.call('HGET', key, limit.f)
-  if packed then return cmsgpack.unpack(packed) end
-  return fresh(limit.k)
+local function end_lease(state, id, now)
+  local count, latest = expire_leases(state, now)
+  if not state.l[id] then return end
+  -- Who ends last has to be looked for where it was this one.
+  leases[state] = state.l[id] < latest and {count = count - 1, latest = latest} or nil
+  state.l[id] = nil
 end
 
-local function write_state(key, limit, state)
-  redis.call('HSET', key, limit.f, cmsgpack.pack(state))
-end
-
-local function wait_us(limit, state, now)
+-- c: the cost in the limit's unit; q and r in time, whole and rest.
+local function wait_us(limit, state, c, q, r, now)
   if limit.k == 'rate' then
     local whole, rest = debt(state, now)
-    whole, rest = whole + limit.q - limit.w, rest + limit.r
-    if rest >= limit.a then whole, rest = whole + 1, rest - limit.a end
+    whole, rest = sum(whole, rest, q - limit.w, r, limit.a)
     if rest > 0 then whole = whole + 1 end
     return math.max(0, whole)
   elseif limit.k == 'calendar' then
     roll(limit, state, now)
-    if state.u + limit.c <= limit.a then return 0 end
+    if state.u + c <= limit.a then return 0 end
     return period_end(limit, now) - now
   end
-  local count = expire_leases(state, now)
-  if count + limit.c <= limit.a then return 0 end
+  if expire_leases(state, now) + c <= limit.a then return 0 end
   return 1000000
 end
 
-local function take(limit, state, number, id, now, lease)
+local function take(limit, state, number, id, c, q, r, now, lease)
   if limit.k == 'rate' then
-    state.r[#state.r + 1] = {number, now, 0}
-    for _, restart in ipairs(state.r) do shift(restart, limit.q, limit.r, limit.a) end
-    state.o[#state.o + 1] = number
-    merge(state)
+    local place, amount = #state.f + 1, limit.a
+    state.f[place] = number
+    state.t[place], state.s[place] = difference(now, 0, state.m, state.n, amount)
+    prune(state, place)
+    local open = #state.o + 1
+    state.o[open], state.q[open], state.r[open] = number, q, r
+    state.m, state.n = sum(state.m, state.n, q, r, amount)
+    if is_less(state.l, state.e, now, 0) then state.l, state.e = now, 0 end
+    state.l, state.e = sum(state.l, state.e, q, r, amount)
   elseif limit.k == 'calendar' then
     roll(limit, state, now)
-    state.u = state.u + limit.c
+    state.u = state.u + c
   else
-    state.l[id] = now + lease
+    take_lease(state, id, now + lease, now)
   end
 end
 
--- Close a reservation at its true cost. reserved: what `take` was called with.
-local function give_back(limit, state, number, id, reserved)
-  if limit.k == 'rate' then
-    for _, restart in ipairs(state.r) do
-      if restart[1] <= number then
-        shift(restart, limit.q - reserved.q, limit.r - reserved.r, limit.a)
-      end
-    end
-    remove(state.o, number)
-    merge(state)
-  elseif limit.k == 'calendar' then
-    if reserved.p == state.p then state.u = state.u + limit.c - reserved.c end
-  else
-    state.l[id] = nil
-  end
-end
-
--- What quotas/redis_ledger.py makes a Standing of: what is used, when it is back, and a rate's rest.
+-- What quotas/account.py makes a Standing of: what is used, when it is back, and a rate's rest.
 local function standing(limit, state, now)
   if limit.k == 'rate' then
     local whole, rest = debt(state, now)
@@ -165,12 +196,4 @@ local function standing(limit, state, now)
   end
   local count, latest = expire_leases(state, now)
   return {count, latest - now}
-end
-
-local function standings(key, limits, now)
-  local shown = {}
-  for index, limit in ipairs(limits) do
-    shown[index] = standing(limit, read_state(key, limit), now)
-  end
-  return shown
 end

@@ -1,4 +1,4 @@
-"""The one door to redis: a connection by URL, and scripts that travel many to a pipeline.
+"""The one door to redis: a connection by URL, and scripts that travel many to a trip.
 
 Knows nothing of quotas. What leaves here is bytes or StoreAway.
 """
@@ -8,20 +8,27 @@ import hashlib
 from collections.abc import Awaitable, Sequence
 from importlib.resources import files
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+import hiredis
 import msgspec
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 
-# A pipeline of this many keeps one round trip short; what is left goes in the next.
+# So many runs keep one round trip short; what is left goes in the next.
 PIPELINE_MAX = 128
 # A late trip may be making a connection, by TLS several round trips: so long, and so many, until it stays.
 LATE_S = 2.0
 LATE_MAX = 8
+# More at a time would each carry less.
+TRIPS_MAX = 2
+# A timer that comes so much later than it was set for tells of a loop that was held up.
+LATE_TIMER = 1.5
+# How many turns of the event loop a reply that has arrived needs to be read.
+TURNS_TO_READ = 2
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 
@@ -51,13 +58,54 @@ def script(*names: str) -> Script:
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
-class Waiting(msgspec.Struct, frozen=True):
-    """One run of a script that waits for the turn's pipeline."""
+class Run(Protocol):
+    """One run of a script. What it carries is asked for when it departs; its answer comes by itself."""
 
-    script: Script
+    @property
+    def script(self) -> Script:
+        """What runs."""
+
+    def board(self) -> None:
+        """Join the next trip, where there still is a reason to."""
+
+    def pack(self) -> tuple[Sequence[str], bytes]:
+        """Its keys, all under one hash tag, and its argument."""
+
+    def landed(self, reply: bytes | StoreAway) -> None:
+        """Take the answer, once for each time that it boarded; one that was turned away was never packed."""
+
+
+class Single:
+    """A run whose argument is known and for which somebody waits."""
+
+    def __init__(self, program: Script, keys: Sequence[str], argument: bytes) -> None:
+        self.script = program
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._packed = keys, argument
+
+    def board(self) -> None:
+        """It has."""
+
+    def pack(self) -> tuple[Sequence[str], bytes]:
+        """As it was given."""
+        return self._packed
+
+    def landed(self, reply: bytes | StoreAway) -> None:
+        """Tell whoever waits, if anybody still does."""
+        if self.answer.done():
+            return
+        if isinstance(reply, StoreAway):
+            self.answer.set_exception(reply)
+        else:
+            self.answer.set_result(reply)
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """A run that has departed."""
+
+    run: Run
     keys: Sequence[str]
     argument: bytes
-    future: asyncio.Future[bytes]
 
 
 class RedisDoor:
@@ -68,24 +116,33 @@ class RedisDoor:
         self._is_cluster = url.startswith("redis+cluster://")
         # The store itself, and the sentinels that told where it is.
         self._client, *self._sentinels = _clients(url, timeout_s)
-        self._waiting: list[Waiting] = []
+        self._boarding: list[Run] = []
+        # Those in no hurry, and when they leave at the latest.
+        self._patient: dict[Run, None] = {}
+        self._last_call: asyncio.TimerHandle | None = None
         self._trips: set[asyncio.Task[None]] = set()
         self._late: set[asyncio.Future[Any]] = set()
         self._numbers = count(1)
         # Some proxies know EVAL only; found out once.
         self._by_source = False
 
-    async def run(self, program: Script, keys: Sequence[str], argument: bytes) -> bytes:
-        """Run a script. All runs of one turn of the event loop travel together.
+    def board(self, run: Run) -> None:
+        """All that board in one turn of the loop, or while two trips are on the way, travel together."""
+        if not self._boarding and len(self._trips) < TRIPS_MAX:
+            asyncio.get_running_loop().call_soon(self._depart)
+        self._boarding.append(run)
 
-        Raises: StoreAway.
-        """
-        loop = asyncio.get_running_loop()
-        if not self._waiting:
-            loop.call_soon(self._depart)
-        one = Waiting(program, keys, argument, loop.create_future())
-        self._waiting.append(one)
-        return await one.future
+    def board_within(self, run: Run, seconds: float) -> None:
+        """Let it board after so long with all the others that are in no hurry."""
+        self._patient[run] = None
+        if self._last_call is None:
+            self._last_call = asyncio.get_running_loop().call_later(seconds, self._call_patient)
+
+    async def run(self, program: Script, keys: Sequence[str], argument: bytes) -> bytes:
+        """Run a script. Raises: StoreAway."""
+        one = Single(program, keys, argument)
+        self.board(one)
+        return await one.answer
 
     async def ask(self, *command: Any) -> Any:
         """One plain command. Raises: StoreAway."""
@@ -93,43 +150,54 @@ class RedisDoor:
 
     async def aclose(self) -> None:
         """Close all connections."""
+        if self._last_call is not None:
+            self._last_call.cancel()
+        self._turn_away(StoreAway("the connection was closed"))
         for trip in (*self._trips, *self._late):
             trip.cancel()
         await asyncio.gather(*self._late, return_exceptions=True)
         for client in (self._client, *self._sentinels):
             await client.aclose()
 
-    def _depart(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for start in range(0, len(waiting), PIPELINE_MAX):
-            trip = asyncio.create_task(self._travel(waiting[start : start + PIPELINE_MAX]))
-            self._trips.add(trip)
-            trip.add_done_callback(self._trips.discard)
+    def _call_patient(self) -> None:
+        patient, self._patient, self._last_call = self._patient, {}, None
+        for run in patient:
+            run.board()
 
-    async def _travel(self, batch: Sequence[Waiting]) -> None:
-        """Every future of the batch is resolved, whatever happens."""
+    def _depart(self) -> None:
+        boarding, self._boarding = self._boarding, []
+        for start in range(0, len(boarding), PIPELINE_MAX):
+            batch = [Packed(run, *run.pack()) for run in boarding[start : start + PIPELINE_MAX]]
+            trip = asyncio.create_task(self._travel(batch))
+            self._trips.add(trip)
+            trip.add_done_callback(self._back)
+
+    def _back(self, trip: asyncio.Task[None]) -> None:
+        self._trips.discard(trip)
+        if self._boarding and len(self._trips) < TRIPS_MAX:
+            self._depart()
+
+    async def _travel(self, batch: Sequence[Packed]) -> None:
+        """Every run of the batch lands, whatever happens."""
         trip = next(self._numbers)
-        replies: list[Any] = [StoreAway("the connection was closed")] * len(batch)
+        replies: Sequence[Any] = [StoreAway("the connection was closed")] * len(batch)
         try:
             replies = await self._bounded(self._execute(batch))
         except StoreAway as error:
             replies = [error] * len(batch)
+            self._turn_away(StoreAway(_reason(error), trip))
         finally:
             # Also where this task is cancelled: somebody waits for each of them.
-            self._hand_out(batch, replies, trip)
+            for one, reply in zip(batch, replies, strict=True):
+                one.run.landed(reply if isinstance(reply, bytes) else StoreAway(_reason(reply), trip))
 
-    def _hand_out(self, batch: Sequence[Waiting], replies: Sequence[Any], trip: int) -> None:
-        for one, reply in zip(batch, replies, strict=True):
-            if one.future.done():
-                continue
-            if isinstance(reply, bytes):
-                one.future.set_result(reply)
-            else:
-                one.future.set_exception(StoreAway(_reason(reply), trip))
-                # Whoever waited may have gone; nobody needs to hear of it then.
-                one.future.exception()
+    def _turn_away(self, error: StoreAway) -> None:
+        """Who has waited behind a trip that got no answer has no time for another."""
+        boarding, self._boarding = self._boarding, []
+        for run in boarding:
+            run.landed(error)
 
-    async def _execute(self, batch: Sequence[Waiting]) -> list[Any]:
+    async def _execute(self, batch: Sequence[Packed]) -> list[Any]:
         if self._is_cluster:
             # A cluster's pipeline carries no scripts: each goes to its own node, all at once.
             return await asyncio.gather(*(self._single(one) for one in batch), return_exceptions=True)
@@ -143,33 +211,40 @@ class RedisDoor:
                 replies[i] = reply
         return replies
 
-    async def _pipeline(self, batch: Sequence[Waiting], *, by_source: bool) -> list[Any]:
-        async with self._client.pipeline(transaction=False) as pipeline:
-            for one in batch:
-                command, text = ("EVAL", one.script.source) if by_source else ("EVALSHA", one.script.sha)
-                pipeline.execute_command(command, text, len(one.keys), *one.keys, one.argument)
-            replies: list[Any] = await pipeline.execute(raise_on_error=False)
-            return replies
-
-    async def _single(self, one: Waiting) -> Any:
+    async def _pipeline(self, batch: Sequence[Packed], *, by_source: bool) -> list[Any]:
+        """Straight over a connection: redis-py's pipeline packs in Python, at a third of a call's cost."""
+        commands = [_command(one, by_source=by_source) for one in batch]
+        connection = await self._client.connection_pool.get_connection()
         try:
-            return await self._client.evalsha(one.script.sha, len(one.keys), *one.keys, one.argument)
+            await connection.send_packed_command(commands)
+            return [await _reply(connection) for _ in batch]
+        finally:
+            # One that failed on the way has been closed; the pool opens it again.
+            await self._client.connection_pool.release(connection)
+
+    async def _single(self, one: Packed) -> Any:
+        script = one.run.script
+        try:
+            return await self._client.evalsha(script.sha, len(one.keys), *one.keys, one.argument)
         except ResponseError as error:
             if not _wants_source(error):
                 raise
-            return await self._client.eval(one.script.source, len(one.keys), *one.keys, one.argument)
+            return await self._client.eval(script.source, len(one.keys), *one.keys, one.argument)
 
     async def _bounded(self, trip: Awaitable[Any]) -> Any:
         """Raises: StoreAway past the timeout, or where the store answers with an error."""
-        task = asyncio.ensure_future(trip)
+        loop = asyncio.get_running_loop()
+        task, started_s = asyncio.ensure_future(trip), loop.time()
         try:
             await asyncio.wait({task}, timeout=self._timeout_s)
+            if not task.done() and loop.time() - started_s > self._timeout_s * LATE_TIMER:
+                # The loop itself was held up: that is no silence of the store's.
+                await asyncio.wait({task}, timeout=self._timeout_s)
         except asyncio.CancelledError:
             task.cancel()
             raise
-        if not task.done():
-            # The loop may have been too busy to read a reply that is already there: look once more.
-            await asyncio.sleep(0)
+        for _ in range(TURNS_TO_READ if not task.done() else 0):
+            # The loop may have been too busy to read a reply that is already there.
             await asyncio.sleep(0)
         if not task.done():
             self._let_end(task)
@@ -194,6 +269,21 @@ class RedisDoor:
                 late.exception()  # Heard: it has been told as a miss already.
 
         late.add_done_callback(ended)
+
+
+def _command(one: Packed, *, by_source: bool) -> bytes:
+    script = one.run.script
+    name, text = ("EVAL", script.source) if by_source else ("EVALSHA", script.sha)
+    words: tuple[Any, ...] = (name, text, len(one.keys), *one.keys, one.argument)
+    packed: bytes = hiredis.pack_command(words)
+    return packed
+
+
+async def _reply(connection: Any) -> Any:
+    try:
+        return await connection.read_response()
+    except ResponseError as error:
+        return error
 
 
 def _wants_source(reply: Any) -> bool:

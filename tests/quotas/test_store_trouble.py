@@ -31,7 +31,7 @@ class Running:
         self._number += 1
         ask = Ask(f"{id(self)}-{self._number}", "acme", LIMITS, Cost(tokens=tokens), 60 * SECOND_US, "m")
         taken = await self.ledger.reserve(ask)
-        await self.ledger.settle(taken, Cost(tokens=tokens))
+        self.ledger.settle(taken, Cost(tokens=tokens))
         return taken.degraded
 
     @property
@@ -154,11 +154,116 @@ async def test_what_was_in_flight_when_it_went_is_settled_when_it_is_back(own_re
         ask = Ask("flying", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US, "m")
         taken = await gateway.ledger.reserve(ask)
         own_redis.freeze()
-        await gateway.ledger.settle(taken, Cost(tokens=100))
+        gateway.ledger.settle(taken, Cost(tokens=100))
         await swallow(gateway.call, 4)
         own_redis.thaw()
         await gateway.until(lambda: gateway.changes == [True, False])
         assert not await gateway.call(800)
+
+
+async def test_closing_a_ledger_tells_what_nobody_has_waited_for(own_redis: RedisServer) -> None:
+    async with running(own_redis, keep=False) as gateway:
+        await gateway.call(900)
+        taken = await gateway.ledger.reserve(Ask("last", "acme", LIMITS, Cost(tokens=100), SECOND_US))
+        gateway.ledger.settle(taken, Cost(tokens=40))
+    async with running(own_redis, keep=False) as another:
+        assert not await another.call(60)
+        with pytest.raises(QuotaExceeded):
+            await another.call(1)
+
+
+async def test_closing_a_ledger_does_not_wait_for_a_store_that_is_away(own_redis: RedisServer) -> None:
+    async with asyncio.timeout(10), running(own_redis, keep=False) as gateway:
+        await gateway.call()
+        own_redis.freeze()
+
+
+async def test_a_slot_is_free_for_the_next_call_of_the_same_turn(own_redis: RedisServer) -> None:
+    limits = (parse_limit("requests_in_flight", 1),)
+    async with running(own_redis, keep=False) as gateway:
+        for number in range(20):
+            ask = Ask(f"slot-{number}", "acme", limits, Cost(), 60 * SECOND_US)
+            gateway.ledger.settle(await gateway.ledger.reserve(ask), Cost())
+
+
+async def test_a_reserve_that_nobody_waits_for_any_more_holds_nothing(own_redis: RedisServer) -> None:
+    limits = (parse_limit("requests_in_flight", 1),)
+    async with running(own_redis, keep=False) as gateway:
+        gone = asyncio.create_task(
+            gateway.ledger.reserve(Ask("gone", "acme", limits, Cost(), 60 * SECOND_US))
+        )
+        for _ in range(3):
+            # It departs in one of the next turns.
+            await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await gateway.ledger.settled()
+        taken = await gateway.ledger.reserve(Ask("next", "acme", limits, Cost(), 60 * SECOND_US))
+
+    assert 0 == taken.standings[0].remaining
+
+
+async def test_a_reserve_that_is_heard_after_it_was_closed_takes_nothing(own_redis: RedisServer) -> None:
+    late = Ask("late", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US)
+    async with running(own_redis, "allow", keep=False) as gateway:
+        own_redis.freeze()
+        assert (await gateway.ledger.reserve(late)).degraded
+        own_redis.kill()
+        own_redis.restart()
+        # The store has forgotten it, and is told that it is closed; then it hears of it after all.
+        await gateway.ledger.settled()
+    async with running(own_redis, keep=False) as again:
+        await again.ledger.reserve(late)
+        assert not await again.call(1000)
+
+
+async def test_a_reserve_that_was_given_up_holds_nothing_when_the_store_wakes(own_redis: RedisServer) -> None:
+    late = Ask("late", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US)
+    async with running(own_redis, "allow", keep=False) as gateway:
+        await gateway.call()
+        own_redis.freeze()
+        assert (await gateway.ledger.reserve(late)).degraded
+        own_redis.thaw()
+        await gateway.ledger.settled()
+        assert not await gateway.call(999)
+
+
+async def test_whoever_waits_behind_a_trip_without_an_answer_is_served_without_the_store(
+    own_redis: RedisServer,
+) -> None:
+    async with running(own_redis, "allow", keep=False) as gateway:
+        await gateway.call()
+        own_redis.freeze()
+        waiting = []
+        for number in range(40):
+            ask = Ask(f"{number}", f"tenant-{number % 20}", LIMITS, Cost(tokens=1), 60 * SECOND_US)
+            waiting.append(asyncio.create_task(gateway.ledger.reserve(ask)))
+            # Another turn, another trip, as long as there is one to go with.
+            await asyncio.sleep(0)
+        taken = await asyncio.gather(*waiting)
+        own_redis.thaw()
+        await gateway.ledger.settled()
+        whole = [
+            await gateway.ledger.reserve(Ask(f"w{n}", f"tenant-{n}", LIMITS, Cost(tokens=1000), SECOND_US))
+            for n in range(20)
+        ]
+
+    assert all(one.degraded for one in taken)
+    assert not any(one.degraded for one in whole)
+
+
+async def test_what_one_run_cannot_carry_goes_in_the_next(own_redis: RedisServer) -> None:
+    limits = (parse_limit("requests_per_day", 1000),)
+    async with running(own_redis, keep=False) as gateway:
+        asks = [Ask(f"many-{n}", "acme", limits, Cost(), 60 * SECOND_US) for n in range(300)]
+        taken = await asyncio.gather(*(gateway.ledger.reserve(ask) for ask in asks))
+        for one in taken:
+            gateway.ledger.settle(one, Cost(requests=0))
+        await gateway.ledger.settled()
+        probe = await gateway.ledger.reserve(Ask("probe", "acme", limits, Cost(), 60 * SECOND_US))
+
+    assert sorted(range(700, 1000)) == sorted(one.standings[0].remaining for one in taken)
+    assert 999 == probe.standings[0].remaining
 
 
 async def test_many_checks_of_one_turn_travel_together(own_redis: RedisServer) -> None:
@@ -195,7 +300,7 @@ async def test_nothing_over_the_limit_is_admitted_by_four_gateways_at_once(own_r
         await asyncio.sleep(0)
         flying -= 1
         admitted += number % 37 // 2
-        await ledger.settle(taken, Cost(tokens=number % 37 // 2))
+        ledger.settle(taken, Cost(tokens=number % 37 // 2))
 
     for start in range(0, 1200, 64):
         await asyncio.gather(*(call(number) for number in range(start, start + 64)))

@@ -38,7 +38,8 @@ def use(server: RedisServer, day: datetime, model: str, cost: Cost) -> None:
         now_us = round(day.timestamp()) * SECOND_US
         ledger = RedisLedger(RedisDoor(server.url, 2), Rules(), "test", events.append, lambda: now_us)
         ask = Ask(f"{day}{model}", "acme", (), cost, 60 * SECOND_US, model)
-        await ledger.settle(await ledger.reserve(ask), cost)
+        ledger.settle(await ledger.reserve(ask), cost)
+        await ledger.settled()
         await ledger.aclose()
 
     asyncio.run(call())

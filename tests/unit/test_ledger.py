@@ -109,12 +109,12 @@ async def test_a_tenant_without_limits_is_never_refused(ledger: MemoryLedger) ->
     taken = await reserve(ledger, "acme", (), Cost(tokens=10**12))
 
     assert () == taken.standings
-    assert () == await ledger.settle(taken, Cost(tokens=1))
+    assert () == ledger.settle(taken, Cost(tokens=1))
 
 
 async def test_settling_gives_back_what_was_not_used(ledger: MemoryLedger) -> None:
     taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
-    after = await ledger.settle(taken, Cost(tokens=100, inputs=30))
+    after = ledger.settle(taken, Cost(tokens=100, inputs=30))
 
     assert {
         "requests_per_minute": 9,
@@ -126,7 +126,7 @@ async def test_settling_gives_back_what_was_not_used(ledger: MemoryLedger) -> No
 
 async def test_settling_above_the_reserve_charges_the_rest(ledger: MemoryLedger) -> None:
     taken = await reserve(ledger, "acme", ALL, Cost(tokens=10, inputs=1))
-    after = await ledger.settle(taken, Cost(tokens=600, inputs=2))
+    after = ledger.settle(taken, Cost(tokens=600, inputs=2))
 
     assert (3000, 98) == (remaining(after)["tokens_per_hour"], remaining(after)["inputs_per_day"])
 
@@ -134,8 +134,8 @@ async def test_settling_above_the_reserve_charges_the_rest(ledger: MemoryLedger)
 async def test_a_refund_is_as_if_the_call_had_not_been(ledger: MemoryLedger, clock: FakeClock) -> None:
     before = await reserve(ledger, "acme", ALL, Cost(requests=0))
     taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
-    await ledger.settle(taken, NOTHING)
-    await ledger.settle(before, Cost(requests=0))
+    ledger.settle(taken, NOTHING)
+    ledger.settle(before, Cost(requests=0))
 
     after = await reserve(ledger, "acme", ALL, Cost(requests=0))
     assert before.standings == after.standings
@@ -146,9 +146,9 @@ async def test_a_refund_after_a_while_leaves_what_others_used(ledger: MemoryLedg
     first = await reserve(ledger, "acme", held, Cost(tokens=60))
     clock.now_us += 30 * SECOND_US
     second = await reserve(ledger, "acme", held, Cost(tokens=30))
-    await ledger.settle(first, NOTHING)
+    ledger.settle(first, NOTHING)
 
-    after = await ledger.settle(second, Cost(tokens=30))
+    after = ledger.settle(second, Cost(tokens=30))
     assert {"tokens_per_minute": 30} == remaining(after)
 
 
@@ -158,11 +158,11 @@ async def test_a_reservation_is_closed_exactly_once(ledger: MemoryLedger, ways: 
 
     async def close(way: str, tokens: int) -> dict[str, int]:
         if way == "refund":
-            await ledger.settle(taken, NOTHING)
+            ledger.settle(taken, NOTHING)
         else:
-            await ledger.settle(taken, Cost(tokens=tokens, inputs=0))
+            ledger.settle(taken, Cost(tokens=tokens, inputs=0))
         probe = await reserve(ledger, "acme", ALL, Cost(requests=0))
-        after = await ledger.settle(probe, Cost(requests=0))
+        after = ledger.settle(probe, Cost(requests=0))
         return remaining(after)
 
     once = await close(ways[0], 500)
@@ -172,7 +172,7 @@ async def test_a_reservation_is_closed_exactly_once(ledger: MemoryLedger, ways: 
 async def test_a_reservation_that_nobody_made_changes_nothing(ledger: MemoryLedger) -> None:
     held = limits(tokens_per_minute=60)
     await reserve(ledger, "acme", held, Cost(tokens=60))
-    await ledger.settle(
+    ledger.settle(
         Reservation(Ask("nobody", "acme", held, Cost(tokens=60), MEMORY_LEASE_US), ()), Cost(tokens=0)
     )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import ceil
+from random import Random
 
 import msgspec
 import pytest
@@ -246,8 +247,74 @@ def test_restarts_stay_within_open_reservations_and_one(case: tuple[Limit, list[
     history = History(meter)
     for step in plan:
         history.play(step)
-        assert len(meter._restarts) <= sum(one.open for one in history.taken) + 1
-        assert sorted(meter._restarts) == meter._restarts
+        assert len(meter._firsts) <= sum(one.open for one in history.taken) + 1
+        assert sorted(meter._firsts) == meter._firsts
+
+
+class Unpruned:
+    """A rate's restarts without any pruning: one for every reservation that ever was."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self.restarts: list[tuple[int, int]] = []
+
+    def take(self, number: int, amount: int, now_us: int) -> None:
+        """Every restart so far, and one at this moment, moves forward."""
+        self.restarts.append((number, now_us * self.limit.amount))
+        self._move(number, amount)
+
+    def give_back(self, number: int, reserved: int, actual: int) -> None:
+        """Restarts that began before it move by what it did not use."""
+        self._move(number, actual - reserved)
+
+    def wait_us(self, amount: int, now_us: int) -> int:
+        """As RateMeter's."""
+        latest = max(tat for _, tat in self.restarts)
+        debt = max(0, latest - now_us * self.limit.amount)
+        window_us = WINDOWS_US[self.limit.period]
+        return max(0, ceil(Fraction(debt + (amount - self.limit.amount) * window_us, self.limit.amount)))
+
+    def _move(self, number: int, amount: int) -> None:
+        change = amount * WINDOWS_US[self.limit.period]
+        self.restarts = [(first, tat + change * (first <= number)) for first, tat in self.restarts]
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[Limit, list[tuple[int, int, int]]]:
+    """Many reservations a moment apart, and in any order what each of some did cost, in percent."""
+    limit = draw(RATES)
+    pauses = st.integers(0, WINDOWS_US[limit.period] // 16)
+    taken = st.tuples(pauses, st.integers(0, -(-limit.amount // 8)), st.sampled_from((-1, *BOTH_WAYS)))
+    return limit, draw(st.lists(taken, min_size=2, max_size=24))
+
+
+@many
+@given(crowds(), st.randoms(use_true_random=False))
+def test_a_restart_that_was_dropped_would_never_have_mattered(
+    case: tuple[Limit, list[tuple[int, int, int]]], order: Random
+) -> None:
+    limit, plan = case
+    pruned, unpruned, now_us = RateMeter(limit), Unpruned(limit), START_US
+    for number, (pause_us, amount, _) in enumerate(plan):
+        now_us += pause_us
+        pruned.take(number, amount, now_us)
+        unpruned.take(number, amount, now_us)
+    closings = [(n, amount, percent) for n, (_, amount, percent) in enumerate(plan) if percent >= 0]
+    order.shuffle(closings)
+    for number, amount, percent in closings:
+        pruned.give_back(number, amount, amount * percent // 100)
+        unpruned.give_back(number, amount, amount * percent // 100)
+        assert unpruned.wait_us(limit.amount, START_US) == pruned.wait_us(limit.amount, START_US)
+
+
+def test_a_crowd_of_open_calls_on_a_busy_limit_leaves_one_restart() -> None:
+    meter = RateMeter(Limit("tokens", "hour", 1_000_000))
+    meter.take(0, 900_000, START_US)
+    meter.give_back(0, 900_000, 900_000)
+    for number in range(1, 500):
+        meter.take(number, 100, START_US + number)
+
+    assert 1 == len(meter._firsts)
 
 
 def test_a_thousand_settled_calls_leave_one_restart() -> None:
@@ -256,8 +323,8 @@ def test_a_thousand_settled_calls_leave_one_restart() -> None:
         meter.take(number, 1, START_US + number)
         meter.give_back(number, 1, number % 2)
 
-    assert 1 == len(meter._restarts)
-    assert [] == meter._open
+    assert 1 == len(meter._firsts) == len(meter._tats)
+    assert [] == meter._open == meter._held
 
 
 @many
