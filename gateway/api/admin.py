@@ -62,6 +62,7 @@ class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
     weight: config.PositiveInt = 1
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: config.PositiveInt | None = None
+    join: bool = True
 
 
 class TenantShown(msgspec.Struct):

@@ -109,6 +109,9 @@ def _add_tenants(parser: argparse.ArgumentParser) -> None:
     setting.add_argument("--weight", type=int, default=1, help="share of a busy model (default: 1)")
     setting.add_argument("--priority", choices=["interactive", "bulk"], default="interactive")
     setting.add_argument("--queue-tokens", type=int, help="most tokens that may wait for one model")
+    setting.add_argument(
+        "--no-join", action="store_true", help="its texts never share an upstream request with others'"
+    )
     listing = _with_config(actions.add_parser("list", help="all tenants that stand in Redis"))
     listing.add_argument("--json", action="store_true", help="for scripts")
     remove = _with_config(actions.add_parser("remove", help="a tenant and its keys"))

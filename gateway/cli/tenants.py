@@ -51,6 +51,7 @@ def _settings(arguments: argparse.Namespace) -> Tenant:
         "weight": arguments.weight,
         "priority": arguments.priority,
         "queue_tokens": arguments.queue_tokens,
+        "join": not arguments.no_join,
     }
     return msgspec.convert(plain, Tenant)
 

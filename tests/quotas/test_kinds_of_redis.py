@@ -134,7 +134,9 @@ async def test_by_sentinel_the_ledger_follows_a_failover(tmp_path: Path) -> None
         async with ledger_on(sentinel.url) as (ledger, _):
             assert 2 == await call(ledger, "acme")
             kept = master.command("HGET", "gw:{acme}:limits", "requests_per_day=3")
-            assert wait_until(lambda: kept == replica.command("HGET", "gw:{acme}:limits", "requests_per_day=3"))
+            assert wait_until(
+                lambda: kept == replica.command("HGET", "gw:{acme}:limits", "requests_per_day=3")
+            )
             master.kill()
             assert await asyncio.to_thread(
                 wait_until, lambda: "role:master" in replica.command("INFO", "replication")
