@@ -139,6 +139,7 @@ class Upstream(Section, frozen=True, kw_only=True):
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     device: str | None = None
+    compile: bool = False
 
 
 class Model(Section, frozen=True):

@@ -144,6 +144,7 @@ class Supervisor:
                     revision=settings.revision,
                     dtype=settings.dtype,
                     device=settings.device,
+                    compiled=settings.compile,
                     batch_tokens=settings.batch_tokens,
                 )
             )

@@ -28,10 +28,18 @@ OFFSET_POSITIONS = {"roberta": 2, "xlm-roberta": 2, "camembert": 2, "mpnet": 2, 
 NO_MAXIMUM = 10**9
 
 
+class Projection(msgspec.Struct, frozen=True):
+    """What sentence-transformers does to a pooled vector: a `Dense` layer, or scaling to length 1."""
+
+    kind: Literal["Dense", "Normalize"]
+    folder: str = ""
+
+
 class Recipe(msgspec.Struct, frozen=True):
     """How texts become vectors or scores with this checkpoint.
 
     task: embed, or rerank for a sequence classifier with one label.
+    projections: what follows pooling, in order; scaling at the end is left to whoever asks for it.
     prompts: name → text that is put before an input.
     include_prompt: whether the prompt's tokens take part in pooling.
     """
@@ -40,6 +48,7 @@ class Recipe(msgspec.Struct, frozen=True):
     model_type: str
     max_tokens: int
     pooling: tuple[PoolingMode, ...] = ("mean",)
+    projections: tuple[Projection, ...] = ()
     include_prompt: bool = True
     lower_case: bool = False
     prompts: dict[str, str] = {}
@@ -59,7 +68,7 @@ def read_input_rules(checkpoint: Path) -> InputRules:
 
     Raises: ModelUnavailable.
     """
-    transformer = checkpoint / _module_folders(checkpoint).get("Transformer", "")
+    transformer = checkpoint / dict(_listed_modules(checkpoint)).get("Transformer", "")
     sentence = _json(checkpoint / "config_sentence_transformers.json")
     maximum = _max_tokens(
         _json(checkpoint / "config.json"),
@@ -76,18 +85,20 @@ def read_recipe(checkpoint: Path) -> Recipe:
     """
     config = _json(checkpoint / "config.json")
     modules = _modules(checkpoint)
-    transformer = checkpoint / modules.get("Transformer", "")
+    folders = dict(modules)
+    transformer = checkpoint / folders.get("Transformer", "")
     sentence_config = _json(transformer / "sentence_bert_config.json")
     maximum = _max_tokens(config, sentence_config, _json(transformer / "tokenizer_config.json"))
     if _is_classifier(config):
         return Recipe("rerank", config["model_type"], maximum)
-    pooling = _json(checkpoint / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
+    pooling = _json(checkpoint / folders["Pooling"] / "config.json") if "Pooling" in folders else {}
     sentence = _json(checkpoint / "config_sentence_transformers.json")
     return Recipe(
         task="embed",
         model_type=str(config.get("model_type", "")),
         max_tokens=maximum,
         pooling=_pooling_modes(pooling),
+        projections=_projections(modules),
         include_prompt=bool(pooling.get("include_prompt", True)),
         lower_case=bool(sentence_config.get("do_lower_case", False)),
         prompts=_prompts(sentence),
@@ -108,24 +119,36 @@ def _prompts(sentence: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, text in sentence.get("prompts", {}).items() if text is not None}
 
 
-def _module_folders(checkpoint: Path) -> dict[str, str]:
-    """Module kind → its folder, from modules.json; empty for a plain transformers checkpoint."""
+def _listed_modules(checkpoint: Path) -> list[tuple[str, str]]:
+    """(module kind, its folder) in order, from modules.json; empty for a plain transformers checkpoint."""
     path = checkpoint / "modules.json"
     if not path.is_file():
-        return {}
+        return []
     listed = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
-    return {str(one["type"]).rsplit(".", 1)[-1]: str(one.get("path", "")) for one in listed}
+    return [(str(one["type"]).rsplit(".", 1)[-1], str(one.get("path", ""))) for one in listed]
 
 
-def _modules(checkpoint: Path) -> dict[str, str]:
-    modules = _module_folders(checkpoint)
-    unknown = modules.keys() - {"Transformer", "Pooling", "Normalize"}
+def _modules(checkpoint: Path) -> list[tuple[str, str]]:
+    """The same, all of them known here."""
+    modules = _listed_modules(checkpoint)
+    unknown = {kind for kind, _ in modules} - {"Transformer", "Pooling", "Dense", "Normalize"}
     if unknown:
         raise ModelUnavailable(
             f"{checkpoint} uses the sentence-transformers module {', '.join(sorted(unknown))}, which "
             "the built-in engine does not have; serve it with TEI or Infinity behind this gateway"
         )
     return modules
+
+
+def _projections(modules: list[tuple[str, str]]) -> tuple[Projection, ...]:
+    found = [
+        Projection("Dense" if kind == "Dense" else "Normalize", folder)
+        for kind, folder in modules
+        if kind in {"Dense", "Normalize"}
+    ]
+    while found and found[-1].kind == "Normalize":
+        found.pop()
+    return tuple(found)
 
 
 def _is_classifier(config: dict[str, Any]) -> bool:

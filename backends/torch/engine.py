@@ -7,9 +7,11 @@ Invariant: only the loop's thread touches the head; only the event loop touches 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from threading import Condition, Thread
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,12 +33,43 @@ from backends.torch.loader import Loaded
 from backends.torch.planner import plan
 from backends.vectors import shaped, sigmoid
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 # Two keep the queue filled while one waits for the GIL; more only take cores from the forward.
 TOKENIZING_THREADS = 2
 # How many forwards' worth of waiting work is sorted by length together.
 FORWARDS_AHEAD = 2
+
+
+class ForwardThread:
+    """The one thread that computes, from loading a model on.
+
+    OpenMP gives every thread that ever computed a team of its own. Two teams are more threads than cores, and
+    then each sleeps between any two operations instead of spinning: a short text took twice as long.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        Thread(target=self._run, name="forward", daemon=True).start()
+
+    def submit(self, function: Callable[[], T]) -> "Future[T]":
+        """Have a function run there, after those before it."""
+        future: Future[T] = Future()
+
+        def task() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+                future.set_exception(error)
+
+        self._tasks.put(task)
+        return future
+
+    def _run(self) -> None:
+        while True:
+            self._tasks.get()()
 
 
 class Job:
@@ -68,10 +101,13 @@ class Job:
 class Engine:
     """One loaded checkpoint with a bounded queue in front of it.
 
-    batch_tokens: padded tokens of one forward. queue_tokens: the bound; past it work is refused.
+    batch_tokens: tokens of one forward. queue_tokens: the bound; past it work is refused.
+    thread: where the checkpoint was loaded, from here on the engine's own.
     """
 
-    def __init__(self, loaded: Loaded, *, batch_tokens: int, queue_tokens: int) -> None:
+    def __init__(
+        self, loaded: Loaded, *, batch_tokens: int, queue_tokens: int, thread: ForwardThread | None = None
+    ) -> None:
         self._loaded = loaded
         self._batch_tokens = batch_tokens
         self._queue_tokens = queue_tokens
@@ -79,8 +115,7 @@ class Engine:
         self._queue: deque[Job] = deque()
         self._arrived = Condition()
         self._tokenizing = ThreadPoolExecutor(TOKENIZING_THREADS, "tokenize")
-        self._thread = Thread(target=self._loop, name="forward", daemon=True)
-        self._thread.start()
+        (thread or ForwardThread()).submit(self._loop)
 
     async def run(self, work: Work) -> Reply:
         """Carry out one piece of work.
@@ -176,7 +211,7 @@ class Engine:
     def _forward(self, jobs: Sequence[Job]) -> None:
         places = [(job, i) for job in jobs for i in range(len(job.rows))]
         lengths = [len(job.sequences.ids[i]) for job, i in places]
-        for batch in plan(lengths, self._batch_tokens):
+        for batch in plan(lengths, self._batch_tokens, packed=self._loaded.packed):
             members = [places[index] for index in batch]
             rows = self._loaded.head.run(
                 [job.sequences.ids[i] for job, i in members],
@@ -206,4 +241,5 @@ def _finished(work: Embed | Rerank, rows: Vectors, job: Job) -> Reply:
         scores = logits if work.raw_scores else sigmoid(logits)
         return Reranked(np.ascontiguousarray(scores), job.tokens, job.sequences.truncated)
     vectors = shaped(rows, dimensions=work.dimensions, normalize=work.normalize)
-    return Embedded(vectors, job.tokens, job.sequences.truncated)
+    lengths = tuple(job.sequences.lengths)
+    return Embedded(vectors, job.tokens, job.sequences.truncated, lengths)

@@ -4,7 +4,7 @@ Knows tensors; knows nothing of queues, callers or text.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,26 +24,11 @@ class Head(Protocol):
         """
 
 
-class Network:
-    """A model and the precision of its matrix products; everything between them is float32."""
+class Rectangle:
+    """A batch in the shape that transformers models take."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        self._model = model
-        self._dtype = dtype
-        self._device_type = next(model.parameters()).device.type
-
-    def __call__(self, inputs: dict[str, Tensor]) -> Any:
-        """The output structure of the transformers model."""
-        mixed = self._dtype != torch.float32
-        with torch.autocast(self._device_type, self._dtype, enabled=mixed, cache_enabled=False):
-            return self._model(**inputs, return_dict=True)
-
-
-class Padded:
-    """A batch as the rectangle that stock transformers models take."""
-
-    def __init__(self, model: nn.Module, pad_id: int, *, has_type_ids: bool) -> None:
-        self._device = next(model.parameters()).device
+    def __init__(self, device: torch.device, pad_id: int, *, has_type_ids: bool) -> None:
+        self._device = device
         self._pad_id = pad_id
         self._has_type_ids = has_type_ids
 
@@ -64,35 +49,33 @@ class Padded:
 
 
 class Embedder:
-    """An encoder whose token vectors are pooled."""
+    """An encoder whose token vectors are pooled, and whatever sentence-transformers puts after that."""
 
     def __init__(
-        self,
-        model: Network,
-        batch: Padded,
-        modes: tuple[PoolingMode, ...],
+        self, encoder: nn.Module, batch: Rectangle, modes: tuple[PoolingMode, ...], after: nn.Module
     ) -> None:
-        self._model = model
+        self._encoder = encoder
         self._batch = batch
         self._modes = modes
+        self._after = after
 
     @torch.inference_mode()
     def run(self, ids: Sequence[list[int]], type_ids: Sequence[list[int]], skip: Sequence[int]) -> Vectors:
         """(n_sequences, dim) float32, not normalized."""
         inputs = self._batch.inputs(ids, type_ids)
-        hidden = self._model(inputs).last_hidden_state
+        hidden = self._encoder(**inputs).last_hidden_state
         mask = inputs["attention_mask"].clone()
         for row, tokens in enumerate(skip):
             mask[row, :tokens] = 0
-        vectors: Vectors = pool(hidden, mask, self._modes).cpu().numpy()
+        vectors: Vectors = self._after(pool(hidden, mask, self._modes)).cpu().numpy()
         return vectors
 
 
 class CrossEncoder:
     """A sequence classifier with one label: query and document in, one logit out."""
 
-    def __init__(self, model: Network, batch: Padded) -> None:
-        self._model = model
+    def __init__(self, classifier: nn.Module, batch: Rectangle) -> None:
+        self._classifier = classifier
         self._batch = batch
 
     @torch.inference_mode()
@@ -100,5 +83,5 @@ class CrossEncoder:
         """(n_sequences, 1) float32 logits; skip has no meaning for pairs."""
         del skip
         inputs = self._batch.inputs(ids, type_ids)
-        logits: Vectors = self._model(inputs).logits.float().cpu().numpy()
+        logits: Vectors = self._classifier(**inputs).logits.float().cpu().numpy()
         return logits

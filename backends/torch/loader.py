@@ -1,9 +1,12 @@
 """From a checkpoint folder to a network ready to run; the one door to the transformers package."""
 
 import inspect
+import logging
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -13,8 +16,13 @@ from torch import nn
 from backends.contract import Capabilities, Operation
 from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer, open_tokenizer
-from backends.torch.checkpoint import Recipe, read_recipe
-from backends.torch.heads import CrossEncoder, Embedder, Head, Network, Padded
+from backends.torch.checkpoint import OFFSET_POSITIONS, Recipe, read_recipe
+from backends.torch.heads import CrossEncoder, Embedder, Head, Rectangle
+from backends.torch.packing import Packed, pack
+from backends.torch.precision import Autocast, Product, best_kind, convert
+from backends.torch.projection import read_projections
+
+logger = logging.getLogger(__name__)
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
 # Padded tokens of one forward pass. A processor's caches hold the activations of few tokens (measured on
@@ -27,13 +35,25 @@ BATCH_INPUTS = 32
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Everything the engine runs with: recipe, tokenizer, network, and what to say about them."""
+    """Everything the engine runs with: recipe, tokenizer, network, and what to say about them.
+
+    packed: whether a forward pass computes no padding. batch_tokens: how many tokens one should hold.
+    """
 
     recipe: Recipe
     tokenizer: TextTokenizer
     head: Head
     capabilities: Capabilities
+    packed: bool = False
     batch_tokens: int = CPU_BATCH_TOKENS
+
+
+class Placing(msgspec.Struct, frozen=True):
+    """How a network is to run: its products' number format, where, and whether compiled."""
+
+    dtype: torch.dtype
+    device: torch.device
+    compiled: bool = False
 
 
 def load(
@@ -43,6 +63,7 @@ def load(
     dtype: DTypeName | None,
     device: str | None,
     report: Callable[[str], None],
+    compiled: bool = False,
 ) -> Loaded:
     """Read a checkpoint and put its network on a device.
 
@@ -54,14 +75,16 @@ def load(
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     number = getattr(torch, dtype) if dtype else _best_dtype(place)
     report(f"loading weights as {str(number).removeprefix('torch.')} on {place}")
-    model = _network(checkpoint, recipe, number, place)
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
-    head = _head(model, number, recipe)
-    report("warming up")
+    head, packed = _head(checkpoint, recipe, Placing(number, place, compiled))
+    report("compiling; this takes a minute or two" if compiled else "warming up")
+    started_s = time.perf_counter()
     width = _warm_up(head, tokenizer, recipe)
+    if compiled:
+        report(f"compiled in {time.perf_counter() - started_s:.0f} s")
     told = _capabilities(checkpoint, model_id, recipe, number, width)
     batch_tokens = CPU_BATCH_TOKENS if place.type == "cpu" else GPU_BATCH_TOKENS
-    return Loaded(recipe, tokenizer, head, told, batch_tokens)
+    return Loaded(recipe, tokenizer, head, told, packed, batch_tokens)
 
 
 def _best_dtype(device: torch.device) -> torch.dtype:
@@ -74,48 +97,93 @@ def _best_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if in_hardware else torch.float32
 
 
-def _network(checkpoint: Path, recipe: Recipe, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """The network with its matrix products in `dtype` and everything between them in float32.
+def _head(checkpoint: Path, recipe: Recipe, placing: Placing) -> tuple[Head, bool]:
+    """The network with what is read off its end, and whether it computes no padding."""
+    model = _stock(checkpoint, recipe).to(placing.device).eval()
+    batch = _rectangle(model, placing.device)
+    if recipe.task == "rerank":
+        classifier = _classifier(model, placing)
+        return CrossEncoder(classifier, batch), not isinstance(classifier, Autocast)
+    # A sentence's vector is pooled from token vectors; what BERT calls its pooler serves classifiers.
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    packed = _encoder(model, placing)
+    after = read_projections(checkpoint, recipe.projections).to(placing.device)
+    encoder = packed or Autocast(model, placing.dtype)
+    return Embedder(encoder, batch, recipe.pooling, after), packed is not None
 
-    Rounding the sums between layers too would make a text's vector depend on the batch that it shares:
-    measured on MiniLM in bfloat16, 1.4e-4 of cosine against 0.5e-4, for a tenth of the time.
-    """
+
+def _stock(checkpoint: Path, recipe: Recipe) -> Any:
+    """The network as transformers makes it, in float32."""
     kind = (
         transformers.AutoModelForSequenceClassification if recipe.task == "rerank" else transformers.AutoModel
     )
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     try:
-        model: nn.Module = kind.from_pretrained(
+        return kind.from_pretrained(
             checkpoint, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         raise ModelUnavailable(f"{checkpoint} could not be loaded: {reason}") from error
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            layer.to(dtype)
-    return model.to(device).eval()
 
 
-def _head(model: nn.Module, dtype: torch.dtype, recipe: Recipe) -> Head:
+def _encoder(encoder: Any, placing: Placing) -> Packed | None:
+    """The encoder without padding, where its architecture takes that."""
+    config = encoder.config
+    first = (config.pad_token_id or 0) + 1 if config.model_type in OFFSET_POSITIONS else 0
+    packed = pack(encoder, first)
+    if packed is None:
+        if placing.compiled:
+            raise ModelUnavailable(f"`compile` does not serve models of type {config.model_type}")
+        return None
+    convert(packed.encoder, Product if placing.compiled else best_kind(placing.device), placing.dtype)
+    if placing.compiled:
+        packed.encoder = _compiled(packed.encoder, placing.device)
+    return packed
+
+
+def _compiled(encoder: nn.Module, device: torch.device) -> Any:
+    if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++")):
+        raise ModelUnavailable(
+            "`compile: true` needs a C++ compiler (g++ or clang++) on the path; install one, or leave it out"
+        )
+    # Frozen weights can be laid out for the matrix units, as `ArrangedProduct` does without a compiler.
+    return torch.compile(encoder, dynamic=True, options={"freezing": True})
+
+
+def _classifier(model: Any, placing: Placing) -> nn.Module:
+    """The stock classifier around an encoder without padding; what it does with token vectors is its own."""
+    prefix = model.base_model_prefix
+    packed = _encoder(getattr(model, prefix), placing)
+    if packed is None:
+        return Autocast(model, placing.dtype)
+    setattr(model, prefix, packed)
+    return model
+
+
+def _rectangle(model: Any, device: torch.device) -> Rectangle:
     config = model.config
     has_type_ids = (
         "token_type_ids" in inspect.signature(model.forward).parameters
         and getattr(config, "type_vocab_size", 0) > 1
     )
-    batch = Padded(model, getattr(config, "pad_token_id", None) or 0, has_type_ids=has_type_ids)
-    network = Network(model, dtype)
-    if recipe.task == "rerank":
-        return CrossEncoder(network, batch)
-    return Embedder(network, batch, recipe.pooling)
+    return Rectangle(device, config.pad_token_id or 0, has_type_ids=has_type_ids)
 
 
 def _warm_up(head: Head, tokenizer: TextTokenizer, recipe: Recipe) -> int:
-    """Run once, so that the first caller does not pay for it; tells the width of a row."""
-    word = [token.id for token in tokenizer.explain(["ready"], add_special_tokens=True)[0]]
-    ids = word[: recipe.max_tokens]
-    return int(head.run([ids], [[0] * len(ids)], [0]).shape[1])
+    """Run a few batches, so that no caller pays for what is done once; tells the width of a row.
+
+    Several shapes: only when a size has changed does the compiler learn that it can.
+    """
+    (word,) = tokenizer.explain(["ready"], add_special_tokens=True)
+    ids = [token.id for token in word][: recipe.max_tokens]
+    width = 0
+    for repeats in ((1,), (2, 1, 1), (3, 2)):
+        batch = [(ids * times)[: recipe.max_tokens] for times in repeats]
+        width = head.run(batch, [[0] * len(one) for one in batch], [0] * len(batch)).shape[1]
+    return width
 
 
 def _capabilities(
@@ -133,4 +201,5 @@ def _capabilities(
         prompts=recipe.prompts,
         default_prompt=recipe.default_prompt,
         checkpoint=str(checkpoint),
+        tells_input_tokens=True,
     )

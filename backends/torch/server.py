@@ -10,22 +10,25 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import msgspec
 import uvicorn
+import uvloop
 
 from backends.checkpoints import locate
 from backends.errors import BackendError, Failed, ModelUnavailable, Overloaded, TimedOut
 from backends.torch import wire
-from backends.torch.engine import Engine
+from backends.torch.engine import Engine, ForwardThread
 from backends.torch.loader import Loaded, load
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Report = Callable[[wire.State], None]
 
 
 class EngineApp:
@@ -107,25 +110,35 @@ def main() -> None:
 
     try:
         report(wire.State("loading", f"looking for {boot.model}"))
-        loaded = load(
-            locate(boot.model, boot.revision),
-            boot.model,
-            dtype=boot.dtype,
-            device=boot.device,
-            report=lambda detail: report(wire.State("loading", detail)),
-        )
+        thread = ForwardThread()
+        loaded = thread.submit(partial(_load, boot, report)).result()
     except ModelUnavailable as error:
         report(wire.State("failed", error.message))
         sys.exit(1)
-    asyncio.run(_serve(boot, loaded, report))
-
-
-async def _serve(boot: wire.Boot, loaded: Loaded, report: Callable[[wire.State], None]) -> None:
     engine = Engine(
-        loaded, batch_tokens=boot.batch_tokens or loaded.batch_tokens, queue_tokens=boot.queue_tokens
+        loaded,
+        batch_tokens=boot.batch_tokens or loaded.batch_tokens,
+        queue_tokens=boot.queue_tokens,
+        thread=thread,
     )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(boot, EngineApp(engine, loaded), loaded, report))
+
+
+def _load(boot: wire.Boot, report: Report) -> Loaded:
+    return load(
+        locate(boot.model, boot.revision),
+        boot.model,
+        dtype=boot.dtype,
+        device=boot.device,
+        compiled=boot.compiled,
+        report=lambda detail: report(wire.State("loading", detail)),
+    )
+
+
+async def _serve(boot: wire.Boot, app: EngineApp, loaded: Loaded, report: Report) -> None:
     config = uvicorn.Config(
-        EngineApp(engine, loaded),
+        app,
         uds=boot.socket_path,
         lifespan="off",
         access_log=False,

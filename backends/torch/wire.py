@@ -16,7 +16,7 @@ MEDIA_TYPE = "application/msgpack"
 class Boot(msgspec.Struct, frozen=True):
     """What the parent tells an engine on its first line of standard input, as JSON.
 
-    batch_tokens: padded tokens of one forward pass; None is by the device. queue_tokens: the most that may
+    batch_tokens: tokens of one forward pass; None is by the device. queue_tokens: the most that may
     wait.
     """
 
@@ -27,6 +27,7 @@ class Boot(msgspec.Struct, frozen=True):
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     device: str | None = None
+    compiled: bool = False
     batch_tokens: int | None = None
     queue_tokens: int = 2_000_000
 

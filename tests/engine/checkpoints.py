@@ -1,0 +1,111 @@
+"""Tiny randomly initialised checkpoints of many architectures, written as their libraries write them.
+
+Weights are drawn wide: with the usual 0.02 a layer hardly changes what passes through it, and a comparison
+would show nothing.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from transformers import AutoModel, AutoModelForSequenceClassification, PretrainedConfig
+
+SMALL = {
+    "vocab_size": 30522,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 130,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+DECODER = SMALL | {"num_key_value_heads": 2, "bos_token_id": 101, "eos_token_id": 102}
+# Alternating layers, and a window shorter than most texts.
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 6}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+
+# name → (config, whether it is computed without padding).
+ENCODERS: dict[str, tuple[Callable[[], PretrainedConfig], bool]] = {
+    "bert": (lambda: transformers.BertConfig(**SMALL), True),
+    "roberta": (lambda: transformers.RobertaConfig(**SMALL | {"type_vocab_size": 1}), True),
+    "xlm-roberta": (
+        lambda: transformers.XLMRobertaConfig(**SMALL | {"type_vocab_size": 1, "pad_token_id": 1}),
+        True,
+    ),
+    "mpnet": (lambda: transformers.MPNetConfig(**SMALL), False),
+    "deberta": (
+        lambda: transformers.DebertaV2Config(
+            **SMALL | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+        ),
+        False,
+    ),
+    "distilbert": (
+        lambda: transformers.DistilBertConfig(
+            vocab_size=30522, dim=32, n_layers=3, n_heads=4, hidden_dim=48, initializer_range=0.3
+        ),
+        True,
+    ),
+    "electra": (lambda: transformers.ElectraConfig(**SMALL | {"embedding_size": 16}), True),
+    "modernbert": (
+        lambda: transformers.ModernBertConfig(
+            **SMALL | {"global_attn_every_n_layers": 2, "local_attention": 8, "initializer_range": 0.3}
+        ),
+        True,
+    ),
+    "nomic": (lambda: transformers.NomicBertConfig(**SMALL), True),
+    "gte": (lambda: transformers.GteConfig(**SMALL), True),
+    "eurobert": (lambda: transformers.EuroBertConfig(**DECODER), True),
+}
+DECODERS: dict[str, Callable[[], PretrainedConfig]] = {
+    "qwen2": lambda: transformers.Qwen2Config(**DECODER),
+    "qwen2-both-ways": lambda: transformers.Qwen2Config(**DECODER, is_causal=False),
+    "qwen3": lambda: transformers.Qwen3Config(**DECODER, head_dim=8),
+    "mistral": lambda: transformers.MistralConfig(**DECODER, sliding_window=6),
+    "llama": lambda: transformers.LlamaConfig(**DECODER),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**DECODER | WINDOWS, head_dim=8),
+    "gemma3-both-ways": lambda: transformers.Gemma3TextConfig(
+        **DECODER | WINDOWS, head_dim=8, use_bidirectional_attention=True
+    ),
+}
+
+
+def make_encoder(config: PretrainedConfig, tokenizer: Path, folder: Path) -> Path:
+    """A plain transformers checkpoint with another one's tokenizer."""
+    torch.manual_seed(0)
+    AutoModel.from_config(config, dtype=torch.float32).eval().save_pretrained(folder)
+    return _with_tokenizer(tokenizer, folder)
+
+
+def make_classifier(config: PretrainedConfig, tokenizer: Path, folder: Path) -> Path:
+    """A sequence classifier with one label."""
+    torch.manual_seed(0)
+    config.num_labels = 1
+    model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    model.eval().save_pretrained(folder)
+    return _with_tokenizer(tokenizer, folder)
+
+
+def make_sentence_model(
+    encoder: Path,
+    folder: Path,
+    pooling: str,
+    after: Sequence[torch.nn.Module] = (),
+    prompts: dict[str, str] | None = None,
+) -> SentenceTransformer:
+    """A sentence-transformers checkpoint around an encoder; the model that wrote it is the reference."""
+    transformer = modules.Transformer(str(encoder), max_seq_length=64)
+    pool = modules.Pooling(transformer.get_embedding_dimension(), pooling_mode=pooling)
+    model = SentenceTransformer(modules=[transformer, pool, *after], device="cpu", prompts=prompts)
+    model.save(str(folder), create_model_card=False)
+    return model
+
+
+def _with_tokenizer(source: Path, folder: Path) -> Path:
+    for name in TOKENIZER_FILES:
+        shutil.copy(source / name, folder / name)
+    return folder

@@ -1,0 +1,149 @@
+"""Every architecture that is promised, against the stock libraries in float32, with and without padding."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.sentence_transformer import modules
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from backends.contract import Embed, Embedded, Rerank, Reranked, Vectors
+from backends.torch.engine import Engine
+from backends.torch.loader import Loaded, load
+from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier, make_encoder, make_sentence_model
+from tests.engine.texts import real_texts
+
+TEXTS = [text for text in real_texts() if len(text) > 12][:40]
+QUERY, DOCUMENTS = TEXTS[0], TEXTS[1:20]
+
+
+def loaded(folder: Path, dtype: str = "float32") -> Loaded:
+    return load(folder, "tiny", dtype=dtype, device="cpu", report=lambda _: None)
+
+
+async def vectors_of(one: Loaded, texts: list[str], size: int = 8) -> Vectors:
+    engine = Engine(one, batch_tokens=256, queue_tokens=10**9)
+    replies = await asyncio.gather(
+        *(engine.run(Embed(tuple(texts[i : i + size]))) for i in range(0, len(texts), size))
+    )
+    return np.concatenate([reply.vectors for reply in replies if isinstance(reply, Embedded)])
+
+
+def assert_alike(vectors: Vectors, expected: Vectors) -> None:
+    cosines = (vectors * expected).sum(axis=1)
+    assert len(cosines) == len(TEXTS)
+    assert cosines.min() > 0.99999
+    # Vectors that all point one way would agree whatever is computed.
+    assert (expected @ expected.T).min() < 0.95
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+async def test_encoders_agree_with_sentence_transformers(name: str, minilm: Path, tmp_path: Path) -> None:
+    config, without_padding = ENCODERS[name]
+    encoder = make_encoder(config(), minilm, tmp_path / "encoder")
+    stock = make_sentence_model(encoder, tmp_path / "sentence", "mean")
+    one = loaded(tmp_path / "sentence")
+
+    assert without_padding == one.packed
+    assert_alike(await vectors_of(one, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+async def test_decoders_agree_with_sentence_transformers(name: str, minilm: Path, tmp_path: Path) -> None:
+    encoder = make_encoder(DECODERS[name](), minilm, tmp_path / "encoder")
+    stock = make_sentence_model(encoder, tmp_path / "sentence", "lasttoken")
+    one = loaded(tmp_path / "sentence")
+
+    assert one.packed
+    assert_alike(await vectors_of(one, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
+
+
+@pytest.mark.parametrize("name", ["bert", "mpnet", "modernbert"])
+async def test_in_bfloat16_a_vector_does_not_depend_on_its_batch(
+    name: str, minilm: Path, tmp_path: Path
+) -> None:
+    make_encoder(ENCODERS[name][0](), minilm, tmp_path)
+    one = loaded(tmp_path, "bfloat16")
+
+    together = await vectors_of(one, TEXTS)
+    alone = await vectors_of(one, TEXTS, size=1)
+
+    assert (together * alone).sum(axis=1).min() > 0.9999
+
+
+@pytest.mark.parametrize(
+    "pooling", ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+)
+async def test_poolings_agree_with_sentence_transformers(pooling: str, minilm: Path, tmp_path: Path) -> None:
+    encoder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
+    stock = make_sentence_model(encoder, tmp_path / "sentence", pooling)
+
+    vectors = await vectors_of(loaded(tmp_path / "sentence"), TEXTS)
+
+    assert_alike(vectors, stock.encode(TEXTS, normalize_embeddings=True))
+
+
+async def test_what_follows_pooling_is_applied_in_order(minilm: Path, tmp_path: Path) -> None:
+    encoder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
+    torch.manual_seed(1)
+    after = [
+        modules.Normalize(),
+        modules.Dense(32, 64),
+        modules.Dense(64, 16, bias=False, activation_function=torch.nn.Identity()),
+        modules.Normalize(),
+    ]
+    stock = make_sentence_model(encoder, tmp_path / "sentence", "mean", after)
+    one = loaded(tmp_path / "sentence")
+
+    vectors = await vectors_of(one, TEXTS)
+
+    assert one.capabilities.dimensions == 16
+    np.testing.assert_allclose(vectors, stock.encode(TEXTS), atol=1e-5)
+
+
+async def test_prompts_by_name_agree_with_sentence_transformers(minilm: Path, tmp_path: Path) -> None:
+    encoder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
+    prompts = {"query": "search for this: ", "document": "a passage: "}
+    stock = make_sentence_model(encoder, tmp_path / "sentence", "mean", prompts=prompts)
+    engine = Engine(loaded(tmp_path / "sentence"), batch_tokens=256, queue_tokens=10**9)
+
+    for name in prompts:
+        reply = await engine.run(Embed(tuple(TEXTS), prompt_name=name))
+        assert isinstance(reply, Embedded)
+        expected = stock.encode(TEXTS, prompt_name=name, normalize_embeddings=True)
+        np.testing.assert_allclose(reply.vectors, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert", "mpnet"]
+)
+async def test_cross_encoders_agree_with_transformers(name: str, minilm: Path, tmp_path: Path) -> None:
+    config, without_padding = ENCODERS[name]
+    make_classifier(config(), minilm, tmp_path)
+    one = loaded(tmp_path)
+
+    reply = await Engine(one, batch_tokens=256, queue_tokens=10**9).run(
+        Rerank(QUERY, tuple(DOCUMENTS), raw_scores=True)
+    )
+
+    assert isinstance(reply, Reranked)
+    assert without_padding == one.packed
+    expected = logits_of(tmp_path, one.recipe.max_tokens)
+    np.testing.assert_allclose(reply.scores, expected, atol=1e-4)
+    assert expected.std() > 0.05
+
+
+def logits_of(folder: Path, max_tokens: int) -> Vectors:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    takes_types = getattr(model.config, "type_vocab_size", 0) > 1
+    logits = []
+    for document in DOCUMENTS:
+        inputs = tokenizer(QUERY, document, truncation=True, max_length=max_tokens, return_tensors="pt")
+        if not takes_types:
+            inputs.pop("token_type_ids", None)
+        with torch.no_grad():
+            logits.append(model(**inputs).logits[0, 0].item())
+    return np.array(logits, dtype=np.float32)

@@ -1,0 +1,56 @@
+"""Packed attention against one sequence at a time, written out."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from backends.torch.attention import attend, runs
+
+LENGTHS = (3, 7, 7, 1, 9)
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int) -> Tensor:
+    """(length, heads, dim) of one sequence, in float64."""
+    k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], dim=1) for one in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * scale
+    for row in range(len(q)):
+        for column in range(len(q)):
+            far = window and abs(row - column) >= window
+            if far or (causal and column > row):
+                scores[:, row, column] = -torch.inf
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double()).float()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [0, 1, 3, 100])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_every_sequence_sees_itself_alone(causal: bool, window: int, key_heads: int) -> None:
+    torch.manual_seed(0)
+    tokens = sum(LENGTHS)
+    q, k, v = (torch.randn(tokens, heads, 8) for heads in (4, key_heads, key_heads))
+    starts = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
+
+    out = attend(q, k, v, starts, max(LENGTHS), 0.3, causal, window)
+
+    pieces = zip(*(one.split(LENGTHS) for one in (q, k, v)), strict=True)
+    expected = torch.cat([by_hand(*piece, 0.3, causal, window) for piece in pieces])
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_neighbours_of_equal_length_are_one_run() -> None:
+    assert [(0, 3, 3), (3, 17, 7), (17, 18, 1), (18, 27, 9)] == list(runs([0, 3, 10, 17, 18, 27]))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [0, 3])
+def test_the_kernel_for_a_gpu_agrees(causal: bool, window: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(sum(LENGTHS), heads, 32, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    starts = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
+
+    here = attend(q.float(), k.float(), v.float(), starts, max(LENGTHS), 0.2, causal, window)
+    there = attend(q.cuda(), k.cuda(), v.cuda(), starts.cuda(), max(LENGTHS), 0.2, causal, window)
+
+    torch.testing.assert_close(there.float().cpu(), here, atol=2e-2, rtol=2e-2)
