@@ -89,6 +89,7 @@ class Lane:
         self._attempts: set[Attempt] = set()
         self._joining: list[asyncio.Future[None]] = []
         self._later: asyncio.TimerHandle | None = None
+        self._soon = False
         self._drain = DrainRate(clock())
         self._retries = Budget(rules.retry_share, clock())
         self._hedges = Budget(rules.hedge_share, clock())
@@ -136,7 +137,7 @@ class Lane:
             ticket = self._shared[key] = Ticket(piece, passenger, deadline_s, self._clock())
             self._enqueue(ticket)
         waiter = ticket.wait(deadline_s)
-        self.pump()
+        self._pump_soon()
         try:
             async with asyncio.timeout_at(deadline_s):
                 reply = await waiter
@@ -178,6 +179,16 @@ class Lane:
             # The others may fall silent, and nothing else would come by to tell.
             self._later = asyncio.get_running_loop().call_later(ACTIVE_S, self._pump_later)
 
+    def _pump_soon(self) -> None:
+        """Once all that arrived in this turn of the event loop is there: it is looked at together."""
+        if not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._soon = False
+        self.pump()
+
     def _goes(self, entry: Entry[Ticket], barred: set[str], aside: list[Entry[Ticket]]) -> bool:
         """Send the next, or make way for others; False where no replica has room."""
         ticket = entry.item
@@ -215,13 +226,16 @@ class Lane:
         if first.alone or not len(self._queue):
             return tickets
         bounds = self._bounds()
+        # What waits is spread over the slots that are free: alone where there are enough, together where not.
+        calls_most = -(-(len(self._queue) + 1) // max(1, self._pool.free_slots()))
         if first.passenger.priority == "interactive":
             most = max(self._portion.tokens, load.tokens)
             bounds = msgspec.structs.replace(bounds, tokens=min(bounds.tokens, most))
         passed = set(barred)
         most_passed = len(barred) + LOOK_PAST
-        while len(passed) <= most_passed and (entry := self._queue.peek(passed)) is not None:
-            if entry.priority != first.entry.priority:
+        while len(tickets) < calls_most and len(passed) <= most_passed:
+            entry = self._queue.peek(passed)
+            if entry is None or entry.priority != first.entry.priority:
                 break
             ticket = entry.item
             more = load.plus(ticket.piece)

@@ -154,6 +154,7 @@ class Pool:
         self.given_up: Callable[[Replica], None] = lambda _: None
         self._policy = policy
         self._observe = observe
+        self._told: Capabilities | None = None
         self._turn = 0
         self._random = Random(seed)  # noqa: S311 - it spreads load, it keeps no secret
 
@@ -184,13 +185,19 @@ class Pool:
         spare = 0 if alone or slots == 1 or not replica.batches_of[tenant] else 1
         return replica.has_room(inputs, slots - spare)
 
+    def free_slots(self) -> int:
+        """How many more batches could be in flight now, by the windows alone."""
+        return sum(max(0, one.slots - one.batches) for one in self.replicas if one.state in USABLE)
+
     def joining(self) -> bool:
         """Whether a replica has not yet had its first attempt to join."""
         return any(one.state is State.JOINING for one in self.replicas)
 
     def capabilities(self) -> Capabilities | None:
         """What the upstream can do, as the replica that joined first tells it."""
-        return next((one.capabilities for one in self.replicas if one.capabilities), None)
+        if self._told is None:
+            self._told = next((one.capabilities for one in self.replicas if one.capabilities), None)
+        return self._told
 
     def succeeded(self, replica: Replica, cargo: Cargo, took_s: float, now_s: float, *, full: bool) -> None:
         """A replica answered a batch."""
@@ -212,6 +219,7 @@ class Pool:
     ) -> None:
         """Move a replica along the table, and tell those who wait for one."""
         replica.capabilities = told or replica.capabilities
+        self._told = None
         state = after(replica.state, happened)
         if state is replica.state:
             return

@@ -307,7 +307,9 @@ async def test_a_cancelled_caller_that_waits_is_never_sent(boot: Boots) -> None:
     gate = Gate()
     server = hooked(gate)
     async with boot({"tei-0": server}, narrow("in_flight_batches: 1")) as gateway:
-        first, gone = (asyncio.create_task(embed(gateway, text)) for text in ("first", "gone"))
+        first = asyncio.create_task(embed(gateway, "first"))
+        await until(lambda: gate.waiting == 1)
+        gone = asyncio.create_task(embed(gateway, "gone"))
         await until_queued(gateway, 8)
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
@@ -343,7 +345,9 @@ async def test_past_the_lanes_bound_it_is_429_and_come_back(boot: Boots) -> None
     gate = Gate()
     config = narrow("in_flight_batches: 1, queue_tokens: 10")
     async with boot({"tei-0": hooked(gate)}, config) as gateway:
-        calls = [asyncio.create_task(embed(gateway, text)) for text in "bcd"]
+        calls = [asyncio.create_task(embed(gateway, "b"))]
+        await until(lambda: gate.waiting == 1)
+        calls += [asyncio.create_task(embed(gateway, text)) for text in "cd"]
         await until_queued(gateway, 10)
         openai = await embed(gateway)
         tei = await gateway.post("/embed", {"inputs": "a"})

@@ -482,8 +482,10 @@ async def test_a_backend_that_breaks_its_contract_leaves_no_caller_waiting() -> 
 
 async def test_a_caller_that_goes_as_its_turn_comes_leaves_its_slot_free() -> None:
     rig = Rig()
-    first, second = rig.call("a"), rig.call("b")
-    (await rig.sent("a")).succeed()
+    first = rig.call("a")
+    held = await rig.sent("a")
+    second = rig.call("b")
+    held.succeed()
     second.cancel()
     await asyncio.gather(first, second, return_exceptions=True)
 

@@ -187,9 +187,13 @@ async def test_what_waits_is_shown_while_it_waits(boot: Boots) -> None:
     gate = Gate()
     config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
     async with boot({"tei-0": hooked(gate)}, config) as gateway:
-        calls = [asyncio.create_task(gateway.post(OPENAI, {"input": text})) for text in ("abc", "def")]
+        calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "abc"}))]
         await until(lambda: gate.waiting == 1)
-        waiting = value(await scraped(gateway), "gateway_lane_queued_tokens", upstream="embedder")
+        calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "def"})))
+        waiting = 0.0
+        async with asyncio.timeout(10):
+            while not waiting:
+                waiting = value(await scraped(gateway), "gateway_lane_queued_tokens", upstream="embedder")
         gate.opened.set()
         await asyncio.gather(*calls)
         after = value(await scraped(gateway), "gateway_lane_queued_tokens", upstream="embedder")
