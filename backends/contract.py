@@ -162,6 +162,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     address: a base URL; for torch the path of the engine's Unix socket.
     model: the served model's name, where the wire carries one.
     tokenizer: hub id or path of the model's checkpoint, for wires that tell no tokens or no prompts.
+    ip: the one address to connect to, where the host of `address` has several; Host and SNI stay the name.
     """
 
     address: str
@@ -169,6 +170,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = {}
     tls: Tls = Tls()
     tokenizer: str | None = None
+    ip: str | None = None
 
 
 class Backend(Protocol):

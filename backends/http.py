@@ -7,6 +7,7 @@ it costs as much as the request itself.
 """
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -16,6 +17,7 @@ from functools import cache
 import aiohttp
 import httpx
 import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
 from httpx_aiohttp import AiohttpTransport
 
 from backends.contract import Tls
@@ -56,6 +58,7 @@ class HttpDoor:
         *,
         socket_path: str | None = None,
         tls: Tls | None = None,
+        ip: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         idle_s: float = IDLE_S,
     ) -> None:
@@ -63,7 +66,7 @@ class HttpDoor:
         # Uncompressed: on a short way it is faster, and a small reply cannot become a huge one.
         self._headers = {"accept-encoding": "identity", **(headers or {})}
         self._urls: dict[str, httpx.URL] = {}
-        self._transport = transport or _transport(socket_path, _tls_context(tls or Tls()), idle_s)
+        self._transport = transport or _transport(socket_path, _tls_context(tls or Tls()), idle_s, ip)
 
     async def get(self, path: str, timeout_s: float) -> Answer:
         """Raises: Unavailable, Lost, TimedOut, Failed."""
@@ -141,17 +144,43 @@ def _unreached_or_lost(error: Exception) -> BackendError:
     return Unavailable("no connection to the replica")
 
 
-def _transport(socket_path: str | None, context: ssl.SSLContext, idle_s: float) -> httpx.AsyncBaseTransport:
+def _transport(
+    socket_path: str | None, context: ssl.SSLContext, idle_s: float, ip: str | None
+) -> httpx.AsyncBaseTransport:
     def session() -> aiohttp.ClientSession:
         connector: aiohttp.BaseConnector
         if socket_path is not None:
             connector = aiohttp.UnixConnector(path=socket_path, limit=0)
         else:
-            connector = aiohttp.TCPConnector(limit=0, ssl=context, keepalive_timeout=idle_s)
+            resolver = None if ip is None else _Pinned(ip)
+            connector = aiohttp.TCPConnector(
+                limit=0, ssl=context, keepalive_timeout=idle_s, resolver=resolver
+            )
         return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
     transport: httpx.AsyncBaseTransport = AiohttpTransport(client=session, verify=context)
     return transport
+
+
+class _Pinned(AbstractResolver):
+    """Every name leads to one address; requests and certificates still speak of the name."""
+
+    def __init__(self, ip: str) -> None:
+        self._ip = ip
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        del family
+        own = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
+        return [
+            ResolveResult(
+                hostname=host, host=self._ip, port=port, family=own, proto=0, flags=socket.AI_NUMERICHOST
+            )
+        ]
+
+    async def close(self) -> None:
+        """Nothing is open."""
 
 
 @cache

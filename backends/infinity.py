@@ -249,5 +249,5 @@ class InfinityBackend:
 
 def open_replica(spec: ReplicaSpec) -> InfinityBackend:
     """The Infinity server at the spec's base URL, which ends in its url prefix."""
-    door = HttpDoor(spec.address, spec.headers, tls=spec.tls, idle_s=SHORT_IDLE_S)
+    door = HttpDoor(spec.address, spec.headers, tls=spec.tls, ip=spec.ip, idle_s=SHORT_IDLE_S)
     return InfinityBackend(door, spec.model, spec.tokenizer)

@@ -222,5 +222,7 @@ def open_replica(spec: ReplicaSpec) -> OpenAIBackend:
     # A hosted API keeps a connection that was dear to open; a small server near by drops it early.
     idle_s = IDLE_S if spec.address.startswith("https:") else SHORT_IDLE_S
     return OpenAIBackend(
-        HttpDoor(spec.address, spec.headers, tls=spec.tls, idle_s=idle_s), spec.model, spec.tokenizer
+        HttpDoor(spec.address, spec.headers, tls=spec.tls, ip=spec.ip, idle_s=idle_s),
+        spec.model,
+        spec.tokenizer,
     )

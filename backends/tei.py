@@ -253,4 +253,4 @@ class TeiBackend:
 
 def open_replica(spec: ReplicaSpec) -> TeiBackend:
     """The TEI server at the spec's base URL."""
-    return TeiBackend(HttpDoor(spec.address, spec.headers, tls=spec.tls))
+    return TeiBackend(HttpDoor(spec.address, spec.headers, tls=spec.tls, ip=spec.ip))

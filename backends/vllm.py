@@ -445,5 +445,5 @@ class VllmBackend:
 
 def open_replica(spec: ReplicaSpec) -> VllmBackend:
     """The vLLM server at the spec's base URL."""
-    door = HttpDoor(spec.address, spec.headers, tls=spec.tls, idle_s=SHORT_IDLE_S)
+    door = HttpDoor(spec.address, spec.headers, tls=spec.tls, ip=spec.ip, idle_s=SHORT_IDLE_S)
     return VllmBackend(door, spec.model, spec.tokenizer)

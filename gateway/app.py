@@ -6,7 +6,6 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -16,8 +15,8 @@ from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
 
-from backends.contract import Backend, Operation, ReplicaSpec, Tls
-from backends.registry import Kind, open_replica
+from backends.contract import Operation
+from backends.registry import open_replica
 from gateway import __version__
 from gateway.admission import Admission
 from gateway.api import admin, failures, models, openai, probes, tei
@@ -27,34 +26,26 @@ from gateway.api.edge import ASGIApp, Edge
 from gateway.api.exchange import exchange_of_request
 from gateway.api.identity import Identity
 from gateway.api.straight import Straight
-from gateway.batching.lane import Lane, Rules
+from gateway.batching.lane import Lane
 from gateway.config import Config, Cors, host_and_port
-from gateway.config import Upstream as UpstreamConfig
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
 from gateway.in_flight import InFlight
+from gateway.opening import OpenReplica, open_upstream, work_beside
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_door import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger
 from gateway.quotas.redis_ledger import Rules as QuotaRules
-from gateway.routing.pool import Pool, Replica
-from gateway.routing.prober import Waits, keep_watching
+from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.routes import Routes
-from gateway.routing.window import Window
 from gateway.serve import Gateway
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.metrics import Metrics
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
-from gateway.upstreams import Upstream, bounds_now
+from gateway.upstreams import Upstream
 
 logger = logging.getLogger("gateway")
-
-# An engine restarts on this machine and is worth asking often; a remote server is not ours to hammer.
-# One batch runs, one is ready: more in flight would only wait where nobody can be let past.
-ENGINE_WINDOW = 2
-ENGINE_PROBES = Waits(0.05, 0.25, patient=True)
-REMOTE_PROBES = Waits(0.5, 5.0)
 
 
 class Boot(msgspec.Struct, frozen=True):
@@ -75,7 +66,8 @@ class Boot(msgspec.Struct, frozen=True):
 class Collaborators(msgspec.Struct, frozen=True):
     """What touches the world outside; tests swap these and nothing else."""
 
-    open_replica: Callable[[Kind, ReplicaSpec], Backend] = open_replica
+    open_replica: OpenReplica = open_replica
+    look_up: Resolve = resolve
     ledger: Ledger | None = None
     observe: Observe = log_event
 
@@ -101,7 +93,8 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         outside.observe(event)
 
     upstreams = {
-        name: _upstream(name, settings, boot, outside, observe) for name, settings in config.upstreams.items()
+        name: open_upstream(name, settings, boot.engines, outside.open_replica, observe)
+        for name, settings in config.upstreams.items()
     }
     exporter.watch_lanes({name: _depth(one.lane) for name, one in upstreams.items()})
     ledger = outside.ledger or _ledger(config, observe)
@@ -117,6 +110,8 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     api = Api(gateway, identity, config.limits.inputs)
     store = None if config.quotas.store == "memory" else TenantStore(_door(config))
     beside = [ledger.keep()]
+    for one in upstreams.values():
+        beside += work_beside(one, outside.open_replica, outside.look_up)
     if boot.worker is not None:
         beside.append(exporter.keep())
     if store is not None:
@@ -198,13 +193,7 @@ async def _running(
     upstreams: Mapping[str, Upstream], ledger: Ledger, beside: Sequence[Coroutine[Any, Any, None]]
 ) -> AsyncIterator[None]:
     """What goes on beside the calls for as long as the application runs; connections are closed after."""
-    clock = asyncio.get_running_loop().time
-    tasks = [
-        asyncio.create_task(keep_watching(one.pool, replica, _probe_waits(one.settings), clock))
-        for one in upstreams.values()
-        for replica in one.pool.replicas
-    ]
-    tasks += [asyncio.create_task(one) for one in beside]
+    tasks = [asyncio.create_task(one) for one in beside]
     for task in tasks:
         task.add_done_callback(_tell_why)
     try:
@@ -225,37 +214,6 @@ def _tell_why(ended: "asyncio.Task[None]") -> None:
         logger.error("a task that should go on has ended", exc_info=error)
 
 
-def _upstream(
-    name: str, settings: UpstreamConfig, boot: Boot, outside: Collaborators, observe: Observe
-) -> Upstream:
-    addresses = settings.replicas or (boot.engines[name],)
-    headers = dict(settings.headers)
-    if settings.api_key:
-        headers["authorization"] = f"Bearer {settings.api_key}"
-    tls = Tls(settings.tls.ca, settings.tls.certificate, settings.tls.private_key)
-    replicas = [
-        Replica(
-            # A socket's path says nothing to an operator.
-            "engine" if settings.backend == "torch" else address,
-            outside.open_replica(
-                settings.backend, ReplicaSpec(address, settings.model, headers, tls, settings.tokenizer)
-            ),
-            Window(settings.in_flight_batches or (ENGINE_WINDOW if settings.backend == "torch" else None)),
-        )
-        for address in addresses
-    ]
-    pool = Pool(name, replicas, settings.policy, observe)
-    rules = Rules(
-        settings.queue_tokens,
-        settings.attempt_timeout_s,
-        holds=settings.backend == "torch",
-        retry_share=settings.retry_share,
-        hedge_share=settings.hedge_share,
-    )
-    lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, partial(bounds_now, pool, settings))
-    return Upstream(name, settings, pool, lane)
-
-
 def _ledger(config: Config, observe: Observe) -> Ledger:
     quotas = config.quotas
     if quotas.store == "memory":
@@ -273,13 +231,6 @@ async def _follow_keys(keyring: Keyring, store: TenantStore, grace_s: float) -> 
         await keep_up_to_date(keyring, store, grace_s)
     finally:
         await store.aclose()
-
-
-def _probe_waits(settings: UpstreamConfig) -> Waits:
-    if settings.backend == "torch":
-        # The parent watches over engines, and restarts them.
-        return ENGINE_PROBES
-    return msgspec.structs.replace(REMOTE_PROBES, stalled_s=settings.attempt_timeout_s)
 
 
 def _depth(lane: Lane) -> Callable[[], int]:

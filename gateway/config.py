@@ -114,7 +114,8 @@ class Upstream(Section, frozen=True, kw_only=True):
     """A named group of equal replicas: one model, one vector space.
 
     model: a hub id or a local path for torch; the served name for the others, learnt where a server has
-    but one. tokenizer: where the checkpoint's small files are, for what a wire does not tell. batch_inputs,
+    but one. discover: each address of the replicas' names is a replica. tokenizer: where the checkpoint's
+    small files are, for what a wire does not tell. batch_inputs,
     batch_tokens: what one upstream request may hold, where the replica does not say.
     in_flight_batches: the window, batches in flight to one replica; absent, it is learnt. queue_tokens: the
     most that may wait in front of all of them. retry_share, hedge_share: attempts that may be added to those
@@ -124,6 +125,7 @@ class Upstream(Section, frozen=True, kw_only=True):
     backend: Kind
     model: str | None = None
     replicas: tuple[str, ...] = ()
+    discover: Literal["dns"] | None = None
     api_key: str = ""
     headers: dict[str, str] = {}
     tls: UpstreamTls = UpstreamTls()

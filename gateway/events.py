@@ -48,7 +48,7 @@ class ReplicaChanged(msgspec.Struct, frozen=True):
 
     upstream: str
     replica: str
-    state: Literal["joining", "up", "probation", "down"]
+    state: Literal["joining", "up", "probation", "down", "gone"]
     reason: str = ""
 
 

@@ -22,6 +22,7 @@ from gateway.app import Boot, Collaborators, build
 from gateway.config_file import parse_config
 from gateway.events import Event
 from gateway.quotas.ledger import Ledger
+from gateway.routing.discovery import Resolve, resolve
 from gateway.tenants.keyring import key_digest
 
 KEY = "test-key"
@@ -64,15 +65,17 @@ async def running_gateway(
     *,
     ledger: Ledger | None = None,
     wait: bool = True,
+    look_up: Resolve = resolve,
 ) -> AsyncIterator[Running]:
     """Boot on a config whose replicas are ASGI apps, by host name; a host that is missing is dead.
 
-    wait: until every replica has had its attempt to join.
+    wait: until every replica has had its attempt to join. look_up: names to addresses, where a config
+    discovers replicas; they are ASGI apps by address then.
     """
     events: list[Event] = []
 
     def open_replica(kind: Kind, spec: ReplicaSpec) -> Backend:
-        host = urlsplit(spec.address).hostname or ""
+        host = spec.ip or urlsplit(spec.address).hostname or ""
         if kind == "torch":
             return open_real_replica(kind, spec)
         transport = httpx.ASGITransport(servers[host]) if host in servers else httpx.MockTransport(_refuse)
@@ -80,7 +83,7 @@ async def running_gateway(
 
     parsed = parse_config(config, {}, Path.cwd())
     first = None if parsed.tenants else key_digest(KEY)
-    outside = Collaborators(open_replica=open_replica, ledger=ledger, observe=events.append)
+    outside = Collaborators(open_replica=open_replica, ledger=ledger, observe=events.append, look_up=look_up)
     application = build(Boot(parsed, first), outside)
     async with (
         application.lifespan(),

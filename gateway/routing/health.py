@@ -3,6 +3,7 @@
 Rule: everything that changes a replica's state is a row here; what is absent changes nothing.
 
 joining ─joined─▶ up ─unreached, lost, failing, stalled─▶ down ─joined─▶ probation ─proven─▶ up
+any ─vanished─▶ gone
 """
 
 from enum import StrEnum
@@ -16,12 +17,16 @@ PROVEN_BY = 3
 
 
 class State(StrEnum):
-    """Whether a replica is given work. joining: it has not answered yet. probation: one batch at a time."""
+    """Whether a replica is given work. joining: it has not answered yet. probation: one batch at a time.
+
+    gone: its name no longer leads to it; it ends what it is doing.
+    """
 
     JOINING = "joining"
     UP = "up"
     PROBATION = "probation"
     DOWN = "down"
+    GONE = "gone"
 
 
 class Happened(StrEnum):
@@ -37,6 +42,7 @@ class Happened(StrEnum):
     FAILING = "failing"
     STALLED = "stalled"
     PROVEN = "proven"
+    VANISHED = "vanished"
 
 
 _BAD = (
@@ -52,6 +58,7 @@ TRANSITIONS: dict[tuple[State, Happened], State] = {
     (State.JOINING, Happened.JOIN_FAILED): State.DOWN,
     (State.DOWN, Happened.JOINED): State.PROBATION,
     (State.PROBATION, Happened.PROVEN): State.UP,
+    **{(state, Happened.VANISHED): State.GONE for state in State},
     **{(state, bad): State.DOWN for state in (State.UP, State.PROBATION) for bad in _BAD},
 }
 USABLE = frozenset({State.UP, State.PROBATION})

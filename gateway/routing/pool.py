@@ -155,6 +155,7 @@ class Pool:
         self._policy = policy
         self._observe = observe
         self._told: Capabilities | None = None
+        self._awaited: set[str] = set()
         self._turn = 0
         self._random = Random(seed)  # noqa: S311 - it spreads load, it keeps no secret
 
@@ -190,8 +191,27 @@ class Pool:
         return sum(max(0, one.slots - one.batches) for one in self.replicas if one.state in USABLE)
 
     def joining(self) -> bool:
-        """Whether a replica has not yet had its first attempt to join."""
-        return any(one.state is State.JOINING for one in self.replicas)
+        """Whether a replica has not yet had its first attempt to join, or is still being looked for."""
+        return bool(self._awaited) or any(one.state is State.JOINING for one in self.replicas)
+
+    def awaits(self, url: str) -> None:
+        """Replicas behind this URL are yet to be discovered."""
+        self._awaited.add(url)
+
+    def discovered(self, url: str) -> None:
+        """It has been looked for once, whatever was found."""
+        if url in self._awaited:
+            self._awaited.discard(url)
+            self.changed()
+
+    def add(self, replica: Replica) -> None:
+        """One more replica, which has yet to join."""
+        self.replicas.append(replica)
+
+    def remove(self, replica: Replica) -> None:
+        """A replica that has gone, and has nothing in flight any more."""
+        self.replicas.remove(replica)
+        self._told = None
 
     def capabilities(self) -> Capabilities | None:
         """What the upstream can do, as the replica that joined first tells it."""

@@ -1,0 +1,99 @@
+"""From an upstream's settings to an upstream at work, and what goes on beside it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from backends.contract import Backend, ReplicaSpec, Tls
+from backends.registry import Kind
+from gateway.batching.lane import Lane, Rules
+from gateway.config import Upstream as UpstreamConfig
+from gateway.events import Observe
+from gateway.routing.discovery import Discovery, Resolve
+from gateway.routing.pool import Pool, Replica
+from gateway.routing.prober import Waits, keep_watching
+from gateway.routing.window import Window
+from gateway.upstreams import Upstream, bounds_now
+
+OpenReplica = Callable[[Kind, ReplicaSpec], Backend]
+
+# An engine restarts on this machine and is worth asking often; a remote server is not ours to hammer.
+ENGINE_PROBES = Waits(0.05, 0.25, patient=True)
+REMOTE_PROBES = Waits(0.5, 5.0)
+# One batch runs, one is ready: more in flight would only wait where nobody can be let past.
+ENGINE_WINDOW = 2
+
+
+def open_upstream(
+    name: str,
+    settings: UpstreamConfig,
+    engines: Mapping[str, str],
+    open_replica: OpenReplica,
+    observe: Observe,
+) -> Upstream:
+    """Wired, with nobody contacted yet; needs a running event loop. engines: as in `Boot`."""
+    pool = Pool(name, [], settings.policy, observe)
+    if settings.discover is None:
+        for address in settings.replicas or (engines[name],):
+            # A socket's path says nothing to an operator.
+            label = "engine" if settings.backend == "torch" else address
+            pool.add(_replica(settings, label, address, None, open_replica))
+    else:
+        for url in settings.replicas:
+            pool.awaits(url)
+    rules = Rules(
+        settings.queue_tokens,
+        settings.attempt_timeout_s,
+        holds=settings.backend == "torch",
+        retry_share=settings.retry_share,
+        hedge_share=settings.hedge_share,
+    )
+    lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, partial(bounds_now, pool, settings))
+    return Upstream(name, settings, pool, lane)
+
+
+def work_beside(
+    upstream: Upstream, open_replica: OpenReplica, look_up: Resolve
+) -> list[Coroutine[Any, Any, None]]:
+    """What runs for as long as the upstream does: each replica is looked after, and names are looked up."""
+    settings, pool = upstream.settings, upstream.pool
+    waits = _waits(settings)
+    clock = asyncio.get_running_loop().time
+
+    def watch(replica: Replica) -> Coroutine[Any, Any, None]:
+        return keep_watching(pool, replica, waits, clock)
+
+    if settings.discover is None:
+        return [watch(replica) for replica in pool.replicas]
+    return [
+        Discovery(
+            pool,
+            url,
+            lambda label, ip, url=url: _replica(settings, label, url, ip, open_replica),  # type: ignore[misc]
+            watch,
+            look_up,
+        ).keep()
+        for url in settings.replicas
+    ]
+
+
+def _replica(
+    settings: UpstreamConfig, label: str, address: str, ip: str | None, open_replica: OpenReplica
+) -> Replica:
+    headers = dict(settings.headers)
+    if settings.api_key:
+        headers["authorization"] = f"Bearer {settings.api_key}"
+    tls = Tls(settings.tls.ca, settings.tls.certificate, settings.tls.private_key)
+    spec = ReplicaSpec(address, settings.model, headers, tls, settings.tokenizer, ip)
+    window = settings.in_flight_batches or (ENGINE_WINDOW if settings.backend == "torch" else None)
+    return Replica(label, open_replica(settings.backend, spec), Window(window))
+
+
+def _waits(settings: UpstreamConfig) -> Waits:
+    if settings.backend == "torch":
+        # The parent watches over engines, and restarts them.
+        return ENGINE_PROBES
+    return msgspec.structs.replace(REMOTE_PROBES, stalled_s=settings.attempt_timeout_s)

@@ -1,0 +1,134 @@
+"""Replicas behind a name come and go with its addresses, and nobody's call is lost over it."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from backends.http import HttpDoor
+from gateway.events import ReplicaChanged
+from gateway.routing import discovery
+from tests.conftest import Boots, Running
+from tests.fakes.hooks import Gate, until
+from tests.fakes.tei import FakeTei
+
+CONFIG = """
+upstreams: {one: {backend: tei, replicas: ["http://tei.example:8080"], discover: dns, policy: round_robin}}
+models: {bge: {upstream: one}}
+"""
+
+
+class Names:
+    """A resolver that tells what the test wants."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = list(addresses)
+        self.asked: set[tuple[str, int]] = set()
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        self.asked.add((host, port))
+        if not self.addresses:
+            raise OSError("no answer")
+        return list(self.addresses)
+
+
+@pytest.fixture(autouse=True)
+def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(discovery, "DRAIN_POLL_S", 0.01)
+
+
+async def embed(gateway: Running, text: str) -> int:
+    return (await gateway.post("/v1/embeddings", {"input": text})).status_code
+
+
+def states(gateway: Running) -> list[tuple[str, str]]:
+    return [(one.replica, one.state) for one in gateway.events if isinstance(one, ReplicaChanged)]
+
+
+async def test_each_address_is_a_replica(boot: Boots) -> None:
+    servers, names = {"10.0.0.1": FakeTei(), "10.0.0.2": FakeTei()}, Names("10.0.0.1", "10.0.0.2")
+    async with boot(servers, CONFIG, look_up=names) as gateway:
+        assert [200] * 6 == [await embed(gateway, f"text {number}") for number in range(6)]
+
+    assert {("tei.example", 8080)} == names.asked
+    assert {("http://tei.example:8080#0", "up"), ("http://tei.example:8080#1", "up")} == set(states(gateway))
+    assert all(server.requests for server in servers.values())
+
+
+async def test_who_comes_joins_and_who_goes_ends_what_it_does(boot: Boots) -> None:
+    gate, old, new = Gate(), FakeTei(), FakeTei()
+    old.hook = gate
+    names = Names("10.0.0.1")
+    async with boot({"10.0.0.1": old, "10.0.0.2": new}, CONFIG, look_up=names) as gateway:
+        held = asyncio.create_task(embed(gateway, "held"))
+        await until(lambda: gate.waiting == 1)
+        names.addresses = ["10.0.0.2"]
+        await _until_seen(gateway, ("http://tei.example:8080#0", "gone"))
+        await _until_seen(gateway, ("http://tei.example:8080#1", "up"))
+        assert 200 == await embed(gateway, "later")
+        gate.opened.set()
+        assert 200 == await held
+        # Its name is free again once it has gone: labels do not grow with addresses.
+        await until(lambda: not _leaving())
+        names.addresses = ["10.0.0.2", "10.0.0.1"]
+        await _until_seen(gateway, ("http://tei.example:8080#0", "up"), times=2)
+
+    assert 1 == len(old.requests)
+
+
+async def test_a_name_without_an_answer_changes_nothing(boot: Boots) -> None:
+    names = Names("10.0.0.1")
+    async with boot({"10.0.0.1": FakeTei()}, CONFIG, look_up=names) as gateway:
+        names.addresses = []
+        names.asked.clear()
+        async with asyncio.timeout(5):
+            while not names.asked:  # noqa: ASYNC110 - nobody tells of a look that found nothing
+                await asyncio.sleep(0.01)
+        assert 200 == await embed(gateway, "text")
+
+    assert [("http://tei.example:8080#0", "up")] == states(gateway)
+
+
+async def test_while_nobody_is_found_calls_are_told_so_and_readiness_is_not_held_up(boot: Boots) -> None:
+    async with boot({}, CONFIG, look_up=Names()) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"input": "text"})
+
+    assert (503, "no_replica") == (reply.status_code, reply.json()["error"]["code"])
+
+
+async def test_the_requests_of_a_pinned_door_speak_of_the_name() -> None:
+    heard: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    door = HttpDoor(f"http://no-such-name.invalid:{port}", ip="127.0.0.1")
+    got = await door.get("/info", 5)
+    await door.aclose()
+    server.close()
+
+    assert (200, b"ok") == (got.status, got.body)
+    assert f"host: no-such-name.invalid:{port}".encode() in heard[0].lower()
+
+
+async def test_addresses_are_of_one_family() -> None:
+    found = await discovery.resolve("localhost", 80)
+
+    assert found
+    assert 1 == len({":" in address for address in found})
+
+
+def _leaving() -> bool:
+    return any("_let_go" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
+async def _until_seen(gateway: Running, state: tuple[str, str], times: int = 1) -> None:
+    async with asyncio.timeout(10):
+        while states(gateway).count(state) < times:  # noqa: ASYNC110 - events are a list
+            await asyncio.sleep(0.01)
