@@ -56,18 +56,14 @@ class Straight(ASGIMiddleware):
         return self._decoders[handler]
 
     async def _body(self, receive: Receive) -> bytes:
-        """Raises: BodyTooLarge."""
-        message: Any = await receive()
-        if not message.get("more_body", False):
-            first: bytes = message["body"]
-            if len(first) > self._body_bytes:
-                raise BodyTooLarge("the body is larger than this gateway takes")
-            return first
-        pieces, size = [message["body"]], len(message["body"])
-        while message.get("more_body", False):
-            message = await receive()
+        """Raises: BodyTooLarge, as soon as there is too much."""
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message: Any = await receive()
             size += len(message["body"])
             if size > self._body_bytes:
                 raise BodyTooLarge("the body is larger than this gateway takes")
             pieces.append(message["body"])
-        return b"".join(pieces)
+            if not message.get("more_body", False):
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
