@@ -28,7 +28,7 @@ listen: {listen}
 workers: {workers}
 drain_s: 25
 quotas: {{store: "{store}"}}
-upstreams: {{stub: {{backend: tei, replicas: ["{url}"]}}}}
+upstreams: {{stub: {{backend: tei, replicas: ["{url}"], in_flight_batches: 64}}}}
 models: {{m: {{upstream: stub}}}}
 """
 OPENAI = "/v1/embeddings"
