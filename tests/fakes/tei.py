@@ -102,6 +102,8 @@ class FakeTei:
             return 401, b""
         if path == "/info":
             return 200, json.dumps(self.info).encode()
+        if path == "/metrics":
+            return 200, b"te_queue_size 0\n"
         if len(body) > PAYLOAD_LIMIT:
             raise Refused(413, "length limit exceeded", None)
         parsed = json.loads(body)

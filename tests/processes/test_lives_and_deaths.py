@@ -44,9 +44,9 @@ def test_a_killed_engine_costs_twenty_callers_nothing_but_time(config: Path) -> 
     gateway = Served(config).wait_until_up()
     try:
         engine = gateway.child("backends.torch.server")
-        texts = ["some words of a text " * 12] * 16
+        texts = [[f"some words of a text {n} {i} " * 12 for i in range(16)] for n in range(20)]
         with ThreadPoolExecutor(20) as callers:
-            waiting = [callers.submit(embed, gateway.url, texts) for _ in range(20)]
+            waiting = [callers.submit(embed, gateway.url, own) for own in texts]
             assert wait_until(lambda: any(one.done() for one in waiting))
             engine_process_kill(engine)
             statuses = [one.result().status_code for one in waiting]
