@@ -30,9 +30,12 @@ KILL_AFTER_S = 5.0
 # What Python, the Hub's tools and the numeric libraries read.
 CHILD_VARIABLES = re.compile(
     r"(PATH|HOME|USER|LANG|LC_\w+|TZ|TMPDIR|TERM|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON\w*|SSL_CERT_\w+|XDG_\w+"
-    r"|HF_\w+|HUGGINGFACE_\w+|TRANSFORMERS_\w+|TOKENIZERS_\w+|TORCH\w*|CUDA_\w+|NVIDIA_\w+|OMP_\w+|KMP_\w+"
+    r"|HF_\w+|HUGGINGFACE_\w+|TRANSFORMERS_\w+|TOKENIZERS_\w+|TORCH\w*|CUDA_\w+|NVIDIA_\w+|OMP_\w+|GOMP_\w+|KMP_\w+"
     r"|MKL_\w+|ONEDNN_\w+|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY)$"
 )
+# How long a thread of the engine spins at a barrier before it sleeps: some 30 µs, enough to span the gap to
+# the next operation. OpenMP's own default is milliseconds, which it takes from the HTTP worker beside it.
+ENGINE_VARIABLES = {"GOMP_SPINCOUNT": "10000"}
 # An engine whose event loop answers nothing for this long hangs, whatever its model is doing.
 WATCH_EVERY_S = 5.0
 WATCH_MISSES_MAX = 4
@@ -149,10 +152,12 @@ class Supervisor:
                 )
             )
 
+        environment = ENGINE_VARIABLES | self._environment
+
         def report(line: bytes) -> None:
             self._engine_said(name, msgspec.json.decode(line, type=wire.State))
 
-        return Child(f"engine {name}", "backends.torch.server", boot, report, (), self._environment)
+        return Child(f"engine {name}", "backends.torch.server", boot, report, (), environment)
 
     def _engine_said(self, name: str, said: wire.State) -> None:
         if said.state == "failed":
