@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Self
 
@@ -21,17 +21,26 @@ class Grant:
     """Leave to send one call: who pays, over which route, and what has been used of the reserve.
 
     A block that runs under it holds the reservation. Left well, by the caller's fault or because the caller
-    has gone, that is settled at what was computed; by a fault of the gateway or of an upstream, it is given
-    back whole.
+    has gone, that is settled at what was computed, and at what replicas were still computing; by a fault of
+    the gateway or of an upstream, it is given back whole. input_tokens: of each input, where they were
+    counted.
     """
 
     def __init__(
-        self, tenant: Tenant, route: Route, reservation: Reservation, ledger: Ledger, deadline: Deadline
+        self,
+        tenant: Tenant,
+        route: Route,
+        reservation: Reservation,
+        ledger: Ledger,
+        deadline: Deadline,
+        input_tokens: Sequence[int] | None = None,
     ) -> None:
         self.tenant = tenant
         self.route = route
         self.standings: tuple[Standing, ...] = reservation.standings
-        self.tokens = 0
+        self.input_tokens = input_tokens
+        self._tokens = 0
+        self._unanswered = 0
         self.degraded = reservation.degraded
         self._reservation = reservation
         self._ledger = ledger
@@ -39,7 +48,11 @@ class Grant:
 
     def count(self, tokens: int) -> None:
         """Tokens that a replica has computed for this call."""
-        self.tokens += tokens
+        self._tokens += tokens
+
+    def count_unanswered(self, tokens: int) -> None:
+        """Tokens, at most, that a replica was given to compute, and whose reply nobody waited for."""
+        self._unanswered += tokens
 
     def __enter__(self) -> Self:
         """The call begins."""
@@ -48,7 +61,11 @@ class Grant:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """The call is over: what it cost is known."""
         reserved = self._reservation.ask.cost
-        used = Cost(reserved.requests, self.tokens, reserved.inputs)
+        unanswered = self._unanswered
+        if reserved.tokens:
+            # Where a limit counts tokens, the reserve may be exact, and the slices' bounds are not.
+            unanswered = min(unanswered, max(0, reserved.tokens - self._tokens))
+        used = Cost(reserved.requests, self._tokens + unanswered, reserved.inputs)
         if not _callers_doing(error, self._deadline):
             used = NOTHING
         self.standings = self._ledger.settle(self._reservation, used)
@@ -72,9 +89,9 @@ class Admission:
 
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable, DeadlineExceeded.
         """
-        cost = await self._cost(tenant, route, call, deadline)
+        cost, input_tokens = await self._cost(tenant, route, call, deadline)
         reservation = await self._reserve(tenant, route, cost)
-        return Grant(tenant, route, reservation, self._ledger, deadline)
+        return Grant(tenant, route, reservation, self._ledger, deadline, input_tokens)
 
     async def _reserve(self, tenant: Tenant, route: Route, cost: Cost) -> Reservation:
         decision: Decision = "refused"
@@ -95,19 +112,24 @@ class Admission:
             self._observe(QuotaDecided(tenant.name, decision))
         return reservation
 
-    async def _cost(self, tenant: Tenant, route: Route, call: Call, deadline: Deadline) -> Cost:
-        """Exact where a limit counts tokens and the tokenizer is at hand, else an upper bound."""
+    async def _cost(
+        self, tenant: Tenant, route: Route, call: Call, deadline: Deadline
+    ) -> tuple[Cost, list[int] | None]:
+        """Exact, with the tokens of each input, where they are asked for and can be counted; else a bound."""
         inputs = len(texts_of(call.work))
-        if isinstance(call.work, contract.Tokenize) or not _counts_tokens(tenant, route):
-            return Cost(inputs=inputs)
         upstream = self._upstreams[route.upstream]
+        limited = _counts_tokens(tenant, route)
+        if isinstance(call.work, contract.Tokenize) or not (limited or upstream.counts_here):
+            return Cost(inputs=inputs), None
         work = upstream.as_sent(call.work)
         try:
             async with asyncio.timeout_at(deadline.at_s):
                 tokens = await upstream.exact_tokens(work)
         except TimeoutError as error:
             raise DeadlineExceeded("the call's time ran out") from error
-        return Cost(inputs=inputs, tokens=sum(tokens or upstream.most_tokens(work)))
+        if not limited:
+            return Cost(inputs=inputs), tokens
+        return Cost(inputs=inputs, tokens=sum(tokens or upstream.most_tokens(work))), tokens
 
 
 def _counts_tokens(tenant: Tenant, route: Route) -> bool:

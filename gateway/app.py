@@ -51,13 +51,14 @@ logger = logging.getLogger("gateway")
 class Boot(msgspec.Struct, frozen=True):
     """What a process is started with.
 
-    first_key_digest: of the key that stands in where no tenant is configured. engines: upstream name →
-    the Unix socket of its engine. admin_port: where operators call, if not where callers do. worker: which
-    of several this is.
+    first_key_digest: of the key that stands in where no tenant is configured. first_key_waits: whether there
+    may be tenants in Redis, which was away. engines: upstream name → the Unix socket of its engine.
+    admin_port: where operators call, if not where callers do. worker: which of several this is.
     """
 
     config: Config
     first_key_digest: str | None = None
+    first_key_waits: bool = False
     engines: Mapping[str, str] = {}
     admin_port: int | None = None
     worker: int | None = None
@@ -99,7 +100,12 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     exporter.watch_lanes({name: _depth(one.lane) for name, one in upstreams.items()})
     ledger = outside.ledger or _ledger(config, observe)
     gateway = Gateway(
-        Keyring(config.tenants, boot.first_key_digest, operators=config.admin.keys),
+        Keyring(
+            config.tenants,
+            boot.first_key_digest,
+            operators=config.admin.keys,
+            first_waits=boot.first_key_waits,
+        ),
         Routes(config.models, config.defaults, lambda name: _offered(upstreams[name])),
         Admission(ledger, upstreams, observe, shadow=config.quotas.shadow),
         Dispatcher(upstreams),

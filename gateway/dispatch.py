@@ -10,7 +10,7 @@ from itertools import count
 import msgspec
 
 from backends import errors
-from backends.contract import Embed, Embedded, Reply, Rerank, Reranked, Truncate
+from backends.contract import Embed, Embedded, Reply, Rerank, Reranked, Tokenize, Truncate
 from backends.contract import Work as BackendWork
 from backends.vectors import cosines
 from gateway.admission import Grant
@@ -53,7 +53,8 @@ class Dispatcher:
         timeline.lap("queue")
         truncate = truncation(call, grant.route.truncate)
         work = _with_truncation(upstream.as_sent(call.work), truncate)
-        slices = cut(work, upstream.most_tokens(work), upstream.bounds)
+        counted = grant.input_tokens
+        slices = cut(work, counted or upstream.most_tokens(work), upstream.bounds, exact=counted is not None)
         passenger = self._passenger(grant, call)
         upstream.lane.check_room(sum(piece.tokens for piece in slices), passenger)
         try:
@@ -79,8 +80,13 @@ async def _carry(
 ) -> list[Carried]:
     """All slices, or the first error; then the others are called off."""
 
+    def unanswered(piece: Slice) -> None:
+        # To tokenize is free.
+        if not isinstance(piece.work, Tokenize):
+            grant.count_unanswered(piece.tokens)
+
     async def one(piece: Slice) -> Carried:
-        carried = await lane.submit(piece, passenger, deadline_s)
+        carried = await lane.submit(piece, passenger, deadline_s, unanswered)
         grant.count(carried.reply.tokens)
         return carried
 

@@ -60,6 +60,7 @@ class Places(msgspec.Struct, frozen=True):
 class Supervisor:
     """All processes of one gateway.
 
+    first_key_waits: it stands in only if the store, which has not answered yet, holds no tenants.
     progress: told what is going on while the gateway starts. ready: told a worker's report, once, when each
     has made one.
     """
@@ -71,9 +72,12 @@ class Supervisor:
         environment: Mapping[str, str],
         progress: Callable[[str], None],
         ready: Callable[[bytes, str], None],
+        *,
+        first_key_waits: bool = False,
     ) -> None:
         self._config = config
         self._first_key_digest = first_key_digest
+        self._first_key_waits = first_key_waits
         # Keys of upstreams and callers stay here: a child's environment can be read from outside it.
         self._environment = {name: v for name, v in environment.items() if CHILD_VARIABLES.match(name)}
         self._progress = progress
@@ -179,6 +183,7 @@ class Supervisor:
                 "boot": {
                     "config": config,
                     "first_key_digest": self._first_key_digest,
+                    "first_key_waits": self._first_key_waits,
                     "engines": places.engines,
                     "admin_port": places.admin.getsockname()[1] if places.admin else None,
                     "worker": number if several else None,

@@ -47,6 +47,11 @@ class Upstream:
             return self.capabilities is not None
         return not self.pool.joining()
 
+    @property
+    def counts_here(self) -> bool:
+        """Whether tokens are counted before a call is sent: so that tenants can share a request to it."""
+        return self.settings.backend != "torch" and self.settings.tokenizer is not None
+
     def by_cosine(self, work: Work) -> bool:
         """Whether the scores asked for are cosines of embeddings, because nothing here scores pairs."""
         if isinstance(work, Similarity):

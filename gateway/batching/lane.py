@@ -123,9 +123,16 @@ class Lane:
         if self._pool.capabilities() is None:
             raise NoReplica("no replica of this model can be reached")
 
-    async def submit(self, piece: Slice, passenger: Passenger, deadline_s: float) -> Carried:
+    async def submit(
+        self,
+        piece: Slice,
+        passenger: Passenger,
+        deadline_s: float,
+        unanswered: Callable[[Slice], None] = lambda _: None,
+    ) -> Carried:
         """Have a slice done by some replica before the deadline, on the lane's clock.
 
+        unanswered: told of a slice that a replica worked on, but whose reply nobody has taken.
         Raises: BackendError where the last replica tried refused or failed; NoReplica,
         DeadlineExceeded.
         """
@@ -138,13 +145,17 @@ class Lane:
             self._enqueue(ticket)
         waiter = ticket.wait(deadline_s)
         self._pump_soon()
+        taken = False
         try:
             async with asyncio.timeout_at(deadline_s):
                 reply = await waiter
+            taken = True
             return Carried(reply, ticket.queued_s)
         except TimeoutError as error:
             raise self._late(ticket) from error
         finally:
+            if not taken and ticket.worked_on:
+                unanswered(piece)
             if ticket.leave(waiter):
                 self._forget(key, ticket)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from backends.contract import Reply
-from backends.errors import BackendError
+from backends.errors import BackendError, TimedOut
 from gateway.batching.fair_queue import Entry, Priority
 from gateway.batching.joining import joined
 from gateway.batching.slices import Slice
@@ -49,6 +49,7 @@ class Ticket:
         self.tried: set[Replica] = set()
         self.running: set[Attempt] = set()
         self.sent = False
+        self.answered = False
         self.losses = 0
         self.alone = False
         self.part: object = None
@@ -66,9 +67,15 @@ class Ticket:
         self.waiters.discard(waiter)
         return not self.waiters
 
+    @property
+    def worked_on(self) -> bool:
+        """Whether a replica may have computed it: one does, one has, or one was not given the time to."""
+        return bool(self.running) or self.answered or isinstance(self.last_error, TimedOut)
+
     def resolve(self, result: Reply | Exception) -> None:
         """Tell everybody; a second result changes nothing."""
         self.done = True
+        self.answered = not isinstance(result, Exception)
         for waiter in self.waiters:
             if waiter.done():
                 continue

@@ -11,10 +11,14 @@ from gateway import __version__
 
 
 class FirstKey(msgspec.Struct, frozen=True):
-    """The key of a gateway without tenants; made: nobody knows it yet, so it is printed once."""
+    """The key of a gateway without tenants; made: nobody knows it yet, so it is printed once.
+
+    waits: Redis has not told yet whether it holds tenants.
+    """
 
     key: str
     made: bool
+    waits: bool = False
 
 
 def show_banner(report: dict[str, Any], address: str, first_key: FirstKey | None) -> None:
@@ -34,7 +38,8 @@ def show_banner(report: dict[str, Any], address: str, first_key: FirstKey | None
         console.print(f"  [bold]key[/]   {key}   (made now and shown once; GATEWAY_API_KEY sets your own)")
     else:
         key = "$GATEWAY_API_KEY"
-        console.print("  [bold]key[/]   the one in GATEWAY_API_KEY")
+        when = ", once Redis is back, if it holds no tenants and no keys" if first_key.waits else ""
+        console.print(f"  [bold]key[/]   the one in GATEWAY_API_KEY{when}")
     # Printed as it is: markup would read brackets in it.
     print(_curl(report["models"], url, key), flush=True)
 

@@ -32,7 +32,7 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
     except ConfigError as error:
         show_problems(path, error)
         return 1
-    first_key = None if config.tenants or _has_stored_tenants(config, errors) else _first_key(environment)
+    first_key = _first_key(config, environment, errors)
     try:
         asyncio.run(_run(config, first_key, environment))
     except StartError as error:
@@ -41,30 +41,31 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
     return 0
 
 
-def _has_stored_tenants(config: Config, errors: Console) -> bool:
-    """Whether tenants or keys stand in Redis. Untold, no key is made: it might let in a stranger."""
-    if config.quotas.store == "memory":
-        return False
+def _first_key(config: Config, environment: Mapping[str, str], errors: Console) -> FirstKey | None:
+    """There is no open mode: without tenants one key stands in, given or made; None where there are others.
 
-    async def look() -> bool:
-        store = TenantStore(RedisDoor(config.quotas.store, STORE_TIMEOUT_S))
-        try:
-            return await store.holds_any()
-        except StoreAway as error:
-            errors.print(
-                f"[yellow]Redis is away[/] ({escape(str(error))}): no key is made; calls are refused"
-            )
-            return True
-        finally:
-            await store.aclose()
-
-    return asyncio.run(look())
-
-
-def _first_key(environment: Mapping[str, str]) -> FirstKey:
-    """There is no open mode: without tenants one key stands in, given or made."""
+    Where Redis cannot tell, none is made: it might let in a stranger. A given one waits for what Redis holds.
+    """
+    if config.tenants:
+        return None
     given = environment.get("GATEWAY_API_KEY")
+    try:
+        if config.quotas.store != "memory" and asyncio.run(_holds_any(config.quotas.store)):
+            return None
+    except StoreAway as error:
+        told = "until it is back calls are refused" if given else "no key is made; calls are refused"
+        errors.print(f"[yellow]Redis is away[/] ({escape(str(error))}): {told}")
+        return FirstKey(given, made=False, waits=True) if given else None
     return FirstKey(given, made=False) if given else FirstKey(new_key(), made=True)
+
+
+async def _holds_any(url: str) -> bool:
+    """Whether tenants or keys stand in Redis. Raises: StoreAway."""
+    store = TenantStore(RedisDoor(url, STORE_TIMEOUT_S))
+    try:
+        return await store.holds_any()
+    finally:
+        await store.aclose()
 
 
 async def _run(config: Config, first_key: FirstKey | None, environment: Mapping[str, str]) -> None:
@@ -82,4 +83,5 @@ async def _run(config: Config, first_key: FirstKey | None, environment: Mapping[
             show_banner(msgspec.json.decode(report), address, first_key)
 
         digest = key_digest(first_key.key) if first_key else None
-        await Supervisor(config, digest, environment, progress, ready).run()
+        waits = first_key is not None and first_key.waits
+        await Supervisor(config, digest, environment, progress, ready, first_key_waits=waits).run()

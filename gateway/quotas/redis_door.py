@@ -16,7 +16,13 @@ import msgspec
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.sentinel import Sentinel
-from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    NoPermissionError,
+    NoScriptError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 
 # So many runs keep one round trip short; what is left goes in the next.
 PIPELINE_MAX = 128
@@ -51,9 +57,9 @@ class Script(msgspec.Struct, frozen=True):
     sha: str
 
 
-def script(*names: str) -> Script:
-    """The .lua files of this package, one after the other, as one script."""
-    folder = files("gateway.quotas")
+def script(*names: str, package: str = "gateway.quotas") -> Script:
+    """The .lua files of a package, one after the other, as one script."""
+    folder = files(package)
     source = "\n".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in names)
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
@@ -251,7 +257,7 @@ class RedisDoor:
             raise StoreAway(f"no answer within {self._timeout_s * 1000:.0f} ms")
         try:
             return task.result()
-        except (RedisError, OSError, TimeoutError) as error:
+        except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
             raise StoreAway(_reason(error)) from error
 
     def _let_end(self, late: asyncio.Future[Any]) -> None:

@@ -73,7 +73,10 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 class Keyring:
-    """All keys that are valid now, by digest. now_s: the wall clock."""
+    """All keys that are valid now, by digest. now_s: the wall clock.
+
+    first_waits: the first key stands in only once the store has told that it holds no others.
+    """
 
     def __init__(
         self,
@@ -82,21 +85,39 @@ class Keyring:
         now_s: Callable[[], float] = time.time,
         *,
         operators: Iterable[str | config.Key] = (),
+        first_waits: bool = False,
     ) -> None:
         self._tenants = tenants
         self._now_s = now_s
+        self._waiting: StoredKey | None = None
         listed = [
             _listed(name, key, index) for name, one in tenants.items() for index, key in enumerate(one.keys)
         ]
         if first_key_digest is not None:
             everything = (*sorted(OPERATIONS), "metrics", "admin")
-            listed.append(StoredKey("first", first_key_digest, FIRST_TENANT, scopes=everything))
+            first = StoredKey("first", first_key_digest, FIRST_TENANT, scopes=everything)
+            if first_waits:
+                self._waiting = first
+            else:
+                listed.append(first)
         listed += [
             msgspec.structs.replace(key, scopes=key.scopes or OPERATOR_SCOPES)
             for key in (_listed(OPERATORS, one, index) for index, one in enumerate(operators))
         ]
         self._listed = self._owners_of(listed, tenants)
         self._owners = self._listed
+
+    @property
+    def first_waits(self) -> bool:
+        """Whether it is still undecided if the first key stands in."""
+        return self._waiting is not None
+
+    def decide_first(self, *, stands_in: bool) -> None:
+        """The store has told whether it holds keys or tenants: without any the first key stands in."""
+        if self._waiting is not None and stands_in:
+            first = self._owners_of([self._waiting], self._tenants)
+            self._listed, self._owners = self._listed | first, self._owners | first
+        self._waiting = None
 
     def replace_stored(
         self, keys: Iterable[StoredKey], tenants: Mapping[str, config.Tenant] | None = None

@@ -1,23 +1,30 @@
 """Keys and tenants that gateways share, in Redis: digests and what they are for, never a key itself.
 
-Rule: every change raises the version, so that each gateway can tell by one small read whether to look.
+Rule: every change gives a version that never was before, in the same step, so that each gateway can tell by
+one small read whether to look; also where the store was emptied, or is an older copy of itself.
 """
 
 import asyncio
 import logging
+import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from gateway import config
 from gateway.config import limit_problems
-from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.quotas.redis_door import RedisDoor, StoreAway, script
 from gateway.tenants.keyring import Keyring, StoredKey
 
-KEYS = "gw:keys"
-TENANTS = "gw:tenants"
-VERSION = "gw:tenants:version"
+# Under one hash tag: a script changes them together.
+KEYS = "gw:{store}:keys"
+TENANTS = "gw:{store}:tenants"
+VERSION = "gw:{store}:version"
+CHANGE = script("change", package="gateway.tenants")
+# Where change.lua is given each of them.
+PLACES = {KEYS: 1, TENANTS: 2}
 # A revoked key is dead everywhere within a second: two looks.
 LOOK_EVERY_S = 0.4
 # Stands for a tenant that cannot be read: its keys, which would have no limits then, may use no model.
@@ -34,14 +41,11 @@ class TenantStore:
 
     async def put(self, key: StoredKey) -> None:
         """Add a key, or replace the one of the same id."""
-        await self._door.ask("HSET", KEYS, key.id, msgspec.json.encode(key))
-        await self._door.ask("INCR", VERSION)
+        await self._change(put=(PLACES[KEYS], key.id, msgspec.json.encode(key).decode()))
 
     async def revoke(self, id_: str) -> bool:
         """Remove a key; False where there is none of that id."""
-        removed = int(await self._door.ask("HDEL", KEYS, id_))
-        await self._door.ask("INCR", VERSION)
-        return removed > 0
+        return await self._change(remove=(PLACES[KEYS], id_)) > 0
 
     async def keys(self) -> list[StoredKey]:
         """Every key, by id; without those that cannot be read, which the log names."""
@@ -51,18 +55,15 @@ class TenantStore:
 
     async def put_tenant(self, name: str, settings: config.Tenant) -> None:
         """Add a tenant, or replace what stands of it."""
-        await self._door.ask("HSET", TENANTS, name, msgspec.json.encode(settings))
-        await self._door.ask("INCR", VERSION)
+        await self._change(put=(PLACES[TENANTS], name, msgspec.json.encode(settings).decode()))
 
     async def remove_tenant(self, name: str) -> bool:
         """Remove a tenant, and its keys, which would have no limits then; False where neither is there."""
-        removed = 0
+        remove: list[int | str] = [PLACES[TENANTS], name]
         for key in await self.keys():
             if key.tenant == name:
-                removed += int(await self._door.ask("HDEL", KEYS, key.id))
-        removed += int(await self._door.ask("HDEL", TENANTS, name))
-        await self._door.ask("INCR", VERSION)
-        return removed > 0
+                remove += (PLACES[KEYS], key.id)
+        return await self._change(remove=remove) > 0
 
     async def tenants(self) -> dict[str, config.Tenant]:
         """Every tenant, by name; one that cannot be read may use no model."""
@@ -82,6 +83,12 @@ class TenantStore:
         """Close the connections."""
         await self._door.aclose()
 
+    async def _change(self, put: Sequence[int | str] = (), remove: Sequence[int | str] = ()) -> int:
+        """How many fields were removed. put, remove: as change.lua reads them."""
+        argument = {"version": secrets.token_hex(8), "put": put, "remove": remove}
+        removed = await self._door.run(CHANGE, (KEYS, TENANTS, VERSION), msgspec.msgpack.encode(argument))
+        return msgspec.msgpack.decode(removed, type=int)
+
 
 async def keep_up_to_date(keyring: Keyring, store: TenantStore, grace_s: float) -> None:
     """Follow the store's changes; runs until cancelled.
@@ -93,7 +100,8 @@ async def keep_up_to_date(keyring: Keyring, store: TenantStore, grace_s: float) 
     while True:
         try:
             version = await store.version()
-            # A store that was emptied begins to count anew.
+            if keyring.first_waits:
+                keyring.decide_first(stands_in=not await store.holds_any())
             if version != seen:
                 keyring.replace_stored(await store.keys(), await store.tenants())
                 seen = version

@@ -239,6 +239,49 @@ async def test_a_call_past_its_deadline_is_refunded_unless_the_caller_set_it(
     assert (504, remaining) == (late.status_code, next_one.headers["x-ratelimit-remaining-requests"])
 
 
+@pytest.mark.parametrize("limits", ["tokens_per_day: 1000", "requests_per_day: 1000"])
+@pytest.mark.parametrize("hangs_up", [True, False], ids=["hangs up", "own deadline"])
+async def test_who_does_not_wait_for_an_answer_pays_for_what_was_sent(
+    boot: Boots, limits: str, *, hangs_up: bool
+) -> None:
+    gate = Gate()
+    ledger = MemoryLedger(Clock())
+    # One batch of four inputs is with the replica, which takes one at a time; the others wait.
+    config = tenants(limits).replace("backend: tei,", "backend: tei, in_flight_batches: 1,")
+    async with boot({"tei-0": hooked(gate)}, config, ledger=ledger) as gateway:
+        options = {} if hangs_up else {"x_timeout_s": "0.2"}
+        late = asyncio.create_task(
+            gateway.post(OPENAI, {"input": [f"{n:03}" for n in range(100)]}, **options)
+        )
+        await until(lambda: gate.waiting == 1)
+        if hangs_up:
+            late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+        gate.opened.set()
+        rows = await ledger.usage("acme", ["2023-11-14"])
+
+    # Three digits and what the model puts around them are seven tokens at most; four are a batch.
+    assert [(1, 28)] == [(row.requests, row.tokens) for row in rows]
+
+
+async def test_a_caller_that_hangs_up_before_anything_was_sent_pays_no_tokens(boot: Boots) -> None:
+    gate = Gate()
+    ledger = MemoryLedger(Clock())
+    config = tenants("tokens_per_day: 1000").replace("backend: tei,", "backend: tei, in_flight_batches: 1,")
+    async with boot({"tei-0": hooked(gate)}, config, ledger=ledger) as gateway:
+        first = asyncio.create_task(gateway.post(OPENAI, {"input": "one"}))
+        await until(lambda: gate.waiting == 1)
+        second = asyncio.create_task(gateway.post(OPENAI, {"input": "two"}))
+        await until(lambda: 2 == sum(isinstance(event, QuotaDecided) for event in gateway.events))
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        gate.opened.set()
+        assert 200 == (await first).status_code
+        rows = await ledger.usage("acme", ["2023-11-14"])
+
+    assert [(2, 3)] == [(row.requests, row.tokens) for row in rows]
+
+
 async def test_a_refused_call_takes_nothing_from_the_other_limits(boot: Boots) -> None:
     clock = Clock()
     limits = tenants("requests_per_second: 1, inputs_per_day: 100")

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from gateway.errors import Unauthenticated
-from gateway.quotas.redis_door import RedisDoor
+from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import TenantStore, keep_up_to_date
-from tests.processes.conftest import Served, wait_until
+from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.redis_server import RedisServer
 
 CONFIG = """
@@ -55,7 +55,7 @@ def test_a_key_is_made_used_on_two_gateways_and_dead_on_both_once_revoked(
         assert all(wait_until(lambda url=one.url: not accepted(url, key), 3) for one in running)
         logs = "".join(line for one in running for line in (*one.log, one.banner))
         assert key not in logs
-        assert key not in own_redis.command("HGETALL", "gw:keys")
+        assert key not in own_redis.command("HGETALL", "gw:{store}:keys")
         assert "process-test-key" not in logs
     finally:
         for one in running:
@@ -130,3 +130,72 @@ async def test_while_the_store_is_away_known_keys_work_for_a_grace_time(own_redi
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
     await store.aclose()
+
+
+async def test_a_key_that_is_revoked_while_the_store_is_frozen_is_dead_when_it_wakes(
+    own_redis: RedisServer,
+) -> None:
+    store, held = TenantStore(RedisDoor(own_redis.url, 1)), Keyring({}, None)
+    await store.put(StoredKey("k", key_digest("secret"), "acme"))
+    keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=60))
+    await known(held, "secret", expected=True)
+    own_redis.freeze()
+    # As one who gives up before the store wakes, and is gone then.
+    impatient = TenantStore(RedisDoor(own_redis.url, 0.1))
+    with pytest.raises(StoreAway):
+        await impatient.revoke("k")
+    with pytest.raises(StoreAway):
+        await impatient.put(StoredKey("l", key_digest("another"), "acme"))
+    own_redis.thaw()
+    await known(held, "secret", expected=False)
+    await known(held, "another", expected=True)
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    for one in (impatient, store):
+        await one.aclose()
+
+
+async def test_a_store_that_was_emptied_between_two_looks_is_noticed(own_redis: RedisServer) -> None:
+    store, held = TenantStore(RedisDoor(own_redis.url, 1)), Keyring({}, None)
+    await store.put(StoredKey("old", key_digest("old"), "acme"))
+    keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=60))
+    await known(held, "old", expected=True)
+    own_redis.command("FLUSHALL")
+    # As many changes as before.
+    await store.put(StoredKey("new", key_digest("new"), "acme"))
+    await known(held, "old", expected=False)
+    await known(held, "new", expected=True)
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    await store.aclose()
+
+
+@pytest.mark.parametrize("holds", [False, True], ids=["empty", "with a key of its own"])
+async def test_the_first_key_waits_for_what_the_store_holds(own_redis: RedisServer, *, holds: bool) -> None:
+    store = TenantStore(RedisDoor(own_redis.url, 1))
+    if holds:
+        await store.put(StoredKey("k", key_digest("stored"), "acme"))
+    own_redis.freeze()
+    held = Keyring({}, key_digest("first"), first_waits=True)
+    keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=60))
+    await known(held, "first", expected=False)
+    own_redis.thaw()
+    await known(held, "stored" if holds else "first", expected=True)
+    await known(held, "first", expected=not holds)
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    await store.aclose()
+
+
+@pytest.mark.slow
+def test_a_gateway_that_starts_while_redis_is_away_takes_its_key_when_it_is_back(
+    config: Path, own_redis: RedisServer
+) -> None:
+    own_redis.kill()
+    gateway = Served(config).wait_until_up()
+    try:
+        assert not accepted(gateway.url, KEY)
+        own_redis.restart()
+        assert wait_until(lambda: accepted(gateway.url, KEY), 10)
+    finally:
+        gateway.stop()

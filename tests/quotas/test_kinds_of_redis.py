@@ -11,7 +11,7 @@ import pytest
 
 from gateway import config
 from gateway.errors import QuotaExceeded
-from gateway.events import Event
+from gateway.events import Event, StoreChanged
 from gateway.quotas.ledger import Ask
 from gateway.quotas.limits import SECOND_US, Cost, parse_limit
 from gateway.quotas.redis_door import RedisDoor, StoreAway
@@ -113,6 +113,53 @@ def _agrees(told: str, known: str) -> bool:
 async def test_a_cluster_counts_and_holds_keys_on_all_of_its_nodes(cluster: str) -> None:
     await counts(cluster)
     await holds_keys(cluster)
+
+
+@pytest.fixture
+def one_node(tmp_path: Path) -> Iterator[RedisServer]:
+    """The smallest cluster. It keeps who owns what, so that it is one again after it was killed."""
+    node = RedisServer(tmp_path, None, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
+    assert "OK" in node.command("CLUSTER", "ADDSLOTSRANGE", "0", str(SLOTS - 1))
+    assert wait_until(lambda: "cluster_state:ok" in node.command("CLUSTER", "INFO"))
+    yield node
+    node.stop()
+
+
+async def test_a_cluster_that_is_not_there_is_away_and_is_used_when_it_comes(one_node: RedisServer) -> None:
+    one_node.kill()
+    url = f"redis+cluster://127.0.0.1:{one_node.port}"
+    events: list[Event] = []
+    ledger = RedisLedger(RedisDoor(url, 0.25), Rules("allow"), "gateway", events.append)
+    keeper = asyncio.create_task(ledger.keep())
+    try:
+        for number in range(3):
+            ask = Ask(str(number), "acme", LIMITS, Cost(), 60 * SECOND_US, "m")
+            assert (await ledger.reserve(ask)).degraded
+        one_node.restart()
+        async with asyncio.timeout(15):
+            while [True, False] != [one.away for one in events if isinstance(one, StoreChanged)]:  # noqa: ASYNC110 - the keeper tells nobody
+                await asyncio.sleep(0.05)
+        assert 2 == await call(ledger, "acme")
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        await ledger.aclose()
+
+
+def test_a_command_says_in_one_line_that_the_cluster_is_away(
+    one_node: RedisServer, tmp_path: Path, command: Commands
+) -> None:
+    one_node.kill()
+    path = tmp_path / "router.yaml"
+    path.write_text(f"""
+quotas: {{store: "redis+cluster://127.0.0.1:{one_node.port}"}}
+upstreams: {{one: {{backend: tei, replicas: ["http://127.0.0.1:1"]}}}}
+models: {{bge: {{upstream: one}}}}
+""")
+    ended = command("keys", "list", "-c", str(path))
+
+    assert 1 == ended.status
+    assert "away" in ended.err
 
 
 @pytest.mark.slow

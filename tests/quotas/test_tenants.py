@@ -330,13 +330,13 @@ async def test_what_cannot_be_read_harms_no_other_key_or_tenant(
 ) -> None:
     async with opened(own_redis) as store, followed(store) as keyring:
         for name, value in RUBBISH.items():
-            own_redis.command("HSET", "gw:tenants", name, value)
-            own_redis.command("HSET", "gw:keys", name, value)
+            own_redis.command("HSET", "gw:{store}:tenants", name, value)
+            own_redis.command("HSET", "gw:{store}:keys", name, value)
         for name in RUBBISH:
             await store.put(StoredKey(f"of {name}", key_digest(name), name))
         await store.put(StoredKey("first", key_digest("first"), "good"))
         await until_known(keyring, "first")
-        own_redis.command("HSET", "gw:keys", "another", "rubbish")
+        own_redis.command("HSET", "gw:{store}:keys", "another", "rubbish")
         await store.put_tenant("good", config.Tenant(models=("bge",), limits={"requests_per_hour": 5}))
         await store.put(StoredKey("second", key_digest("second"), "good"))
         await until_known(keyring, "second")
@@ -360,8 +360,8 @@ async def test_what_a_newer_release_wrote_beside_is_overlooked(own_redis: RedisS
     )
     newer = {**msgspec.to_builtins(tenant), "colour": "blue"}
     key = {**msgspec.to_builtins(StoredKey("k", key_digest("secret"), "acme")), "colour": "blue"}
-    own_redis.command("HSET", "gw:tenants", "acme", json.dumps(newer))
-    own_redis.command("HSET", "gw:keys", "k", json.dumps(key))
+    own_redis.command("HSET", "gw:{store}:tenants", "acme", json.dumps(newer))
+    own_redis.command("HSET", "gw:{store}:keys", "k", json.dumps(key))
     async with opened(own_redis) as store, followed(store) as keyring:
         await until_known(keyring, "secret")
         owner = keyring.identify("secret")
@@ -371,10 +371,10 @@ async def test_what_a_newer_release_wrote_beside_is_overlooked(own_redis: RedisS
 
 
 async def test_a_version_that_is_no_number_is_followed_all_the_same(own_redis: RedisServer) -> None:
-    own_redis.command("HSET", "gw:tenants", b"\xff".decode("latin-1"), "{}")
+    own_redis.command("HSET", "gw:{store}:tenants", b"\xff".decode("latin-1"), "{}")
     async with opened(own_redis) as store, followed(store) as keyring:
         await store.put(StoredKey("k", key_digest("secret"), "acme"))
         await until_known(keyring, "secret")
         await store.put(StoredKey("l", key_digest("later"), "acme"))
-        own_redis.command("SET", "gw:tenants:version", "rubbish")
+        own_redis.command("SET", "gw:{store}:version", "rubbish")
         await until_known(keyring, "later")
