@@ -1,12 +1,15 @@
 """In the lane: the last slot for whoever comes next, classes, and bounds of one tenant."""
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.tenants.keyring import key_digest
-from tests.conftest import KEY, Boots
+from tests.conftest import KEY, Boots, Running
+from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import Gate, until
 from tests.fakes.tei import FakeTei
 
@@ -52,6 +55,37 @@ async def test_a_lone_tenant_gets_the_whole_window(boot: Boots) -> None:
         await until(lambda: gate.waiting == 4)
         gate.opened.set()
         assert {200} == {(await call).status_code for call in calls}
+
+
+async def test_two_tenants_share_a_request_where_the_tokens_of_each_are_counted(
+    boot: Boots, tmp_path: Path
+) -> None:
+    server, gate = gated()
+    small_files = write_small_files(tmp_path)
+    config = CONFIG.replace("in_flight_batches: 4", f"in_flight_batches: 1, tokenizer: {small_files}")
+    body = {"input": "one"}
+    async with boot({"tei-0": server}, config) as gateway:
+        first = asyncio.create_task(gateway.post("/v1/embeddings", {"input": "first"}))
+        await until(lambda: gate.waiting == 1)
+        mine = asyncio.create_task(gateway.post("/v1/embeddings", {"input": "one two three"}))
+        alone = await queued_past(gateway, 0)
+        theirs = asyncio.create_task(gateway.client.post("/v1/embeddings", json=body, headers=VICTIM))
+        await queued_past(gateway, alone)
+        gate.opened.set()
+        replies = await asyncio.gather(mine, theirs, first)
+
+    assert [5, 3, 3] == [reply.json()["usage"]["prompt_tokens"] for reply in replies]
+    assert ["one", "one two three"] == sorted(server.requests[-1][1]["input"])
+
+
+async def queued_past(gateway: Running, tokens: float) -> float:
+    """How much waits, once it is more than that."""
+    async with asyncio.timeout(10):
+        while True:
+            told = (await gateway.client.get("/metrics")).text
+            found = re.search(r"^gateway_lane_queued_tokens\{.*\} (\S+)", told, re.MULTILINE)
+            if found and float(found[1]) > tokens:
+                return float(found[1])
 
 
 async def test_a_call_may_lower_its_own_class(boot: Boots) -> None:
