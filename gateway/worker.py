@@ -4,6 +4,7 @@ Rule: it lives as long as the parent's pipe; end of file on standard input ends 
 """
 
 import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -27,6 +28,8 @@ from gateway.http_protocol import BoundedProtocol
 # Longer than any sensible client's keep-alive pool holds an idle connection.
 KEEP_ALIVE_S = 75
 SETTLE_POLL_S = 0.05
+# A call makes hundreds of objects and hardly a cycle; the default looks for some after every second call.
+GC_THRESHOLD = 20_000
 ABANDON_S = 1.0
 
 
@@ -120,6 +123,10 @@ async def _serve(boot: WorkerBoot) -> None:
         **(_tls_options(tls) if tls else {}),
     )
     server = DrainingServer(config, application, drain_s)
+    # What was made until now stays for good: the collector need not look at it with every generation.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     reporting = asyncio.create_task(_report(application, boot, server))
     await server.serve(sockets=_sockets(boot))
     reporting.cancel()
