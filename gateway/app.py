@@ -48,6 +48,9 @@ from gateway.upstreams import Upstream
 logger = logging.getLogger("gateway")
 
 
+HANDLERS = [*openai.HANDLERS, *tei.HANDLERS, *models.HANDLERS, *probes.HANDLERS, *admin.HANDLERS]
+
+
 class Boot(msgspec.Struct, frozen=True):
     """What a process is started with.
 
@@ -131,8 +134,9 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     cors = _cors(config.cors)
     litestar = _litestar(config, shared, _running(upstreams, ledger, beside), cors)
     # Litestar's types of the same three things are TypedDicts, which no plain mapping matches.
+    straight = Straight(cast("ASGIApp", litestar), HANDLERS, api, config.limits.body_bytes)
     return Application(
-        Edge(cast("ASGIApp", litestar), in_flight, config.limits.body_bytes, observe, boot.admin_port, cors),
+        Edge(straight, in_flight, config.limits.body_bytes, observe, boot.admin_port, cors),
         litestar.lifespan,
         in_flight,
         gateway,
@@ -156,18 +160,11 @@ def _litestar(
             yield
 
     return Litestar(
-        [
-            *openai.HANDLERS,
-            *tei.HANDLERS,
-            *models.HANDLERS,
-            *probes.HANDLERS,
-            *admin.HANDLERS,
-        ],
+        HANDLERS,
         dependencies={
             "exchange": Provide(exchange_of_request, sync_to_thread=False),
             **{name: _given(value) for name, value in shared.items()},
         },
-        middleware=[Straight(shared["api"], config.limits.body_bytes)],
         exception_handlers=failures.HANDLERS,
         cors_config=cors,
         request_max_body_size=config.limits.body_bytes,

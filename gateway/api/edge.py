@@ -70,7 +70,8 @@ class Edge:
         )
         exchange.request_id = request_id_from(exchange.header(b"x-request-id"))
         wire = _Wire(exchange, receive, send, self._in_flight)
-        wire.failure_headers = _readable_by(exchange.header(b"origin"), self._cors)
+        if self._cors is not None:
+            exchange.readable_by = plain_headers(_readable_by(exchange.header(b"origin"), self._cors))
         started_s = time.perf_counter()
         try:
             await self._answer(scope, wire)
@@ -135,7 +136,6 @@ class _Wire:
     def __init__(self, exchange: Exchange, receive: Receive, send: Send, in_flight: InFlight) -> None:
         self.exchange = exchange
         self.caller_gone = False
-        self.failure_headers: dict[str, str] = {}
         self._receive = receive
         self._send = send
         self._in_flight = in_flight
@@ -206,14 +206,15 @@ class _Wire:
 
 async def _send_failure(error: GatewayError, path: str, wire: _Wire) -> None:
     status, body, headers = rendered(error, dialect_of(path))
-    headers |= {"content-length": str(len(body)), **wire.failure_headers}
-    await wire.send({"type": "http.response.start", "status": status, "headers": plain_headers(headers)})
+    headers["content-length"] = str(len(body))
+    plain = plain_headers(headers) + wire.exchange.readable_by
+    await wire.send({"type": "http.response.start", "status": status, "headers": plain})
     await wire.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _readable_by(origin: str, cors: CORSConfig | None) -> dict[str, str]:
+def _readable_by(origin: str, cors: CORSConfig) -> dict[str, str]:
     """What lets a page of that origin read an answer that the application never gave."""
-    if cors is None or not origin or not cors.is_origin_allowed(origin):
+    if not origin or not cors.is_origin_allowed(origin):
         return {}
     allowed = {name.lower(): value for name, value in cors.simple_headers.items()}
     return {"access-control-allow-origin": origin, "vary": "Origin", **allowed}

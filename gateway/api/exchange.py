@@ -32,6 +32,8 @@ class Exchange:
         self.route = route
         self.headers = headers
         self.address = address
+        # What lets a web page of another origin read the answer.
+        self.readable_by: list[tuple[bytes, bytes]] = []
         self._by_name = dict(headers)
         self.timeline = Timeline()
         self.status = 500

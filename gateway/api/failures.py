@@ -18,7 +18,7 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.types import ExceptionHandlersMap
 
-from gateway.api.exchange import exchange_of
+from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.paths import Dialect, dialect_of
 from gateway.errors import (
     FACTS,
@@ -141,13 +141,17 @@ TRANSLATIONS: tuple[tuple[type[Exception], Callable[[Any], GatewayError]], ...] 
 
 def answer_failure(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Litestar's hook: whatever a handler raised, rendered."""
+    status, body, headers = failed(error, exchange_of(request.scope), request.scope["path"])
+    return Response(body, status_code=status, headers=headers, media_type="application/json")
+
+
+def failed(error: Exception, exchange: Exchange, path: str) -> tuple[int, bytes, dict[str, str]]:
+    """Status, body and headers of whatever a call ended in; a fault of ours is logged."""
     failure = as_gateway_error(error)
-    exchange = exchange_of(request.scope)
     exchange.outcome = failure.kind
     if isinstance(failure, Internal):
         logger.error("call %s failed", exchange.request_id, exc_info=error)
-    status, body, headers = rendered(failure, dialect_of(request.scope["path"]))
-    return Response(body, status_code=status, headers=headers, media_type="application/json")
+    return rendered(failure, dialect_of(path))
 
 
 HANDLERS: ExceptionHandlersMap = {Exception: answer_failure, HTTPException: answer_failure}
