@@ -129,7 +129,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         "api": api,
         "in_flight": in_flight,
         "exporter": exporter,
-        "admin": Admin(ledger, store, config.tenants.keys(), is_open=is_open),
+        "admin": Admin(ledger, store, config.tenants.keys(), identity, is_open=is_open),
     }
     cors = _cors(config.cors)
     litestar = _litestar(config, shared, _running(upstreams, ledger, beside), cors)
@@ -165,6 +165,7 @@ def _litestar(
             "exchange": Provide(exchange_of_request, sync_to_thread=False),
             **{name: _given(value) for name, value in shared.items()},
         },
+        guards=[shared["admin"].guard],
         exception_handlers=failures.HANDLERS,
         cors_config=cors,
         request_max_body_size=config.limits.body_bytes,

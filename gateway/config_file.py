@@ -294,8 +294,8 @@ def _process_problems(config: Config) -> Iterator[Problem]:
     except ValueError as error:
         yield Problem("listen", f"{config.listen!r}: {error}")
     yield from _admin_problems(config)
-    if config.quotas.store != "memory" and not STORE.match(config.quotas.store):
-        yield Problem("quotas.store", f"not one of: {STORES_ALLOWED}")
+    if problem := _store_problem(config.quotas.store):
+        yield Problem("quotas.store", problem)
     for index, network in enumerate(config.trusted_proxies):
         if not _is_network(network):
             yield Problem(f"trusted_proxies[{index}]", "not an address or a network, such as 10.0.0.0/8")
@@ -306,6 +306,27 @@ def _process_problems(config: Config) -> Iterator[Problem]:
         yield Problem(
             "workers", "more than 1 need quotas that they count together: a Redis in `quotas.store`"
         )
+
+
+def _store_problem(store: str) -> str | None:
+    """What is wrong with it, without any part of it: it may hold a password."""
+    if store == "memory":
+        return None
+    if not STORE.match(store):
+        return f"not one of: {STORES_ALLOWED}"
+    try:
+        parts = urlsplit(store)
+        hosts = parts.netloc.rpartition("@")[2].split(",")
+        ports = [urlsplit(f"//{host}").port for host in hosts]
+        if (
+            all(urlsplit(f"//{host}").hostname for host in hosts)
+            and 0 not in ports
+            and "@" not in (parts.path + parts.query + parts.fragment)
+        ):
+            return None
+    except ValueError:
+        pass
+    return "its host or port cannot be read; in a password / # ? @ and % are written %2F %23 %3F %40 and %25"
 
 
 def _admin_problems(config: Config) -> Iterator[Problem]:
@@ -340,7 +361,12 @@ def _remote_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
             "of a checkpoint's tokenizer.json and config files",
         )
     for index, url in enumerate(upstream.replicas):
-        if not _is_base_url(url):
+        if _has_credentials(url):
+            # They would be shown wherever the replica is named: in logs, metrics and events.
+            yield Problem(
+                f"{path}.replicas[{index}]", "a user or password; write them as `api_key` or `headers`"
+            )
+        elif not _is_base_url(url):
             yield Problem(f"{path}.replicas[{index}]", "not a base URL, http://host:port")
         elif url in upstream.replicas[:index]:
             yield Problem(f"{path}.replicas[{index}]", "is listed twice")
@@ -352,6 +378,11 @@ def _is_network(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _has_credentials(url: str) -> bool:
+    # Also where a password with a / or # of its own makes it another URL.
+    return "@" in url
 
 
 def _is_base_url(url: str) -> bool:

@@ -5,25 +5,29 @@ from datetime import date, datetime
 from typing import Any, Literal
 
 import msgspec
-from litestar import Request, Response, delete, get, post, put
+from litestar import Response, delete, get, post, put
+from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
+from litestar.handlers.base import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway import config
-from gateway.api.answering import Api
 from gateway.api.body import OnePass
 from gateway.api.exchange import exchange_of
 from gateway.api.failures import documented
+from gateway.api.identity import Identity
 from gateway.config import Scope, limit_problems
 from gateway.errors import InvalidInput, NotFound, QuotaUnavailable
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.redis_door import StoreAway
 from gateway.quotas.usage import UsageRow, as_csv, days_between
-from gateway.tenants.keyring import StoredKey, make_key
+from gateway.tenants.keyring import StoredKey, make_key, name_problem
 from gateway.tenants.store import TenantStore
 
 FAILURES = documented("tei")
+# How a handler says that it is for operators alone: nobody else's body is read.
+OPERATORS = {"operators": True}
 
 
 class KeyRequest(msgspec.Struct):
@@ -83,17 +87,24 @@ class Admin:
     """What these handlers are given. store: None where router.yaml is all. in_file: its tenants."""
 
     def __init__(
-        self, ledger: Ledger, store: TenantStore | None, in_file: Collection[str], *, is_open: bool
+        self,
+        ledger: Ledger,
+        store: TenantStore | None,
+        in_file: Collection[str],
+        identity: Identity,
+        *,
+        is_open: bool,
     ) -> None:
         self.ledger = ledger
+        self._identity = identity
         self.in_file = in_file
         self._store = store
         self._is_open = is_open
 
-    def check(self, request: Request[Any, Any, Any], api: Api) -> None:
-        """Raises: Unauthenticated, ScopeForbidden."""
-        if not self._is_open:
-            api.identity.of(exchange_of(request.scope)).require("admin")
+    async def guard(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+        """For Litestar, before it reads a body. Raises: Unauthenticated, AuthThrottled, ScopeForbidden."""
+        if handler.opt.get("operators") and not self._is_open:
+            self._identity.of(exchange_of(connection.scope)).require("admin")
 
     @property
     def store(self) -> TenantStore:
@@ -113,12 +124,11 @@ def shown(key: StoredKey) -> KeyShown:
     )
 
 
-@get("/admin/keys", tags=["Operators"])
+@get("/admin/keys", tags=["Operators"], opt=OPERATORS)
 async def list_keys(
-    request: Request[Any, Any, Any], api: NamedDependency[Api], admin: NamedDependency[Admin]
+    admin: NamedDependency[Admin],
 ) -> list[KeyShown]:
     """All keys that stand in Redis."""
-    admin.check(request, api)
     try:
         return [shown(key) for key in await admin.store.keys()]
     except StoreAway as error:
@@ -132,15 +142,15 @@ async def list_keys(
     status_code=200,
     responses={200: ResponseSpec(KeyMade, description="The key, shown this once")} | FAILURES,
     tags=["Operators"],
+    opt=OPERATORS,
 )
 async def create_key(
     data: JSONBody[KeyRequest],
-    request: Request[Any, Any, Any],
-    api: NamedDependency[Api],
     admin: NamedDependency[Admin],
 ) -> KeyMade:
     """Make a key."""
-    admin.check(request, api)
+    if problem := name_problem(data.id):
+        raise InvalidInput(problem, param="id")
     key, stored = make_key(data.tenant, data.id, data.expires, data.scopes, data.models)
     try:
         if any(one.id == stored.id for one in await admin.store.keys()):
@@ -151,15 +161,12 @@ async def create_key(
     return KeyMade(key, shown(stored))
 
 
-@delete("/admin/keys/{key_id:str}", status_code=200, tags=["Operators"])
+@delete("/admin/keys/{key_id:str}", status_code=200, tags=["Operators"], opt=OPERATORS)
 async def revoke_key(
-    request: Request[Any, Any, Any],
-    api: NamedDependency[Api],
     admin: NamedDependency[Admin],
     key_id: FromPath[str],
 ) -> Response[bytes]:
     """Revoke a key; every gateway refuses it within a second."""
-    admin.check(request, api)
     try:
         if not await admin.store.revoke(key_id):
             raise NotFound(f"there is no key {key_id!r}")
@@ -168,12 +175,11 @@ async def revoke_key(
     return Response(b"{}", media_type="application/json")
 
 
-@get("/admin/tenants", tags=["Operators"])
+@get("/admin/tenants", tags=["Operators"], opt=OPERATORS)
 async def list_tenants(
-    request: Request[Any, Any, Any], api: NamedDependency[Api], admin: NamedDependency[Admin]
+    admin: NamedDependency[Admin],
 ) -> list[TenantShown]:
     """All tenants that stand in Redis."""
-    admin.check(request, api)
     try:
         tenants = await admin.store.tenants()
     except StoreAway as error:
@@ -190,16 +196,14 @@ async def list_tenants(
     status_code=200,
     responses={200: ResponseSpec(TenantShown, description="As it stands now")} | FAILURES,
     tags=["Operators"],
+    opt=OPERATORS,
 )
 async def put_tenant(
     data: JSONBody[TenantSettings],
-    request: Request[Any, Any, Any],
-    api: NamedDependency[Api],
     admin: NamedDependency[Admin],
     name: FromPath[str],
 ) -> TenantShown:
     """Add a tenant, or replace it; every gateway follows within a second."""
-    admin.check(request, api)
     try:
         await admin.store.put_tenant(name, tenant_of(data))
     except StoreAway as error:
@@ -207,15 +211,12 @@ async def put_tenant(
     return TenantShown(name, data, in_file=name in admin.in_file)
 
 
-@delete("/admin/tenants/{name:str}", status_code=200, tags=["Operators"])
+@delete("/admin/tenants/{name:str}", status_code=200, tags=["Operators"], opt=OPERATORS)
 async def remove_tenant(
-    request: Request[Any, Any, Any],
-    api: NamedDependency[Api],
     admin: NamedDependency[Admin],
     name: FromPath[str],
 ) -> Response[bytes]:
     """Remove a tenant and its keys; every gateway follows within a second."""
-    admin.check(request, api)
     try:
         if not await admin.store.remove_tenant(name):
             raise NotFound(f"there is no tenant {name!r}")
@@ -242,10 +243,8 @@ def tenant_of(settings: TenantSettings) -> config.Tenant:
     return msgspec.convert(msgspec.to_builtins(settings), config.Tenant)
 
 
-@get("/admin/usage", tags=["Operators"])
+@get("/admin/usage", tags=["Operators"], opt=OPERATORS)
 async def usage(
-    request: Request[Any, Any, Any],
-    api: NamedDependency[Api],
     admin: NamedDependency[Admin],
     tenant: FromQuery[str],
     since: FromQuery[date | None] = None,
@@ -253,7 +252,6 @@ async def usage(
     form: FromQuery[Literal["json", "csv"]] = "json",
 ) -> Response[bytes]:
     """A tenant's usage by model and day (UTC); without dates, today's."""
-    admin.check(request, api)
     rows = await admin.ledger.usage(tenant, days_between(since, until))
     if form == "csv":
         return Response(as_csv(rows), media_type="text/csv")

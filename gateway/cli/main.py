@@ -5,6 +5,7 @@ import os
 import sys
 from datetime import date, datetime
 from pathlib import Path
+from typing import get_args
 
 from gateway import __version__
 from gateway.cli.check import check
@@ -12,6 +13,7 @@ from gateway.cli.keys import keys
 from gateway.cli.serve import serve
 from gateway.cli.tenants import tenants
 from gateway.cli.usage import usage
+from gateway.config import Scope
 
 EPILOG = """\
 environment:
@@ -83,7 +85,11 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
         "--expires", type=datetime.fromisoformat, metavar="DATE", help="2027-01-31, or with a time; UTC"
     )
     create.add_argument(
-        "--scope", action="append", help="embed, rerank, tokenize, metrics or admin; may be repeated"
+        "--scope",
+        action="append",
+        choices=get_args(Scope),
+        metavar="SCOPE",
+        help="embed, rerank, tokenize, metrics or admin; may be repeated",
     )
     create.add_argument("--model", action="append", help="the only model it may use; may be repeated")
     listing = _with_config(actions.add_parser("list", help="all keys, without their secrets"))

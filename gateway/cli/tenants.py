@@ -9,6 +9,7 @@ from rich.table import Table
 
 from gateway.cli.store import Action, run_with_store, show_line
 from gateway.config import Tenant, limit_problems
+from gateway.tenants.keyring import name_problem
 from gateway.tenants.store import TenantStore
 
 NO_STORE = "tenants of router.yaml are changed there; no other store is configured"
@@ -36,8 +37,8 @@ async def _set(store: TenantStore | None, arguments: argparse.Namespace) -> int:
 
 def _settings(arguments: argparse.Namespace) -> Tenant:
     """Raises: ValueError with what is wrong."""
-    if not arguments.tenant:
-        raise ValueError("a tenant's name is not empty")
+    if problem := name_problem(arguments.tenant):
+        raise ValueError(problem)
     model_limits: dict[str, dict[str, int]] = {}
     for written in arguments.model_limit or ():
         model, _, limit = written.rpartition(":")

@@ -17,15 +17,7 @@ import msgspec
 
 from gateway.quotas.availability import Availability
 from gateway.quotas.ledger import LEASE_US, NOTHING, UNITS, Ask, day_of
-from gateway.quotas.limits import (
-    SECOND_US,
-    WINDOWS_US,
-    Cost,
-    Limit,
-    Standing,
-    period_end_us,
-    period_start_us,
-)
+from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Standing
 from gateway.quotas.redis_door import RedisDoor, StoreAway, script
 
 OPERATE = script("meters", "operate")
@@ -109,6 +101,8 @@ class Account:
         self._boarded = False
         self._flight: Flight | None = None
         self._next_waits = False
+        # How far the store's clock is ahead of this gateway's.
+        self._ahead_us = 0
         self._landing: asyncio.Future[StoreAway | None] | None = None
 
     async def reserve(self, ask: Ask) -> Answer:
@@ -124,15 +118,19 @@ class Account:
         ok, blocking, wait_us, *told = reply
         return Answer(ok, blocking, wait_us, standings(ask.limits, told), at_us)
 
-    def settle(self, ask: Ask, actual: Cost, *, urgent: bool) -> None:
-        """Hand over what a reservation cost. urgent: somebody may wait for its slot."""
-        self._hand_over(ask, actual, mark_us=0)
+    def settle(self, ask: Ask, actual: Cost, *, urgent: bool, day: str | None = None) -> None:
+        """Hand over what a reservation cost. urgent: somebody may wait for its slot. day: None is today."""
+        self._hand_over(ask, actual, mark_us=0, day=day)
         if self._availability.away:
             return
         if urgent:
             self.board()
         else:
             self._door.board_within(self, SETTLE_WITHIN_S)
+
+    def today(self) -> str:
+        """The day (YYYY-MM-DD, UTC) by the store's clock, as far as it was told."""
+        return _day((self._clock_us() + self._ahead_us) // DAY_US)
 
     async def settled(self) -> None:
         """Wait until all that was handed over so far has been told. Raises: StoreAway."""
@@ -159,7 +157,6 @@ class Account:
         for wish in wishes:
             wish.departed = True
         places, days = Places[Limit](1), Places[str](len(keys_of(self._tenant)) + 1)
-        day_number = self._clock_us() // DAY_US
         argument = {
             "now": self._now_us() if self._now_us else 0,
             "lease": LEASE_US,
@@ -167,7 +164,7 @@ class Account:
             "usage_ttl": USAGE_TTL_S,
             "settles": [_settle_asked(one, places, days) for one in settlements],
             "reserves": [_reserve_asked(one.ask, places) for one in wishes],
-            "limits": [_described(limit, day_number) for limit in places],
+            "limits": [_described(limit) for limit in places],
         }
         self._boarded, self._flight = False, Flight(tuple(places), settlements, wishes)
         self._next_waits = bool(self._wishes) or len(settlements) == SETTLES_MAX
@@ -188,6 +185,7 @@ class Account:
 
     def _succeeded(self, flight: Flight, reply: bytes) -> None:
         now_us, told, answers = DECODER.decode(reply)
+        self._ahead_us = now_us - self._clock_us()
         for one in flight.settlements:
             del self._settlements[one.ask.id]
         self._heard(self._tenant, tuple(zip(flight.limits, told, strict=True)), None)
@@ -212,14 +210,13 @@ class Account:
         elif wish in self._wishes:
             self._wishes.remove(wish)
 
-    def _hand_over(self, ask: Ask, actual: Cost, mark_us: int) -> None:
+    def _hand_over(self, ask: Ask, actual: Cost, mark_us: int, day: str | None = None) -> None:
         # The first word counts: what was refunded is not charged after.
         if len(self._settlements) < UNSETTLED_MAX and ask.id not in self._settlements:
-            day = _day(self._clock_us() // DAY_US)
-            self._settlements[ask.id] = Settlement(ask, actual, day, mark_us)
+            self._settlements[ask.id] = Settlement(ask, actual, day or self.today(), mark_us)
 
     def _clock_us(self) -> int:
-        """Of this gateway: at midnight it may be a moment off from the store's."""
+        """Of this gateway."""
         return self._now_us() if self._now_us else time.time_ns() // 1000
 
 
@@ -294,17 +291,13 @@ def _parts(limit: Limit, cost: Cost) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=4096)
-def _described(limit: Limit, day_number: int) -> msgspec.Raw:
-    """A limit as operate.lua reads it, on a day since 1970."""
+def _described(limit: Limit) -> msgspec.Raw:
+    """A limit as operate.lua reads it."""
     told: dict[str, Any] = {"f": field_of(limit), "a": limit.amount, "k": "flight"}
     if limit.period in WINDOWS_US:
         told |= {"k": "rate", "w": WINDOWS_US[limit.period]}
     elif limit.period != "in_flight":
-        start_us = period_start_us(limit.period, day_number * DAY_US)
-        end_us = period_end_us(limit.period, day_number * DAY_US)
-        # Redis' clock may be in the next period already, or still in the last.
-        before_us = period_start_us(limit.period, start_us - SECOND_US)
-        told |= {"k": "calendar", "b": [before_us, start_us, end_us, period_end_us(limit.period, end_us)]}
+        told |= {"k": "calendar", "p": limit.period}
     return msgspec.Raw(ENCODER.encode(told))
 
 

@@ -163,6 +163,10 @@ class MemoryLedger:
     async def aclose(self) -> None:
         """Nothing is connected."""
 
+    def forget(self, tenant: str, limit: Limit) -> None:
+        """Start a limit anew; what is open of it changes it no more."""
+        self._meters.pop((tenant, limit), None)
+
     def _meter(self, tenant: str, limit: Limit) -> Meter:
         key = (tenant, limit)
         if key not in self._meters:

@@ -38,6 +38,19 @@ local function fresh(limit)
   return {k = 'flight', l = {}}
 end
 
+-- Where the clock has stepped back, what was measured by it goes with it: nobody waits for the step as well.
+-- True where something was moved. w: when the state was written.
+local function follow(state, now)
+  local step = (state.w or now) - now
+  if step <= 0 or state.k == 'calendar' then return false end
+  if state.k == 'rate' then
+    state.l, state.m = state.l - step, state.m - step
+  else
+    for id, ends in pairs(state.l) do state.l[id] = ends - step end
+  end
+  return true
+end
+
 -- What is missing until the bucket is full: whole microseconds and the rest.
 local function debt(state, now)
   if is_less(state.l, state.e, now, 0) then return 0, 0 end
@@ -94,23 +107,29 @@ local function correct(state, number, whole, rest)
   prune(state, after)
 end
 
-local function period_start(limit, now)
-  local start = limit.b[1]
-  for _, boundary in ipairs(limit.b) do
-    if boundary <= now then start = boundary end
-  end
-  return start
+local DAY_US = 86400000000
+
+-- The first of the month of a day since 1970, as such a day. Counted in years that begin with March, so that
+-- the leap day is the last (Howard Hinnant's civil_from_days).
+local function first_of_month(day)
+  local in_era = (day + 719468) % 146097
+  local years = in_era - math.floor(in_era / 1460) + math.floor(in_era / 36524) - math.floor(in_era / 146096)
+  years = math.floor(years / 365)
+  local in_year = in_era - (365 * years + math.floor(years / 4) - math.floor(years / 100))
+  local month = math.floor((5 * in_year + 2) / 153)
+  return day - (in_year - math.floor((153 * month + 2) / 5))
 end
 
-local function period_end(limit, now)
-  for _, boundary in ipairs(limit.b) do
-    if boundary > now then return boundary end
-  end
-  return now
+-- When a calendar's period began and when the next begins, UTC.
+local function period(limit, now)
+  local day = math.floor(now / DAY_US)
+  if limit.p == 'day' then return day * DAY_US, (day + 1) * DAY_US end
+  local first = first_of_month(day)
+  return first * DAY_US, first_of_month(first + 31) * DAY_US
 end
 
 local function roll(limit, state, now)
-  local start = period_start(limit, now)
+  local start = period(limit, now)
   if start > state.p then
     state.p = start
     state.u = 0
@@ -160,7 +179,8 @@ local function wait_us(limit, state, c, q, r, now)
   elseif limit.k == 'calendar' then
     roll(limit, state, now)
     if state.u + c <= limit.a then return 0 end
-    return period_end(limit, now) - now
+    local _, ends = period(limit, now)
+    return ends - now
   end
   if expire_leases(state, now) + c <= limit.a then return 0 end
   return 1000000
@@ -192,7 +212,8 @@ local function standing(limit, state, now)
     return {whole, whole, rest}
   elseif limit.k == 'calendar' then
     roll(limit, state, now)
-    return {state.u, period_end(limit, now) - now}
+    local _, ends = period(limit, now)
+    return {state.u, ends - now}
   end
   local count, latest = expire_leases(state, now)
   return {count, latest - now}

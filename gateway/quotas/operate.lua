@@ -2,7 +2,7 @@
 -- Every limit is read once and written once, and nothing is written before everything has been decided.
 -- KEYS: limits' state (hash), open reservations (hash), their ends (sorted set), usage of a day, ...
 -- ARGV[1], msgpack: now (0: Redis' clock), lease (µs), ttl, usage_ttl (s),
---   limits: {f name, k kind, a amount, w window of a rate, b boundaries of a calendar},
+--   limits: {f name, k kind, a amount, w window of a rate, p period of a calendar},
 --   settles: {id, mark, key of the usage, {place of the limit, c, q, r, true c, q, r, ...}, {field, amount, ...}},
 --   reserves: {id, expires (µs from now), shadow, {place of the limit, c, q, r, ...}}.
 -- c is a cost, q and r the same in a rate's time. mark (µs, or 0): where nothing is open, leave a mark for so
@@ -15,18 +15,26 @@ local now = now_us(ask.now)
 local SWEPT_MAX = 32
 
 local states, changed = {}, {}
-local names = {'#'}
-for index, limit in ipairs(ask.limits) do names[index + 1] = limit.f end
+-- How many reservations there were, and since when they are counted.
+local names = {'#', '@'}
+for index, limit in ipairs(ask.limits) do names[index + 2] = limit.f end
 local packed = redis.call('HMGET', KEYS[1], unpack(names))
-local number = tonumber(packed[1] or 0)
+local number, since = tonumber(packed[1] or 0), tonumber(packed[2] or now)
+
+local function read(name, one)
+  local state = cmsgpack.unpack(one)
+  changed[name] = follow(state, now) or nil
+  return state
+end
+
 for index, limit in ipairs(ask.limits) do
-  states[limit.f] = packed[index + 1] and cmsgpack.unpack(packed[index + 1]) or fresh(limit)
+  states[limit.f] = packed[index + 2] and read(limit.f, packed[index + 2]) or fresh(limit)
 end
 
 local function state_of(name)
   if states[name] == nil then
     local one = redis.call('HGET', KEYS[1], name)
-    states[name] = one and cmsgpack.unpack(one) or false
+    states[name] = one and read(name, one) or false
   end
   return states[name]
 end
@@ -129,8 +137,9 @@ for index, one in ipairs(ask.reserves) do told[index] = reserve(unpack(one)) end
 local shown = {}
 for index, limit in ipairs(ask.limits) do shown[index] = standing(limit, states[limit.f], now) end
 
-local kept, set, deleted, scores, gone = {'#', number}, {}, {}, {}, {}
+local kept, set, deleted, scores, gone = {'#', number, '@', since}, {}, {}, {}, {}
 for name in pairs(changed) do
+  states[name].w = now
   kept[#kept + 1] = name
   kept[#kept + 1] = cmsgpack.pack(states[name])
 end

@@ -35,6 +35,18 @@ TRIPS_MAX = 2
 LATE_TIMER = 1.5
 # How many turns of the event loop a reply that has arrived needs to be read.
 TURNS_TO_READ = 2
+# How errors begin that any script would meet.
+STORES_ERRORS = (
+    "OOM",
+    "READONLY",
+    "MISCONF",
+    "NOREPLICAS",
+    "NOPERM",
+    "NOAUTH",
+    "LOADING",
+    "BUSY",
+    "MASTERDOWN",
+)
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 
@@ -42,12 +54,13 @@ SENTINEL_PORT = 26379
 class StoreAway(Exception):
     """The store did not answer as it should in the time it has; the message is safe to log.
 
-    trip: a number that all who travelled together share.
+    trip: a number that all who travelled together share. alone: the store is there; this run alone failed.
     """
 
-    def __init__(self, reason: str, trip: int = 0) -> None:
+    def __init__(self, reason: str, trip: int = 0, *, alone: bool = False) -> None:
         super().__init__(reason)
         self.trip = trip
+        self.alone = alone
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -195,7 +208,8 @@ class RedisDoor:
         finally:
             # Also where this task is cancelled: somebody waits for each of them.
             for one, reply in zip(batch, replies, strict=True):
-                one.run.landed(reply if isinstance(reply, bytes) else StoreAway(_reason(reply), trip))
+                failure = StoreAway(_reason(reply), trip, alone=_is_scripts_own(reply))
+                one.run.landed(reply if isinstance(reply, bytes) else failure)
 
     def _turn_away(self, error: StoreAway) -> None:
         """Who has waited behind a trip that got no answer has no time for another."""
@@ -297,6 +311,17 @@ def _wants_source(reply: Any) -> bool:
         return True
     blocked = isinstance(reply, NoPermissionError) or "unknown command" in str(reply).lower()
     return isinstance(reply, ResponseError) and blocked
+
+
+def _is_scripts_own(reply: Any) -> bool:
+    """Whether what a script found in its keys made it fail, and not the state that the store is in."""
+    # Errors of the store itself, such as READONLY and OOM, have classes of their own; in a script's error of
+    # older servers their names are inside.
+    if type(reply) is not ResponseError:
+        return False
+    text = str(reply)
+    by_script = "WRONGTYPE" in text or "user_script" in text
+    return by_script and not any(name in text for name in STORES_ERRORS)
 
 
 def _reason(error: Any) -> str:

@@ -4,6 +4,7 @@ All keys of a tenant are under one hash tag, so that its scripts run on one node
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import defaultdict
@@ -14,9 +15,9 @@ from typing import Literal
 
 import msgspec
 
-from gateway.errors import QuotaUnavailable
+from gateway.errors import QuotaExceeded, QuotaUnavailable
 from gateway.events import Observe, StoreChanged
-from gateway.quotas.account import Account, Told, field_of, keys_of, standings, usage_key
+from gateway.quotas.account import STATE_TTL_S, Account, Told, field_of, keys_of, standings, usage_key
 from gateway.quotas.availability import Availability
 from gateway.quotas.ledger import (
     LEASE_US,
@@ -28,19 +29,24 @@ from gateway.quotas.ledger import (
     corrected,
     refusal,
 )
-from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Standing
+from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Standing, Unit
 from gateway.quotas.redis_door import RedisDoor, StoreAway, script
 from gateway.quotas.usage import UsageRow
 
 WhenUnavailable = Literal["local", "refuse", "allow"]
 
 RENEW = script("meters", "renew")
+BEAT = script("meters", "beat")
 HEARTBEAT_S = 1.0
 RENEW_EVERY_S = 5.0
 # Gateways heard of within this many seconds share what is left when the store is away.
 ALIVE_S = 10.0
 # How long the end of a process may wait for what has not been told yet.
 FLUSH_S = 2.0
+GATEWAYS_KEY = "gw:gateways"
+GATEWAYS_TTL_S = 3600
+
+logger = logging.getLogger("gateway")
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -48,6 +54,29 @@ class Rules(msgspec.Struct, frozen=True):
 
     when_unavailable: WhenUnavailable = "local"
     gateways: int = 1
+
+
+class Owed(msgspec.Struct, frozen=True):
+    """What a tenant used while the store was away.
+
+    Of a model on a day (YYYY-MM-DD, UTC); or of a rate, and then no day is told.
+    """
+
+    tenant: str
+    limits: tuple[Limit, ...]
+    cost: Cost
+    model: str = ""
+    day: str = ""
+
+    def ask(self, today: str) -> Ask:
+        """What to charge, whether it fits or not, since it has been used; but to no period that is over.
+
+        Another id each time: where the store may have heard of one, that is closed at nothing.
+        """
+        over = {"day": today != self.day, "month": today[:7] != self.day[:7]}
+        limits = tuple([one for one in self.limits if not over.get(one.period)])
+        id_ = f"owed-{secrets.token_hex(8)}"
+        return Ask(id_, self.tenant, limits, self.cost, LEASE_US, self.model, shadow=True)
 
 
 class RedisLedger:
@@ -70,9 +99,11 @@ class RedisLedger:
         self._gateways = rules.gateways
         self._local = LocalShare()
         self._accounts: dict[str, Account] = {}
-        self._open: dict[str, Ask] = {}
-        self._owing: list[Ask] = []
+        self._open: dict[str, Reservation] = {}
+        self._owing: list[Owed] = []
         self._missed_trip = 0
+        # Tenants whose state in the store no script can read.
+        self._unreadable: set[str] = set()
 
     @property
     def away(self) -> bool:
@@ -93,25 +124,28 @@ class RedisLedger:
         if not answer.ok:
             assert over is not None
             raise refusal(over, answer.wait_us, answer.standings)
+        taken = Reservation(ask, answer.standings, over=over, at_us=answer.at_us)
         if any(limit.period == "in_flight" for limit in ask.limits):
-            self._open[ask.id] = ask
-        return Reservation(ask, answer.standings, over=over, at_us=answer.at_us)
+            self._open[ask.id] = taken
+        return taken
 
     def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
         """What cannot be told soon is told when the store is back, or counts as spent."""
         ask = reservation.ask
         holds_slot = self._open.pop(ask.id, None) is not None
         if reservation.degraded:
-            return self._local.settle(reservation, actual)
+            return self._local.settle(reservation, actual, self._account(ask.tenant).today())
         self._account(ask.tenant).settle(ask, actual, urgent=holds_slot)
         return corrected(reservation, actual)
 
     async def settled(self) -> None:
         """Raises: QuotaUnavailable."""
-        try:
-            await asyncio.gather(*(account.settled() for account in self._accounts.values()))
-        except StoreAway as error:
-            raise QuotaUnavailable("the quotas' store is away") from error
+        telling = [account.settled() for account in self._accounts.values()]
+        for told in await asyncio.gather(*telling, return_exceptions=True):
+            if isinstance(told, StoreAway):
+                raise QuotaUnavailable("the quotas' store is away") from told
+            if told is not None:
+                raise told
 
     async def usage(self, tenant: str, days: Sequence[str]) -> list[UsageRow]:
         """What this gateway has settled is told first. Raises: QuotaUnavailable."""
@@ -143,9 +177,10 @@ class RedisLedger:
             await asyncio.sleep(HEARTBEAT_S)
 
     async def aclose(self) -> None:
-        """What cannot be told within two seconds counts as spent."""
+        """What cannot be told within two seconds counts as spent; what was used without the store is lost."""
         with suppress(QuotaUnavailable, TimeoutError):
             async with asyncio.timeout(FLUSH_S):
+                await self._catch_up()
                 await self.settled()
         await self._door.aclose()
 
@@ -158,12 +193,28 @@ class RedisLedger:
 
     def _heard(self, tenant: str, told: Sequence[tuple[Limit, Told]], error: StoreAway | None) -> None:
         if error is not None:
-            self._missed(error)
+            self._could_not_run(tenant, error)
             return
-        self._local.saw(tenant, told)
+        self._unreadable.discard(tenant)
+        self._local.saw(tenant, told, away=self._availability.away)
         if not self._availability.away:
             # Only the heartbeat ends an absence: a late answer to one call does not.
             self._availability.answered()
+
+    def _could_not_run(self, tenant: str, error: StoreAway) -> None:
+        """One tenant's broken state is no absence of the store, and concerns nobody else."""
+        if not error.alone:
+            self._missed(error)
+        elif tenant not in self._unreadable:
+            self._unreadable.add(tenant)
+            [limits, *_] = keys_of(tenant)
+            logger.error(
+                "the state of tenant %r in Redis cannot be used (%s); its limits are not counted there until "
+                "the key %s is removed",
+                tenant,
+                error,
+                limits,
+            )
 
     async def _reserve_without(self, ask: Ask) -> Reservation:
         match self._rules.when_unavailable:
@@ -172,7 +223,11 @@ class RedisLedger:
             case "allow":
                 return Reservation(ask, (), degraded=True)
             case "local":
-                return await self._local.reserve(ask, self._gateways)
+                try:
+                    return await self._local.reserve(ask, self._gateways)
+                except QuotaExceeded as error:
+                    error.headers["x-quota-mode"] = "degraded"
+                    raise
 
     def _missed(self, error: StoreAway) -> None:
         """Count a miss, once for all who travelled together."""
@@ -189,43 +244,49 @@ class RedisLedger:
             account.board()
         self._owing += self._local.owed()
         while self._owing:
-            # Charged whether it fits or not: it has been used. The id makes a repetition the same.
-            ask = self._owing[0]
-            account = self._account(ask.tenant)
+            owed = self._owing[0]
+            account = self._account(owed.tenant)
+            ask = owed.ask(account.today())
             try:
                 await account.reserve(ask)
-            except StoreAway:
-                return
-            account.settle(ask, ask.cost, urgent=False)
+            except StoreAway as error:
+                if not error.alone:
+                    return
+            else:
+                # What a rate owes is nobody's usage: it is never settled, which is to say, spent.
+                if owed.day:
+                    account.settle(ask, ask.cost, urgent=False, day=owed.day)
+            # A tenant's broken state cannot be charged: it starts anew once it is removed.
             self._owing.pop(0)
 
     async def _beat(self) -> None:
-        now_s = time.time()
-        await self._door.ask("ZADD", GATEWAYS_KEY, now_s, self._gateway_id)
-        await self._door.ask("ZREMRANGEBYSCORE", GATEWAYS_KEY, "-inf", now_s - ALIVE_S)
-        self._gateways = max(1, int(await self._door.ask("ZCARD", GATEWAYS_KEY)))
-        # A server that takes commands and refuses scripts is of no use.
-        nothing = {"now": 0, "ids": [], "expires": 0, "lease": 0, "names": []}
-        await self._door.run(RENEW, keys_of("-"), msgspec.msgpack.encode(nothing))
+        argument = {
+            "now": self._now_us() if self._now_us else 0,
+            "id": self._gateway_id,
+            "alive": round(ALIVE_S * SECOND_US),
+            "ttl": GATEWAYS_TTL_S,
+        }
+        # A script: a server that takes commands and refuses scripts is of no use.
+        told = await self._door.run(BEAT, [GATEWAYS_KEY], msgspec.msgpack.encode(argument))
+        self._gateways = msgspec.msgpack.decode(told, type=int)
 
     async def _renew(self) -> None:
-        tenants: dict[str, list[Ask]] = defaultdict(list)
-        for ask in self._open.values():
-            tenants[ask.tenant].append(ask)
-        for tenant, asks in tenants.items():
-            names = {field_of(one) for ask in asks for one in ask.limits if one.period == "in_flight"}
+        tenants: dict[str, list[Reservation]] = defaultdict(list)
+        for taken in self._open.values():
+            tenants[taken.ask.tenant].append(taken)
+        for tenant, calls in tenants.items():
             argument = {
                 "now": self._now_us() if self._now_us else 0,
-                "ids": [ask.id for ask in asks],
-                "expires": max(ask.expires_us for ask in asks),
                 "lease": LEASE_US,
-                "names": sorted(names),
+                "ttl": STATE_TTL_S,
+                "calls": [_renewal(one) for one in calls],
             }
             try:
                 await self._door.run(RENEW, keys_of(tenant), msgspec.msgpack.encode(argument))
             except StoreAway as error:
-                self._missed(error)
-                return
+                self._could_not_run(tenant, error)
+                if not error.alone:
+                    return
 
 
 class LocalShare:
@@ -241,15 +302,20 @@ class LocalShare:
         self._seen: dict[str, dict[Limit, tuple[Told, int]]] = defaultdict(dict)
         self._shares: dict[tuple[str, Limit], Limit] = {}
         self._asked: dict[str, Ask] = {}
-        self._owed: dict[tuple[str, tuple[Limit, ...], str], Cost] = {}
+        self._owed: dict[tuple[str, tuple[Limit, ...], str, str], Cost] = {}
+        self._owed_to_rates: dict[tuple[str, Limit], int] = defaultdict(int)
         self._numbers = count()
 
-    def saw(self, tenant: str, told: Sequence[tuple[Limit, Told]]) -> None:
-        """Note what the store told of a tenant's limits."""
+    def saw(self, tenant: str, told: Sequence[tuple[Limit, Told]], *, away: bool) -> None:
+        """Note what the store told of a tenant's limits. Unless it is away, it is what counts again, and no
+        share that was made for a call that missed it.
+        """
         now_us = time.time_ns() // 1000
         seen = self._seen[tenant]
         for limit, one in told:
             seen[limit] = (one, now_us)
+            if not away and (share := self._shares.pop((tenant, limit), None)):
+                self._ledger.forget(tenant, share)
 
     def begin(self) -> None:
         """The store has just gone: nothing of an earlier absence counts any more."""
@@ -267,24 +333,33 @@ class LocalShare:
         self._asked[ask.id] = ask
         return msgspec.structs.replace(taken, degraded=True)
 
-    def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
-        """Count what was used, here and as owed."""
+    def settle(self, reservation: Reservation, actual: Cost, day: str) -> tuple[Standing, ...]:
+        """Count what was used, here and as owed for that day."""
         ask = self._asked.pop(reservation.ask.id, None)
         if ask is not None:
-            key = (ask.tenant, ask.limits, ask.model)
+            calendars = tuple([one for one in ask.limits if one.period in ("day", "month")])
+            key = (ask.tenant, calendars, ask.model, day)
             owed = self._owed.get(key, NOTHING)
             self._owed[key] = Cost(
                 owed.requests + actual.requests, owed.tokens + actual.tokens, owed.inputs + actual.inputs
             )
+            for limit in ask.limits:
+                if limit.period in WINDOWS_US:
+                    self._owed_to_rates[ask.tenant, limit] += actual.of(limit.unit)
         return self._ledger.settle(reservation, actual)
 
-    def owed(self) -> list[Ask]:
-        """What to charge now that the store is back, whether it fits or not: it has been used."""
-        owed, self._owed = self._owed, {}
-        return [
-            Ask(f"owed-{secrets.token_hex(8)}", tenant, limits, cost, LEASE_US, model, shadow=True)
-            for (tenant, limits, model), cost in owed.items()
+    def owed(self) -> list[Owed]:
+        """What to charge now that the store is back."""
+        used, self._owed = self._owed, {}
+        rates, self._owed_to_rates = self._owed_to_rates, defaultdict(int)
+        owed = [Owed(tenant, limits, cost, *rest) for (tenant, limits, *rest), cost in used.items()]
+        # Of a rate, what was used longer ago than its window is back by now.
+        owed += [
+            Owed(tenant, (limit,), _only(limit.unit, min(amount, limit.amount)))
+            for (tenant, limit), amount in rates.items()
+            if amount
         ]
+        return owed
 
     async def _share(self, tenant: str, limit: Limit, gateways: int) -> Limit:
         key = (tenant, limit)
@@ -292,8 +367,7 @@ class LocalShare:
             self._shares[key] = share = _share_of(limit, self._remaining(tenant, limit), gateways)
             if limit.period in WINDOWS_US:
                 # Its bucket starts empty: what is in the store's may be somebody else's by now.
-                unit = {share.unit: share.amount}
-                all_of_it = Cost(**({"requests": 0} | unit))
+                all_of_it = _only(share.unit, share.amount)
                 start = Ask(f"start-{next(self._numbers)}", tenant, (share,), all_of_it, LEASE_US)
                 self._ledger.settle(await self._ledger.reserve(start), all_of_it)
         return self._shares[key]
@@ -307,14 +381,27 @@ class LocalShare:
         return standing.remaining if time.time_ns() // 1000 < at_us + standing.reset_us else None
 
 
+def _renewal(taken: Reservation) -> tuple[str, int, int, list[str]]:
+    """A call in flight, as renew.lua reads it."""
+    ask = taken.ask
+    return (
+        ask.id,
+        taken.at_us,
+        ask.expires_us,
+        [field_of(one) for one in ask.limits if one.period == "in_flight"],
+    )
+
+
+def _only(unit: Unit, amount: int) -> Cost:
+    """A cost of one unit and nothing else."""
+    return Cost(**({"requests": 0} | {unit: amount}))
+
+
 def _share_of(limit: Limit, remaining: int | None, gateways: int) -> Limit:
     if limit.period in ("day", "month"):
         remaining = limit.amount if remaining is None else remaining
         return msgspec.structs.replace(limit, amount=remaining // gateways)
     return msgspec.structs.replace(limit, amount=max(1, limit.amount // gateways))
-
-
-GATEWAYS_KEY = "gw:gateways"
 
 
 def _usage_rows(tenant: str, day: str, told: Mapping[bytes, bytes]) -> list[UsageRow]:

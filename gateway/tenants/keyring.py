@@ -208,6 +208,13 @@ def _both(one: Iterable[str] | None, other: Iterable[str] | None) -> frozenset[s
     return frozenset(one) & frozenset(other)
 
 
+def name_problem(name: str | None) -> str | None:
+    """Why operators could not name a key, or a tenant in Redis, so: over HTTP it is one segment of a path."""
+    if name == "":
+        return "a name is not empty"
+    return "a name has no /" if name and "/" in name else None
+
+
 def make_key(
     tenant: str,
     id_: str | None,

@@ -1,6 +1,7 @@
 """Operators make, see and revoke keys over HTTP, and read usage back: what was settled, to the token."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
@@ -106,3 +107,41 @@ async def test_a_store_that_is_away_is_503(boot: Boots, own_redis: RedisServer) 
 
     assert [503, 503] == [reply.status_code for reply in replies]
     assert all("retry-after" in reply.headers for reply in replies)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/admin/keys"),
+        ("POST", "/admin/keys"),
+        ("DELETE", "/admin/keys/k"),
+        ("GET", "/admin/tenants"),
+        ("PUT", "/admin/tenants/acme"),
+        ("DELETE", "/admin/tenants/acme"),
+        ("GET", "/admin/usage"),
+    ],
+)
+@pytest.mark.parametrize(("key", "status"), [("wrong", 401), (KEY, 403)])
+async def test_who_is_no_operator_has_no_body_read(
+    boot: Boots, method: str, path: str, key: str, status: int
+) -> None:
+    read: list[bool] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        read.append(True)
+        yield b"{}"
+
+    text = config("memory", "0.0.0.0:8080", scopes="[embed]")
+    async with boot({"tei-0": FakeTei()}, text) as gateway:
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        reply = await gateway.client.request(method, path, content=body(), headers=headers)
+
+    assert status == reply.status_code
+    assert not read
+
+
+async def test_a_key_is_not_named_so_that_no_path_leads_to_it(boot: Boots, own_redis: RedisServer) -> None:
+    async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
+        replies = [await gateway.post("/admin/keys", {"tenant": "acme", "id": id_}) for id_ in ("a/b", "")]
+
+    assert [422, 422] == [reply.status_code for reply in replies]

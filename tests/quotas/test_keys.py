@@ -15,6 +15,7 @@ from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from tests.processes.conftest import KEY, Served, wait_until
+from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer
 
 CONFIG = """
@@ -85,6 +86,21 @@ def test_what_cannot_be_done_is_one_clear_line(config: Path, words: tuple[str, .
 
     assert 1 == ended.returncode
     assert 1 == len(ended.stderr.strip().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("keys", "create", "acme", "--scope", "nonsense"), 2),
+        (("keys", "create", "acme", "--scope", "embed", "--scope", "admin"), 0),
+        (("keys", "create", "acme", "--id", "a/b"), 1),
+        (("tenants", "set", "a/b"), 1),
+    ],
+)
+def test_scopes_and_names_that_lead_nowhere_are_refused(
+    config: Path, command: Commands, words: tuple[str, ...], status: int
+) -> None:
+    assert status == command(*words, "-c", str(config)).status
 
 
 def test_a_store_that_is_away_is_one_clear_line(config: Path, own_redis: RedisServer) -> None:

@@ -8,18 +8,29 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from redis import Redis
 
 from gateway.errors import GatewayError
 from gateway.events import Event
+from gateway.quotas.account import DAY_US
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, MemoryLedger, Reservation
-from gateway.quotas.limits import SECOND_US, Cost, Limit, Period, Unit
-from gateway.quotas.redis_door import RedisDoor
+from gateway.quotas.limits import (
+    SECOND_US,
+    Cost,
+    Limit,
+    Period,
+    Unit,
+    period_end_us,
+    period_start_us,
+)
+from gateway.quotas.redis_door import RedisDoor, script
 from gateway.quotas.redis_ledger import RedisLedger, Rules
 from tests.quotas.redis_server import RedisServer
 
 # A moment before midnight at the end of a leap year's February.
 START_US = 1_709_251_190 * SECOND_US
 TENANTS = ("acme", "globex")
+PERIODS: tuple[Period, ...] = ("day", "month")
 
 
 @dataclass
@@ -82,6 +93,30 @@ async def test_what_settling_shows_is_exact_where_nobody_else_came_between(redis
 
     assert shown[0] == shown[1]
     assert [6930, 96, 2] == [one.remaining for one in shown[1]]
+
+
+def test_days_and_months_begin_in_redis_when_they_do_here(redis: RedisServer) -> None:
+    # Every day at noon, from before one century's missing leap day to after another's.
+    days = range(-26_000, 50_000)
+    source = """
+        local told = {}
+        for day = tonumber(ARGV[1]), tonumber(ARGV[2]) do
+          local noon = day * DAY_US + DAY_US / 2
+          for _, name in ipairs({'day', 'month'}) do
+            for _, moment in ipairs({period({p = name}, noon)}) do told[#told + 1] = moment / DAY_US end
+          end
+        end
+        return told
+    """
+    with Redis(port=redis.port) as client:
+        told = client.eval(script("meters").source + source, 0, days[0], days[-1])
+    expected = []
+    for day in days:
+        noon_us = day * DAY_US + DAY_US // 2
+        for name in PERIODS:
+            expected += [period_start_us(name, noon_us) // DAY_US, period_end_us(name, noon_us) // DAY_US]
+
+    assert expected == told
 
 
 units: st.SearchStrategy[Unit] = st.sampled_from(("requests", "tokens", "inputs"))

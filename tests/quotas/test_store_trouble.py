@@ -1,18 +1,23 @@
 """Redis slow, frozen, gone, forgetful, full or back: what callers see is what the config chose."""
 
 import asyncio
+import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from gateway.errors import QuotaExceeded, QuotaUnavailable
 from gateway.events import Event, StoreChanged
 from gateway.quotas.ledger import Ask
-from gateway.quotas.limits import SECOND_US, Cost, parse_limit
+from gateway.quotas.limits import SECOND_US, Cost, Limit, parse_limit
 from gateway.quotas.redis_door import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger, Rules, WhenUnavailable
 from tests.quotas.redis_server import RedisServer
+from tests.quotas.test_ledgers_agree import Clock
 
 LIMITS = (parse_limit("requests_per_hour", 3600), parse_limit("tokens_per_day", 1000))
 Trouble = Callable[[RedisServer], object]
@@ -309,3 +314,222 @@ async def test_nothing_over_the_limit_is_admitted_by_four_gateways_at_once(own_r
 
     assert 0 < admitted <= 5000
     assert 0 < most <= 7
+
+
+DAY = (parse_limit("tokens_per_day", 1000),)
+
+
+def asked(id_: str, limits: tuple[Limit, ...] = DAY, tokens: int = 0, tenant: str = "acme") -> Ask:
+    return Ask(id_, tenant, limits, Cost(tokens=tokens), 60 * SECOND_US, "m")
+
+
+def set_clocks_off(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """From now on this process' wall clock is wrong; Redis' is not."""
+    now_s, now_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: now_s() + seconds)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + round(seconds) * 10**9)
+
+
+@pytest.mark.parametrize("days", [-40, -4, -1, 1, 4, 40])
+async def test_a_gateway_whose_clock_is_days_off_counts_redis_days(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    today = datetime.now(UTC).date().isoformat()
+    month = (parse_limit("tokens_per_month", 1500),)
+    async with running(own_redis, keep=False) as good, running(own_redis, keep=False) as wrong:
+        good.ledger.settle(
+            await good.ledger.reserve(asked("good", DAY + month, 1000)), Cost(tokens=1000, inputs=1)
+        )
+        await good.ledger.settled()
+        set_clocks_off(monkeypatch, days * 86400)
+        for number in range(3):
+            with pytest.raises(QuotaExceeded, match="tokens_per_day"):
+                await wrong.ledger.reserve(asked(f"wrong-{number}", DAY + month, 1))
+        taken = await wrong.ledger.reserve(asked("month", month, 500))
+        wrong.ledger.settle(taken, Cost(tokens=500))
+        await wrong.ledger.settled()
+        rows = await good.ledger.usage("acme", [today])
+
+    assert 0 == taken.standings[0].remaining
+    assert 0 < taken.standings[0].reset_us <= 31 * 86400 * SECOND_US
+    assert [(2, 1500)] == [(row.requests, row.tokens) for row in rows]
+
+
+async def test_gateways_count_each_other_by_redis_clock(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = [RedisDoor(own_redis.url, 5) for _ in range(3)]
+    ledgers = [RedisLedger(one, Rules(), f"g{n}", lambda _: None) for n, one in enumerate(door)]
+    for number, ledger in enumerate(ledgers):
+        set_clocks_off(monkeypatch, 20 * number)
+        await ledger._beat()
+    await ledgers[0]._beat()
+    for ledger in ledgers:
+        await ledger.aclose()
+
+    assert ":3" == own_redis.command("ZCARD", "gw:gateways").strip()
+    assert 3 == ledgers[0]._gateways
+
+
+async def test_a_share_of_one_missed_call_is_forgotten_once_the_store_answers(own_redis: RedisServer) -> None:
+    async with running(own_redis, keep=False) as gateway:
+        ledger = gateway.ledger
+        ledger.settle(await ledger.reserve(asked("a", tokens=100)), Cost(tokens=100))
+        own_redis.freeze()
+        assert (await ledger.reserve(asked("missed", tokens=1))).degraded
+        own_redis.thaw()
+        ledger.settle(await ledger.reserve(asked("b", tokens=800)), Cost(tokens=800))
+        await ledger.settled()
+        own_redis.freeze()
+        with pytest.raises(QuotaExceeded) as caught:
+            await ledger.reserve(asked("missed again", tokens=500))
+        own_redis.thaw()
+
+    assert "degraded" == caught.value.headers["x-quota-mode"]
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [("SET", "gw:{%s}:limits", "x"), ("HSET", "gw:{%s}:limits", "tokens_per_day=1000", "rubbish")],
+    ids=["another type", "rubbish"],
+)
+async def test_one_tenants_broken_state_is_no_absence_of_the_store(
+    redis: RedisServer, harm: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = f"bad-{secrets.token_hex(4)}", f"good-{secrets.token_hex(4)}"
+    redis.command(*(word.replace("%s", bad) for word in harm))
+    async with running(redis, "allow") as gateway:
+        ledger = gateway.ledger
+        for number in range(6):
+            taken = await ledger.reserve(asked(f"bad-{number}", tenant=bad))
+            assert taken.degraded
+            ledger.settle(taken, Cost())
+            assert not (await ledger.reserve(asked(f"good-{number}", tenant=good))).degraded
+        redis.command("DEL", f"gw:{{{bad}}}:limits")
+        assert not (await ledger.reserve(asked("mended", tenant=bad))).degraded
+
+    assert [] == gateway.changes
+    assert 1 == sum(bad in record.getMessage() for record in caplog.records)
+
+
+async def test_closing_a_ledger_charges_what_was_used_without_the_store(own_redis: RedisServer) -> None:
+    async with running(own_redis, keep=False) as gateway:
+        ledger = gateway.ledger
+        ledger.settle(await ledger.reserve(asked("before", tokens=100)), Cost(tokens=100))
+        own_redis.freeze()
+        for number in range(4):
+            taken = await ledger.reserve(asked(f"local-{number}", tokens=50))
+            assert taken.degraded
+            ledger.settle(taken, Cost(tokens=50))
+        # It is back, and no heartbeat has told so yet.
+        own_redis.thaw()
+    async with running(own_redis, keep=False) as another:
+        assert 700 == (await another.ledger.reserve(asked("after"))).standings[0].remaining
+
+
+async def test_what_could_not_be_charged_at_once_is_charged_later(own_redis: RedisServer) -> None:
+    async with running(own_redis, keep=False) as gateway:
+        ledger = gateway.ledger
+        await ledger.reserve(asked("before"))
+        own_redis.freeze()
+        for number in range(4):
+            ledger.settle(await ledger.reserve(asked(f"local-{number}", tokens=50)), Cost(tokens=50))
+        for _ in range(2):
+            # It departs, and nobody hears whether it arrived.
+            await ledger._catch_up()
+        own_redis.thaw()
+        await ledger._catch_up()
+        await ledger.settled()
+    async with running(own_redis, keep=False) as another:
+        assert 800 == (await another.ledger.reserve(asked("after"))).standings[0].remaining
+
+
+async def test_an_absence_leaves_no_rate_in_debt_for_longer_than_its_window(own_redis: RedisServer) -> None:
+    hour = (parse_limit("tokens_per_hour", 100), parse_limit("tokens_per_month", 1000))
+    async with running(own_redis, keep=False) as gateway:
+        ledger = gateway.ledger
+        await ledger.reserve(asked("before", hour))
+        own_redis.freeze()
+        for number in range(6):
+            # A shadow's is never refused: so the test need not wait for hours.
+            ask = msgspec.structs.replace(asked(f"local-{number}", hour, 100), shadow=True)
+            ledger.settle(await ledger.reserve(ask), Cost(tokens=100))
+        own_redis.thaw()
+        ledger._availability.answered()
+        await ledger._catch_up()
+        await ledger.settled()
+        rate, month = (await ledger.reserve(asked("after", hour))).standings
+        rows = await ledger.usage("acme", [datetime.now(UTC).date().isoformat()])
+
+    assert 0 == rate.remaining
+    assert 3500 * SECOND_US < rate.reset_us <= 3600 * SECOND_US
+    assert 400 == month.remaining
+    assert [(6, 600)] == [(row.requests, row.tokens) for row in rows]
+
+
+async def test_what_was_used_before_midnight_is_charged_to_that_day(own_redis: RedisServer) -> None:
+    clock = Clock(1_800_057_590 * SECOND_US)  # 2027-01-15T23:59:50Z
+    limits = (*DAY, parse_limit("tokens_per_month", 5000))
+    ledger = RedisLedger(RedisDoor(own_redis.url, 0.1), Rules(), "gateway", lambda _: None, clock)
+    await ledger.reserve(asked("before", limits))
+    own_redis.freeze()
+    for number in range(4):
+        ledger.settle(await ledger.reserve(asked(f"local-{number}", limits, 200)), Cost(tokens=200))
+    own_redis.thaw()
+    clock.now_us += 30 * SECOND_US
+    ledger._availability.answered()
+    await ledger._catch_up()
+    await ledger.settled()
+    day, month = (await ledger.reserve(asked("after", limits))).standings
+    rows = await ledger.usage("acme", ["2027-01-15", "2027-01-16"])
+    await ledger.aclose()
+
+    assert (1000, 4200) == (day.remaining, month.remaining)
+    assert [("2027-01-15", 800)] == [(row.day, row.tokens) for row in rows]
+
+
+async def test_a_call_in_flight_keeps_its_slot_when_the_store_is_emptied(own_redis: RedisServer) -> None:
+    one = (parse_limit("requests_in_flight", 1), *DAY)
+    async with running(own_redis, keep=False) as gateway:
+        ledger = gateway.ledger
+        flying = await ledger.reserve(asked("flying", one, 100))
+        own_redis.command("FLUSHALL")
+        await ledger._renew()
+        with pytest.raises(QuotaExceeded, match="requests_in_flight"):
+            await ledger.reserve(asked("second", one, 1))
+        ledger.settle(flying, Cost(tokens=50))
+        taken = await ledger.reserve(asked("third", one, 1))
+
+    # What the first was charged has been forgotten, and so is not given back.
+    assert [0, 999] == [standing.remaining for standing in taken.standings]
+
+
+async def test_a_late_renewal_gives_no_slot_to_a_call_that_is_over(own_redis: RedisServer) -> None:
+    one = (parse_limit("requests_in_flight", 1),)
+    async with running(own_redis, keep=False) as gateway:
+        ledger = gateway.ledger
+        over = await ledger.reserve(asked("over", one))
+        ledger.settle(over, Cost())
+        await ledger.settled()
+        ledger._open["over"] = over
+        await ledger._renew()
+        assert 0 == (await ledger.reserve(asked("next", one))).standings[0].remaining
+
+
+async def test_a_clock_that_steps_back_makes_nobody_wait_for_the_step(own_redis: RedisServer) -> None:
+    clock = Clock(1_800_057_590 * SECOND_US)
+    hour, slot = (parse_limit("tokens_per_hour", 100),), (parse_limit("requests_in_flight", 1),)
+    ledger = RedisLedger(RedisDoor(own_redis.url, 5), Rules(), "gateway", lambda _: None, clock)
+    await ledger.reserve(asked("rate", hour, 100))
+    await ledger.reserve(asked("slot", slot))
+    clock.now_us -= 86400 * SECOND_US
+    with pytest.raises(QuotaExceeded, match="in 36s"):
+        await ledger.reserve(asked("too much", hour, 1))
+    with pytest.raises(QuotaExceeded):
+        await ledger.reserve(asked("too many", slot))
+    clock.now_us += 1800 * SECOND_US
+    half = await ledger.reserve(asked("half", hour, 50))
+    free = await ledger.reserve(asked("free", slot))
+    await ledger.aclose()
+
+    assert [0, 0] == [one.standings[0].remaining for one in (half, free)]

@@ -372,3 +372,56 @@ def test_a_secret_of_the_wrong_type_stays_out_of_the_message(key: str, value: An
 
     assert [f"upstreams.tei.{key}"] == [one.path for one in found]
     assert SECRET not in found[0].message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:%s@tei:80",
+        "http://user:%s/x@tei:80",
+        "http://user@tei:80",
+        "http://user:80/%s@tei",
+    ],
+)
+def test_a_replica_has_no_credentials_in_its_url(url: str) -> None:
+    text = MINIMAL.replace("http://tei:80", url.replace("%s", SECRET))
+    (problem,) = problems_of(text)
+
+    assert "upstreams.tei.replicas[0]" == problem.path
+    assert SECRET not in problem.message
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "redis://:%s/x@redis:6379/0",
+        "redis://:%s#x@redis:6379/0",
+        "redis://:%s?x@redis:6379/0",
+        "redis://user:12/%s@redis:6379/0",
+        "redis://redis:99999/0",
+        "redis://redis:port/0",
+        "redis+cluster://:%s/x@one,two:7000",
+        "redis+sentinel://:%s#x@one:26379,two/name/0",
+        "redis+sentinel://one:26379,two:port/name/0",
+    ],
+)
+def test_a_store_whose_host_cannot_be_read_is_told_without_its_password(store: str) -> None:
+    (problem,) = problems_of(f"quotas: {{store: '{store.replace('%s', SECRET)}'}}\n{MINIMAL}")
+
+    assert "quotas.store" == problem.path
+    assert "%2F" in problem.message
+    assert SECRET not in problem.message
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "redis://redis",
+        "redis://[::1]:6379/0",
+        "rediss://user:pa%2Fss%23%40@redis:6379/1?ssl_ca_certs=/etc/ca.pem",
+        "redis+cluster://one,two:7000",
+        "redis+sentinel://:secret@one:26379,two/name/0",
+    ],
+)
+def test_a_store_that_can_be_reached_is_taken(store: str) -> None:
+    assert store == parsed(f"quotas: {{store: '{store}'}}\n{MINIMAL}").quotas.store
