@@ -28,7 +28,9 @@ from tests.real.servers import Server, serving
 
 CALLERS = (1, 8, 32, 128)
 # One server is never asked the same text twice, directly or through the gateway.
-MIXTURE: Literal["passages"] = "passages"
+MIXTURE: Literal["queries"] = "queries"
+# The generator calls /v1/embeddings, which Infinity serves below a prefix only.
+PREFIX: dict[Server, str] = {"infinity": "/v1", "vllm": ""}
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -80,7 +82,7 @@ async def compared(
 
 
 async def _sample(target: Target, callers: int, seed: int, seconds: float) -> Sample:
-    calls = Calls(corpora.texts(MIXTURE, seed))
+    calls = Calls(corpora.texts(MIXTURE, seed), model=target.model)
     return await closed_loop(Load(target, calls, Recorder({}), 0), callers, seconds, 1.0)
 
 
@@ -89,8 +91,9 @@ def run(server: Server, options: argparse.Namespace) -> list[Row]:
     folder = Path(tempfile.mkdtemp())
     checkpoint = folder / "all-MiniLM-L6-v2"
     checkpoint.symlink_to(locate(DEFAULT_MODEL))
-    with serving(server, checkpoint) as url, group() as started:
-        gateway = servers.start_gateway(folder, config(server, url, checkpoint))
+    flags = ["--url-prefix", PREFIX[server]] if PREFIX[server] else []
+    with serving(server, checkpoint, flags) as url, group() as started:
+        gateway = servers.start_gateway(folder, config(server, url + PREFIX[server], checkpoint))
         assert gateway.process is not None
         started.append(gateway.process)
         direct = Target(urlsplit(url).port or 80, model=checkpoint.name, checked=False)
