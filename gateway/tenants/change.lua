@@ -1,6 +1,6 @@
--- Keys and tenants change together with their version, or not at all: also where the caller is gone when this runs.
+-- Keys and tenants change together with their version, or not at all: also where the caller is gone by then.
 -- KEYS: keys (hash), tenants (hash), version.
--- ARGV[1], msgpack: version, put: {place of the hash, field, value, ...}, remove: {place of the hash, field, ...}.
+-- ARGV[1], msgpack: version, put: {place of the hash, field, value, ...}, remove: {place of it, field, ...}.
 -- Answers msgpack: how many fields were removed.
 local ask = cmsgpack.unpack(ARGV[1])
 local removed = 0
