@@ -96,6 +96,11 @@ class Running:
         self.stop()
         raise RuntimeError(f"{self.log.stem} did not start:\n" + self.log.read_text(errors="replace")[-2000:])
 
+    def spread(self) -> None:
+        """Let it use every core from now on."""
+        for pid in family(self._process.pid):
+            os.sched_setaffinity(pid, range(os.cpu_count() or 1))
+
     def usage(self) -> Usage:
         """Of all its processes."""
         return usage(family(self.process.pid))

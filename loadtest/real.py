@@ -2,8 +2,8 @@
 
     .venv/bin/python -m loadtest.real infinity vllm
 
-The server and the gateway share the machine, as they would on one host: what the gateway costs is taken from
-the server. Direct and through the gateway take turns, so that both see the same disturbances.
+The server, the gateway and the load share all cores, as they would on one host: what the gateway costs is taken
+from the server. Direct and through the gateway take turns, so that both see the same disturbances.
 """
 
 import argparse
@@ -96,6 +96,7 @@ def run(server: Server, options: argparse.Namespace) -> list[Row]:
         gateway = servers.start_gateway(folder, config(server, url + PREFIX[server], checkpoint))
         assert gateway.process is not None
         started.append(gateway.process)
+        gateway.process.spread()
         direct = Target(urlsplit(url).port or 80, model=checkpoint.name, checked=False)
         ours = msgspec.structs.replace(gateway.target, model="real", checked=False)
         return [asyncio.run(compared(server, direct, ours, count, options)) for count in options.callers]

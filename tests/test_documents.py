@@ -37,7 +37,9 @@ def test_every_yaml_example_is_a_config_that_loads(document: str) -> None:
         assert parse_config(example, {}, ROOT).models
 
 
-@pytest.mark.parametrize("name", ["router.yaml", "router.tei.yaml", "router.infinity.yaml", "router.vllm.yaml"])
+@pytest.mark.parametrize(
+    "name", ["router.yaml", "router.tei.yaml", "router.infinity.yaml", "router.vllm.yaml"]
+)
 def test_the_files_that_compose_serves_load(name: str, tmp_path: Path) -> None:
     text = (ROOT / "deploy/compose" / name).read_text().replace("/secrets/", f"{tmp_path}/")
     (tmp_path / "redis-password").write_text("made at random")
