@@ -98,7 +98,7 @@ class Running:
 
     def spread(self) -> None:
         """Let it use every core from now on."""
-        for pid in family(self._process.pid):
+        for pid in family(self.process.pid):
             os.sched_setaffinity(pid, range(os.cpu_count() or 1))
 
     def usage(self) -> Usage:

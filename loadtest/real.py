@@ -2,8 +2,8 @@
 
     .venv/bin/python -m loadtest.real infinity vllm
 
-The server, the gateway and the load share all cores, as they would on one host: what the gateway costs is taken
-from the server. Direct and through the gateway take turns, so that both see the same disturbances.
+The server, the gateway and the load share all cores, as they would on one host: what the gateway costs is
+taken from the server. Direct and through the gateway take turns, so that both see the same disturbances.
 """
 
 import argparse
