@@ -1,7 +1,6 @@
 """The composition root: config and collaborators in, an ASGI application out."""
 
 import asyncio
-import ipaddress
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -27,7 +26,7 @@ from gateway.api.exchange import exchange_of_request
 from gateway.api.identity import Identity
 from gateway.api.straight import Straight
 from gateway.batching.lane import Lane
-from gateway.config import Config, Cors, host_and_port
+from gateway.config import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
 from gateway.in_flight import InFlight
@@ -89,7 +88,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     """Wire everything together; needs a running event loop. Nothing is contacted before the lifespan."""
     outside = collaborators or Collaborators()
     config = boot.config
-    is_open = _is_loopback(config.admin.listen or config.listen)
+    is_open = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
     exporter = Metrics(is_open=is_open, worker=boot.worker)
 
     def observe(event: Event) -> None:
@@ -108,6 +107,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
             boot.first_key_digest,
             operators=config.admin.keys,
             first_waits=boot.first_key_waits,
+            stored=config.quotas.store != "memory",
         ),
         Routes(config.models, config.defaults, lambda name: _offered(upstreams[name])),
         Admission(ledger, upstreams, observe, shadow=config.quotas.shadow),
@@ -129,7 +129,9 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         "api": api,
         "in_flight": in_flight,
         "exporter": exporter,
-        "admin": Admin(ledger, store, config.tenants.keys(), identity, is_open=is_open),
+        "admin": Admin(
+            ledger, store, config.tenants.keys(), identity, is_open=is_open and not config.admin.keys
+        ),
     }
     cors = _cors(config.cors)
     litestar = _litestar(config, shared, _running(upstreams, ledger, beside), cors)
@@ -244,11 +246,3 @@ def _depth(lane: Lane) -> Callable[[], int]:
 def _offered(upstream: Upstream) -> frozenset[Operation] | None:
     told = upstream.capabilities
     return None if told is None else told.operations
-
-
-def _is_loopback(listen: str) -> bool:
-    host, _ = host_and_port(listen)
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

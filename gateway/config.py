@@ -6,6 +6,7 @@ Units are in the keys. Frozen, because every room is handed its part once, at st
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from ipaddress import ip_address
 from typing import Annotated, Literal
 
 import msgspec
@@ -215,6 +216,14 @@ def host_and_port(listen: str) -> tuple[str, int]:
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ValueError("an IPv6 address goes in brackets: [::1]:8080")
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - an empty host asks for all
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant by a host's name or address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def limit_problems(limits: Iterable[str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """For operators: keys, tenants, usage. Open on a loopback listener; elsewhere a key needs the scope admin."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import date, datetime
 from typing import Any, Literal
 
@@ -14,10 +14,10 @@ from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway import config
 from gateway.api.body import OnePass
-from gateway.api.exchange import exchange_of
+from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import documented
 from gateway.api.identity import Identity
-from gateway.config import Scope, limit_problems
+from gateway.config import Scope, is_loopback, limit_problems
 from gateway.errors import InvalidInput, NotFound, QuotaUnavailable
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.redis_door import StoreAway
@@ -30,14 +30,15 @@ FAILURES = documented("tei")
 OPERATORS = {"operators": True}
 
 
-class KeyRequest(msgspec.Struct):
-    """A key to make. expires: without a time zone it is UTC."""
+class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A key to make. expires: without a time zone it is UTC. limits: of the key, beside its tenant's."""
 
     tenant: str
     id: str | None = None
     expires: datetime | None = None
     scopes: list[Scope] | None = None
     models: list[str] | None = None
+    limits: dict[str, config.LimitAmount] = {}
 
 
 class KeyShown(msgspec.Struct):
@@ -103,8 +104,11 @@ class Admin:
 
     async def guard(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         """For Litestar, before it reads a body. Raises: Unauthenticated, AuthThrottled, ScopeForbidden."""
-        if handler.opt.get("operators") and not self._is_open:
-            self._identity.of(exchange_of(connection.scope)).require("admin")
+        if not handler.opt.get("operators"):
+            return
+        exchange = exchange_of(connection.scope)
+        if not (self._is_open and comes_from_here(exchange)):
+            self._identity.of(exchange).require("admin")
 
     @property
     def store(self) -> TenantStore:
@@ -114,6 +118,18 @@ class Admin:
                 "tenants and keys stand in router.yaml here; a Redis `quotas.store` would hold others"
             )
         return self._store
+
+
+def comes_from_here(exchange: Exchange) -> bool:
+    """Whether a request was made on this machine, by no web page and through no proxy.
+
+    A page of another origin, or one whose name was made to lead here, is told by these headers; a proxy on
+    this machine would let in the world.
+    """
+    host = exchange.header(b"host").rpartition("@")[2]
+    name = host[: host.rfind("]") + 1] if host.startswith("[") else host.partition(":")[0]
+    others = (b"origin", b"x-forwarded-for", b"forwarded", b"x-real-ip")
+    return is_loopback(name.strip("[]")) and not any(exchange.header(one) for one in others)
 
 
 def shown(key: StoredKey) -> KeyShown:
@@ -151,7 +167,9 @@ async def create_key(
     """Make a key."""
     if problem := name_problem(data.id):
         raise InvalidInput(problem, param="id")
+    check_limits(data.limits)
     key, stored = make_key(data.tenant, data.id, data.expires, data.scopes, data.models)
+    stored = msgspec.structs.replace(stored, limits=data.limits)
     try:
         if any(one.id == stored.id for one in await admin.store.keys()):
             raise InvalidInput(f"there is a key {stored.id!r} already", param="id")
@@ -238,9 +256,14 @@ def tenant_of(settings: TenantSettings) -> config.Tenant:
     Raises: InvalidInput where a limit has no name of one.
     """
     for limits in (settings.limits, *settings.model_limits.values()):
-        for name, problem in limit_problems(limits).items():
-            raise InvalidInput(f"{name}: {problem}", param="limits")
+        check_limits(limits)
     return msgspec.convert(msgspec.to_builtins(settings), config.Tenant)
+
+
+def check_limits(limits: Mapping[str, int]) -> None:
+    """Raises: InvalidInput where a limit has no name of one."""
+    for name, problem in limit_problems(limits).items():
+        raise InvalidInput(f"{name}: {problem}", param="limits")
 
 
 @get("/admin/usage", tags=["Operators"], opt=OPERATORS)

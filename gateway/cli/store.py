@@ -26,6 +26,8 @@ def run_with_store(action: Action, arguments: argparse.Namespace, environment: M
     except ConfigError as error:
         show_problems(arguments.config, error)
         return 1
+    # Which tenants the file has: what stands in Redis of them does not count.
+    arguments.in_file = frozenset(config.tenants)
     try:
         return asyncio.run(_run(action, config.quotas.store, arguments))
     except StoreAway as error:

@@ -31,7 +31,10 @@ async def _set(store: TenantStore | None, arguments: argparse.Namespace) -> int:
         show_line(str(error))
         return 1
     await store.put_tenant(arguments.tenant, settings)
-    print(f"{arguments.tenant} is set; every gateway follows within a second")
+    if arguments.tenant in arguments.in_file:
+        show_line(f"{arguments.tenant} is set, but router.yaml has it too, and that one counts")
+    else:
+        print(f"{arguments.tenant} is set; every gateway follows within a second")
     return 0
 
 
@@ -86,7 +89,8 @@ async def _list(store: TenantStore | None, arguments: argparse.Namespace) -> int
             for limit, amount in own.items()
         ]
         models = "all" if one.models is None else " ".join(one.models)
-        table.add_row(name, models, " ".join(limits) or "none", str(one.weight), one.priority)
+        shown = f"{name} (router.yaml's counts)" if name in arguments.in_file else name
+        table.add_row(shown, models, " ".join(limits) or "none", str(one.weight), one.priority)
     Console().print(table)
     return 0
 

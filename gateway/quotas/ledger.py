@@ -17,7 +17,7 @@ from gateway.errors import QuotaExceeded, RequestExceedsLimit
 from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Meter, Standing, Unit, meter_for
 from gateway.quotas.usage import UsageRow
 
-# OpenAI's clients stop honouring a longer one; the exact wait is in x-ratelimit-reset-*.
+# OpenAI's clients stop honouring a longer one; the exact wait is in the message.
 RETRY_AFTER_MAX_S = 60
 # How long a call in flight holds its slot if nobody ends or renews it: a gateway may have been killed.
 LEASE_US = 15 * SECOND_US

@@ -16,7 +16,7 @@ import msgspec
 
 from backends.contract import Operation
 from gateway import config
-from gateway.errors import ScopeForbidden, Unauthenticated
+from gateway.errors import QuotaUnavailable, ScopeForbidden, Unauthenticated
 from gateway.quotas.limits import Limit, parse_limit
 
 # The tenant of the key that is made, or taken from GATEWAY_API_KEY, where none is configured.
@@ -75,7 +75,8 @@ class Tenant(msgspec.Struct, frozen=True):
 class Keyring:
     """All keys that are valid now, by digest. now_s: the wall clock.
 
-    first_waits: the first key stands in only once the store has told that it holds no others.
+    first_waits: the first key stands in only once the store has told that it holds no others. stored: there
+    is a store of keys; until it has told them, one that is not known here may still be good.
     """
 
     def __init__(
@@ -86,9 +87,11 @@ class Keyring:
         *,
         operators: Iterable[str | config.Key] = (),
         first_waits: bool = False,
+        stored: bool = False,
     ) -> None:
         self._tenants = tenants
         self._now_s = now_s
+        self._untold = stored
         self._waiting: StoredKey | None = None
         listed = [
             _listed(name, key, index) for name, one in tenants.items() for index, key in enumerate(one.keys)
@@ -123,12 +126,19 @@ class Keyring:
         self, keys: Iterable[StoredKey], tenants: Mapping[str, config.Tenant] | None = None
     ) -> None:
         """From now on these are the stored keys and tenants; what router.yaml lists stays, and wins."""
+        self._untold = False
         self._owners = self._owners_of(keys, {**(tenants or {}), **self._tenants}) | self._listed
+
+    def forget_stored(self) -> None:
+        """The store has been away for too long: nobody knows any more what it holds."""
+        self._owners = self._listed
+        self._untold = True
 
     def identify(self, api_key: str | None) -> Tenant:
         """The owner of a key.
 
-        Raises: Unauthenticated. The message never repeats what was sent.
+        Raises: Unauthenticated; QuotaUnavailable where only the store, which is away, could tell. The message
+        never repeats what was sent.
         """
         if not api_key:
             raise Unauthenticated("no API key: send the header `Authorization: Bearer <key>`")
@@ -137,6 +147,10 @@ class Keyring:
         # comparison with what was found takes the same time whatever that is.
         found, tenant = self._owners.get(digest, ("", None))
         if not hmac.compare_digest(found, digest) or tenant is None:
+            if self._untold:
+                raise QuotaUnavailable(
+                    "the store of keys is away, and this key is not known", retry_after_s=1
+                )
             raise Unauthenticated("this API key is not known here")
         if tenant.expires_s is not None and tenant.expires_s <= self._now_s():
             raise Unauthenticated("this API key has expired")

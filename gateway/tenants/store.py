@@ -108,7 +108,7 @@ async def keep_up_to_date(keyring: Keyring, store: TenantStore, grace_s: float) 
             last_s = time.monotonic()
         except StoreAway:
             if seen is not None and time.monotonic() - last_s > grace_s:
-                keyring.replace_stored(())
+                keyring.forget_stored()
                 seen = None
         await asyncio.sleep(LOOK_EVERY_S)
 

@@ -145,3 +145,71 @@ async def test_a_key_is_not_named_so_that_no_path_leads_to_it(boot: Boots, own_r
         replies = [await gateway.post("/admin/keys", {"tenant": "acme", "id": id_}) for id_ in ("a/b", "")]
 
     assert [422, 422] == [reply.status_code for reply in replies]
+
+
+HERE = {"host": "localhost:8080", "authorization": ""}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "127.0.0.1"}, 200),
+        ({"host": "[::1]:8080"}, 200),
+        ({"origin": "https://evil.example"}, 401),
+        ({"host": "evil.example"}, 401),
+        ({"x-forwarded-for": "8.8.8.8"}, 401),
+    ],
+)
+async def test_on_the_loopback_interface_only_this_machine_needs_no_key(
+    boot: Boots, headers: dict[str, str], status: int
+) -> None:
+    async with boot({"tei-0": FakeTei()}, config("memory")) as gateway:
+        reply = await gateway.client.get("/admin/usage", params={"tenant": "ops"}, headers=HERE | headers)
+
+    assert status == reply.status_code
+
+
+async def test_where_operators_have_keys_they_show_them_everywhere(boot: Boots) -> None:
+    text = config("memory") + f'admin: {{keys: ["{key_digest("operator")}"]}}\n'
+    async with boot({"tei-0": FakeTei()}, text) as gateway:
+        ask = {"url": "/admin/usage", "params": {"tenant": "ops"}}
+        without = await gateway.client.get(**ask, headers=HERE)
+        with_key = await gateway.client.get(**ask, headers=HERE | {"authorization": "Bearer operator"})
+
+    assert [401, 200] == [without.status_code, with_key.status_code]
+
+
+async def test_a_key_has_limits_of_its_own_and_no_field_that_is_none(
+    boot: Boots, own_redis: RedisServer
+) -> None:
+    async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
+        made = await gateway.post("/admin/keys", {"tenant": "acme", "limits": {"requests_per_hour": 1}})
+        await until_accepted(gateway, made.json()["key"], expected=True)
+        bearer = {"authorization": f"Bearer {made.json()['key']}"}
+        calls = [await gateway.client.post("/embed", json={"inputs": "a"}, headers=bearer) for _ in range(2)]
+        refused = [
+            await gateway.post("/admin/keys", {"tenant": "acme"} | more)
+            for more in (
+                {"expire": 1},
+                {"limits": {"words_per_hour": 1}},
+                {"limits": {"requests_per_hour": 0}},
+            )
+        ]
+
+    assert [200, 429] == [call.status_code for call in calls]
+    assert [422] * 3 == [reply.status_code for reply in refused]
+
+
+async def test_while_the_store_has_told_no_keys_an_unknown_one_may_be_good(
+    boot: Boots, own_redis: RedisServer
+) -> None:
+    own_redis.kill()
+    async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
+        stranger = {"authorization": "Bearer made-elsewhere"}
+        reply = await gateway.client.post("/v1/embeddings", json={"input": "a"}, headers=stranger)
+        listed = await gateway.client.get("/v1/models")
+
+    assert (503, "quota_unavailable") == (reply.status_code, reply.json()["error"]["code"])
+    assert "retry-after" in reply.headers
+    assert 200 == listed.status_code

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.errors import Unauthenticated
+from gateway.errors import QuotaUnavailable, Unauthenticated
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import TenantStore, keep_up_to_date
@@ -118,7 +118,7 @@ async def known(keyring: Keyring, key: str, expected: bool) -> None:
     def is_known() -> bool:
         try:
             keyring.identify(key)
-        except Unauthenticated:
+        except (Unauthenticated, QuotaUnavailable):
             return False
         return True
 
