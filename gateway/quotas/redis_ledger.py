@@ -224,9 +224,10 @@ class RedisLedger:
                 return Reservation(ask, (), degraded=True)
             case "local":
                 try:
-                    return await self._local.reserve(ask, self._gateways)
+                    return await self._local.reserve(ask, self._gateways, away=self._availability.away)
                 except QuotaExceeded as error:
                     error.headers["x-quota-mode"] = "degraded"
+                    error.message += " (this gateway's share, while the quotas' store is away)"
                     raise
 
     def _missed(self, error: StoreAway) -> None:
@@ -322,9 +323,9 @@ class LocalShare:
         self._ledger = MemoryLedger()
         self._shares.clear()
 
-    async def reserve(self, ask: Ask, gateways: int) -> Reservation:
-        """Raises: QuotaExceeded."""
-        shares = tuple([await self._share(ask.tenant, limit, gateways) for limit in ask.limits])
+    async def reserve(self, ask: Ask, gateways: int, *, away: bool) -> Reservation:
+        """away: the store is given up, and not only late with this answer. Raises: QuotaExceeded."""
+        shares = tuple([await self._share(ask.tenant, limit, gateways, away) for limit in ask.limits])
         for share in shares:
             if ask.cost.of(share.unit) > share.amount and not ask.shadow:
                 # It fits the whole limit, but not this part of it: later, when the store is back.
@@ -361,15 +362,18 @@ class LocalShare:
         ]
         return owed
 
-    async def _share(self, tenant: str, limit: Limit, gateways: int) -> Limit:
+    async def _share(self, tenant: str, limit: Limit, gateways: int, away: bool) -> Limit:  # noqa: FBT001
         key = (tenant, limit)
         if key not in self._shares:
-            self._shares[key] = share = _share_of(limit, self._remaining(tenant, limit), gateways)
+            remaining = self._remaining(tenant, limit)
+            self._shares[key] = share = _share_of(limit, remaining, gateways)
             if limit.period in WINDOWS_US:
-                # Its bucket starts empty: what is in the store's may be somebody else's by now.
-                all_of_it = _only(share.unit, share.amount)
-                start = Ask(f"start-{next(self._numbers)}", tenant, (share,), all_of_it, LEASE_US)
-                self._ledger.settle(await self._ledger.reserve(start), all_of_it)
+                # It starts empty: what is in the store's bucket may be somebody else's by now. While the store
+                # is only late it does not: what is used here is told within the second.
+                left = 0 if away else (limit.amount if remaining is None else remaining) // gateways
+                gone = _only(share.unit, max(0, share.amount - left))
+                start = Ask(f"start-{next(self._numbers)}", tenant, (share,), gone, LEASE_US)
+                self._ledger.settle(await self._ledger.reserve(start), gone)
         return self._shares[key]
 
     def _remaining(self, tenant: str, limit: Limit) -> int | None:

@@ -94,6 +94,17 @@ async def test_whatever_is_wrong_with_it_three_misses_change_the_mode_once(
     assert [True] == gateway.changes
 
 
+async def test_a_store_that_is_late_once_refuses_no_tenant_that_was_idle(own_redis: RedisServer) -> None:
+    async with running(own_redis, keep=False) as gateway:
+        own_redis.freeze()
+        late = await gateway.call()
+        own_redis.thaw()
+
+        assert late
+        assert not await gateway.call()
+    assert [] == gateway.changes
+
+
 async def test_refuse_answers_503_and_nothing_else(own_redis: RedisServer) -> None:
     async with running(own_redis, "refuse") as gateway:
         await gateway.call()
