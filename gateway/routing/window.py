@@ -6,7 +6,7 @@ was full all the time: the larger is kept where its slots bring a fair part of w
 so that what changes meanwhile changes both; several spells of each, so that chance evens out.
 """
 
-START = 4
+START = 6
 CEILING = 64
 # One at work and one ready: with fewer a replica idles while a reply and the next batch travel.
 FLOOR = 2
