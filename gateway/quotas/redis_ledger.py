@@ -368,8 +368,8 @@ class LocalShare:
             remaining = self._remaining(tenant, limit)
             self._shares[key] = share = _share_of(limit, remaining, gateways)
             if limit.period in WINDOWS_US:
-                # It starts empty: what the store's bucket holds may be somebody else's by now. While the store
-                # is only late it does not: what is used here is told within a second.
+                # It starts empty: what the store's bucket holds may be somebody else's by now. While the
+                # store is only late it does not: what is used here is told within a second.
                 left = 0 if away else (limit.amount if remaining is None else remaining) // gateways
                 gone = _only(share.unit, max(0, share.amount - left))
                 start = Ask(f"start-{next(self._numbers)}", tenant, (share,), gone, LEASE_US)
