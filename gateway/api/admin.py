@@ -1,4 +1,7 @@
-"""For operators: keys, tenants, usage. Open on a loopback listener; elsewhere a key needs the scope admin."""
+"""For operators: keys, tenants, usage. Keys need the scope admin.
+
+No key is needed from this machine on a loopback listener, where `admin.keys` lists none.
+"""
 
 from collections.abc import Collection, Mapping
 from datetime import date, datetime

@@ -121,10 +121,6 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return self._count
 
-    def tenants(self) -> set[str]:
-        """Who waits."""
-        return {name for one in self._classes.values() for name in one.tenants}
-
     def others_than(self, tenant: str) -> bool:
         """Whether somebody else waits."""
         return any(len(one.tenants) > (tenant in one.tenants) for one in self._classes.values())

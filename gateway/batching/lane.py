@@ -1,8 +1,9 @@
 """The queue in front of one upstream: the one owner of what waits for it, and of its attempts.
 
-While a replica has room a slice goes at once, alone. When none has, slices wait in the tenant-fair queue, and
-when room appears those at its head travel together as one batch. While a second tenant is active, no
-tenant takes the last slot of a replica's window: whoever comes next need not wait for a neighbour's batch.
+What arrives in one turn of the event loop is spread over the slots that are free, alone where there are
+enough. When none is, slices wait in the tenant-fair queue, and when one is those at its head travel together
+as one batch. While a second tenant is active, no tenant takes the last slot of a replica's window: whoever
+comes next need not wait for a neighbour's batch.
 Invariant: every ticket is resolved or left, whatever becomes of its attempts.
 """
 

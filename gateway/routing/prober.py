@@ -86,7 +86,9 @@ async def _look_after(
     """Probe a replica that is suspiciously silent, or has had nothing to do; since when it is quiet."""
     if waits.stalled_s is None:
         return quiet_since_s
-    await _ask_load(replica)
+    if len(pool.replicas) > 1:
+        # It only helps to choose between several.
+        await _ask_load(replica)
     now_s = clock()
     if replica.batches:
         if replica.silent(now_s, waits.stalled_s) and replica.capabilities is not None:
