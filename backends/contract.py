@@ -19,8 +19,25 @@ class Operation(StrEnum):
     """What a model can be asked to do."""
 
     EMBED = "embed"
+    ENCODE = "encode"
     RERANK = "rerank"
+    CLASSIFY = "classify"
     TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+
+
+class Output(StrEnum):
+    """What an input can be turned into.
+
+    DENSE: one vector. SPARSE: a weight for some terms of the vocabulary (SPLADE, BGE-M3). MULTIVECTOR: a
+    vector a token, as late interaction compares them (ColBERT, BGE-M3). TOKENS: the network's last hidden
+    state at every token, specials too, neither projected nor normalized (TEI's embed_all).
+    """
+
+    DENSE = "dense"
+    SPARSE = "sparse"
+    MULTIVECTOR = "multivector"
+    TOKENS = "tokens"
 
 
 class Truncate(StrEnum):
@@ -45,11 +62,41 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     truncate: Truncate = Truncate.RIGHT
 
 
+class Encode(msgspec.Struct, frozen=True, tag="encode"):
+    """Turn each input into several kinds of output at once, or into one that is not dense.
+
+    What is dense alone is `Embed`. normalize and dimensions speak of the dense vector.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: frozenset[Output]
+    normalize: bool = True
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    truncate: Truncate = Truncate.RIGHT
+
+
 class Rerank(msgspec.Struct, frozen=True, tag="rerank"):
     """Score each document against the query; raw_scores asks for logits instead of sigmoid."""
 
     query: str
     documents: tuple[str, ...]
+    raw_scores: bool = False
+    truncate: Truncate = Truncate.RIGHT
+
+
+class Score(msgspec.Struct, frozen=True, tag="score"):
+    """Score each pair of a query and a document, as `Rerank` does for one query; `Reranked` answers."""
+
+    pairs: tuple[tuple[str, str], ...]
+    raw_scores: bool = False
+    truncate: Truncate = Truncate.RIGHT
+
+
+class Classify(msgspec.Struct, frozen=True, tag="classify"):
+    """Tell how well each label fits each input, a text or a pair of texts; raw_scores asks for logits."""
+
+    inputs: tuple[str | tuple[str, str], ...]
     raw_scores: bool = False
     truncate: Truncate = Truncate.RIGHT
 
@@ -62,7 +109,14 @@ class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
     prompt_name: str | None = None
 
 
-Work: TypeAlias = Embed | Rerank | Tokenize
+class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
+    """Turn each list of token ids back into text."""
+
+    inputs: tuple[tuple[int, ...], ...]
+    skip_special_tokens: bool = True
+
+
+Work: TypeAlias = Embed | Encode | Rerank | Score | Classify | Tokenize | Detokenize
 
 
 class Embedded(msgspec.Struct, frozen=True, tag="embedded"):
@@ -80,9 +134,41 @@ class Embedded(msgspec.Struct, frozen=True, tag="embedded"):
     input_tokens: tuple[int, ...] | None = None
 
 
+class Terms(msgspec.Struct, frozen=True):
+    """Term weights of one input: ids of the vocabulary, (k,) int32, rising; values (k,) float32, none 0."""
+
+    indices: NDArray[np.int32]
+    values: Vectors
+
+
+class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
+    """What was asked for of each input, in input order; None where it was not asked for.
+
+    dense: (n_inputs, dim). multivector, token_vectors: for each input (its tokens, dim). The rest as in
+    `Embedded`.
+    """
+
+    tokens: int
+    dense: Vectors | None = None
+    sparse: tuple[Terms, ...] | None = None
+    multivector: tuple[Vectors, ...] | None = None
+    token_vectors: tuple[Vectors, ...] | None = None
+    truncated: tuple[int, ...] | None = ()
+    input_tokens: tuple[int, ...] | None = None
+
+
 class Reranked(msgspec.Struct, frozen=True, tag="reranked"):
     """Scores in document order: (n_documents,) float32. The rest as in `Embedded`."""
 
+    scores: Vectors
+    tokens: int
+    truncated: tuple[int, ...] | None = ()
+
+
+class Classified(msgspec.Struct, frozen=True, tag="classified"):
+    """Scores in input order and the model's order of labels: (n_inputs, n_labels) float32."""
+
+    labels: tuple[str, ...]
     scores: Vectors
     tokens: int
     truncated: tuple[int, ...] | None = ()
@@ -109,7 +195,15 @@ class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):
     truncated: tuple[int, ...] | None = ()
 
 
-Reply: TypeAlias = Embedded | Reranked | Tokenized
+class Detokenized(msgspec.Struct, frozen=True, tag="detokenized"):
+    """One text for each list of ids. Free, as tokenizing is."""
+
+    texts: tuple[str, ...]
+    tokens: int = 0
+    truncated: tuple[int, ...] | None = ()
+
+
+Reply: TypeAlias = Embedded | Encoded | Reranked | Classified | Tokenized | Detokenized
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -120,6 +214,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     prompts: name → text put before an input, and which of them is put there unasked.
     checkpoint: where the weights and tokenizer lie, if on this machine.
     tells_input_tokens: whether its replies hold `input_tokens`, so that several tenants can share one.
+    outputs: which kinds `Encode` may ask for. labels: of a classifier, in the order of its scores.
     notes: what else an operator should know of it, for the line that tells of its joining.
     """
 
@@ -139,6 +234,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     checkpoint: str | None = None
     version: str | None = None
     tells_input_tokens: bool = False
+    outputs: frozenset[Output] = frozenset()
+    labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -203,9 +300,19 @@ class TellsLoad(Protocol):
         """
 
 
-def inputs_of(work: Work) -> Sequence[str]:
-    """The texts that count as inputs: one vector, score or token list comes back for each."""
-    return work.documents if isinstance(work, Rerank) else work.inputs
+# What counts as one input: one vector, score, row of labels or token list comes back for each.
+Input: TypeAlias = str | tuple[str, str] | tuple[int, ...]
+
+
+def inputs_of(work: Work) -> Sequence[Input]:
+    """The inputs of a piece of work: texts, pairs of texts, or lists of ids."""
+    match work:
+        case Rerank():
+            return work.documents
+        case Score():
+            return work.pairs
+        case Embed() | Encode() | Classify() | Tokenize() | Detokenize():
+            return work.inputs
 
 
 def operation_of(work: Work) -> Operation:
@@ -213,7 +320,13 @@ def operation_of(work: Work) -> Operation:
     match work:
         case Embed():
             return Operation.EMBED
-        case Rerank():
+        case Encode():
+            return Operation.ENCODE
+        case Rerank() | Score():
             return Operation.RERANK
+        case Classify():
+            return Operation.CLASSIFY
         case Tokenize():
             return Operation.TOKENIZE
+        case Detokenize():
+            return Operation.DETOKENIZE

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from backends.checkpoints import locate_tokenizer
-from backends.contract import Embed, Rerank, Tokenize, Tokenized, Work
+from backends.contract import Embed, Encode, Rerank, Tokenize, Tokenized, Work
 from backends.errors import InvalidWork, TimedOut
 from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.checkpoint import InputRules, read_input_rules
@@ -82,7 +82,7 @@ def prompted(work: Work, rules: InputRules | None) -> Work:
 
     Raises: InvalidWork where no prompt has the name that is asked for.
     """
-    if isinstance(work, Rerank):
+    if not isinstance(work, Embed | Encode | Tokenize):
         return work
     prompts = rules.prompts if rules else {}
     name = work.prompt_name

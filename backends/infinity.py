@@ -223,6 +223,8 @@ class InfinityBackend:
         ready = prompted(work, self._counter.rules)
         if isinstance(ready, Tokenize):
             return await self._counter.explain(ready, left())
+        if not isinstance(ready, Embed | Rerank):
+            raise UnsupportedWork("this upstream's wire does not do that")
         read = as_read(ready, self._counter.rules.max_tokens)
         counted = await self._counter.count(read, left())
         check_expressible(read, counted, self._told.operations)

@@ -16,7 +16,6 @@ from backends.contract import (
     Operation,
     ReplicaSpec,
     Reply,
-    Rerank,
     Tokenize,
     Truncate,
     Work,
@@ -194,7 +193,7 @@ class OpenAIBackend:
         ready = prompted(work, self._counter.rules if self._counter else None)
         if isinstance(ready, Tokenize) and self._counter is not None:
             return await self._counter.explain(ready, left())
-        if isinstance(ready, Rerank | Tokenize):
+        if not isinstance(ready, Embed):
             raise UnsupportedWork("this upstream's wire embeds only")
         counted = await self._counted(ready, left())
         answer = await self._post(ready, self._facing, left())

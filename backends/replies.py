@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 import numpy as np
 
-from backends.contract import Embed, Rerank, Truncate, Vectors, inputs_of
+from backends.contract import Embed, Rerank, Truncate, Vectors
 from backends.errors import Failed, InvalidWork
 from backends.texts import most_tokens, precut, surely_whole
 from backends.vectors import shaped
@@ -91,7 +91,8 @@ def truncated(
         return ()
     if max_input_tokens is None:
         return None
-    texts, room = inputs_of(work), max_input_tokens
+    texts = work.documents if isinstance(work, Rerank) else work.inputs
+    room = max_input_tokens
     if any(precut(text, room, work.truncate) is not text for text in texts):
         # Cut before it was sent, so that a small count of tokens proves nothing.
         return None

@@ -26,7 +26,7 @@ from backends.contract import (
     Vectors,
     Work,
 )
-from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable
+from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable, UnsupportedWork
 from backends.http import Answer, HttpDoor
 from backends.openai_wire import decode_embeddings
 from backends.replies import (
@@ -115,6 +115,7 @@ def encode(work: Work, info: Info) -> tuple[str, Body]:
         case Tokenize():
             body = {"inputs": work.inputs, "add_special_tokens": work.add_special_tokens}
             return "/tokenize", body | _prompt(work.prompt_name)
+    raise UnsupportedWork("this upstream's wire does not do that")
 
 
 def _encode_embed(work: Embed, info: Info) -> tuple[str, Body]:
@@ -164,6 +165,7 @@ def decode(work: Work, path: str, answer: Answer, info: Info) -> Reply:
                 if len(lists) != len(work.inputs):
                     raise Failed(f"asked for {len(work.inputs)} inputs, got {len(lists)}")
                 return Tokenized(tuple(tuple(one) for one in lists))
+    raise UnsupportedWork("this upstream's wire does not do that")
 
 
 def _vectors(path: str, answer: Answer, expected: int) -> tuple[Vectors, int]:

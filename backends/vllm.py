@@ -409,6 +409,8 @@ class VllmBackend:
         ready = prompted(work, self._counter.rules if self._counter else None)
         if isinstance(ready, Tokenize):
             return await self._tokenize(ready, self._facing, left())
+        if not isinstance(ready, Embed | Rerank):
+            raise UnsupportedWork("this upstream's wire does not do that")
         path, body = encode(ready, self._facing)
         answer = await self._post(path, body, left())
         if answer.status != 200:

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Self
 
 from backends import contract
-from gateway.calls import Call, Deadline, texts_of
+from gateway.calls import Call, Deadline, inputs_of
 from gateway.errors import DeadlineExceeded, GatewayError
 from gateway.events import Decision, Observe, QuotaDecided
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, Reservation
@@ -116,10 +116,12 @@ class Admission:
         self, tenant: Tenant, route: Route, call: Call, deadline: Deadline
     ) -> tuple[Cost, list[int] | None]:
         """Exact, with the tokens of each input, where they are asked for and can be counted; else a bound."""
-        inputs = len(texts_of(call.work))
+        inputs = len(inputs_of(call.work))
         upstream = self._upstreams[route.upstream]
         limited = _counts_tokens(tenant, route)
-        if isinstance(call.work, contract.Tokenize) or not (limited or upstream.counts_here):
+        if isinstance(call.work, contract.Tokenize | contract.Detokenize) or not (
+            limited or upstream.counts_here
+        ):
             return Cost(inputs=inputs), None
         work = upstream.as_sent(call.work)
         try:

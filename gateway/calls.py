@@ -1,10 +1,24 @@
 """The gateway's own neutral call: what every dialect decodes to. Knows no wire."""
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from backends.contract import Embed, Operation, Rerank, Tokenize, Truncate
+from backends.contract import (
+    Classify,
+    Detokenize,
+    Embed,
+    Encode,
+    Input,
+    Operation,
+    Rerank,
+    Score,
+    Tokenize,
+    Truncate,
+)
+from backends.contract import inputs_of as backend_inputs_of
+from backends.contract import operation_of as backend_operation_of
 
 
 class Similarity(msgspec.Struct, frozen=True, tag="similarity"):
@@ -15,7 +29,7 @@ class Similarity(msgspec.Struct, frozen=True, tag="similarity"):
     prompt_name: str | None = None
 
 
-Work: TypeAlias = Embed | Rerank | Similarity | Tokenize
+Work: TypeAlias = Embed | Encode | Rerank | Score | Classify | Similarity | Tokenize | Detokenize
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -63,21 +77,18 @@ class Deadline(msgspec.Struct, frozen=True):
 
 def operation_of(work: Work) -> Operation:
     """The operation a model must offer for this work; similarity is embedding."""
-    match work:
-        case Embed() | Similarity():
-            return Operation.EMBED
-        case Rerank():
-            return Operation.RERANK
-        case Tokenize():
-            return Operation.TOKENIZE
+    return Operation.EMBED if isinstance(work, Similarity) else backend_operation_of(work)
 
 
-def texts_of(work: Work) -> tuple[str, ...]:
-    """Every text whose tokens a call pays for once; a rerank's query is paid with each document."""
-    match work:
-        case Embed() | Tokenize():
-            return work.inputs
-        case Similarity():
-            return (work.source, *work.sentences)
-        case Rerank():
-            return work.documents
+def inputs_of(work: Work) -> Sequence[Input]:
+    """What a call pays for, each once; a rerank's query is paid with each document."""
+    return (work.source, *work.sentences) if isinstance(work, Similarity) else backend_inputs_of(work)
+
+
+def characters_of(work: Work) -> int:
+    """How long all inputs are together; ids have no characters."""
+    return sum(_characters(one) for one in inputs_of(work))
+
+
+def _characters(given: Input) -> int:
+    return len(given) if isinstance(given, str) else sum(len(part) for part in given if isinstance(part, str))

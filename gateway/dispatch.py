@@ -10,7 +10,7 @@ from itertools import count
 import msgspec
 
 from backends import errors
-from backends.contract import Embed, Embedded, Reply, Rerank, Reranked, Tokenize, Truncate
+from backends.contract import Detokenize, Embedded, Reply, Reranked, Tokenize, Truncate
 from backends.contract import Work as BackendWork
 from backends.vectors import cosines
 from gateway.admission import Grant
@@ -82,7 +82,7 @@ async def _carry(
 
     def unanswered(piece: Slice) -> None:
         # To tokenize is free.
-        if not isinstance(piece.work, Tokenize):
+        if not isinstance(piece.work, Tokenize | Detokenize):
             grant.count_unanswered(piece.tokens)
 
     async def one(piece: Slice) -> Carried:
@@ -102,7 +102,7 @@ async def _carry(
 
 
 def _with_truncation(work: BackendWork, truncate: Truncate) -> BackendWork:
-    if isinstance(work, Embed | Rerank):
+    if not isinstance(work, Tokenize | Detokenize):
         return msgspec.structs.replace(work, truncate=truncate)
     return work
 

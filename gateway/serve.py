@@ -54,7 +54,7 @@ class Gateway:
         tenant = self.keyring.identify(caller.api_key)
         timeline.tenant = tenant.name
         operation = operation_of(call.work)
-        tenant.require(operation.value)
+        tenant.require_operation(operation)
         route = self.routes.resolve(tenant, call.model, operation)
         timeline.model = route.model
         timeline.lap("auth")

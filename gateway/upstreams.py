@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from backends.checkpoints import locate_tokenizer
-from backends.contract import Capabilities, Embed, Operation, Rerank, Tokenize
+from backends.contract import Capabilities, Embed, Encode, Operation, Rerank, Tokenize
 from backends.contract import Work as BackendWork
 from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer, open_tokenizer
@@ -76,7 +76,7 @@ class Upstream:
 
     async def exact_tokens(self, work: BackendWork) -> list[int] | None:
         """The tokens of each input as the model will count them; None without a tokenizer."""
-        if isinstance(work, Tokenize) or self._prompt(work) is None:
+        if not isinstance(work, Embed | Rerank) or self._prompt(work) is None:
             return None
         tokenizer = await self._open()
         if tokenizer is None:
@@ -87,7 +87,7 @@ class Upstream:
     def _prompt(self, work: BackendWork) -> str | None:
         """What is put before each input; None where only the upstream knows."""
         told = self.capabilities
-        if isinstance(work, Rerank) or told is None:
+        if not isinstance(work, Embed | Encode | Tokenize) or told is None:
             return ""
         name = told.default_prompt if work.prompt_name is None else work.prompt_name
         return "" if name is None else told.prompts.get(name)

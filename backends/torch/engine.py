@@ -127,6 +127,8 @@ class Engine:
         loop = asyncio.get_running_loop()
         if isinstance(work, Tokenize):
             return await loop.run_in_executor(self._tokenizing, self._explain, work)
+        if not isinstance(work, Embed | Rerank):
+            raise UnsupportedWork("this engine does not do that")
         sequences, skip = await loop.run_in_executor(self._tokenizing, self._tokenize, work)
         job = Job(sequences, skip)
         self._enqueue(job)

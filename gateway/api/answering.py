@@ -9,7 +9,7 @@ import msgspec
 from backends.contract import Reply
 from gateway.api.exchange import Exchange
 from gateway.api.identity import Identity, api_key_of
-from gateway.calls import Call, Caller, texts_of
+from gateway.calls import Call, Caller, inputs_of
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.quotas.ledger import rate_limit_headers
 from gateway.serve import Gateway, Served
@@ -26,7 +26,7 @@ class Api:
     async def serve(self, exchange: Exchange, call: Call) -> Served:
         """Take a decoded call through the story, and note what the access log wants to know."""
         exchange.timeline.lap("parse")
-        exchange.inputs = len(texts_of(call.work))
+        exchange.inputs = len(inputs_of(call.work))
         if _is_bulk(exchange):
             call = msgspec.structs.replace(call, bulk=True)
         served = await self.gateway.serve(call, caller_of(exchange), exchange.timeline)

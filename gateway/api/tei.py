@@ -31,7 +31,7 @@ from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import documented
 from gateway.api.paths import model_name
 from gateway.api.rendering import json_bytes
-from gateway.calls import Call, Similarity, texts_of
+from gateway.calls import Call, Similarity, characters_of
 from gateway.errors import EmptyInput, InvalidInput, ModelLoading, NoReplica
 from gateway.serve import Served
 
@@ -184,7 +184,7 @@ def compute_headers(exchange: Exchange, served: Served, call: Call) -> dict[str,
     return {
         "x-compute-type": "gateway",
         "x-compute-time": total,
-        "x-compute-characters": str(sum(len(text) for text in texts_of(call.work))),
+        "x-compute-characters": str(characters_of(call.work)),
         "x-compute-tokens": str(served.reply.tokens),
         "x-total-time": total,
         "x-tokenization-time": "0",

@@ -6,24 +6,36 @@ answer back in the caller's order.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from backends.contract import (
     Capabilities,
+    Classified,
+    Classify,
+    Detokenize,
+    Detokenized,
     Embed,
     Embedded,
+    Encode,
+    Encoded,
+    Input,
     Reply,
     Rerank,
     Reranked,
+    Score,
     Tokenize,
     Tokenized,
+    Vectors,
     Work,
     inputs_of,
 )
 from backends.errors import Failed
 from backends.texts import most_tokens
+
+Part = TypeVar("Part")
 
 # What one upstream request may hold where neither the replica nor the config says so.
 DEFAULT_BATCH_INPUTS = 32
@@ -79,8 +91,15 @@ def token_bounds(work: Work, max_input_tokens: int | None, prompt: str = "") -> 
     extra = len(prompt.encode())
     if isinstance(work, Rerank):
         extra += len(work.query.encode())
-    bounds = [most_tokens(text) + extra for text in inputs_of(work)]
+    bounds = [_most(one) + extra for one in inputs_of(work)]
     return bounds if max_input_tokens is None else [min(b, max_input_tokens) for b in bounds]
+
+
+def _most(given: Input) -> int:
+    if isinstance(given, str):
+        return most_tokens(given)
+    # Ids are tokens already, and are turned back for nothing.
+    return sum(most_tokens(part) for part in given if isinstance(part, str))
 
 
 def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = False) -> list[Slice]:
@@ -124,15 +143,55 @@ def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:
     match replies[0]:
         case Embedded():
             parts = [one.vectors for one in replies if isinstance(one, Embedded)]
-            if len({part.shape[1] for part in parts}) > 1:
-                raise Failed("the replicas of this model give vectors of different widths")
-            return Embedded(np.concatenate(parts), tokens, truncated)
-        case Reranked():
-            scores = [one.scores for one in replies if isinstance(one, Reranked)]
-            return Reranked(np.concatenate(scores), tokens, truncated)
-        case Tokenized():
-            lists = [one.inputs for one in replies if isinstance(one, Tokenized)]
-            return Tokenized(tuple(token for part in lists for token in part))
+            return Embedded(_stacked(parts), tokens, truncated)
+        case Encoded():
+            return _joined_encoded([one for one in replies if isinstance(one, Encoded)], tokens, truncated)
+        case Reranked() | Classified():
+            return _joined_scores(replies, tokens, truncated)
+        case Tokenized() | Detokenized():
+            return _joined_lists(replies)
+
+
+def _stacked(parts: Sequence[Vectors]) -> Vectors:
+    if len({part.shape[1] for part in parts}) > 1:
+        raise Failed("the replicas of this model give vectors of different widths")
+    return np.concatenate(parts)
+
+
+def _joined_scores(replies: Sequence[Reply], tokens: int, truncated: tuple[int, ...] | None) -> Reply:
+    scores = np.concatenate([one.scores for one in replies if isinstance(one, Reranked | Classified)])
+    if isinstance(replies[0], Reranked):
+        return Reranked(scores, tokens, truncated)
+    labels = {one.labels for one in replies if isinstance(one, Classified)}
+    if len(labels) > 1:
+        raise Failed("the replicas of this model give different labels")
+    return Classified(labels.pop(), scores, tokens, truncated)
+
+
+def _joined_lists(replies: Sequence[Reply]) -> Reply:
+    if isinstance(replies[0], Tokenized):
+        lists = [one.inputs for one in replies if isinstance(one, Tokenized)]
+        return Tokenized(tuple(tokens for part in lists for tokens in part))
+    texts = [one.texts for one in replies if isinstance(one, Detokenized)]
+    return Detokenized(tuple(text for part in texts for text in part))
+
+
+def _joined_encoded(replies: Sequence[Encoded], tokens: int, truncated: tuple[int, ...] | None) -> Encoded:
+    dense = [one.dense for one in replies if one.dense is not None]
+    return Encoded(
+        tokens,
+        _stacked(dense) if dense else None,
+        _chained([one.sparse for one in replies]),
+        _chained([one.multivector for one in replies]),
+        _chained([one.token_vectors for one in replies]),
+        truncated,
+    )
+
+
+def _chained(parts: Sequence[tuple[Part, ...] | None]) -> tuple[Part, ...] | None:
+    """What every slice gave, one after the other; None where it was not asked for."""
+    given = [part for part in parts if part is not None]
+    return tuple(one for part in given for one in part) if given else None
 
 
 def _tightest(*limits: int | None) -> int | None:
@@ -154,17 +213,25 @@ def _wire_sizes(work: Work, room: int | None) -> Sequence[int]:
     texts = inputs_of(work)
     if room is None:
         return [0] * len(texts)
-    most = [len(text.encode()) * JSON_BYTES_PER_BYTE + 3 for text in texts]
+    most = [_most_bytes(one) for one in texts]
     if sum(most) <= room:
         return most
     return [len(msgspec.json.encode(text)) + 1 for text in texts]
+
+
+def _most_bytes(given: Input) -> int:
+    if isinstance(given, str):
+        return len(given.encode()) * JSON_BYTES_PER_BYTE + 3
+    return len(msgspec.json.encode(given)) + 1
 
 
 def _part(work: Work, start: int, end: int) -> Work:
     match work:
         case Rerank():
             return msgspec.structs.replace(work, documents=work.documents[start:end])
-        case Embed() | Tokenize():
+        case Score():
+            return msgspec.structs.replace(work, pairs=work.pairs[start:end])
+        case Embed() | Encode() | Classify() | Tokenize() | Detokenize():
             return msgspec.structs.replace(work, inputs=work.inputs[start:end])
 
 

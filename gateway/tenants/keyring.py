@@ -24,7 +24,9 @@ FIRST_TENANT = "default"
 # Whose keys `admin.keys` are: nobody who calls models.
 OPERATORS = "operators"
 OPERATOR_SCOPES = ("admin", "metrics")
-OPERATIONS: frozenset[str] = frozenset(one.value for one in Operation)
+# A key that may do the one may do the other: the same texts, the same cost.
+COVERED_BY = {Operation.ENCODE: Operation.EMBED, Operation.DETOKENIZE: Operation.TOKENIZE}
+OPERATIONS: frozenset[str] = frozenset(one.value for one in Operation if one not in COVERED_BY)
 
 
 class StoredKey(msgspec.Struct, frozen=True):
@@ -65,6 +67,10 @@ class Tenant(msgspec.Struct, frozen=True):
     def may_use(self, model: str) -> bool:
         """Whether this tenant may call the model of that name."""
         return self.models is None or model in self.models
+
+    def require_operation(self, operation: Operation) -> None:
+        """Raises: ScopeForbidden, unless the key is for this."""
+        self.require(COVERED_BY.get(operation, operation).value)
 
     def require(self, scope: str) -> None:
         """Raises: ScopeForbidden, unless the key is for this."""

@@ -11,12 +11,21 @@ from hypothesis import strategies as st
 
 from backends.contract import (
     Capabilities,
+    Classified,
+    Classify,
+    Detokenize,
+    Detokenized,
     Embed,
     Embedded,
+    Encode,
+    Encoded,
     Operation,
+    Output,
     Reply,
     Rerank,
     Reranked,
+    Score,
+    Terms,
     Token,
     Tokenize,
     Tokenized,
@@ -48,7 +57,15 @@ def calls(draw: st.DrawFn) -> tuple[Work, list[int], Bounds]:
     texts = tuple(draw(TEXTS))
     work: Work = draw(
         st.sampled_from(
-            [Embed(texts, dimensions=2), Rerank("what?", texts, raw_scores=True), Tokenize(texts)]
+            [
+                Embed(texts, dimensions=2),
+                Encode(texts, frozenset({Output.DENSE, Output.SPARSE, Output.MULTIVECTOR})),
+                Rerank("what?", texts, raw_scores=True),
+                Score(tuple((text, text[::-1]) for text in texts)),
+                Classify(tuple(text if len(text) % 2 else (text, "b") for text in texts)),
+                Tokenize(texts),
+                Detokenize(tuple(tuple(map(ord, text)) for text in texts)),
+            ]
         )
     )
     counts = draw(st.lists(st.integers(0, 40), min_size=len(texts), max_size=len(texts)))
@@ -57,15 +74,24 @@ def calls(draw: st.DrawFn) -> tuple[Work, list[int], Bounds]:
 
 def answer(work: Work, tokens: int = 0, truncated: tuple[int, ...] | None = ()) -> Reply:
     """A reply in which each input's own answer can be told from every other's."""
-    texts = inputs_of(work)
-    numbers = np.array([abs(hash(text)) % 2**20 for text in texts], dtype=np.float32)
+    given = inputs_of(work)
+    numbers = np.array([abs(hash(one)) % 2**20 for one in given], dtype=np.float32)
+    vectors = np.stack([numbers, -numbers], axis=1)
     match work:
         case Embed():
-            return Embedded(np.stack([numbers, -numbers], axis=1), tokens, truncated)
-        case Rerank():
+            return Embedded(vectors, tokens, truncated)
+        case Encode():
+            matrices = tuple(vectors[[i] * (1 + int(n) % 3)] for i, n in enumerate(numbers))
+            terms = tuple(Terms(one.astype(np.int32), one) for one in numbers[:, None])
+            return Encoded(tokens, vectors, terms, matrices, truncated=truncated)
+        case Rerank() | Score():
             return Reranked(numbers, tokens, truncated)
+        case Classify():
+            return Classified(("yes", "no"), vectors, tokens, truncated)
         case Tokenize():
-            return Tokenized(tuple((Token(0, text, special=False),) for text in texts))
+            return Tokenized(tuple((Token(0, str(one), special=False),) for one in given))
+        case Detokenize():
+            return Detokenized(tuple(map(str, given)))
 
 
 def flat(reply: Reply) -> list[object]:
@@ -73,10 +99,19 @@ def flat(reply: Reply) -> list[object]:
     match reply:
         case Embedded():
             return list(reply.vectors.tolist())
-        case Reranked():
+        case Encoded():
+            assert reply.dense is not None
+            assert reply.sparse is not None
+            assert reply.multivector is not None
+            terms = [(one.indices.tolist(), one.values.tolist()) for one in reply.sparse]
+            matrices = [one.tolist() for one in reply.multivector]
+            return list(zip(reply.dense.tolist(), terms, matrices, strict=True))
+        case Reranked() | Classified():
             return list(reply.scores.tolist())
         case Tokenized():
             return list(reply.inputs)
+        case Detokenized():
+            return list(reply.texts)
 
 
 @many
@@ -156,7 +191,8 @@ def test_no_slice_could_have_taken_the_next_input_too(case: tuple[Work, list[int
 @given(calls())
 def test_every_slice_asks_with_the_calls_own_options(case: tuple[Work, list[int], Bounds]) -> None:
     work, counts, bounds = case
-    nothing = {"documents": ()} if isinstance(work, Rerank) else {"inputs": ()}
+    own = {Rerank: "documents", Score: "pairs"}.get(type(work), "inputs")
+    nothing: dict[str, tuple[()]] = {own: ()}
     for one in cut(work, counts, bounds):
         assert msgspec.structs.replace(work, **nothing) == msgspec.structs.replace(one.work, **nothing)
 
