@@ -1,37 +1,29 @@
 """The one HTTP client, and the one translation of its exceptions.
 
-Rule: no other module imports httpx or aiohttp; what leaves here is bytes or a BackendError.
-Requests and transports are httpx's, and the transport is aiohttp's: httpx's own pool carries a quarter of
-the requests. httpx's client is left out: cookies, redirects and proxies are what must not happen here, and
-it costs as much as the request itself.
+Rule: no other module but `connections.py` imports httpx; what leaves here is bytes or a BackendError.
+Requests and transports are httpx's. Its client is left out: cookies, redirects and proxies are what must not
+happen here, and it costs as much as the request itself.
 """
 
 import asyncio
-import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
-import aiohttp
 import httpx
 import msgspec
-from aiohttp.abc import AbstractResolver, ResolveResult
-from httpx_aiohttp import AiohttpTransport
 
+from backends.connections import Connections, by_name, by_socket
 from backends.contract import Tls
 from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
 
 # A replica that does not take a connection in this time is as good as gone.
 CONNECT_TIMEOUT_S = 3.0
-EXTENSIONS = {"timeout": {"connect": CONNECT_TIMEOUT_S, "read": None, "write": None, "pool": None}}
 # How long a connection that nobody uses is kept.
 IDLE_S = 30.0
 # For servers on uvicorn and the like, which drop theirs after 5 s, and with it a call that comes just then.
 SHORT_IDLE_S = 4.0
-# The largest honest reply is 2,048 vectors of 8,192 JSON numbers; past this it is a fault.
-REPLY_LIMIT_BYTES = 512 * 1024 * 1024
 
 
 def countdown(timeout_s: float) -> Callable[[], float]:
@@ -65,122 +57,85 @@ class HttpDoor:
         self.base_url = base_url.rstrip("/")
         # Uncompressed: on a short way it is faster, and a small reply cannot become a huge one.
         self._headers = {"accept-encoding": "identity", **(headers or {})}
-        self._urls: dict[str, httpx.URL] = {}
-        self._transport = transport or _transport(socket_path, _tls_context(tls or Tls()), idle_s, ip)
+        self._targets: dict[tuple[str, str | None], tuple[httpx.URL, httpx.Headers]] = {}
+        self._transport = transport
+        self._open = partial(_transport, self.base_url, socket_path, tls or Tls(), idle_s, ip)
 
     async def get(self, path: str, timeout_s: float) -> Answer:
         """Raises: Unavailable, Lost, TimedOut, Failed."""
-        return await self._send("GET", path, None, {}, timeout_s)
+        return await self._send("GET", path, b"", None, timeout_s)
 
     async def post(
         self, path: str, body: bytes, timeout_s: float, content_type: str = "application/json"
     ) -> Answer:
         """Raises: Unavailable, Lost, TimedOut, Failed."""
-        return await self._send("POST", path, body, {"content-type": content_type}, timeout_s)
+        return await self._send("POST", path, body, content_type, timeout_s)
 
     async def _send(
-        self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
+        self, method: str, path: str, body: bytes, content_type: str | None, timeout_s: float
     ) -> Answer:
-        url = self._urls.get(path)
-        async with _translated(timeout_s):
-            if url is None:
-                url = self._urls[path] = httpx.URL(self.base_url + path)
-            request = httpx.Request(
-                method, url, headers=self._headers | headers, content=body, extensions=EXTENSIONS
-            )
-            response = await self._transport.handle_async_request(request)
-            try:
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._transport is None:
+                    self._transport = self._open()
+                url, headers = self._target(path, content_type)
+                request = httpx.Request(method, url, headers=headers, stream=httpx.ByteStream(body))
+                response = await self._transport.handle_async_request(request)
                 return Answer(response.status_code, response.headers, await _read(response))
-            finally:
-                await response.aclose()
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            raise _translated(error, timeout_s) from error
+
+    def _target(self, path: str, content_type: str | None) -> tuple[httpx.URL, httpx.Headers]:
+        """Where to, and the headers for it: made once."""
+        known = self._targets.get((path, content_type))
+        if known is None:
+            url = httpx.URL(self.base_url + path)
+            typed = {} if content_type is None else {"content-type": content_type}
+            host = {"host": url.netloc.decode()}
+            known = url, httpx.Headers({**host, **self._headers, **typed})
+            self._targets[path, content_type] = known
+        return known
 
     async def aclose(self) -> None:
         """Close the pool."""
-        await self._transport.aclose()
+        if self._transport is not None:
+            await self._transport.aclose()
 
 
 async def _read(response: httpx.Response) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise Failed("the reply is compressed, which was not asked for")
     assert isinstance(response.stream, httpx.AsyncByteStream)
-    async for chunk in response.stream:
-        size += len(chunk)
-        if size > REPLY_LIMIT_BYTES:
-            raise Failed(f"the reply is larger than {REPLY_LIMIT_BYTES} bytes")
-        chunks.append(chunk)
-    return b"".join(chunks)
+    chunks = [chunk async for chunk in response.stream]
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-@asynccontextmanager
-async def _translated(timeout_s: float) -> AsyncIterator[None]:
-    """Turn every exception of httpx, aiohttp and the clock into a BackendError."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            yield
-    except (httpx.ConnectTimeout, httpx.ConnectError) as error:
-        # httpx-aiohttp calls a connection dropped between request and reply a ConnectTimeout too.
-        raise _unreached_or_lost(error) from error
-    except (TimeoutError, httpx.TimeoutException) as error:
-        raise TimedOut(f"no answer within {timeout_s:.1f} s") from error
-    except (httpx.TransportError, aiohttp.ClientError, OSError) as error:
-        raise Lost("the connection broke before the reply was complete") from error
-    except (httpx.DecodingError, httpx.InvalidURL, ValueError) as error:
-        raise Failed("the reply is not valid HTTP") from error
+def _translated(error: Exception, timeout_s: float) -> BackendError:
+    """Every exception of httpx, the network and the clock as a BackendError."""
+    match error:
+        case httpx.ConnectTimeout() | httpx.ConnectError():
+            return Unavailable(_unreached(error.__cause__))
+        case TimeoutError() | httpx.TimeoutException():
+            return TimedOut(f"no answer within {timeout_s:.1f} s")
+        case httpx.DecodingError() | httpx.InvalidURL() | ValueError():
+            return Failed("the reply is not valid HTTP")
+    return Lost("the connection broke before the reply was complete")
 
 
-def _unreached_or_lost(error: Exception) -> BackendError:
-    cause = error.__cause__
-    if isinstance(cause, aiohttp.ClientConnectorCertificateError):
-        return Unavailable("the replica's certificate is not trusted")
-    if isinstance(cause, aiohttp.ClientConnectorSSLError):
-        return Unavailable("the replica takes no TLS connection")
-    lost = isinstance(cause, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError) and not (
-        isinstance(cause, aiohttp.ClientConnectorError)
-    )
-    if lost:
-        return Lost("the connection broke before the reply was complete")
-    return Unavailable("no connection to the replica")
+def _unreached(cause: BaseException | None) -> str:
+    match cause:
+        case ssl.SSLCertVerificationError():
+            return "the replica's certificate is not trusted"
+        case ssl.SSLError():
+            return "the replica takes no TLS connection"
+    return "no connection to the replica"
 
 
 def _transport(
-    socket_path: str | None, context: ssl.SSLContext, idle_s: float, ip: str | None
+    base_url: str, socket_path: str | None, tls: Tls, idle_s: float, ip: str | None
 ) -> httpx.AsyncBaseTransport:
-    def session() -> aiohttp.ClientSession:
-        connector: aiohttp.BaseConnector
-        if socket_path is not None:
-            connector = aiohttp.UnixConnector(path=socket_path, limit=0)
-        else:
-            resolver = None if ip is None else _Pinned(ip)
-            connector = aiohttp.TCPConnector(
-                limit=0, ssl=context, keepalive_timeout=idle_s, resolver=resolver
-            )
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-
-    transport: httpx.AsyncBaseTransport = AiohttpTransport(client=session, verify=context)
-    return transport
-
-
-class _Pinned(AbstractResolver):
-    """Every name leads to one address; requests and certificates still speak of the name."""
-
-    def __init__(self, ip: str) -> None:
-        self._ip = ip
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        del family
-        own = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
-        return [
-            ResolveResult(
-                hostname=host, host=self._ip, port=port, family=own, proto=0, flags=socket.AI_NUMERICHOST
-            )
-        ]
-
-    async def close(self) -> None:
-        """Nothing is open."""
+    way = by_socket(socket_path) if socket_path else by_name(httpx.URL(base_url), _tls_context(tls), ip)
+    return Connections(way, CONNECT_TIMEOUT_S, idle_s)
 
 
 @cache

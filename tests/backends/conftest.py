@@ -1,10 +1,22 @@
 """What the tests of adapters share."""
 
+import asyncio
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.fakes.checkpoint import write_small_files
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Connections on both loops: the gateway runs on the one, most tests on the other."""
+    del config
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    return loops | ({"uvloop": uvloop.new_event_loop} if item.path.name == "test_http.py" else {})
 
 
 @pytest.fixture(scope="session")

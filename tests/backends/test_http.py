@@ -4,10 +4,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Self
 
 import httpx
 import pytest
 
+from backends import connections
 from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
 from backends.http import HttpDoor, countdown
 
@@ -231,7 +233,7 @@ async def test_cookies_of_a_server_are_never_sent_back() -> None:
     assert b"who=acme" not in heard[0]
 
 
-@pytest.mark.parametrize(("idle_s", "connections"), [(1e-9, 2), (60.0, 1)])
+@pytest.mark.parametrize(("idle_s", "connections"), [(0.0, 2), (60.0, 1)])
 async def test_an_idle_connection_is_kept_for_its_time(idle_s: float, connections: int) -> None:
     opened = []
 
@@ -251,8 +253,141 @@ async def test_an_idle_connection_is_kept_for_its_time(idle_s: float, connection
         for _ in range(2):
             await door.get("/", 5.0)
         await door.aclose()
+        for writer in opened:
+            await writer.wait_closed()
 
     assert connections == len(opened)
+
+
+INFORMED = b"HTTP/1.1 100 Continue\r\n\r\n"
+OK = HEAD + b"content-length: 2\r\n\r\nok"
+WHOLE: dict[str, tuple[bytes, ...]] = {
+    "chunked": (HEAD, b"transfer-encoding: chunked\r\n\r\n1\r\no\r\n", b"1\r\nk\r\n0\r\n\r\n"),
+    "until_closed": (HEAD + b"content-type: a/b\r\n\r\no", b"k"),
+    "of_http_1.0": (b"HTTP/1.0 200 OK\r\n\r\nok",),
+    "after_another_is_announced": (INFORMED, INFORMED + OK),
+    "byte_by_byte": tuple(OK[i : i + 1] for i in range(len(OK))),
+}
+
+
+@pytest.mark.parametrize("parts", WHOLE.values(), ids=WHOLE.keys())
+async def test_a_whole_reply_is_whole_however_it_is_told(parts: tuple[bytes, ...]) -> None:
+    async with listening(saying(*parts)) as door:
+        got = await door.get("/", 5.0)
+
+    assert (200, b"ok") == (got.status, got.body)
+
+
+async def test_a_reply_without_a_body_ends_where_its_head_does() -> None:
+    async with listening(saying(b"HTTP/1.1 204 No Content\r\n\r\n")) as door:
+        got = await door.get("/", 5.0)
+
+    assert (204, b"") == (got.status, got.body)
+
+
+class Talking:
+    """A server that answers request after request, each connection with what it is given to say."""
+
+    def __init__(self, *says: bytes) -> None:
+        self.says = says
+        self.writers: list[asyncio.StreamWriter] = []
+        self.asked = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.door = HttpDoor(f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.door.aclose()
+        self._server.close()
+        for writer in self.writers:
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said = self.says[min(len(self.writers), len(self.says) - 1)]
+        self.writers.append(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                self.asked.set()
+                writer.write(said)
+        writer.close()
+
+
+async def test_whose_answer_nobody_waits_for_is_not_the_next_ones() -> None:
+    async with Talking(b"", OK) as server:
+        given_up = asyncio.create_task(server.door.get("/first", 30.0))
+        await server.asked.wait()
+        given_up.cancel()
+        with suppress(asyncio.CancelledError):
+            await given_up
+        server.writers[0].write(HEAD + b"content-length: 5\r\n\r\nwrong")
+        got = await server.door.get("/second", 5.0)
+
+    assert b"ok" == got.body
+    assert 2 == len(server.writers)
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwrong", b"\x00\xff", b"more"])
+async def test_what_a_server_says_unasked_is_nobodys_answer(more: bytes) -> None:
+    async with Talking(OK + more, OK) as server:
+        bodies = []
+        for _ in range(3):
+            with suppress(Lost):
+                bodies.append((await server.door.get("/", 5.0)).body)
+
+    assert {b"ok"} >= set(bodies)
+    assert b"ok" == bodies[-1]
+
+
+async def test_a_connection_that_is_to_be_closed_is_not_used_again() -> None:
+    async with Talking(OK.replace(b"\r\n", b"\r\nconnection: close\r\n", 1), OK) as server:
+        for _ in range(3):
+            await server.door.get("/", 5.0)
+
+    assert 2 == len(server.writers)
+
+
+async def test_requests_at_once_have_connections_of_their_own_and_leave_them_to_the_next() -> None:
+    async with Talking(OK) as server:
+        for _ in range(3):
+            await asyncio.gather(*(server.door.post("/", b"", 5.0) for _ in range(5)))
+
+    assert 5 == len(server.writers)
+
+
+async def test_a_connection_that_the_server_has_closed_at_rest_costs_no_request() -> None:
+    async with Talking(OK) as server:
+        await server.door.get("/", 5.0)
+        server.writers[0].close()
+        await server.writers[0].wait_closed()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        got = await server.door.get("/", 5.0)
+
+    assert b"ok" == got.body
+
+
+async def test_a_large_body_goes_and_comes_whole() -> None:
+    sent = bytes(range(256)) * 40_000
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = await reader.readexactly(len(sent))
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+
+    async with listening(speak) as door:
+        got = await door.post("/", sent, 20.0)
+
+    assert sent == got.body
+
+
+async def test_a_reply_past_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REPLY_LIMIT_BYTES", 10)
+    async with listening(saying(HEAD + b"content-length: 11\r\n\r\n", b"x" * 11)) as door:
+        with pytest.raises(Failed):
+            await door.get("/", 5.0)
 
 
 def test_a_countdown_never_goes_below_nothing() -> None:
