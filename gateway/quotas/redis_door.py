@@ -5,7 +5,8 @@ Knows nothing of quotas. What leaves here is bytes or StoreAway.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from importlib.resources import files
 from itertools import count
 from typing import Any, Protocol
@@ -16,11 +17,10 @@ import msgspec
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.sentinel import Sentinel
+from redis.exceptions import ConnectionError as BrokenConnection
 from redis.exceptions import (
     NoPermissionError,
     NoScriptError,
-    RedisClusterException,
-    RedisError,
     ResponseError,
 )
 
@@ -127,6 +127,54 @@ class Packed(msgspec.Struct, frozen=True):
     argument: bytes
 
 
+class Errand:
+    """Work at the store that has so long to end. told: what it gave, or a StoreAway, once."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], timeout_s: float, told: Callable[[Any], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.task: asyncio.Task[Any] = loop.create_task(work)
+        self._timeout_s = timeout_s
+        self._told: Callable[[Any], None] | None = told
+        self._due_s = loop.time() + timeout_s
+        self._timer = loop.call_later(timeout_s, self._due)
+        self.task.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """Nobody wants to be told any more."""
+        self._told = None
+        self._timer.cancel()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self._tell(StoreAway("the connection was closed"))
+        elif (error := task.exception()) is not None:
+            self._tell(StoreAway(_reason(error)))
+        else:
+            self._tell(task.result())
+
+    def _due(self) -> None:
+        loop = asyncio.get_running_loop()
+        late_s, self._due_s = loop.time() - self._due_s, loop.time() + self._timeout_s
+        if late_s > self._timeout_s * (LATE_TIMER - 1):
+            # The loop itself was held up: that is no silence of the store's.
+            self._timer = loop.call_later(self._timeout_s, self._due)
+        else:
+            self._give_turns(TURNS_TO_READ)
+
+    def _give_turns(self, turns: int) -> None:
+        """The loop may have been too busy to read a reply that is already there."""
+        if turns:
+            asyncio.get_running_loop().call_soon(self._give_turns, turns - 1)
+        else:
+            self._tell(StoreAway(f"no answer within {self._timeout_s * 1000:.0f} ms"))
+
+    def _tell(self, result: Any) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            self._timer.cancel()
+            told(result)
+
+
 class RedisDoor:
     """One store. timeout_s bounds every trip to it."""
 
@@ -139,8 +187,10 @@ class RedisDoor:
         # Those in no hurry, and when they leave at the latest.
         self._patient: dict[Run, None] = {}
         self._last_call: asyncio.TimerHandle | None = None
-        self._trips: set[asyncio.Task[None]] = set()
+        self._trips: dict[int, Errand] = {}
         self._late: set[asyncio.Future[Any]] = set()
+        # Connections at rest: the pool asks each one that it hands out how it is, for half of a trip's cost.
+        self._held: list[Any] = []
         self._numbers = count(1)
         # Some proxies know EVAL only; found out once.
         self._by_source = False
@@ -165,15 +215,23 @@ class RedisDoor:
 
     async def ask(self, *command: Any) -> Any:
         """One plain command. Raises: StoreAway."""
-        return await self._bounded(self._client.execute_command(*command))
+        told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        errand = Errand(self._client.execute_command(*command), self._timeout_s, told.set_result)
+        try:
+            result = await told
+        finally:
+            self._over_with(errand)
+        if isinstance(result, StoreAway):
+            raise result
+        return result
 
     async def aclose(self) -> None:
         """Close all connections."""
         if self._last_call is not None:
             self._last_call.cancel()
         self._turn_away(StoreAway("the connection was closed"))
-        for trip in (*self._trips, *self._late):
-            trip.cancel()
+        for task in (*(trip.task for trip in self._trips.values()), *self._late):
+            task.cancel()
         await asyncio.gather(*self._late, return_exceptions=True)
         for client in (self._client, *self._sentinels):
             await client.aclose()
@@ -187,29 +245,22 @@ class RedisDoor:
         boarding, self._boarding = self._boarding, []
         for start in range(0, len(boarding), PIPELINE_MAX):
             batch = [Packed(run, *run.pack()) for run in boarding[start : start + PIPELINE_MAX]]
-            trip = asyncio.create_task(self._travel(batch))
-            self._trips.add(trip)
-            trip.add_done_callback(self._back)
+            number = next(self._numbers)
+            trip = Errand(self._execute(batch), self._timeout_s, partial(self._back, number, batch))
+            self._trips[number] = trip
 
-    def _back(self, trip: asyncio.Task[None]) -> None:
-        self._trips.discard(trip)
+    def _back(self, number: int, batch: Sequence[Packed], result: Any) -> None:
+        """Every run of the trip lands, whatever happened."""
+        self._over_with(self._trips.pop(number))
+        replies: Sequence[Any] = result
+        if isinstance(result, StoreAway):
+            replies = [result] * len(batch)
+            self._turn_away(StoreAway(_reason(result), number))
+        for one, reply in zip(batch, replies, strict=True):
+            failure = StoreAway(_reason(reply), number, alone=_is_scripts_own(reply))
+            one.run.landed(reply if isinstance(reply, bytes) else failure)
         if self._boarding and len(self._trips) < TRIPS_MAX:
             self._depart()
-
-    async def _travel(self, batch: Sequence[Packed]) -> None:
-        """Every run of the batch lands, whatever happens."""
-        trip = next(self._numbers)
-        replies: Sequence[Any] = [StoreAway("the connection was closed")] * len(batch)
-        try:
-            replies = await self._bounded(self._execute(batch))
-        except StoreAway as error:
-            replies = [error] * len(batch)
-            self._turn_away(StoreAway(_reason(error), trip))
-        finally:
-            # Also where this task is cancelled: somebody waits for each of them.
-            for one, reply in zip(batch, replies, strict=True):
-                failure = StoreAway(_reason(reply), trip, alone=_is_scripts_own(reply))
-                one.run.landed(reply if isinstance(reply, bytes) else failure)
 
     def _turn_away(self, error: StoreAway) -> None:
         """Who has waited behind a trip that got no answer has no time for another."""
@@ -234,13 +285,27 @@ class RedisDoor:
     async def _pipeline(self, batch: Sequence[Packed], *, by_source: bool) -> list[Any]:
         """Straight over a connection: redis-py's pipeline packs in Python, at a third of a call's cost."""
         commands = [_command(one, by_source=by_source) for one in batch]
-        connection = await self._client.connection_pool.get_connection()
+        if self._held:
+            try:
+                return await self._over(self._held.pop(), commands)
+            except (BrokenConnection, OSError):
+                # It broke while nobody looked. Scripts may run twice: they know what they have done.
+                pass
+        return await self._over(await self._client.connection_pool.get_connection(), commands)
+
+    async def _over(self, connection: Any, commands: Sequence[bytes]) -> list[Any]:
+        """The replies over a connection that is kept for the next trip, if nothing happens to it."""
+        replies: list[Any] | None = None
         try:
             await connection.send_packed_command(commands)
-            return [await _reply(connection) for _ in batch]
+            replies = [await _reply(connection) for _ in commands]
+            return replies
         finally:
-            # One that failed on the way has been closed; the pool opens it again.
-            await self._client.connection_pool.release(connection)
+            if replies is not None and len(self._held) < TRIPS_MAX:
+                self._held.append(connection)
+            else:
+                # One that failed on the way has been closed; the pool opens it again.
+                await self._client.connection_pool.release(connection)
 
     async def _single(self, one: Packed) -> Any:
         script = one.run.script
@@ -251,31 +316,12 @@ class RedisDoor:
                 raise
             return await self._client.eval(script.source, len(one.keys), *one.keys, one.argument)
 
-    async def _bounded(self, trip: Awaitable[Any]) -> Any:
-        """Raises: StoreAway past the timeout, or where the store answers with an error."""
-        loop = asyncio.get_running_loop()
-        task, started_s = asyncio.ensure_future(trip), loop.time()
-        try:
-            await asyncio.wait({task}, timeout=self._timeout_s)
-            if not task.done() and loop.time() - started_s > self._timeout_s * LATE_TIMER:
-                # The loop itself was held up: that is no silence of the store's.
-                await asyncio.wait({task}, timeout=self._timeout_s)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        for _ in range(TURNS_TO_READ if not task.done() else 0):
-            # The loop may have been too busy to read a reply that is already there.
-            await asyncio.sleep(0)
-        if not task.done():
-            self._let_end(task)
-            raise StoreAway(f"no answer within {self._timeout_s * 1000:.0f} ms")
-        try:
-            return task.result()
-        except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
-            raise StoreAway(_reason(error)) from error
-
-    def _let_end(self, late: asyncio.Future[Any]) -> None:
-        """Nobody waits for it any more, but the next trip wants the connection that it makes."""
+    def _over_with(self, errand: Errand) -> None:
+        """Nobody waits for it any more; one that is late may make the connection that the next trip wants."""
+        late = errand.task
+        errand.stop()
+        if late.done():
+            return
         if len(self._late) >= LATE_MAX:
             late.cancel()
             return
