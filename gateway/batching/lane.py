@@ -8,8 +8,8 @@ Invariant: every ticket is resolved or left, whatever becomes of its attempts.
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -88,6 +88,8 @@ class Lane:
         # Identical work of one tenant in flight, by what it is.
         self._shared: dict[tuple[str, Priority, Work], Ticket] = {}
         self._attempts: set[Attempt] = set()
+        # Answers of joined batches on their way to who waits for them, by tenant.
+        self._untold: OrderedDict[str, deque[tuple[Ticket, Reply]]] = OrderedDict()
         self._joining: list[asyncio.Future[None]] = []
         self._later: asyncio.TimerHandle | None = None
         self._soon = False
@@ -381,8 +383,28 @@ class Lane:
         full = attempt.replica.full or bool(len(self._queue))
         self._pool.succeeded(attempt.replica, attempt.cargo, took_s, now_s, full=full)
         pieces = [ticket.piece for ticket in attempt.tickets]
-        for ticket, own in zip(attempt.tickets, parted(pieces, reply), strict=True):
-            self._settle(ticket, own)
+        told = zip(attempt.tickets, parted(pieces, reply), strict=True)
+        if len(pieces) > 1 and self._others_active(attempt.tickets[0].passenger.tenant):
+            self._tell_one_by_one(told)
+        else:
+            for ticket, own in told:
+                self._settle(ticket, own)
+
+    def _tell_one_by_one(self, told: Iterable[tuple[Ticket, Reply]]) -> None:
+        """A turn of the event loop each, tenant by tenant: all at once they would hold up everybody else."""
+        if not self._untold:
+            asyncio.get_running_loop().call_soon(self._tell_next)
+        for ticket, reply in told:
+            self._untold.setdefault(ticket.passenger.tenant, deque()).append((ticket, reply))
+
+    def _tell_next(self) -> None:
+        tenant, waiting = self._untold.popitem(last=False)
+        ticket, reply = waiting.popleft()
+        if waiting:
+            self._untold[tenant] = waiting
+        if self._untold:
+            asyncio.get_running_loop().call_soon(self._tell_next)
+        self._settle(ticket, reply)
 
     def _timeout_s(self, attempt: Attempt) -> float:
         """At most half of what is left while another replica could still be tried.

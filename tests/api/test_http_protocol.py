@@ -19,6 +19,11 @@ class Impatient(BoundedProtocol):
     head_timeout_s = 0.2
     body_timeout_s = 0.2
     write_timeout_s = 0.2
+    ended: asyncio.Event
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        type(self).ended.set()
 
 
 async def large_answer(scope: Any, receive: Any, send: Any) -> None:
@@ -35,6 +40,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[Connection]:
+    Impatient.ended = asyncio.Event()
     config = uvicorn.Config(large_answer, port=0, http=Impatient, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
@@ -104,10 +110,18 @@ async def test_a_client_that_takes_no_answer_is_closed() -> None:
     async with connected() as (reader, writer), asyncio.timeout(10):
         writer.write(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
         reader._transport.pause_reading()  # type: ignore[attr-defined]
-        await asyncio.sleep(0.6)  # The server's timer is a real one.
+        await Impatient.ended.wait()
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
             await reader.readexactly(30_000_000)
+
+
+async def test_a_head_without_a_body_behind_it_is_sent_all_the_same() -> None:
+    async with connected() as (reader, writer), asyncio.timeout(10):
+        writer.write(HEAD + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n")
+        assert b"HTTP/1.1 100 Continue\r\n\r\n" == await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"ab")
+        assert (await reader.readuntil(b"xx")).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_what_is_no_http_is_refused_as_json() -> None:
