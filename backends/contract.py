@@ -40,6 +40,18 @@ class Output(StrEnum):
     TOKENS = "tokens"
 
 
+class ScoreKind(StrEnum):
+    """What the number is that a reranker gives.
+
+    LOGIT: as the network gives it. SIGMOID: that squeezed between 0 and 1; raw, it is the logit. COSINE: the
+    mean over a query's vectors of the best cosine with one of the document's; raw, it is their sum (MaxSim).
+    """
+
+    LOGIT = "logit"
+    SIGMOID = "sigmoid"
+    COSINE = "cosine"
+
+
 class Truncate(StrEnum):
     """What happens to an input longer than the model: refuse it, or cut one side."""
 
@@ -77,7 +89,7 @@ class Encode(msgspec.Struct, frozen=True, tag="encode"):
 
 
 class Rerank(msgspec.Struct, frozen=True, tag="rerank"):
-    """Score each document against the query; raw_scores asks for logits instead of sigmoid."""
+    """Score each document against the query; raw_scores asks for what `ScoreKind` says is raw."""
 
     query: str
     documents: tuple[str, ...]
@@ -215,6 +227,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     checkpoint: where the weights and tokenizer lie, if on this machine.
     tells_input_tokens: whether its replies hold `input_tokens`, so that several tenants can share one.
     outputs: which kinds `Encode` may ask for. labels: of a classifier, in the order of its scores.
+    score_kind: what a reranker's score is where raw ones are not asked for.
+    overhead_tokens: the most that it adds to each pair beside the tokens of query and document.
     notes: what else an operator should know of it, for the line that tells of its joining.
     """
 
@@ -236,6 +250,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     tells_input_tokens: bool = False
     outputs: frozenset[Output] = frozenset()
     labels: tuple[str, ...] = ()
+    score_kind: ScoreKind | None = None
+    overhead_tokens: int = 0
     notes: tuple[str, ...] = ()
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
-from tokenizers import Encoding, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 
 from backends.contract import Token, Truncate
 from backends.errors import InvalidWork, ModelUnavailable
 from backends.texts import CHARACTERS_PER_TOKEN, precut
 
+# The tokenizers' ids are 32 bits wide.
+MOST_IDS = 2**32
 # A text, or a query with its document.
 Item: TypeAlias = str | tuple[str, str]
 
@@ -48,7 +50,7 @@ class TextTokenizer:
             side: _cutting(tokenizer, max_tokens, side) for side in (Truncate.LEFT, Truncate.RIGHT)
         }
 
-    def encode(self, texts: Sequence[str], truncate: Truncate) -> Sequences:
+    def encode(self, texts: Sequence[Item], truncate: Truncate) -> Sequences:
         """Raises: InvalidWork where truncate is ERROR and an input is longer than the model."""
         return self._encode(list(texts), truncate)
 
@@ -68,6 +70,33 @@ class TextTokenizer:
         """The tokens of each text as TEI's /tokenize shows them; nothing is cut."""
         encodings = self._whole.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [_explained(text, one) for text, one in zip(texts, encodings, strict=True)]
+
+    def detokenize(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each list of ids. Raises: InvalidWork for an id that is no token's."""
+        for one in {id_ for ids in lists for id_ in ids}:
+            if not 0 <= one < MOST_IDS or self._whole.id_to_token(one) is None:
+                raise InvalidWork(f"{one} is not the id of a token of this model")
+        return self._whole.decode_batch([list(ids) for ids in lists], skip_special_tokens=skip_special_tokens)
+
+    def pieces(self, text: str) -> list[tuple[int, int]]:
+        """(id, first character) of each token of a text, without specials around it; nothing is cut."""
+        encoding = self._whole.encode(text, add_special_tokens=False)
+        return [(id_, start) for id_, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)]
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without specials around it; nothing is cut."""
+        return [one.ids for one in self._whole.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token; None where the vocabulary has none of that name."""
+        return self._whole.token_to_id(token)
+
+    def limited(self, max_tokens: int, markers: Sequence[str] = ()) -> "TextTokenizer":
+        """The same with another maximum. markers: read as one token where the vocabulary has them."""
+        tokenizer = Tokenizer.from_str(self._whole.to_str())
+        for marker in markers:
+            _keep_whole(tokenizer, marker)
+        return TextTokenizer(tokenizer, max_tokens)
 
     def _encode(self, items: Sequence[Item], truncate: Truncate) -> Sequences:
         if truncate is Truncate.ERROR:
@@ -123,6 +152,15 @@ def open_tokenizer(checkpoint: Path, max_tokens: int) -> TextTokenizer:
     except Exception as error:
         # The Rust side raises bare Exception for a missing and for a broken file alike.
         raise ModelUnavailable(f"no readable tokenizer.json in {checkpoint}") from error
+
+
+def _keep_whole(tokenizer: Tokenizer, marker: str) -> None:
+    """Have a marker that is a token read as one: by its own name, or by its first word."""
+    for name in (marker, marker.split(None, 1)[0]):
+        if tokenizer.token_to_id(name) is not None:
+            if tokenizer.encode(name, add_special_tokens=False).tokens != [name]:
+                tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True)])
+            return
 
 
 def _cutting(tokenizer: Tokenizer, max_tokens: int, side: Truncate) -> Tokenizer:

@@ -30,3 +30,10 @@ def sigmoid(logits: Vectors) -> Vectors:
     """1 / (1 + e⁻ˣ) in float64, returned as float32, without overflow at either end."""
     scores: Vectors = (0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64)))).astype(np.float32)
     return scores
+
+
+def softmax(logits: Vectors) -> Vectors:
+    """Each row of (n, labels) as shares of 1, in float64, returned as float32."""
+    powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    shares: Vectors = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+    return shares

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from backends.registry import Kind
+from backends.torch.kinds import Pooling, Task
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -120,7 +121,8 @@ class Upstream(Section, frozen=True, kw_only=True):
     batch_tokens: what one upstream request may hold, where the replica does not say.
     in_flight_batches: the window, batches in flight to one replica; absent, it is learnt. queue_tokens: the
     most that may wait in front of all of them. retry_share, hedge_share: attempts that may be added to those
-    that callers cause.
+    that callers cause. task, pooling: instead of what a checkpoint's own files say it is for.
+    trust_remote_code: whether code that lies beside its weights may run.
     """
 
     backend: Kind
@@ -143,6 +145,9 @@ class Upstream(Section, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     device: str | None = None
     compile: bool = False
+    task: Task | None = None
+    pooling: Pooling | None = None
+    trust_remote_code: bool = False
 
 
 class Model(Section, frozen=True):

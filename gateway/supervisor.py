@@ -152,6 +152,9 @@ class Supervisor:
                     dtype=settings.dtype,
                     device=settings.device,
                     compiled=settings.compile,
+                    task=settings.task,
+                    pooling=settings.pooling,
+                    trust_remote_code=settings.trust_remote_code,
                     batch_tokens=settings.batch_tokens,
                 )
             )

@@ -72,11 +72,16 @@ class Upstream:
         """An upper bound of the tokens of each input, without a tokenizer."""
         told = self.capabilities
         prompt = self._prompt(work) or ""
-        return token_bounds(work, told.max_input_tokens if told else None, prompt)
+        if told is None:
+            return token_bounds(work, None, prompt)
+        return token_bounds(work, told.max_input_tokens, prompt, pair_overhead=told.overhead_tokens)
 
     async def exact_tokens(self, work: BackendWork) -> list[int] | None:
         """The tokens of each input as the model will count them; None without a tokenizer."""
         if not isinstance(work, Embed | Rerank) or self._prompt(work) is None:
+            return None
+        if isinstance(work, Rerank) and self.capabilities and self.capabilities.overhead_tokens:
+            # Not the tokenizer alone knows what its pairs become.
             return None
         tokenizer = await self._open()
         if tokenizer is None:

@@ -2,8 +2,9 @@
 
 Registered with transformers under `PACKED`; a model calls it with query, key and value of all tokens at once,
 (1, heads, tokens, dim), and `cu_seq_lens_q`, where each sequence starts and the last one ends, as in
-FlashAttention. Rule: a sequence is computed alike whatever lies beside it, so that its vector does not depend
-on its batch.
+FlashAttention. Where none looks at some tokens (a query's fillers), `seen` are the indices of the others, and
+`cu_seq_lens_k` tells where each sequence starts among them. Rule: a sequence is computed alike whatever lies
+beside it, so that its vector does not depend on its batch.
 """
 
 from collections.abc import Iterator
@@ -40,7 +41,11 @@ def packed_attention(
     scale = options.get("scaling") or q.shape[-1] ** -0.5
     window = options.get("sliding_window") or 0
     starts, longest = options["cu_seq_lens_q"], options["max_length_q"]
-    out = _compute(q, k, v, starts, longest, scale, _is_causal(module, options), window)
+    seen = options.get("seen")
+    if seen is not None:
+        k, v = k[seen], v[seen]
+    key_starts = starts if seen is None else options["cu_seq_lens_k"]
+    out = _compute(q, k, v, starts, key_starts, longest, scale, _is_causal(module, options), window)
     return out.unsqueeze(0), None
 
 
@@ -64,13 +69,15 @@ def attend(
     k: Tensor,
     v: Tensor,
     starts: Tensor,
+    key_starts: Tensor,
     longest: int,
     scale: float,
     causal: bool,  # noqa: FBT001 - an operator of torch takes no keywords
     window: int,
 ) -> Tensor:
-    """q: (tokens, heads, dim); k, v: (tokens, key heads, dim). Returns the shape of q.
+    """q: (tokens, heads, dim); k, v: (seen tokens, key heads, dim). Returns the shape of q.
 
+    starts, key_starts: where each sequence starts in q, and in k and v, whose tokens are its first ones.
     window: how near a key must be (distance < window); 0 is any distance.
     """
     if q.is_cuda and q.dtype in HALF:
@@ -80,7 +87,7 @@ def attend(
             k,
             v,
             starts,
-            starts,
+            key_starts,
             longest,
             longest,
             scale=scale,
@@ -90,25 +97,28 @@ def attend(
         assert isinstance(out, Tensor)
         return out
     pieces = []
-    for start, stop, length in runs(starts.tolist()):
-        run_q, run_k, run_v = (one[start:stop].unflatten(0, (-1, length)) for one in (q, k, v))
+    for queries, keys, count in runs(starts.tolist(), key_starts.tolist()):
+        run_q = q[queries].unflatten(0, (count, -1))
+        run_k, run_v = (one[keys].unflatten(0, (count, -1)) for one in (k, v))
         pieces.append(_attend_run(run_q, run_k, run_v, scale, causal, window))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def runs(starts: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Neighbours of equal length as (first token, end, length of each): one call computes them all."""
-    at = 0
-    for length, equals in groupby(b - a for a, b in pairwise(starts)):
-        stop = at + length * sum(1 for _ in equals)
-        yield at, stop, length
-        at = stop
+def runs(starts: list[int], key_starts: list[int]) -> Iterator[tuple[slice, slice, int]]:
+    """Neighbors of equal lengths, which one call computes: their queries, their keys, how many they are."""
+    at = key_at = 0
+    pairs = zip(pairwise(starts), pairwise(key_starts), strict=True)
+    for (length, key_length), equals in groupby((b - a, d - c) for (a, b), (c, d) in pairs):
+        count = sum(1 for _ in equals)
+        stop, key_stop = at + length * count, key_at + key_length * count
+        yield slice(at, stop), slice(key_at, key_stop), count
+        at, key_at = stop, key_stop
 
 
 def _attend_run(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int) -> Tensor:  # noqa: FBT001
-    """q, k, v: (sequences, length, heads, dim), of one length. Returns (sequences · length, heads, dim)."""
+    """q, k, v: (sequences, length, heads, dim). Returns (sequences · length of q, heads, dim)."""
     length = q.shape[1]
-    mask = _band(length, causal, window, q.device) if 0 < window < length else None
+    mask = _band(length, k.shape[1], causal, window, q.device) if 0 < window < length else None
     out = scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -121,10 +131,9 @@ def _attend_run(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, win
     return out.transpose(1, 2).flatten(0, 1)
 
 
-def _band(length: int, causal: bool, window: int, device: torch.device) -> Tensor:  # noqa: FBT001
-    """(length, length) bool, true where a token sees another."""
-    positions = torch.arange(length, device=device)
-    ahead = positions - positions[:, None]
+def _band(length: int, keys: int, causal: bool, window: int, device: torch.device) -> Tensor:  # noqa: FBT001
+    """(length, keys) bool, true where a token sees another."""
+    ahead = torch.arange(keys, device=device) - torch.arange(length, device=device)[:, None]
     return (ahead.abs() < window) & (ahead <= 0 if causal else True)
 
 

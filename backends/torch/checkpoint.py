@@ -1,15 +1,20 @@
-"""What a checkpoint's own files say about how to use it: pooling, prompts, length, labels.
+"""What a checkpoint's own files say about how to use it: its kind, pooling, prompts, length, labels.
 
 Knows nothing of torch and loads no weights. Nothing here is guessed: what a file does not say is
 sentence-transformers' documented default, and a module that this engine does not have is an error.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from backends.errors import ModelUnavailable
+from backends.torch.files import Files
+from backends.torch.kinds import ModelKind, Said, recognize
+from backends.torch.late import LateInteraction, read_late_interaction
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -24,6 +29,18 @@ LEGACY_POOLING_FLAGS: dict[str, PoolingMode] = {
 }
 # RoBERTa's family starts positions after the padding index, so two of its positions hold no token.
 OFFSET_POSITIONS = {"roberta": 2, "xlm-roberta": 2, "camembert": 2, "mpnet": 2, "longformer": 2}
+POOLINGS_SAID: dict[str, PoolingMode] = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "weighted_mean": "weightedmean",
+    "last_token": "lasttoken",
+}
+# In the order in which sentence-transformers' encode_document looks.
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+# BGE-M3's weights beside its dense model.
+LEXICAL_FILE = "sparse_linear.pt"
+COLBERT_FILE = "colbert_linear.pt"
 # transformers writes this huge number where a tokenizer has no maximum.
 NO_MAXIMUM = 10**9
 
@@ -35,16 +52,32 @@ class Projection(msgspec.Struct, frozen=True):
     folder: str = ""
 
 
-class Recipe(msgspec.Struct, frozen=True):
-    """How texts become vectors or scores with this checkpoint.
+class Splade(msgspec.Struct, frozen=True):
+    """How a masked language model's logits become weights of terms: log(1 + relu), once or twice."""
 
-    task: embed, or rerank for a sequence classifier with one label.
-    projections: what follows pooling, in order; scaling at the end is left to whoever asks for it.
+    strategy: Literal["max", "sum"] = "max"
+    twice: bool = False
+
+
+class YesNo(msgspec.Struct, frozen=True):
+    """Which next tokens speak for a document and which against it; None are "yes" and "no"."""
+
+    true_id: int | None = None
+    false_id: int | None = None
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """How texts become vectors, weights or scores with this checkpoint.
+
+    projections: what follows pooling, in order; scaling at the end is left to whoever asks for it. For
+    multivector they are applied to each token.
     prompts: name → text that is put before an input.
     include_prompt: whether the prompt's tokens take part in pooling.
+    lexical, colbert: whether BGE-M3's weights for terms and for token vectors lie beside a dense model.
+    has_code: whether it names code of its own.
     """
 
-    task: Literal["embed", "rerank"]
+    kind: ModelKind
     model_type: str
     max_tokens: int
     pooling: tuple[PoolingMode, ...] = ("mean",)
@@ -53,6 +86,14 @@ class Recipe(msgspec.Struct, frozen=True):
     lower_case: bool = False
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
+    labels: tuple[str, ...] = ()
+    multi_label: bool = False
+    splade: Splade = Splade()
+    late: LateInteraction = LateInteraction()
+    yes_no: YesNo = YesNo()
+    lexical: bool = False
+    colbert: bool = False
+    has_code: bool = False
 
 
 class InputRules(msgspec.Struct, frozen=True):
@@ -68,100 +109,96 @@ def read_input_rules(checkpoint: Path) -> InputRules:
 
     Raises: ModelUnavailable.
     """
-    transformer = checkpoint / dict(_listed_modules(checkpoint)).get("Transformer", "")
-    sentence = _json(checkpoint / "config_sentence_transformers.json")
-    maximum = _max_tokens(
-        _json(checkpoint / "config.json"),
-        _json(transformer / "sentence_bert_config.json"),
-        _json(transformer / "tokenizer_config.json"),
-    )
-    return InputRules(maximum, _prompts(sentence), sentence.get("default_prompt_name"))
+    files = Files(checkpoint)
+    return InputRules(_max_tokens(files), _prompts(files), files.sentence.get("default_prompt_name"))
 
 
-def read_recipe(checkpoint: Path) -> Recipe:
+def read_recipe(checkpoint: Path, said: Said) -> Recipe:
     """Read config.json and the sentence-transformers files beside it.
 
     Raises: ModelUnavailable.
     """
-    config = _json(checkpoint / "config.json")
-    modules = _modules(checkpoint)
-    folders = dict(modules)
-    transformer = checkpoint / folders.get("Transformer", "")
-    sentence_config = _json(transformer / "sentence_bert_config.json")
-    maximum = _max_tokens(config, sentence_config, _json(transformer / "tokenizer_config.json"))
-    if _is_classifier(config):
-        return Recipe("rerank", config["model_type"], maximum)
-    pooling = _json(checkpoint / folders["Pooling"] / "config.json") if "Pooling" in folders else {}
-    sentence = _json(checkpoint / "config_sentence_transformers.json")
-    return Recipe(
-        task="embed",
-        model_type=str(config.get("model_type", "")),
-        max_tokens=maximum,
-        pooling=_pooling_modes(pooling),
-        projections=_projections(modules),
+    files = Files(checkpoint)
+    kind = recognize(files, said)
+    common = Recipe(
+        kind=kind,
+        model_type=str(files.config.get("model_type", "")),
+        max_tokens=_max_tokens(files),
+        projections=_projections(files),
+        lower_case=bool(files.transformer.get("do_lower_case", False)),
+        prompts=_roles(_prompts(files)),
+        default_prompt=files.sentence.get("default_prompt_name"),
+        has_code="auto_map" in files.config,
+    )
+    return READERS[kind](common, files, said)
+
+
+def _dense(common: Recipe, files: Files, said: Said) -> Recipe:
+    pooling = files.of_module("Pooling")
+    named = POOLINGS_SAID.get(said.pooling or "")
+    return replace(
+        common,
+        pooling=(named,) if named else _pooling_modes(pooling),
         include_prompt=bool(pooling.get("include_prompt", True)),
-        lower_case=bool(sentence_config.get("do_lower_case", False)),
-        prompts=_prompts(sentence),
-        default_prompt=sentence.get("default_prompt_name"),
+        lexical=files.has(LEXICAL_FILE),
+        colbert=files.has(COLBERT_FILE),
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelUnavailable(f"{path} is not valid JSON: {error}") from error
+def _sparse(common: Recipe, files: Files, _: Said) -> Recipe:
+    told = files.of_module("SpladePooling")
+    twice = told.get("activation_function") == "log1p_relu"
+    return replace(common, splade=Splade(told.get("pooling_strategy", "max"), twice))
 
 
-def _prompts(sentence: dict[str, Any]) -> dict[str, str]:
-    return {name: text for name, text in sentence.get("prompts", {}).items() if text is not None}
+def _multivector(common: Recipe, files: Files, _: Said) -> Recipe:
+    late = read_late_interaction(files)
+    prompts = {**common.prompts, "query": "", "document": "", **late.prompts}
+    # What is not said to be a query is a document, as sentence-transformers takes it.
+    return replace(common, late=late, prompts=prompts, default_prompt=common.default_prompt or "document")
 
 
-def _listed_modules(checkpoint: Path) -> list[tuple[str, str]]:
-    """(module kind, its folder) in order, from modules.json; empty for a plain transformers checkpoint."""
-    path = checkpoint / "modules.json"
-    if not path.is_file():
-        return []
-    listed = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
-    return [(str(one["type"]).rsplit(".", 1)[-1], str(one.get("path", ""))) for one in listed]
+def _classifier(common: Recipe, files: Files, _: Said) -> Recipe:
+    named = files.config.get("id2label") or {}
+    count = len(named) or int(files.config.get("num_labels", 2))
+    multi_label = files.config.get("problem_type") == "multi_label_classification"
+    labels = tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(count))
+    return replace(common, labels=labels, multi_label=multi_label)
 
 
-def _modules(checkpoint: Path) -> list[tuple[str, str]]:
-    """The same, all of them known here."""
-    modules = _listed_modules(checkpoint)
-    unknown = {kind for kind, _ in modules} - {"Transformer", "Pooling", "Dense", "Normalize"}
-    if unknown:
-        raise ModelUnavailable(
-            f"{checkpoint} uses the sentence-transformers module {', '.join(sorted(unknown))}, which "
-            "the built-in engine does not have; serve it with TEI or Infinity behind this gateway"
-        )
-    return modules
+def _language(common: Recipe, files: Files, _: Said) -> Recipe:
+    told = files.of_module("LogitScore")
+    return replace(common, yes_no=YesNo(told.get("true_token_id"), told.get("false_token_id")))
 
 
-def _projections(modules: list[tuple[str, str]]) -> tuple[Projection, ...]:
+READERS: dict[ModelKind, Callable[[Recipe, Files, Said], Recipe]] = {
+    "dense": _dense,
+    "sparse": _sparse,
+    "multivector": _multivector,
+    "classifier": _classifier,
+    "language": _language,
+}
+
+
+def _prompts(files: Files) -> dict[str, str]:
+    return {name: text for name, text in files.sentence.get("prompts", {}).items() if text is not None}
+
+
+def _roles(prompts: dict[str, str]) -> dict[str, str]:
+    """The prompts, one of them also under the role's own name, as sentence-transformers looks for it."""
+    found = next((prompts[name] for name in DOCUMENT_PROMPTS if name in prompts), None)
+    return prompts if found is None else {**prompts, "document": found}
+
+
+def _projections(files: Files) -> tuple[Projection, ...]:
     found = [
         Projection("Dense" if kind == "Dense" else "Normalize", folder)
-        for kind, folder in modules
+        for kind, folder in files.modules
         if kind in {"Dense", "Normalize"}
     ]
     while found and found[-1].kind == "Normalize":
         found.pop()
     return tuple(found)
-
-
-def _is_classifier(config: dict[str, Any]) -> bool:
-    architectures = config.get("architectures") or []
-    if not any(str(name).endswith("ForSequenceClassification") for name in architectures):
-        return False
-    labels = len(config.get("id2label") or {}) or int(config.get("num_labels", 2))
-    if labels != 1:
-        raise ModelUnavailable(
-            f"the checkpoint is a classifier with {labels} labels; the built-in engine reranks with "
-            "classifiers of one label"
-        )
-    return True
 
 
 def _pooling_modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:
@@ -176,15 +213,13 @@ def _pooling_modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:
         raise ModelUnavailable(f"the checkpoint asks for pooling {named!r}: {error}") from error
 
 
-def _max_tokens(
-    config: dict[str, Any], sentence_config: dict[str, Any], tokenizer_config: dict[str, Any]
-) -> int:
+def _max_tokens(files: Files) -> int:
     """The shortest of what the files allow, as sentence-transformers reads them."""
-    positions = config.get("max_position_embeddings")
-    offset = OFFSET_POSITIONS.get(str(config.get("model_type", "")), 0)
+    positions = files.config.get("max_position_embeddings")
+    offset = OFFSET_POSITIONS.get(str(files.config.get("model_type", "")), 0)
     limits = [
-        sentence_config.get("max_seq_length"),
-        tokenizer_config.get("model_max_length"),
+        files.transformer.get("max_seq_length"),
+        files.tokenizer.get("model_max_length"),
         positions - offset if positions else None,
     ]
     stated = [int(limit) for limit in limits if limit and limit < NO_MAXIMUM]

@@ -11,27 +11,25 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from threading import Condition, Thread
-from typing import TypeVar
-
-import numpy as np
+from typing import TypeAlias, TypeVar
 
 from backends.contract import (
-    Embed,
-    Embedded,
+    Detokenize,
+    Detokenized,
+    Output,
     Reply,
-    Rerank,
-    Reranked,
     Tokenize,
     Tokenized,
-    Vectors,
     Work,
+    inputs_of,
     operation_of,
 )
 from backends.errors import BackendError, Failed, InvalidWork, Overloaded, UnsupportedWork
-from backends.tokens import Sequences
+from backends.torch.answering import answer
 from backends.torch.loader import Loaded
 from backends.torch.planner import plan
-from backends.vectors import shaped, sigmoid
+from backends.torch.preparing import Prepared
+from backends.torch.sequences import Row
 
 T = TypeVar("T")
 
@@ -75,15 +73,20 @@ class ForwardThread:
 class Job:
     """The sequences of one piece of work, on their way to rows."""
 
-    def __init__(self, sequences: Sequences, skip: int) -> None:
-        self.sequences = sequences
-        self.skip = skip
-        self.tokens = sum(sequences.lengths)
-        self.rows: list[Vectors | None] = [None] * len(sequences.ids)
-        self.missing = len(sequences.ids)
+    def __init__(self, prepared: Prepared) -> None:
+        self.sequences = prepared.sequences
+        self.outputs = prepared.outputs
+        self.tokens = sum(len(one.ids) for one in prepared.sequences)
+        self.rows: list[Row | None] = [None] * len(prepared.sequences)
+        self.missing = len(prepared.sequences)
         self.error: BackendError | None = None
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
+
+    def give(self, place: int, row: Row | None) -> None:
+        """What one of its sequences became; None is nothing, after `error` was set."""
+        self.rows[place] = row
+        self.missing -= 1
 
     def resolve(self) -> None:
         """Tell the waiting caller; called from the loop's thread."""
@@ -96,6 +99,10 @@ class Job:
             self.done.set_exception(self.error)
         else:
             self.done.set_result(None)
+
+
+# One sequence of a job.
+Member: TypeAlias = tuple[Job, int]
 
 
 class Engine:
@@ -124,54 +131,30 @@ class Engine:
         """
         if operation_of(work) not in self._loaded.capabilities.operations:
             raise UnsupportedWork(f"this model does not {operation_of(work).value}")
+        if not inputs_of(work):
+            raise InvalidWork("there are no inputs")
         loop = asyncio.get_running_loop()
-        if isinstance(work, Tokenize):
-            return await loop.run_in_executor(self._tokenizing, self._explain, work)
-        if not isinstance(work, Embed | Rerank):
-            raise UnsupportedWork("this engine does not do that")
-        sequences, skip = await loop.run_in_executor(self._tokenizing, self._tokenize, work)
-        job = Job(sequences, skip)
+        if isinstance(work, Tokenize | Detokenize):
+            return await loop.run_in_executor(self._tokenizing, self._translate, work)
+        prepared = await loop.run_in_executor(self._tokenizing, self._loaded.preparer.prepare, work)
+        job = Job(prepared)
         self._enqueue(job)
         await job.done
-        rows = np.stack([row for row in job.rows if row is not None])
-        return _finished(work, rows, job)
+        rows = [row for row in job.rows if row is not None]
+        if not prepared.compared:
+            return answer(self._loaded.recipe, work, prepared, rows)
+        # Comparing takes milliseconds, in which the event loop would answer nobody.
+        return await loop.run_in_executor(self._tokenizing, answer, self._loaded.recipe, work, prepared, rows)
 
-    def _tokenize(self, work: Embed | Rerank) -> tuple[Sequences, int]:
-        tokenizer = self._loaded.tokenizer
-        if isinstance(work, Rerank):
-            return tokenizer.encode_pairs(work.query, work.documents, work.truncate), 0
-        self._check_dimensions(work.dimensions)
-        prompt = self._prompt(work.prompt_name)
-        sequences = tokenizer.encode(self._prepared(prompt, work.inputs), work.truncate)
-        if not prompt or self._loaded.recipe.include_prompt:
-            return sequences, 0
-        # The prompt alone ends in a separator that the prompted text does not have there.
-        alone = tokenizer.encode([prompt], work.truncate).lengths[0] - 1
-        return sequences, alone
-
-    def _explain(self, work: Tokenize) -> Tokenized:
-        texts = self._prepared(self._prompt(work.prompt_name), work.inputs)
-        explained = self._loaded.tokenizer.explain(texts, add_special_tokens=work.add_special_tokens)
+    def _translate(self, work: Tokenize | Detokenize) -> Reply:
+        """What the tokenizer does alone."""
+        preparer = self._loaded.preparer
+        tokenizer = preparer.tokenizer
+        if isinstance(work, Detokenize):
+            texts = tokenizer.detokenize(work.inputs, skip_special_tokens=work.skip_special_tokens)
+            return Detokenized(tuple(texts))
+        explained = tokenizer.explain(preparer.prompted(work), add_special_tokens=work.add_special_tokens)
         return Tokenized(tuple(tuple(tokens) for tokens in explained))
-
-    def _prompt(self, name: str | None) -> str:
-        recipe = self._loaded.recipe
-        chosen = recipe.default_prompt if name is None else name
-        if chosen is None:
-            return ""
-        if chosen not in recipe.prompts:
-            known = ", ".join(sorted(recipe.prompts)) or "none"
-            raise InvalidWork(f"the model has no prompt named {chosen!r}; it has: {known}")
-        return recipe.prompts[chosen]
-
-    def _prepared(self, prompt: str, inputs: Sequence[str]) -> list[str]:
-        texts = [prompt + text for text in inputs]
-        return [text.lower() for text in texts] if self._loaded.recipe.lower_case else texts
-
-    def _check_dimensions(self, dimensions: int | None) -> None:
-        width = self._loaded.capabilities.dimensions or 0
-        if dimensions is not None and not 1 <= dimensions <= width:
-            raise InvalidWork(f"`dimensions` must be between 1 and {width}, not {dimensions}")
 
     def _enqueue(self, job: Job) -> None:
         with self._arrived:
@@ -183,15 +166,7 @@ class Engine:
 
     def _loop(self) -> None:
         while True:
-            jobs = self._schedule()
-            try:
-                self._forward(jobs)
-            except Exception as error:
-                # Someone waits for each of these jobs, whatever went wrong.
-                logger.exception("a forward pass failed")
-                _fail(jobs, Failed(f"the model failed: {type(error).__name__}"))
-                for job in jobs:
-                    job.resolve()
+            self._forward(self._schedule())
 
     def _schedule(self) -> list[Job]:
         """Take jobs in order, enough for a few forwards; waits until there is one.
@@ -211,37 +186,34 @@ class Engine:
             return jobs
 
     def _forward(self, jobs: Sequence[Job]) -> None:
-        places = [(job, i) for job in jobs for i in range(len(job.rows))]
-        lengths = [len(job.sequences.ids[i]) for job, i in places]
-        for batch in plan(lengths, self._batch_tokens, packed=self._loaded.packed):
-            members = [places[index] for index in batch]
-            rows = self._loaded.head.run(
-                [job.sequences.ids[i] for job, i in members],
-                [job.sequences.type_ids[i] for job, i in members],
-                [job.skip for job, _ in members],
-            )
-            finite = [bool(np.isfinite(row).all()) for row in rows]
-            for (job, i), row, whole in zip(members, rows, finite, strict=True):
-                job.rows[i] = row
-                job.missing -= 1
-                if not whole:
-                    job.error = Failed(f"the model gave no finite numbers for input {i}")
-            for job in {job for job, _ in members}:
-                # What is done leaves at once, while the next forward runs.
-                if job.missing == 0:
-                    job.resolve()
+        for outputs in {job.outputs for job in jobs}:
+            alike = [(job, i) for job in jobs if job.outputs == outputs for i in range(job.missing)]
+            lengths = [len(job.sequences[i].ids) for job, i in alike]
+            for batch in plan(lengths, self._batch_tokens, packed=self._loaded.packed):
+                members = [alike[index] for index in batch]
+                self._compute(members, outputs)
+                for job in {job for job, _ in members}:
+                    # What is done leaves at once, while the next forward runs.
+                    if job.missing == 0:
+                        job.resolve()
 
-
-def _fail(jobs: Sequence[Job], error: BackendError) -> None:
-    for job in jobs:
-        job.error = error
-
-
-def _finished(work: Embed | Rerank, rows: Vectors, job: Job) -> Reply:
-    if isinstance(work, Rerank):
-        logits = rows[:, 0]
-        scores = logits if work.raw_scores else sigmoid(logits)
-        return Reranked(np.ascontiguousarray(scores), job.tokens, job.sequences.truncated)
-    vectors = shaped(rows, dimensions=work.dimensions, normalize=work.normalize)
-    lengths = tuple(job.sequences.lengths)
-    return Embedded(vectors, job.tokens, job.sequences.truncated, lengths)
+    def _compute(self, members: Sequence[Member], outputs: frozenset[Output]) -> None:
+        """Give every member its row. If together they fail, halves are tried until the guilty are alone."""
+        try:
+            rows = self._loaded.head.run([job.sequences[i] for job, i in members], outputs)
+        except Exception as error:
+            # Someone waits for each of these, whatever went wrong.
+            if len(members) > 1:
+                half = len(members) // 2
+                self._compute(members[:half], outputs)
+                self._compute(members[half:], outputs)
+                return
+            logger.exception("a forward pass failed")
+            ((job, place),) = members
+            job.error = Failed(f"the model failed: {type(error).__name__}")
+            job.give(place, None)
+            return
+        for (job, place), row in zip(members, rows, strict=True):
+            if not row.is_finite():
+                job.error = Failed(f"the model gave no finite numbers for input {place}")
+            job.give(place, row)

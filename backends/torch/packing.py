@@ -27,9 +27,13 @@ class Rows:
     def __init__(self, mask: Tensor) -> None:
         self._shape = mask.shape
         self._index = mask.flatten().nonzero().squeeze(1)
-        lengths = mask.sum(dim=1, dtype=torch.int32)
-        self.starts = pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        self.starts = _starts(mask)
         self.longest = int(mask.shape[1])
+
+    def seen(self, attended: Tensor) -> dict[str, Any]:
+        """What attention is told where not all tokens are looked at. attended: as the mask, 1 = looked at."""
+        index = attended.flatten()[self._index].nonzero().squeeze(1)
+        return {"seen": index, "cu_seq_lens_k": _starts(attended), "max_length_k": self.longest}
 
     def positions(self) -> Tensor:
         """(1, tokens): each sequence counts from 0."""
@@ -66,16 +70,22 @@ class Packed(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor,
         token_type_ids: Tensor | None = None,
+        tokens: Tensor | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPooling:
-        """All rectangles are (rows, longest) int64, padded on the right."""
-        rows = Rows(attention_mask)
+        """All rectangles are (rows, longest) int64, padded on the right.
+
+        tokens: where there are tokens, if more than are attended to.
+        """
+        rows = Rows(attention_mask if tokens is None else tokens)
         inputs: dict[str, Any] = {
             "input_ids": rows.pack(input_ids),
             "position_ids": rows.positions() + self._first_position,
             "cu_seq_lens_q": rows.starts,
             "max_length_q": rows.longest,
         }
+        if tokens is not None:
+            inputs |= rows.seen(attention_mask)
         if token_type_ids is not None:
             inputs["token_type_ids"] = rows.pack(token_type_ids)
         hidden = rows.unpack(self.encoder(**inputs).last_hidden_state)
@@ -86,6 +96,11 @@ class Packed(nn.Module):
         """Leave the encoder as it was."""
         if self.pooler is not None:
             self.encoder.pooler = self.pooler
+
+
+def _starts(mask: Tensor) -> Tensor:
+    """Where each row's tokens start when all lie end to end, and where the last ends: (rows + 1,) int32."""
+    return pad(mask.sum(dim=1, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0))
 
 
 @torch.inference_mode()

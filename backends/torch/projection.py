@@ -1,13 +1,16 @@
-"""What sentence-transformers checkpoints do to a pooled vector before anyone sees it.
+"""What checkpoints do to a pooled vector, or to each token's, before anyone sees it.
 
-(batch, dim) float32 → (batch, out) float32. Source: sentence-transformers 6, `Dense` and `Normalize`.
+(rows, dim) float32 → (rows, out) float32. Source: sentence-transformers 6, `Dense` and `Normalize`; the
+weights that ColBERT and BGE-M3 keep outside of it. Rule: of a file of weights nothing is ever run.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 
 import msgspec
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -64,27 +67,68 @@ class Normalize(nn.Module):
         return nn.functional.normalize(vectors, dim=-1)
 
 
-def read_projections(checkpoint: Path, projections: Sequence[Projection]) -> nn.Module:
-    """The modules with their weights, in order.
+def read_projections(
+    checkpoint: Path, projections: Sequence[Projection], *, of_tokens: bool = False
+) -> nn.Module:
+    """The modules with their weights, in order. of_tokens: whether they are for each token's vector.
 
     Raises: ModelUnavailable.
     """
     return nn.Sequential(
-        *(_dense(checkpoint / one.folder) if one.kind == "Dense" else Normalize() for one in projections)
+        *(
+            _dense(checkpoint / one.folder, of_tokens=of_tokens) if one.kind == "Dense" else Normalize()
+            for one in projections
+        )
     ).eval()
 
 
-def _dense(folder: Path) -> Dense:
+def read_linear(path: Path) -> nn.Linear:
+    """One linear layer in a file of its own, as torch saves a state dict. Raises: ModelUnavailable."""
+    try:
+        return _linear(torch.load(path, map_location="cpu", weights_only=True))
+    except (OSError, RuntimeError, KeyError, UnpicklingError) as error:
+        raise ModelUnavailable(f"the weights in {path} could not be read: {_first_line(error)}") from error
+
+
+def read_inline_linear(checkpoint: Path) -> nn.Linear:
+    """`linear.weight` among the network's own weights, as ColBERT keeps it. Raises: ModelUnavailable."""
+    try:
+        return _linear({"weight": _tensor(checkpoint, "linear.weight")})
+    except (OSError, RuntimeError, KeyError, SafetensorError, UnpicklingError) as error:
+        raise ModelUnavailable(f"{checkpoint} has no weight `linear.weight`, ColBERT's projection") from error
+
+
+def _tensor(checkpoint: Path, name: str) -> Tensor:
+    if not (checkpoint / "model.safetensors").is_file():
+        return _weights(checkpoint)[name]
+    with safe_open(checkpoint / "model.safetensors", "pt") as file:
+        found: Tensor = file.get_tensor(name)
+    return found
+
+
+def _linear(state: dict[str, Tensor]) -> nn.Linear:
+    rows, columns = state["weight"].shape
+    layer = nn.Linear(columns, rows, bias="bias" in state)
+    layer.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    return layer.eval()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+def _dense(folder: Path, *, of_tokens: bool) -> Dense:
     try:
         config = msgspec.json.decode((folder / "config.json").read_bytes(), type=DenseConfig)
-        if config.module_input_name != "sentence_embedding":
+        # What has no such name is a sentence's or a token's by the kind of its model.
+        if not of_tokens and config.module_input_name != "sentence_embedding":
             raise ModelUnavailable(f"{folder} projects {config.module_input_name}, not the pooled vector")
         if config.activation_function not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ModelUnavailable(f"{folder} asks for {config.activation_function}; known are {known}")
         module = Dense(config)
         module.load_state_dict({name: tensor.float() for name, tensor in _weights(folder).items()})
-    except (OSError, RuntimeError, msgspec.DecodeError) as error:
+    except (OSError, RuntimeError, msgspec.DecodeError, UnpicklingError) as error:
         raise ModelUnavailable(f"the Dense module in {folder} could not be read: {error}") from error
     return module
 

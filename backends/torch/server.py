@@ -23,6 +23,7 @@ from backends.checkpoints import locate
 from backends.errors import BackendError, Failed, ModelUnavailable, Overloaded, TimedOut
 from backends.torch import wire
 from backends.torch.engine import Engine, ForwardThread
+from backends.torch.kinds import Said
 from backends.torch.loader import Loaded, load
 
 Message = Mapping[str, Any]
@@ -127,11 +128,13 @@ def main() -> None:
 
 def _load(boot: wire.Boot, report: Report) -> Loaded:
     return load(
-        locate(boot.model, boot.revision),
+        locate(boot.model, boot.revision, with_code=boot.trust_remote_code),
         boot.model,
         dtype=boot.dtype,
         device=boot.device,
         compiled=boot.compiled,
+        said=Said(boot.task, boot.pooling),
+        trusted=boot.trust_remote_code,
         report=lambda detail: report(wire.State("loading", detail)),
     )
 

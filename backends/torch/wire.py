@@ -9,8 +9,11 @@ import msgspec
 import numpy as np
 
 from backends.contract import Capabilities, Reply, Work
+from backends.torch.kinds import Pooling, Task
 
 MEDIA_TYPE = "application/msgpack"
+# What arrays may hold: float32 and int32, as both ends' processors have them.
+NUMBERS = frozenset({"<f4", "<i4"})
 
 
 class Boot(msgspec.Struct, frozen=True):
@@ -28,6 +31,9 @@ class Boot(msgspec.Struct, frozen=True):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     device: str | None = None
     compiled: bool = False
+    task: Task | None = None
+    pooling: Pooling | None = None
+    trust_remote_code: bool = False
     batch_tokens: int | None = None
     queue_tokens: int = 2_000_000
 
@@ -55,14 +61,16 @@ class Refusal(msgspec.Struct, frozen=True):
 
 def _pack(value: Any) -> Any:
     # msgspec hands over only what it does not know: arrays.
-    if isinstance(value, np.ndarray):
-        return (value.shape, np.ascontiguousarray(value, dtype=np.float32).data)
-    raise TypeError(f"cannot send {type(value).__name__}")
+    if isinstance(value, np.ndarray) and value.dtype.str in NUMBERS:
+        return (value.dtype.str, value.shape, np.ascontiguousarray(value).data)
+    raise TypeError(f"cannot send {getattr(value, 'dtype', type(value).__name__)}")
 
 
 def _unpack(_type: type, value: Any) -> Any:
-    shape, data = value
-    return np.frombuffer(data, dtype="<f4").reshape(shape)
+    number, shape, data = value
+    if number not in NUMBERS:
+        raise ValueError(f"unknown numbers: {number}")
+    return np.frombuffer(data, dtype=number).reshape(shape)
 
 
 encoder = msgspec.msgpack.Encoder(enc_hook=_pack)

@@ -86,13 +86,22 @@ def tightest(bounds: Sequence[Bounds]) -> Bounds:
     )
 
 
-def token_bounds(work: Work, max_input_tokens: int | None, prompt: str = "") -> list[int]:
-    """The most tokens each input can be: no tokenizer makes more of a text than its UTF-8 bytes."""
+def token_bounds(
+    work: Work, max_input_tokens: int | None, prompt: str = "", *, pair_overhead: int = 0
+) -> list[int]:
+    """The most tokens each input can be: no tokenizer makes more of a text than its UTF-8 bytes.
+
+    pair_overhead: what a reranker adds to each pair.
+    """
     extra = len(prompt.encode())
     if isinstance(work, Rerank):
         extra += len(work.query.encode())
     bounds = [_most(one) + extra for one in inputs_of(work)]
-    return bounds if max_input_tokens is None else [min(b, max_input_tokens) for b in bounds]
+    if max_input_tokens is not None:
+        bounds = [min(b, max_input_tokens) for b in bounds]
+    if not isinstance(work, Rerank | Score):
+        return bounds
+    return [b + pair_overhead for b in bounds]
 
 
 def _most(given: Input) -> int:

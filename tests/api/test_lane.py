@@ -110,6 +110,36 @@ async def test_tenants_share_a_batch_only_where_each_ones_tokens_are_known_and_t
     assert_vectors(replies[2], "yours")
 
 
+async def turns_of_answers(calls: list[asyncio.Task[Reply]]) -> list[int]:
+    """In which turn of the event loop each call was answered, from when the batch came back."""
+    turns: dict[asyncio.Task[Reply], int] = {}
+    for call in calls:
+        call.add_done_callback(lambda done: turns.setdefault(done, turn))
+    turn = 0
+    while len(turns) < len(calls):
+        await asyncio.sleep(0)
+        turn += 1
+    return [turns[call] for call in calls]
+
+
+@pytest.mark.parametrize("others", [False, True])
+async def test_a_joined_batch_is_told_one_by_one_while_others_are_active(*, others: bool) -> None:
+    rig = Rig()
+    if others:
+        theirs = rig.call("theirs", tenant="two")
+        (await rig.sent("theirs")).succeed()
+        await theirs
+    first, *calls = await held_and_waiting(rig, *"abcd")
+    (await rig.sent("first")).succeed()
+    (await rig.sent(*"abcd")).succeed()
+    turns = await turns_of_answers(calls)
+
+    assert (4 if others else 1) == len(set(turns))
+    assert turns == sorted(turns)
+    await first
+    await rig.assert_empty()
+
+
 def poisonous(error: BackendError, rig: Rig) -> None:
     """Every replica fails a batch that holds the text `bad`, and answers others."""
 

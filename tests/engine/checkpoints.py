@@ -81,12 +81,19 @@ def make_encoder(config: PretrainedConfig, tokenizer: Path, folder: Path) -> Pat
     return _with_tokenizer(tokenizer, folder)
 
 
-def make_classifier(config: PretrainedConfig, tokenizer: Path, folder: Path) -> Path:
-    """A sequence classifier with one label."""
+def make_classifier(config: PretrainedConfig, tokenizer: Path, folder: Path, labels: int = 1) -> Path:
+    """A sequence classifier."""
     torch.manual_seed(0)
-    config.num_labels = 1
+    config.num_labels = labels
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     model.eval().save_pretrained(folder)
+    return _with_tokenizer(tokenizer, folder)
+
+
+def make_language_model(config: PretrainedConfig, tokenizer: Path, folder: Path, end: object) -> Path:
+    """A language model, masked or causal: end is transformers' AutoModelFor… of it."""
+    torch.manual_seed(0)
+    end.from_config(config, dtype=torch.float32).eval().save_pretrained(folder)
     return _with_tokenizer(tokenizer, folder)
 
 

@@ -14,7 +14,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window:
     k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], dim=1) for one in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * scale
     for row in range(len(q)):
-        for column in range(len(q)):
+        for column in range(len(k)):
             far = window and abs(row - column) >= window
             if far or (causal and column > row):
                 scores[:, row, column] = -torch.inf
@@ -30,15 +30,36 @@ def test_every_sequence_sees_itself_alone(causal: bool, window: int, key_heads: 
     q, k, v = (torch.randn(tokens, heads, 8) for heads in (4, key_heads, key_heads))
     starts = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
 
-    out = attend(q, k, v, starts, max(LENGTHS), 0.3, causal, window)
+    out = attend(q, k, v, starts, starts, max(LENGTHS), 0.3, causal, window)
 
     pieces = zip(*(one.split(LENGTHS) for one in (q, k, v)), strict=True)
     expected = torch.cat([by_hand(*piece, 0.3, causal, window) for piece in pieces])
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_neighbours_of_equal_length_are_one_run() -> None:
-    assert [(0, 3, 3), (3, 17, 7), (17, 18, 1), (18, 27, 9)] == list(runs([0, 3, 10, 17, 18, 27]))
+def test_neighbors_of_equal_lengths_are_one_run() -> None:
+    found = list(runs([0, 3, 10, 17, 18, 27], [0, 3, 8, 13, 14, 20]))
+
+    assert [(0, 3, 0, 3, 1), (3, 17, 3, 13, 2), (17, 18, 13, 14, 1), (18, 27, 14, 20, 1)] == [
+        (queries.start, queries.stop, keys.start, keys.stop, count) for queries, keys, count in found
+    ]
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_tokens_that_none_looks_at_look_at_the_others(window: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(sum(LENGTHS), 4, 8) for _ in range(3))
+    starts = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
+    seen = [max(1, length - 2) for length in LENGTHS]
+    key_starts = torch.tensor([0, *torch.tensor(seen).cumsum(0)], dtype=torch.int32)
+    first = [one[:n] for tensor in (k, v) for one, n in zip(tensor.split(LENGTHS), seen, strict=True)]
+    keys, values = first[: len(seen)], first[len(seen) :]
+
+    out = attend(q, torch.cat(keys), torch.cat(values), starts, key_starts, max(LENGTHS), 0.3, False, window)
+
+    pieces = zip(q.split(LENGTHS), keys, values, strict=True)
+    expected = torch.cat([by_hand(*piece, 0.3, False, window) for piece in pieces])
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
 @pytest.mark.cuda
@@ -50,7 +71,9 @@ def test_the_kernel_for_a_gpu_agrees(causal: bool, window: int) -> None:
     q, k, v = (torch.randn(sum(LENGTHS), heads, 32, dtype=torch.bfloat16) for heads in (4, 2, 2))
     starts = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
 
-    here = attend(q.float(), k.float(), v.float(), starts, max(LENGTHS), 0.2, causal, window)
-    there = attend(q.cuda(), k.cuda(), v.cuda(), starts.cuda(), max(LENGTHS), 0.2, causal, window)
+    here = attend(q.float(), k.float(), v.float(), starts, starts, max(LENGTHS), 0.2, causal, window)
+    there = attend(
+        q.cuda(), k.cuda(), v.cuda(), starts.cuda(), starts.cuda(), max(LENGTHS), 0.2, causal, window
+    )
 
     torch.testing.assert_close(there.float().cpu(), here, atol=2e-2, rtol=2e-2)

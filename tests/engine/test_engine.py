@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.contract import Embed, Embedded, Rerank, Tokenize, Tokenized, Truncate
+from backends.contract import Embed, Embedded, Output, Rerank, Tokenize, Tokenized, Truncate
 from backends.errors import BackendError, Failed, InvalidWork, Overloaded, UnsupportedWork
 from backends.torch.engine import Engine
 from backends.torch.loader import Loaded, load
+from backends.torch.sequences import Row, Sequence
 from tests.engine.conftest import Engines
 
 LONG = "word " * 1000
@@ -103,26 +104,38 @@ async def test_a_full_queue_refuses_more(minilm: Path, engine_of: Engines) -> No
 class BrokenHead:
     """Fails on a text of seven tokens, gives no finite numbers for one of eight."""
 
-    def run(self, ids: list[list[int]], type_ids: list[list[int]], skip: list[int]) -> np.ndarray:
-        del type_ids, skip
-        lengths = [len(one) for one in ids]
+    def run(self, sequences: list[Sequence], outputs: frozenset[Output]) -> list[Row]:
+        assert outputs == {Output.DENSE}
+        lengths = [len(one.ids) for one in sequences]
         if 7 in lengths:
             raise RuntimeError("boom")
-        return np.array([[np.nan if n == 8 else 1.0] * 384 for n in lengths], dtype=np.float32)
+        return [Row(np.full(384, np.nan if n == 8 else 1.0, dtype=np.float32)) for n in lengths]
+
+
+def with_broken_head(minilm: Path, engine_of: Engines) -> Engine:
+    whole = engine_of(minilm, "float32")._loaded
+    loaded = Loaded(whole.recipe, whole.preparer, BrokenHead(), whole.capabilities)
+    return Engine(loaded, batch_tokens=4096, queue_tokens=10**6)
 
 
 async def test_a_failing_forward_is_told_and_the_engine_goes_on(minilm: Path, engine_of: Engines) -> None:
-    whole = engine_of(minilm, "float32")._loaded
-    engine = Engine(
-        Loaded(whole.recipe, whole.tokenizer, BrokenHead(), whole.capabilities),
-        batch_tokens=4096,
-        queue_tokens=10**6,
-    )
+    engine = with_broken_head(minilm, engine_of)
 
     for words in (5, 6):
         with pytest.raises(Failed):
             await engine.run(Embed(("x " * words,)))
     assert isinstance(await engine.run(Embed(("x",))), Embedded)
+
+
+async def test_a_text_that_fails_takes_nobody_along(minilm: Path, engine_of: Engines) -> None:
+    engine = with_broken_head(minilm, engine_of)
+
+    replies = await asyncio.gather(
+        *(engine.run(Embed(("x " * words,))) for words in range(1, 12)), return_exceptions=True
+    )
+
+    assert [words for words, one in enumerate(replies, 1) if isinstance(one, Failed)] == [5, 6]
+    assert sum(isinstance(one, Embedded) for one in replies) == 9
 
 
 def with_files(minilm: Path, folder: Path, **files: object) -> Path:

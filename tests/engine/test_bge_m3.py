@@ -1,0 +1,122 @@
+"""BGE-M3's three outputs in one pass, against FlagEmbedding's definition in plain torch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from torch import Tensor, nn
+
+from backends.contract import Embed, Embedded, Encode, Encoded, Output, Vectors
+from backends.errors import ModelUnavailable
+from backends.torch.loader import DTypeName
+from tests.engine.checkpoints import ENCODERS, make_encoder, make_sentence_model
+from tests.engine.engines import TEXTS, ask, cosines, encode, engine_on, loaded
+
+ALL = (Output.DENSE, Output.SPARSE, Output.MULTIVECTOR, Output.TOKENS)
+# [PAD], [UNK], [CLS] and [SEP] of the tokenizer that the tiny model has.
+UNUSED = {0, 100, 101, 102}
+
+
+@pytest.fixture
+def checkpoint(minilm: Path, tmp_path: Path) -> tuple[Path, SentenceTransformer]:
+    encoder = make_encoder(ENCODERS["xlm-roberta"][0](), minilm, tmp_path / "network")
+    reference = make_sentence_model(encoder, tmp_path / "m3", "cls", [modules.Normalize()])
+    torch.manual_seed(3)
+    for name, layer in (("sparse_linear.pt", nn.Linear(32, 1)), ("colbert_linear.pt", nn.Linear(32, 32))):
+        torch.save(layer.state_dict(), tmp_path / "m3" / name)
+    return tmp_path / "m3", reference
+
+
+def linear(folder: Path, name: str, hidden: Tensor) -> Tensor:
+    state = torch.load(folder / name, weights_only=True)
+    return hidden @ state["weight"].T + state["bias"]
+
+
+def lexical(folder: Path, ids: list[int], hidden: Tensor) -> dict[int, float]:
+    weights: dict[int, float] = {}
+    values = linear(folder, "sparse_linear.pt", hidden).relu()[:, 0].tolist()
+    for token, weight in zip(ids, values, strict=True):
+        if token not in UNUSED and weight > weights.get(token, 0):
+            weights[token] = weight
+    return weights
+
+
+async def test_all_outputs_come_from_one_pass_as_flagembedding_defines_them(
+    checkpoint: tuple[Path, SentenceTransformer],
+) -> None:
+    folder, reference = checkpoint
+    one = loaded(folder)
+
+    reply = await encode(engine_on(one), TEXTS, *ALL)
+
+    assert one.packed
+    assert frozenset(ALL) == one.capabilities.outputs
+    np.testing.assert_allclose(reply.dense, reference.encode(TEXTS), atol=1e-4)
+    for i, text in enumerate(TEXTS):
+        features = reference.preprocess([text])
+        with torch.inference_mode():
+            hidden = reference[0](features)["token_embeddings"][0]
+        ids = features["input_ids"][0].tolist()
+        terms = (reply.sparse or ())[i]
+        expected = lexical(folder, ids, hidden)
+        assert sorted(expected) == terms.indices.tolist()
+        np.testing.assert_allclose(terms.values, [expected[id_] for id_ in sorted(expected)], atol=1e-4)
+        late = nn.functional.normalize(linear(folder, "colbert_linear.pt", hidden[1:]), dim=-1)
+        np.testing.assert_allclose((reply.multivector or ())[i], late, atol=1e-4)
+        np.testing.assert_allclose((reply.token_vectors or ())[i], hidden, atol=1e-4)
+    assert sum(len(one.indices) for one in reply.sparse or ()) > 100
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_what_is_asked_for_beside_it_changes_no_output(
+    dtype: DTypeName, checkpoint: tuple[Path, SentenceTransformer]
+) -> None:
+    folder, reference = checkpoint
+    engine = engine_on(loaded(folder, dtype))
+
+    everything = await encode(engine, TEXTS, *ALL)
+    dense = await ask(engine, Embed(tuple(TEXTS)), Embedded)
+    late = await encode(engine, TEXTS, Output.MULTIVECTOR)
+
+    assert everything.dense is not None
+    least = 0.99999 if dtype == "float32" else 0.9999
+    assert cosines(everything.dense, dense.vectors).min() > least
+    assert cosines(everything.dense, reference.encode(TEXTS)).min() > 0.999
+    assert cosines(flat(everything), flat(late)).min() > least
+    assert late.dense is None
+    assert late.sparse is None
+
+
+def flat(reply: Encoded) -> Vectors:
+    return np.concatenate(reply.multivector or ())
+
+
+async def test_dimensions_cut_the_dense_vector_alone(checkpoint: tuple[Path, SentenceTransformer]) -> None:
+    engine = engine_on(loaded(checkpoint[0]))
+
+    reply = await ask(engine, Encode(("a",), frozenset(ALL), dimensions=5), Encoded)
+
+    assert reply.dense is not None
+    assert reply.dense.shape == (1, 5)
+    assert (reply.multivector or ())[0].shape == (2, 32)
+
+
+class Harmful:
+    """What a file of weights must never be able to do."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (Path("harmed"),)
+
+
+async def test_code_in_a_file_of_weights_is_refused(
+    checkpoint: tuple[Path, SentenceTransformer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weight": Harmful()}, checkpoint[0] / "sparse_linear.pt")
+
+    with pytest.raises(ModelUnavailable, match=r"sparse_linear\.pt could not be read"):
+        loaded(checkpoint[0])
+    assert not (tmp_path / "harmed").exists()

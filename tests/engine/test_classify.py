@@ -1,0 +1,95 @@
+"""Sequence classifiers of one label and many, against transformers and sentence-transformers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from backends.contract import Classified, Classify, Operation, Rerank, Reranked, Score, ScoreKind, Vectors
+from backends.errors import UnsupportedWork
+from backends.torch.loader import DTypeName
+from tests.engine.checkpoints import ENCODERS, make_classifier
+from tests.engine.engines import TEXTS, ask, engine_on, loaded
+
+INPUTS = (*TEXTS[:8], *zip(TEXTS[8:16], TEXTS[16:24], strict=True))
+
+
+def logits_of(folder: Path, max_tokens: int) -> Vectors:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = []
+    for one in INPUTS:
+        parts = (one,) if isinstance(one, str) else one
+        inputs = tokenizer(*parts, truncation=True, max_length=max_tokens, return_tensors="pt")
+        with torch.no_grad():
+            rows.append(model(**inputs).logits[0].numpy())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification"])
+async def test_scores_of_texts_and_pairs_are_those_of_transformers(
+    problem: str, minilm: Path, tmp_path: Path
+) -> None:
+    config = ENCODERS["bert"][0]()
+    config.problem_type = problem
+    config.id2label = {0: "sad", 1: "glad", 2: "mad"}
+    make_classifier(config, minilm, tmp_path, labels=3)
+    one = loaded(tmp_path)
+    engine = engine_on(one)
+
+    raw = await ask(engine, Classify(INPUTS, raw_scores=True), Classified)
+    scores = await ask(engine, Classify(INPUTS), Classified)
+
+    logits = torch.tensor(logits_of(tmp_path, one.recipe.max_tokens))
+    many = problem.startswith("multi")
+    np.testing.assert_allclose(raw.scores, logits, atol=1e-4)
+    np.testing.assert_allclose(scores.scores, logits.sigmoid() if many else logits.softmax(1), atol=1e-4)
+    assert scores.labels == one.capabilities.labels
+    assert len(scores.labels) == 3
+    assert raw.scores.std(axis=0).max() > 0.05
+
+
+async def test_labels_have_the_names_and_order_of_the_checkpoint(minilm: Path, tmp_path: Path) -> None:
+    config = ENCODERS["bert"][0]()
+    config.num_labels = 3
+    config.id2label = {2: "mad", 0: "sad", 1: "glad"}
+    make_classifier(config, minilm, tmp_path, labels=3)
+    one = loaded(tmp_path)
+
+    assert one.capabilities.labels == ("sad", "glad", "mad")
+    assert Operation.RERANK not in one.capabilities.operations
+    with pytest.raises(UnsupportedWork):
+        await engine_on(one).run(Rerank("a", ("b",)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_one_label_reranks_and_classifies(dtype: DTypeName, minilm: Path, tmp_path: Path) -> None:
+    make_classifier(ENCODERS["bert"][0](), minilm, tmp_path)
+    engine = engine_on(loaded(tmp_path, dtype))
+    pairs = tuple(zip(TEXTS[:8], TEXTS[8:16], strict=True))
+
+    classified = await ask(engine, Classify(pairs), Classified)
+    scored = await ask(engine, Score(pairs), Reranked)
+    single = [await ask(engine, Rerank(q, (d,), raw_scores=True), Reranked) for q, d in pairs]
+    raw = await ask(engine, Score(pairs, raw_scores=True), Reranked)
+
+    stock = CrossEncoder(str(tmp_path), device="cpu")
+    close = 1e-4 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(scored.scores, stock.predict(list(pairs)), atol=close)
+    np.testing.assert_allclose(classified.scores[:, 0], scored.scores, atol=1e-6)
+    np.testing.assert_allclose(raw.scores, [one.scores[0] for one in single], atol=close)
+    assert engine._loaded.capabilities.score_kind is ScoreKind.SIGMOID
+
+
+async def test_a_cut_input_is_told(minilm: Path, tmp_path: Path) -> None:
+    make_classifier(ENCODERS["bert"][0](), minilm, tmp_path, labels=2)
+
+    reply = await ask(
+        engine_on(loaded(tmp_path)), Classify(("short", "word " * 300, ("a", "b " * 300))), Classified
+    )
+
+    assert reply.truncated == (1, 2)
+    assert reply.tokens == 3 + 130 + 130

@@ -1,0 +1,202 @@
+"""How a checkpoint is recognized, what the operator may say instead, and what is never run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.contract import (
+    Detokenize,
+    Detokenized,
+    Embed,
+    Embedded,
+    Encode,
+    Encoded,
+    Operation,
+    Output,
+    Terms,
+)
+from backends.errors import InvalidWork, ModelUnavailable
+from backends.torch import wire
+from backends.torch.files import Files
+from backends.torch.kinds import ModelKind, Said, recognize
+from tests.engine.checkpoints import ENCODERS, make_classifier, make_encoder, make_sentence_model
+from tests.engine.engines import TEXTS, ask, encode, engine_on, loaded
+
+NOTHING = Said()
+
+
+def modules(*kinds: str) -> str:
+    return json.dumps([{"type": f"some.library.{kind}", "path": kind} for kind in kinds])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "listed", "model_type", "said", "kind"),
+    [
+        ("BertModel", [], None, NOTHING, "dense"),
+        ("BertForMaskedLM", [], None, NOTHING, "dense"),
+        ("BertForMaskedLM", [], None, Said(pooling="splade"), "sparse"),
+        ("BertForMaskedLM", ["MLMTransformer", "SpladePooling"], "SparseEncoder", NOTHING, "sparse"),
+        ("BertModel", ["Transformer", "Dense"], "ColBERT", NOTHING, "multivector"),
+        ("HF_ColBERT", [], None, NOTHING, "multivector"),
+        ("BertForSequenceClassification", [], None, NOTHING, "classifier"),
+        ("BertForSequenceClassification", ["Transformer"], "CrossEncoder", NOTHING, "classifier"),
+        ("BertForSequenceClassification", ["Transformer", "Pooling"], None, NOTHING, "dense"),
+        ("BertForSequenceClassification", [], None, Said(task="embed"), "dense"),
+        ("Qwen3ForCausalLM", [], None, NOTHING, "dense"),
+        ("Qwen3ForCausalLM", [], None, Said(task="rerank"), "language"),
+        ("Qwen3ForCausalLM", ["Transformer", "LogitScore"], "CrossEncoder", NOTHING, "language"),
+    ],
+)
+def test_the_files_show_what_kind_of_model_it_is(
+    architecture: str, listed: list[str], model_type: str | None, said: Said, kind: ModelKind, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    if listed:
+        (tmp_path / "modules.json").write_text(modules(*listed))
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"model_type": model_type}))
+
+    assert kind == recognize(Files(tmp_path), said)
+
+
+def test_a_module_that_is_not_understood_is_named(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(modules("Transformer", "SpladePooling", "Router"))
+
+    with pytest.raises(ModelUnavailable, match="module Router"):
+        recognize(Files(tmp_path), NOTHING)
+
+
+async def test_pooling_can_be_said(minilm: Path, tmp_path: Path) -> None:
+    encoder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
+    stock = make_sentence_model(encoder, tmp_path / "sentence", "lasttoken")
+    one = loaded(encoder, said=Said(pooling="last_token"))
+
+    reply = await ask(engine_on(one), Embed(tuple(TEXTS[:8])), Embedded)
+
+    expected = stock.encode(TEXTS[:8], normalize_embeddings=True)
+    short = [i for i, n in enumerate(reply.input_tokens or ()) if n < 64]
+    np.testing.assert_allclose(reply.vectors[short], expected[short], atol=1e-5)
+    assert len(short) > 4
+    assert one.capabilities.pooling == "lasttoken"
+
+
+@pytest.mark.parametrize("document", ["document", "passage", "corpus"])
+async def test_prompts_by_role_are_those_of_sentence_transformers(
+    document: str, minilm: Path, tmp_path: Path
+) -> None:
+    # As EmbeddingGemma has them.
+    prompts = {"query": "task: search result | query: ", document: "title: none | text: "}
+    encoder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
+    reference = make_sentence_model(encoder, tmp_path / "sentence", "mean")
+    # Written by hand, as older checkpoints have them: today's library adds empty ones of every role.
+    (tmp_path / "sentence" / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    reference.prompts = prompts
+    engine = engine_on(loaded(tmp_path / "sentence"))
+
+    for role, encoded in (
+        ("query", reference.encode_query(TEXTS, normalize_embeddings=True)),
+        ("document", reference.encode_document(TEXTS, normalize_embeddings=True)),
+    ):
+        reply = await ask(engine, Embed(tuple(TEXTS), prompt_name=role), Embedded)
+        np.testing.assert_allclose(reply.vectors, encoded, atol=1e-5)
+
+
+async def test_token_vectors_are_the_last_hidden_states(minilm: Path, tmp_path: Path) -> None:
+    encoder = make_encoder(ENCODERS["mpnet"][0](), minilm, tmp_path / "encoder")
+    stock = make_sentence_model(encoder, tmp_path / "sentence", "mean")
+    one = loaded(tmp_path / "sentence")
+
+    reply = await encode(engine_on(one), TEXTS, Output.TOKENS)
+
+    expected = stock.encode(TEXTS, output_value="token_embeddings")
+    for found, other in zip(reply.token_vectors or (), expected, strict=True):
+        np.testing.assert_allclose(found, other, atol=1e-4)
+    assert {Output.DENSE, Output.TOKENS} == one.capabilities.outputs
+    assert not one.packed
+
+
+async def test_ids_become_text_again(minilm: Path, tmp_path: Path) -> None:
+    engine = engine_on(loaded(make_classifier(ENCODERS["bert"][0](), minilm, tmp_path)))
+    ids = tuple(engine._loaded.preparer.tokenizer.encode(["Hello world"], "right").ids[0])
+
+    kept = await ask(engine, Detokenize((ids,), skip_special_tokens=False), Detokenized)
+    skipped = await ask(engine, Detokenize((ids, ())), Detokenized)
+
+    assert kept.texts == ("[CLS] hello world [SEP]",)
+    assert skipped.texts == ("hello world", "")
+    for wrong in (-1, 10**6, 2**40):
+        with pytest.raises(InvalidWork, match=str(wrong)):
+            await engine.run(Detokenize(((7592, wrong),)))
+
+
+def with_code(minilm: Path, folder: Path) -> Path:
+    """A checkpoint whose network is in a file of its own."""
+    make_encoder(ENCODERS["bert"][0](), minilm, folder)
+    config = json.loads((folder / "config.json").read_text())
+    named = {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": named}))
+    (folder / "own_code.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import BertConfig, BertModel\n"
+        "Path(__file__).with_name('ran').touch()\n"
+        "class OwnConfig(BertConfig):\n    model_type = 'own'\n"
+        "class OwnModel(BertModel):\n    config_class = OwnConfig\n"
+    )
+    return folder
+
+
+async def test_code_beside_the_weights_runs_only_where_it_is_trusted(
+    minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(cache))
+    folder = with_code(minilm, tmp_path / "own")
+    make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "plain")
+
+    with pytest.raises(ModelUnavailable, match="trust_remote_code: true"):
+        loaded(folder)
+    assert not list(cache.rglob("ran"))
+    trusted = await ask(engine_on(loaded(folder, trusted=True)), Embed(("a",)), Embedded)
+
+    plain = await ask(engine_on(loaded(tmp_path / "plain")), Embed(("a",)), Embedded)
+    assert list(cache.rglob("ran"))
+    np.testing.assert_allclose(trusted.vectors, plain.vectors, atol=1e-5)
+
+
+def test_every_array_of_a_reply_survives_the_socket() -> None:
+    floats = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((1, 3), dtype=np.float32)]
+    terms = Terms(np.array([3, 70000], dtype=np.int32), np.array([0.5, 2], dtype=np.float32))
+    empty = Terms(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
+    sent = Encoded(5, floats[0], (terms, empty), tuple(floats), tuple(floats), (1,), (2, 3))
+
+    got = wire.reply_decoder.decode(wire.encoder.encode(sent))
+
+    assert isinstance(got, Encoded)
+    assert got.sparse is not None
+    np.testing.assert_array_equal(got.dense, floats[0])
+    np.testing.assert_array_equal(got.sparse[0].indices, [3, 70000])
+    assert (got.sparse[0].indices.dtype, got.sparse[1].values.dtype) == (np.int32, np.float32)
+    assert [(2, 3), (1, 3)] == [one.shape for one in got.multivector or ()]
+    assert (got.truncated, got.input_tokens) == ((1,), (2, 3))
+    with pytest.raises(TypeError):
+        wire.encoder.encode(np.zeros(2))
+
+
+def test_work_survives_the_socket() -> None:
+    work = Encode(("a",), frozenset({Output.SPARSE, Output.DENSE}), dimensions=3)
+
+    assert work == wire.request_decoder.decode(wire.encoder.encode(wire.Request(work, 1.0))).work
+
+
+async def test_what_a_dense_model_can_do_is_told(minilm: Path, tmp_path: Path) -> None:
+    one = loaded(make_encoder(ENCODERS["bert"][0](), minilm, tmp_path))
+
+    assert one.capabilities.operations == {
+        Operation.EMBED,
+        Operation.ENCODE,
+        Operation.TOKENIZE,
+        Operation.DETOKENIZE,
+    }
+    with pytest.raises(InvalidWork, match="no inputs"):
+        await engine_on(one).run(Embed(()))

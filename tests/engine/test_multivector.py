@@ -1,0 +1,226 @@
+"""Late interaction against sentence-transformers' MultiVectorEncoder, which reads all three layouts."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from torch import nn
+
+from backends.contract import Operation, Output, Rerank, Reranked, Score, ScoreKind, Vectors
+from backends.torch.loader import Loaded
+from gateway.batching.slices import token_bounds
+from tests.engine.checkpoints import ENCODERS, make_encoder
+from tests.engine.engines import TEXTS, alone, ask, cosines, encode, engine_on, loaded
+
+QUERIES = ["parse json", "What is a socket?", *TEXTS[:4]]
+PROMPTS = {"query": "[Q] ", "document": "[D] "}
+EXPANSIONS = {
+    "none": None,
+    "fixed": {"strategy": "fixed", "length": 16, "attend": False},
+    "attended": {"strategy": "fixed", "length": 16, "attend": True},
+    "least": {"strategy": "min", "length": 12, "attend": False},
+}
+
+
+def projection() -> Dense:
+    torch.manual_seed(2)
+    return Dense(32, 16, bias=False, activation_function=nn.Identity(), module_input_name="token_embeddings")
+
+
+def make_native(name: str, minilm: Path, folder: Path, expansion: str = "fixed") -> MultiVectorEncoder:
+    encoder = make_encoder(ENCODERS[name][0](), minilm, folder / "network")
+    network = Transformer(str(encoder), document_length=40, query_expansion=EXPANSIONS[expansion])
+    mask = MultiVectorMask(skiplist_words=[".", ",", "the"])
+    parts = [network, projection(), mask, Normalize(module_input_name="token_embeddings")]
+    model = MultiVectorEncoder(modules=parts, prompts=PROMPTS, device="cpu")
+    model.save(str(folder / "late"), create_model_card=False)
+    return model
+
+
+def make_pylate(minilm: Path, folder: Path) -> MultiVectorEncoder:
+    """As PyLate 1 writes it: two modules, everything else in one file."""
+    make_native("bert", minilm, folder)
+    late = folder / "late"
+    listed = json.loads((late / "modules.json").read_text())[:2]
+    listed[1]["type"] = "pylate.models.Dense.Dense"
+    (late / "modules.json").write_text(json.dumps(listed))
+    dense = json.loads((late / "1_Dense" / "config.json").read_text())
+    for name in ("module_input_name", "module_output_name"):
+        del dense[name]
+    (late / "1_Dense" / "config.json").write_text(json.dumps(dense))
+    (late / "sentence_bert_config.json").write_text(
+        json.dumps({"max_seq_length": 60, "do_lower_case": False})
+    )
+    (late / "config_sentence_transformers.json").write_text(
+        json.dumps(
+            {
+                "model_type": "ColBERT",
+                "prompts": {},
+                "query_prefix": "[unused0]",
+                "document_prefix": "[unused1]",
+                "query_length": 20,
+                "document_length": 50,
+                "attend_to_expansion_tokens": False,
+                "skiplist_words": ["!", "."],
+            }
+        )
+    )
+    return MultiVectorEncoder(str(late), device="cpu")
+
+
+def make_original(minilm: Path, folder: Path) -> MultiVectorEncoder:
+    """As colbert-ir/colbertv2.0 lies at the Hub."""
+    late = make_encoder(ENCODERS["bert"][0](), minilm, folder / "late")
+    config = json.loads((late / "config.json").read_text())
+    (late / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
+    weights = {f"bert.{name}": one for name, one in load_file(late / "model.safetensors").items()}
+    weights["linear.weight"] = projection().linear.weight.detach()
+    save_file(weights, late / "model.safetensors", {"format": "pt"})
+    metadata = {
+        "query_maxlen": 24,
+        "doc_maxlen": 60,
+        "attend_to_mask_tokens": False,
+        "mask_punctuation": True,
+    }
+    (late / "artifact.metadata").write_text(json.dumps(metadata))
+    return MultiVectorEncoder(str(late), device="cpu")
+
+
+async def check(one: Loaded, reference: MultiVectorEncoder) -> None:
+    """Both roles, vector by vector."""
+    engine = engine_on(one)
+    queries = await encode(engine, QUERIES, Output.MULTIVECTOR, prompt_name="query")
+    documents = await encode(engine, TEXTS, Output.MULTIVECTOR, prompt_name="document")
+    assert_alike(queries.multivector, reference.encode_query(QUERIES))
+    assert_alike(documents.multivector, reference.encode_document(TEXTS))
+
+
+def assert_alike(found: tuple[Vectors, ...] | None, expected: list[torch.Tensor]) -> None:
+    assert found is not None
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, np.asarray(other), atol=1e-4)
+    some = np.concatenate(found)[::7]
+    assert (some @ some.T).min() < 0.9
+
+
+@pytest.mark.parametrize("expansion", EXPANSIONS)
+async def test_tokens_stay_below_what_is_reserved_for_them(
+    expansion: str, minilm: Path, tmp_path: Path
+) -> None:
+    make_native("bert", minilm, tmp_path, expansion)
+    one = loaded(tmp_path / "late")
+    told = one.capabilities
+
+    for query, document in (("a", "b"), ("a " * 300, "b " * 300)):
+        work = Rerank(query, (document,))
+        reply = await ask(engine_on(one), work, Reranked)
+        (most,) = token_bounds(work, told.max_input_tokens, pair_overhead=told.overhead_tokens)
+        assert reply.tokens <= most
+
+
+@pytest.mark.parametrize("expansion", EXPANSIONS)
+async def test_vectors_are_those_of_sentence_transformers(
+    expansion: str, minilm: Path, tmp_path: Path
+) -> None:
+    reference = make_native("bert", minilm, tmp_path, expansion)
+    one = loaded(tmp_path / "late")
+
+    assert one.packed
+    await check(one, reference)
+
+
+@pytest.mark.parametrize("name", ["modernbert", "xlm-roberta", "mpnet"])
+async def test_other_networks_and_the_padded_way_agree(name: str, minilm: Path, tmp_path: Path) -> None:
+    reference = make_native(name, minilm, tmp_path)
+    one = loaded(tmp_path / "late")
+
+    assert one.packed == ENCODERS[name][1]
+    await check(one, reference)
+
+
+async def test_checkpoints_as_pylate_writes_them(minilm: Path, tmp_path: Path) -> None:
+    reference = make_pylate(minilm, tmp_path)
+
+    await check(loaded(tmp_path / "late"), reference)
+
+
+async def test_checkpoints_of_the_original_colbert(minilm: Path, tmp_path: Path) -> None:
+    reference = make_original(minilm, tmp_path)
+
+    await check(loaded(tmp_path / "late"), reference)
+
+
+async def test_in_bfloat16_vectors_stay_close_and_do_not_depend_on_the_batch(
+    minilm: Path, tmp_path: Path
+) -> None:
+    reference = make_native("bert", minilm, tmp_path)
+    engine = engine_on(loaded(tmp_path / "late", "bfloat16"))
+
+    for role, texts, stock in (
+        ("query", QUERIES, reference.encode_query(QUERIES)),
+        ("document", TEXTS, reference.encode_document(TEXTS)),
+    ):
+        together = await encode(engine, texts, Output.MULTIVECTOR, prompt_name=role)
+        single = await alone(engine, texts, Output.MULTIVECTOR, prompt_name=role)
+        each = [one.multivector[0] for one in single if one.multivector]
+        assert least_alike(together.multivector or (), stock) > 0.999
+        assert least_alike(together.multivector or (), each) > 0.9999
+
+
+def least_alike(found: Sequence[Vectors], expected: Sequence[Vectors | torch.Tensor]) -> float:
+    """The worst mean cosine of a text's vectors: scores are made of all of them together."""
+    pairs = zip(found, map(np.asarray, expected), strict=True)
+    return min(float(cosines(one, other).mean()) for one, other in pairs)
+
+
+async def test_it_reranks_by_the_best_match_of_each_query_vector(minilm: Path, tmp_path: Path) -> None:
+    reference = make_native("bert", minilm, tmp_path)
+    one = loaded(tmp_path / "late")
+    engine = engine_on(one)
+    query, documents = QUERIES[0], TEXTS[:12]
+
+    raw = await ask(engine, Rerank(query, tuple(documents), raw_scores=True), Reranked)
+    mean = await ask(engine, Rerank(query, tuple(documents)), Reranked)
+
+    expected = reference.similarity(reference.encode_query([query]), reference.encode_document(documents))[
+        0
+    ].numpy()
+    np.testing.assert_allclose(raw.scores, expected, atol=1e-3)
+    np.testing.assert_allclose(mean.scores, expected / 16, atol=1e-4)
+    assert Operation.RERANK in one.capabilities.operations
+    assert one.capabilities.score_kind is ScoreKind.COSINE
+
+
+async def test_pairs_of_several_queries_are_scored_as_each_by_itself(minilm: Path, tmp_path: Path) -> None:
+    make_native("bert", minilm, tmp_path)
+    engine = engine_on(loaded(tmp_path / "late"))
+    pairs = tuple((QUERIES[i % 3], TEXTS[i]) for i in range(9))
+
+    together = await ask(engine, Score(pairs), Reranked)
+
+    for i, (query, document) in enumerate(pairs):
+        single = await ask(engine, Rerank(query, (document,)), Reranked)
+        np.testing.assert_allclose(together.scores[i], single.scores[0], atol=1e-5)
+    assert together.scores.std() > 0.01
+
+
+async def test_fillers_cost_nothing_and_cuts_are_told(minilm: Path, tmp_path: Path) -> None:
+    make_native("bert", minilm, tmp_path)
+    engine = engine_on(loaded(tmp_path / "late"))
+
+    query = await encode(engine, ["hi"], Output.MULTIVECTOR, prompt_name="query")
+    long = await encode(engine, ["hi", "word " * 100], Output.MULTIVECTOR)
+    scored = await ask(engine, Rerank("hi", ("word " * 100, "a")), Reranked)
+
+    assert (query.input_tokens, len((query.multivector or ())[0])) == ((6,), 16)
+    assert long.truncated == (1,)
+    assert long.input_tokens == (6, 40)
+    assert scored.truncated == (0,)
+    assert scored.tokens == 6 + 40 + 6

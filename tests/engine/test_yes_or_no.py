@@ -1,0 +1,142 @@
+"""Causal language models that rerank by their next word, against transformers and sentence-transformers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from backends.contract import Operation, Rerank, Reranked, Score, ScoreKind, Truncate
+from backends.errors import InvalidWork, ModelUnavailable
+from backends.torch.kinds import Said
+from backends.torch.loader import DTypeName
+from backends.torch.template import QWEN3
+from tests.engine.checkpoints import DECODERS, ENCODERS, make_encoder, make_language_model
+from tests.engine.engines import TEXTS, ask, engine_on, loaded
+
+QUERY, DOCUMENTS = "how to parse json", tuple(TEXTS[:10])
+RERANK = Said(task="rerank")
+TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'system' %}Task {{ message['content'] }} "
+    "{% elif message['role'] == 'query' %}Query {{ message['content'] }} "
+    "{% elif message['role'] == 'document' %}Document {{ message['content'] }} {% endif %}{% endfor %}"
+    "Answer :"
+)
+
+
+@pytest.fixture
+def checkpoint(minilm: Path, tmp_path: Path) -> Path:
+    config = DECODERS["qwen3"]()
+    config.max_position_embeddings = 400
+    folder = make_language_model(config, minilm, tmp_path / "plain", AutoModelForCausalLM)
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(told | {"model_max_length": 400}))
+    return folder
+
+
+def by_card(folder: Path, query: str, document: str) -> float:
+    """As the model card of Qwen3-Reranker says: log-odds of yes over no, after the last token."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text = QWEN3.before + query + QWEN3.between + document + QWEN3.after
+    inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(input_ids=inputs["input_ids"]).logits[0, -1]
+    yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])
+    return float(logits[yes] - logits[no])
+
+
+async def test_a_template_that_knows_no_queries_is_not_used(checkpoint: Path) -> None:
+    before = (await ask(engine_on(loaded(checkpoint, said=RERANK)), Rerank("q", ("d",)), Reranked)).scores
+    for other in (
+        "{{ raise_exception('no such role') }}",
+        "{% for m in messages %}{{ m['role'] }}{% endfor %}",
+    ):
+        (checkpoint / "chat_template.jinja").write_text(other)
+
+        reply = await ask(engine_on(loaded(checkpoint, said=RERANK)), Rerank("q", ("d",)), Reranked)
+
+        np.testing.assert_allclose(reply.scores, before, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_without_a_template_the_pair_is_put_as_the_model_card_says(
+    dtype: DTypeName, checkpoint: Path
+) -> None:
+    one = loaded(checkpoint, dtype, RERANK)
+    engine = engine_on(one)
+
+    raw = await ask(engine, Rerank(QUERY, DOCUMENTS, raw_scores=True), Reranked)
+    squeezed = await ask(engine, Rerank(QUERY, DOCUMENTS), Reranked)
+
+    expected = np.array([by_card(checkpoint, QUERY, document) for document in DOCUMENTS])
+    close = 1e-4 if dtype == "float32" else 0.1
+    np.testing.assert_allclose(raw.scores, expected, atol=close)
+    np.testing.assert_allclose(squeezed.scores, 1 / (1 + np.exp(-raw.scores)), atol=1e-6)
+    assert one.packed
+    assert expected.std() > 0.2
+    assert one.capabilities.score_kind is ScoreKind.SIGMOID
+
+
+async def test_a_checkpoint_of_sentence_transformers_brings_its_template_and_words(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(checkpoint)
+    stock = CrossEncoder(
+        str(checkpoint), device="cpu", prompts={"web": "find passages"}, default_prompt_name="web"
+    )
+    stock.save(str(tmp_path / "stock"))
+    one = loaded(tmp_path / "stock")
+    pairs = tuple(zip(TEXTS[:8], TEXTS[8:16], strict=True))
+
+    scored = await ask(engine_on(one), Score(pairs), Reranked)
+
+    np.testing.assert_allclose(scored.scores, stock.predict(list(pairs)), atol=1e-4)
+    assert scored.scores.std() > 0.01
+    assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == one.capabilities.operations
+
+
+async def test_a_document_that_is_too_long_leaves_the_question_whole(checkpoint: Path) -> None:
+    one = loaded(checkpoint, said=RERANK)
+    engine = engine_on(one)
+    long = "apple " * 500 + "stone " * 500
+    room = one.recipe.max_tokens
+
+    right = await ask(engine, Rerank("q", ("short", long)), Reranked)
+    left = await ask(engine, Rerank("q", ("short", long), truncate=Truncate.LEFT), Reranked)
+    pieces = [
+        one.preparer.prepare(Rerank("q", (long,), truncate=side)).sequences[0].ids
+        for side in (Truncate.RIGHT, Truncate.LEFT)
+    ]
+
+    first, last = (one.preparer.tokenizer.id_of(name) for name in ("apple", "stone"))
+    (closing,) = one.preparer.tokenizer.ids([QWEN3.after])
+    assert right.truncated == left.truncated == (1,)
+    assert [room, room] == [len(ids) for ids in pieces]
+    assert all(ids[-len(closing) :] == closing for ids in pieces)
+    assert (first in pieces[0], last in pieces[0]) == (True, False)
+    assert (first in pieces[1], last in pieces[1]) == (False, True)
+    with pytest.raises(InvalidWork, match="input 1 has"):
+        await engine.run(Rerank("q", ("short", long), truncate=Truncate.ERROR))
+
+
+async def test_tokens_stay_below_what_is_reserved_for_them(checkpoint: Path) -> None:
+    one = loaded(checkpoint, said=RERANK)
+
+    reply = await ask(engine_on(one), Rerank(QUERY, ("a", "b c")), Reranked)
+
+    counted = one.preparer.tokenizer.count_pairs(QUERY, ("a", "b c"))
+    most = sum(counted) + 2 * one.capabilities.overhead_tokens
+    assert sum(counted) < reply.tokens <= most
+
+
+def test_a_model_that_cannot_rerank_is_refused(minilm: Path, tmp_path: Path) -> None:
+    make_encoder(ENCODERS["bert"][0](), minilm, tmp_path)
+
+    with pytest.raises(ModelUnavailable, match="is no reranker"):
+        loaded(tmp_path, said=RERANK)
