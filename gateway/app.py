@@ -38,11 +38,14 @@ from gateway.quotas.redis_ledger import Rules as QuotaRules
 from gateway.routing.discovery import Resolve, resolve
 from gateway.routing.routes import Routes
 from gateway.serve import Gateway
+from gateway.spaces.store import FingerprintStore
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.metrics import Metrics
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from gateway.upstreams import Upstream
+
+FINGERPRINTS_TIMEOUT_S = 1.0
 
 logger = logging.getLogger("gateway")
 
@@ -95,8 +98,9 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         exporter.observe(event)
         outside.observe(event)
 
+    fingerprints = None if config.quotas.store == "memory" else _fingerprints(config)
     upstreams = {
-        name: open_upstream(name, settings, boot.engines, outside.open_replica, observe)
+        name: open_upstream(name, settings, boot.engines, outside.open_replica, observe, fingerprints)
         for name, settings in config.upstreams.items()
     }
     exporter.watch_lanes({name: _depth(one.lane) for name, one in upstreams.items()})
@@ -125,6 +129,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         beside.append(exporter.keep())
     if store is not None:
         beside.append(_follow_keys(gateway.keyring, store, config.quotas.key_grace_s))
+    closing = [ledger.aclose, *([fingerprints.aclose] if fingerprints else [])]
     shared = {
         "api": api,
         "in_flight": in_flight,
@@ -134,7 +139,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         ),
     }
     cors = _cors(config.cors)
-    litestar = _litestar(config, shared, _running(upstreams, ledger, beside), cors)
+    litestar = _litestar(config, shared, _running(upstreams, closing, beside), cors)
     # Litestar's types of the same three things are TypedDicts, which no plain mapping matches.
     straight = Straight(cast("ASGIApp", litestar), HANDLERS, api, config.limits.body_bytes)
     return Application(
@@ -196,7 +201,9 @@ def _cors(cors: Cors | None) -> CORSConfig | None:
 
 @asynccontextmanager
 async def _running(
-    upstreams: Mapping[str, Upstream], ledger: Ledger, beside: Sequence[Coroutine[Any, Any, None]]
+    upstreams: Mapping[str, Upstream],
+    closing: Sequence[Callable[[], Coroutine[Any, Any, None]]],
+    beside: Sequence[Coroutine[Any, Any, None]],
 ) -> AsyncIterator[None]:
     """What goes on beside the calls for as long as the application runs; connections are closed after."""
     tasks = [asyncio.create_task(one) for one in beside]
@@ -208,7 +215,8 @@ async def _running(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await ledger.aclose()
+        for close in closing:
+            await close()
         for one in upstreams.values():
             for replica in one.pool.replicas:
                 await replica.backend.aclose()
@@ -230,6 +238,12 @@ def _ledger(config: Config, observe: Observe) -> Ledger:
 
 def _door(config: Config) -> RedisDoor:
     return RedisDoor(config.quotas.store, config.quotas.timeout_ms / 1000)
+
+
+def _fingerprints(config: Config) -> FingerprintStore:
+    # No caller waits for it: a connection has the time to be made.
+    timeout_s = max(FINGERPRINTS_TIMEOUT_S, config.quotas.timeout_ms / 1000)
+    return FingerprintStore(RedisDoor(config.quotas.store, timeout_s))
 
 
 async def _follow_keys(keyring: Keyring, store: TenantStore, grace_s: float) -> None:

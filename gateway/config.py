@@ -17,6 +17,7 @@ from backends.torch.kinds import Pooling, Task
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Cosine = Annotated[float, msgspec.Meta(gt=0, le=1)]
 # Redis counts in doubles, which are exact up to 2^53; a limit's sums stay far below.
 LimitAmount = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
 
@@ -112,6 +113,16 @@ class AdminSettings(Section, frozen=True):
     keys: tuple[str | Key, ...] = ()
 
 
+class VectorSpace(Section, frozen=True):
+    """How like its upstream's fingerprint a replica's vectors must be, and what happens where they are not.
+
+    min_cosine: absent, 0.999 from the same kind and dtype as the fingerprint, 0.99 from another.
+    """
+
+    min_cosine: Cosine | None = None
+    on_mismatch: Literal["refuse", "warn"] = "refuse"
+
+
 class Upstream(Section, frozen=True, kw_only=True):
     """A named group of equal replicas: one model, one vector space.
 
@@ -141,6 +152,7 @@ class Upstream(Section, frozen=True, kw_only=True):
     attempt_timeout_s: PositiveFloat = 30.0
     retry_share: Share = 0.2
     hedge_share: Share = 0.05
+    vector_space: VectorSpace = VectorSpace()
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     device: str | None = None

@@ -63,6 +63,24 @@ class QuotaDecided(msgspec.Struct, frozen=True):
     decision: Decision
 
 
+SpaceOutcome = Literal["fits", "differs", "unchecked"]
+
+
+class SpaceChecked(msgspec.Struct, frozen=True):
+    """A replica's canaries were held against its upstream's fingerprint.
+
+    cosine: the least of the canaries'; None where it takes none. is_news: another outcome than the last one
+    of this replica, or its first. reason is safe to log.
+    """
+
+    upstream: str
+    replica: str
+    outcome: SpaceOutcome
+    cosine: float | None
+    reason: str
+    is_news: bool
+
+
 class StoreChanged(msgspec.Struct, frozen=True):
     """The quotas' store has been given up, or is back; reason is safe to log."""
 
@@ -70,6 +88,8 @@ class StoreChanged(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event: TypeAlias = StoreChanged | CallFinished | AttemptFinished | ReplicaChanged | QuotaDecided
+Event: TypeAlias = (
+    StoreChanged | CallFinished | AttemptFinished | ReplicaChanged | QuotaDecided | SpaceChecked
+)
 # Called synchronously on the path of a call: an exporter only counts or queues.
 Observe: TypeAlias = Callable[[Event], None]

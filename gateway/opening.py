@@ -16,6 +16,8 @@ from gateway.routing.discovery import Discovery, Resolve
 from gateway.routing.pool import Pool, Replica
 from gateway.routing.prober import Waits, keep_watching
 from gateway.routing.window import Window
+from gateway.spaces.space import VectorSpace
+from gateway.spaces.store import FingerprintStore
 from gateway.upstreams import Upstream, bounds_now
 
 OpenReplica = Callable[[Kind, ReplicaSpec], Backend]
@@ -33,14 +35,18 @@ def open_upstream(
     engines: Mapping[str, str],
     open_replica: OpenReplica,
     observe: Observe,
+    fingerprints: FingerprintStore | None = None,
 ) -> Upstream:
-    """Wired, with nobody contacted yet; needs a running event loop. engines: as in `Boot`."""
+    """Wired, with nobody contacted yet; needs a running event loop. engines: as in `Boot`.
+
+    fingerprints: those that gateways share, if any.
+    """
     pool = Pool(name, [], settings.policy, observe)
     if settings.discover is None:
         for address in settings.replicas or (engines[name],):
             # A socket's path says nothing to an operator.
             label = "engine" if settings.backend == "torch" else address
-            pool.add(_replica(settings, label, address, None, open_replica))
+            pool.add(replica_of(settings, label, address, None, open_replica))
     else:
         for url in settings.replicas:
             pool.awaits(url)
@@ -52,7 +58,8 @@ def open_upstream(
         hedge_share=settings.hedge_share,
     )
     lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, partial(bounds_now, pool, settings))
-    return Upstream(name, settings, pool, lane)
+    space = VectorSpace(name, settings.backend, settings.vector_space, fingerprints, observe)
+    return Upstream(name, settings, pool, lane, space)
 
 
 def work_beside(
@@ -64,25 +71,30 @@ def work_beside(
     clock = asyncio.get_running_loop().time
 
     def watch(replica: Replica) -> Coroutine[Any, Any, None]:
-        return keep_watching(pool, replica, waits, clock)
+        return keep_watching(pool, replica, waits, clock, upstream.space)
 
+    following = upstream.space.keep()
     if settings.discover is None:
-        return [watch(replica) for replica in pool.replicas]
+        return [following, *(watch(replica) for replica in pool.replicas)]
     return [
-        Discovery(
-            pool,
-            url,
-            lambda label, ip, url=url: _replica(settings, label, url, ip, open_replica),  # type: ignore[misc]
-            watch,
-            look_up,
-        ).keep()
-        for url in settings.replicas
+        following,
+        *(
+            Discovery(
+                pool,
+                url,
+                lambda label, ip, url=url: replica_of(settings, label, url, ip, open_replica),  # type: ignore[misc]
+                watch,
+                look_up,
+            ).keep()
+            for url in settings.replicas
+        ),
     ]
 
 
-def _replica(
+def replica_of(
     settings: UpstreamConfig, label: str, address: str, ip: str | None, open_replica: OpenReplica
 ) -> Replica:
+    """One that nobody has spoken to yet. label: what logs call it; ip: the one address to connect to."""
     headers = dict(settings.headers)
     if settings.api_key:
         headers["authorization"] = f"Bearer {settings.api_key}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from backends.contract import Reply
+from backends.contract import Embedded, Encoded, Reply
 from gateway.admission import Admission
 from gateway.calls import Call, Caller, Deadline, operation_of
 from gateway.dispatch import Dispatcher
@@ -21,8 +21,8 @@ from gateway.upstreams import Upstream
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A reply and what its headers tell: whose it is, over which route, what is left, and whether that was
-    counted without the shared store.
+    """A reply and what its headers tell: whose it is, over which route, what is left, whether that was
+    counted without the shared store, and which vector space its vectors are in.
     """
 
     reply: Reply
@@ -30,6 +30,7 @@ class Served(msgspec.Struct, frozen=True):
     route: Route
     standings: tuple[Standing, ...]
     degraded: bool = False
+    fingerprint: str | None = None
 
 
 class Gateway:
@@ -62,7 +63,12 @@ class Gateway:
         with await self._admission.admit(tenant, route, call, deadline) as grant:
             timeline.lap("quota")
             reply = await self._dispatcher.dispatch(grant, call, deadline.at_s, timeline)
-        return Served(reply, tenant, route, grant.standings, grant.degraded)
+        space = self.upstreams[route.upstream].fingerprint if _holds_vectors(reply) else None
+        return Served(reply, tenant, route, grant.standings, grant.degraded, space)
+
+
+def _holds_vectors(reply: Reply) -> bool:
+    return isinstance(reply, Embedded) or (isinstance(reply, Encoded) and reply.dense is not None)
 
 
 def _deadline(route: Route, caller: Caller) -> Deadline:

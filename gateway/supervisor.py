@@ -5,7 +5,6 @@ Imports neither the web framework nor torch.
 
 import asyncio
 import logging
-import re
 import signal
 import socket
 import tempfile
@@ -19,23 +18,12 @@ from backends.torch import wire
 from gateway import listeners
 from gateway.child import Child
 from gateway.config import Config
+from gateway.engines import KILL_AFTER_S, child_environment, engine_child
 from gateway.shares import worker_share
 from gateway.telemetry.metrics import forget_worker
 
 logger = logging.getLogger("gateway")
 
-# After a drain, how long a child may take to end before it is killed.
-KILL_AFTER_S = 5.0
-
-# What Python, the Hub's tools and the numeric libraries read.
-CHILD_VARIABLES = re.compile(
-    r"(PATH|HOME|USER|LANG|LC_\w+|TZ|TMPDIR|TERM|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON\w*|SSL_CERT_\w+|XDG_\w+"
-    r"|HF_\w+|HUGGINGFACE_\w+|TRANSFORMERS_\w+|TOKENIZERS_\w+|TORCH\w*|CUDA_\w+|NVIDIA_\w+|OMP_\w+|GOMP_\w+|KMP_\w+"
-    r"|MKL_\w+|ONEDNN_\w+|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY)$"
-)
-# How long a thread of the engine spins at a barrier before it sleeps: some 30 µs, enough to span the gap to
-# the next operation. OpenMP's own default is milliseconds, which it takes from the HTTP worker beside it.
-ENGINE_VARIABLES = {"GOMP_SPINCOUNT": "10000"}
 # An engine whose event loop answers nothing for this long hangs, whatever its model is doing.
 WATCH_EVERY_S = 5.0
 WATCH_MISSES_MAX = 4
@@ -78,8 +66,7 @@ class Supervisor:
         self._config = config
         self._first_key_digest = first_key_digest
         self._first_key_waits = first_key_waits
-        # Keys of upstreams and callers stay here: a child's environment can be read from outside it.
-        self._environment = {name: v for name, v in environment.items() if CHILD_VARIABLES.match(name)}
+        self._environment = child_environment(environment)
         self._progress = progress
         self._ready = ready
         self._reported: set[int] = set()
@@ -139,32 +126,7 @@ class Supervisor:
 
     def _engine(self, name: str, socket_path: str) -> Child:
         settings = self._config.upstreams[name]
-        assert settings.model is not None
-
-        def boot(status_fd: int) -> bytes:
-            return msgspec.json.encode(
-                wire.Boot(
-                    name=name,
-                    model=settings.model or "",
-                    socket_path=socket_path,
-                    status_fd=status_fd,
-                    revision=settings.revision,
-                    dtype=settings.dtype,
-                    device=settings.device,
-                    compiled=settings.compile,
-                    task=settings.task,
-                    pooling=settings.pooling,
-                    trust_remote_code=settings.trust_remote_code,
-                    batch_tokens=settings.batch_tokens,
-                )
-            )
-
-        environment = ENGINE_VARIABLES | self._environment
-
-        def report(line: bytes) -> None:
-            self._engine_said(name, msgspec.json.decode(line, type=wire.State))
-
-        return Child(f"engine {name}", "backends.torch.server", boot, report, (), environment)
+        return engine_child(name, settings, socket_path, self._environment, partial(self._engine_said, name))
 
     def _engine_said(self, name: str, said: wire.State) -> None:
         if said.state == "failed":

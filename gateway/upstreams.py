@@ -3,6 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 from backends.checkpoints import locate_tokenizer
 from backends.contract import Capabilities, Embed, Encode, Operation, Rerank, Tokenize
@@ -14,19 +15,27 @@ from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds, bounds_of, tightest, token_bounds
 from gateway.calls import Similarity, Work
 from gateway.routing.pool import Pool
+from gateway.spaces.space import VectorSpace
 
 # Threads of its own: counting that nobody waits for any more must not hold up anything else.
 COUNTING = ThreadPoolExecutor(2, "count")
+
+MIXED = "mixed"
+# refused: the replicas that answer are of another vector space.
+UpstreamState = Literal["ready", "loading", "refused", "unavailable"]
 
 
 class Upstream:
     """What the config calls an upstream, with its collaborators."""
 
-    def __init__(self, name: str, settings: config.Upstream, pool: Pool, lane: Lane) -> None:
+    def __init__(
+        self, name: str, settings: config.Upstream, pool: Pool, lane: Lane, space: VectorSpace
+    ) -> None:
         self.name = name
         self.settings = settings
         self.pool = pool
         self.lane = lane
+        self.space = space
         self._tokenizer: TextTokenizer | None = None
         self._opening = asyncio.Lock()
 
@@ -44,8 +53,22 @@ class Upstream:
     def settled(self) -> bool:
         """Whether it no longer holds up readiness: an engine has loaded, a remote one has been tried."""
         if self.settings.backend == "torch":
-            return self.capabilities is not None
+            return self.capabilities is not None or self.pool.refused()
         return not self.pool.joining()
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Which vector space its vectors are in; `mixed` while a replica in use gives others."""
+        return MIXED if self.space.id and self.pool.mixed() else self.space.id
+
+    @property
+    def state(self) -> UpstreamState:
+        """Whether it can be called, and if not, why."""
+        if self.pool.usable():
+            return "ready"
+        if self.pool.refused():
+            return "refused"
+        return "unavailable" if self.settled else "loading"
 
     @property
     def counts_here(self) -> bool:

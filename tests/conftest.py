@@ -65,18 +65,19 @@ async def running_gateway(
     *,
     ledger: Ledger | None = None,
     wait: bool = True,
+    sockets: bool = False,
     look_up: Resolve = resolve,
 ) -> AsyncIterator[Running]:
     """Boot on a config whose replicas are ASGI apps, by host name; a host that is missing is dead.
 
-    wait: until every replica has had its attempt to join. look_up: names to addresses, where a config
-    discovers replicas; they are ASGI apps by address then.
+    wait: until every replica has had its attempt to join. sockets: replicas are servers on ports. look_up:
+    names to addresses, where a config discovers replicas; they are ASGI apps by address then.
     """
     events: list[Event] = []
 
     def open_replica(kind: Kind, spec: ReplicaSpec) -> Backend:
         host = spec.ip or urlsplit(spec.address).hostname or ""
-        if kind == "torch":
+        if kind == "torch" or sockets:
             return open_real_replica(kind, spec)
         transport = httpx.ASGITransport(servers[host]) if host in servers else httpx.MockTransport(_refuse)
         return remote_backend(kind, spec, transport)

@@ -4,6 +4,7 @@ No key is needed from this machine on a loopback listener, where `admin.keys` li
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
 from litestar.handlers.base import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, Schema
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway import config
@@ -81,10 +83,29 @@ class TenantShown(msgspec.Struct):
     in_file: bool
 
 
+class Removed(msgspec.Struct):
+    """An empty object."""
+
+
+REMOVED = {200: ResponseSpec(Removed, generate_examples=False, description="It is gone")}
+
+
 class UsageResponse(msgspec.Struct):
     """What a tenant used, as its quotas settled it."""
 
     data: list[UsageRow]
+
+
+@dataclass
+class UsageOperation(Operation):
+    """Documents the sheet beside the JSON, for which Litestar has one place."""
+
+    def __post_init__(self) -> None:
+        """Add the sheet to what Litestar has made of the handler."""
+        answered = (self.responses or {})["200"]
+        assert isinstance(answered, OpenAPIResponse)
+        assert answered.content is not None
+        answered.content["text/csv"] = OpenAPIMediaType(Schema(type=OpenAPIType.STRING))
 
 
 class Admin:
@@ -143,7 +164,7 @@ def shown(key: StoredKey) -> KeyShown:
     )
 
 
-@get("/admin/keys", tags=["Operators"], opt=OPERATORS)
+@get("/admin/keys", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
 async def list_keys(
     admin: NamedDependency[Admin],
 ) -> list[KeyShown]:
@@ -182,7 +203,13 @@ async def create_key(
     return KeyMade(key, shown(stored))
 
 
-@delete("/admin/keys/{key_id:str}", status_code=200, tags=["Operators"], opt=OPERATORS)
+@delete(
+    "/admin/keys/{key_id:str}",
+    status_code=200,
+    responses=REMOVED | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
 async def revoke_key(
     admin: NamedDependency[Admin],
     key_id: FromPath[str],
@@ -196,7 +223,7 @@ async def revoke_key(
     return Response(b"{}", media_type="application/json")
 
 
-@get("/admin/tenants", tags=["Operators"], opt=OPERATORS)
+@get("/admin/tenants", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
 async def list_tenants(
     admin: NamedDependency[Admin],
 ) -> list[TenantShown]:
@@ -232,7 +259,13 @@ async def put_tenant(
     return TenantShown(name, data, in_file=name in admin.in_file)
 
 
-@delete("/admin/tenants/{name:str}", status_code=200, tags=["Operators"], opt=OPERATORS)
+@delete(
+    "/admin/tenants/{name:str}",
+    status_code=200,
+    responses=REMOVED | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
 async def remove_tenant(
     admin: NamedDependency[Admin],
     name: FromPath[str],
@@ -269,7 +302,13 @@ def check_limits(limits: Mapping[str, int]) -> None:
         raise InvalidInput(f"{name}: {problem}", param="limits")
 
 
-@get("/admin/usage", tags=["Operators"], opt=OPERATORS)
+@get(
+    "/admin/usage",
+    responses={200: ResponseSpec(UsageResponse, description="What was used; or a sheet")} | FAILURES,
+    operation_class=UsageOperation,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
 async def usage(
     admin: NamedDependency[Admin],
     tenant: FromQuery[str],

@@ -5,6 +5,8 @@ from itertools import groupby
 from typing import Any
 
 import msgspec
+from litestar import Response
+from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Reply
 from gateway.api.exchange import Exchange
@@ -57,6 +59,8 @@ class Api:
 
 
 NOT_SENT = "not sent"
+# What tells all by its status.
+EMPTY = ResponseSpec(None, generate_examples=False, description="An empty body")
 # How a handler says that it takes and gives what `straight.py` hands it.
 STRAIGHT = {"straight": True}
 
@@ -66,6 +70,11 @@ class Answer(msgspec.Struct, frozen=True):
 
     body: bytes
     headers: dict[str, str]
+
+
+def empty() -> Response[bytes]:
+    """200, and no body."""
+    return Response(b"", media_type="text/plain")
 
 
 def caller_of(exchange: Exchange) -> Caller:
@@ -100,6 +109,8 @@ def reply_headers(served: Served) -> dict[str, str]:
         headers["x-quota-mode"] = "degraded"
     if served.reply.truncated != ():
         headers["x-truncated-inputs"] = _ranges(served.reply.truncated)
+    if served.fingerprint is not None:
+        headers["x-embedding-fingerprint"] = served.fingerprint
     return headers
 
 

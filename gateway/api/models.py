@@ -9,16 +9,24 @@ from litestar.params import FromPath
 
 from gateway.api.answering import Api
 from gateway.api.exchange import exchange_of
+from gateway.api.failures import documented
 from gateway.errors import ModelNotFound
+from gateway.upstreams import UpstreamState
+
+FAILURES = documented("openai")
 
 
 class ModelItem(msgspec.Struct):
-    """One model. operations: what it can be asked, beyond what OpenAI's own list tells."""
+    """One model. Beyond what OpenAI's own list tells: operations, what it can be asked; state, whether it
+    can be now (refused: only by replicas of another vector space); fingerprint, its vector space.
+    """
 
     id: str
     created: int
     owned_by: str
     operations: list[str]
+    state: UpstreamState
+    fingerprint: str | None
     object: str = "model"
 
 
@@ -36,17 +44,18 @@ CREATED = 1_700_000_000
 def _item(api: Api, name: str) -> ModelItem:
     routes = api.gateway.routes
     operations = [operation.value for operation in routes.operations(name)]
-    return ModelItem(name, CREATED, routes.upstream_of(name), operations)
+    upstream = api.gateway.upstreams[routes.upstream_of(name)]
+    return ModelItem(name, CREATED, upstream.name, operations, upstream.state, upstream.fingerprint)
 
 
-@get("/v1/models", tags=["OpenAI"])
+@get("/v1/models", responses=FAILURES, tags=["OpenAI"])
 async def list_models(request: Request[Any, Any, Any], api: NamedDependency[Api]) -> ModelList:
     """The models that this key may use."""
     tenant = api.identity.of(exchange_of(request.scope))
     return ModelList([_item(api, name) for name in api.gateway.routes.names(tenant)])
 
 
-@get("/v1/models/{model:path}", tags=["OpenAI"])
+@get("/v1/models/{model:path}", responses=FAILURES, tags=["OpenAI"])
 async def get_model(
     request: Request[Any, Any, Any], api: NamedDependency[Api], model: FromPath[str]
 ) -> ModelItem:

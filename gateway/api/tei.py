@@ -25,7 +25,7 @@ from backends.contract import (
     Truncate,
 )
 from gateway import __version__
-from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.answering import EMPTY, STRAIGHT, Answer, Api, empty, finished, reply_as
 from gateway.api.body import ModelName
 from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import documented
@@ -282,7 +282,7 @@ async def tokenize(
     return finished(exchange, served, body)
 
 
-@get(["/info", "/models/{name:str}/info"], tags=["TEI"])
+@get(["/info", "/models/{name:str}/info"], responses=FAILURES, tags=["TEI"])
 async def info(
     request: Request[Any, Any, Any], api: NamedDependency[Api], name: FromPath[str | None] = None
 ) -> InfoResponse:
@@ -325,14 +325,14 @@ def described(
     )
 
 
-@get(["/health", "/models/{name:str}/health"], tags=["TEI"])
+@get(["/health", "/models/{name:str}/health"], responses={200: EMPTY} | FAILURES, tags=["TEI"])
 async def health(api: NamedDependency[Api], name: FromPath[str | None] = None) -> Response[bytes]:
     """200 if the model has a usable replica; needs no key."""
     routes = api.gateway.routes
     model = model_name(name) or routes.speaker()
     if not api.gateway.upstreams[routes.upstream_of(model)].pool.usable():
         raise NoReplica("unhealthy")
-    return Response(b"")
+    return empty()
 
 
 HANDLERS = [embed, rerank, similarity, tokenize, info, health]

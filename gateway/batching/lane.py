@@ -25,7 +25,7 @@ from gateway.errors import DeadlineExceeded, GatewayError, ModelLoading, NoRepli
 from gateway.events import AttemptFinished, Observe
 from gateway.routing.budget import Budget
 from gateway.routing.latencies import Latencies
-from gateway.routing.pool import Pool, Replica
+from gateway.routing.pool import Pool, Replica, why_none
 
 # A slice that was being worked on at this many crashes may be their cause: it runs alone once more.
 LOSSES_MAX = 2
@@ -124,7 +124,7 @@ class Lane:
         finally:
             self._joining.remove(told)
         if self._pool.capabilities() is None:
-            raise NoReplica("no replica of this model can be reached")
+            raise NoReplica(why_none(self._pool))
 
     async def submit(
         self,
@@ -316,8 +316,9 @@ class Lane:
             return None
         if ticket.tried and self._pool.usable():
             return ticket.last_error
-        if not self._rules.holds:
-            return ticket.last_error or NoReplica("no replica of this model can be reached")
+        # Who is kept out because of its vectors is not about to come.
+        if not self._rules.holds or self._pool.refused():
+            return ticket.last_error or NoReplica(why_none(self._pool))
         return None
 
     # Attempts.
@@ -537,7 +538,7 @@ class Lane:
 
     def _late(self, ticket: Ticket) -> GatewayError:
         if not ticket.running and not self._pool.usable():
-            return NoReplica("no replica of this model can be reached")
+            return NoReplica(why_none(self._pool))
         return DeadlineExceeded("the call's time ran out")
 
 

@@ -13,6 +13,7 @@ from gateway.cli.keys import keys
 from gateway.cli.serve import serve
 from gateway.cli.tenants import tenants
 from gateway.cli.usage import usage
+from gateway.cli.verify import verify
 from gateway.config import Scope
 
 EPILOG = """\
@@ -39,6 +40,8 @@ def main() -> None:
             sys.exit(tenants(arguments, os.environ))
         case "usage":
             sys.exit(usage(arguments, os.environ))
+        case "verify":
+            sys.exit(verify(arguments, os.environ))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_tenants(commands.add_parser("tenants", help=text, description=text))
     text = "what a tenant used by model and day (UTC), as its quotas settled it"
     _add_usage(_with_config(commands.add_parser("usage", help=text, description=text)))
+    text = "whether upstreams give the same vectors: each other's, and those of their stored fingerprints"
+    _add_verify(_with_config(commands.add_parser("verify", help=text, description=text)))
     return parser
 
 
@@ -131,3 +136,27 @@ def _add_usage(parser: argparse.ArgumentParser) -> None:
         "--until", type=date.fromisoformat, metavar="DAY", help="the last day (default: today)"
     )
     parser.add_argument("--form", choices=["table", "json", "csv"], default="table")
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="upstreams (default: all that embed)")
+    parser.add_argument("--texts", type=Path, metavar="FILE", help="one text a line, beside the canaries")
+    parser.add_argument(
+        "--min-cosine",
+        type=_cosine,
+        help="what every two must reach (default: 0.999 for those of one model)",
+    )
+    parser.add_argument(
+        "--accept", action="store_true", help="make the stored fingerprints of these upstreams anew"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="longest for one upstream (default: 300)"
+    )
+    parser.add_argument("--json", action="store_true", help="for scripts")
+
+
+def _cosine(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError("a number above 0, and at most 1")
+    return value

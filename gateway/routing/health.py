@@ -2,7 +2,7 @@
 
 Rule: everything that changes a replica's state is a row here; what is absent changes nothing.
 
-joining ─joined─▶ up ─unreached, lost, failing, stalled─▶ down ─joined─▶ probation ─proven─▶ up
+joining ─joined─▶ up ─unreached, lost, failing, stalled, strayed─▶ down ─joined─▶ probation ─proven─▶ up
 any ─vanished─▶ gone
 """
 
@@ -33,6 +33,7 @@ class Happened(StrEnum):
     """What was learnt of a replica, from a probe or from its attempts.
 
     failing: several failures in a row. stalled: work in flight, and nothing comes back, a probe neither.
+    strayed: its vectors are of another space than its upstream's.
     """
 
     JOINED = "joined"
@@ -41,6 +42,7 @@ class Happened(StrEnum):
     LOST = "lost"
     FAILING = "failing"
     STALLED = "stalled"
+    STRAYED = "strayed"
     PROVEN = "proven"
     VANISHED = "vanished"
 
@@ -51,11 +53,13 @@ _BAD = (
     Happened.LOST,
     Happened.FAILING,
     Happened.STALLED,
+    Happened.STRAYED,
 )
 
 TRANSITIONS: dict[tuple[State, Happened], State] = {
     (State.JOINING, Happened.JOINED): State.UP,
     (State.JOINING, Happened.JOIN_FAILED): State.DOWN,
+    (State.JOINING, Happened.STRAYED): State.DOWN,
     (State.DOWN, Happened.JOINED): State.PROBATION,
     (State.PROBATION, Happened.PROVEN): State.UP,
     **{(state, Happened.VANISHED): State.GONE for state in State},

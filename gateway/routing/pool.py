@@ -39,6 +39,8 @@ class Replica:
         self.window = window or Window()
         self.state = State.JOINING
         self.capabilities: Capabilities | None = None
+        # Whether it gives vectors of another space than its upstream's.
+        self.strays = False
         # What waits inside it, as it tells itself; others than this gateway may send to it.
         self.waiting_inputs = 0
         self.batches = 0
@@ -163,6 +165,18 @@ class Pool:
         """Replicas that are given work, without those to avoid."""
         return [one for one in self.replicas if one.state in USABLE and one not in avoid]
 
+    def only_usable(self, replica: Replica) -> bool:
+        """Whether no other replica that gives this upstream's vectors is given work."""
+        return not any(not one.strays for one in self.usable([replica]))
+
+    def mixed(self) -> bool:
+        """Whether a replica that is given work gives vectors of another space."""
+        return any(one.strays and one.state in USABLE for one in self.replicas)
+
+    def refused(self) -> bool:
+        """Whether one is kept out because of its vectors."""
+        return any(one.strays and one.state is State.DOWN for one in self.replicas)
+
     def pick(
         self, inputs: int, avoid: Collection[Replica], tenant: str = "", *, alone: bool = True
     ) -> Replica | None:
@@ -234,6 +248,11 @@ class Pool:
         if (happened := lesson(error, replica.failed(), last=last)) is not None:
             self.learn(replica, happened, error.message)
 
+    def describe_anew(self, replica: Replica, told: Capabilities) -> None:
+        """A replica was started again with something else, and nobody noticed that it was away."""
+        replica.capabilities = told
+        self._told = None
+
     def learn(
         self, replica: Replica, happened: Happened, reason: str, told: Capabilities | None = None
     ) -> None:
@@ -250,6 +269,13 @@ class Pool:
         if happened is Happened.STALLED:
             self.given_up(replica)
         self.changed()
+
+
+def why_none(pool: Pool) -> str:
+    """Why no replica does a call's work, for its caller."""
+    if pool.refused():
+        return "the replicas of this model that answer give vectors of another space, and are not used"
+    return "no replica of this model can be reached"
 
 
 def _waiting_tokens(replica: Replica) -> int:

@@ -1,7 +1,8 @@
 """Asks replicas how they are; the one place where a replica joins.
 
 Those that are not up are asked whether they are; those that are quiet, whether they are still there; those
-that hold work and give nothing back, to do one token's worth of it.
+that hold work and give nothing back, to do one token's worth of it. Who joins or comes back, or has become
+another model, embeds the canaries.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from backends.errors import (
 )
 from gateway.routing.health import USABLE, Happened, State
 from gateway.routing.pool import Pool, Replica
+from gateway.spaces.space import VectorSpace
 
 PROBE_TIMEOUT_S = 5.0
 # How often a replica that is up is looked at, and after how long without work it is asked.
@@ -43,36 +45,68 @@ class Waits(msgspec.Struct, frozen=True):
     stalled_s: float | None = None
 
 
-async def keep_watching(pool: Pool, replica: Replica, waits: Waits, clock: Callable[[], float]) -> None:
-    """Try until the replica has joined, again whenever it is down, and look after it while it is up."""
+async def keep_watching(
+    pool: Pool, replica: Replica, waits: Waits, clock: Callable[[], float], space: VectorSpace | None = None
+) -> None:
+    """Try until the replica has joined, again whenever it is down, and look after it while it is up.
+
+    space: what its vectors are held against.
+    """
     wait_s = waits.first_s
     quiet_s = clock()
     while True:
         if replica.state in USABLE:
             wait_s = waits.first_s
             await asyncio.sleep(min(LOOK_EVERY_S, waits.longest_s))
-            quiet_s = await _look_after(pool, replica, waits, quiet_s, clock)
+            quiet_s = await _look_after(pool, replica, waits, quiet_s, clock, space)
+            _leave_if_astray(pool, replica, space)
             continue
-        if await _joins(pool, replica, patient=waits.patient):
+        if await _joins(pool, replica, space, patient=waits.patient):
             quiet_s = clock()
             continue
         await asyncio.sleep(wait_s)
         wait_s = min(wait_s * 2, waits.longest_s)
 
 
-async def _joins(pool: Pool, replica: Replica, *, patient: bool) -> bool:
+async def _joins(pool: Pool, replica: Replica, space: VectorSpace | None, *, patient: bool) -> bool:
     try:
         told = await replica.backend.describe(PROBE_TIMEOUT_S)
         if replica.state is State.DOWN:
             # It has failed before: that it answers is not enough.
             await _work_a_little(replica, told)
+        await _check_space(replica, told, space)
     except BackendError as error:
         # An engine that is still loading has not failed to join: it is not there yet.
         if not (patient and replica.state is State.JOINING):
             pool.learn(replica, Happened.JOIN_FAILED, error.message)
         return False
+    if space is not None and _stays_out(pool, replica, space):
+        pool.learn(replica, Happened.STRAYED, space.why(replica.name))
+        return False
     pool.learn(replica, Happened.JOINED, _told(told), told)
     return True
+
+
+async def _check_space(replica: Replica, told: Capabilities, space: VectorSpace | None) -> None:
+    """Raises: BackendError."""
+    if space is not None:
+        replica.strays = not await space.check(replica.name, replica.backend, told, PROBE_TIMEOUT_S)
+
+
+def _stays_out(pool: Pool, replica: Replica, space: VectorSpace) -> bool:
+    """Whether it gives other vectors and is not needed: one that was in use stays, where it is the last."""
+    if not (replica.strays and space.refuses):
+        return False
+    return replica.capabilities is None or not pool.only_usable(replica)
+
+
+def _leave_if_astray(pool: Pool, replica: Replica, space: VectorSpace | None) -> None:
+    """What its vectors are held against may have changed too."""
+    if space is None:
+        return
+    replica.strays = space.strays(replica.name)
+    if replica.state in USABLE and _stays_out(pool, replica, space):
+        pool.learn(replica, Happened.STRAYED, space.why(replica.name))
 
 
 def _told(told: Capabilities) -> str:
@@ -81,7 +115,12 @@ def _told(told: Capabilities) -> str:
 
 
 async def _look_after(
-    pool: Pool, replica: Replica, waits: Waits, quiet_since_s: float, clock: Callable[[], float]
+    pool: Pool,
+    replica: Replica,
+    waits: Waits,
+    quiet_since_s: float,
+    clock: Callable[[], float],
+    space: VectorSpace | None,
 ) -> float:
     """Probe a replica that is suspiciously silent, or has had nothing to do; since when it is quiet."""
     if waits.stalled_s is None:
@@ -96,14 +135,25 @@ async def _look_after(
         return now_s
     if now_s - quiet_since_s < QUIET_S:
         return quiet_since_s
+    await _ask_who_it_is(pool, replica, space)
+    return now_s
+
+
+async def _ask_who_it_is(pool: Pool, replica: Replica, space: VectorSpace | None) -> None:
     try:
-        await replica.backend.describe(PROBE_TIMEOUT_S)
+        told = await replica.backend.describe(PROBE_TIMEOUT_S)
+        if replica.capabilities is not None and _model_of(told) != _model_of(replica.capabilities):
+            await _check_space(replica, told, space)
+            pool.describe_anew(replica, told)
     except (Unavailable, Lost, TimedOut) as error:
         pool.learn(replica, Happened.UNREACHED, error.message)
     except BackendError:
         # It is there; what it cannot say of itself now, it has said when it joined.
-        return now_s
-    return now_s
+        return
+
+
+def _model_of(told: Capabilities) -> tuple[str | None, ...]:
+    return told.model_id, told.revision, told.dtype, told.pooling, told.version
 
 
 async def _ask_load(replica: Replica) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 
-from gateway.events import CallFinished, Event, ReplicaChanged, StoreChanged
+from gateway.events import CallFinished, Event, ReplicaChanged, SpaceChecked, StoreChanged
 
 logger = logging.getLogger("gateway")
 
@@ -20,6 +20,8 @@ def log_event(event: Event) -> None:
             logger.warning("the quotas' store is away (%s): counting without it", event.reason)
         case StoreChanged(away=False):
             logger.info("the quotas' store is back (%s)", event.reason)
+        case SpaceChecked(is_news=True):
+            _log_space(event)
         case ReplicaChanged():
             level = logging.WARNING if event.state == "down" else logging.INFO
             logger.log(
@@ -36,6 +38,23 @@ def _log_call(event: CallFinished) -> None:
     # What `logger.info` does, less its search for the line of code that called it.
     if logger.isEnabledFor(logging.INFO):
         logger.handle(logging.LogRecord(logger.name, logging.INFO, "", 0, _call_line(event), None, None))
+
+
+def _log_space(event: SpaceChecked) -> None:
+    match event.outcome:
+        case "fits":
+            logger.info("upstream %s: %s is in vector space %s", event.upstream, event.replica, event.reason)
+        case "differs":
+            logger.error(
+                "upstream %s: %s gives other vectors: %s", event.upstream, event.replica, event.reason
+            )
+        case "unchecked":
+            logger.warning(
+                "upstream %s: the vectors of %s cannot be checked (%s)",
+                event.upstream,
+                event.replica,
+                event.reason,
+            )
 
 
 def _call_line(event: CallFinished) -> str:

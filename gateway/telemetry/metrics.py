@@ -15,7 +15,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from gateway.events import AttemptFinished, CallFinished, Event, QuotaDecided, ReplicaChanged, StoreChanged
+from gateway.events import (
+    AttemptFinished,
+    CallFinished,
+    Event,
+    QuotaDecided,
+    ReplicaChanged,
+    SpaceChecked,
+    StoreChanged,
+)
 
 # From a call that touches nothing to a bulk call at its deadline, about 2.5 a step.
 DURATION_BUCKETS_S = (
@@ -135,6 +143,19 @@ class Metrics:
             multiprocess_mode="livemin",
             registry=self._registry,
         )
+        self._space_checks = Counter(
+            "gateway_vector_space_checks",
+            "Times that a replica's canaries were held against its upstream's fingerprint.",
+            ["upstream", "replica", "outcome"],
+            registry=self._registry,
+        )
+        self._space_cosine = Gauge(
+            "gateway_vector_space_min_cosine",
+            "The least cosine of a replica's canaries, when they were last compared.",
+            ["upstream", "replica"],
+            multiprocess_mode="livemin",
+            registry=self._registry,
+        )
         self._queued = Gauge(
             "gateway_lane_queued_tokens",
             "Tokens that wait for a replica, as an upper bound.",
@@ -167,6 +188,8 @@ class Metrics:
             case ReplicaChanged():
                 up = 1 if event.state in ("up", "probation") else 0
                 self._replica_up.labels(event.upstream, event.replica).set(up)
+            case SpaceChecked():
+                self._count_space(event)
             case StoreChanged():
                 self._store_away.set(1 if event.away else 0)
                 self._store_changes.labels("away" if event.away else "back").inc()
@@ -189,6 +212,11 @@ class Metrics:
             tokens, inputs = self._used_of[event.tenant, event.model]
             tokens.inc(event.tokens)
             inputs.inc(event.inputs)
+
+    def _count_space(self, event: SpaceChecked) -> None:
+        self._space_checks.labels(event.upstream, event.replica, event.outcome).inc()
+        if event.cosine is not None:
+            self._space_cosine.labels(event.upstream, event.replica).set(event.cosine)
 
     def _find_children(self) -> None:
         """Where the metrics of what happens on every call are found."""

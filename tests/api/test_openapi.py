@@ -58,6 +58,13 @@ async def test_every_post_that_succeeds_answers_200(boot: Boots) -> None:
             assert "201" not in operation["responses"], (method, path)
 
 
+async def test_usage_tells_of_its_sheet_too(boot: Boots) -> None:
+    told = await document(boot)
+    content = told["paths"]["/admin/usage"]["get"]["responses"]["200"]["content"]
+
+    assert {"application/json", "text/csv"} == content.keys()
+
+
 async def test_operation_ids_are_unique(boot: Boots) -> None:
     told = await document(boot)
     ids = [one["operationId"] for item in told["paths"].values() for one in item.values()]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fakes.tei import Hook, vector_of
+from tests.fakes.tei import Hook, is_canaries, vector_of
 
 
 class Answered(Exception):
@@ -23,7 +23,10 @@ Route = Callable[[dict[str, Any]], Any]
 
 
 class FakeServer:
-    """requests: every (path, body) it was sent; hook: may answer in its place; api_key: guards all paths."""
+    """requests: every (path, body) it was sent; hook: may answer in its place; api_key: guards all paths.
+
+    The canaries that a replica is asked for when it joins are no calls, and pass by both.
+    """
 
     def __init__(self, *, prefix: str = "") -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
@@ -57,9 +60,10 @@ class FakeServer:
         self.check_key(path, headers)
         route = self.routes().get(path.removeprefix(self.prefix)) if path.startswith(self.prefix) else None
         parsed = json.loads(body) if body else {}
-        if body:
+        is_call = not is_canaries(parsed.get("input"))
+        if body and is_call:
             self.requests.append((path, parsed))
-        if self.hook is not None and (answer := await self.hook(path, parsed)) is not None:
+        if self.hook is not None and is_call and (answer := await self.hook(path, parsed)) is not None:
             return answer
         if route is None:
             raise Answered(404, {"detail": "Not Found"})

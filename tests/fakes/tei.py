@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from backends.canaries import CANARIES
+
 DIMENSIONS = 8
 PAYLOAD_LIMIT = 2_000_000
 
@@ -21,6 +23,11 @@ def vector_of(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     digest = hashlib.sha256(text.encode()).digest()
     raw = np.frombuffer(digest, dtype=np.uint8)[:DIMENSIONS].astype(np.float32) - 127.5
     return (raw / np.linalg.norm(raw)).astype(np.float32)
+
+
+def is_canaries(texts: Any) -> bool:
+    """Whether a request is what replicas are asked when they join."""
+    return isinstance(texts, list) and bool(texts) and set(texts) <= set(CANARIES)
 
 
 def score_of(query: str, text: str) -> float:
@@ -51,11 +58,17 @@ Hook = Callable[[str, dict[str, Any]], Awaitable[tuple[int, bytes] | None]]
 
 
 class FakeTei:
-    """One server. requests: every (path, body) it was sent. hook: may answer in its place."""
+    """One server. requests: every (path, body) it was sent. hook: may answer in its place.
+
+    What is asked of whoever joins is no call: it passes by both, and is counted in canaries. space: another
+    one gives other vectors.
+    """
 
     def __init__(self, **info: Any) -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.headers: list[dict[str, str]] = []
+        self.canaries = 0
+        self.space = ""
         self.hook: Hook | None = None
         self.api_key: str | None = None
         self.info: dict[str, Any] = {
@@ -107,8 +120,16 @@ class FakeTei:
         if len(body) > PAYLOAD_LIMIT:
             raise Refused(413, "length limit exceeded", None)
         parsed = json.loads(body)
-        self.requests.append((path, parsed))
-        if self.hook is not None and (answer := await self.hook(path, parsed)) is not None:
+        texts = parsed.get("inputs", parsed.get("input"))
+        if is_canaries(texts):
+            self.canaries += 1
+        else:
+            self.requests.append((path, parsed))
+        if (
+            self.hook is not None
+            and not is_canaries(texts)
+            and (answer := await self.hook(path, parsed)) is not None
+        ):
             return answer
         reply, tokens = getattr(self, f"_{path.strip('/').replace('/', '_')}")(parsed)
         extra["x-compute-tokens"] = str(tokens)
@@ -147,11 +168,11 @@ class FakeTei:
         return [
             [{"id": i, "text": word, "special": False, "start": 0, "stop": len(word)}]
             for i, text in enumerate(texts)
-            for word in [text.split()[0]]
+            for word in [(text.split() or [text])[0]]
         ], 0
 
     def _vector(self, text: str, body: dict[str, Any]) -> Any:
-        vector = vector_of(text)
+        vector = vector_of(self.space + text)
         if body.get("dimensions") is not None:
             if body["dimensions"] > DIMENSIONS:
                 raise Refused(422, "Input validation error: `dimensions` is too large", "Validation")

@@ -2,8 +2,11 @@
 
 import base64
 import json
+import os
 import shlex
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,3 +93,15 @@ def test_rerank_and_tokenize_and_info(served: Served) -> None:
     assert [token["text"] for token in tokens[0]] == ["[CLS]", "hello", "[SEP]"]
     assert info["max_input_length"] == 256
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
+
+
+def test_verify_starts_an_engine_of_its_own_and_leaves_none(repository: Path) -> None:
+    words = [sys.executable, "-m", "gateway", "verify", "-c", str(repository / "router.yaml"), "--json"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=55, check=False, env=environment)
+    told = json.loads(ended.stdout)
+
+    assert (0, True) == (ended.returncode, told["agrees"])
+    [member] = told["members"]
+    assert ("torch", 384) == (member["backend"], member["dimensions"])
+    assert member["least_norm"] == pytest.approx(1, abs=1e-3)

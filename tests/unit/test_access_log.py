@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gateway.events import CallFinished
+from gateway.events import CallFinished, SpaceChecked, SpaceOutcome
 from gateway.telemetry.access_log import log_event
 
 CALL = CallFinished("id-1", "POST", "/embed", 200, "ok", 0.01234, "acme", "bge", 3, 57)
@@ -38,3 +38,21 @@ def test_nothing_is_written_below_the_level_and_for_who_only_watches(
     log_event(CALL)
 
     assert [] == caplog.records
+
+
+@pytest.mark.parametrize(
+    ("outcome", "level", "told"),
+    [
+        ("fits", logging.INFO, "upstream up: r0 is in vector space abc"),
+        ("differs", logging.ERROR, "upstream up: r0 gives other vectors: abc"),
+        ("unchecked", logging.WARNING, "upstream up: the vectors of r0 cannot be checked (abc)"),
+    ],
+)
+def test_what_is_news_of_a_replicas_vectors_is_told_once(
+    caplog: pytest.LogCaptureFixture, outcome: SpaceOutcome, level: int, told: str
+) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    for is_news in (True, False):
+        log_event(SpaceChecked("up", "r0", outcome, 0.5, "abc", is_news=is_news))
+
+    assert [(level, told)] == [(record.levelno, record.getMessage()) for record in caplog.records]

@@ -1,0 +1,313 @@
+"""A replica that gives other vectors than its upstream serves nobody unless it must, and that is told."""
+
+from typing import Any
+
+import pytest
+
+from gateway.events import ReplicaChanged, SpaceChecked
+from gateway.routing import prober
+from tests.conftest import Boots, Running
+from tests.fakes.hooks import RERANKER, until
+from tests.fakes.tei import FakeTei, Refused
+
+ONE = """
+upstreams: {only: {backend: tei, replicas: ["http://tei-0"]%s}}
+models: {m: {upstream: only}}
+"""
+TWO = """
+upstreams: {only: {backend: tei, replicas: ["http://tei-0", "http://tei-1"]%s}}
+models: {m: {upstream: only}}
+"""
+WARN = ", vector_space: {on_mismatch: warn}"
+QUESTION = {"model": "m", "input": "a"}
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas are looked at all the time."""
+    monkeypatch.setattr(prober, "LOOK_EVERY_S", 0.005)
+    monkeypatch.setattr(prober, "QUIET_S", 0.0)
+
+
+def astray(**info: Any) -> FakeTei:
+    """A server of another model under the same name."""
+    server = FakeTei(**info)
+    server.space = "other "
+    return server
+
+
+def states(gateway: Running) -> list[tuple[str, str]]:
+    """Each change of a replica."""
+    return [(one.replica[-1], one.state) for one in gateway.events if isinstance(one, ReplicaChanged)]
+
+
+def checks(gateway: Running) -> list[SpaceChecked]:
+    """What was said of replicas' vectors, when it was news."""
+    return [one for one in gateway.events if isinstance(one, SpaceChecked) and one.is_news]
+
+
+async def fingerprint(gateway: Running) -> str | None:
+    """What a caller is told."""
+    reply = await gateway.post("/v1/embeddings", QUESTION)
+    assert 200 == reply.status_code, reply.text
+    return reply.headers.get("x-embedding-fingerprint")
+
+
+async def state_of(gateway: Running) -> tuple[str, str | None]:
+    """What /v1/models tells of the model."""
+    told = (await gateway.client.get("/v1/models/m")).json()
+    return told["state"], told["fingerprint"]
+
+
+async def test_replies_tell_the_space_the_same_on_every_gateway_and_after_every_start(boot: Boots) -> None:
+    told = set()
+    for servers in ({"tei-0": FakeTei()}, {"tei-0": FakeTei(max_client_batch_size=32)}):
+        async with boot(servers, ONE % "") as gateway:
+            told.add(await fingerprint(gateway))
+            assert ("ready", *told) == await state_of(gateway)
+    [only] = told
+    assert only is not None
+    assert 16 == len(only)
+    int(only, 16)
+
+
+async def test_another_space_has_another_name(boot: Boots) -> None:
+    told = []
+    for server in (FakeTei(), astray()):
+        async with boot({"tei-0": server}, ONE % "") as gateway:
+            told.append(await fingerprint(gateway))
+
+    assert told[0] != told[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/rerank", {"query": "q", "texts": ["a"]}), ("/tokenize", {"inputs": "a"})]
+)
+async def test_what_holds_no_vectors_tells_no_space(boot: Boots, path: str, body: Any) -> None:
+    async with boot({"tei-0": FakeTei()}, ONE % "") as gateway:
+        reply = await gateway.post(path, body)
+        embedded = await gateway.post("/embed", {"inputs": "a"})
+
+    assert 200 == reply.status_code
+    assert "x-embedding-fingerprint" not in reply.headers
+    assert "x-embedding-fingerprint" in embedded.headers
+
+
+async def joined(gateway: Running, events: int) -> None:
+    """Wait until so much was said of vectors."""
+    await until(lambda: len(checks(gateway)) >= events)
+
+
+async def test_a_replica_that_gives_other_vectors_does_not_join(boot: Boots) -> None:
+    servers = {"tei-0": FakeTei(), "tei-1": astray()}
+    async with boot(servers, TWO % "") as gateway:
+        await joined(gateway, 2)
+        good, bad = sorted(checks(gateway), key=lambda one: one.outcome != "fits")
+        for _ in range(20):
+            await fingerprint(gateway)
+        served = {name: len(server.requests) for name, server in servers.items()}
+
+    assert ("fits", "differs") == (good.outcome, bad.outcome)
+    assert bad.cosine is not None
+    assert bad.cosine < 0.9
+    assert "0.999 needed" in bad.reason
+    # Whoever was first made the fingerprint.
+    assert {good.replica: 20, bad.replica: 0} == {f"http://{name}": n for name, n in served.items()}
+    assert (bad.replica[-1], "down") in states(gateway)
+    # Two misses before it was said, and one for the fingerprint.
+    assert servers[bad.replica.removeprefix("http://")].canaries >= 4
+
+
+async def test_it_joins_once_its_vectors_are_right(boot: Boots) -> None:
+    servers = {"tei-0": FakeTei(), "tei-1": astray()}
+    async with boot(servers, TWO % "") as gateway:
+        await joined(gateway, 2)
+        [bad] = [one for one in checks(gateway) if one.outcome == "differs"]
+        for server in servers.values():
+            server.space = servers["tei-0" if bad.replica.endswith("1") else "tei-1"].space
+        await until(lambda: (bad.replica[-1], "probation") in states(gateway))
+
+    assert "fits" == checks(gateway)[-1].outcome
+
+
+async def test_where_it_is_only_warned_of_it_serves_and_callers_are_told(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei(), "tei-1": astray()}, TWO % WARN) as gateway:
+        await joined(gateway, 2)
+
+        assert "mixed" == await fingerprint(gateway)
+        assert [("0", "up"), ("1", "up")] == sorted(states(gateway))
+
+
+async def test_other_dimensions_are_another_space(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei(), "tei-1": Longer()}, TWO % "") as gateway:
+        await joined(gateway, 2)
+        [bad] = [one for one in checks(gateway) if one.outcome == "differs"]
+
+    assert (0.0, True) == (bad.cosine, "dimensions, the upstream's" in bad.reason)
+
+
+class Longer(FakeTei):
+    """Gives vectors of twice the length."""
+
+    def _vector(self, text: str, body: dict[str, Any]) -> Any:
+        return super()._vector(text, body).repeat(2)
+
+
+async def test_one_glitch_is_forgiven(boot: Boots) -> None:
+    first = FakeTei()
+    second = Glitch(first)
+    async with boot({"tei-0": first, "tei-1": second}, TWO % "") as gateway:
+        await joined(gateway, 2)
+
+    assert {"fits"} == {one.outcome for one in checks(gateway)}
+    # Two requests each time that it is asked for all.
+    assert (2, 4) == (first.canaries, second.canaries)
+
+
+class Glitch(FakeTei):
+    """Joins after another, and gives wrong vectors once."""
+
+    def __init__(self, first: FakeTei) -> None:
+        super().__init__()
+        self.first = first
+
+    async def _answer(self, *asked: Any) -> tuple[int, bytes]:
+        await until(lambda: self.first.canaries == 2)
+        return await super()._answer(*asked)
+
+    def _vector(self, text: str, body: dict[str, Any]) -> Any:
+        self.space = "other " if self.canaries == 1 else ""
+        return super()._vector(text, body)
+
+
+async def test_the_last_replica_goes_on_with_another_model_and_everybody_is_told(boot: Boots) -> None:
+    server = FakeTei()
+    async with boot({"tei-0": server}, ONE % "") as gateway:
+        before = await fingerprint(gateway)
+        server.space, server.info = "other ", server.info | {"model_sha": "new"}
+        await joined(gateway, 2)
+
+        assert "mixed" == await fingerprint(gateway) != before
+        assert ("ready", "mixed") == await state_of(gateway)
+    assert ["fits", "differs"] == [one.outcome for one in checks(gateway)]
+    assert [("0", "up")] == states(gateway)
+
+
+async def test_one_of_two_that_became_another_model_is_ejected(boot: Boots) -> None:
+    servers = [FakeTei(), FakeTei()]
+    async with boot({f"tei-{i}": one for i, one in enumerate(servers)}, TWO % "") as gateway:
+        before = await fingerprint(gateway)
+        servers[1].space, servers[1].info = "other ", servers[1].info | {"model_sha": "new"}
+        await until(lambda: ("1", "down") in states(gateway))
+
+        assert before == await fingerprint(gateway)
+        assert ("ready", before) == await state_of(gateway)
+
+
+async def test_one_that_comes_back_as_another_model_stays_out_while_another_serves(boot: Boots) -> None:
+    servers = [FakeTei(), FakeTei()]
+    async with boot({f"tei-{i}": one for i, one in enumerate(servers)}, TWO % "") as gateway:
+        before = await fingerprint(gateway)
+        await away_and_back(gateway, servers[1], "1")
+        await until(lambda: checks(gateway)[-1].outcome == "differs")
+        for _ in range(10):
+            assert before == await fingerprint(gateway)
+
+    assert "down" == states(gateway)[-1][1]
+
+
+async def test_the_only_one_comes_back_as_another_model_with_an_alarm(boot: Boots) -> None:
+    server = FakeTei()
+    async with boot({"tei-0": server}, ONE % "") as gateway:
+        await away_and_back(gateway, server, "0")
+        await until(lambda: ("0", "probation") in states(gateway))
+
+        assert "mixed" == await fingerprint(gateway)
+    assert "differs" == checks(gateway)[-1].outcome
+
+
+async def away_and_back(gateway: Running, server: FakeTei, name: str) -> None:
+    """It dies, the gateway notices, and it comes back with another model."""
+    alive = server._answer
+
+    async def dead(*_: Any) -> tuple[int, bytes]:
+        raise Refused(503, "gone", None)
+
+    server._answer = dead  # type: ignore[method-assign]
+    await until(lambda: (name, "down") in states(gateway))
+    server.space, server._answer = "other ", alive  # type: ignore[method-assign]
+
+
+async def test_a_model_whose_replicas_are_all_refused_says_so(boot: Boots) -> None:
+    # The first to join goes: what is left is of another space.
+    servers = {"tei-0": FakeTei(), "tei-1": astray()}
+    async with boot(servers, TWO % "") as gateway:
+        await joined(gateway, 2)
+        [good] = [one.replica for one in checks(gateway) if one.outcome == "fits"]
+        await away(servers[good.removeprefix("http://")])
+        await until(lambda: (good[-1], "down") in states(gateway))
+        reply = await gateway.post("/v1/embeddings", QUESTION)
+
+        assert (503, "no_replica") == (reply.status_code, reply.json()["error"]["code"])
+        assert "another space" in reply.json()["error"]["message"]
+        assert "refused" == (await state_of(gateway))[0]
+        assert 200 == (await gateway.client.get("/readyz")).status_code
+
+
+async def away(server: FakeTei) -> None:
+    """It answers nothing any more."""
+
+    async def dead(*_: Any) -> tuple[int, bytes]:
+        raise Refused(503, "gone", None)
+
+    server._answer = dead  # type: ignore[method-assign]
+
+
+class Picky(FakeTei):
+    """Takes no canary."""
+
+    def _checked(self, texts: Any, body: dict[str, Any], *, empty_allowed: bool = False) -> list[str]:
+        if self.canaries and not self.requests:
+            raise Refused(422, "Input validation error: too odd", "Validation")
+        return super()._checked(texts, body, empty_allowed=empty_allowed)
+
+
+async def test_one_that_takes_no_canary_joins_unchecked(boot: Boots) -> None:
+    async with boot({"tei-0": Picky()}, ONE % "") as gateway:
+        assert await fingerprint(gateway) is None
+
+    assert ["unchecked"] == [one.outcome for one in checks(gateway)]
+    assert [("0", "up")] == states(gateway)
+
+
+async def test_what_embeds_nothing_is_asked_nothing(boot: Boots) -> None:
+    server = FakeTei(model_type=RERANKER)
+    async with boot({"tei-0": server}, ONE % "") as gateway:
+        assert [("0", "up")] == states(gateway)
+
+    assert 0 == server.canaries
+    assert [] == checks(gateway)
+
+
+class Broken(FakeTei):
+    """Tells what it is, and cannot embed."""
+
+    def _checked(self, *_: Any, **__: Any) -> list[str]:
+        raise Refused(424, "CUDA error", "Backend")
+
+
+async def test_one_that_cannot_embed_does_not_join(boot: Boots) -> None:
+    async with boot({"tei-0": Broken()}, ONE % "") as gateway:
+        assert [("0", "down")] == states(gateway)
+        assert ("unavailable", None) == await state_of(gateway)
+
+
+async def test_metrics_and_log_tell(boot: Boots, caplog: pytest.LogCaptureFixture) -> None:
+    async with boot({"tei-0": FakeTei(), "tei-1": astray()}, TWO % "") as gateway:
+        await joined(gateway, 2)
+        [bad] = [one.replica for one in checks(gateway) if one.outcome == "differs"]
+        told = (await gateway.client.get("/metrics")).text
+
+    labels = f'{{outcome="differs",replica="{bad}",upstream="only"}}'
+    assert f"gateway_vector_space_checks_total{labels}" in told
+    assert f'gateway_vector_space_min_cosine{{replica="{bad}",upstream="only"}}' in told

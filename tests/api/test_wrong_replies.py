@@ -1,0 +1,217 @@
+"""What upstreams answer is no answer: callers get a clear error in time, no wrong vector and no 500."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.backends.wrong_replies import NOT_VECTORS, body_of
+from tests.conftest import Boots, Running, running_gateway
+from tests.fakes.checkpoint import write_small_files
+from tests.fakes.hooks import RERANKER, answering
+from tests.fakes.infinity import FakeInfinity
+from tests.fakes.openai import FakeOpenAI
+from tests.fakes.tei import FakeTei, is_canaries
+from tests.fakes.vllm import FakeVllm
+
+TWO = ["a", "b"]
+KINDS = ["tei", "infinity", "vllm", "openai"]
+# Of two texts, as TEI's native routes tell.
+NOT_ROWS: dict[str, Any] = {
+    "html": b"<html>welcome</html>",
+    "nothing": b"",
+    "cut_off": b"[[0.6,0.8],[1.0,0.",
+    "too_few": [[0.6, 0.8]],
+    "too_many": [[0.6, 0.8]] * 3,
+    "ragged": [[0.6, 0.8], [1.0]],
+    "empty_rows": [[], []],
+    "nulls": [[None, 0.8], [1.0, 0.0]],
+    "nan": b"[[NaN,0.8],[1.0,0.0]]",
+    "past_float32": [[1e39, 0.8], [1.0, 0.0]],
+    "error_of_status_200": {"error": "out of memory", "error_type": "Backend"},
+    "a_vector_for_each_token": [[[0.6], [0.8]], [[1.0], [0.0]]],
+}
+
+
+def scores(*pairs: tuple[Any, Any], name: str = "score") -> list[dict[str, Any]]:
+    """Ranks, by index."""
+    return [{"index": index, name: score} for index, score in pairs]
+
+
+def not_ranks(name: str) -> dict[str, Any]:
+    """Answers of status 200 to two documents that rank nothing. name: what a wire calls a score."""
+    return {
+        "too_few": scores((0, 0.5), name=name),
+        "too_many": scores((0, 0.5), (1, 0.5), (2, 0.5), name=name),
+        "none": [],
+        "index_twice": scores((0, 0.5), (0, 0.25), name=name),
+        "index_missing": scores((0, 0.5), (2, 0.25), name=name),
+        "index_negative": scores((0, 0.5), (-1, 0.25), name=name),
+        "null": scores((0, None), (1, 0.25), name=name),
+        "words": scores((0, "high"), (1, 0.25), name=name),
+        "nan": scores((0, float("nan")), (1, 0.25), name=name),
+        "infinity": scores((0, float("inf")), (1, 0.25), name=name),
+    }
+
+
+def server_of(kind: str, *, ranks: bool = False) -> Any:
+    """A server of an embedding model, or of a cross-encoder."""
+    match kind:
+        case "infinity":
+            return FakeInfinity(capability="rerank") if ranks else FakeInfinity()
+        case "vllm":
+            return FakeVllm(task="classify") if ranks else FakeVllm()
+        case "openai":
+            return FakeOpenAI()
+    return FakeTei(model_type=RERANKER) if ranks else FakeTei()
+
+
+def config_of(kind: str, folder: Path, url: str = "http://one", more: str = "") -> str:
+    """One upstream of a kind; only Infinity needs the tokenizer."""
+    tokenizer = f", tokenizer: {write_small_files(folder)}" if kind == "infinity" else ""
+    return f"""
+upstreams: {{only: {{backend: {kind}, replicas: ["{url}"]{tokenizer}{more}}}}}
+models: {{m: {{upstream: only}}}}
+"""
+
+
+async def ends(gateway: Running, path: str, body: Any) -> tuple[int, str]:
+    """The status of a call and what its error says, in time."""
+    async with asyncio.timeout(10):
+        reply = await gateway.post(path, body)
+    assert "application/json" == reply.headers["content-type"]
+    return reply.status_code, reply.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_wrong_answer_becomes_vectors(boot: Boots, tmp_path: Path, kind: str) -> None:
+    server = server_of(kind)
+    async with boot({"one": server}, config_of(kind, tmp_path)) as gateway:
+        for name, wrong in NOT_VECTORS.items():
+            server.hook = answering(200, body_of(wrong))
+            status, told = await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
+            assert (502, "upstream_failed") == (status, json.loads(told)["error"]["code"]), name
+        server.hook = None
+        assert 200 == (await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO}))[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_beginning_of_an_answer_becomes_vectors(boot: Boots, tmp_path: Path, kind: str) -> None:
+    server = server_of(kind)
+    whole: list[bytes] = []
+    async with boot({"one": server}, config_of(kind, tmp_path)) as gateway:
+        await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
+        path, sent = server.requests[-1]
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://one") as direct:
+            whole.append((await direct.post(path, json=sent)).content)
+        for length in range(0, len(whole[0]) - 1, 7):
+            server.hook = answering(200, whole[0][:length])
+            status, told = await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
+            assert 502 == status, (length, told)
+
+
+async def test_no_wrong_rows_of_teis_own_route_become_vectors(boot: Boots, tmp_path: Path) -> None:
+    server = FakeTei()
+    async with boot({"one": server}, config_of("tei", tmp_path)) as gateway:
+        for name, wrong in NOT_ROWS.items():
+            server.hook = answering(200, body_of(wrong))
+            status, told = await ends(gateway, "/embed", {"inputs": TWO, "normalize": False})
+            assert (424, "Backend") == (status, json.loads(told)["error_type"]), name
+
+
+@pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
+async def test_no_wrong_answer_becomes_scores(boot: Boots, tmp_path: Path, kind: str) -> None:
+    server = server_of(kind, ranks=True)
+    name = "relevance_score" if kind == "infinity" else "score"
+    async with boot({"one": server}, config_of(kind, tmp_path)) as gateway:
+        for label, wrong in not_ranks(name).items():
+            usage = {"prompt_tokens": 9, "total_tokens": 9}
+            wrapped = {
+                "tei": wrong,
+                "infinity": {"object": "rerank", "results": wrong, "model": "m", "usage": usage},
+                "vllm": {"object": "list", "data": wrong, "model": "m", "usage": usage},
+            }[kind]
+            server.hook = answering(200, body_of(wrapped))
+            status, told = await ends(gateway, "/rerank", {"query": "q", "texts": TWO})
+            assert (424, "Backend") == (status, json.loads(told)["error_type"]), label
+
+
+GOOD_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+# What a peer may say on the wire, and whether it then closes.
+ON_THE_WIRE: dict[str, tuple[bytes, bool]] = {
+    "nothing_and_closed": (b"", True),
+    "nothing": (b"", False),
+    "no_http": (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", True),
+    "half_a_head": (b"HTTP/1.1 200 OK\r\ncontent-", True),
+    "half_a_body": (GOOD_HEAD + b"content-length: 5000\r\n\r\n[[0.6", True),
+    "half_a_body_and_silence": (GOOD_HEAD + b"content-length: 5000\r\n\r\n[[0.6", False),
+    "half_a_chunk": (GOOD_HEAD + b"transfer-encoding: chunked\r\n\r\n500\r\n[[0.6", True),
+    "no_chunk": (GOOD_HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n[[0.6\r\n", True),
+    "no_gzip": (GOOD_HEAD + b"content-encoding: gzip\r\ncontent-length: 5\r\n\r\n[[0.6", True),
+    "a_length_that_is_none": (GOOD_HEAD + b"content-length: many\r\n\r\n[[0.6]]", True),
+    "a_redirect": (b"HTTP/1.1 302 Found\r\nlocation: http://elsewhere/\r\ncontent-length: 0\r\n\r\n", True),
+    "endless_head": (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 100_000, False),
+}
+
+
+@asynccontextmanager
+async def speaking(said: bytes, *, closes: bool) -> AsyncIterator[str]:
+    """A TEI server that tells what it is, embeds the canaries, and says this to everything else."""
+    behind = FakeTei()
+    held: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+        while head := await _head(reader):
+            path, length = head
+            body = await reader.readexactly(length)
+            is_call = bool(body) and not is_canaries(next(iter(json.loads(body).values())))
+            writer.write(said if is_call else await _true_answer(behind, path, body))
+            await writer.drain()
+            if is_call and closes:
+                writer.close()
+                return
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in held:
+            writer.close()
+
+
+async def _true_answer(server: FakeTei, path: str, body: bytes) -> bytes:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://tei") as direct:
+        answer = await direct.request("POST" if body else "GET", path, content=body)
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer.content), answer.content)
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[str, int] | None:
+    """The path and the body's length of the next request; None where there is none."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    lengths = [int(line.partition(":")[2]) for line in head if line.startswith("content-length:")]
+    return head[0].split(" ")[1], sum(lengths)
+
+
+@pytest.mark.parametrize("name", ON_THE_WIRE)
+async def test_what_is_no_http_ends_in_an_error_and_in_time(name: str, tmp_path: Path) -> None:
+    said, closes = ON_THE_WIRE[name]
+    async with (
+        speaking(said, closes=closes) as url,
+        running_gateway(
+            {}, config_of("tei", tmp_path, url, ", attempt_timeout_s: 0.3"), sockets=True
+        ) as gateway,
+    ):
+        status, told = await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
+
+    assert status in {502, 503, 504}, told
+    assert json.loads(told)["error"]["code"] in {"upstream_failed", "no_replica", "deadline_exceeded"}

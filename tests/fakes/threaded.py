@@ -1,0 +1,31 @@
+"""A fake server on a port of its own, in a thread, for what is no part of the test's process or loop."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+
+@contextmanager
+def listening(server: Any) -> Iterator[str]:
+    """Serve an ASGI app; its base URL."""
+    config = uvicorn.Config(server, port=0, lifespan="off", log_config=None, access_log=False)
+    http = uvicorn.Server(config)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=(http.serve(),))
+    thread.start()
+    try:
+        end_s = time.monotonic() + 10
+        while not http.started:
+            assert time.monotonic() < end_s, "the fake server did not start"
+            time.sleep(0.005)
+        port = http.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        http.should_exit = True
+        thread.join(10)
+        loop.close()

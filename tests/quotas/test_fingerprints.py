@@ -1,0 +1,182 @@
+"""One fingerprint for all gateways, in Redis: whoever is first makes it, and its absence holds up nobody."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from backends.canaries import EDITION
+from backends.contract import Capabilities, Embed, Embedded, Operation, Reply, Work
+from gateway.config import VectorSpace as Settings
+from gateway.events import Event, SpaceChecked
+from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.spaces import space as spaces
+from gateway.spaces.fingerprint import Fingerprint, fingerprint_of
+from gateway.spaces.space import VectorSpace
+from gateway.spaces.store import SPACES, FingerprintStore
+from tests.fakes.tei import vector_of
+from tests.quotas.redis_server import RedisServer
+
+TOLD = Capabilities("org/model", frozenset({Operation.EMBED}), dtype="float32")
+
+
+class Model:
+    """A replica of a model: another name, other vectors."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    async def describe(self, timeout_s: float) -> Capabilities:  # noqa: ARG002
+        return TOLD
+
+    async def run(self, work: Work, timeout_s: float) -> Reply:  # noqa: ARG002
+        assert isinstance(work, Embed)
+        return Embedded(np.stack([vector_of(self.name + text) for text in work.inputs]), 1)
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Gateway:
+    """What one gateway knows of the upstream `up`; alarms: outcomes that were news."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.events: list[Event] = []
+        self.store = FingerprintStore(RedisDoor(server.url, 1.0))
+        self.space = VectorSpace("up", "tei", Settings(), self.store, self.events.append)
+
+    async def check(self, model: Model, replica: str = "r0") -> bool:
+        """Whether a replica of this model may join."""
+        return await self.space.check(replica, model, TOLD, 1)
+
+    @property
+    def alarms(self) -> list[str]:
+        return [one.outcome for one in self.events if isinstance(one, SpaceChecked) and one.is_news]
+
+
+@pytest.fixture
+async def gateways(own_redis: RedisServer) -> AsyncIterator[list[Gateway]]:
+    """Three that share a Redis."""
+    several = [Gateway(own_redis) for _ in range(3)]
+    yield several
+    for one in several:
+        await one.store.aclose()
+
+
+def made(name: str) -> Fingerprint:
+    """A fingerprint of another model."""
+    rows = np.stack([vector_of(f"{name}{i}") for i in range(6)])
+    return fingerprint_of(rows, "tei", TOLD)
+
+
+async def test_the_first_of_many_at_once_makes_it(gateways: list[Gateway]) -> None:
+    store = gateways[0].store
+    told = await asyncio.gather(*(store.claim("up", made(str(i))) for i in range(20)))
+
+    assert 1 == len({one.id for one in told})
+    assert told[0] == await gateways[1].store.standing("up")
+    assert await store.standing("other") is None
+
+
+async def test_a_gateway_that_comes_later_holds_its_replicas_against_it(gateways: list[Gateway]) -> None:
+    first, second, _ = gateways
+    assert await first.check(Model())
+    assert not await second.check(Model("other "))
+    assert await second.check(Model())
+
+    assert first.space.id == second.space.id is not None
+    assert ["differs", "fits"] == second.alarms
+
+
+async def test_an_accepted_fingerprint_is_followed_and_held_against_who_is_there(
+    gateways: list[Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spaces, "FOLLOW_EVERY_S", 0.01)
+    first, second, operator = gateways
+    await first.check(Model())
+    await second.check(Model("other "), "r1")
+    accepted = second.space._given["r1"]
+    keeping = [asyncio.create_task(one.space.keep()) for one in (first, second)]
+    await operator.store.replace("up", accepted)
+    async with asyncio.timeout(10):
+        while not (first.space.strays("r0") and not second.space.strays("r1")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    for task in keeping:
+        task.cancel()
+    await asyncio.gather(*keeping, return_exceptions=True)
+
+    assert accepted.id == first.space.id == second.space.id
+    assert (["fits", "differs"], ["differs", "fits"]) == (first.alarms, second.alarms)
+
+
+async def test_while_redis_is_frozen_a_replica_joins_on_this_gateways_own(
+    gateways: list[Gateway], own_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_redis.freeze()
+    first = gateways[0]
+    async with asyncio.timeout(10):
+        assert await first.check(Model())
+        assert not await first.check(Model("other "), "r1")
+        assert not await first.check(Model("other "), "r1")
+    own_redis.thaw()
+
+    assert first.space.id is not None
+    assert 1 == sum("fingerprints cannot be shared" in one.message for one in caplog.records)
+
+
+async def test_what_was_made_without_redis_is_offered_once_it_is_back(
+    gateways: list[Gateway], own_redis: RedisServer
+) -> None:
+    own_redis.kill()
+    first, second, third = gateways
+    await first.check(Model())
+    await second.check(Model("other "))
+    with pytest.raises(StoreAway):
+        await first.space.follow(first.store)
+    own_redis.restart()
+    await first.space.follow(first.store)
+    await second.space.follow(second.store)
+
+    assert first.space.id == second.space.id
+    assert await third.check(Model())
+    assert (["fits"], ["fits", "differs"]) == (first.alarms, second.alarms)
+
+
+async def test_what_joined_without_redis_is_held_against_what_stands_there_at_the_next_join(
+    gateways: list[Gateway], own_redis: RedisServer
+) -> None:
+    first, second, _ = gateways
+    own_redis.kill()
+    assert await first.check(Model("other "))
+    own_redis.restart()
+    await second.check(Model())
+
+    assert await first.check(Model(), "r1")
+    assert first.space.strays("r0")
+    assert ["fits", "differs", "fits"] == first.alarms
+
+
+async def test_a_store_that_forgot_learns_it_again(gateways: list[Gateway], own_redis: RedisServer) -> None:
+    first = gateways[0]
+    await first.check(Model())
+    own_redis.command("FLUSHALL")
+    await first.space.follow(first.store)
+
+    assert await first.store.standing("up") == first.space._standing is not None
+
+
+async def test_what_nobody_can_read_there_is_not_compared_with(
+    gateways: list[Gateway], own_redis: RedisServer
+) -> None:
+    own_redis.command("HSET", SPACES, "up", "nonsense")
+    first = gateways[0]
+
+    assert await first.check(Model())
+    assert not await first.check(Model("other "), "r1")
+    with pytest.raises(StoreAway, match="cannot be read"):
+        await first.store.standing("up")
+
+
+def test_other_canaries_would_be_kept_apart() -> None:
+    assert SPACES.endswith(f":{EDITION}")

@@ -1,0 +1,179 @@
+"""`gateway verify`: the matrix of what upstreams give, held against each other and against what is stored."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.checkpoint import write_small_files
+from tests.fakes.infinity import FakeInfinity
+from tests.fakes.tei import FakeTei
+from tests.fakes.threaded import listening
+from tests.fakes.vllm import FakeVllm
+from tests.quotas.conftest import Commands, Ended
+from tests.quotas.redis_server import RedisServer, free_port
+
+RERANKER = {"model_type": {"reranker": {"id2label": {"0": "L"}, "label2id": {"L": 0}}}}
+
+
+class Place:
+    """A router.yaml of two TEI upstreams, a vLLM, an Infinity and a reranker; servers: each by its name."""
+
+    def __init__(self, folder: Path, command: Commands, store: str, urls: dict[str, str]) -> None:
+        self._file = folder / "router.yaml"
+        self._command = command
+        upstreams = "\n".join(
+            f"  {name}: {{backend: {name.split('_')[0]}, replicas: [{url}]{_more(name, folder)}}}"
+            for name, url in urls.items()
+        )
+        models = "\n".join(f"  {name}: {{upstream: {name}}}" for name in urls)
+        self._file.write_text(f"quotas: {{store: {store}}}\nupstreams:\n{upstreams}\nmodels:\n{models}\n")
+
+    def run(self, *words: str) -> Ended:
+        """`gateway verify …`."""
+        return self._command("verify", "-c", str(self._file), *words)
+
+    def report(self, *words: str) -> tuple[object, Any]:
+        """Its exit status, and its report."""
+        ended = self.run("--json", *words)
+        return ended.status, json.loads(ended.out)
+
+
+def _more(name: str, folder: Path) -> str:
+    return f", tokenizer: {write_small_files(folder)}" if name == "infinity" else ""
+
+
+@pytest.fixture
+def servers() -> dict[str, Any]:
+    return {
+        "tei": FakeTei(),
+        "tei_other": FakeTei(),
+        "vllm": FakeVllm(),
+        "infinity": FakeInfinity(),
+        "tei_rerank": FakeTei(**RERANKER),
+    }
+
+
+@pytest.fixture
+def urls(servers: dict[str, Any]) -> Iterator[dict[str, str]]:
+    with (
+        listening(servers["tei"]) as a,
+        listening(servers["tei_other"]) as b,
+        listening(servers["vllm"]) as c,
+        listening(servers["infinity"]) as d,
+        listening(servers["tei_rerank"]) as e,
+    ):
+        yield dict(zip(servers, (a, b, c, d, e), strict=True))
+
+
+@pytest.fixture
+def alone(tmp_path: Path, command: Commands, urls: dict[str, str]) -> Place:
+    """Quotas in memory."""
+    return Place(tmp_path, command, "memory", urls)
+
+
+@pytest.fixture
+def shared(tmp_path: Path, command: Commands, urls: dict[str, str], own_redis: RedisServer) -> Place:
+    """Quotas in Redis."""
+    return Place(tmp_path, command, own_redis.url, urls)
+
+
+def test_all_that_embed_are_compared(alone: Place, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("red\n\ngreen and blue\n")
+    status, told = alone.report("--texts", str(tmp_path / "texts"))
+
+    assert (0, True, 8) == (status, told["agrees"], told["texts"])
+    assert ["tei", "tei_other", "vllm", "infinity"] == [one["name"] for one in told["members"]]
+    assert 6 == len(told["pairs"])
+    assert all(pair["cosine"] > 0.999 for pair in told["pairs"])
+    assert {8} == {one["dimensions"] for one in told["members"]}
+    assert 1 == len({one["fingerprint"] for one in told["members"]})
+
+
+def test_what_differs_and_should_not_is_told_and_fails(alone: Place, servers: dict[str, Any]) -> None:
+    servers["tei_other"].space = "other "
+    ended = alone.run()
+
+    assert 1 == ended.status
+    assert "tei and tei_other differ: " in ended.out
+    assert "0.999 needed" in ended.out
+    assert 0 == alone.run("tei", "vllm").status
+
+
+def test_other_models_are_only_shown_unless_a_bound_is_asked(alone: Place, servers: dict[str, Any]) -> None:
+    servers["tei_other"].space = "other "
+    servers["tei_other"].info["model_id"] = "another/one"
+
+    assert 0 == alone.run("tei", "tei_other").status
+    assert 1 == alone.run("tei", "tei_other", "--min-cosine", "0.9").status
+
+
+def test_accepting_stores_what_is_given_now(shared: Place, servers: dict[str, Any]) -> None:
+    assert [None, None] == [one["stored"] for one in shared.report("tei", "vllm")[1]["members"]]
+    status, told = shared.report("tei", "--accept")
+    assert (0, True) == (status, told["members"][0]["stored"]["fits"])
+
+    servers["tei"].space = "other "
+    ended = shared.run("tei")
+    assert 1 == ended.status
+    assert "does not give the vectors of its stored fingerprint" in ended.out
+    assert "--accept" in ended.out
+    assert 0 == shared.run("tei", "--accept").status
+    assert 0 == shared.run("tei").status
+
+
+def test_replicas_that_differ_are_not_accepted(
+    tmp_path: Path, command: Commands, own_redis: RedisServer, urls: dict[str, str], servers: dict[str, Any]
+) -> None:
+    place = Place(tmp_path, command, own_redis.url, {"tei": f"{urls['tei']}, {urls['tei_other']}"})
+    assert 0 == place.run("tei", "--accept").status
+    servers["tei_other"].space = "other "
+    ended = place.run("tei", "--accept")
+
+    assert 1 == ended.status
+    assert "nothing was changed" in ended.err
+    status, told = place.report("tei")
+    assert (1, [True, False]) == (status, [one["stored"]["fits"] for one in told["members"]])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nobody"], "there is no upstream 'nobody'; there are: tei, "),
+        (["--accept"], "name the upstreams"),
+        (["tei", "--accept"], "kept in the gateway's memory"),
+        (["tei_rerank"], "tei_rerank: it embeds nothing"),
+        (["tei", "--texts", "/nowhere/texts"], "cannot be read: No such file"),
+        (["tei", "--timeout", "0"], "tei: no answer within 0 s"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_line(alone: Place, words: list[str], told: str) -> None:
+    ended = alone.run(*words)
+
+    assert (1, 1) == (ended.status, ended.err.count("\n"))
+    assert told in ended.err
+
+
+def test_one_that_is_not_there_is_named(tmp_path: Path, command: Commands) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    ended = Place(tmp_path, command, "memory", {"tei": url}).run()
+
+    assert 1 == ended.status
+    assert ended.err.startswith("tei: ")
+
+
+def test_a_store_that_is_away_is_told(tmp_path: Path, command: Commands, urls: dict[str, str]) -> None:
+    place = Place(tmp_path, command, f"redis://127.0.0.1:{free_port()}/0", {"tei": urls["tei"]})
+    ended = place.run()
+
+    assert 1 == ended.status
+    assert "the store of fingerprints is away" in ended.err
+
+
+def test_too_many_texts_and_odd_bounds_are_refused(alone: Place, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("x\n" * 10_001)
+
+    assert "at most 10000" in alone.run("--texts", str(tmp_path / "texts")).err
+    assert 2 == alone.run("--min-cosine", "2").status

@@ -1,0 +1,129 @@
+"""Vectors of fixed texts tell whether two servers share a vector space."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.canaries import CANARIES, embed_all, identity_of, least_cosine, row_cosines
+from backends.contract import Capabilities, Embed, Embedded, Operation, Tokenized, Vectors, Work
+from backends.errors import Failed
+from gateway.spaces.fingerprint import (
+    ACROSS_MIN_COSINE,
+    SAME_MIN_COSINE,
+    decoded,
+    encoded,
+    fingerprint_of,
+    likeness,
+    needed_cosine,
+)
+from tests.fakes.tei import vector_of
+
+TOLD = Capabilities("org/model", frozenset({Operation.EMBED}), dtype="float32")
+
+
+def random_rows(seed: int, dimensions: int = 384) -> Vectors:
+    """The canaries' vectors of some model, of length 1."""
+    rows = np.random.default_rng(seed).standard_normal((len(CANARIES), dimensions))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_cosines_are_told_row_by_row() -> None:
+    one = np.array([[1, 0], [0, 2], [0, 0], [0, 0]], np.float32)
+    other = np.array([[3, 0], [1, 1], [0, 0], [1, 0]], np.float32)
+
+    np.testing.assert_allclose([1, 0.5**0.5, 1, 0], row_cosines(one, other), rtol=1e-6)
+    assert 0 == least_cosine(one, other)
+
+
+def test_vectors_of_other_lengths_have_nothing_in_common() -> None:
+    assert 0 == least_cosine(random_rows(0, 8), random_rows(0, 16))
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 10**6), dimensions=st.sampled_from([8, 384, 1024]))
+def test_the_identity_is_that_of_the_space_and_not_of_its_rounding(seed: int, dimensions: int) -> None:
+    rows = random_rows(seed, dimensions)
+    noise = np.random.default_rng(seed + 1).standard_normal(rows.shape) * 1e-7
+
+    assert identity_of(rows) == identity_of((rows * 1.5).astype(np.float32))
+    steps = np.sort(np.abs(rows - np.roll(rows, 1, axis=0)), axis=1)
+    if (steps[:, -1] - steps[:, -2] > 1e-5).all():
+        assert identity_of(rows) == identity_of((rows + noise).astype(np.float32))
+    assert identity_of(rows) != identity_of(random_rows(seed + 10**7, dimensions))
+
+
+def test_a_component_that_is_large_in_every_text_says_nothing() -> None:
+    heavy = np.zeros((1, 384), np.float32)
+    heavy[0, 7] = 50
+
+    assert identity_of(random_rows(1) + heavy) != identity_of(random_rows(2) + heavy)
+    assert identity_of(random_rows(1) + heavy) == identity_of(random_rows(1))
+
+
+def test_a_fingerprint_is_read_as_it_was_written() -> None:
+    made = fingerprint_of(random_rows(3), "tei", TOLD)
+    read = decoded(encoded(made))
+
+    assert made == read
+    np.testing.assert_array_equal(random_rows(3), read.vectors)
+    assert pytest.approx(1.0) == likeness(made, read)
+
+
+@pytest.mark.parametrize(
+    "stored", [b"", b"\x80", b"nothing", encoded(fingerprint_of(random_rows(1), "tei", TOLD))[:-3]]
+)
+def test_what_is_no_fingerprint_is_not_read(stored: bytes) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        decoded(stored)
+
+
+def test_rows_that_fit_no_dimensions_are_not_read() -> None:
+    made = fingerprint_of(random_rows(1, 8), "tei", TOLD)
+    for dimensions in (0, -1, 5):
+        with pytest.raises(ValueError, match="do not fit"):
+            decoded(encoded(type(made)(made.id, "tei", "m", None, dimensions, made.rows)))
+
+
+def test_how_like_they_must_be_is_by_kind_and_precision_unless_it_is_said() -> None:
+    rows = random_rows(1, 8)
+    made = fingerprint_of(rows, "tei", TOLD)
+    other_kind = fingerprint_of(rows, "vllm", TOLD)
+    other_dtype = fingerprint_of(rows, "tei", Capabilities("m", frozenset(), dtype="bfloat16"))
+
+    assert SAME_MIN_COSINE == needed_cosine(made, made, None)
+    assert (
+        ACROSS_MIN_COSINE == needed_cosine(made, other_kind, None) == needed_cosine(made, other_dtype, None)
+    )
+    assert 0.5 == needed_cosine(made, other_kind, 0.5)
+
+
+class Answers:
+    """A replica that embeds, and tells in what requests; or answers something else."""
+
+    def __init__(self, *, wrong: object = None) -> None:
+        self.requests: list[int] = []
+        self.wrong = wrong
+
+    async def run(self, work: Work, timeout_s: float) -> object:  # noqa: ARG002
+        assert isinstance(work, Embed)
+        self.requests.append(len(work.inputs))
+        if self.wrong is not None:
+            return self.wrong
+        return Embedded(np.stack([vector_of(text) for text in work.inputs]), len(work.inputs))
+
+
+@pytest.mark.parametrize(("most", "requests"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (None, [6])])
+async def test_canaries_travel_as_the_replica_takes_them(most: int | None, requests: list[int]) -> None:
+    replica = Answers()
+    reply = await embed_all(replica, CANARIES, most, 1)  # type: ignore[arg-type]
+
+    assert requests == replica.requests
+    assert 6 == reply.tokens
+    np.testing.assert_array_equal([vector_of(text) for text in CANARIES], reply.vectors)
+
+
+@pytest.mark.parametrize("wrong", [Tokenized(()), Embedded(np.ones((1, 3), np.float32), 1)])
+async def test_what_is_not_one_vector_for_each_text_is_refused(wrong: object) -> None:
+    with pytest.raises(Failed):
+        await embed_all(Answers(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]

@@ -1,0 +1,92 @@
+"""Who should agree with whom, and whether they do."""
+
+import numpy as np
+import pytest
+
+from backends.contract import Capabilities, Vectors
+from backends.registry import Kind
+from gateway.spaces.comparison import Given, report_on
+from gateway.spaces.fingerprint import fingerprint_of
+
+ROWS = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+ROWS /= np.linalg.norm(ROWS, axis=1, keepdims=True)
+
+
+def given(
+    name: str,
+    vectors: Vectors = ROWS,
+    *,
+    upstream: str | None = None,
+    model: str = "org/model",
+    kind: Kind = "tei",
+    tokens: int = 10,
+    min_cosine: float | None = None,
+) -> Given:
+    """What a replica gave; the first six are the canaries'."""
+    told = Capabilities(model, frozenset(), dtype="float32")
+    return Given(name, upstream or name, fingerprint_of(vectors[:6], kind, told), vectors, tokens, min_cosine)
+
+
+def turned(cosine: float) -> Vectors:
+    """The same vectors, one of them turned so far that this is its cosine."""
+    rows = ROWS.copy()
+    other = ROWS[1] - (ROWS[1] @ ROWS[7]) * ROWS[7]
+    other /= np.linalg.norm(other)
+    rows[7] = cosine * ROWS[7] + (1 - cosine**2) ** 0.5 * other
+    return rows
+
+
+def test_what_is_the_same_agrees_and_is_told_with_its_facts() -> None:
+    report = report_on([given("a"), given("b", kind="vllm", model="/models/Model/", tokens=11)], {})
+    [pair] = report.pairs
+
+    assert (True, 8) == (report.agrees, report.texts)
+    assert (0.99, True, False) == (pair.needed, pair.fits, pair.same_tokens)
+    assert pytest.approx(1.0) == pair.cosine
+    assert pytest.approx((1.0, 1.0)) == (report.members[0].least_norm, report.members[0].greatest_norm)
+    assert report.members[0].fingerprint == report.members[1].fingerprint
+
+
+@pytest.mark.parametrize(("cosine", "agrees"), [(0.9995, True), (0.998, False), (0.5, False)])
+def test_replicas_of_one_upstream_must_agree(cosine: float, agrees: bool) -> None:
+    report = report_on([given("a 1", upstream="a"), given("a 2", turned(cosine), upstream="a")], {})
+
+    assert agrees is report.agrees
+    assert pytest.approx(cosine, abs=1e-4) == report.pairs[0].cosine
+
+
+def test_an_upstreams_own_bound_counts_between_its_replicas() -> None:
+    bound = 0.9
+    pair = [given("a 1", upstream="a", min_cosine=bound), given("a 2", turned(0.95), upstream="a")]
+
+    assert report_on(pair, {}).agrees
+
+
+def test_other_models_need_not_agree_unless_it_is_asked() -> None:
+    pair = [given("a"), given("b", turned(0.5), model="org/other")]
+
+    assert report_on(pair, {}).agrees
+    assert report_on(pair, {}).pairs[0].needed is None
+    assert not report_on(pair, {}, asked_cosine=0.6).agrees
+    assert report_on(pair, {}, asked_cosine=0.4).agrees
+
+
+def test_other_dimensions_have_no_cosine() -> None:
+    pair = [given("a"), given("b", ROWS[:, :8])]
+    report = report_on(pair, {})
+
+    assert (None, False, False) == (report.pairs[0].cosine, report.pairs[0].fits, report.agrees)
+    assert not report_on([pair[0], given("b", ROWS[:, :8], model="x")], {}, asked_cosine=0.1).agrees
+
+
+def test_each_is_held_against_what_is_stored() -> None:
+    stored = given("a").fingerprint
+    other = given("a", -ROWS)
+    report = report_on([other], {"a": stored})
+    [member] = report.members
+
+    assert not report.agrees
+    assert member.stored is not None
+    assert (stored.id, False, 0.999) == (member.stored.id, member.stored.fits, member.stored.needed)
+    assert report_on([given("a")], {"a": stored}).agrees
+    assert report_on([other], {"b": stored}).agrees
