@@ -7,7 +7,7 @@ BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example test test-real fuzz check format loadtest lock clean
+.PHONY: help install serve example test test-real test-clients fuzz check format loadtest lock clean
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,9 @@ test-real: .venv/installed-dev ## hold the adapters against real Infinity and vL
 fuzz: .venv/installed-dev ## more than 10,000 made-up requests to every documented path, other ones each time; some minutes
 	FUZZ_CASES=$(or $(FUZZ_CASES),500) $(BIN)/python -m pytest tests/api/test_fuzz.py
 
+test-clients: .venv/installed ## hold real client libraries against a gateway, each in an environment of its own
+	$(BIN)/python -m tests.clients.environments
+
 check: .venv/installed-dev ## format, lint, types, import rules, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -65,11 +68,15 @@ loadtest: .venv/installed-plots ## a short round: scenarios, the gateway beside 
 	$(BIN)/python -m loadtest.plots loadtest-results/compare.json
 
 LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --override requirements/without-torch.txt pyproject.toml --group engine --group build
+CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))
+LOCK_CLIENT = cd tests/clients/requirements && uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate
 
 lock: ## pin the newest allowed releases anew; needs uv
 	$(LOCK) --output-file requirements/runtime.txt
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
 	$(LOCK) --group plots --constraint requirements/dev.txt --output-file requirements/plots.txt
+	for client in $(filter-out sie,$(CLIENTS)); do ( $(LOCK_CLIENT) --python-version 3.11 $$client.in --output-file $$client.txt ) || exit 1; done
+	$(LOCK_CLIENT) --python-version 3.12 sie.in --output-file sie.txt
 
 clean: ## remove what was installed and cached
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -64,7 +64,7 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     """Turn each input into one vector.
 
     dimensions: keep the first N components, then normalize (if asked), as TEI does.
-    prompt_name: a key of the checkpoint's sentence-transformers prompts; None is its default.
+    prompt_name: a key of the checkpoint's sentence-transformers prompts; None is its default, "" is none.
     """
 
     inputs: tuple[str, ...]

@@ -88,7 +88,7 @@ def prompted(work: Work, rules: InputRules | None) -> Work:
     name = work.prompt_name
     if name is None:
         name = rules.default_prompt if rules else None
-    if name is None:
+    if not name:
         return work
     if name not in prompts:
         known = ", ".join(sorted(prompts)) or "none"

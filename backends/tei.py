@@ -123,7 +123,7 @@ def _encode_embed(work: Embed, info: Info) -> tuple[str, Body]:
     size: Body = {} if work.dimensions is None else {"dimensions": work.dimensions}
     # The OpenAI route has base64, but always normalizes, and truncates as the server was started.
     as_started = info.auto_truncate and work.truncate is Truncate.RIGHT
-    if work.normalize and work.prompt_name is None and as_started:
+    if work.normalize and not work.prompt_name and as_started:
         return "/v1/embeddings", {"input": inputs, "encoding_format": "base64"} | size
     body = {"inputs": inputs, "normalize": work.normalize} | _truncation(work.truncate)
     return "/embed", body | _prompt(work.prompt_name) | size
@@ -137,7 +137,7 @@ def _truncation(truncate: Truncate) -> Body:
 
 
 def _prompt(name: str | None) -> Body:
-    return {} if name is None else {"prompt_name": name}
+    return {"prompt_name": name} if name else {}
 
 
 def decode(work: Work, path: str, answer: Answer, info: Info) -> Reply:
@@ -151,7 +151,7 @@ def decode(work: Work, path: str, answer: Answer, info: Info) -> Reply:
             case Embed():
                 vectors, tokens = _vectors(path, answer, len(work.inputs))
                 check_tokens(tokens, len(work.inputs), longest)
-                unprompted = work.prompt_name is None
+                unprompted = not work.prompt_name
                 cut = truncated(work, tokens, longest, prompt_known=unprompted)
                 return Embedded(_fitted(vectors, work), tokens, cut)
             case Rerank():

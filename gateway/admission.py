@@ -123,7 +123,7 @@ class Admission:
             limited or upstream.counts_here
         ):
             return Cost(inputs=inputs), None
-        work = upstream.as_sent(call.work)
+        work = upstream.as_sent(call, route.prompts)
         try:
             async with asyncio.timeout_at(deadline.at_s):
                 tokens = await upstream.exact_tokens(work)

@@ -18,7 +18,7 @@ from backends.contract import Operation
 from backends.registry import open_replica
 from gateway import __version__
 from gateway.admission import Admission
-from gateway.api import admin, failures, models, openai, probes, tei
+from gateway.api import admin, cohere, failures, models, openai, probes, rerank, sie, tei
 from gateway.api.admin import Admin
 from gateway.api.answering import Api
 from gateway.api.edge import ASGIApp, Edge
@@ -50,7 +50,16 @@ FINGERPRINTS_TIMEOUT_S = 1.0
 logger = logging.getLogger("gateway")
 
 
-HANDLERS = [*openai.HANDLERS, *tei.HANDLERS, *models.HANDLERS, *probes.HANDLERS, *admin.HANDLERS]
+HANDLERS = [
+    *openai.HANDLERS,
+    *tei.HANDLERS,
+    *rerank.HANDLERS,
+    *cohere.HANDLERS,
+    *sie.HANDLERS,
+    *models.HANDLERS,
+    *probes.HANDLERS,
+    *admin.HANDLERS,
+]
 
 
 class Boot(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from backends.contract import (
 )
 from backends.contract import inputs_of as backend_inputs_of
 from backends.contract import operation_of as backend_operation_of
+from gateway.prompts import Role
 
 
 class Similarity(msgspec.Struct, frozen=True, tag="similarity"):
@@ -36,7 +37,8 @@ class Call(msgspec.Struct, frozen=True):
     """One caller's request, parsed once.
 
     model: as the caller wrote it; None takes the default. truncate: whether to cut what is too long, side:
-    which end; None takes the model's. bulk: the caller can wait (x-priority: bulk).
+    which end; None takes the model's. bulk: the caller can wait (x-priority: bulk). role: what its inputs
+    are for, where the caller names no prompt.
     """
 
     work: Work
@@ -44,6 +46,7 @@ class Call(msgspec.Struct, frozen=True):
     truncate: bool | None = None
     side: Truncate | None = None
     bulk: bool = False
+    role: Role | None = None
 
 
 class Caller(msgspec.Struct, frozen=True):

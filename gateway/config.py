@@ -133,7 +133,8 @@ class Upstream(Section, frozen=True, kw_only=True):
     in_flight_batches: the window, batches in flight to one replica; absent, it is learnt. queue_tokens: the
     most that may wait in front of all of them. retry_share, hedge_share: attempts that may be added to those
     that callers cause. task, pooling: instead of what a checkpoint's own files say it is for.
-    trust_remote_code: whether code that lies beside its weights may run.
+    trust_remote_code: whether code that lies beside its weights may run. prompts: name → text put before an
+    input, beside and before the checkpoint's own.
     """
 
     backend: Kind
@@ -160,16 +161,20 @@ class Upstream(Section, frozen=True, kw_only=True):
     task: Task | None = None
     pooling: Pooling | None = None
     trust_remote_code: bool = False
+    prompts: dict[str, str] = {}
 
 
 class Model(Section, frozen=True):
-    """A name that callers use. limits: the most that each tenant may use of it."""
+    """A name that callers use. limits: the most that each tenant may use of it. prompts: as an upstream's,
+    and before them.
+    """
 
     upstream: str
     truncate: Literal["error", "left", "right"] = "right"
     rerank: bool = True
     deadline_s: PositiveFloat = 60.0
     limits: dict[str, LimitAmount] = {}
+    prompts: dict[str, str] = {}
 
 
 class Defaults(Section, frozen=True):

@@ -402,9 +402,9 @@ def _model_problems(name: str, model: Model, known: _Names) -> Iterator[Problem]
         yield Problem(f"{path}.upstream", _unknown("upstream", model.upstream, known.upstreams))
     if not name or name.strip("/") != name or "//" in name:
         yield Problem(path, "a name is not empty, and its slashes stand between other characters")
-    if name.rsplit("/", 1)[-1] in OPERATION_SEGMENTS | {"v1"}:
+    if name.rsplit("/", 1)[-1] in OPERATION_SEGMENTS | {"v1", "v2"}:
         yield Problem(
-            path, "a name may not end in an operation or v1: /models/{name}/{operation} must be clear"
+            path, "a name may not end in an operation, v1 or v2: /models/{name}/{operation} must be clear"
         )
 
 

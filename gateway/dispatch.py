@@ -52,7 +52,7 @@ class Dispatcher:
         await upstream.lane.wait_joined(deadline_s)
         timeline.lap("queue")
         truncate = truncation(call, grant.route.truncate)
-        work = _with_truncation(upstream.as_sent(call.work), truncate)
+        work = _with_truncation(upstream.as_sent(call, grant.route.prompts), truncate)
         counted = grant.input_tokens
         slices = cut(work, counted or upstream.most_tokens(work), upstream.bounds, exact=counted is not None)
         passenger = self._passenger(grant, call)

@@ -21,13 +21,14 @@ from backends.errors import Source
 class Facts(msgspec.Struct, frozen=True):
     """What one kind of error is on each wire.
 
-    status: HTTP status; tei_status differs where TEI's does. openai_type, openai_code, tei_type: the
-    strings in those dialects' bodies; an openai_code of None is JSON null.
+    status: HTTP status; tei_status and infinity_status differ where theirs do. openai_type, openai_code,
+    tei_type: the strings in those dialects' bodies; an openai_code of None is JSON null.
     """
 
     source: Source
     status: int
     tei_status: int
+    infinity_status: int
     openai_type: str
     openai_code: str | None
     tei_type: str
@@ -37,34 +38,39 @@ class Facts(msgspec.Struct, frozen=True):
 def _caller(
     status: int, code: str | None, tei_type: str = "Validation", tei_status: int | None = None
 ) -> Facts:
-    return Facts("caller", status, tei_status or status, "invalid_request_error", code, tei_type)
+    return Facts("caller", status, tei_status or status, status, "invalid_request_error", code, tei_type)
+
+
+def _body(code: str | None, tei_type: str, tei_status: int) -> Facts:
+    """What FastAPI, and so Infinity, calls an unprocessable body."""
+    return Facts("caller", 400, tei_status, 422, "invalid_request_error", code, tei_type)
+
+
+def _later(code: str, tei_type: str) -> Facts:
+    return Facts("caller", 429, 429, 429, "requests", code, tei_type, retryable=True)
 
 
 def _ours(source: Source, status: int, code: str, tei_type: str, tei_status: int) -> Facts:
-    return Facts(source, status, tei_status, "server_error", code, tei_type, retryable=True)
+    return Facts(source, status, tei_status, status, "server_error", code, tei_type, retryable=True)
 
 
-# Source: design of the project; TEI's column from its router at 1.9.3.
+# Source: design of the project; TEI's column from its router at 1.9.3, Infinity's from its server at 0.0.77.
 FACTS: dict[str, Facts] = {
-    "invalid_input": _caller(400, None, tei_status=422),
-    "empty_input": _caller(400, "empty_input", "Empty"),
-    "malformed_body": _caller(400, None),
-    "request_exceeds_limit": _caller(400, "request_exceeds_limit", tei_status=422),
+    "invalid_input": _body(None, "Validation", 422),
+    "empty_input": _body("empty_input", "Empty", 400),
+    "malformed_body": _body(None, "Validation", 400),
+    "request_exceeds_limit": _body("request_exceeds_limit", "Validation", 422),
     "body_too_large": _caller(413, "body_too_large"),
     "unsupported_media": _caller(415, "unsupported_media"),
     "unauthenticated": _caller(401, "invalid_api_key", "Unauthenticated"),
-    "auth_throttled": Facts(
-        "caller", 429, 429, "requests", "auth_throttled", "Unauthenticated", retryable=True
-    ),
+    "auth_throttled": _later("auth_throttled", "Unauthenticated"),
     "model_forbidden": _caller(403, "model_forbidden", "Forbidden"),
     "scope_forbidden": _caller(403, "scope_forbidden", "Forbidden"),
     "model_not_found": _caller(404, "model_not_found", "NotFound"),
     "not_found": _caller(404, "not_found", "NotFound"),
     "method_not_allowed": _caller(405, "method_not_allowed", "NotFound"),
     "operation_unsupported": _caller(400, "model_not_supported", "Backend", tei_status=424),
-    "quota_exceeded": Facts(
-        "caller", 429, 429, "requests", "rate_limit_exceeded", "Overloaded", retryable=True
-    ),
+    "quota_exceeded": _later("rate_limit_exceeded", "Overloaded"),
     "overloaded": _ours("gateway", 429, "overloaded", "Overloaded", 429),
     "gateway_full": _ours("gateway", 503, "gateway_full", "Overloaded", 503),
     "no_replica": _ours("upstream", 503, "no_replica", "Unhealthy", 503),

@@ -1,6 +1,7 @@
 """One upstream at work: its replicas, the lane in front of them, and how its tokens are counted."""
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,8 @@ from backends.tokens import TextTokenizer, open_tokenizer
 from gateway import config
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds, bounds_of, tightest, token_bounds
-from gateway.calls import Similarity, Work
+from gateway.calls import Call, Similarity, Work
+from gateway.prompts import with_prompt
 from gateway.routing.pool import Pool
 from gateway.spaces.space import VectorSpace
 
@@ -82,8 +84,18 @@ class Upstream:
         offered = self.capabilities.operations if self.capabilities else frozenset()
         return isinstance(work, Rerank) and Operation.RERANK not in offered and Operation.EMBED in offered
 
-    def as_sent(self, work: Work) -> BackendWork:
-        """What replicas are asked for: what is scored by cosine is embedded, the query first."""
+    def as_sent(self, call: Call, prompts: Mapping[str, str]) -> BackendWork:
+        """What replicas are asked for: what is scored by cosine is embedded, the query first.
+
+        prompts: of the model's config, beside those of the upstream's and the checkpoint's own.
+        """
+        work = self._as_work(call.work)
+        if not isinstance(work, Embed | Encode | Tokenize):
+            return work
+        own = self.capabilities.prompts if self.capabilities else {}
+        return with_prompt(work, call.role, {**self.settings.prompts, **prompts}, own)
+
+    def _as_work(self, work: Work) -> BackendWork:
         match work:
             case Similarity():
                 return Embed((work.source, *work.sentences), prompt_name=work.prompt_name)
@@ -118,7 +130,7 @@ class Upstream:
         if not isinstance(work, Embed | Encode | Tokenize) or told is None:
             return ""
         name = told.default_prompt if work.prompt_name is None else work.prompt_name
-        return "" if name is None else told.prompts.get(name)
+        return told.prompts.get(name) if name else ""
 
     async def _open(self) -> TextTokenizer | None:
         told = self.capabilities

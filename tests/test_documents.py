@@ -53,12 +53,13 @@ def test_the_projects_own_router_yaml_loads() -> None:
 
 def test_every_error_is_documented_with_its_status() -> None:
     rows = re.findall(
-        r"^\| (\w+) \| (\w+) \| (\d+) \| .+? \| (\d+) \| (\w+) \|", _doc("errors"), re.MULTILINE
+        r"^\| (\w+) \| (\w+) \| (\d+) \| .+? \| (\d+) \| (\w+) \| (\d+) \|", _doc("errors"), re.MULTILINE
     )
-    documented = {(kind, source, int(a), int(b), tei) for kind, source, a, b, tei in rows}
+    documented = {(kind, source, int(a), int(b), tei, int(c)) for kind, source, a, b, tei, c in rows}
 
     assert {
-        (kind, one.source, one.status, one.tei_status, one.tei_type) for kind, one in FACTS.items()
+        (kind, one.source, one.status, one.tei_status, one.tei_type, one.infinity_status)
+        for kind, one in FACTS.items()
     } == documented
 
 

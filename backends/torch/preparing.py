@@ -154,7 +154,7 @@ class Preparer:
     def _prompt(self, name: str | None) -> str:
         prompts = self._recipe.prompts
         chosen = self._recipe.default_prompt if name is None else name
-        if chosen is None:
+        if not chosen:
             return ""
         if chosen not in prompts:
             known = ", ".join(sorted(prompts)) or "none"

@@ -1,6 +1,6 @@
 """What every dialect's handlers do the same way: who calls, serve, and the headers of a reply."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -11,6 +11,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from backends.contract import Reply
 from gateway.api.exchange import Exchange
 from gateway.api.identity import Identity, api_key_of
+from gateway.api.paths import Dialect
 from gateway.calls import Call, Caller, inputs_of
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.quotas.ledger import rate_limit_headers
@@ -65,11 +66,27 @@ EMPTY = ResponseSpec(None, generate_examples=False, description="An empty body")
 STRAIGHT = {"straight": True}
 
 
+def straight_by(**fields: Dialect) -> dict[str, Any]:
+    """Like STRAIGHT, for a path that dialects share: which one speaks is told by the field that a body has.
+
+    Of the fields there is one in each body, in the struct UNSET where it is not; the first one's dialect
+    answers what cannot be told.
+    """
+    return {**STRAIGHT, "fields": fields}
+
+
+def spoken_by(present: Container[str], fields: Mapping[str, Dialect]) -> Dialect | None:
+    """The dialect of a body, by the fields it has; None where it has those of several, or of none."""
+    told = {dialect for field, dialect in fields.items() if field in present}
+    return told.pop() if len(told) == 1 else None
+
+
 class Answer(msgspec.Struct, frozen=True):
-    """What a handler gives back: a JSON body, and the headers beside its own."""
+    """What a handler gives back: a body, JSON unless it says otherwise, and the headers beside its own."""
 
     body: bytes
     headers: dict[str, str]
+    media_type: str = "application/json"
 
 
 def empty() -> Response[bytes]:
@@ -138,7 +155,7 @@ def finished(
     return Answer(body, all_headers)
 
 
-def reply_as(reply: Reply, kind: type[Any]) -> Any:
-    """A reply that must be of one kind; another is a fault of ours."""
+def reply_as(reply: Reply, kind: Any) -> Any:
+    """A reply that must be of one kind, or of several; another is a fault of ours."""
     assert isinstance(reply, kind)
     return reply

@@ -65,8 +65,9 @@ class Edge:
             await self._app(scope, receive, send)
             return
         client = scope.get("client")
+        path = scope["path"]
         exchange = Exchange(
-            "", template_of(scope["path"]), scope["headers"], client[0] if client else "unknown"
+            "", template_of(path), scope["headers"], client[0] if client else "unknown", dialect_of(path)
         )
         exchange.request_id = request_id_from(exchange.header(b"x-request-id"))
         wire = _Wire(exchange, receive, send, self._in_flight)
@@ -87,7 +88,7 @@ class Edge:
             self._check(path, wire)
         except GatewayError as error:
             wire.exchange.outcome = error.kind
-            await _send_failure(error, path, wire)
+            await _send_failure(error, wire)
             return
         scope["path"] = settled(path)
         scope["state"] = {**scope.get("state", {}), STATE_KEY: wire.exchange}
@@ -95,18 +96,18 @@ class Edge:
             await self._app(scope, wire.receive, wire.send)
         except asyncio.CancelledError:
             wire.stop_watching()
-            await self._cut_off(path, wire)
+            await self._cut_off(wire)
         finally:
             wire.stop_watching()
 
-    async def _cut_off(self, path: str, wire: "_Wire") -> None:
+    async def _cut_off(self, wire: "_Wire") -> None:
         """What becomes of a call that was cancelled; raises where nobody here did it."""
         if wire.caller_gone:
             wire.exchange.status, wire.exchange.outcome = CALLER_GONE, "cancelled"
         elif self._in_flight.abandoned and not wire.answering:
             error = ShuttingDown("this gateway stopped before the call was done", retry_after_s=COME_BACK_S)
             wire.exchange.outcome = error.kind
-            await _send_failure(error, path, wire)
+            await _send_failure(error, wire)
         else:
             wire.exchange.outcome = "cancelled"
             raise asyncio.CancelledError
@@ -204,8 +205,8 @@ class _Wire:
         self._held_bytes += size
 
 
-async def _send_failure(error: GatewayError, path: str, wire: _Wire) -> None:
-    status, body, headers = rendered(error, dialect_of(path))
+async def _send_failure(error: GatewayError, wire: _Wire) -> None:
+    status, body, headers = rendered(error, wire.exchange.dialect)
     headers["content-length"] = str(len(body))
     plain = plain_headers(headers) + wire.exchange.readable_by
     await wire.send({"type": "http.response.start", "status": status, "headers": plain})

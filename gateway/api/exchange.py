@@ -7,6 +7,7 @@ from typing import Any
 
 from litestar import Request
 
+from gateway.api.paths import Dialect
 from gateway.timeline import Timeline
 
 REQUEST_ID_CHARACTERS_MAX = 128
@@ -18,7 +19,8 @@ STATE_KEY = "exchange"
 class Exchange:
     """Filled while the call is answered, read when it is over.
 
-    headers: of the request, names in lower case. address: of whoever holds the connection.
+    headers: of the request, names in lower case. address: of whoever holds the connection. dialect: whose
+    errors the caller reads; on a path of several dialects the body may tell another than the path.
     """
 
     def __init__(
@@ -27,7 +29,9 @@ class Exchange:
         route: str,
         headers: Sequence[tuple[bytes, bytes]] = (),
         address: str = "unknown",
+        dialect: Dialect = "tei",
     ) -> None:
+        self.dialect = dialect
         self.request_id = request_id
         self.route = route
         self.headers = headers

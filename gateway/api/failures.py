@@ -19,10 +19,11 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.types import ExceptionHandlersMap
 
 from gateway.api.exchange import Exchange, exchange_of
-from gateway.api.paths import Dialect, dialect_of
+from gateway.api.paths import Dialect
 from gateway.errors import (
     FACTS,
     BodyTooLarge,
+    Facts,
     GatewayError,
     Internal,
     InvalidInput,
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 # Some messages repeat what was sent, which may be megabytes.
 MESSAGE_CHARACTERS_MAX = 300
-TOKEN_IDS = re.compile(r"Expected `str`, got `(int|array)` - at `\$\.inputs?\[[\d.]+\]`")
+TOKEN_IDS = re.compile(r"Expected `(?:str|str \| object)`, got `(int|array)` - at `\$\.inputs?\[[\d.]+\]`")
 IDS_REFUSED = (
     "token ids are refused: they belong to another model's vocabulary and would give wrong vectors. "
     "Send texts; with LangChain's OpenAIEmbeddings set check_embedding_ctx_length=False"
@@ -66,15 +67,108 @@ class TeiError(msgspec.Struct):
     error_type: str
 
 
-def documented(dialect: Dialect) -> dict[int, ResponseSpec]:
-    """What a POST of this dialect may answer instead of a reply, for the OpenAPI document."""
+class CohereError(msgspec.Struct):
+    """Source: cohere-python 7.0.9: clients show `message`."""
+
+    message: str
+
+
+class RerankError(msgspec.Struct):
+    """Of /v1/rerank, which Cohere's and Jina's clients share: one reads `message`, the other `detail`."""
+
+    message: str
+    detail: str
+
+
+class VllmErrorDetail(msgspec.Struct):
+    """Source: vLLM 0.33: type is named after the status, which code repeats."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class VllmError(msgspec.Struct):
+    """vLLM's envelope."""
+
+    error: VllmErrorDetail
+
+
+class InfinityErrorDetail(msgspec.Struct):
+    """Source: Infinity 0.0.77: two keys are always null, code repeats the status."""
+
+    message: str
+    code: int
+    type: None = None
+    param: None = None
+
+
+class InfinityError(msgspec.Struct):
+    """Infinity's envelope of what is no fault of the body's."""
+
+    error: InfinityErrorDetail
+
+
+class FastAPIProblem(msgspec.Struct):
+    """One thing that is wrong with a body; loc is the way to it."""
+
+    type: str
+    loc: list[str]
+    msg: str
+
+
+class FastAPIError(msgspec.Struct):
+    """What FastAPI says itself, under Infinity: 422 with problems, and 401, 404 and 405 with a sentence."""
+
+    detail: list[FastAPIProblem] | str
+
+
+class SieErrorDetail(msgspec.Struct):
+    """Source: SIE 0.3.1; kinds that it does not know have a code of their own."""
+
+    code: str
+    message: str
+
+
+class SieError(msgspec.Struct):
+    """SIE's native envelope."""
+
+    detail: SieErrorDetail
+
+
+ENVELOPES: dict[Dialect, Any] = {
+    "openai": OpenAIError,
+    "tei": TeiError,
+    "cohere": CohereError,
+    "rerank": RerankError,
+    "vllm": VllmError,
+    "infinity": InfinityError | FastAPIError,
+    "sie": SieError,
+}
+# FastAPI answers these before Infinity's own code is asked.
+FASTAPI_STATUSES = frozenset({401, 404, 405})
+SIE_CODES = {
+    "empty_input": "INVALID_INPUT",
+    "malformed_body": "INVALID_INPUT",
+    "request_exceeds_limit": "INVALID_INPUT",
+    "no_replica": "MODEL_NOT_LOADED",
+    "upstream_failed": "INFERENCE_ERROR",
+    "internal": "INFERENCE_ERROR",
+}
+
+
+def documented(*dialects: Dialect) -> dict[int, ResponseSpec]:
+    """What a POST of these dialects may answer instead of a reply, for the OpenAPI document."""
     facts = [one for kind, one in FACTS.items() if kind not in ("not_found", "method_not_allowed")]
-    openai = dialect == "openai"
-    statuses = sorted({one.status if openai else one.tei_status for one in facts})
-    envelope = OpenAIError if openai else TeiError
+    envelopes: dict[int, Any] = {}
+    for dialect in dialects:
+        for status in {_status(one, dialect) for one in facts}:
+            known = envelopes.get(status)
+            envelopes[status] = ENVELOPES[dialect] if known is None else known | ENVELOPES[dialect]
     return {
         status: ResponseSpec(envelope, generate_examples=False, description=HTTPStatus(status).phrase)
-        for status in statuses
+        for status, envelope in sorted(envelopes.items())
     }
 
 
@@ -85,10 +179,32 @@ def rendered(error: GatewayError, dialect: Dialect) -> tuple[int, bytes, dict[st
         headers["retry-after"] = str(error.retry_after_s)
     if error.facts.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if dialect == "openai":
-        return error.facts.status, msgspec.json.encode(_openai(error)), headers
-    body = TeiError(error.message, error.facts.tei_type)
-    return error.facts.tei_status, msgspec.json.encode(body), headers
+    return _status(error.facts, dialect), msgspec.json.encode(_enveloped(error, dialect)), headers
+
+
+def _status(facts: Facts, dialect: Dialect) -> int:
+    if dialect == "tei":
+        return facts.tei_status
+    return facts.infinity_status if dialect == "infinity" else facts.status
+
+
+def _enveloped(error: GatewayError, dialect: Dialect) -> msgspec.Struct:
+    match dialect:
+        case "openai":
+            return _openai(error)
+        case "tei":
+            return TeiError(error.message, error.facts.tei_type)
+        case "cohere":
+            return CohereError(error.message)
+        case "rerank":
+            return RerankError(error.message, error.message)
+        case "vllm":
+            return _vllm(error)
+        case "infinity":
+            return _infinity(error)
+        case "sie":
+            code = SIE_CODES.get(error.kind, error.kind.upper())
+            return SieError(SieErrorDetail(code, error.message))
 
 
 def _openai(error: GatewayError) -> OpenAIError:
@@ -98,6 +214,22 @@ def _openai(error: GatewayError) -> OpenAIError:
         if error.calendar:
             kind = code = "insufficient_quota"
     return OpenAIError(OpenAIErrorDetail(error.message, kind, error.param, code))
+
+
+def _vllm(error: GatewayError) -> VllmError:
+    status = HTTPStatus(error.facts.status)
+    kind = status.phrase.replace(" ", "").removesuffix("Error") + "Error"
+    return VllmError(VllmErrorDetail(error.message, kind, error.param, status.value))
+
+
+def _infinity(error: GatewayError) -> InfinityError | FastAPIError:
+    status = error.facts.infinity_status
+    if status == 422:
+        loc = ["body", error.param] if error.param else ["body"]
+        return FastAPIError([FastAPIProblem("value_error", loc, error.message)])
+    if status in FASTAPI_STATUSES:
+        return FastAPIError(error.message)
+    return InfinityError(InfinityErrorDetail(error.message, status))
 
 
 def as_gateway_error(error: Exception) -> GatewayError:
@@ -141,17 +273,17 @@ TRANSLATIONS: tuple[tuple[type[Exception], Callable[[Any], GatewayError]], ...] 
 
 def answer_failure(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Litestar's hook: whatever a handler raised, rendered."""
-    status, body, headers = failed(error, exchange_of(request.scope), request.scope["path"])
+    status, body, headers = failed(error, exchange_of(request.scope))
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
-def failed(error: Exception, exchange: Exchange, path: str) -> tuple[int, bytes, dict[str, str]]:
+def failed(error: Exception, exchange: Exchange) -> tuple[int, bytes, dict[str, str]]:
     """Status, body and headers of whatever a call ended in; a fault of ours is logged."""
     failure = as_gateway_error(error)
     exchange.outcome = failure.kind
     if isinstance(failure, Internal):
         logger.error("call %s failed", exchange.request_id, exc_info=error)
-    return rendered(failure, dialect_of(path))
+    return rendered(failure, exchange.dialect)
 
 
 HANDLERS: ExceptionHandlersMap = {Exception: answer_failure, HTTPException: answer_failure}

@@ -1,9 +1,10 @@
-"""OpenAI: POST /v1/embeddings.
+"""OpenAI: POST /v1/embeddings, with the fields that Jina's clients add to it.
 
-Source: OpenAI OpenAPI document 2.3.0, openai-python 3.3.1 (it asks for base64 unless told otherwise).
+Source: OpenAI OpenAPI document 2.3.0, openai-python 3.3.1 (it asks for base64 unless told otherwise), Jina's
+OpenAPI document 2026.04.02.
 """
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import post
@@ -16,26 +17,75 @@ from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as
 from gateway.api.body import ModelName
 from gateway.api.exchange import Exchange
 from gateway.api.failures import documented
-from gateway.api.rendering import EncodingFormat, json_bytes, vector_items
+from gateway.api.rendering import EmbeddingType, EncodingFormat, json_bytes, vector_items
 from gateway.calls import Call
+from gateway.errors import InvalidInput
+from gateway.prompts import Role
 
 FAILURES = documented("openai")
 # No vector is longer.
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 
 
-class EmbeddingsRequest(msgspec.Struct):
-    """input: one text or a list of texts; token ids are refused."""
+# Jina's, as its models name them; `input_type` has two of ours beside.
+Task = Literal[
+    "retrieval.query",
+    "retrieval.passage",
+    "code.query",
+    "code.passage",
+    "text-matching",
+    "classification",
+    "clustering",
+    "separation",
+]
+ROLE_OF: dict[Task, Role] = {
+    "retrieval.query": "query",
+    "retrieval.passage": "document",
+    "code.query": "query",
+    "code.passage": "document",
+    "text-matching": "similarity",
+    "classification": "classification",
+    "clustering": "clustering",
+    "separation": "separation",
+}
+JinaType = Literal["float", "base64", "binary", "ubinary"]
+# What Jina's multi-modal and multi-vector models take, and nothing here does.
+REFUSED = ("late_chunking", "return_multivector")
 
-    input: str | list[str]
+
+class InputObject(msgspec.Struct):
+    """Jina's form of an input; image and pdf are refused."""
+
+    text: str | None = None
+    image: Any = None
+    pdf: Any = None
+
+
+Given = str | InputObject
+
+
+class EmbeddingsRequest(msgspec.Struct):
+    """input: one text or a list of texts; token ids are refused.
+
+    From `task` on the fields are Jina's. embedding_type goes before encoding_format.
+    """
+
+    input: Given | list[Given]
     model: ModelName | None = None
     encoding_format: EncodingFormat | None = None
     dimensions: Dimensions | None = None
     user: str | None = None
+    task: Task | None = None
+    input_type: Literal["query", "document"] | None = None
+    normalized: bool | None = None
+    truncate: bool | None = None
+    embedding_type: JinaType | list[JinaType] | None = None
+    late_chunking: bool | None = None
+    return_multivector: bool | None = None
 
 
 class EmbeddingItem(msgspec.Struct):
-    """embedding: numbers, or for base64 their little-endian float32 bytes."""
+    """embedding: numbers or, for binary types, packed bits; for base64 little-endian float32 bytes."""
 
     index: int
     embedding: list[float] | str
@@ -60,15 +110,48 @@ class EmbeddingsResponse(msgspec.Struct):
 
 def decode_embeddings(data: EmbeddingsRequest, name: str | None, api: Api) -> Call:
     """Raises: EmptyInput, InvalidInput."""
-    work = Embed(api.whole_texts(data.input, "input"), dimensions=data.dimensions)
-    return Call(work, name or data.model)
+    for field in REFUSED:
+        if getattr(data, field):
+            raise InvalidInput(f"`{field}` is not supported", param=field)
+    texts = api.whole_texts(texts_of(data.input), "input")
+    work = Embed(texts, normalize=data.normalized is not False, dimensions=data.dimensions)
+    role = data.input_type if data.task is None else ROLE_OF[data.task]
+    return Call(work, name or data.model, truncate=data.truncate, role=role)
 
 
-def encode_embeddings(reply: Embedded, model: str, encoding_format: EncodingFormat) -> bytes:
+def texts_of(given: Given | list[Given]) -> str | list[str]:
+    """Raises: InvalidInput."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, InputObject):
+        return _text_of(given)
+    return [one if isinstance(one, str) else _text_of(one) for one in given]
+
+
+def _text_of(given: InputObject) -> str:
+    """Raises: InvalidInput."""
+    if given.text is None or given.image is not None or given.pdf is not None:
+        raise InvalidInput("an input is a text, or an object with `text` alone", param="input")
+    return given.text
+
+
+def encoding_of(data: EmbeddingsRequest) -> EmbeddingType:
+    """How vectors are written. Raises: InvalidInput."""
+    asked = data.embedding_type
+    if asked is None:
+        return data.encoding_format or "float"
+    if isinstance(asked, str):
+        return asked
+    if len(asked) != 1:
+        raise InvalidInput("`embedding_type` is one type, of several a call each", param="embedding_type")
+    return asked[0]
+
+
+def encode_embeddings(reply: Embedded, model: str, encoding: EmbeddingType) -> bytes:
     """The body; model is the name that the caller used."""
     items = [
         {"object": "embedding", "index": index, "embedding": item}
-        for index, item in enumerate(vector_items(reply.vectors, encoding_format))
+        for index, item in enumerate(vector_items(reply.vectors, encoding))
     ]
     usage = {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens}
     return json_bytes({"object": "list", "data": items, "model": model, "usage": usage})
@@ -93,9 +176,10 @@ async def embeddings(
     name: FromPath[str | None] = None,
 ) -> Answer:
     """Turn texts into vectors."""
+    encoding = encoding_of(data)
     served = await api.serve(exchange, decode_embeddings(data, name, api))
     reply = reply_as(served.reply, Embedded)
-    body = encode_embeddings(reply, served.route.model, data.encoding_format or "float")
+    body = encode_embeddings(reply, served.route.model, encoding)
     return finished(exchange, served, body)
 
 

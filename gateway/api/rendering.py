@@ -5,21 +5,62 @@ Rule: a vector is never turned into Python floats on its way out.
 
 from typing import Any, Literal
 
+import msgspec
+import numpy as np
 import orjson
 import pybase64
 
 from backends.contract import Vectors
 
 EncodingFormat = Literal["float", "base64"]
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON of plain values and float32 arrays: shortest digits that read back as the same float32."""
+    """JSON of plain values and numpy arrays: shortest digits that read back as the same float32."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def vector_items(vectors: Vectors, encoding_format: EncodingFormat) -> list[Any]:
+def msgpack_bytes(value: Any) -> bytes:
+    """Msgpack of plain values and numpy arrays.
+
+    Source: msgpack-numpy 0.4: an array is a map of its dtype, shape and bytes under keys that are bytes.
+    """
+    return msgspec.msgpack.encode(value, enc_hook=_array_map)
+
+
+def _array_map(array: Any) -> dict[bytes, Any]:
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return {
+        b"nd": True,
+        b"type": little.dtype.str,
+        b"kind": b"",
+        b"shape": little.shape,
+        b"data": little.tobytes(),
+    }
+
+
+def vector_items(vectors: Vectors, encoding_format: EmbeddingType) -> list[Any]:
     """Each row as something that `json_bytes` writes: an array, or its little-endian bytes in base64."""
-    if encoding_format == "float":
-        return list(vectors)
-    return [pybase64.b64encode_as_string(row.data) for row in vectors.astype("<f4", copy=False)]
+    if encoding_format == "base64":
+        return [pybase64.b64encode_as_string(row.data) for row in vectors.astype("<f4", copy=False)]
+    return list(quantized(vectors, encoding_format))
+
+
+def quantized(vectors: Vectors, kind: EmbeddingType) -> np.typing.NDArray[Any]:
+    """Vectors in fewer bits: (n, dim) float32 → (n, dim) int8 or uint8, or (n, ceil(dim / 8)) packed bits.
+
+    int8: [-1, 1] is [-127, 127]; uint8: [-1, 1] is [0, 255]; what is outside is clipped. The range is fixed,
+    so that vectors of all calls compare. binary, ubinary: a bit for each component above 0, the first in
+    the highest bit of its byte; binary is ubinary - 128.
+    Source: sentence-transformers' quantize_embeddings, Cohere's and Jina's documentation of /embed.
+    """
+    if kind == "int8":
+        return np.asarray(np.rint(np.clip(vectors, -1, 1) * 127), np.int8)
+    if kind == "uint8":
+        return np.asarray(np.rint((np.clip(vectors, -1, 1) + 1) * 127.5), np.uint8)
+    if kind not in {"binary", "ubinary"}:
+        return vectors
+    bits = np.packbits(vectors > 0, axis=1)
+    # The top bit turned over is the same byte minus 128, read as signed.
+    return bits if kind == "ubinary" else (bits ^ 0x80).view(np.int8)

@@ -5,25 +5,62 @@ middleware, request object, dependencies and response, which cost as much as all
 Rule: nobody without a key has a body read; a body is decoded once, straight into the handler's struct.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
 from litestar.handlers import HTTPRouteHandler
 from litestar.utils.path import normalize_path
 
-from gateway.api.answering import STRAIGHT, Answer, Api
+from gateway.api.answering import STRAIGHT, Answer, Api, spoken_by
 from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import failed, plain_headers
-from gateway.api.paths import PREFIX, model_name
-from gateway.errors import BodyTooLarge
+from gateway.api.paths import Dialect, template_and_name
+from gateway.errors import BodyTooLarge, InvalidInput, MalformedBody
 
 # ASGI's receive and send, as any server and framework hand them over.
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 ASGIApp = Callable[[Any, Receive, Send], Awaitable[None]]
 
-NAME = "{name:str}"
+MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
+
+
+class Way(msgspec.Struct, frozen=True):
+    """One handler and how its bodies are read.
+
+    fields: on a path that dialects share, which field tells which dialect. msgpack: for handlers that take
+    it beside JSON.
+    """
+
+    handler: HTTPRouteHandler
+    json: "msgspec.json.Decoder[Any]"
+    msgpack: "msgspec.msgpack.Decoder[Any] | None"
+    fields: Mapping[str, Dialect]
+
+    def decoded(self, body: bytes, exchange: Exchange) -> Any:
+        """The handler's struct; a body that tells its dialect settles whose errors the caller reads.
+
+        Raises: InvalidInput, MalformedBody, what msgspec raises.
+        """
+        if self.msgpack is not None and _is_msgpack(exchange):
+            return _unpacked(self.msgpack, body)
+        try:
+            data = self.json.decode(body)
+        except msgspec.ValidationError:
+            self._listen(_fields_of(body), exchange)
+            raise
+        if self.fields:
+            present = {field for field in self.fields if getattr(data, field) is not msgspec.UNSET}
+            if self._listen(present, exchange) is None:
+                names = " or ".join(f"`{field}`" for field in self.fields)
+                raise InvalidInput(f"the body has {names}, and not those of several dialects")
+        return data
+
+    def _listen(self, present: Container[str], exchange: Exchange) -> Dialect | None:
+        told = spoken_by(present, self.fields)
+        exchange.dialect = told or exchange.dialect
+        return told
 
 
 class Straight:
@@ -33,44 +70,36 @@ class Straight:
         self._app = app
         self._api = api
         self._body_bytes = body_bytes
-        self._handlers: dict[str, tuple[HTTPRouteHandler, msgspec.json.Decoder[Any]]] = {}
+        self._ways: dict[str, Way] = {}
         for handler in handlers:
             if isinstance(handler, HTTPRouteHandler) and STRAIGHT.items() <= handler.opt.items():
-                decoder = msgspec.json.Decoder(_body_of(handler))
-                self._handlers.update((path, (handler, decoder)) for path in handler.paths)
+                way = _way_of(handler)
+                self._ways.update((path, way) for path in handler.paths)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a call of such a handler; anything else goes on."""
         template, name = _template(scope["path"]) if scope["type"] == "http" else ("", None)
-        found = self._handlers.get(template)
-        if found is None or scope["method"] != "POST":
+        way = self._ways.get(template)
+        if way is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         exchange = exchange_of(scope)
-        handler, decoder = found
         try:
-            answer = await self._answer(handler, decoder, exchange, name, receive)
+            answer = await self._answer(way, exchange, name, receive)
             status, body, headers = 200, answer.body, plain_headers(answer.headers)
-            headers.append((b"content-type", b"application/json"))
+            headers.append((b"content-type", answer.media_type.encode()))
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer
-            status, body, told = failed(error, exchange, scope["path"])
+            status, body, told = failed(error, exchange)
             headers = plain_headers(told)
         headers += exchange.readable_by
         headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _answer(
-        self,
-        handler: HTTPRouteHandler,
-        decoder: "msgspec.json.Decoder[Any]",
-        exchange: Exchange,
-        name: str | None,
-        receive: Receive,
-    ) -> Answer:
+    async def _answer(self, way: Way, exchange: Exchange, name: str | None, receive: Receive) -> Answer:
         self._api.identity.of(exchange)
-        data = decoder.decode(await self._body(receive))
-        answer: Answer = await handler.fn(data=data, exchange=exchange, api=self._api, name=name)
+        data = way.decoded(await self._body(receive), exchange)
+        answer: Answer = await way.handler.fn(data=data, exchange=exchange, api=self._api, name=name)
         return answer
 
     async def _body(self, receive: Receive) -> bytes:
@@ -87,16 +116,44 @@ class Straight:
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def _way_of(handler: HTTPRouteHandler) -> Way:
+    body = _body_of(handler)
+    return Way(
+        handler,
+        msgspec.json.Decoder(body),
+        msgspec.msgpack.Decoder(body) if handler.opt.get("msgpack") else None,
+        handler.opt.get("fields", {}),
+    )
+
+
 def _body_of(handler: HTTPRouteHandler) -> Any:
     """The struct that a handler's `data` is annotated with, under Litestar's mark of a JSON body."""
     annotation = handler.fn.__annotations__["data"]
     return annotation.__args__[0] if hasattr(annotation, "__args__") else annotation
 
 
+def _is_msgpack(exchange: Exchange) -> bool:
+    kind, _, _ = exchange.header(b"content-type").partition(";")
+    return kind.strip().lower() in MSGPACK
+
+
+def _unpacked(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        raise MalformedBody(f"the body is not valid msgpack: {error}") from error
+
+
+def _fields_of(body: bytes) -> Container[str]:
+    """Which fields a body has that is not what its struct says; read only to tell its dialect."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()
+
+
 def _template(path: str) -> tuple[str, str | None]:
-    """The path as handlers write it, and the model's name in it; slashes too many do not count."""
-    path = normalize_path(path)
-    if not path.startswith(PREFIX):
-        return path, None
-    name, _, operation = path.removeprefix(PREFIX).partition("/")
-    return f"{PREFIX}{NAME}/{operation}", model_name(name)
+    """Slashes too many do not count."""
+    return template_and_name(normalize_path(path))

@@ -1,5 +1,5 @@
-"""Text Embeddings Inference: /embed /rerank /similarity /tokenize /info /health, at the root and below
-/models/{name}/.
+"""Text Embeddings Inference: /embed /similarity /tokenize /info /health, at the root and below
+/models/{name}/; /rerank is served in `rerank.py`, because Cohere's and Jina's clients have it too.
 
 Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs and server.rs.
 """
@@ -214,26 +214,6 @@ async def embed(
 
 
 @post(
-    ["/rerank", "/models/{name:str}/rerank"],
-    status_code=200,
-    opt=STRAIGHT,
-    responses={200: ResponseSpec(list[Rank], description="Every text, best first")} | FAILURES,
-    tags=["TEI"],
-)
-async def rerank(
-    data: JSONBody[RerankRequest],
-    exchange: NamedDependency[Exchange],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
-) -> Answer:
-    """Order texts by how well they answer a query."""
-    call = decode_rerank(data, name, api)
-    served = await api.serve(exchange, call)
-    body = encode_rerank(reply_as(served.reply, Reranked), data.texts if data.return_text else None)
-    return finished(exchange, served, body, compute_headers(exchange, served, call))
-
-
-@post(
     ["/similarity", "/models/{name:str}/similarity"],
     status_code=200,
     opt=STRAIGHT,
@@ -335,4 +315,4 @@ async def health(api: NamedDependency[Api], name: FromPath[str | None] = None) -
     return empty()
 
 
-HANDLERS = [embed, rerank, similarity, tokenize, info, health]
+HANDLERS = [embed, similarity, tokenize, info, health]

@@ -17,7 +17,7 @@ Offered = Callable[[str], frozenset[Operation] | None]
 class Route(msgspec.Struct, frozen=True):
     """A public model name, settled: which upstream serves it, and the model's own options.
 
-    limits: of this tenant for this model, beside those for all models.
+    limits: of this tenant for this model, beside those for all models. prompts: name → text.
     """
 
     model: str
@@ -26,6 +26,7 @@ class Route(msgspec.Struct, frozen=True):
     truncate: Truncate
     deadline_s: float
     limits: tuple[Limit, ...] = ()
+    prompts: Mapping[str, str] = {}
 
 
 class Routes:
@@ -62,6 +63,7 @@ class Routes:
             truncate=Truncate(model.truncate),
             deadline_s=model.deadline_s,
             limits=tenant.model_limits.get(chosen, self._limits[chosen]),
+            prompts=model.prompts,
         )
 
     def names(self, tenant: Tenant) -> list[str]:

@@ -90,7 +90,7 @@ async def test_what_is_not_json_is_400_in_both_dialects(boot: Boots, body: bytes
         ({"model": "bge"}, None),
         ({"input": None}, "input"),
         ({"input": 5}, "input"),
-        ({"input": {"text": "a"}}, "input"),
+        ({"input": {"image": "a"}}, "input"),
         ({"input": ["a", None]}, "input"),
         ({"input": ["a", 1.5]}, "input"),
         ({"input": [[["a"]]]}, "input"),

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -231,7 +231,7 @@ async def test_readyz_waits_for_the_first_attempt_to_join(boot: Boots) -> None:
     assert 1 <= int(reply.headers["retry-after"]) <= 60
 
 
-@pytest.mark.parametrize("dialect", ["openai", "tei"])
+@pytest.mark.parametrize("dialect", get_args(Dialect))
 @pytest.mark.parametrize("kind", FACTS)
 def test_every_kind_that_is_429_or_503_says_when_to_come_back(kind: str, dialect: Dialect) -> None:
     error_type = type("Any", (GatewayError,), {"kind": kind})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.api.paths import KNOWN, template_of
+from gateway.api.paths import KNOWN, NAMED_ENDS, VERSIONED, template_of
 from gateway.config import OPERATION_SEGMENTS
 from gateway.events import CallFinished
 from gateway.tenants.keyring import key_digest
@@ -149,9 +149,9 @@ async def test_series_do_not_grow_with_what_callers_ask_for(boot: Boots) -> None
     st.lists(st.sampled_from(["", "v1", "models", "embed", "info", "x", "..", "é"]) | st.text(), max_size=5)
 )
 def test_routes_as_labels_are_a_closed_list(segments: list[str]) -> None:
-    closed = (
-        KNOWN | {"other", "/v1/models/{model}"} | {f"/models/{{model}}/{one}" for one in OPERATION_SEGMENTS}
-    )
+    closed = KNOWN | {"other", *NAMED_ENDS.values()}
+    closed |= {f"/models/{{model}}/{one}" for one in OPERATION_SEGMENTS}
+    closed |= {f"/models/{{model}}/{at}/{one}" for at, some in VERSIONED.items() for one in some}
 
     assert template_of("/" + "/".join(segments)) in closed
 

@@ -57,6 +57,11 @@ async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
         (Tokenize(("a",), prompt_name="query"), RULES, Tokenize(("query: a",))),
         (Embed(("a",)), RULES, Embed(("a",))),
         (Embed(("a",)), InputRules(16, {"query": "query: "}, "query"), Embed(("query: a",))),
+        (
+            Embed(("a",), prompt_name=""),
+            InputRules(16, {"query": "query: "}, "query"),
+            Embed(("a",), prompt_name=""),
+        ),
         (Embed(("a",)), None, Embed(("a",))),
         (Rerank("q", ("a",)), RULES, Rerank("q", ("a",))),
     ],

@@ -84,6 +84,7 @@ def test_every_input_is_sent_in_order(work: Embed | Rerank | Tokenize) -> None:
         ({"truncate": Truncate.ERROR}, True, EMBED),
         ({"normalize": False}, True, EMBED),
         ({"prompt_name": "query"}, True, EMBED),
+        ({"prompt_name": ""}, True, OPENAI),
     ],
 )
 def test_base64_is_asked_for_only_where_that_route_does_what_was_asked(

@@ -155,5 +155,8 @@ async def test_prompts_come_from_the_checkpoint(minilm: Path, tmp_path: Path) ->
     default = await embed(engine, Embed(("hello",)))
     written_out = await embed(engine, Embed(("query: hello",), prompt_name="document"))
 
+    bare = await embed(engine, Embed(("query: hello",), prompt_name=""))
+
     np.testing.assert_allclose(default.vectors, written_out.vectors, atol=1e-6)
-    assert default.tokens == written_out.tokens
+    np.testing.assert_allclose(default.vectors, bare.vectors, atol=1e-6)
+    assert default.tokens == written_out.tokens == bare.tokens

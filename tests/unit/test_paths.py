@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.paths import KNOWN, SLASH, dialect_of, model_name, settled, template_of
+from gateway.api.paths import (
+    KNOWN,
+    NAMED_ENDS,
+    SLASH,
+    VERSIONED,
+    dialect_of,
+    model_name,
+    settled,
+    template_and_name,
+    template_of,
+)
 from gateway.config import OPERATION_SEGMENTS
 
 many = settings(max_examples=200, deadline=None)
@@ -31,6 +41,13 @@ def test_a_name_with_slashes_becomes_one_segment_and_is_read_back_whole(name: st
         ("/models/a/b/c/rerank", f"/models/a{SLASH}b{SLASH}c/rerank"),
         ("/models/embed/info", "/models/embed/info"),
         ("/models/org/embed/info", f"/models/org{SLASH}embed/info"),
+        ("/models/org/bge/v1/embeddings", f"/models/org{SLASH}bge/v1/embeddings"),
+        ("/models/org/bge/v2/rerank", f"/models/org{SLASH}bge/v2/rerank"),
+        ("/models/v1/rerank", "/models/v1/rerank"),
+        ("/models/org/v1/tokenize", f"/models/org{SLASH}v1/tokenize"),
+        ("/v1/encode/bge", "/v1/encode/bge"),
+        ("/v1/encode/org/bge/", f"/v1/encode/org{SLASH}bge"),
+        ("/v1/score/org/bge", f"/v1/score/org{SLASH}bge"),
     ],
 )
 def test_the_operation_is_the_last_segment_and_the_name_all_before_it(path: str, expected: str) -> None:
@@ -61,7 +78,7 @@ def test_a_path_that_names_no_model_and_operation_stays_as_it_is(path: str) -> N
 @many
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
 def test_settling_twice_changes_nothing_more(rest: str) -> None:
-    for path in (f"/{rest}", f"/models/{rest}", f"/models/{rest}/embed"):
+    for path in (f"/{rest}", f"/models/{rest}", f"/models/{rest}/embed", f"/v1/encode/{rest}"):
         assert settled(path) == settled(settled(path))
 
 
@@ -83,15 +100,50 @@ def test_no_segment_is_no_name() -> None:
         ("/", "tei"),
         ("/models/bge/embed", "tei"),
         ("/nothing", "tei"),
+        ("/models/bge/nothing", "tei"),
+        ("/models/org/bge/embeddings", "openai"),
+        ("/models/org/bge/v1/embeddings", "openai"),
+        ("/v1/rerank", "rerank"),
+        ("/models/bge/v1/rerank", "rerank"),
+        ("/v2/rerank", "cohere"),
+        ("/v1/embed", "cohere"),
+        ("/v2/embed", "cohere"),
+        ("/v2/nothing", "cohere"),
+        ("/models/org/bge/v2/embed", "cohere"),
+        ("/score", "vllm"),
+        ("/v1/score", "vllm"),
+        ("/models/bge/v1/score", "vllm"),
+        ("/models/bge/classify", "vllm"),
+        ("/pooling", "vllm"),
+        ("/detokenize", "vllm"),
+        ("/tokenize", "tei"),
+        ("/infinity/rerank", "infinity"),
+        ("/infinity/nothing", "infinity"),
+        ("/v1/encode/org/bge", "sie"),
+        ("/v1/score/bge", "sie"),
+        ("/score/", "vllm"),
+        ("//v2//embed", "cohere"),
+        ("/models/org/bge//classify/", "vllm"),
     ],
 )
 def test_a_path_speaks_the_errors_of_its_dialect(path: str, dialect: str) -> None:
     assert dialect == dialect_of(path)
 
 
+@many
+@given(NAMES.filter(lambda name: name.strip("/") == name))
+def test_sies_paths_end_in_the_name(name: str) -> None:
+    for prefix in ("/v1/encode/", "/v1/score/"):
+        assert (prefix + "{name:str}", name) == template_and_name(settled(prefix + name))
+
+
 @pytest.mark.parametrize(
     ("path", "template"),
     [
+        ("/models/bge/v1/embeddings", "/models/{model}/v1/embeddings"),
+        ("/models/org/bge/v2/rerank", "/models/{model}/v2/rerank"),
+        ("/v1/encode/org/bge", "/v1/encode/{model}"),
+        ("/v1/score/bge", "/v1/score/{model}"),
         ("/v1/embeddings", "/v1/embeddings"),
         ("/livez", "/livez"),
         ("/v1/models", "/v1/models"),
@@ -111,7 +163,9 @@ def test_a_path_is_labelled_by_its_template(path: str, template: str) -> None:
 @many
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
 def test_no_typing_mistake_makes_a_label_of_its_own(rest: str) -> None:
-    labels = {*KNOWN, "other", "/v1/models/{model}"}
+    labels = {*KNOWN, "other", *NAMED_ENDS.values()}
     labels |= {f"/models/{{model}}/{operation}" for operation in OPERATION_SEGMENTS}
-    for path in (f"/{rest}", f"/models/{rest}", f"/models/bge/{rest}", f"/v1/models/{rest}"):
+    labels |= {f"/models/{{model}}/{at}/{operation}" for at, some in VERSIONED.items() for operation in some}
+    starts = ("/", "/models/", "/models/bge/", "/models/bge/v1/", "/v1/models/", "/v1/encode/", "/v1/score/")
+    for path in (start + rest for start in starts):
         assert template_of(path) in labels

@@ -1,0 +1,228 @@
+"""Cohere: POST /v2/embed and /v1/embed. Rerank is in `rerank.py`.
+
+Source: cohere-python 7.0.9, types `EmbedByTypeResponse` and `EmbedFloatsResponse`.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from litestar import post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+
+from backends.contract import Embed, Embedded, Truncate
+from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.body import ModelName
+from gateway.api.exchange import Exchange
+from gateway.api.failures import documented
+from gateway.api.openai import Dimensions
+from gateway.api.rendering import EmbeddingType, json_bytes, vector_items
+from gateway.calls import Call
+from gateway.errors import InvalidInput
+from gateway.prompts import Role
+
+FAILURES = documented("cohere")
+
+InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
+ROLE_OF: dict[InputType, Role] = {
+    "search_document": "document",
+    "search_query": "query",
+    "classification": "classification",
+    "clustering": "clustering",
+}
+TruncateSide = Literal["NONE", "START", "END"]
+SIDE_OF: dict[TruncateSide, Truncate] = {"START": Truncate.LEFT, "END": Truncate.RIGHT}
+
+
+class Content(msgspec.Struct):
+    """One part of an input; of type text, because images are refused."""
+
+    type: str
+    text: str | None = None
+
+
+class Input(msgspec.Struct):
+    """An input in parts; here it is one text."""
+
+    content: list[Content]
+
+
+class EmbedV1Request(msgspec.Struct, kw_only=True):
+    """Without embedding_types the reply is plain vectors. images are refused."""
+
+    texts: list[str] | None = None
+    model: ModelName | None = None
+    input_type: InputType | None = None
+    embedding_types: list[EmbeddingType] | None = None
+    truncate: TruncateSide | None = None
+    images: list[str] | None = None
+
+
+class EmbedV2Request(EmbedV1Request, kw_only=True):
+    """Texts, or inputs of one text part each.
+
+    priority: 0, Cohere's highest and default, is interactive, any other is bulk. images and max_tokens are
+    refused.
+    """
+
+    input_type: InputType
+    inputs: list[Input] | None = None
+    output_dimension: Dimensions | None = None
+    max_tokens: int | None = None
+    priority: int | None = None
+
+
+class Embeddings(msgspec.Struct, omit_defaults=True):
+    """What was asked for, one row for each input; how bits are packed is in docs/dialects.md."""
+
+    float_: list[list[float]] | None = msgspec.field(default=None, name="float")
+    int8: list[list[int]] | None = None
+    uint8: list[list[int]] | None = None
+    binary: list[list[int]] | None = None
+    ubinary: list[list[int]] | None = None
+    base64: list[str] | None = None
+
+
+class EmbedMeta(msgspec.Struct):
+    """api_version {version}; billed_units {input_tokens}: after truncation, specials and prompt included."""
+
+    api_version: dict[str, str]
+    billed_units: dict[str, int]
+
+
+class EmbedByTypeResponse(msgspec.Struct, omit_defaults=True):
+    """texts: as they were sent; left out where `inputs` were."""
+
+    id: str
+    embeddings: Embeddings
+    meta: EmbedMeta
+    response_type: str = msgspec.field(default_factory=lambda: "embeddings_by_type")
+    texts: list[str] | None = None
+
+
+class EmbedFloatsResponse(msgspec.Struct):
+    """Plain vectors, of a first-version call that asks for no type."""
+
+    id: str
+    embeddings: list[list[float]]
+    texts: list[str]
+    meta: EmbedMeta
+    response_type: str = "embeddings_floats"
+
+
+# Litestar's annotation of a response knows no unions.
+EITHER_RESPONSE: Any = EmbedFloatsResponse | EmbedByTypeResponse
+
+
+def decode_embed(data: EmbedV1Request, texts: list[str], name: str | None, api: Api) -> Call:
+    """Raises: EmptyInput, InvalidInput."""
+    if data.images is not None or data.input_type == "image":
+        raise InvalidInput("images are not supported", param="images")
+    if data.embedding_types == []:
+        raise InvalidInput("`embedding_types` is an empty list", param="embedding_types")
+    dimensions = data.output_dimension if isinstance(data, EmbedV2Request) else None
+    return Call(
+        Embed(api.whole_texts(texts, "texts"), dimensions=dimensions),
+        name or data.model,
+        truncate=None if data.truncate is None else data.truncate != "NONE",
+        side=None if data.truncate is None else SIDE_OF.get(data.truncate),
+        role=None if data.input_type is None else ROLE_OF[data.input_type],
+    )
+
+
+def texts_of(data: EmbedV2Request) -> list[str]:
+    """Raises: InvalidInput."""
+    if (data.texts is None) is (data.inputs is None):
+        raise InvalidInput("send `texts` or `inputs`, one of them", param="texts")
+    if data.inputs is not None:
+        return [_text_of(one, index) for index, one in enumerate(data.inputs)]
+    return data.texts or []
+
+
+def _text_of(given: Input, index: int) -> str:
+    """Raises: InvalidInput."""
+    if len(given.content) == 1 and given.content[0].text is not None and given.content[0].type == "text":
+        return given.content[0].text
+    raise InvalidInput(
+        f"`inputs` {index} is not one part of type text, which is what is taken", param="inputs"
+    )
+
+
+def encode_by_type(reply: Embedded, kinds: list[EmbeddingType]) -> dict[str, Any]:
+    """Rows of each kind that was asked for, each once."""
+    return {kind: vector_items(reply.vectors, kind) for kind in kinds}
+
+
+def meta_of(reply: Embedded, version: str) -> dict[str, Any]:
+    """Cohere's account of a call."""
+    return {"api_version": {"version": version}, "billed_units": {"input_tokens": reply.tokens}}
+
+
+@post(
+    ["/v2/embed", "/models/{name:str}/v2/embed"],
+    status_code=200,
+    opt=STRAIGHT,
+    responses={200: ResponseSpec(EmbedByTypeResponse, description="Vectors of each type that was asked for")}
+    | FAILURES,
+    tags=["Cohere and Jina"],
+)
+async def embed_v2(
+    data: JSONBody[EmbedV2Request],
+    exchange: NamedDependency[Exchange],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Answer:
+    """Turn texts into vectors."""
+    if data.max_tokens is not None:
+        raise InvalidInput("`max_tokens` is not supported: cut texts before", param="max_tokens")
+    images = data.images is not None
+    call = decode_embed(data, [] if images else texts_of(data), name, api)
+    call = msgspec.structs.replace(call, bulk=bool(data.priority))
+    served = await api.serve(exchange, call)
+    reply: Embedded = reply_as(served.reply, Embedded)
+    body = {
+        "id": exchange.request_id,
+        "response_type": "embeddings_by_type",
+        "embeddings": encode_by_type(reply, data.embedding_types or ["float"]),
+        "meta": meta_of(reply, "2"),
+    }
+    if data.texts is not None:
+        body["texts"] = data.texts
+    return finished(exchange, served, json_bytes(body))
+
+
+@post(
+    ["/v1/embed", "/models/{name:str}/v1/embed"],
+    status_code=200,
+    opt=STRAIGHT,
+    responses={
+        200: ResponseSpec(
+            EITHER_RESPONSE,
+            description="Plain vectors, or vectors of each type that was asked for",
+        )
+    }
+    | FAILURES,
+    tags=["Cohere and Jina"],
+)
+async def embed_v1(
+    data: JSONBody[EmbedV1Request],
+    exchange: NamedDependency[Exchange],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Answer:
+    """Turn texts into vectors, as Cohere's first version did."""
+    served = await api.serve(exchange, decode_embed(data, data.texts or [], name, api))
+    reply: Embedded = reply_as(served.reply, Embedded)
+    kinds = data.embedding_types
+    body = {
+        "id": exchange.request_id,
+        "response_type": "embeddings_by_type" if kinds else "embeddings_floats",
+        "embeddings": encode_by_type(reply, kinds) if kinds else list(reply.vectors),
+        "texts": data.texts,
+        "meta": meta_of(reply, "1"),
+    }
+    return finished(exchange, served, json_bytes(body))
+
+
+HANDLERS = [embed_v1, embed_v2]

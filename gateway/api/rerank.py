@@ -1,0 +1,303 @@
+"""Cohere's and Jina's rerank: /v1/rerank, /v2/rerank, and /rerank, which they share with TEI.
+
+Source: cohere-python 7.0.9, Jina's OpenAPI document 2026.04.02. On /v1/rerank, whose clients are of both,
+a reply is what either reads.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from litestar import post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+from msgspec import UNSET, UnsetType
+
+from backends.contract import Rerank, Reranked
+from backends.texts import most_tokens
+from gateway.api import tei
+from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as, straight_by
+from gateway.api.body import ModelName
+from gateway.api.exchange import Exchange
+from gateway.api.failures import documented
+from gateway.api.rendering import json_bytes
+from gateway.calls import Call
+from gateway.errors import EmptyInput, InvalidInput
+from gateway.serve import Served
+
+# 0 is all, as vLLM's clients say it; Cohere's and Jina's never do.
+TopN = Annotated[int, msgspec.Meta(ge=0)]
+DocumentTokens = Annotated[int, msgspec.Meta(ge=1)]
+# Source: Cohere's pricing: one search unit is a query with up to 100 documents.
+DOCUMENTS_PER_SEARCH_UNIT = 100
+NOT_CUT = "max_tokens_per_doc is not applied: a document is cut at the model's own length only"
+
+
+class Document(msgspec.Struct):
+    """A document as an object; other keys than these are ignored. image: Jina's, and refused."""
+
+    text: str | UnsetType = UNSET
+    image: Any = UNSET
+
+
+Documents = list[str | Document]
+
+
+class RerankOptions(msgspec.Struct, kw_only=True):
+    """What may stand beside the documents.
+
+    truncation: Jina's switch. priority: Cohere's; 0, its highest and default, is interactive, any other is
+    bulk. rank_fields, max_chunks_per_doc and return_embeddings are refused.
+    """
+
+    query: str
+    model: ModelName | None = None
+    top_n: TopN | None = None
+    return_documents: bool | None = None
+    max_tokens_per_doc: DocumentTokens | None = None
+    truncation: bool | None = None
+    priority: int | None = None
+    rank_fields: list[str] | None = None
+    max_chunks_per_doc: int | None = None
+    return_embeddings: bool | None = None
+
+
+class RerankRequest(RerankOptions, kw_only=True):
+    """documents: strings, or objects with `text`."""
+
+    documents: Documents
+
+
+class EitherRerankRequest(RerankOptions, kw_only=True):
+    """`texts` with TEI's options, or `documents` with Cohere's and Jina's."""
+
+    texts: list[str] | UnsetType = UNSET
+    documents: Documents | UnsetType = UNSET
+    truncate: bool | None = None
+    truncation_direction: tei.Direction = "right"
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class DocumentText(msgspec.Struct):
+    """A document as it is given back."""
+
+    text: str
+
+
+class RankedDocument(msgspec.Struct, omit_defaults=True):
+    """index: the document's place in the request. document: only when asked for."""
+
+    index: int
+    relevance_score: float
+    document: DocumentText | None = None
+
+
+class RankedIndex(msgspec.Struct):
+    """index: the document's place in the request."""
+
+    index: int
+    relevance_score: float
+
+
+class RerankUsage(msgspec.Struct):
+    """Tokens after truncation, specials included; the query counts with each document."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankMeta(msgspec.Struct, omit_defaults=True):
+    """Cohere's: api_version {version}, billed_units {search_units}, tokens {input_tokens}."""
+
+    api_version: dict[str, str]
+    billed_units: dict[str, int]
+    tokens: dict[str, int]
+    warnings: list[str] | None = None
+
+
+class RerankResponse(msgspec.Struct):
+    """Best first; equal scores in the request's order."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: RerankUsage
+    meta: RerankMeta
+    object: str = "list"
+
+
+class RerankV2Response(msgspec.Struct):
+    """Best first; equal scores in the request's order. Documents are never given back."""
+
+    id: str
+    results: list[RankedIndex]
+    meta: RerankMeta
+
+
+def decode_documents(data: RerankOptions, documents: Documents, name: str | None, api: Api) -> Call:
+    """An empty document is scored like any other; an empty query asks nothing.
+
+    Raises: EmptyInput, InvalidInput.
+    """
+    for field in ("rank_fields", "max_chunks_per_doc"):
+        if getattr(data, field) is not None:
+            raise InvalidInput(f"`{field}` is not supported: join fields, cut texts before", param=field)
+    if data.return_embeddings:
+        raise InvalidInput("`return_embeddings` is not supported", param="return_embeddings")
+    if not data.query:
+        raise EmptyInput("`query` is an empty string", param="query")
+    texts = api.texts([_text_of(one, index) for index, one in enumerate(documents)], "documents")
+    return Call(
+        Rerank(data.query, texts), name or data.model, truncate=data.truncation, bulk=bool(data.priority)
+    )
+
+
+def _text_of(document: str | Document, index: int) -> str:
+    """Raises: InvalidInput."""
+    if isinstance(document, str):
+        return document
+    if document.image is not UNSET:
+        raise InvalidInput(f"`documents` {index} is an image; texts are ranked here", param="documents")
+    if isinstance(document.text, UnsetType):
+        raise InvalidInput(f"`documents` {index} is an object without `text`", param="documents")
+    return document.text
+
+
+def ranked(reply: Reranked, top_n: int | None) -> list[dict[str, Any]]:
+    """Best first, equal scores in the request's order, no more than top_n; 0 and None are all."""
+    scores = reply.scores.tolist()
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    return [{"index": index, "relevance_score": reply.scores[index]} for index in order[: top_n or None]]
+
+
+def encode_results(
+    results: list[dict[str, Any]], data: RerankOptions, texts: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The results, with their documents where they were asked for."""
+    if not data.return_documents:
+        return results
+    return [one | {"document": {"text": texts[one["index"]]}} for one in results]
+
+
+def meta_of(data: RerankOptions, texts: Sequence[str], tokens: int, version: str) -> dict[str, Any]:
+    """Cohere's account of a call."""
+    meta: dict[str, Any] = {
+        "api_version": {"version": version},
+        "billed_units": {"search_units": -(-len(texts) // DOCUMENTS_PER_SEARCH_UNIT)},
+        "tokens": {"input_tokens": tokens},
+    }
+    allowed = data.max_tokens_per_doc
+    if allowed is not None and any(most_tokens(text) > allowed for text in texts):
+        meta["warnings"] = [NOT_CUT]
+    return meta
+
+
+# Litestar's annotation of a response knows no unions.
+EITHER_RESPONSE: Any = list[tei.Rank] | RerankResponse
+
+
+def _work_of(call: Call) -> Rerank:
+    assert isinstance(call.work, Rerank)
+    return call.work
+
+
+async def _answered(data: RerankOptions, call: Call, exchange: Exchange, api: Api) -> Answer:
+    """What clients of /v1/rerank read, Cohere's and Jina's."""
+    served = await api.serve(exchange, call)
+    reply, texts = reply_as(served.reply, Reranked), _work_of(call).documents
+    body = {
+        "id": exchange.request_id,
+        "object": "list",
+        "model": served.route.model,
+        "results": encode_results(ranked(reply, data.top_n), data, texts),
+        "usage": {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens},
+        "meta": meta_of(data, texts, reply.tokens, "1"),
+    }
+    return finished(exchange, served, json_bytes(body))
+
+
+@post(
+    ["/v1/rerank", "/models/{name:str}/v1/rerank"],
+    status_code=200,
+    opt=STRAIGHT,
+    responses={200: ResponseSpec(RerankResponse, description="Documents, best first")} | documented("rerank"),
+    tags=["Cohere and Jina"],
+)
+async def rerank_v1(
+    data: JSONBody[RerankRequest],
+    exchange: NamedDependency[Exchange],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Answer:
+    """Order documents by how well they answer a query."""
+    return await _answered(data, decode_documents(data, data.documents, name, api), exchange, api)
+
+
+@post(
+    ["/v2/rerank", "/models/{name:str}/v2/rerank"],
+    status_code=200,
+    opt=STRAIGHT,
+    responses={200: ResponseSpec(RerankV2Response, description="Documents, best first")}
+    | documented("cohere"),
+    tags=["Cohere and Jina"],
+)
+async def rerank_v2(
+    data: JSONBody[RerankRequest],
+    exchange: NamedDependency[Exchange],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Answer:
+    """Order documents by how well they answer a query, as Cohere's second version answers."""
+    if data.top_n == 0:
+        raise InvalidInput("`top_n` is at least 1; leave it out for all documents", param="top_n")
+    call = decode_documents(data, data.documents, name, api)
+    served = await api.serve(exchange, call)
+    reply: Reranked = reply_as(served.reply, Reranked)
+    meta = meta_of(data, _work_of(call).documents, reply.tokens, "2")
+    body = {"id": exchange.request_id, "results": ranked(reply, data.top_n), "meta": meta}
+    return finished(exchange, served, json_bytes(body))
+
+
+@post(
+    ["/rerank", "/models/{name:str}/rerank"],
+    status_code=200,
+    opt=straight_by(texts="tei", documents="rerank"),
+    responses={
+        200: ResponseSpec(
+            EITHER_RESPONSE,
+            description="To `texts` every text, best first; to `documents` as /v1/rerank",
+        )
+    }
+    | documented("tei", "rerank"),
+    tags=["TEI"],
+)
+async def rerank(
+    data: JSONBody[EitherRerankRequest],
+    exchange: NamedDependency[Exchange],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Answer:
+    """Order `texts` (TEI) or `documents` (Cohere, Jina) by how well they answer a query."""
+    if not isinstance(data.documents, UnsetType):
+        return await _answered(data, decode_documents(data, data.documents, name, api), exchange, api)
+    assert not isinstance(data.texts, UnsetType)
+    call = tei.decode_rerank(_as_tei(data, data.texts), name, api)
+    served: Served = await api.serve(exchange, call)
+    body = tei.encode_rerank(reply_as(served.reply, Reranked), data.texts if data.return_text else None)
+    return finished(exchange, served, body, tei.compute_headers(exchange, served, call))
+
+
+def _as_tei(data: EitherRerankRequest, texts: list[str]) -> tei.RerankRequest:
+    return tei.RerankRequest(
+        query=data.query,
+        texts=texts,
+        truncate=data.truncate,
+        truncation_direction=data.truncation_direction,
+        raw_scores=data.raw_scores,
+        model=data.model,
+    )
+
+
+HANDLERS = [rerank_v1, rerank_v2, rerank]

@@ -1,0 +1,163 @@
+"""Cohere's /v2/embed and /v1/embed."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.api.rendering import EmbeddingType, quantized
+from tests.conftest import CONFIG, Boots
+from tests.fakes.tei import FakeTei, vector_of
+
+V1, V2 = "/v1/embed", "/v2/embed"
+TEXTS = ["red", "green", "blue", "cyan", "pink"]
+BODY = {"input_type": "search_document", "texts": TEXTS}
+VECTORS = np.array([vector_of(text) for text in TEXTS])
+PROMPTED = CONFIG.replace(
+    "bge: {upstream: embedder}", "bge: {upstream: embedder, prompts: {query: 'q: ', passage: 'p: '}}"
+)
+LONG = "w " * 20
+
+
+async def asked(boot: Boots, path: str, body: Any, status: int = 200, config: str = CONFIG) -> Any:
+    """The JSON of one POST that must end in this status."""
+    async with boot({"tei-0": FakeTei(), "tei-1": FakeTei()}, config) as gateway:
+        reply = await gateway.post(path, body)
+    assert status == reply.status_code, reply.text
+    return reply.json()
+
+
+@pytest.mark.parametrize("path", [V2, "/models/org/bge/v2/embed"])
+async def test_v2_has_what_coheres_clients_read(boot: Boots, path: str) -> None:
+    reply = await asked(boot, path, BODY)
+
+    assert {"id", "response_type", "embeddings", "texts", "meta"} == reply.keys()
+    assert "embeddings_by_type" == reply["response_type"]
+    assert TEXTS == reply["texts"]
+    assert "2" == reply["meta"]["api_version"]["version"]
+    assert reply["meta"]["billed_units"]["input_tokens"] >= len(TEXTS)
+    np.testing.assert_array_equal(VECTORS, np.array(reply["embeddings"]["float"], np.float32))
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "binary", "ubinary"])
+@pytest.mark.parametrize("path", [V1, V2])
+async def test_each_type_is_the_same_vectors_in_fewer_bits(
+    boot: Boots, path: str, kind: EmbeddingType
+) -> None:
+    reply = await asked(boot, path, BODY | {"embedding_types": [kind]})
+
+    assert {kind: quantized(VECTORS, kind).tolist()} == reply["embeddings"]
+
+
+@pytest.mark.parametrize("path", [V1, V2])
+async def test_several_types_come_at_once_each_once(boot: Boots, path: str) -> None:
+    kinds = ["base64", "float", "binary", "float"]
+    reply = (await asked(boot, path, BODY | {"embedding_types": kinds}))["embeddings"]
+
+    assert set(kinds) == reply.keys()
+    packed = [np.frombuffer(base64.b64decode(one), "<f4") for one in reply["base64"]]
+    np.testing.assert_array_equal(VECTORS, packed)
+
+
+async def test_v1_without_types_answers_plain_vectors(boot: Boots) -> None:
+    reply = await asked(boot, V1, {"texts": TEXTS})
+
+    assert ("embeddings_floats", TEXTS) == (reply["response_type"], reply["texts"])
+    np.testing.assert_array_equal(VECTORS, np.array(reply["embeddings"], np.float32))
+
+
+async def test_inputs_of_one_text_part_are_texts(boot: Boots) -> None:
+    inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
+    reply = await asked(boot, V2, {"input_type": "classification", "inputs": inputs})
+
+    assert "texts" not in reply
+    np.testing.assert_array_equal(VECTORS, np.array(reply["embeddings"]["float"], np.float32))
+
+
+@pytest.mark.parametrize("dimensions", [1, 4, 8])
+async def test_output_dimension_cuts_and_normalizes(boot: Boots, dimensions: int) -> None:
+    reply = await asked(boot, V2, BODY | {"output_dimension": dimensions})
+
+    cut = VECTORS[:, :dimensions]
+    cut = cut / np.linalg.norm(cut, axis=1, keepdims=True)
+    np.testing.assert_allclose(cut, reply["embeddings"]["float"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("input_type", "prompt"),
+    [("search_query", "q: "), ("search_document", "p: "), ("classification", ""), ("clustering", "")],
+)
+@pytest.mark.parametrize("path", [V1, V2])
+async def test_input_type_takes_the_models_prompt_for_it(
+    boot: Boots, path: str, input_type: str, prompt: str
+) -> None:
+    body = {"texts": ["red"], "input_type": input_type, "embedding_types": ["float"]}
+    reply = await asked(boot, path, body, config=PROMPTED)
+
+    np.testing.assert_array_equal(
+        [vector_of(prompt + "red")], np.array(reply["embeddings"]["float"], np.float32)
+    )
+
+
+@pytest.mark.parametrize(("truncate", "status"), [("NONE", 400), ("START", 200), ("END", 200), (None, 200)])
+async def test_truncate_says_whether_a_long_text_is_cut(
+    boot: Boots, truncate: str | None, status: int
+) -> None:
+    await asked(boot, V2, {"texts": [LONG], "input_type": "search_query", "truncate": truncate}, status)
+
+
+@pytest.mark.parametrize(("truncate", "side"), [("START", "left"), ("END", "right")])
+async def test_the_end_that_is_cut_is_the_callers_choice(boot: Boots, truncate: str, side: str) -> None:
+    server = FakeTei(auto_truncate=False)
+    async with boot({"tei-0": server}) as gateway:
+        await gateway.post(V2, BODY | {"truncate": truncate})
+
+    assert {side} == {body["truncation_direction"].lower() for _, body in server.requests}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"texts": None},
+        {"texts": []},
+        {"texts": ["a", ""]},
+        {"texts": "a"},
+        {"texts": [5]},
+        {"input_type": None},
+        {"input_type": "nothing"},
+        {"input_type": "image"},
+        {"inputs": [{"content": [{"type": "text", "text": "a"}]}]},
+        {"texts": None, "inputs": []},
+        {"texts": None, "inputs": [{"content": []}]},
+        {"texts": None, "inputs": [{"content": [{"type": "text", "text": "a"}] * 2}]},
+        {"texts": None, "inputs": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {"texts": None, "images": ["data:image/png;base64,"]},
+        {"embedding_types": []},
+        {"embedding_types": ["float16"]},
+        {"truncate": "MIDDLE"},
+        {"output_dimension": 0},
+        {"output_dimension": 9},
+        {"max_tokens": 100},
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_done_is_400_with_a_message(boot: Boots, wrong: Any) -> None:
+    reply = await asked(boot, V2, BODY | wrong, 400)
+
+    assert {"message"} == reply.keys()
+    assert reply["message"]
+
+
+@pytest.mark.parametrize("wrong", [{"texts": None}, {"images": ["data:"]}, {"texts": [""]}], ids=str)
+async def test_v1_refuses_the_same(boot: Boots, wrong: Any) -> None:
+    assert {"message"} == (await asked(boot, V1, BODY | wrong, 400)).keys()
+
+
+async def test_more_texts_than_cohere_takes_are_taken(boot: Boots) -> None:
+    texts = [f"text {i}" for i in range(200)]
+    reply = await asked(boot, V2, {"texts": texts, "input_type": "search_document"})
+
+    np.testing.assert_array_equal(
+        [vector_of(text) for text in texts], np.array(reply["embeddings"]["float"], np.float32)
+    )

@@ -1,0 +1,185 @@
+"""Every kind of error, provoked for real, in every dialect: its status, its envelope, nothing beside."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from gateway.api.failures import ENVELOPES
+from gateway.api.paths import Dialect
+from gateway.errors import FACTS
+from gateway.events import CallFinished
+from gateway.tenants.keyring import key_digest
+from tests.conftest import CONFIG, KEY, Boots, Running
+from tests.fakes.hooks import RERANKER, Gate, answering, hooked
+from tests.fakes.tei import FakeTei
+
+LIMITED = f"""
+limits: {{body_bytes: 10000}}
+tenants:
+  acme: {{keys: ["{key_digest(KEY)}"], models: [bge, cross], limits: {{requests_per_day: 1}}}}
+  closed: {{keys: [{{digest: "{key_digest("closed")}", scopes: [metrics]}}]}}
+"""
+# What a call of each dialect is, what names another model in it, and what is wrong with it.
+PATHS: dict[Dialect, str] = {
+    "openai": "/models/{}/v1/embeddings",
+    "tei": "/models/{}/embed",
+    "cohere": "/models/{}/v2/embed",
+    "rerank": "/models/{}/v1/rerank",
+    "sie": "/v1/encode/{}",
+}
+BODIES: dict[Dialect, dict[str, Any]] = {
+    "openai": {"input": "a"},
+    "tei": {"inputs": "a"},
+    "cohere": {"texts": ["a"], "input_type": "search_query"},
+    "rerank": {"query": "q", "documents": ["a"]},
+    "sie": {"items": [{"text": "a"}]},
+}
+EMPTY: dict[Dialect, dict[str, Any]] = {
+    "openai": {"input": []},
+    "tei": {"inputs": []},
+    "cohere": {"texts": []},
+    "rerank": {"documents": []},
+    "sie": {"items": []},
+}
+DIALECTS = pytest.mark.parametrize("dialect", PATHS)
+
+
+def assert_told(gateway: Running, reply: httpx.Response, kind: str, dialect: Dialect) -> None:
+    """The status and the envelope of the dialect, as a client of it would read them."""
+    status = FACTS[kind].tei_status if dialect == "tei" else FACTS[kind].status
+    assert status == reply.status_code, reply.text
+    assert "application/json" == reply.headers["content-type"]
+    told = msgspec.json.decode(reply.content, type=ENVELOPES[dialect])
+    assert reply.json() == msgspec.to_builtins(told)
+    assert (status in (429, 503)) is ("retry-after" in reply.headers)
+    (*_, finished) = (one for one in gateway.events if isinstance(one, CallFinished))
+    assert kind == finished.outcome
+
+
+def working() -> dict[str, Any]:
+    """An embedding model, and a reranker."""
+    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+
+
+def path_of(dialect: Dialect, model: str | None = None) -> str:
+    """Where a call of this dialect goes, to a model that does it or to another."""
+    return PATHS[dialect].format(model or ("cross" if dialect == "rerank" else "bge"))
+
+
+@DIALECTS
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"{", "malformed_body"),
+        (b"\xff\xfe", "malformed_body"),
+        (b'{"unheard_of": ' + b"[" * 3000 + b"]" * 3000 + b"}", "malformed_body"),
+        (b"[]", "invalid_input"),
+        (b"{}", "invalid_input"),
+        (b"x" * 20_000, "body_too_large"),
+    ],
+    ids=lambda one: str(one)[:20],
+)
+async def test_a_body_that_is_none(boot: Boots, dialect: Dialect, content: bytes, kind: str) -> None:
+    async with boot(working(), CONFIG + LIMITED) as gateway:
+        reply = await gateway.client.post(path_of(dialect), content=content)
+
+        assert_told(gateway, reply, kind, dialect)
+
+
+@DIALECTS
+async def test_nothing_to_work_on(boot: Boots, dialect: Dialect) -> None:
+    async with boot(working()) as gateway:
+        reply = await gateway.post(path_of(dialect), BODIES[dialect] | EMPTY[dialect])
+
+        assert_told(gateway, reply, "empty_input", dialect)
+
+
+@DIALECTS
+@pytest.mark.parametrize(("model", "kind"), [("no/where", "model_not_found"), ("strict", "model_forbidden")])
+async def test_a_model_that_cannot_be_used(boot: Boots, dialect: Dialect, model: str, kind: str) -> None:
+    async with boot(working(), CONFIG + LIMITED) as gateway:
+        reply = await gateway.post(path_of(dialect, model), BODIES[dialect])
+
+        assert_told(gateway, reply, kind, dialect)
+
+
+@DIALECTS
+async def test_a_model_of_another_kind(boot: Boots, dialect: Dialect) -> None:
+    model = "no-rerank" if dialect == "rerank" else "cross"
+    async with boot(working()) as gateway:
+        reply = await gateway.post(path_of(dialect, model), BODIES[dialect])
+
+        assert_told(gateway, reply, "operation_unsupported", dialect)
+
+
+@DIALECTS
+@pytest.mark.parametrize(
+    ("headers", "kind"),
+    [
+        ({"authorization": ""}, "unauthenticated"),
+        ({"authorization": "Bearer closed"}, "scope_forbidden"),
+        ({"content-encoding": "gzip"}, "unsupported_media"),
+        ({"x-timeout-s": "never"}, "invalid_input"),
+        ({"x-priority": "first"}, "invalid_input"),
+    ],
+    ids=str,
+)
+async def test_headers_that_refuse_a_call(
+    boot: Boots, dialect: Dialect, headers: dict[str, str], kind: str
+) -> None:
+    async with boot(working(), CONFIG + LIMITED) as gateway:
+        reply = await gateway.client.post(path_of(dialect), json=BODIES[dialect], headers=headers)
+
+        assert_told(gateway, reply, kind, dialect)
+
+
+@DIALECTS
+async def test_another_method(boot: Boots, dialect: Dialect) -> None:
+    async with boot(working()) as gateway:
+        reply = await gateway.client.get(path_of(dialect))
+
+        assert_told(gateway, reply, "method_not_allowed", dialect)
+
+
+@DIALECTS
+async def test_a_limit_that_is_used_up(boot: Boots, dialect: Dialect) -> None:
+    async with boot(working(), CONFIG + LIMITED) as gateway:
+        first = await gateway.post(path_of(dialect), BODIES[dialect])
+        reply = await gateway.post(path_of(dialect), BODIES[dialect])
+
+        assert 200 == first.status_code
+        assert_told(gateway, reply, "quota_exceeded", dialect)
+
+
+@DIALECTS
+@pytest.mark.parametrize(
+    ("status", "kind"), [(500, "upstream_failed"), (401, "upstream_failed"), (429, "overloaded")]
+)
+async def test_a_replica_that_fails(boot: Boots, dialect: Dialect, status: int, kind: str) -> None:
+    hook = answering(status, b'{"error": "no", "error_type": "Backend"}')
+    servers = {"tei-0": hooked(hook), "rerank-0": hooked(hook, model_type=RERANKER)}
+    async with boot(servers) as gateway:
+        reply = await gateway.post(path_of(dialect), BODIES[dialect])
+
+        assert_told(gateway, reply, kind, dialect)
+
+
+@DIALECTS
+async def test_no_replica_at_all(boot: Boots, dialect: Dialect) -> None:
+    async with boot({}) as gateway:
+        reply = await gateway.post(path_of(dialect), BODIES[dialect])
+
+        assert_told(gateway, reply, "no_replica", dialect)
+
+
+@DIALECTS
+async def test_no_time_left(boot: Boots, dialect: Dialect) -> None:
+    gate = Gate()
+    servers = {"tei-0": hooked(gate), "rerank-0": hooked(gate, model_type=RERANKER)}
+    async with boot(servers) as gateway, asyncio.timeout(10):
+        reply = await gateway.post(path_of(dialect), BODIES[dialect], x_timeout_s="0.05")
+
+        assert_told(gateway, reply, "deadline_exceeded", dialect)

@@ -1,0 +1,205 @@
+"""Cohere's and Jina's rerank: /v1/rerank, /v2/rerank and /rerank with documents."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.api.answering import Api
+from gateway.api.rerank import RerankRequest, decode_documents
+from tests.conftest import Boots
+from tests.fakes.hooks import RERANKER, answering, hooked
+from tests.fakes.tei import FakeTei, score_of, vector_of
+
+V1, V2, SHARED = "/v1/rerank", "/v2/rerank", "/rerank"
+TEXTS = ["red", "green", "blue", "", "cyan", "pink"]
+ORDER = sorted(range(len(TEXTS)), key=lambda i: -score_of("q", TEXTS[i]))
+BODY = {"query": "q", "documents": TEXTS}
+
+
+def fakes() -> dict[str, FakeTei]:
+    """An embedding model, and a reranker."""
+    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+
+
+async def asked(boot: Boots, path: str, body: Any, status: int = 200) -> Any:
+    """The JSON of one POST that must end in this status."""
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(path, body)
+    assert status == reply.status_code, reply.text
+    return reply.json()
+
+
+@pytest.mark.parametrize("path", [V1, V2, SHARED])
+async def test_documents_come_best_first_with_the_callers_indices(boot: Boots, path: str) -> None:
+    reply = await asked(boot, path, BODY)
+
+    assert ORDER == [one["index"] for one in reply["results"]]
+    scores = [one["relevance_score"] for one in reply["results"]]
+    np.testing.assert_allclose([score_of("q", TEXTS[i]) for i in ORDER], scores, rtol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/models/cross" + one for one in (V1, V2, SHARED)])
+async def test_a_base_url_may_name_the_model(boot: Boots, path: str) -> None:
+    assert ORDER == [one["index"] for one in (await asked(boot, path, BODY))["results"]]
+
+
+@pytest.mark.parametrize("path", [V1, SHARED])
+async def test_v1_has_what_coheres_and_jinas_clients_read(boot: Boots, path: str) -> None:
+    reply = await asked(boot, path, BODY | {"model": "cross"})
+
+    assert {"id", "object", "model", "results", "usage", "meta"} == reply.keys()
+    assert ("list", "cross") == (reply["object"], reply["model"])
+    assert reply["usage"]["total_tokens"] == reply["usage"]["prompt_tokens"] > 0
+    assert {"search_units": 1} == reply["meta"]["billed_units"]
+    assert all({"index", "relevance_score"} == one.keys() for one in reply["results"])
+
+
+async def test_v2_has_what_coheres_clients_read_and_no_more(boot: Boots) -> None:
+    reply = await asked(boot, V2, BODY | {"return_documents": True})
+
+    assert {"id", "results", "meta"} == reply.keys()
+    assert "2" == reply["meta"]["api_version"]["version"]
+    assert all({"index", "relevance_score"} == one.keys() for one in reply["results"])
+
+
+@pytest.mark.parametrize(("documents", "units"), [(1, 1), (100, 1), (101, 2), (250, 3)])
+async def test_a_search_unit_is_a_query_with_a_hundred_documents(
+    boot: Boots, documents: int, units: int
+) -> None:
+    reply = await asked(boot, V2, {"query": "q", "documents": ["a"] * documents})
+
+    assert units == reply["meta"]["billed_units"]["search_units"]
+
+
+@pytest.mark.parametrize("path", [V1, SHARED])
+async def test_documents_are_given_back_when_asked_for(boot: Boots, path: str) -> None:
+    documents = [{"text": text, "title": "ignored"} if i % 2 else text for i, text in enumerate(TEXTS)]
+    reply = await asked(boot, path, {"query": "q", "documents": documents, "return_documents": True})
+
+    assert ORDER == [one["index"] for one in reply["results"]]
+    assert all({"text": TEXTS[one["index"]]} == one["document"] for one in reply["results"])
+
+
+@pytest.mark.parametrize("path", [V1, V2, SHARED])
+@pytest.mark.parametrize("top_n", [None, 1, 3, 6, 100])
+async def test_top_n_is_how_many_come_back(boot: Boots, path: str, top_n: int | None) -> None:
+    reply = await asked(boot, path, BODY | {"top_n": top_n})
+
+    assert ORDER[:top_n] == [one["index"] for one in reply["results"]]
+
+
+@pytest.mark.parametrize(("path", "status"), [(V1, 200), (SHARED, 200), (V2, 400)])
+async def test_a_top_n_of_0_is_all_for_vllms_clients_and_refused_by_coheres(
+    boot: Boots, path: str, status: int
+) -> None:
+    reply = await asked(boot, path, BODY | {"top_n": 0}, status)
+
+    assert "top_n" in reply["message"] if status == 400 else len(TEXTS) == len(reply["results"])
+
+
+@pytest.mark.parametrize("path", [V1, V2, SHARED])
+async def test_equal_scores_keep_the_requests_order(boot: Boots, path: str) -> None:
+    ranks = [{"index": i, "score": score} for i, score in enumerate([0.5, 0.25, 0.5, 0.25])]
+    server = hooked(answering(200, json.dumps(ranks).encode()), model_type=RERANKER)
+    async with boot({"rerank-0": server}) as gateway:
+        reply = await gateway.post(path, {"query": "q", "documents": ["a", "b", "c", "d"]})
+
+    assert [0, 2, 1, 3] == [one["index"] for one in reply.json()["results"]]
+
+
+async def test_an_embedding_model_reranks_by_cosine(boot: Boots) -> None:
+    reply = await asked(boot, V2, {"query": "q", "documents": ["a", "b", "c"], "model": "bge"})
+
+    cosines = {i: float(vector_of("q") @ vector_of(text)) for i, text in enumerate("abc")}
+    assert cosines == pytest.approx(
+        {one["index"]: one["relevance_score"] for one in reply["results"]}, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(("truncation", "status"), [(True, 200), (None, 200), (False, 400)])
+async def test_jinas_truncation_says_whether_long_documents_are_cut(
+    boot: Boots, truncation: bool | None, status: int
+) -> None:
+    body = {"query": "q", "documents": ["w " * 20], "truncation": truncation, "model": "bge"}
+
+    await asked(boot, V1, body, status)
+
+
+@pytest.mark.parametrize(("allowed", "warned"), [(None, False), (5, True), (4096, False)])
+async def test_max_tokens_per_doc_is_not_applied_and_says_so_where_it_would_be(
+    boot: Boots, allowed: int | None, warned: bool
+) -> None:
+    body = {"query": "q", "documents": ["a", "one two three"], "max_tokens_per_doc": allowed}
+
+    assert warned is ("warnings" in (await asked(boot, V2, body))["meta"])
+
+
+@pytest.mark.parametrize("path", [V1, V2, SHARED])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"query": ""},
+        {"query": 5},
+        {"query": None},
+        {"documents": []},
+        {"documents": "a"},
+        {"documents": None},
+        {"documents": [5]},
+        {"documents": [{"image": "https://example.org/a.png"}]},
+        {"documents": [{"title": "a"}]},
+        {"top_n": -1},
+        {"top_n": "3"},
+        {"rank_fields": ["text"]},
+        {"max_chunks_per_doc": 10},
+        {"return_embeddings": True},
+        {"max_tokens_per_doc": 0},
+        {"truncation": "yes"},
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_done_is_400_with_a_reason(boot: Boots, path: str, wrong: Any) -> None:
+    reply = await asked(boot, path, BODY | wrong, 400)
+
+    assert ({"message"} if path == V2 else {"message", "detail"}) == reply.keys()
+    assert reply["message"]
+
+
+async def test_unknown_fields_are_ignored(boot: Boots) -> None:
+    await asked(boot, V1, BODY | {"unheard_of": [1]})
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "keys"),
+    [
+        ({"query": "q", "texts": [5]}, 422, {"error", "error_type"}),
+        ({"query": "q"}, 422, {"error", "error_type"}),
+        ({"query": "q", "texts": ["a"], "documents": ["a"]}, 422, {"error", "error_type"}),
+        ({"texts": ["a"], "documents": ["a"]}, 422, {"error", "error_type"}),
+        ({"documents": ["a"]}, 400, {"message", "detail"}),
+        ({"query": "q", "documents": ["a"], "model": "nowhere"}, 404, {"message", "detail"}),
+        ({"query": "q", "texts": ["a"], "model": "nowhere"}, 404, {"error", "error_type"}),
+    ],
+    ids=str,
+)
+async def test_the_body_tells_whose_errors_rerank_speaks(
+    boot: Boots, body: Any, status: int, keys: set[str]
+) -> None:
+    assert keys == (await asked(boot, SHARED, body, status)).keys()
+
+
+async def test_broken_json_on_the_shared_path_is_teis(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.client.post(SHARED, content=b'{"query": "q", "documents": ["a"], ')
+
+    assert (400, {"error", "error_type"}) == (reply.status_code, reply.json().keys())
+
+
+@pytest.mark.parametrize(("priority", "bulk"), [(0, False), (None, False), (7, True)])
+def test_coheres_priority_past_0_is_bulk(priority: int | None, bulk: bool) -> None:
+    nobody: Any = None
+    api = Api(nobody, nobody, 10)
+    data = RerankRequest(query="q", documents=["a"], priority=priority)
+
+    assert bulk is decode_documents(data, data.documents, None, api).bulk

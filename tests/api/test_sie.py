@@ -1,0 +1,190 @@
+"""SIE's encode and score, in JSON and msgpack."""
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from backends.contract import Embedded, Encode, Encoded, Output, Terms
+from gateway.api.answering import Api
+from gateway.api.rendering import json_bytes, quantized
+from gateway.api.sie import EncodeParams, EncodeRequest, Item, OutputDtype, decode_encode, encode_items
+from tests.conftest import CONFIG, Boots
+from tests.fakes.hooks import RERANKER
+from tests.fakes.tei import FakeTei, score_of, vector_of
+
+ENCODE, SCORE = "/v1/encode/bge", "/v1/score/cross"
+TEXTS = ["red", "green", "blue"]
+ITEMS = [{"id": "a", "text": "red"}, {"text": "green"}, {"id": "c", "text": "blue"}]
+MSGPACK = "application/msgpack"
+PROMPTED = CONFIG.replace(
+    "bge: {upstream: embedder}", "bge: {upstream: embedder, prompts: {query: 'q: ', document: 'd: '}}"
+)
+
+
+def fakes() -> dict[str, FakeTei]:
+    """An embedding model, and a reranker."""
+    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+
+
+async def asked(boot: Boots, path: str, body: Any, status: int = 200, config: str = CONFIG) -> Any:
+    """The JSON of one POST that must end in this status."""
+    async with boot(fakes(), config) as gateway:
+        reply = await gateway.post(path, body)
+    assert status == reply.status_code, reply.text
+    return reply.json()
+
+
+@pytest.mark.parametrize("path", [ENCODE, "/v1/encode/org/bge", "/v1/encode/org%2Fbge"])
+@pytest.mark.parametrize("field", ["items", "input", "inputs"])
+async def test_items_become_dense_vectors_with_their_ids(boot: Boots, path: str, field: str) -> None:
+    reply = await asked(boot, path, {field: ITEMS})
+
+    assert {"model", "items", "timing"} == reply.keys()
+    assert ["a", None, "c"] == [one.get("id") for one in reply["items"]]
+    assert "id" not in reply["items"][1]
+    assert all((8, "float32") == (one["dense"]["dims"], one["dense"]["dtype"]) for one in reply["items"])
+    vectors = np.array([one["dense"]["values"] for one in reply["items"]], np.float32)
+    np.testing.assert_array_equal([vector_of(text) for text in TEXTS], vectors)
+
+
+@pytest.mark.parametrize("sent_as", ["application/json", MSGPACK, "application/x-msgpack"])
+@pytest.mark.parametrize("accept", ["*/*", "application/json", MSGPACK, "application/x-msgpack"])
+async def test_bodies_are_json_or_msgpack_as_each_side_says(boot: Boots, sent_as: str, accept: str) -> None:
+    packs = "msgpack" in sent_as
+    body = msgspec.msgpack.encode({"items": ITEMS}) if packs else json.dumps({"items": ITEMS}).encode()
+    async with boot(fakes()) as gateway:
+        reply = await gateway.client.post(
+            ENCODE, content=body, headers={"content-type": sent_as, "accept": accept}
+        )
+
+    assert 200 == reply.status_code
+    if "msgpack" in accept:
+        assert MSGPACK == reply.headers["content-type"]
+        told = msgspec.msgpack.decode(reply.content)["items"][0]["dense"]
+        vector = np.frombuffer(told["values"][b"data"], told["values"][b"type"])
+    else:
+        assert "application/json" == reply.headers["content-type"]
+        vector = np.array(reply.json()["items"][0]["dense"]["values"], np.float32)
+    np.testing.assert_array_equal(vector_of("red"), vector)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [(b"\xc1", 400), (b"", 400), (msgspec.msgpack.encode({"items": 5}), 400)]
+)
+async def test_what_is_no_msgpack_is_400_in_json(boot: Boots, body: bytes, status: int) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.client.post(ENCODE, content=body, headers={"content-type": MSGPACK})
+
+    assert status == reply.status_code
+    assert "INVALID_INPUT" == reply.json()["detail"]["code"]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
+async def test_output_dtype_is_the_same_vectors_in_fewer_bits(boot: Boots, dtype: Any) -> None:
+    reply = await asked(boot, ENCODE, {"items": ITEMS, "params": {"output_dtype": dtype}})
+
+    expected = quantized(np.array([vector_of(text) for text in TEXTS]), dtype).tolist()
+    assert expected == [one["dense"]["values"] for one in reply["items"]]
+
+
+@pytest.mark.parametrize(("is_query", "prompt"), [(True, "q: "), (False, "d: "), (None, "")])
+async def test_is_query_takes_the_models_prompt_for_it(
+    boot: Boots, is_query: bool | None, prompt: str
+) -> None:
+    body = {"items": ITEMS[:1], "params": {"options": {"is_query": is_query, "profile": "default"}}}
+    reply = await asked(boot, ENCODE, body, config=PROMPTED)
+
+    vector = np.array(reply["items"][0]["dense"]["values"], np.float32)
+    np.testing.assert_array_equal(vector_of(prompt + "red"), vector)
+
+
+async def test_score_gives_every_item_its_rank_best_first(boot: Boots) -> None:
+    body = {"query": {"id": "q1", "text": "q"}, "items": ITEMS}
+    reply = await asked(boot, SCORE, body)
+
+    order = sorted(range(3), key=lambda i: -score_of("q", TEXTS[i]))
+    names = ["a", "item-1", "c"]
+    assert ("cross", "q1") == (reply["model"], reply["query_id"])
+    assert [(names[i], rank) for rank, i in enumerate(order)] == [
+        (one["item_id"], one["rank"]) for one in reply["scores"]
+    ]
+    np.testing.assert_allclose(
+        [score_of("q", TEXTS[i]) for i in order], [one["score"] for one in reply["scores"]], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        (ENCODE, {}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": []}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": ITEMS, "input": ITEMS}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": [{"id": "a"}]}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": [{"text": ""}]}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": [{"text": "a", "images": [{}]}]}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": ITEMS, "params": {"output_types": ["dense", "x"]}}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": ITEMS, "params": {"output_types": []}}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": ITEMS, "params": {"output_dtype": "int4"}}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": ITEMS, "params": {"instruction": "find"}}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": ITEMS, "params": {"options": {"lora_id": "x"}}}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": ITEMS, "params": {"options": {"profile": "x"}}}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": ITEMS, "params": {"options": {"muvera": {}}}}, 400, "INVALID_INPUT"),
+        (ENCODE, {"items": ITEMS, "params": {"output_types": ["sparse"]}}, 400, "OPERATION_UNSUPPORTED"),
+        ("/v1/encode/cross", {"items": ITEMS}, 400, "OPERATION_UNSUPPORTED"),
+        ("/v1/encode/no/where", {"items": ITEMS}, 404, "MODEL_NOT_FOUND"),
+        (SCORE, {"query": {"text": ""}, "items": ITEMS}, 400, "INVALID_INPUT"),
+        (SCORE, {"query": {}, "items": ITEMS}, 400, "INVALID_INPUT"),
+        (SCORE, {"query": {"text": "q"}, "items": []}, 400, "INVALID_INPUT"),
+        (SCORE, {"query": {"text": "q"}, "items": ITEMS, "instruction": "x"}, 400, "INVALID_INPUT"),
+        ("/v1/score/no/where", {"query": {"text": "q"}, "items": ITEMS}, 404, "MODEL_NOT_FOUND"),
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_done_has_a_code_and_a_message(
+    boot: Boots, path: str, body: Any, status: int, code: str
+) -> None:
+    detail = (await asked(boot, path, body, status))["detail"]
+
+    assert {"code", "message"} == detail.keys()
+    assert code == detail["code"]
+    assert detail["message"]
+
+
+def test_several_kinds_of_output_are_asked_for_in_one_call() -> None:
+    nobody: Any = None
+    data = EncodeRequest(items=[Item(text="a")], params=EncodeParams(output_types=["sparse", "dense"]))
+
+    work = decode_encode(data, "bge", Api(nobody, nobody, 10)).work
+    assert Encode(("a",), frozenset({Output.SPARSE, Output.DENSE})) == work
+
+
+def encoded() -> Encoded:
+    """Two inputs in every kind."""
+    rows = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
+    terms = [Terms(np.array([3, 70], np.int32), np.array([0.5, 2], np.float32))] * 2
+    return Encoded(7, rows[:2], tuple(terms), (rows, rows[:1]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_all_kinds_of_one_input_stand_side_by_side(dtype: OutputDtype) -> None:
+    reply = encoded()
+    items = json.loads(json_bytes(encode_items(reply, ["a", None], dtype)))
+
+    assert [{"id", "dense", "sparse", "multivector"}, {"dense", "sparse", "multivector"}] == [
+        one.keys() for one in items
+    ]
+    assert {"dims": None, "dtype": "float32", "indices": [3, 70], "values": [0.5, 2.0]} == items[0]["sparse"]
+    many = items[0]["multivector"]
+    assert (8, 3, dtype) == (many["token_dims"], many["num_tokens"], many["dtype"])
+    assert (3, 8) == np.array(many["values"]).shape
+    assert dtype == items[1]["dense"]["dtype"]
+
+
+def test_a_kind_that_was_not_asked_for_is_left_out() -> None:
+    reply = Embedded(np.ones((1, 2), np.float32), 1)
+
+    (item,) = encode_items(reply, [None], "float32")
+    assert {"dense"} == item.keys()

@@ -1,0 +1,1 @@
+"""Real client libraries against a gateway that runs as users run it."""

@@ -1,0 +1,60 @@
+"""Each client library in an environment of its own, and its tests there.
+
+`python -m tests.clients.environments [name …]` makes what is missing below `.clients` and runs the tests of
+all clients, or of those that are named. A client is a file `requirements/<name>.txt`, made by `make lock`
+from `<name>.in`, and a file `test_<name>.py`.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+HOME = ROOT / ".clients"
+
+
+def names() -> list[str]:
+    """All clients."""
+    return sorted(one.stem for one in (HERE / "requirements").glob("*.txt"))
+
+
+def environment(name: str) -> Path:
+    """The Python of a client's environment, made anew where its requirements have changed."""
+    target = HOME / name
+    requirements = HERE / "requirements" / f"{name}.txt"
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    made = target / "made"
+    python = target / "bin" / "python"
+    if made.exists() and made.read_text() == digest:
+        return python
+    shutil.rmtree(target, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", target], check=True)
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+    # sie-sdk asks for Python 3.12 and runs on 3.11; all else is pinned to what runs on both.
+    flags = ["--require-hashes", "--no-deps", "--ignore-requires-python"]
+    subprocess.run([*pip, *flags, "-r", requirements], check=True)
+    made.write_text(digest)
+    return python
+
+
+def passes(name: str) -> bool:
+    """Whether a client's tests pass, in its environment; none of the project's settings reach them."""
+    tests = HERE / f"test_{name}.py"
+    settings = ["-c", HERE / "pytest.ini", "--rootdir", HERE, "--confcutdir", HERE]
+    print(f"== {name}", flush=True)  # noqa: T201 - the one thing that it says
+    command = [environment(name), "-m", "pytest", *settings, tests]
+    return subprocess.run(command, check=False, cwd=ROOT).returncode == 0
+
+
+def main(asked: Sequence[str]) -> int:
+    """0 where all pass."""
+    failed = [name for name in asked or names() if not passes(name)]
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

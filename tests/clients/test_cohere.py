@@ -1,0 +1,138 @@
+"""Cohere's own client, both of its versions."""
+
+import base64
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import cohere
+import pytest
+
+from tests.clients.conftest import Gateway
+
+DOCUMENTS = ["a car", "an apple", "the sea", "a pear"]
+TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+DIMENSIONS = 384
+
+
+@pytest.fixture(params=[cohere.Client, cohere.ClientV2], ids=["v1", "v2"])
+def client(request: pytest.FixtureRequest, gateway: Gateway) -> Any:
+    """A client of either version."""
+    return request.param(api_key=gateway.key, base_url=gateway.url)
+
+
+def rows(reply: Any, kind: str) -> list[Any]:
+    """What a reply holds of one type."""
+    return getattr(reply.embeddings, "float_" if kind == "float" else kind)
+
+
+def test_rerank_puts_the_best_documents_first(client: Any, gateway: Gateway) -> None:
+    reply = client.rerank(model=gateway.model, query="fruit to eat", documents=DOCUMENTS, top_n=2)
+
+    assert {1, 3} == {one.index for one in reply.results}
+    assert reply.results[0].relevance_score >= reply.results[1].relevance_score
+    assert 1 == reply.meta.billed_units.search_units
+    assert reply.id
+
+
+def test_v1_gives_documents_back(gateway: Gateway) -> None:
+    client = cohere.Client(api_key=gateway.key, base_url=gateway.url)
+    documents = [{"text": one} for one in DOCUMENTS]
+    reply = client.rerank(model=gateway.model, query="fruit", documents=documents, return_documents=True)
+
+    assert all(DOCUMENTS[one.index] == one.document.text for one in reply.results)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_embed_gives_every_type_in_its_size(client: Any, gateway: Gateway, kind: str) -> None:
+    reply = client.embed(
+        model=gateway.model, texts=DOCUMENTS, input_type="search_document", embedding_types=[kind]
+    )
+
+    given = rows(reply, kind)
+    length = {"binary": DIMENSIONS // 8, "ubinary": DIMENSIONS // 8}.get(kind, DIMENSIONS)
+    if kind == "base64":
+        given = [base64.b64decode(one) for one in given]
+        length = DIMENSIONS * 4
+    assert [length] * len(DOCUMENTS) == [len(one) for one in given]
+    assert DOCUMENTS == reply.texts
+
+
+def test_types_of_one_call_are_the_same_vectors(client: Any, gateway: Gateway) -> None:
+    reply = client.embed(
+        model=gateway.model, texts=["an apple"], input_type="search_query", embedding_types=TYPES
+    )
+
+    (floats,) = rows(reply, "float")
+    assert floats == pytest.approx(
+        struct.unpack(f"<{DIMENSIONS}f", base64.b64decode(rows(reply, "base64")[0])), abs=1e-7
+    )
+    assert [round(one * 127) for one in floats] == pytest.approx(rows(reply, "int8")[0], abs=1)
+    assert sum(one > 0 for one in floats) == sum(one.bit_count() for one in rows(reply, "ubinary")[0])
+    assert reply.meta.billed_units.input_tokens > 2
+
+
+def test_input_type_changes_the_vector_where_the_model_has_prompts(client: Any, gateway: Gateway) -> None:
+    def vector(model: str, input_type: str) -> list[float]:
+        asked = {"texts": ["an apple"], "input_type": input_type, "embedding_types": ["float"]}
+        return rows(client.embed(model=model, **asked), "float")[0]
+
+    assert vector(gateway.prompted, "search_query") != vector(gateway.prompted, "search_document")
+    assert vector(gateway.model, "search_query") == vector(gateway.model, "search_document")
+
+
+def test_v1_splits_long_lists_itself_and_gets_plain_vectors(gateway: Gateway) -> None:
+    client = cohere.Client(api_key=gateway.key, base_url=gateway.url)
+    reply = client.embed(model=gateway.model, texts=[f"text {i}" for i in range(200)])
+
+    assert (200, DIMENSIONS) == (len(reply.embeddings), len(reply.embeddings[0]))
+
+
+def test_v2_takes_inputs_and_fewer_dimensions(gateway: Gateway) -> None:
+    client = cohere.ClientV2(api_key=gateway.key, base_url=gateway.url)
+    inputs = [{"content": [{"type": "text", "text": one}]} for one in DOCUMENTS]
+    reply = client.embed(
+        model=gateway.model,
+        inputs=inputs,
+        input_type="search_document",
+        embedding_types=["float"],
+        output_dimension=64,
+    )
+
+    assert [64] * len(DOCUMENTS) == [len(one) for one in reply.embeddings.float_]
+
+
+REFUSED: list[tuple[type[Exception], Callable[[Any, Gateway], Any]]] = [
+    (
+        cohere.NotFoundError,
+        lambda client, _: client.rerank(model="nowhere", query="q", documents=["a"]),
+    ),
+    (
+        cohere.BadRequestError,
+        lambda client, gateway: client.rerank(model=gateway.model, query="", documents=["a"]),
+    ),
+    (
+        cohere.BadRequestError,
+        lambda client, gateway: client.embed(
+            model=gateway.strict, texts=["w " * 1000], input_type="search_query", embedding_types=["float"]
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "call"), REFUSED, ids=["model", "query", "length"])
+def test_errors_are_the_clients_own_with_a_message(
+    client: Any, gateway: Gateway, error: type[Exception], call: Callable[[Any, Gateway], Any]
+) -> None:
+    with pytest.raises(error) as raised:
+        call(client, gateway)
+
+    body: Any = raised.value.body  # type: ignore[attr-defined]
+    assert body["message"]
+
+
+def test_a_wrong_key_is_unauthorized(gateway: Gateway) -> None:
+    with pytest.raises(cohere.UnauthorizedError):
+        cohere.ClientV2(api_key="wrong", base_url=gateway.url).rerank(
+            model=gateway.model, query="q", documents=["a"]
+        )

@@ -1,0 +1,140 @@
+"""One call, said in every dialect, is one call; one reply, read from every dialect, is one reply. Pure."""
+
+import base64
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from backends.contract import Embed, Embedded, Rerank, Reranked, Truncate
+from gateway.api import cohere, openai, rerank, sie, tei
+from gateway.api.answering import Api
+from gateway.api.rendering import json_bytes, msgpack_bytes
+from gateway.calls import Call
+
+many = settings(max_examples=100, deadline=None)
+NOBODY: Any = None
+API = Api(NOBODY, NOBODY, 2048)
+
+TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=8)
+DIMENSIONS = st.none() | st.integers(1, 4096)
+CUTS = st.sampled_from([(None, None), (False, None), (True, Truncate.LEFT), (True, Truncate.RIGHT)])
+SIDES = {Truncate.LEFT: "START", Truncate.RIGHT: "END", None: "NONE"}
+FLOATS = st.floats(-1, 1, width=32, allow_subnormal=False)
+VECTORS = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=16), elements=FLOATS)
+SCORES = arrays(np.float32, st.integers(1, 40), elements=st.sampled_from([0.0, 0.25, 0.5, 1.0]) | FLOATS)
+
+
+def decoded(body: dict[str, Any], kind: Any) -> Any:
+    """A body as it comes off the wire; what is None is not sent."""
+    sent = {field: value for field, value in body.items() if value is not None}
+    return msgspec.json.decode(msgspec.json.encode(sent), type=kind)
+
+
+@many
+@given(TEXTS, DIMENSIONS, st.sampled_from([None, "query", "document"]))
+def test_an_embedding_is_the_same_call_in_every_dialect(
+    texts: list[str], dimensions: int | None, role: Any
+) -> None:
+    call = Call(Embed(tuple(texts), dimensions=dimensions), "m", role=role)
+    jina = decoded(
+        {"input": [{"text": one} for one in texts], "dimensions": dimensions, "input_type": role},
+        openai.EmbeddingsRequest,
+    )
+    plain = decoded({"texts": texts, "output_dimension": dimensions}, dict)
+    types = {"query": "search_query", "document": "search_document", None: None}
+
+    assert call == openai.decode_embeddings(jina, "m", API)
+    if role is not None:
+        v2 = decoded({**plain, "input_type": types[role]}, cohere.EmbedV2Request)
+        assert call == cohere.decode_embed(v2, cohere.texts_of(v2), "m", API)
+    if dimensions is None:
+        items = [{"text": one} for one in texts]
+        options = {"is_query": None if role is None else role == "query"}
+        body = decoded({"items": items, "params": {"options": options}}, sie.EncodeRequest)
+        v1 = decoded({"texts": texts, "input_type": types[role]}, cohere.EmbedV1Request)
+        assert call == sie.decode_encode(body, "m", API)
+        assert call == cohere.decode_embed(v1, texts, "m", API)
+
+
+@many
+@given(TEXTS, CUTS)
+def test_truncation_is_the_same_wish_in_teis_and_coheres_words(
+    texts: list[str], cut: tuple[bool | None, Truncate | None]
+) -> None:
+    truncate, side = cut
+    body = {"inputs": texts, "truncate": truncate, "truncation_direction": side and side.value}
+    words = None if truncate is None else SIDES[side]
+    v2 = decoded({"texts": texts, "input_type": "clustering", "truncate": words}, cohere.EmbedV2Request)
+
+    call = cohere.decode_embed(v2, texts, "m", API)
+    of_tei = tei.decode_embed(decoded(body, tei.EmbedRequest), "m", API)
+    assert (of_tei.truncate, of_tei.side) == (call.truncate, call.side) == cut
+
+
+@many
+@given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=20), min_size=1, max_size=8))
+def test_a_rerank_is_the_same_call_in_every_dialect(query: str, texts: list[str]) -> None:
+    call = Call(Rerank(query, tuple(texts)), "m")
+    documents = [{"text": one} if i % 2 else one for i, one in enumerate(texts)]
+    data = decoded({"query": query, "documents": documents, "top_n": 1}, rerank.RerankRequest)
+    items = decoded({"query": {"text": query}, "items": [{"text": one} for one in texts]}, sie.ScoreRequest)
+
+    assert call == rerank.decode_documents(data, data.documents, "m", API)
+    assert call == tei.decode_rerank(decoded({"query": query, "texts": texts}, tei.RerankRequest), "m", API)
+    assert call == sie.decode_score(items, "m", API)
+
+
+@many
+@given(VECTORS)
+def test_vectors_are_read_back_the_same_from_every_dialect(vectors: np.ndarray) -> None:
+    reply = Embedded(vectors, 7)
+    numbers = msgspec.json.decode(openai.encode_embeddings(reply, "m", "float"))
+    packed = msgspec.json.decode(openai.encode_embeddings(reply, "m", "base64"))
+    kinds = msgspec.json.decode(json_bytes(cohere.encode_by_type(reply, ["float", "base64"])))
+    ids = [None] * len(vectors)
+    items = msgspec.json.decode(json_bytes(sie.encode_items(reply, ids, "float32")))
+    arrays = msgspec.msgpack.decode(msgpack_bytes(sie.encode_items(reply, ids, "float32")))
+
+    for rows in (
+        [one["embedding"] for one in numbers["data"]],
+        [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in packed["data"]],
+        kinds["float"],
+        [np.frombuffer(base64.b64decode(one), "<f4") for one in kinds["base64"]],
+        [one["dense"]["values"] for one in items],
+        [np.frombuffer(one["dense"]["values"][b"data"], "<f4") for one in arrays],
+    ):
+        np.testing.assert_array_equal(vectors, np.array(rows, np.float32))
+
+
+@many
+@given(SCORES, st.none() | st.integers(0, 50))
+def test_scores_are_read_back_the_same_best_first_and_ties_in_order(
+    scores: np.ndarray, top_n: int | None
+) -> None:
+    reply = Reranked(scores, 7)
+    ranks = rerank.ranked(reply, top_n)
+    items = sie.encode_scores(reply, [None] * len(scores))
+
+    assert (min(top_n or len(scores), len(scores))) == len(ranks)
+    assert [float(scores[one["index"]]) for one in ranks] == [float(one["relevance_score"]) for one in ranks]
+    order = [(-float(one["relevance_score"]), one["index"]) for one in ranks]
+    assert sorted(order) == order
+    assert len(ranks) == len({one["index"] for one in ranks})
+    assert [one["item_id"] for one in items][: len(ranks)] == [f"item-{one['index']}" for one in ranks]
+    assert list(range(len(scores))) == [one["rank"] for one in items]
+
+
+@pytest.mark.parametrize("packs", [True, False])
+@many
+@given(TEXTS)
+def test_sies_bodies_say_the_same_in_json_and_msgpack(packs: bool, texts: list[str]) -> None:
+    body = {"items": [{"id": f"{i}", "text": one} for i, one in enumerate(texts)]}
+    codec = msgspec.msgpack if packs else msgspec.json
+
+    read = codec.decode(codec.encode(body), type=sie.EncodeRequest)
+    assert Call(Embed(tuple(texts)), "m") == sie.decode_encode(read, "m", API)

@@ -1,0 +1,105 @@
+"""Every kind of error in every dialect: its status and the shape that the dialect's clients read."""
+
+import json
+from typing import Any, get_args
+
+import pytest
+
+from gateway.api.failures import documented, rendered
+from gateway.api.paths import Dialect
+from gateway.errors import FACTS, GatewayError, InvalidInput
+
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
+
+
+def told(kind: str, dialect: Dialect, param: str | None = None) -> tuple[int, Any]:
+    """Status and body of an error of one kind, whose message is "why"."""
+    error_type = type("Any", (GatewayError,), {"kind": kind})
+    status, body, headers = rendered(error_type("why", param=param), dialect)
+    assert "application/json" == headers["content-type"]
+    return status, json.loads(body)
+
+
+@pytest.mark.parametrize("kind", FACTS)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_kind_has_the_status_of_its_dialect(kind: str, dialect: Dialect) -> None:
+    facts = FACTS[kind]
+    own = {"tei": facts.tei_status, "infinity": facts.infinity_status}
+
+    assert own.get(dialect, facts.status) == told(kind, dialect)[0]
+
+
+@pytest.mark.parametrize("kind", FACTS)
+def test_every_kind_has_the_shape_of_its_dialect(kind: str) -> None:
+    facts = FACTS[kind]
+    _, openai = told(kind, "openai", "input")
+    status, vllm = told(kind, "vllm", "input")
+    _, sie = told(kind, "sie")
+
+    assert ("why", facts.openai_type, "input", facts.openai_code) == tuple(
+        openai["error"][key] for key in ("message", "type", "param", "code")
+    )
+    assert {"error": "why", "error_type": facts.tei_type} == told(kind, "tei")[1]
+    assert {"message": "why"} == told(kind, "cohere")[1]
+    assert {"message": "why", "detail": "why"} == told(kind, "rerank")[1]
+    assert ("why", "input", status) == tuple(vllm["error"][key] for key in ("message", "param", "code"))
+    assert vllm["error"]["type"].endswith("Error")
+    assert {"message": "why", "code": sie["detail"]["code"]} == sie["detail"]
+    assert sie["detail"]["code"].isupper()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("invalid_input", {"detail": [{"type": "value_error", "loc": ["body", "input"], "msg": "why"}]}),
+        ("malformed_body", {"detail": [{"type": "value_error", "loc": ["body", "input"], "msg": "why"}]}),
+        ("unauthenticated", {"detail": "why"}),
+        ("not_found", {"detail": "why"}),
+        ("method_not_allowed", {"detail": "why"}),
+        ("overloaded", {"error": {"message": "why", "type": None, "param": None, "code": 429}}),
+        ("internal", {"error": {"message": "why", "type": None, "param": None, "code": 500}}),
+    ],
+)
+def test_infinity_speaks_as_fastapi_where_its_server_does(kind: str, body: Any) -> None:
+    assert body == told(kind, "infinity", "input")[1]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        ("BadRequestError", "invalid_input"),
+        ("NotFoundError", "model_not_found"),
+        ("InternalServerError", "internal"),
+    ],
+)
+def test_vllm_names_the_type_after_the_status(status: str, kind: str) -> None:
+    assert status == told(kind, "vllm")[1]["error"]["type"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("INVALID_INPUT", "invalid_input"),
+        ("INVALID_INPUT", "empty_input"),
+        ("MODEL_NOT_FOUND", "model_not_found"),
+        ("MODEL_LOADING", "model_loading"),
+        ("MODEL_NOT_LOADED", "no_replica"),
+        ("INFERENCE_ERROR", "upstream_failed"),
+    ],
+)
+def test_sie_has_its_own_codes(code: str, kind: str) -> None:
+    assert code == told(kind, "sie")[1]["detail"]["code"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_status_that_a_dialect_may_answer_is_documented(dialect: Dialect) -> None:
+    kinds = FACTS.keys() - {"not_found", "method_not_allowed"}
+
+    assert {told(kind, dialect)[0] for kind in kinds} == documented(dialect).keys()
+
+
+def test_two_dialects_of_one_path_document_both_envelopes() -> None:
+    statuses = documented("tei", "rerank")
+
+    assert {400, 422, 424, 502} <= statuses.keys()
+    assert rendered(InvalidInput("why"), "tei")[0] in statuses

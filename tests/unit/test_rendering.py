@@ -1,0 +1,81 @@
+"""Vectors in every form that a dialect asks for."""
+
+import base64
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from gateway.api.rendering import EmbeddingType, json_bytes, msgpack_bytes, quantized, vector_items
+
+many = settings(max_examples=100, deadline=None)
+VECTORS = arrays(
+    np.float32,
+    array_shapes(min_dims=2, max_dims=2, max_side=20),
+    elements=st.floats(-1, 1, width=32, allow_subnormal=False),
+)
+
+
+@many
+@given(VECTORS)
+def test_what_is_read_back_from_floats_and_base64_is_the_same(vectors: np.ndarray) -> None:
+    floats = np.array(msgspec.json.decode(json_bytes(vector_items(vectors, "float"))), np.float32)
+    packed = [np.frombuffer(base64.b64decode(one), "<f4") for one in vector_items(vectors, "base64")]
+
+    np.testing.assert_array_equal(vectors, floats)
+    np.testing.assert_array_equal(vectors, packed)
+
+
+@many
+@given(VECTORS)
+def test_eight_bits_are_never_further_off_than_half_a_step(vectors: np.ndarray) -> None:
+    signed = quantized(vectors, "int8").astype(np.float32) / 127
+    unsigned = quantized(vectors, "uint8").astype(np.float32) / 127.5 - 1
+
+    np.testing.assert_allclose(vectors, signed, atol=0.5 / 127 + 1e-6)
+    np.testing.assert_allclose(vectors, unsigned, atol=0.5 / 127.5 + 1e-6)
+
+
+@many
+@given(VECTORS)
+def test_a_bit_is_the_sign_of_its_component(vectors: np.ndarray) -> None:
+    bits = np.unpackbits(quantized(vectors, "ubinary"), axis=1)
+    signed = quantized(vectors, "binary")
+
+    np.testing.assert_array_equal(vectors > 0, bits[:, : vectors.shape[1]])
+    assert not bits[:, vectors.shape[1] :].any()
+    np.testing.assert_array_equal(quantized(vectors, "ubinary").astype(int) - 128, signed.astype(int))
+    assert (np.int8, np.uint8) == (signed.dtype, quantized(vectors, "ubinary").dtype)
+
+
+@pytest.mark.parametrize(("kind", "ends"), [("int8", [-127, 127, 127]), ("uint8", [0, 255, 255])])
+def test_what_is_outside_the_range_is_clipped(kind: EmbeddingType, ends: list[int]) -> None:
+    vector = np.array([[-1.0, 1.0, 7.0]], np.float32)
+
+    assert [ends] == quantized(vector, kind).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("ubinary", [0b10100000, 0b10000000]), ("binary", [0b10100000 - 128, 0])],
+)
+def test_the_first_component_is_the_highest_bit_and_the_last_byte_is_filled_with_zeros(
+    kind: EmbeddingType, expected: list[int]
+) -> None:
+    vector = np.array([[0.1, -0.1, 0.1, 0.0, -1, -1, -1, -1, 0.5]], np.float32)
+
+    assert [expected] == quantized(vector, kind).tolist()
+
+
+def test_an_array_in_msgpack_is_as_numpys_clients_read_it() -> None:
+    told = msgspec.msgpack.decode(
+        msgpack_bytes(np.array([[1, 2]], np.float32)), type=dict[bytes, msgspec.Raw]
+    )
+
+    assert {b"nd", b"type", b"kind", b"shape", b"data"} == told.keys()
+    assert "<f4" == msgspec.msgpack.decode(told[b"type"])
+    assert [1, 2] == msgspec.msgpack.decode(told[b"shape"])
+    assert np.array([1, 2], "<f4").tobytes() == msgspec.msgpack.decode(told[b"data"])
