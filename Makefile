@@ -73,6 +73,7 @@ LOCK_CLIENT = cd tests/clients/requirements && uv pip compile --quiet --universa
 
 lock: ## pin the newest allowed releases anew; needs uv
 	$(LOCK) --output-file requirements/runtime.txt
+	$(LOCK) --extra otlp --constraint requirements/runtime.txt --output-file requirements/otlp.txt
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
 	$(LOCK) --group plots --constraint requirements/dev.txt --output-file requirements/plots.txt
 	for client in $(filter-out sie,$(CLIENTS)); do ( $(LOCK_CLIENT) --python-version 3.11 $$client.in --output-file $$client.txt ) || exit 1; done

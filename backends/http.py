@@ -17,6 +17,7 @@ import msgspec
 from backends.connections import Connections, by_name, by_socket
 from backends.contract import Tls
 from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
+from backends.tracing import carrier
 
 # A replica that does not take a connection in this time is as good as gone.
 CONNECT_TIMEOUT_S = 3.0
@@ -79,6 +80,9 @@ class HttpDoor:
                 if self._transport is None:
                     self._transport = self._open()
                 url, headers = self._target(path, content_type)
+                traced = carrier.get()
+                if traced is not None:
+                    headers = httpx.Headers([*headers.raw, *httpx.Headers(traced.headers).raw])
                 request = httpx.Request(method, url, headers=headers, stream=httpx.ByteStream(body))
                 response = await self._transport.handle_async_request(request)
                 return Answer(response.status_code, response.headers, await _read(response))

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, cast
+from threading import Thread
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from litestar import Litestar
@@ -16,6 +17,7 @@ from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
 
 from backends.contract import Operation
 from backends.registry import open_replica
+from backends.torch.client import TorchBackend
 from gateway import __version__
 from gateway.admission import Admission
 from gateway.api import admin, cohere, failures, models, openai, probes, rerank, sie, tei
@@ -25,7 +27,6 @@ from gateway.api.edge import ASGIApp, Edge
 from gateway.api.exchange import exchange_of_request
 from gateway.api.identity import Identity
 from gateway.api.straight import Straight
-from gateway.batching.lane import Lane
 from gateway.config import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
@@ -40,15 +41,21 @@ from gateway.routing.routes import Routes
 from gateway.serve import Gateway
 from gateway.spaces.store import FingerprintStore
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
+from gateway.telemetry.process import keep_measuring
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from gateway.upstreams import Upstream
 
 FINGERPRINTS_TIMEOUT_S = 1.0
+if TYPE_CHECKING:
+    # OpenTelemetry is loaded only where calls are traced.
+    from gateway.telemetry.tracing import CallTraces
 
 logger = logging.getLogger("gateway")
 
+# How long a stopping worker waits for its last spans to leave.
+LAST_SPANS_S = 2.5
 
 HANDLERS = [
     *openai.HANDLERS,
@@ -85,6 +92,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     look_up: Resolve = resolve
     ledger: Ledger | None = None
     observe: Observe = log_event
+    traces: "CallTraces | None" = None
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -112,7 +120,6 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         name: open_upstream(name, settings, boot.engines, outside.open_replica, observe, fingerprints)
         for name, settings in config.upstreams.items()
     }
-    exporter.watch_lanes({name: _depth(one.lane) for name, one in upstreams.items()})
     ledger = outside.ledger or _ledger(config, observe)
     gateway = Gateway(
         Keyring(
@@ -128,10 +135,11 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         upstreams,
     )
     in_flight = InFlight(config.limits.in_flight_bytes)
+    exporter.watch(_sources(upstreams, in_flight))
     identity = Identity(gateway.keyring, config.trusted_proxies)
     api = Api(gateway, identity, config.limits.inputs)
     store = None if config.quotas.store == "memory" else TenantStore(_door(config))
-    beside = [ledger.keep()]
+    beside = [ledger.keep(), keep_measuring(exporter.late)]
     for one in upstreams.values():
         beside += work_beside(one, outside.open_replica, outside.look_up)
     if boot.worker is not None:
@@ -148,11 +156,12 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         ),
     }
     cors = _cors(config.cors)
-    litestar = _litestar(config, shared, _running(upstreams, closing, beside), cors)
+    traces = outside.traces or _traces(config)
+    litestar = _litestar(config, shared, _running(upstreams, closing, beside, traces), cors)
     # Litestar's types of the same three things are TypedDicts, which no plain mapping matches.
     straight = Straight(cast("ASGIApp", litestar), HANDLERS, api, config.limits.body_bytes)
     return Application(
-        Edge(straight, in_flight, config.limits.body_bytes, observe, boot.admin_port, cors),
+        Edge(straight, in_flight, config.limits.body_bytes, observe, boot.admin_port, cors, traces),
         litestar.lifespan,
         in_flight,
         gateway,
@@ -213,6 +222,7 @@ async def _running(
     upstreams: Mapping[str, Upstream],
     closing: Sequence[Callable[[], Coroutine[Any, Any, None]]],
     beside: Sequence[Coroutine[Any, Any, None]],
+    traces: "CallTraces | None",
 ) -> AsyncIterator[None]:
     """What goes on beside the calls for as long as the application runs; connections are closed after."""
     tasks = [asyncio.create_task(one) for one in beside]
@@ -229,6 +239,23 @@ async def _running(
         for one in upstreams.values():
             for replica in one.pool.replicas:
                 await replica.backend.aclose()
+        if traces is not None:
+            await _sent(traces)
+
+
+def _traces(config: Config) -> "CallTraces | None":
+    if config.tracing is None:
+        return None
+    from gateway.telemetry.tracing import exported
+
+    return exported(config.tracing)
+
+
+async def _sent(traces: "CallTraces") -> None:
+    """Send the last spans, for as long as an ending process may take; a dead collector does not hold it."""
+    sending = Thread(target=traces.close, daemon=True)
+    sending.start()
+    await asyncio.to_thread(sending.join, LAST_SPANS_S)
 
 
 def _tell_why(ended: "asyncio.Task[None]") -> None:
@@ -262,8 +289,21 @@ async def _follow_keys(keyring: Keyring, store: TenantStore, grace_s: float) -> 
         await store.aclose()
 
 
-def _depth(lane: Lane) -> Callable[[], int]:
-    return lambda: lane.queued_tokens
+def _sources(upstreams: Mapping[str, Upstream], in_flight: InFlight) -> Sources:
+    """What metrics read when somebody asks."""
+
+    def replicas() -> Iterator[ReplicaLoad]:
+        for name, one in upstreams.items():
+            for replica in one.pool.replicas:
+                yield ReplicaLoad(name, replica.name, replica.batches, replica.slots)
+
+    backends = {name: replica.backend for name, one in upstreams.items() for replica in one.pool.replicas}
+    return Sources(
+        {name: one.lane.waiting for name, one in upstreams.items()},
+        replicas,
+        lambda: (in_flight.calls, in_flight.bytes),
+        {name: one.stats for name, one in backends.items() if isinstance(one, TorchBackend)},
+    )
 
 
 def _offered(upstream: Upstream) -> frozenset[Operation] | None:

@@ -209,6 +209,24 @@ class Limits(Section, frozen=True):
     in_flight_bytes: PositiveInt = 512 * 1024 * 1024
 
 
+class Tracing(Section, frozen=True):
+    """Where spans go. endpoint: OTLP over HTTP, the whole URL. sample: the share of calls that is recorded of
+    those whose callers do not say it themselves.
+    """
+
+    endpoint: str = "http://127.0.0.1:4318/v1/traces"
+    sample: Share = 0.01
+    headers: dict[str, str] = {}
+    service_name: str = "embedding-gateway"
+
+
+class Logs(Section, frozen=True):
+    """How lines are written. auto: text on a terminal, else JSON. access: whether each call has a line."""
+
+    format: Literal["auto", "json", "text"] = "auto"
+    access: bool = True
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole file. trusted_proxies: networks whose x-forwarded-for is believed."""
 
@@ -219,6 +237,8 @@ class Config(Section, frozen=True, kw_only=True):
     tls: ListenerTls | None = None
     cors: Cors | None = None
     admin: AdminSettings = AdminSettings()
+    logs: Logs = Logs()
+    tracing: Tracing | None = None
     quotas: Quotas = Quotas()
     limits: Limits = Limits()
     upstreams: dict[str, Upstream]

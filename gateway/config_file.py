@@ -7,8 +7,10 @@ The environment is an argument: only the command line reads the real one.
 import re
 import ssl
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
@@ -25,6 +27,7 @@ from gateway.config import (
     Model,
     Section,
     Tenant,
+    Tracing,
     Upstream,
     UpstreamTls,
     digest_of,
@@ -37,9 +40,11 @@ MERGE_TAG = "tag:yaml.org,2002:merge"
 VALUES_MAX = 100_000
 PLACEHOLDER = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
+EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 STORES_ALLOWED = "memory, redis://host:port/db, rediss://host:port/db, redis+sentinel://h1,h2/name/db, redis+cluster://h1,h2"
 # As browsers send it: no path, not even its slash; a part of the host may be left open by *.
 ORIGIN = re.compile(r"https?://[^/\s?#@]+")
+ENDPOINT = re.compile(r"https?://[^/\s?#]+(/[^\s]*)?")
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 
 
@@ -72,9 +77,21 @@ def load_config(path: Path, environment: Mapping[str, str]) -> Config:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError([Problem(str(path), f"cannot be read: {reason}")]) from error
     config = parse_config(text, environment, path.parent)
-    if problems := [*_missing_folders(config), *_tls_problems(config)]:
+    if problems := [*_missing_folders(config), *_tls_problems(config), *_missing_exporter(config)]:
         raise ConfigError(problems)
     return config
+
+
+def _missing_exporter(config: Config, exporter: str = EXPORTER) -> Iterator[Problem]:
+    """What sends spans is an extra of the package."""
+    if config.tracing is None:
+        return
+    try:
+        found = find_spec(exporter)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        yield Problem("tracing", "needs the package's extra `otlp`: pip install 'embedding-gateway[otlp]'")
 
 
 def parse_config(text: str, environment: Mapping[str, str], base: Path) -> Config:
@@ -229,7 +246,10 @@ class _Filler:
 
 def _type_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
     """Walk the schema beside the data, so that one wrong leaf does not hide the next."""
-    if isinstance(kind, type) and issubclass(kind, Section):
+    if value is not None and get_origin(kind) is UnionType:
+        # A section that may be absent is here.
+        kind = next((one for one in get_args(kind) if _is_section(one)), kind)
+    if _is_section(kind):
         yield from _section_problems(value, kind, path)
     elif get_origin(kind) is dict:
         if not isinstance(value, dict):
@@ -239,6 +259,10 @@ def _type_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
             yield from _type_problems(one, get_args(kind)[1], _join(path, name))
     else:
         yield from _leaf_problems(value, kind, path)
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def _section_problems(value: Any, kind: type[Section], path: str) -> Iterator[Problem]:
@@ -294,6 +318,7 @@ def _process_problems(config: Config) -> Iterator[Problem]:
     except ValueError as error:
         yield Problem("listen", f"{config.listen!r}: {error}")
     yield from _admin_problems(config)
+    yield from _tracing_problems(config.tracing)
     if problem := _store_problem(config.quotas.store):
         yield Problem("quotas.store", problem)
     for index, network in enumerate(config.trusted_proxies):
@@ -306,6 +331,11 @@ def _process_problems(config: Config) -> Iterator[Problem]:
         yield Problem(
             "workers", "more than 1 need quotas that they count together: a Redis in `quotas.store`"
         )
+
+
+def _tracing_problems(tracing: Tracing | None) -> Iterator[Problem]:
+    if tracing and not ENDPOINT.fullmatch(tracing.endpoint):
+        yield Problem("tracing.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/traces")
 
 
 def _store_problem(store: str) -> str | None:

@@ -55,7 +55,7 @@ class Dispatcher:
         work = _with_truncation(upstream.as_sent(call, grant.route.prompts), truncate)
         counted = grant.input_tokens
         slices = cut(work, counted or upstream.most_tokens(work), upstream.bounds, exact=counted is not None)
-        passenger = self._passenger(grant, call)
+        passenger = self._passenger(grant, call, timeline)
         upstream.lane.check_room(sum(piece.tokens for piece in slices), passenger)
         try:
             carried = await _carry(slices, upstream.lane, grant, passenger, deadline_s)
@@ -66,12 +66,18 @@ class Dispatcher:
         timeline.move("upstream", "queue", max(one.queued_s for one in carried))
         return _scored(reply) if upstream.by_cosine(call.work) else reply
 
-    def _passenger(self, grant: Grant, call: Call) -> Passenger:
+    def _passenger(self, grant: Grant, call: Call, timeline: Timeline) -> Passenger:
         tenant = grant.tenant
         # A caller may lower the class of its own call, and nobody may raise it.
         priority: Priority = "bulk" if call.bulk else tenant.priority
         return Passenger(
-            tenant.name, next(self._flows), tenant.weight, priority, tenant.queue_tokens, tenant.join
+            tenant.name,
+            next(self._flows),
+            tenant.weight,
+            priority,
+            tenant.queue_tokens,
+            tenant.join,
+            timeline.trace,
         )
 
 

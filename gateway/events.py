@@ -3,17 +3,21 @@
 Rule: no inputs, no keys, no vectors in an event.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
+
+# Where a call's time goes.
+Stage = Literal["parse", "auth", "quota", "queue", "upstream", "encode"]
 
 
 class CallFinished(msgspec.Struct, frozen=True):
     """One HTTP call has been answered, well or badly.
 
     route: the path's template. outcome: "ok" or an error's kind. duration_s: from the first byte read
-    to the last byte written.
+    to the last byte written. stages: where it went, in seconds, as `server-timing` tells it. trace_id: 32 hex
+    digits, where calls are traced.
     """
 
     request_id: str
@@ -26,6 +30,26 @@ class CallFinished(msgspec.Struct, frozen=True):
     model: str | None = None
     inputs: int = 0
     tokens: int = 0
+    operation: str | None = None
+    stages: Mapping[Stage, float] = {}
+    trace_id: str | None = None
+
+
+class AttemptStarted(msgspec.Struct, frozen=True):
+    """One batch is on its way to one replica; made only where a call in it is traced.
+
+    model: as the replica calls it. calls: how many travel in it together. tries_before: how often its first
+    slice was tried.
+    """
+
+    upstream: str
+    replica: str
+    model: str
+    operation: str
+    inputs: int
+    calls: int
+    hedge: bool
+    tries_before: int
 
 
 class AttemptFinished(msgspec.Struct, frozen=True):

@@ -30,6 +30,11 @@ class InFlight:
         """Calls begun and not yet answered to the last byte."""
         return self._calls
 
+    @property
+    def bytes(self) -> int:
+        """Held by bodies in memory."""
+        return self._bytes
+
     def enter(self) -> None:
         """A call begins.
 

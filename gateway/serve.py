@@ -55,6 +55,7 @@ class Gateway:
         tenant = self.keyring.identify(caller.api_key)
         timeline.tenant = tenant.name
         operation = operation_of(call.work)
+        timeline.operation = operation.value
         tenant.require_operation(operation)
         route = self.routes.resolve(tenant, call.model, operation)
         timeline.model = route.model

@@ -1,24 +1,36 @@
 """Where one call's time went, stage by stage; what `server-timing` shows. Owned by its call alone."""
 
 import time
-from typing import Literal
+from typing import TYPE_CHECKING
 
-Stage = Literal["parse", "auth", "quota", "queue", "upstream", "encode"]
+from gateway.events import Stage
+
+if TYPE_CHECKING:
+    # OpenTelemetry is loaded only where calls are traced.
+    from gateway.telemetry.tracing import CallTrace
 
 
 class Timeline:
-    """Laps of one call on the monotonic clock, in seconds; and whose call it is, as far as it got."""
+    """Laps of one call on the monotonic clock, in seconds; and whose call it is, as far as it got.
+
+    started_s: on time.perf_counter. trace: the call's, where calls are traced.
+    """
 
     def __init__(self, started_s: float | None = None) -> None:
         self._last_s = time.perf_counter() if started_s is None else started_s
+        self.started_s = self._last_s
         self.laps: dict[Stage, float] = {}
         self.tenant: str | None = None
         self.model: str | None = None
+        self.operation: str | None = None
+        self.trace: CallTrace | None = None
 
     def lap(self, stage: Stage) -> None:
         """Everything since the last lap belongs to this stage."""
         now_s = time.perf_counter()
         self.laps[stage] = self.laps.get(stage, 0.0) + now_s - self._last_s
+        if self.trace is not None:
+            self.trace.stage(stage, self._last_s, now_s)
         self._last_s = now_s
 
     def move(self, source: Stage, target: Stage, seconds: float) -> None:

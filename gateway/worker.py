@@ -21,9 +21,11 @@ import uvicorn
 import uvloop
 
 from gateway import listeners
-from gateway.app import Application, Boot, build
+from gateway.app import Application, Boot, Collaborators, build
 from gateway.config import ListenerTls
 from gateway.http_protocol import BoundedProtocol
+from gateway.telemetry.access_log import log_change, log_event
+from gateway.telemetry.log_lines import write_lines
 
 # Longer than any sensible client's keep-alive pool holds an idle connection.
 KEEP_ALIVE_S = 75
@@ -96,19 +98,18 @@ class DrainingServer(uvicorn.Server):
 def main() -> None:
     """Entry point of the child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
-    )
+    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
+    write_lines(boot.boot.config.logs)
     for chatty in ("uvicorn", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
     Thread(target=_end_with_parent, args=(boot.metrics_folder,), daemon=True).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(boot))
 
 
 async def _serve(boot: WorkerBoot) -> None:
-    application = build(boot.boot)
+    observe = log_event if boot.boot.config.logs.access else log_change
+    application = build(boot.boot, Collaborators(observe=observe))
     drain_s, tls = boot.boot.config.drain_s, boot.boot.config.tls
     config = uvicorn.Config(
         application.asgi,

@@ -23,6 +23,7 @@ from gateway.config_file import parse_config
 from gateway.events import Event
 from gateway.quotas.ledger import Ledger
 from gateway.routing.discovery import Resolve, resolve
+from gateway.telemetry.tracing import CallTraces
 from gateway.tenants.keyring import key_digest
 
 KEY = "test-key"
@@ -67,11 +68,13 @@ async def running_gateway(
     wait: bool = True,
     sockets: bool = False,
     look_up: Resolve = resolve,
+    traces: CallTraces | None = None,
 ) -> AsyncIterator[Running]:
     """Boot on a config whose replicas are ASGI apps, by host name; a host that is missing is dead.
 
     wait: until every replica has had its attempt to join. sockets: replicas are servers on ports. look_up:
-    names to addresses, where a config discovers replicas; they are ASGI apps by address then.
+    names to addresses, where a config discovers replicas; they are ASGI apps by address then. traces: what is
+    told of each call.
     """
     events: list[Event] = []
 
@@ -84,7 +87,7 @@ async def running_gateway(
 
     parsed = parse_config(config, {}, Path.cwd())
     first = None if parsed.tenants else key_digest(KEY)
-    outside = Collaborators(open_replica=open_replica, ledger=ledger, observe=events.append, look_up=look_up)
+    outside = Collaborators(open_replica, look_up, ledger, events.append, traces)
     application = build(Boot(parsed, first), outside)
     async with (
         application.lifespan(),

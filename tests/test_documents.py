@@ -1,19 +1,23 @@
 """The documents say what is there."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.config import Config, Section
+from backends.torch.stats import BOUNDS, COUNTERS
+from gateway.config import Config, Key, Section
 from gateway.config_file import parse_config
 from gateway.errors import FACTS
 from gateway.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
+OBSERVABILITY = ROOT / "deploy/observability"
 
 
 def test_the_files_of_architecture_are_the_files_of_the_tree() -> None:
@@ -43,8 +47,23 @@ def test_every_yaml_example_is_a_config_that_loads(document: str) -> None:
 def test_the_files_that_compose_serves_load(name: str, tmp_path: Path) -> None:
     text = (ROOT / "deploy/compose" / name).read_text().replace("/secrets/", f"{tmp_path}/")
     (tmp_path / "redis-password").write_text("made at random")
+    (tmp_path / "metrics-digest").write_text("0f" * 32)
+    config = parse_config(text, {}, ROOT)
 
-    assert parse_config(text, {}, ROOT).quotas.store == "redis://:made at random@redis:6379/0"
+    assert config.quotas.store == "redis://:made at random@redis:6379/0"
+    assert [("metrics",)] == [one.scopes for one in config.admin.keys if isinstance(one, Key)]
+
+
+def test_what_compose_mounts_is_there() -> None:
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    mounted = [str(one) for service in services.values() for one in service.get("volumes", ())]
+    paths = [one.partition(":")[0] for one in mounted if one.startswith("./")]
+
+    assert paths
+    assert [] == [one for one in paths if not (ROOT / one).exists()]
+    assert not any(
+        service["image"].endswith(":latest") for name, service in services.items() if name != "vllm"
+    )
 
 
 def test_the_projects_own_router_yaml_loads() -> None:
@@ -63,9 +82,15 @@ def test_every_error_is_documented_with_its_status() -> None:
     } == documented
 
 
-def test_every_metric_is_documented() -> None:
-    documented = set(re.findall(r"^\| `(\w+)` \| (\w+) \|", _doc("metrics"), re.MULTILINE))
-    body, _ = Metrics(is_open=True).render()
+def test_the_engines_metrics_are_documented() -> None:
+    rows = re.findall(r"^\| (`te_.+?) \|", _doc("metrics"), re.MULTILINE)
+
+    assert {"te_queue_size", *COUNTERS, *BOUNDS} == set(re.findall(r"`(\w+)`", "".join(rows)))
+
+
+async def test_every_metric_is_documented() -> None:
+    documented = set(re.findall(r"^\| `(gateway_\w+)` \| (\w+) \|", _doc("metrics"), re.MULTILINE))
+    body, _ = await Metrics(is_open=True).render()
     families = text_string_to_metric_families(body.decode())
     there = {
         (f"{one.name}_total" if one.type == "counter" else one.name, one.type)
@@ -110,3 +135,19 @@ def _is_section(kind: Any) -> bool:
 
 def _doc(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text()
+
+
+def test_dashboards_and_alerts_ask_for_metrics_that_are_documented() -> None:
+    documented = set(re.findall(r"`((?:gateway|te)_\w+)`", _doc("metrics")))
+    boards = [json.loads(path.read_text()) for path in (OBSERVABILITY / "grafana/dashboards").glob("*.json")]
+    asked = [target["expr"] for board in boards for panel in board["panels"] for target in panel["targets"]]
+    asked += [variable["query"] for board in boards for variable in board["templating"]["list"]]
+    rules = yaml.safe_load((OBSERVABILITY / "rules.yaml").read_text())
+    asked += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    named = {name for one in asked for name in re.findall(r"\b(?:gateway|te)_\w+", one)}
+
+    assert 4 == len(boards)
+    assert named
+    assert set() == {
+        name for name in named if not {name, re.sub(r"_(bucket|sum|count)$", "", name)} & documented
+    }

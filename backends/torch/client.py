@@ -6,6 +6,9 @@ from backends import errors
 from backends.contract import Capabilities, ReplicaSpec, Reply, Work
 from backends.http import HttpDoor
 from backends.torch import wire
+from backends.torch.stats import Stats
+from backends.torch.stats import decoder as stats_decoder
+from backends.tracing import note_phases
 
 REFUSALS: dict[str, type[errors.BackendError]] = {
     one.kind: one
@@ -42,11 +45,20 @@ class TorchBackend:
         answer = await self._http.post("/run", body, timeout_s, wire.MEDIA_TYPE)
         try:
             if answer.status == 200:
+                note_phases(answer.headers)
                 return wire.reply_decoder.decode(answer.body)
             refusal = wire.refusal_decoder.decode(answer.body)
         except (msgspec.DecodeError, ValueError) as error:
             raise errors.Failed("the engine's answer could not be read") from error
         raise REFUSALS.get(refusal.kind, errors.Failed)(refusal.message)
+
+    async def stats(self, timeout_s: float) -> Stats | None:
+        """What the engine has counted since it started; None while it does not answer."""
+        try:
+            answer = await self._http.get("/stats", timeout_s)
+            return stats_decoder.decode(answer.body) if answer.status == 200 else None
+        except (errors.BackendError, msgspec.DecodeError):
+            return None
 
     async def aclose(self) -> None:
         """Close the connections to the engine."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from threading import Condition, Thread
+from time import perf_counter
 from typing import TypeAlias, TypeVar
 
 from backends.contract import (
@@ -30,6 +31,7 @@ from backends.torch.loader import Loaded
 from backends.torch.planner import plan
 from backends.torch.preparing import Prepared
 from backends.torch.sequences import Row
+from backends.torch.stats import Recorder, Watch
 
 T = TypeVar("T")
 
@@ -80,6 +82,7 @@ class Job:
         self.rows: list[Row | None] = [None] * len(prepared.sequences)
         self.missing = len(prepared.sequences)
         self.error: BackendError | None = None
+        self.tokenized_s = self.began_s = self.ended_s = perf_counter()
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
 
@@ -90,6 +93,7 @@ class Job:
 
     def resolve(self) -> None:
         """Tell the waiting caller; called from the loop's thread."""
+        self.ended_s = perf_counter()
         self.loop.call_soon_threadsafe(self._settle)
 
     def _settle(self) -> None:
@@ -121,11 +125,18 @@ class Engine:
         self._queued_tokens = 0
         self._queue: deque[Job] = deque()
         self._arrived = Condition()
+        self.recorder = Recorder()
         self._tokenizing = ThreadPoolExecutor(TOKENIZING_THREADS, "tokenize")
         (thread or ForwardThread()).submit(self._loop)
 
-    async def run(self, work: Work) -> Reply:
-        """Carry out one piece of work.
+    @property
+    def waiting_inputs(self) -> int:
+        """Inputs in the queue, not yet begun."""
+        with self._arrived:
+            return sum(len(job.rows) for job in self._queue)
+
+    async def run(self, work: Work, watch: Watch | None = None) -> Reply:
+        """Carry out one piece of work. watch: told where its time went.
 
         Raises: InvalidWork, UnsupportedWork, Overloaded, Failed.
         """
@@ -140,6 +151,8 @@ class Engine:
         job = Job(prepared)
         self._enqueue(job)
         await job.done
+        if watch is not None:
+            watch.note(job.tokenized_s, job.began_s, job.ended_s, [len(one.ids) for one in job.sequences])
         rows = [row for row in job.rows if row is not None]
         if not prepared.compared:
             return answer(self._loaded.recipe, work, prepared, rows)
@@ -181,6 +194,7 @@ class Engine:
                 job = self._queue.popleft()
                 self._queued_tokens -= job.tokens
                 if not job.done.cancelled():
+                    job.began_s = perf_counter()
                     jobs.append(job)
                     tokens += job.tokens
             return jobs

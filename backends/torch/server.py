@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -25,15 +25,18 @@ from backends.torch import wire
 from backends.torch.engine import Engine, ForwardThread
 from backends.torch.kinds import Said
 from backends.torch.loader import Loaded, load
+from backends.torch.stats import Watch
+from backends.tracing import PHASES_HEADER, is_recorded
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Report = Callable[[wire.State], None]
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class EngineApp:
-    """ASGI: POST /run takes a `wire.Request`, GET /info tells the capabilities."""
+    """ASGI: POST /run takes a `wire.Request`, GET /info its capabilities, GET /stats its counts."""
 
     def __init__(self, engine: Engine, loaded: Loaded) -> None:
         self._engine = engine
@@ -44,22 +47,44 @@ class EngineApp:
         if scope["path"] == "/info":
             await _answer(send, 200, self._info)
         elif scope["path"] == "/run":
-            await _answer(send, *await self._run(await _body(receive), receive))
+            body = await _body(receive)
+            await _answer(send, *await self._run(body, receive, recorded=_is_recorded(scope)))
+        elif scope["path"] == "/stats":
+            stats = self._engine.recorder.snapshot(self._engine.waiting_inputs)
+            await _answer(send, 200, wire.encoder.encode(stats))
         else:
             await _answer(send, 404, b"")
 
-    async def _run(self, body: bytes, receive: Receive) -> tuple[int, bytes]:
+    async def _run(self, body: bytes, receive: Receive, *, recorded: bool) -> tuple[int, bytes, Headers]:
         try:
             request = wire.request_decoder.decode(body)
-            async with asyncio.timeout(request.timeout_s):
-                reply = await _while_connected(self._engine.run(request.work), receive)
-            return 200, wire.encoder.encode(reply)
+            return await self._answered(request, receive, recorded=recorded)
         except BackendError as error:
-            return _refused(error)
+            refusal = error
         except TimeoutError:
-            return _refused(TimedOut("the engine did not finish in time"))
+            refusal = TimedOut("the engine did not finish in time")
         except msgspec.DecodeError as error:
-            return _refused(Failed(f"the engine could not read the request: {error}"))
+            refusal = Failed(f"the engine could not read the request: {error}")
+        self._engine.recorder.failed(refusal.kind)
+        return *_refused(refusal), ()
+
+    async def _answered(
+        self, request: wire.Request, receive: Receive, *, recorded: bool
+    ) -> tuple[int, bytes, Headers]:
+        recorder, watch = self._engine.recorder, Watch()
+        recorder.began(request.work)
+        async with asyncio.timeout(request.timeout_s):
+            reply = await _while_connected(self._engine.run(request.work, watch), receive)
+        recorder.finished(request.work, watch)
+        phases = watch.phases
+        told: Headers = ()
+        if recorded and phases is not None:
+            told = ((PHASES_HEADER.encode(), msgspec.json.encode(phases)),)
+        return 200, wire.encoder.encode(reply), told
+
+
+def _is_recorded(scope: Message) -> bool:
+    return any(name == b"traceparent" and is_recorded(value) for name, value in scope["headers"])
 
 
 async def _while_connected(work: Awaitable[Any], receive: Receive) -> Any:
@@ -90,9 +115,9 @@ async def _body(receive: Receive) -> bytes:
             return b"".join(chunks)
 
 
-async def _answer(send: Send, status: int, body: bytes) -> None:
+async def _answer(send: Send, status: int, body: bytes, told: Headers = ()) -> None:
     headers = [(b"content-type", wire.MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *told]})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -7,7 +7,7 @@ Knows no dialect but through `failures`; decides nothing about a call's content.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from litestar.config.cors import CORSConfig
 
@@ -17,6 +17,10 @@ from gateway.api.paths import dialect_of, is_for_operators, settled, template_of
 from gateway.errors import BodyTooLarge, GatewayError, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import CallFinished, Observe
 from gateway.in_flight import COME_BACK_S, InFlight
+
+if TYPE_CHECKING:
+    # OpenTelemetry is loaded only where calls are traced.
+    from gateway.telemetry.tracing import CallTrace, CallTraces
 
 # ASGI's own types: plain mappings, which any server and any framework agree on.
 Message: TypeAlias = MutableMapping[str, Any]
@@ -40,7 +44,7 @@ class Edge:
     """ASGI around the application.
 
     body_bytes: `limits.body_bytes`. admin_port: operators' own. cors: which pages may read what is refused
-    here; the application says it on all that it answers itself.
+    here; the application says it on all that it answers itself. traces: of calls, where they are traced.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Edge:
         observe: Observe,
         admin_port: int | None = None,
         cors: CORSConfig | None = None,
+        traces: "CallTraces | None" = None,
     ) -> None:
         self._app = app
         self._in_flight = in_flight
@@ -58,6 +63,7 @@ class Edge:
         self._observe = observe
         self._admin_port = admin_port
         self._cors = cors
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP call; anything else is passed on."""
@@ -73,12 +79,17 @@ class Edge:
         wire = _Wire(exchange, receive, send, self._in_flight)
         if self._cors is not None:
             exchange.readable_by = plain_headers(_readable_by(exchange.header(b"origin"), self._cors))
+        if self._traces is not None:
+            exchange.timeline.trace = _begun(self._traces, scope, exchange)
         started_s = time.perf_counter()
         try:
             await self._answer(scope, wire)
         finally:
             wire.release()
-            self._observe(_finished(scope, exchange, time.perf_counter() - started_s))
+            event = _finished(scope, exchange, time.perf_counter() - started_s)
+            if exchange.timeline.trace is not None:
+                exchange.timeline.trace.finish(event)
+            self._observe(event)
 
     async def _answer(self, scope: Scope, wire: "_Wire") -> None:
         path = scope["path"]
@@ -221,7 +232,18 @@ def _readable_by(origin: str, cors: CORSConfig) -> dict[str, str]:
     return {"access-control-allow-origin": origin, "vary": "Origin", **allowed}
 
 
+def _begun(traces: "CallTraces", scope: Scope, exchange: Exchange) -> "CallTrace | None":
+    """A call's trace; whoever only watches leaves none."""
+    path = scope["path"]
+    if path in PROBES or path.endswith("/health"):
+        return None
+    parent, state = exchange.header(b"traceparent"), exchange.header(b"tracestate")
+    name = f"{scope['method']} {exchange.route}"
+    return traces.begin(name, exchange.timeline.started_s, parent, state)
+
+
 def _finished(scope: Scope, exchange: Exchange, duration_s: float) -> CallFinished:
+    timeline = exchange.timeline
     return CallFinished(
         request_id=exchange.request_id,
         method=scope["method"],
@@ -229,8 +251,11 @@ def _finished(scope: Scope, exchange: Exchange, duration_s: float) -> CallFinish
         status=exchange.status,
         outcome=exchange.outcome,
         duration_s=duration_s,
-        tenant=exchange.timeline.tenant,
-        model=exchange.timeline.model,
+        tenant=timeline.tenant,
+        model=timeline.model,
         inputs=exchange.inputs,
         tokens=exchange.tokens,
+        operation=timeline.operation,
+        stages=timeline.laps,
+        trace_id=None if timeline.trace is None else timeline.trace.trace_id,
     )

@@ -43,7 +43,7 @@ async def metrics(
     """Prometheus' text format; beyond the loopback interface it needs a key for that."""
     if not exporter.is_open:
         api.identity.of(exchange_of(request.scope)).require("metrics")
-    body, content_type = exporter.render()
+    body, content_type = await exporter.render()
     # Litestar names the charset of a text itself.
     return Response(body, media_type=content_type.removesuffix("; charset=utf-8"))
 

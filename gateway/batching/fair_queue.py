@@ -8,7 +8,7 @@ Knows nothing of futures, replicas or time.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -129,6 +129,14 @@ class FairQueue(Generic[T]):
         """How much of one tenant waits."""
         waiting = (one.tenants.get(tenant) for one in self._classes.values())
         return sum(one.tokens for one in waiting if one is not None)
+
+    def items(self) -> Iterator[T]:
+        """All that waits, in no order that matters."""
+        for of_class in self._classes.values():
+            for tenant in of_class.tenants.values():
+                for call in tenant.calls.values():
+                    for entry in call.values():
+                        yield entry.item
 
     def push(self, entry: Entry[T], *, first: bool = False) -> None:
         """Join the queue; first: go on where an attempt has failed, before the tenant's other calls."""

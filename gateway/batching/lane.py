@@ -15,17 +15,20 @@ import msgspec
 
 from backends.contract import Reply, Work
 from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
+from backends.tracing import carrier
 from gateway.batching.drain import DrainRate
 from gateway.batching.fair_queue import Entry, FairQueue, Priority
 from gateway.batching.joining import Load, alike, parted
 from gateway.batching.portion import Portion
 from gateway.batching.slices import Bounds, Slice
 from gateway.batching.ticket import Attempt, Passenger, Ticket
+from gateway.batching.traced import begin_trace
 from gateway.errors import DeadlineExceeded, GatewayError, ModelLoading, NoReplica, Overloaded
 from gateway.events import AttemptFinished, Observe
 from gateway.routing.budget import Budget
 from gateway.routing.latencies import Latencies
 from gateway.routing.pool import Pool, Replica, why_none
+from gateway.telemetry.metrics import Waiting
 
 # A slice that was being worked on at this many crashes may be their cause: it runs alone once more.
 LOSSES_MAX = 2
@@ -106,6 +109,17 @@ class Lane:
         """Tokens that wait for a replica, as an upper bound."""
         return self._queue.tokens
 
+    def waiting(self) -> Waiting:
+        """What is in the queue, for whoever watches; walks all of it."""
+        if not len(self._queue):
+            return Waiting()
+        inputs, since_s = 0, self._clock()
+        now_s = since_s
+        for ticket in self._queue.items():
+            inputs += ticket.piece.inputs
+            since_s = min(since_s, ticket.waiting_since_s)
+        return Waiting(self._queue.tokens, inputs, now_s - since_s)
+
     async def wait_joined(self, deadline_s: float) -> None:
         """Wait until some replica has told what it can do.
 
@@ -146,6 +160,8 @@ class Lane:
         if ticket is None or ticket.done:
             ticket = self._shared[key] = Ticket(piece, passenger, deadline_s, self._clock())
             self._enqueue(ticket)
+        if passenger.trace is not None:
+            ticket.traces.append(passenger.trace)
         waiter = ticket.wait(deadline_s)
         self._pump_soon()
         taken = False
@@ -334,6 +350,8 @@ class Lane:
             ticket.running.add(attempt)
             if not hedge:
                 ticket.queued_s += now_s - ticket.waiting_since_s
+        if tickets[0].traces:
+            begin_trace(attempt, self._pool.upstream)
         replica.started(attempt.cargo, now_s)
         self._attempts.add(attempt)
         if not hedge:
@@ -343,13 +361,15 @@ class Lane:
         attempt.task.add_done_callback(lambda task: self._came_back(attempt, task))
 
     async def _try(self, attempt: Attempt) -> None:
+        if attempt.carrier is not None:
+            carrier.set(attempt.carrier)
         try:
             reply = await attempt.replica.backend.run(attempt.piece.work, self._timeout_s(attempt))
         except BackendError as error:
-            attempt.outcome = error.kind
+            attempt.ended(error.kind)
             self._failed(attempt, error)
         else:
-            attempt.outcome = "ok"
+            attempt.ended("ok")
             self._succeeded(attempt, reply)
 
     def _came_back(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
@@ -359,6 +379,7 @@ class Lane:
         attempt.replica.ended(attempt.cargo)
         if attempt.hedging is not None:
             attempt.hedging.cancel()
+        attempt.ended(attempt.outcome)
         took_s = self._clock() - attempt.started_s
         self._observe(
             AttemptFinished(

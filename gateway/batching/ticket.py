@@ -2,22 +2,28 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from backends.contract import Reply
 from backends.errors import BackendError, TimedOut
+from backends.tracing import Carrier
 from gateway.batching.fair_queue import Entry, Priority
 from gateway.batching.joining import joined
 from gateway.batching.slices import Slice
 from gateway.routing.pool import Cargo, Replica
+
+if TYPE_CHECKING:
+    # OpenTelemetry is loaded only where calls are traced.
+    from gateway.telemetry.tracing import AttemptTrace, CallTrace
 
 
 class Passenger(msgspec.Struct, frozen=True):
     """Whose slice it is.
 
     flow: the call it is part of. queue_tokens: its tenant's own bound. join: whether it may share a batch
-    with other tenants' slices.
+    with other tenants' slices. trace: the call's, where calls are traced.
     """
 
     tenant: str
@@ -26,13 +32,14 @@ class Passenger(msgspec.Struct, frozen=True):
     priority: Priority = "interactive"
     queue_tokens: int | None = None
     join: bool = True
+    trace: "CallTrace | None" = None
 
 
 class Ticket:
     """Invariant: every waiter is told once, whatever becomes of the attempts.
 
     alone: it may have crashed what it travelled in, and travels with nobody. part: of a batch that was
-    refused and split; it travels with others of that part only.
+    refused and split; it travels with others of that part only. traces: of the calls that wait for it.
     """
 
     def __init__(self, piece: Slice, passenger: Passenger, deadline_s: float, now_s: float) -> None:
@@ -54,6 +61,8 @@ class Ticket:
         self.alone = False
         self.part: object = None
         self.last_error: BackendError | None = None
+        self.tries = 0
+        self.traces: list[CallTrace] = []
 
     def wait(self, deadline_s: float) -> asyncio.Future[Reply]:
         """One more who wants the answer, until a moment on the lane's clock."""
@@ -99,6 +108,14 @@ class Attempt:
         self.task: asyncio.Task[None] | None = None
         self.hedging: asyncio.TimerHandle | None = None
         self.outcome = "cancelled"
+        self.trace: AttemptTrace | None = None
+        self.carrier: Carrier | None = None
+
+    def ended(self, outcome: str) -> None:
+        """Its outcome is known; whoever hears of it next finds it in the trace."""
+        self.outcome = outcome
+        if self.trace is not None:
+            self.trace.end(outcome)
 
     def wanted(self) -> bool:
         """Whether anybody still waits for what it brings."""

@@ -15,23 +15,24 @@ from gateway.config import Config
 from gateway.config_file import ConfigError, load_config
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.supervisor import StartError, Supervisor
+from gateway.telemetry.log_lines import write_lines
 from gateway.tenants.keyring import key_digest, new_key
 from gateway.tenants.store import TenantStore
+
+logger = logging.getLogger("gateway")
 
 STORE_TIMEOUT_S = 5.0
 
 
 def serve(path: Path, environment: Mapping[str, str]) -> int:
     """Run until stopped; 1 where it could not start."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
-    )
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         config = load_config(path, environment)
     except ConfigError as error:
         show_problems(path, error)
         return 1
+    write_lines(config.logs)
     first_key = _first_key(config, environment, errors)
     try:
         asyncio.run(_run(config, first_key, environment))
@@ -76,7 +77,7 @@ async def _run(config: Config, first_key: FirstKey | None, environment: Mapping[
         def progress(detail: str) -> None:
             status.update(escape(detail))
             if not console.is_terminal:
-                console.print(escape(detail))
+                logger.info("%s", detail)
 
         def ready(report: bytes, address: str) -> None:
             status.stop()

@@ -1,8 +1,9 @@
-"""Events as log lines: one a call, one a change of a replica. Inputs and keys are in no event."""
+"""Events as log lines: one a call, one a change of state. Inputs and keys are in no event."""
 
 import logging
+from typing import Any, TypeAlias
 
-from gateway.events import CallFinished, Event, ReplicaChanged, SpaceChecked, StoreChanged
+from gateway.events import CallFinished, Event, ReplicaChanged, SpaceChecked, SpaceOutcome, StoreChanged
 
 logger = logging.getLogger("gateway")
 
@@ -10,57 +11,111 @@ logger = logging.getLogger("gateway")
 QUIET_ROUTES = frozenset({"/livez", "/readyz", "/health", "/models/{model}/health", "/metrics"})
 
 
+SPACE_LEVELS: dict[SpaceOutcome, int] = {
+    "fits": logging.INFO,
+    "differs": logging.ERROR,
+    "unchecked": logging.WARNING,
+}
+Logged: TypeAlias = CallFinished | ReplicaChanged | SpaceChecked | StoreChanged
+
+
+class EventLine:
+    """What a line tells, as text for people and as fields for programs; made only where it is written."""
+
+    def __init__(self, event: Logged) -> None:
+        self.event = event
+
+    def __str__(self) -> str:
+        match self.event:
+            case CallFinished():
+                return _call_line(self.event)
+            case ReplicaChanged():
+                one = self.event
+                return f"upstream {one.upstream}: {one.replica} is {one.state} ({one.reason})"
+            case SpaceChecked():
+                return _space_line(self.event)
+            case StoreChanged(away=True):
+                return f"the quotas' store is away ({self.event.reason}): counting without it"
+        return f"the quotas' store is back ({self.event.reason})"
+
+    def fields(self) -> dict[str, Any]:
+        """Flat, with units in the names; what is not known is left out."""
+        match self.event:
+            case CallFinished():
+                return _call_fields(self.event)
+            case ReplicaChanged():
+                one = self.event
+                told = {"upstream": one.upstream, "replica": one.replica, "state": one.state}
+                return {"event": "replica", "message": str(self), **told, "reason": one.reason}
+            case SpaceChecked():
+                space = self.event
+                told = {"upstream": space.upstream, "replica": space.replica, "outcome": space.outcome}
+                return {"event": "vector_space", "message": str(self), **told, "reason": space.reason}
+        away = {"away": self.event.away, "reason": self.event.reason}
+        return {"event": "store", "message": str(self), **away}
+
+
 def log_event(event: Event) -> None:
     """Write what an operator would want to have seen."""
+    if not isinstance(event, CallFinished):
+        log_change(event)
+    elif event.route not in QUIET_ROUTES and logger.isEnabledFor(logging.INFO):
+        _write(logging.INFO, event)
+
+
+def log_change(event: Event) -> None:
+    """The same without the lines of calls."""
     match event:
-        case CallFinished():
-            if event.route not in QUIET_ROUTES:
-                _log_call(event)
-        case StoreChanged(away=True):
-            logger.warning("the quotas' store is away (%s): counting without it", event.reason)
-        case StoreChanged(away=False):
-            logger.info("the quotas' store is back (%s)", event.reason)
-        case SpaceChecked(is_news=True):
-            _log_space(event)
         case ReplicaChanged():
-            level = logging.WARNING if event.state == "down" else logging.INFO
-            logger.log(
-                level,
-                "upstream %s: %s is %s (%s)",
-                event.upstream,
-                event.replica,
-                event.state,
-                event.reason,
-            )
+            _write(logging.WARNING if event.state == "down" else logging.INFO, event)
+        case StoreChanged():
+            _write(logging.WARNING if event.away else logging.INFO, event)
+        case SpaceChecked(is_news=True):
+            _write(SPACE_LEVELS[event.outcome], event)
 
 
-def _log_call(event: CallFinished) -> None:
-    # What `logger.info` does, less its search for the line of code that called it.
-    if logger.isEnabledFor(logging.INFO):
-        logger.handle(logging.LogRecord(logger.name, logging.INFO, "", 0, _call_line(event), None, None))
+def _write(level: int, event: Logged) -> None:
+    # What `logger.log` does, less its search for the line of code that called it.
+    if logger.isEnabledFor(level):
+        logger.handle(logging.LogRecord(logger.name, level, "", 0, EventLine(event), None, None))
 
 
-def _log_space(event: SpaceChecked) -> None:
+def _space_line(event: SpaceChecked) -> str:
     match event.outcome:
         case "fits":
-            logger.info("upstream %s: %s is in vector space %s", event.upstream, event.replica, event.reason)
+            return f"upstream {event.upstream}: {event.replica} is in vector space {event.reason}"
         case "differs":
-            logger.error(
-                "upstream %s: %s gives other vectors: %s", event.upstream, event.replica, event.reason
-            )
+            return f"upstream {event.upstream}: {event.replica} gives other vectors: {event.reason}"
         case "unchecked":
-            logger.warning(
-                "upstream %s: the vectors of %s cannot be checked (%s)",
-                event.upstream,
-                event.replica,
-                event.reason,
-            )
+            who = f"upstream {event.upstream}: the vectors of {event.replica}"
+            return f"{who} cannot be checked ({event.reason})"
 
 
 def _call_line(event: CallFinished) -> str:
     outcome = "" if event.outcome == "ok" else f"  {event.outcome}"
+    trace = "" if event.trace_id is None else f"  trace={event.trace_id}"
     return (
         f"{event.method} {event.route} {event.status}{outcome}  {event.duration_s * 1000:.1f} ms"
         f"  tenant={event.tenant or '-'}  model={event.model or '-'}"
-        f"  inputs={event.inputs}  tokens={event.tokens}  id={event.request_id}"
+        f"  inputs={event.inputs}  tokens={event.tokens}  id={event.request_id}{trace}"
     )
+
+
+def _call_fields(event: CallFinished) -> dict[str, Any]:
+    fields = {
+        "event": "call",
+        "request_id": event.request_id,
+        "trace_id": event.trace_id,
+        "method": event.method,
+        "route": event.route,
+        "status": event.status,
+        "outcome": event.outcome,
+        "tenant": event.tenant,
+        "model": event.model,
+        "operation": event.operation,
+        "inputs": event.inputs,
+        "tokens": event.tokens,
+        "duration_ms": round(event.duration_s * 1000, 2),
+    }
+    fields |= {f"{stage}_ms": round(seconds * 1000, 2) for stage, seconds in event.stages.items()}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -8,13 +8,26 @@ not as its process: one that is started again counts on where its predecessor en
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Generic, Literal, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, values
+import msgspec
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    ProcessCollector,
+    disable_created_metrics,
+    values,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
 
+from backends.torch.stats import Stats
+from gateway import __version__
 from gateway.events import (
     AttemptFinished,
     CallFinished,
@@ -24,6 +37,8 @@ from gateway.events import (
     SpaceChecked,
     StoreChanged,
 )
+from gateway.telemetry.engine_metrics import families, waiting_inputs
+from gateway.telemetry.process import ProcessShare
 
 # From a call that touches nothing to a bulk call at its deadline, about 2.5 a step.
 DURATION_BUCKETS_S = (
@@ -43,11 +58,48 @@ DURATION_BUCKETS_S = (
     30,
     60,
 )
+# A stage may be much shorter than a call.
+STAGE_BUCKETS_S = (0.0001, *DURATION_BUCKETS_S)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 # How old the depth of another worker's lanes may be when somebody asks.
 REFRESH_S = 1.0
+# An engine that does not answer in this time is left out: a scrape must not wait for a hung one.
+ENGINE_TIMEOUT_S = 1.0
 
 Key = TypeVar("Key")
 Child = TypeVar("Child")
+# How the gauges of several workers become one.
+Together = Literal["livesum", "livemax", "livemin"]
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """What a lane holds. oldest_s: how long the slice that waits longest has."""
+
+    tokens: int = 0
+    inputs: int = 0
+    oldest_s: float = 0.0
+
+
+class ReplicaLoad(msgspec.Struct, frozen=True):
+    """What is in flight to a replica, and its window."""
+
+    upstream: str
+    replica: str
+    batches: int
+    window: int
+
+
+class Sources(msgspec.Struct, frozen=True):
+    """What is read only when somebody asks for it.
+
+    lanes, engines: by upstream; in_flight: calls and bytes of bodies.
+    """
+
+    lanes: Mapping[str, Callable[[], Waiting]] = {}
+    replicas: Callable[[], Iterable[ReplicaLoad]] = tuple
+    in_flight: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    engines: Mapping[str, Callable[[float], Awaitable[Stats | None]]] = {}
 
 
 class Children(dict[Key, Child], Generic[Key, Child]):
@@ -68,10 +120,12 @@ class Metrics:
 
     def __init__(self, *, is_open: bool, worker: int | None = None) -> None:
         self.is_open = is_open
+        # When each series began is one more series for each, which nobody asks for.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._shown = self._registry
         self._process: ProcessShare | None = None
-        self._queued_tokens: Mapping[str, Callable[[], int]] = {}
+        self._sources = Sources()
         if worker is None:
             ProcessCollector(registry=self._registry)
         else:
@@ -80,94 +134,14 @@ class Metrics:
             self._shown = CollectorRegistry()
             MultiProcessCollector(self._shown)  # type: ignore[no-untyped-call]
             self._process = ProcessShare(self._registry)
-        self._calls = Counter(
-            "gateway_calls",
-            "Calls answered, by path, status and outcome.",
-            ["route", "status", "outcome"],
-            registry=self._registry,
-        )
-        self._call_duration = Histogram(
-            "gateway_call_duration_seconds",
-            "From a call's first byte to its answer's last.",
-            ["route"],
-            buckets=DURATION_BUCKETS_S,
-            registry=self._registry,
-        )
-        self._tokens = Counter(
-            "gateway_tokens",
-            "Tokens computed, as settled.",
-            ["tenant", "model"],
-            registry=self._registry,
-        )
-        self._inputs = Counter(
-            "gateway_inputs",
-            "Inputs answered.",
-            ["tenant", "model"],
-            registry=self._registry,
-        )
-        self._attempts = Counter(
-            "gateway_attempts",
-            "Tries of a batch at a replica.",
-            ["upstream", "replica", "outcome"],
-            registry=self._registry,
-        )
-        self._attempt_duration = Histogram(
-            "gateway_attempt_duration_seconds",
-            "One try at one replica.",
-            ["upstream"],
-            buckets=DURATION_BUCKETS_S,
-            registry=self._registry,
-        )
-        self._decisions = Counter(
-            "gateway_quota_decisions",
-            "Calls that the ledger admitted or refused.",
-            ["tenant", "decision"],
-            registry=self._registry,
-        )
-        self._store_away = Gauge(
-            "gateway_quota_store_away",
-            "1 while quotas are kept without their shared store.",
-            multiprocess_mode="livemax",
-            registry=self._registry,
-        )
-        self._store_changes = Counter(
-            "gateway_quota_store_changes",
-            "Times that the quotas' store was given up, or came back.",
-            ["change"],
-            registry=self._registry,
-        )
-        self._replica_up = Gauge(
-            "gateway_replica_up",
-            "1 while a replica is given work.",
-            ["upstream", "replica"],
-            multiprocess_mode="livemin",
-            registry=self._registry,
-        )
-        self._space_checks = Counter(
-            "gateway_vector_space_checks",
-            "Times that a replica's canaries were held against its upstream's fingerprint.",
-            ["upstream", "replica", "outcome"],
-            registry=self._registry,
-        )
-        self._space_cosine = Gauge(
-            "gateway_vector_space_min_cosine",
-            "The least cosine of a replica's canaries, when they were last compared.",
-            ["upstream", "replica"],
-            multiprocess_mode="livemin",
-            registry=self._registry,
-        )
-        self._queued = Gauge(
-            "gateway_lane_queued_tokens",
-            "Tokens that wait for a replica, as an upper bound.",
-            ["upstream"],
-            multiprocess_mode="livesum",
-            registry=self._registry,
-        )
+        self._define_calls()
+        self._define_attempts()
+        self._define_gauges()
         self._find_children()
 
-    def watch_lanes(self, queued_tokens: Mapping[str, Callable[[], int]]) -> None:
-        """Each lane's depth, which is read when somebody asks for it."""
-        self._queued_tokens = queued_tokens
+    def watch(self, sources: Sources) -> None:
+        """What to read when somebody asks."""
+        self._sources = sources
 
     async def keep(self) -> None:
         """For the other workers: what is read only when asked for is written down every REFRESH_S."""
@@ -175,43 +149,174 @@ class Metrics:
             self._refresh()
             await asyncio.sleep(REFRESH_S)
 
+    def late(self, seconds: float) -> None:
+        """The event loop woke a task so much too late."""
+        self._lag.observe(seconds)
+
     def observe(self, event: Event) -> None:
         """Count one event."""
         match event:
             case CallFinished():
                 self._count_call(event)
             case AttemptFinished():
-                self._attempts_of[event.upstream, event.replica, event.outcome].inc()
-                self._attempt_duration_of[event.upstream].observe(event.duration_s)
+                self._count_attempt(event)
             case QuotaDecided():
                 self._decisions_of[event.tenant, event.decision].inc()
             case ReplicaChanged():
                 up = 1 if event.state in ("up", "probation") else 0
                 self._replica_up.labels(event.upstream, event.replica).set(up)
+                self._replica_changes.labels(event.upstream, event.replica, event.state).inc()
             case SpaceChecked():
                 self._count_space(event)
             case StoreChanged():
                 self._store_away.set(1 if event.away else 0)
                 self._store_changes.labels("away" if event.away else "back").inc()
 
-    def render(self) -> tuple[bytes, str]:
-        """The exposition of all workers together, and its content type."""
+    async def render(self) -> tuple[bytes, str]:
+        """The exposition of all workers and engines together, and its content type."""
+        names, asked = list(self._sources.engines), self._sources.engines.values()
+        told = await asyncio.gather(*(ask(ENGINE_TIMEOUT_S) for ask in asked))
+        stats = {name: one for name, one in zip(names, told, strict=True) if one is not None}
         self._refresh()
-        return generate_latest(self._shown), CONTENT_TYPE_LATEST
+        shown = list(self._shown.collect())
+        return generate_latest(_Read([*shown, *families(stats, waiting_inputs(shown))])), CONTENT_TYPE_LATEST
 
     def _refresh(self) -> None:
-        for upstream, depth in self._queued_tokens.items():
-            self._queued.labels(upstream).set(depth())
+        for upstream, read in self._sources.lanes.items():
+            waiting = read()
+            self._queued.labels(upstream).set(waiting.tokens)
+            self._queued_inputs.labels(upstream).set(waiting.inputs)
+            self._oldest.labels(upstream).set(waiting.oldest_s)
+        for one in self._sources.replicas():
+            self._batches.labels(one.upstream, one.replica).set(one.batches)
+            self._window.labels(one.upstream, one.replica).set(one.window)
+        calls, held = self._sources.in_flight()
+        self._calls_in_flight.set(calls)
+        self._bytes_in_flight.set(held)
         if self._process is not None:
             self._process.refresh()
 
     def _count_call(self, event: CallFinished) -> None:
         self._calls_of[event.route, event.status, event.outcome].inc()
         self._call_duration_of[event.route].observe(event.duration_s)
+        for stage, seconds in event.stages.items():
+            self._stage_duration_of[stage].observe(seconds)
         if event.tenant is not None and event.model is not None:
-            tokens, inputs = self._used_of[event.tenant, event.model]
+            tokens, inputs, calls = self._used_of[event.tenant, event.model]
             tokens.inc(event.tokens)
             inputs.inc(event.inputs)
+            calls.inc()
+
+    def _count_attempt(self, event: AttemptFinished) -> None:
+        self._attempts_of[event.upstream, event.replica, event.outcome].inc()
+        duration, inputs, calls = self._batches_of[event.upstream]
+        duration.observe(event.duration_s)
+        inputs.observe(event.inputs)
+        calls.observe(event.calls)
+        if event.hedge:
+            self._hedges.labels(event.upstream).inc()
+
+    def _define_calls(self) -> None:
+        self._calls = self._counter(
+            "calls", "Calls answered, by path, status and outcome.", ("route", "status", "outcome")
+        )
+        self._call_duration = self._seconds(
+            "call_duration", "From a call's first byte to its answer's last.", "route", DURATION_BUCKETS_S
+        )
+        self._stage_duration = self._seconds(
+            "stage_duration", "Where calls' time went, as server-timing tells it.", "stage", STAGE_BUCKETS_S
+        )
+        self._tokens = self._counter("tokens", "Tokens computed, as settled.", ("tenant", "model"))
+        self._inputs = self._counter("inputs", "Inputs answered.", ("tenant", "model"))
+        self._tenant_calls = self._counter(
+            "tenant_calls", "Calls of a tenant that named a model it may use.", ("tenant", "model")
+        )
+        self._decisions = self._counter(
+            "quota_decisions", "Calls that the ledger admitted or refused.", ("tenant", "decision")
+        )
+        self._store_changes = self._counter(
+            "quota_store_changes", "Times that the quotas' store was given up, or came back.", ("change",)
+        )
+
+    def _define_attempts(self) -> None:
+        self._attempts = self._counter(
+            "attempts", "Tries of a batch at a replica.", ("upstream", "replica", "outcome")
+        )
+        self._hedges = self._counter("hedges", "Attempts sent beside another that was late.", ("upstream",))
+        self._attempt_duration = self._seconds(
+            "attempt_duration", "One try at one replica.", "upstream", DURATION_BUCKETS_S
+        )
+        self._batch_inputs = self._sizes("batch_inputs", "Inputs that travelled in one upstream request.")
+        self._batch_calls = self._sizes("batch_calls", "Slices of calls that travelled in one request.")
+        self._space_checks = self._counter(
+            "vector_space_checks",
+            "Times that a replica's canaries were held against its upstream's fingerprint.",
+            ("upstream", "replica", "outcome"),
+        )
+        self._replica_changes = self._counter(
+            "replica_changes", "Times that a replica changed its state.", ("upstream", "replica", "state")
+        )
+
+    def _define_gauges(self) -> None:
+        self._store_away = self._gauge(
+            "quota_store_away", "1 while quotas are kept without their shared store.", (), "livemax"
+        )
+        self._replica_up = self._gauge(
+            "replica_up", "1 while a replica is given work.", ("upstream", "replica"), "livemin"
+        )
+        self._space_cosine = self._gauge(
+            "vector_space_min_cosine",
+            "The least cosine of a replica's canaries, when they were last compared.",
+            ("upstream", "replica"),
+            "livemin",
+        )
+        self._batches = self._gauge(
+            "replica_in_flight_batches", "Batches in flight to a replica.", ("upstream", "replica"), "livesum"
+        )
+        self._window = self._gauge(
+            "replica_window_batches", "Batches that may be in flight.", ("upstream", "replica"), "livesum"
+        )
+        self._queued = self._gauge(
+            "lane_queued_tokens",
+            "Tokens that wait for a replica, as an upper bound.",
+            ("upstream",),
+            "livesum",
+        )
+        self._queued_inputs = self._gauge(
+            "lane_queued_inputs", "Inputs that wait for a replica.", ("upstream",), "livesum"
+        )
+        self._oldest = self._gauge(
+            "lane_oldest_seconds", "How long what waits longest has waited.", ("upstream",), "livemax"
+        )
+        self._calls_in_flight = self._gauge("calls_in_flight", "Calls being answered.", (), "livesum")
+        self._bytes_in_flight = self._gauge("in_flight_bytes", "Bodies held in memory.", (), "livesum")
+        self._lag = Histogram(
+            "gateway_event_loop_lag_seconds",
+            "How much later than it asked a task was woken; looked at twice a second.",
+            buckets=LAG_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._gauge("build_info", "1, with the version that runs.", ("version",), "livemax").labels(
+            __version__
+        ).set(1)
+
+    def _counter(self, name: str, documentation: str, labels: Sequence[str]) -> Counter:
+        return Counter(f"gateway_{name}", documentation, labels, registry=self._registry)
+
+    def _gauge(self, name: str, documentation: str, labels: Sequence[str], together: Together) -> Gauge:
+        return Gauge(
+            f"gateway_{name}", documentation, labels, multiprocess_mode=together, registry=self._registry
+        )
+
+    def _seconds(self, name: str, documentation: str, label: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(
+            f"gateway_{name}_seconds", documentation, [label], buckets=buckets, registry=self._registry
+        )
+
+    def _sizes(self, name: str, documentation: str) -> Histogram:
+        return Histogram(
+            f"gateway_{name}", documentation, ["upstream"], buckets=SIZE_BUCKETS, registry=self._registry
+        )
 
     def _count_space(self, event: SpaceChecked) -> None:
         self._space_checks.labels(event.upstream, event.replica, event.outcome).inc()
@@ -224,38 +329,33 @@ class Metrics:
             lambda key: self._calls.labels(key[0], str(key[1]), key[2])
         )
         self._call_duration_of = Children[str, Histogram](self._call_duration.labels)
-        self._used_of = Children[tuple[str, str], tuple[Counter, Counter]](
-            lambda key: (self._tokens.labels(*key), self._inputs.labels(*key))
+        self._stage_duration_of = Children[str, Histogram](self._stage_duration.labels)
+        self._used_of = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
+            lambda key: (
+                self._tokens.labels(*key),
+                self._inputs.labels(*key),
+                self._tenant_calls.labels(*key),
+            )
         )
         self._attempts_of = Children[tuple[str, str, str], Counter](lambda key: self._attempts.labels(*key))
-        self._attempt_duration_of = Children[str, Histogram](self._attempt_duration.labels)
+        self._batches_of = Children[str, tuple[Histogram, Histogram, Histogram]](
+            lambda key: (
+                self._attempt_duration.labels(key),
+                self._batch_inputs.labels(key),
+                self._batch_calls.labels(key),
+            )
+        )
         self._decisions_of = Children[tuple[str, str], Counter](lambda key: self._decisions.labels(*key))
 
 
-class ProcessShare:
-    """What this process adds to the `process_*` metrics of all workers; the library knows but one's own."""
+class _Read(Collector):
+    """Families that were collected already."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._collector = ProcessCollector(registry=None)
-        self._cpu = Counter("process_cpu_seconds", "CPU time of all workers, in seconds.", registry=registry)
-        self._cpu_told_s = 0.0
-        self._gauges = {
-            name: Gauge(name, documentation, multiprocess_mode="livesum", registry=registry)
-            for name, documentation in (
-                ("process_resident_memory_bytes", "Resident memory of all workers, in bytes."),
-                ("process_open_fds", "Open file descriptors of all workers."),
-            )
-        }
+    def __init__(self, collected: Sequence[Metric]) -> None:
+        self._collected = collected
 
-    def refresh(self) -> None:
-        """Read /proc; where there is none, nothing is told."""
-        read = {one.name: one.samples[0].value for one in self._collector.collect()}
-        cpu_s = read.get("process_cpu_seconds", self._cpu_told_s)
-        self._cpu.inc(cpu_s - self._cpu_told_s)
-        self._cpu_told_s = cpu_s
-        for name, gauge in self._gauges.items():
-            if name in read:
-                gauge.set(read[name])
+    def collect(self) -> Iterable[Metric]:
+        return self._collected
 
 
 def forget_worker(folder: str, worker: int) -> None:

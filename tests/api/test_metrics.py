@@ -21,6 +21,7 @@ from tests.fakes.tei import FakeTei
 OPENAI = "/v1/embeddings"
 # Whatever a label's values are drawn from must be listed here, so that a new one is thought about.
 LABELS = {"route", "status", "outcome", "tenant", "model", "upstream", "replica", "decision", "le"}
+LABELS |= {"stage", "state", "version"}
 
 
 async def scraped(gateway: Running) -> list[Metric]:
@@ -62,7 +63,7 @@ async def test_names_follow_prometheus(boot: Boots) -> None:
         assert one.documentation, f"{one.name} has no help"
         assert one.documentation.endswith("."), one.name
         if one.type == "histogram":
-            assert one.name.endswith(("_seconds", "_tokens", "_inputs", "_bytes")), one.name
+            assert one.name.endswith(("_seconds", "_tokens", "_inputs", "_bytes", "_calls")), one.name
 
 
 async def test_labels_are_snake_case_and_known(boot: Boots) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.config import Config, Key, host_and_port
-from gateway.config_file import ConfigError, Problem, load_config, parse_config
+from gateway.config_file import ConfigError, Problem, _missing_exporter, load_config, parse_config
 from gateway.tenants.keyring import key_digest
 
 INVALID = Path(__file__).parent.parent / "configs" / "invalid"
@@ -99,6 +99,7 @@ FAULTS: dict[str, set[str]] = {
     },
     "replica_listed_twice": {"upstreams.tei.replicas[2]"},
     "replicas_of_the_engine": {"upstreams.engine.replicas"},
+    "traces_to_nowhere": {"tracing.endpoint", "tracing.sample", "logs.format"},
     "unknown_backend": {"upstreams.tei.backend"},
     "unknown_default": {"defaults.embed", "defaults.rerank"},
     "unknown_key": {"upstream"},
@@ -154,6 +155,14 @@ def test_every_fault_is_reported_once_at_its_path(name: str) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_no_message_repeats_a_secret(name: str) -> None:
     assert SECRET not in "\n".join(f"{one.path} {one.message}" for one in faults_of(name))
+
+
+@pytest.mark.parametrize(("package", "paths"), [("no.such.package", ["tracing"]), ("opentelemetry.sdk", [])])
+def test_traces_need_what_sends_them(package: str, paths: list[str]) -> None:
+    config = parse_config("tracing: {}\n" + MINIMAL, {}, BASE)
+
+    assert paths == [one.path for one in _missing_exporter(config, package)]
+    assert [] == list(_missing_exporter(parse_config(MINIMAL, {}, BASE), package))
 
 
 def test_every_invalid_file_is_in_the_table() -> None:

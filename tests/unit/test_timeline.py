@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.timeline import Stage, Timeline
+from gateway.events import Stage
+from gateway.timeline import Timeline
 
 STAGES: tuple[Stage, ...] = ("parse", "auth", "quota", "queue", "upstream", "encode")
 

@@ -1,0 +1,153 @@
+"""How lines are written: as JSON or as text, and a flood of equal ones as one line with a count.
+
+Calls have a line each, whatever they are; equal is what says the same at the same level.
+"""
+
+import logging
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import UTC, datetime
+from threading import Timer
+from typing import Any, TextIO
+
+import msgspec
+
+from gateway.config import Logs
+from gateway.events import CallFinished
+from gateway.telemetry.access_log import EventLine
+
+# Within so long of a line, others that say the same are counted.
+FLOOD_S = 10.0
+# Different lines that are remembered; past it the oldest is told and forgotten.
+REMEMBERED_MOST = 256
+
+# What runs a function after some seconds.
+Later = Callable[[float, Callable[[], None]], None]
+_Said = tuple[str, int, str]
+
+
+class _Repeats:
+    """A line that was written, since when, and how many said the same after it."""
+
+    def __init__(self, record: logging.LogRecord, since_s: float) -> None:
+        self.record = record
+        self.since_s = since_s
+        self.more = 0
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time (UTC), level, message, and an event's own fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Raises nothing: what JSON does not know is written as text."""
+        told: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+        }
+        if isinstance(record.msg, EventLine):
+            told |= record.msg.fields()
+        else:
+            told |= {"event": "line", "logger": record.name, "message": record.getMessage()}
+        if repeated := getattr(record, "repeated", 0):
+            told["repeated"] = repeated
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(told, enc_hook=str).decode()
+
+
+class TextLines(logging.Formatter):
+    """As people read them on a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """With the count of those that are not written."""
+        line = super().format(record)
+        repeated = getattr(record, "repeated", 0)
+        return f"{line} ({repeated} more like this within {FLOOD_S:.0f} s)" if repeated else line
+
+
+class FloodHandler(logging.StreamHandler[TextIO]):
+    """Writes lines, and counts those that say what was said a moment ago."""
+
+    def __init__(
+        self, stream: TextIO, clock: Callable[[], float] = time.monotonic, later: Later | None = None
+    ) -> None:
+        super().__init__(stream)
+        self._clock = clock
+        self._later = later or _after
+        self._said: OrderedDict[_Said, _Repeats] = OrderedDict()
+        self._waiting = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called under the handler's lock."""
+        if isinstance(record.msg, EventLine) and isinstance(record.msg.event, CallFinished):
+            super().emit(record)
+            return
+        now_s = self._clock()
+        self._tell(until_s=now_s - FLOOD_S)
+        key = (record.name, record.levelno, record.getMessage())
+        if (repeats := self._said.get(key)) is not None:
+            repeats.more += 1
+            self._tell_later()
+            return
+        if len(self._said) >= REMEMBERED_MOST:
+            self._tell_one(self._said.popitem(last=False)[1])
+        self._said[key] = _Repeats(record, now_s)
+        super().emit(record)
+
+    def close(self) -> None:
+        """What is counted and not told yet is told."""
+        self.acquire()
+        try:
+            self._tell(until_s=float("inf"))
+        finally:
+            self.release()
+        super().close()
+
+    def _tell_later(self) -> None:
+        if not self._waiting:
+            self._waiting = True
+            self._later(FLOOD_S, self._tell_now)
+
+    def _tell_now(self) -> None:
+        self.acquire()
+        try:
+            self._waiting = False
+            self._tell(until_s=self._clock() - FLOOD_S)
+            if any(one.more for one in self._said.values()):
+                self._tell_later()
+        finally:
+            self.release()
+
+    def _tell(self, until_s: float) -> None:
+        """Forget lines that were written before a moment, and tell how often they came again."""
+        while self._said:
+            key, oldest = next(iter(self._said.items()))
+            if oldest.since_s > until_s:
+                return
+            del self._said[key]
+            self._tell_one(oldest)
+
+    def _tell_one(self, repeats: _Repeats) -> None:
+        if repeats.more:
+            record = logging.makeLogRecord({**repeats.record.__dict__, "repeated": repeats.more})
+            record.created = time.time()
+            super().emit(record)
+
+
+def write_lines(settings: Logs) -> None:
+    """Have this process' lines written to its standard error; a second time, in place of the first."""
+    handler = FloodHandler(sys.stderr)
+    as_text = settings.format == "text" or (settings.format == "auto" and sys.stderr.isatty())
+    handler.setFormatter(TextLines() if as_text else JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def _after(seconds: float, run: Callable[[], None]) -> None:
+    timer = Timer(seconds, run)
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,252 @@
+"""One call is one trace: its stages, its waits, its attempts, and what servers behind it are told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from gateway.config import Tracing
+from gateway.events import CallFinished
+from gateway.telemetry.tracing import sampled
+from tests.conftest import CONFIG, KEY, Running, running_gateway
+from tests.fakes.hooks import Gate, answering, hooked, until
+from tests.fakes.tei import FakeTei
+
+OPENAI = "/v1/embeddings"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+KEPT = f"00-{TRACE}-b7ad6b7169203331-01"
+NOT_KEPT = f"00-{TRACE}-b7ad6b7169203331-00"
+
+
+class Traced:
+    """A gateway whose spans stay in memory."""
+
+    def __init__(self, gateway: Running, exporter: InMemorySpanExporter) -> None:
+        self.gateway = gateway
+        self._exporter = exporter
+
+    @property
+    def spans(self) -> Sequence[ReadableSpan]:
+        """All that have ended, in that order."""
+        return self._exporter.get_finished_spans()
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        """Those of one name."""
+        return [one for one in self.spans if one.name == name]
+
+    async def embed(self, *texts: str, **headers: str) -> httpx.Response:
+        """A call of OpenAI's embeddings."""
+        reply = await self.gateway.post(OPENAI, {"input": list(texts)}, **headers)
+        assert 200 == reply.status_code, reply.text
+        return reply
+
+    async def wait_queued(self, inputs: int) -> None:
+        """Return when so many wait for the embedding model."""
+        line = f'gateway_lane_queued_inputs{{upstream="embedder"}} {inputs}.0'
+        async with asyncio.timeout(10):
+            while line not in (await self.gateway.client.get("/metrics")).text:
+                pass
+
+    def children(self, parent: ReadableSpan) -> list[str]:
+        """The names of the spans right below one, in the order of their beginning."""
+        below = [one for one in self.spans if one.parent and one.parent.span_id == parent.context.span_id]
+        return [one.name for one in sorted(below, key=lambda one: one.start_time or 0)]
+
+
+Boots = Callable[..., AbstractAsyncContextManager[Traced]]
+
+
+@pytest.fixture
+def traced() -> Boots:
+    """Boot a gateway that records every call, or the share that is asked for."""
+
+    @asynccontextmanager
+    async def booted(
+        servers: dict[str, Any], config: str = CONFIG, sample: float = 1.0
+    ) -> AsyncIterator[Traced]:
+        exporter = InMemorySpanExporter()
+        traces = sampled(Tracing(sample=sample), SimpleSpanProcessor(exporter))
+        async with running_gateway(servers, config, traces=traces) as gateway:
+            yield Traced(gateway, exporter)
+
+    return booted
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def traced_requests(server: FakeTei) -> list[dict[str, str]]:
+    """The headers of what a server was sent for a call."""
+    return [one for one in server.headers if "traceparent" in one]
+
+
+def own_id(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.span_id
+
+
+async def test_a_call_is_a_span_with_its_stages_and_attempts_below(traced: Boots) -> None:
+    async with traced({"tei-0": FakeTei()}) as gateway:
+        await gateway.embed("one two", "three")
+        (call,) = gateway.named(f"POST {OPENAI}")
+        (dispatch,) = gateway.named("dispatch")
+
+        assert ["parse", "auth", "quota", "dispatch", "encode"] == gateway.children(call)
+        assert ["embeddings embedder"] == gateway.children(dispatch)
+    assert call.parent is None
+    assert {
+        "http.request.method": "POST",
+        "http.route": OPENAI,
+        "http.response.status_code": 200,
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.request.model": "bge",
+        "gen_ai.usage.input_tokens": 7,
+        "gateway.tenant": "default",
+        "gateway.inputs": 2,
+    }.items() <= attributes(call).items()
+
+
+async def test_stages_lie_one_after_the_other_inside_the_call(traced: Boots) -> None:
+    async with traced({"tei-0": FakeTei()}) as gateway:
+        await gateway.embed("a")
+        (call,) = gateway.named(f"POST {OPENAI}")
+        names = ["parse", "auth", "quota", "dispatch", "encode"]
+        stages = [gateway.named(name)[0] for name in names]
+
+    moments = [
+        call.start_time,
+        *(at for one in stages for at in (one.start_time, one.end_time)),
+        call.end_time,
+    ]
+    # The end of the call is read from another clock.
+    assert all(one - 1_000_000 <= other for one, other in pairwise(moments))
+
+
+async def test_a_split_call_that_fails_over_is_one_trace(traced: Boots) -> None:
+    config = CONFIG.replace("embedder: {", "embedder: {batch_inputs: 2, policy: round_robin, ")
+    async with traced({"tei-0": hooked(answering(500)), "tei-1": FakeTei()}, config) as gateway:
+        await gateway.embed("a", "b", "c", "d", "e")
+        (call,) = gateway.named(f"POST {OPENAI}")
+        attempts = gateway.named("embeddings embedder")
+        below = gateway.children(gateway.named("dispatch")[0])
+
+    assert {call.context.trace_id} == {one.context.trace_id for one in gateway.spans}
+    well = [one for one in attempts if "error.type" not in attributes(one)]
+    ill = [attributes(one) for one in attempts if "error.type" in attributes(one)]
+    assert 3 == len(well)
+    assert {"http://tei-1"} == {attributes(one)["gateway.replica"] for one in well}
+    assert ill
+    assert {("failed", "http://tei-0")} == {(one["error.type"], one["gateway.replica"]) for one in ill}
+    assert len(attempts) == below.count("embeddings embedder")
+    assert 1 == max(attributes(one)["gateway.attempt.tries_before"] for one in well)
+
+
+async def test_a_joined_attempt_is_in_the_trace_of_each_of_its_calls(traced: Boots) -> None:
+    gate = Gate()
+    config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
+    async with traced({"tei-0": hooked(gate)}, config) as gateway:
+        calls = [asyncio.create_task(gateway.embed("first"))]
+        await until(lambda: gate.waiting == 1)
+        calls += [asyncio.create_task(gateway.embed(text)) for text in ("second", "third")]
+        await gateway.wait_queued(2)
+        gate.opened.set()
+        await asyncio.gather(*calls)
+        joined = [
+            one for one in gateway.named("embeddings embedder") if attributes(one)["gateway.batch.calls"] == 2
+        ]
+        roots = {one.context.trace_id: own_id(one) for one in gateway.named(f"POST {OPENAI}")}
+
+    assert 2 == len(joined) == len({one.context.trace_id for one in joined})
+    lead, other = (
+        (joined[0], joined[1]) if joined[1].links[0].context.span_id == own_id(joined[0]) else joined[::-1]
+    )
+    assert [own_id(lead)] == [link.context.span_id for link in other.links]
+    assert [roots[other.context.trace_id]] == [link.context.span_id for link in lead.links]
+
+
+async def test_a_servers_request_carries_the_attempts_own_id(traced: Boots) -> None:
+    server = FakeTei()
+    async with traced({"tei-0": server}) as gateway:
+        await gateway.embed("a", traceparent=KEPT, tracestate="vendor=1")
+        (attempt,) = gateway.named("embeddings embedder")
+        (call,) = gateway.named(f"POST {OPENAI}")
+
+    (sent,) = traced_requests(server)
+    assert f"00-{TRACE}-{own_id(attempt):016x}-01" == sent["traceparent"]
+    assert "vendor=1" == sent["tracestate"]
+    assert call.parent is not None
+    assert 0xB7AD6B7169203331 == call.parent.span_id
+
+
+async def test_callers_decide_and_else_the_share_does(traced: Boots) -> None:
+    server = FakeTei()
+    async with traced({"tei-0": server}, sample=0.0) as gateway:
+        await gateway.embed("a")
+        await gateway.embed("b", traceparent=NOT_KEPT)
+        unrecorded = list(gateway.spans)
+        await gateway.embed("c", traceparent=KEPT)
+
+    assert [] == unrecorded
+    assert {int(TRACE, 16)} == {one.context.trace_id for one in gateway.spans}
+    # What is not recorded is passed on as such, so that servers behind do not record it either.
+    assert [0, 0, 1] == [int(one["traceparent"][-2:], 16) & 1 for one in traced_requests(server)]
+
+
+@pytest.mark.parametrize(
+    "sent", ["", "nonsense", f"00-{'0' * 32}-b7ad6b7169203331-01", f"{KEPT}-", "ff" * 40]
+)
+async def test_what_is_no_traceparent_begins_a_trace_of_its_own(traced: Boots, sent: str) -> None:
+    async with traced({"tei-0": FakeTei()}) as gateway:
+        await gateway.embed("a", traceparent=sent)
+        (call,) = gateway.named(f"POST {OPENAI}")
+
+    assert call.parent is None
+    assert int(TRACE, 16) != call.context.trace_id
+
+
+async def test_a_refused_call_says_why(traced: Boots) -> None:
+    async with traced({"tei-0": FakeTei()}) as gateway:
+        await gateway.gateway.post(OPENAI, {"input": "a", "model": "nowhere"})
+        (call,) = gateway.named(f"POST {OPENAI}")
+
+    told = attributes(call)
+    assert (404, "model_not_found") == (told["http.response.status_code"], told["error.type"])
+    assert call.status.is_unset
+    assert [] == gateway.named("dispatch")
+
+
+async def test_who_only_watches_leaves_no_trace(traced: Boots) -> None:
+    async with traced({"tei-0": FakeTei()}) as gateway:
+        for path in ("/livez", "/readyz", "/metrics", "/health", "/models/bge/health"):
+            await gateway.gateway.client.get(path)
+
+    assert () == tuple(gateway.spans)
+
+
+async def test_no_span_holds_inputs_or_keys(traced: Boots) -> None:
+    async with traced({"tei-0": FakeTei(), "tei-1": hooked(answering(500))}) as gateway:
+        await gateway.embed("a secret text", x_request_id="mine")
+        await gateway.gateway.post(OPENAI, {"input": ["a secret text", ""]})
+        told = "".join(one.to_json() for one in gateway.spans)
+
+    assert '"gateway.request_id": "mine"' in told
+    assert "secret" not in told
+    assert KEY not in told
+
+
+async def test_the_call_that_is_logged_names_its_trace(traced: Boots) -> None:
+    async with traced({"tei-0": FakeTei()}) as gateway:
+        await gateway.embed("a", traceparent=KEPT)
+
+    (event,) = [
+        one for one in gateway.gateway.events if isinstance(one, CallFinished) and one.route == OPENAI
+    ]
+    assert TRACE == event.trace_id

@@ -1,0 +1,192 @@
+"""Dashboards and alerts, held against a real Prometheus that scrapes a gateway under load."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from gateway.tenants.keyring import key_digest
+from loadtest.processes import free_port, listens
+from tests.processes.conftest import KEY, Served, wait_until
+
+OBSERVABILITY = Path(__file__).parents[2] / "deploy/observability"
+DASHBOARDS = sorted((OBSERVABILITY / "grafana/dashboards").glob("*.json"))
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed"),
+]
+
+CONFIG = """
+upstreams:
+  minilm: {{backend: torch, model: sentence-transformers/all-MiniLM-L6-v2}}
+  remote: {{backend: tei, replicas: ["http://127.0.0.1:{stub}", "http://127.0.0.1:{dead}"]}}
+models:
+  minilm: {{upstream: minilm}}
+  remote: {{upstream: remote}}
+defaults: {{embed: minilm}}
+tenants:
+  acme: {{keys: ["{digest}"], limits: {{requests_per_minute: 1000000}}}}
+  small: {{keys: ["{other}"], limits: {{requests_per_minute: 2}}}}
+"""
+PROMETHEUS = """
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: ["{rules}"]
+scrape_configs:
+  - job_name: gateway
+    static_configs: [{{targets: ["{target}"]}}]
+"""
+
+
+def promtool(*arguments: str, cwd: Path = OBSERVABILITY, given: str = "") -> str:
+    """What it says; it must be content."""
+    ended = subprocess.run(
+        ["promtool", *arguments],
+        cwd=cwd,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert 0 == ended.returncode, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def expressions(board: dict[str, Any]) -> list[tuple[str, str]]:
+    """Each panel's title with each of its queries."""
+    return [(one["title"], target["expr"]) for one in board["panels"] for target in one["targets"]]
+
+
+@contextmanager
+def running(*command: str, port: int) -> Iterator[None]:
+    """A process that is up when its port is."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert wait_until(lambda: listens(port))
+            yield
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def under_load(gateway: Served) -> Iterator[None]:
+    """Calls of both upstreams, singly and many at once; some of them over a quota, some for no model."""
+    over = threading.Event()
+
+    def call() -> None:
+        with gateway.client() as client:
+            number = 0
+            while not over.is_set():
+                number += 1
+                texts = [f"text {number} {one}" for one in range(1 + number % 3)]
+                body = {"input": texts, "model": ("minilm", "remote", "nowhere")[number % 3]}
+                client.post("/v1/embeddings", json=body)
+                client.post("/v1/embeddings", json=body, headers={"authorization": "Bearer small-key"})
+
+    threads = [threading.Thread(target=call, daemon=True) for _ in range(2)]
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for one in threads:
+            one.join(20)
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One with an engine, a stub that speaks TEI, and a replica that is not there."""
+    port = free_port()
+    file = tmp_path_factory.mktemp("gateway") / "router.yaml"
+    digests = {"digest": key_digest(KEY), "other": key_digest("small-key")}
+    file.write_text(CONFIG.format(stub=port, dead=free_port(), **digests))
+    with running(sys.executable, "-m", "loadtest.stub", "--port", str(port), port=port):
+        served = Served(file).wait_until_up()
+        yield served
+        served.stop()
+
+
+@pytest.fixture(scope="module")
+def prometheus(gateway: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Its API, while it scrapes the gateway every second."""
+    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
+    file = folder / "prometheus.yaml"
+    file.write_text(
+        PROMETHEUS.format(rules=OBSERVABILITY / "rules.yaml", target=gateway.url.partition("//")[2])
+    )
+    command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={folder}/data"]
+    with (
+        running(*command, f"--web.listen-address=127.0.0.1:{port}", port=port),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
+        yield client
+
+
+def answer(prometheus: httpx.Client, expression: str) -> list[float]:
+    """The finite values of an instant query, written as Grafana would."""
+    filled = re.sub(r"\$(tenant|upstream)", ".*", expression.replace("$__rate_interval", "10s"))
+    reply = prometheus.get("/api/v1/query", params={"query": filled}).json()
+    assert "success" == reply["status"], (filled, reply)
+    return [v for one in reply["data"]["result"] if math.isfinite(v := float(one["value"][1]))]
+
+
+@pytest.mark.timeout(120)
+def test_every_panels_query_is_answered_with_data(gateway: Served, prometheus: httpx.Client) -> None:
+    asked = [(path.stem, *one) for path in DASHBOARDS for one in expressions(json.loads(path.read_text()))]
+    silent = asked
+    assert len(asked) > 40
+    with under_load(gateway):
+        end_s = time.monotonic() + 60
+        while silent and time.monotonic() < end_s:
+            time.sleep(1)
+            silent = [one for one in silent if not answer(prometheus, one[2])]
+
+    assert [] == silent
+
+
+@pytest.mark.timeout(120)
+def test_every_alert_is_evaluated(prometheus: httpx.Client) -> None:
+    groups: list[dict[str, Any]] = []
+
+    def evaluated() -> bool:
+        groups[:] = prometheus.get("/api/v1/rules").json()["data"]["groups"]
+        return all(one["lastEvaluation"] > "2000" for group in groups for one in group["rules"])
+
+    assert wait_until(evaluated)
+    assert [] == [one["lastError"] for group in groups for one in group["rules"] if one.get("lastError")]
+
+
+def test_the_exposition_passes_the_linter(gateway: Served) -> None:
+    with gateway.client() as client:
+        promtool("check", "metrics", given=client.get("/metrics").text)
+
+
+def test_rules_and_scrape_config_are_sound() -> None:
+    promtool("check", "rules", "rules.yaml")
+    promtool("test", "rules", "rules.test.yaml")
+    promtool("check", "config", "--syntax-only", "prometheus.yaml")
+
+
+def test_every_alert_has_its_reason_and_its_test() -> None:
+    rules = yaml.safe_load((OBSERVABILITY / "rules.yaml").read_text())["groups"][0]["rules"]
+    tests = (OBSERVABILITY / "rules.test.yaml").read_text()
+
+    assert rules
+    for rule in rules:
+        assert rule["annotations"].keys() == {"summary", "reason"}
+        assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+        assert f"alertname: {rule['alert']}\n" in tests
