@@ -88,7 +88,7 @@ def dialect_of(path: str) -> Dialect:
     _, route = _parts(_read(path))
     if route in DIALECT_OF_PATH:
         return DIALECT_OF_PATH[route]
-    return next((one for prefix, one in DIALECT_OF_PREFIX.items() if route.startswith(prefix)), "tei")
+    return next((one for prefix, one in DIALECT_OF_PREFIX.items() if f"{route}/".startswith(prefix)), "tei")
 
 
 def _read(path: str) -> str:
