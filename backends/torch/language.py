@@ -22,6 +22,10 @@ class Handed(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=self.hidden)
 
 
+def _widen(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(one.float() for one in inputs)
+
+
 class LanguageHead(nn.Module):
     """A transformers language model without its encoder, which `take` gives."""
 
@@ -35,6 +39,10 @@ class LanguageHead(nn.Module):
         prefix = self._model.base_model_prefix
         encoder = getattr(self._model, prefix)
         setattr(self._model, prefix, self._handed)
+        for layer in self._model.modules():
+            if isinstance(layer, nn.LayerNorm):
+                # A product before it may give half precision; a GPU refuses that beside float32 weights.
+                layer.register_forward_pre_hook(_widen)
         return encoder
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -267,7 +267,7 @@ def assert_equal(one: Any, other: Any) -> None:
 
 def expected_of(world: World, work: Work) -> Reply:
     """What the call is worth, whole."""
-    asked = world.upstream.as_sent(work)
+    asked = world.upstream.as_sent(Call(work), {})
     # As the dispatcher asks it: the route's truncation is part of what is asked.
     if not isinstance(asked, Tokenize | Detokenize):
         asked = msgspec.structs.replace(asked, truncate=Truncate.RIGHT)
