@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from backends.contract import Backend, Embed, Embedded, Vectors
+from backends.contract import Backend, Capabilities, Embed, Embedded, Vectors
 from backends.errors import Failed
 
 # Which set of texts it is: vectors of different ones cannot be compared.
@@ -43,6 +43,11 @@ async def embed_all(
     if len({reply.vectors.shape[1] for reply in replies}) > 1:
         raise Failed("its vectors differ in length")
     return Embedded(np.vstack([one.vectors for one in replies]), sum(one.tokens for one in replies), None)
+
+
+def request_inputs(told: Capabilities, configured: int | None) -> int | None:
+    """The most that one request may hold, as the replica says and as its operator does."""
+    return min(filter(None, (told.batch_inputs, configured)), default=None)
 
 
 def _pieces(texts: Sequence[str], most: int) -> Iterator[tuple[str, ...]]:

@@ -58,7 +58,7 @@ def open_upstream(
         hedge_share=settings.hedge_share,
     )
     lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, partial(bounds_now, pool, settings))
-    space = VectorSpace(name, settings.backend, settings.vector_space, fingerprints, observe)
+    space = VectorSpace(name, settings, fingerprints, observe)
     return Upstream(name, settings, pool, lane, space)
 
 

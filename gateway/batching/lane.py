@@ -320,8 +320,7 @@ class Lane:
     def _wake_joining(self) -> None:
         if not self._joining:
             return
-        unreachable = not self._pool.joining() and not self._rules.holds
-        if self._pool.capabilities() is not None or unreachable:
+        if self._pool.capabilities() is not None or self._nobody_comes():
             for told in self._joining:
                 if not told.done():
                     told.set_result(None)
@@ -332,10 +331,16 @@ class Lane:
             return None
         if ticket.tried and self._pool.usable():
             return ticket.last_error
-        # Who is kept out because of its vectors is not about to come.
-        if not self._rules.holds or self._pool.refused():
+        if self._nobody_comes():
             return ticket.last_error or NoReplica(why_none(self._pool))
         return None
+
+    def _nobody_comes(self) -> bool:
+        """Whether no replica is about to come that calls could wait for; an engine that restarts is.
+
+        Who is kept out because of its vectors is not.
+        """
+        return not self._pool.joining() and (not self._rules.holds or self._pool.refused())
 
     # Attempts.
 

@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from backends.canaries import CANARIES, embed_all
+from backends.canaries import CANARIES, embed_all, request_inputs
 from backends.contract import Operation
 from backends.errors import BackendError
 from backends.registry import open_replica
@@ -164,7 +164,7 @@ class _Asking:
             told = await backend.describe(REQUEST_TIMEOUT_S)
             if Operation.EMBED not in told.operations:
                 return None
-            most = min(filter(None, (told.batch_inputs, settings.batch_inputs)), default=None)
+            most = request_inputs(told, settings.batch_inputs)
             reply = await embed_all(backend, self._texts, most, REQUEST_TIMEOUT_S)
         except BackendError as error:
             raise CannotVerify(f"{place.name}: {error.message}") from error

@@ -90,7 +90,7 @@ async def _joins(pool: Pool, replica: Replica, space: VectorSpace | None, *, pat
 async def _check_space(replica: Replica, told: Capabilities, space: VectorSpace | None) -> None:
     """Raises: BackendError."""
     if space is not None:
-        replica.strays = not await space.check(replica.name, replica.backend, told, PROBE_TIMEOUT_S)
+        replica.strays = not await space.check(replica.name, replica.backend, told)
 
 
 def _stays_out(pool: Pool, replica: Replica, space: VectorSpace) -> bool:

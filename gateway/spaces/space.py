@@ -9,11 +9,10 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from backends.canaries import CANARIES, embed_all
+from backends.canaries import CANARIES, embed_all, request_inputs
 from backends.contract import Backend, Capabilities, Operation
 from backends.errors import InvalidWork, UnsupportedWork
-from backends.registry import Kind
-from gateway.config import VectorSpace as Settings
+from gateway.config import Upstream
 from gateway.events import Observe, SpaceChecked, SpaceOutcome
 from gateway.quotas.redis_door import StoreAway
 from gateway.spaces.fingerprint import Fingerprint, fingerprint_of, likeness, needed_cosine
@@ -29,11 +28,14 @@ class VectorSpace:
     """store: None where this gateway keeps to itself. Replicas are known by their names."""
 
     def __init__(
-        self, upstream: str, kind: Kind, settings: Settings, store: FingerprintStore | None, observe: Observe
+        self, upstream: str, settings: Upstream, store: FingerprintStore | None, observe: Observe
     ) -> None:
         self.upstream = upstream
-        self._kind = kind
-        self._settings = settings
+        self._kind = settings.backend
+        self._settings = settings.vector_space
+        self._batch_inputs = settings.batch_inputs
+        # As any attempt: a large model on few cores takes its time for a few texts too.
+        self._timeout_s = settings.attempt_timeout_s
         self._store = store
         self._observe = observe
         self._standing: Fingerprint | None = None
@@ -67,19 +69,19 @@ class VectorSpace:
             f"{self._needed(standing, given)} needed; `gateway verify {self.upstream}` shows more"
         )
 
-    async def check(self, replica: str, backend: Backend, told: Capabilities, timeout_s: float) -> bool:
-        """Whether a replica's vectors are of this space; the first makes it. timeout_s is for each request.
+    async def check(self, replica: str, backend: Backend, told: Capabilities) -> bool:
+        """Whether a replica's vectors are of this space; the first makes it.
 
         A replica that does not embed, or takes no canary, is not judged. Raises: BackendError.
         """
         if Operation.EMBED not in told.operations:
             return True
         try:
-            given = await self._embedded(backend, told, timeout_s)
+            given = await self._embedded(backend, told)
             standing = await self._claimed(given)
             if not self._fits(standing, given):
                 # One miss may be a glitch; the second is another model.
-                given = await self._embedded(backend, told, timeout_s)
+                given = await self._embedded(backend, told)
         except (InvalidWork, UnsupportedWork) as error:
             self._given.pop(replica, None)
             self._say(replica, "unchecked", None, error.message)
@@ -104,8 +106,9 @@ class VectorSpace:
         if standing is not None:
             self._adopt(standing)
 
-    async def _embedded(self, backend: Backend, told: Capabilities, timeout_s: float) -> Fingerprint:
-        reply = await embed_all(backend, CANARIES, told.batch_inputs, timeout_s)
+    async def _embedded(self, backend: Backend, told: Capabilities) -> Fingerprint:
+        most = request_inputs(told, self._batch_inputs)
+        reply = await embed_all(backend, CANARIES, most, self._timeout_s)
         return fingerprint_of(reply.vectors, self._kind, told)
 
     async def _claimed(self, given: Fingerprint) -> Fingerprint:

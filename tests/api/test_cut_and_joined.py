@@ -216,7 +216,7 @@ class World:
             clock,
             lambda: bounds_now(self.pool, upstream_settings),
         )
-        space = VectorSpace("up", "tei", config.VectorSpace(), None, lambda _: None)
+        space = VectorSpace("up", upstream_settings, None, lambda _: None)
         self.upstream = Upstream("up", upstream_settings, self.pool, lane, space)
         self.dispatcher = Dispatcher({"up": self.upstream})
         for replica, backend in zip(replicas, backends, strict=True):

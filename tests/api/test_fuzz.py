@@ -33,7 +33,7 @@ from tests.quotas.redis_server import RedisServer
 
 CASES = int(os.environ.get("FUZZ_CASES", "0"))
 # Of each operation in `make test`; one that has nothing to choose has fewer.
-FEW = 25
+FEW = 20
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

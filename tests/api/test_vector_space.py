@@ -1,13 +1,23 @@
 """A replica that gives other vectors than its upstream serves nobody unless it must, and that is told."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from gateway import config
+from gateway.batching.lane import Lane, Rules
+from gateway.batching.slices import Bounds
+from gateway.errors import NoReplica
 from gateway.events import ReplicaChanged, SpaceChecked
 from gateway.routing import prober
+from gateway.routing.health import Happened
+from gateway.routing.pool import Pool, Replica
+from gateway.spaces.space import VectorSpace
+from gateway.upstreams import Upstream
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import RERANKER, until
+from tests.fakes.replicas import HeldReplica
 from tests.fakes.tei import FakeTei, Refused
 
 ONE = """
@@ -311,3 +321,23 @@ async def test_metrics_and_log_tell(boot: Boots, caplog: pytest.LogCaptureFixtur
     labels = f'{{outcome="differs",replica="{bad}",upstream="only"}}'
     assert f"gateway_vector_space_checks_total{labels}" in told
     assert f'gateway_vector_space_min_cosine{{replica="{bad}",upstream="only"}}' in told
+
+
+async def test_callers_do_not_wait_for_an_engine_that_is_kept_out() -> None:
+    engine = Replica("engine", HeldReplica())
+    pool = Pool("up", [engine], "least_tokens", lambda _: None)
+    clock = asyncio.get_running_loop().time
+    lane = Lane(pool, Rules(1000, 30, holds=True), lambda _: None, clock, Bounds)
+    upstream_settings = config.Upstream(backend="torch", model="m")
+    space = VectorSpace("up", upstream_settings, None, lambda _: None)
+    upstream = Upstream("up", upstream_settings, pool, lane, space)
+    waiting = asyncio.create_task(lane.wait_joined(clock() + 60))
+    await asyncio.sleep(0)
+    assert ("loading", False) == (upstream.state, upstream.settled)
+    engine.strays = True
+    pool.learn(engine, Happened.STRAYED, "another model")
+
+    with pytest.raises(NoReplica, match="another space"):
+        async with asyncio.timeout(10):
+            await waiting
+    assert ("refused", True) == (upstream.state, upstream.settled)

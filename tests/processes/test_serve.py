@@ -95,13 +95,30 @@ def test_rerank_and_tokenize_and_info(served: Served) -> None:
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
 
 
-def test_verify_starts_an_engine_of_its_own_and_leaves_none(repository: Path) -> None:
-    words = [sys.executable, "-m", "gateway", "verify", "-c", str(repository / "router.yaml"), "--json"]
+def verified(config: Path) -> "subprocess.CompletedProcess[str]":
+    """`gateway verify --json`, ended."""
+    words = [sys.executable, "-m", "gateway", "verify", "-c", str(config), "--json"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=55, check=False, env=environment)
+    return subprocess.run(words, capture_output=True, text=True, timeout=55, check=False, env=environment)
+
+
+def test_verify_starts_an_engine_of_its_own(repository: Path) -> None:
+    ended = verified(repository / "router.yaml")
     told = json.loads(ended.stdout)
 
     assert (0, True) == (ended.returncode, told["agrees"])
     [member] = told["members"]
     assert ("torch", 384) == (member["backend"], member["dimensions"])
     assert member["least_norm"] == pytest.approx(1, abs=1e-3)
+
+
+def test_verify_says_why_an_engine_does_not_load(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "router.yaml").write_text(
+        "upstreams: {x: {backend: torch, model: ./empty}}\nmodels: {m: {upstream: x}}\n"
+    )
+    ended = verified(tmp_path / "router.yaml")
+
+    assert (1, "") == (ended.returncode, ended.stdout)
+    assert "x: " in ended.stderr
+    assert "is not a whole checkpoint" in ended.stderr

@@ -8,7 +8,7 @@ import pytest
 
 from backends.canaries import EDITION
 from backends.contract import Capabilities, Embed, Embedded, Operation, Reply, Work
-from gateway.config import VectorSpace as Settings
+from gateway.config import Upstream
 from gateway.events import Event, SpaceChecked
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.spaces import space as spaces
@@ -18,6 +18,7 @@ from gateway.spaces.store import SPACES, FingerprintStore
 from tests.fakes.tei import vector_of
 from tests.quotas.redis_server import RedisServer
 
+UPSTREAM = Upstream(backend="tei", replicas=("http://up",), attempt_timeout_s=1)
 TOLD = Capabilities("org/model", frozenset({Operation.EMBED}), dtype="float32")
 
 
@@ -44,11 +45,11 @@ class Gateway:
     def __init__(self, server: RedisServer) -> None:
         self.events: list[Event] = []
         self.store = FingerprintStore(RedisDoor(server.url, 1.0))
-        self.space = VectorSpace("up", "tei", Settings(), self.store, self.events.append)
+        self.space = VectorSpace("up", UPSTREAM, self.store, self.events.append)
 
     async def check(self, model: Model, replica: str = "r0") -> bool:
         """Whether a replica of this model may join."""
-        return await self.space.check(replica, model, TOLD, 1)
+        return await self.space.check(replica, model, TOLD)
 
     @property
     def alarms(self) -> list[str]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.canaries import CANARIES, embed_all, identity_of, least_cosine, row_cosines
+from backends.canaries import CANARIES, embed_all, identity_of, least_cosine, request_inputs, row_cosines
 from backends.contract import Capabilities, Embed, Embedded, Operation, Tokenized, Vectors, Work
 from backends.errors import Failed
 from gateway.spaces.fingerprint import (
@@ -121,6 +121,15 @@ async def test_canaries_travel_as_the_replica_takes_them(most: int | None, reque
     assert requests == replica.requests
     assert 6 == reply.tokens
     np.testing.assert_array_equal([vector_of(text) for text in CANARIES], reply.vectors)
+
+
+@pytest.mark.parametrize(
+    ("told", "configured", "most"), [(None, None, None), (4, None, 4), (None, 8, 8), (4, 8, 4), (8, 4, 4)]
+)
+def test_a_request_holds_what_replica_and_operator_allow(
+    told: int | None, configured: int | None, most: int | None
+) -> None:
+    assert most == request_inputs(Capabilities("m", frozenset(), batch_inputs=told), configured)
 
 
 @pytest.mark.parametrize("wrong", [Tokenized(()), Embedded(np.ones((1, 3), np.float32), 1)])
