@@ -4,6 +4,10 @@ Knows nothing of what is served. Rule: a connection that does nothing costs noth
 """
 
 import asyncio
+import contextlib
+import fcntl
+import struct
+import termios
 from typing import Any
 
 import msgspec
@@ -11,17 +15,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. A timer runs while the client owes a head, a body, or room for an answer."""
+    """One connection. A timer runs while the client owes a head or a body, or takes less than it is sent."""
 
     head_timeout_s = 10.0
     body_timeout_s = 60.0
     # No byte taken by the client in this time: it is gone, or wants to be waited for.
     write_timeout_s = 30.0
+    # How often it is looked at, in this time.
+    looks = 6
     head_bytes_max = 64 * 1024
 
     # uvicorn's constructor is its own; these are set where a connection begins.
     _reading: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
+    _untaken_bytes = 0
+    _stuck_looks = 0
     _head_bytes = 0
     _in_head = True
 
@@ -67,16 +75,43 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """The client takes no more: it has so long to go on."""
+        """The client takes less than it is sent: what it takes is watched from now on."""
         super().pause_writing()
-        self._writing = self.loop.call_later(self.write_timeout_s, self.transport.abort)
+        self._watch_writing()
 
-    def resume_writing(self) -> None:
-        """It does."""
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
-        super().resume_writing()
+    def on_response_complete(self) -> None:
+        """What is left of an answer is watched too, or it would stay for as long as the client likes."""
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._watch_writing()
+
+    def _watch_writing(self) -> None:
+        if self._writing is None:
+            self._untaken_bytes, self._stuck_looks = self._untaken(), 0
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._writing = self.loop.call_later(self.write_timeout_s / self.looks, self._look)
+
+    def _look(self) -> None:
+        """End it where nothing was taken for too long; a slow client is no silent one."""
+        self._writing = None
+        if self.transport.get_write_buffer_size() == 0:
+            return
+        before, self._untaken_bytes = self._untaken_bytes, self._untaken()
+        self._stuck_looks = 0 if self._untaken_bytes < before else self._stuck_looks + 1
+        if self._stuck_looks == self.looks:
+            self.transport.abort()
+        else:
+            self._look_again()
+
+    def _untaken(self) -> int:
+        """Bytes written and not acknowledged: here, and in the kernel, which takes them in large pieces."""
+        waiting: int = self.transport.get_write_buffer_size()
+        with contextlib.suppress(OSError):
+            told = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+            waiting += struct.unpack("i", told)[0]
+        return waiting
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is refused as JSON, like everything else."""

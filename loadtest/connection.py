@@ -11,14 +11,20 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 _CHUNK = re.compile(rb"([0-9a-fA-F]+)[^\r\n]*\r\n")
 _LAST_CHUNK = b"0\r\n\r\n"
+_ADVICE = b"\r\nretry-after:"
+GOOD = 200
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """status 0: the connection broke first. body: empty where it was not kept."""
+    """status 0: the connection broke first. body: empty where it was not kept.
+
+    advised: it says when to come again.
+    """
 
     status: int
     size: int
     body: bytes = b""
+    advised: bool = False
 
 
 LOST = Answer(0, 0)
@@ -46,6 +52,7 @@ class Connection(asyncio.Protocol):
         self._left = 0
         self._chunked = False
         self._last = b""
+        self._advised = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The server took it."""
@@ -90,13 +97,15 @@ class Connection(asyncio.Protocol):
             complete = self._size >= self._left
         if complete:
             body = b"".join(self._parts)
-            self._finish(Answer(self._status, self._size, _joined(body) if self._chunked else body))
+            body = _joined(body) if self._chunked else body
+            self._finish(Answer(self._status, self._size, body, self._advised))
 
     def _begin(self, data: bytes, end: int) -> None:
         self._status = int(data[9:12])
         found = _LENGTH.search(data, 0, end)
         self._chunked = found is None
         self._left = int(found[1]) if found else 0
+        self._advised = self._status != GOOD and _ADVICE in data[:end].lower()
         if _CLOSE.search(data, 0, end):
             # It will take no further request.
             self.closed = True

@@ -1,6 +1,6 @@
 """The engine through the gateway beside what a user would pick instead: one run, one checkpoint, same texts.
 
-    .venv/bin/python -m loadtest.engine [--infinity] [--vllm] [--peers DIR] [--json FILE] [--plot FILE]
+    .venv/bin/python -m loadtest.engine [--infinity] [--vllm] [--json FILE] [--plot FILE]
 
 One contender runs at a time. sentence-transformers runs in this process; servers are asked over HTTP on
 loopback, with vectors as base64. Stops by itself.
@@ -30,7 +30,7 @@ from backends.checkpoints import DEFAULT_MODEL, locate
 from backends.tokens import open_tokenizer
 from backends.torch.precision import TYPICAL_TOKENS, best_kind
 from loadtest.chart import bars
-from loadtest.peers import infinity_command, running, vllm_command
+from tests.real.servers import prepared, running
 
 PORT = 16411
 KEY = "loadtest"
@@ -183,7 +183,7 @@ def gateway(checkpoint: Path, options: str, folder: Path) -> Iterator[int]:
     )
     command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
     health = f"http://127.0.0.1:{PORT}/readyz"
-    with running(command, health, folder / "gateway.log", {"GATEWAY_API_KEY": KEY}) as pid:
+    with running(command, {"GATEWAY_API_KEY": KEY}, health, folder / "gateway.log") as pid:
         yield pid
 
 
@@ -216,13 +216,12 @@ def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> I
     if options.infinity:
         theirs = Asked(f"http://127.0.0.1:{PORT}/embeddings", checkpoint.name)
         for dtype in ("float32", "bfloat16"):
-            command = infinity_command(options.peers, checkpoint, PORT, dtype)
-            yield f"Infinity {dtype}", theirs, partial(running, command, health, log, {})
+            start = prepared("infinity", checkpoint, PORT, ["--dtype", dtype])
+            yield f"Infinity {dtype}", theirs, partial(running, *start, health, log)
     if options.vllm:
-        command = vllm_command(options.peers, checkpoint, PORT)
-        more = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        theirs = Asked(f"http://127.0.0.1:{PORT}/v1/embeddings", str(checkpoint))
-        yield "vLLM bfloat16", theirs, partial(running, command, health, log, more)
+        start = prepared("vllm", checkpoint, PORT)
+        theirs = Asked(f"http://127.0.0.1:{PORT}/v1/embeddings", checkpoint.name)
+        yield "vLLM bfloat16", theirs, partial(running, *start, health, log)
 
 
 def measured(contender: Contender, texts: list[str], repeats: int) -> Figures:
@@ -288,7 +287,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--in-process", action="store_true", help="also sentence-transformers")
     parser.add_argument("--infinity", action="store_true")
     parser.add_argument("--vllm", action="store_true")
-    parser.add_argument("--peers", type=Path, default=Path("peers"), help="as loadtest.peers made it")
     parser.add_argument("--only", help="servers whose name holds this")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="an SVG file")

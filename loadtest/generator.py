@@ -25,7 +25,7 @@ import uvloop
 from hdrh.histogram import HdrHistogram
 
 from loadtest import corpora, schedules
-from loadtest.connection import Answer, Connection, connect
+from loadtest.connection import GOOD, LOST, Answer, Connection, connect
 from loadtest.corpora import Call, Calls
 from loadtest.processes import Usage, machine_cpu_s
 from loadtest.stub_wire import mark_of
@@ -38,6 +38,8 @@ _CHECK_EVERY = 101
 # How long an open loop waits for its last answers.
 PATIENCE_S = 5.0
 _RECONNECT_S = 0.05
+# Whoever gets one of these must be told when to come again.
+_ADVISED = frozenset({429, 503})
 _MOST_CONNECTIONS = 1024
 
 Watch = Mapping[str, Callable[[], Usage]]
@@ -62,6 +64,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     sent: calls written since the connections opened, warm-up included.
     histogram: the latencies', HdrHistogram V2 in µs, compressed, as base64.
     late_ms: how much later than intended the generator wrote a request, p99; 0 in a closed loop.
+    refused_ms: p99 of answers other than good ones. unadvised: 429 and 503 without retry-after.
     unanswered: calls still open when patience ended. cpu: cores used by each watched process, by the
     load itself, and elsewhere: by what has nothing to do with the run and may have disturbed it.
     """
@@ -78,6 +81,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     statuses: dict[str, int]
     wrong: int
     unanswered: int
+    refused_ms: float = 0.0
+    unadvised: int = 0
     late_ms: float
     cpu: dict[str, float]
     rss_mb: dict[str, float]
@@ -96,6 +101,8 @@ class Recorder:
         self._watch = watch
         self._latencies_us = array("q")
         self._lateness_us = array("q")
+        self._refused_us = array("q")
+        self._unadvised = 0
         self._statuses: Counter[str] = Counter()
         self._before: dict[str, Usage] = {}
         self._after: dict[str, Usage] = {}
@@ -123,11 +130,15 @@ class Recorder:
         self._after = {name: look() for name, look in self._watch.items()}
         self.running = False
 
-    def answered(self, status: int, took_s: float) -> None:
-        """One call's end; status 0 is a broken connection."""
-        self._statuses[str(status)] += 1
-        if status == 200:
-            self._latencies_us.append(max(1, int(took_s * 1e6)))
+    def answered(self, answer: Answer, took_s: float) -> None:
+        """One call's end, with an answer or with LOST."""
+        self._statuses[str(answer.status)] += 1
+        took_us = max(1, int(took_s * 1e6))
+        if answer.status == GOOD:
+            self._latencies_us.append(took_us)
+        else:
+            self._refused_us.append(took_us)
+            self._unadvised += answer.status in _ADVISED and not answer.advised
 
     def unanswered(self, took_s: float) -> None:
         """A call that was given up."""
@@ -162,7 +173,9 @@ class Recorder:
             statuses=dict(self._statuses),
             wrong=self.wrong,
             unanswered=self._unanswered,
-            late_ms=_ms(float(np.percentile(self._lateness_us, 99))) if self._lateness_us else 0.0,
+            refused_ms=_p99_ms(self._refused_us),
+            unadvised=self._unadvised,
+            late_ms=_p99_ms(self._lateness_us),
             cpu={name: round(share, 3) for name, share in cpu.items()},
             rss_mb={name: round(one.rss_bytes / 1e6, 1) for name, one in self._after.items()},
             histogram=histogram.encode().decode(),
@@ -171,6 +184,10 @@ class Recorder:
 
 def _ms(value_us: float) -> float:
     return round(value_us / 1000, 3)
+
+
+def _p99_ms(values_us: "array[int]") -> float:
+    return _ms(float(np.percentile(values_us, 99))) if values_us else 0.0
 
 
 class Underway(msgspec.Struct):
@@ -210,14 +227,14 @@ class Load:
         assert isinstance(underway, Underway)
         self._open.discard(connection)
         if self.recorder.running:
-            self.recorder.answered(answer.status, time.monotonic() - underway.since_s)
-        if underway.checked and answer.status == 200 and not is_right(answer.body, underway.inputs):
+            self.recorder.answered(answer, time.monotonic() - underway.since_s)
+        if underway.checked and answer.status == GOOD and not is_right(answer.body, underway.inputs):
             self.recorder.wrong += 1
 
     def refused(self) -> None:
         """No connection was to be had."""
         if self.recorder.running:
-            self.recorder.answered(0, 0.0)
+            self.recorder.answered(LOST, 0.0)
 
     def give_up(self, waiting_since_s: Iterable[float]) -> None:
         """Calls still open have taken at least this long: leaving them out would flatter the server."""
@@ -349,6 +366,7 @@ class OpenLoop:
         self._connections: list[Connection] = []
         self._opening: set[asyncio.Task[None]] = set()
         self._open_calls = 0
+        self._over = False
         self._all_done = asyncio.Event()
 
     async def run(self) -> Sample:
@@ -361,6 +379,7 @@ class OpenLoop:
         await _wait(self._all_done, self._start_s - time.monotonic() + self._moments_s[-1] + PATIENCE_S)
         self._load.give_up(self._waiting)
         recorder.stop()
+        self._over = True
         for task in self._opening:
             task.cancel()
         for connection in self._connections:
@@ -382,6 +401,9 @@ class OpenLoop:
             self._arm(timer)
 
     def _dispatch(self) -> None:
+        if self._over:
+            # Who was cut off below needs no other connection.
+            return
         while self._waiting and self._idle:
             connection = self._idle.pop()
             if connection.closed:

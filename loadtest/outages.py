@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=[one.name for one in TROUBLES])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, stub() as url:
+    with tempfile.TemporaryDirectory() as folder, stub(Path(folder)) as url:
         server = RedisServer(Path(folder))
         config = Path(folder) / "router.yaml"
         config.write_text(CONFIG.format(store=server.url, stub=url, digest=key_digest(KEY)))

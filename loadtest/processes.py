@@ -58,6 +58,43 @@ def usage(pids: Sequence[int]) -> Usage:
     return Usage(cpu_ticks / _TICKS_PER_S, pages * os.sysconf("SC_PAGE_SIZE"))
 
 
+class Memory(msgspec.Struct, frozen=True):
+    """Of one process, in MB. pss: shared pages by their share. peak: the most that was ever resident."""
+
+    rss_mb: float
+    pss_mb: float
+    private_mb: float
+    peak_mb: float
+
+    def __str__(self) -> str:
+        """For the terminal."""
+        return f"{self.rss_mb:.1f} MB resident, {self.pss_mb:.1f} PSS, {self.private_mb:.1f} private"
+
+
+def memory(pid: int) -> Memory:
+    """Raises: OSError where it has ended."""
+    kib = _kib(Path(f"/proc/{pid}/smaps_rollup"))
+    private = kib["Private_Clean"] + kib["Private_Dirty"]
+    peak = _kib(Path(f"/proc/{pid}/status"))["VmHWM"]
+    return Memory(*(round(one * 1024 / 1e6, 2) for one in (kib["Rss"], kib["Pss"], private, peak)))
+
+
+def _kib(path: Path) -> dict[str, int]:
+    """The lines `name: number kB` of a file."""
+    lines = [line.split() for line in path.read_text().splitlines()]
+    return {line[0][:-1]: int(line[1]) for line in lines if len(line) == 3 and line[2] == "kB"}
+
+
+def open_files(pid: int) -> int:
+    """How many descriptors a process has."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def workers_of(pid: int) -> list[int]:
+    """The HTTP workers below a gateway."""
+    return [one for one in family(pid) if b"gateway.worker" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+
 def machine_cpu_s() -> float:
     """CPU seconds that all processes of this machine have used, since it started."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]

@@ -1,6 +1,6 @@
 """Reranking by a cross-encoder of bge-reranker-base's shape, through the gateway, beside its peers.
 
-    .venv/bin/python -m loadtest.rerank [--infinity] [--vllm] [--peers DIR] [--json FILE]
+    .venv/bin/python -m loadtest.rerank [--infinity] [--vllm] [--json FILE]
 
 The weights are random: no time depends on them. One contender runs at a time; sentence-transformers in this
 process, servers over HTTP on loopback. Stops by itself.
@@ -28,7 +28,7 @@ import transformers
 
 from backends.checkpoints import DEFAULT_MODEL, locate
 from loadtest.engine import KEY, PORT, gateway, make_texts, peak_mb
-from loadtest.peers import infinity_command, running, vllm_command
+from tests.real.servers import prepared, running
 
 QUERY = "How do I read a JSON document from a file and change one of its keys?"
 DOCUMENTS, CALL_DOCUMENTS, CALLERS = 512, 32, 8
@@ -131,16 +131,15 @@ def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> I
     health, log = f"http://127.0.0.1:{PORT}/health", folder / "peer.log"
     if options.infinity:
         for dtype in ("float32", "bfloat16"):
-            command = infinity_command(options.peers, checkpoint, PORT, dtype)
+            start = prepared("infinity", checkpoint, PORT, ["--dtype", dtype])
             yield (
                 f"Infinity {dtype}",
                 Asked(url, checkpoint.name),
-                partial(running, command, health, log, {}),
+                partial(running, *start, health, log),
             )
     if options.vllm:
-        command = vllm_command(options.peers, checkpoint, PORT)
-        more = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        yield "vLLM bfloat16", Asked(url, str(checkpoint)), partial(running, command, health, log, more)
+        start = prepared("vllm", checkpoint, PORT)
+        yield "vLLM bfloat16", Asked(url, checkpoint.name), partial(running, *start, health, log)
 
 
 def measured(contender: Contender, documents: list[str], repeats: int) -> Figures:
@@ -188,7 +187,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--infinity", action="store_true")
     parser.add_argument("--vllm", action="store_true")
-    parser.add_argument("--peers", type=Path, default=Path("peers"), help="as loadtest.peers made it")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

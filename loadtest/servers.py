@@ -183,6 +183,12 @@ def stats(stub: Server) -> Stats:
     return msgspec.json.decode(ask(stub.target.port, "/stats")[1], type=Stats)
 
 
+def counted(server: Server, metric: str) -> float:
+    """A metric of the gateway's, over all labels."""
+    lines = ask(server.target.port, "/metrics")[1].decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{"))
+
+
 def check_forwards(server: Server, stub: Server) -> None:
     """One call must reach the stub once, and come back with its text's vector.
 

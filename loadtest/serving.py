@@ -1,15 +1,11 @@
-"""What a measured run starts: a stub TEI, redis-servers and gateways, each a process of its own.
+"""What runs start that use all cores: a stub, and gateways whose log is read.
 
 Knows nothing of what is measured. Everything listens on loopback, on a port that is free.
 """
 
-import asyncio
-import json
-import multiprocessing
 import os
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -17,68 +13,27 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import httpx
-import uvicorn
 from httpx_aiohttp import AiohttpTransport
 
-INFO = {
-    "model_id": "stub",
-    "model_type": {"embedding": {"pooling": "cls"}},
-    "max_input_length": 512,
-    "max_client_batch_size": 32,
-    "max_concurrent_requests": 512,
-    "auto_truncate": True,
-    "version": "1.9.3",
-}
+from loadtest.processes import family, group, usage
+from loadtest.servers import start_stub
+
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 40
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-
-
-def free_port() -> int:
-    """One that nothing listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
-
-
-async def _answer(scope: Any, receive: Any, send: Any) -> None:
-    """TEI's /info and /v1/embeddings; a text `slow` takes a minute."""
-    body = b""
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            break
-    reply: Any = INFO
-    if scope["path"] != "/info":
-        texts = json.loads(body)["input"]
-        if "slow" in texts:
-            await asyncio.sleep(60)
-        data = [{"index": n, "embedding": "AACAPwAAAAA="} for n in range(len(texts))]
-        reply = {"data": data, "usage": {"prompt_tokens": 3 * len(texts)}}
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": json.dumps(reply).encode()})
-
-
-def _serve_stub(port: int) -> None:
-    config = uvicorn.Config(_answer, port=port, lifespan="off", log_config=None, access_log=False)
-    uvicorn.Server(config).run()
 
 
 @contextmanager
-def stub() -> Iterator[str]:
-    """A TEI that answers at once; yields its URL."""
-    port = free_port()
-    process = multiprocessing.get_context("spawn").Process(target=_serve_stub, args=(port,), daemon=True)
-    process.start()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.join(10)
+def stub(folder: Path, *flags: str) -> Iterator[str]:
+    """`loadtest.stub` with these flags, on any core; yields its URL."""
+    with group() as started:
+        server = start_stub(folder, *flags)
+        assert server.process is not None
+        started.append(server.process)
+        server.process.spread()
+        yield f"http://127.0.0.1:{server.target.port}"
 
 
 class GatewayProcess:
@@ -123,12 +78,11 @@ class GatewayProcess:
     @property
     def processes(self) -> list[int]:
         """It and its children."""
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
-        return [self._process.pid, *(int(pid) for pid in children.split())]
+        return family(self._process.pid)
 
     def cpu_s(self) -> float:
         """CPU that it and its children have used."""
-        return sum(cpu_s(pid) for pid in self.processes)
+        return usage(self.processes).cpu_s
 
     def kill(self) -> None:
         """SIGKILL to all of it at once."""
@@ -163,12 +117,6 @@ class GatewayProcess:
                     self.calls_logged += 1
                 else:
                     self.lines.append(line.rstrip())
-
-
-def cpu_s(pid: int) -> float:
-    """CPU that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
 
 
 def client(url: str, key: str) -> httpx.AsyncClient:

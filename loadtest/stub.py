@@ -30,7 +30,10 @@ _POSTS = {b"POST " + path.encode(): path for path in ("/v1/embeddings", "/embed"
 
 
 class Stats(msgspec.Struct):
-    """What it got since the start or the last reset; refused: by status. cpu_s: since its start."""
+    """What it got since the start or the last reset; refused: by status. cpu_s: since its start.
+
+    crashes: requests that it died of, and those that came while it was down.
+    """
 
     requests: int = 0
     inputs: int = 0
@@ -39,6 +42,7 @@ class Stats(msgspec.Struct):
     in_flight: int = 0
     most_in_flight: int = 0
     refused: dict[int, int] = {}
+    crashes: int = 0
     abandoned: int = 0
     cpu_s: float = 0.0
 
@@ -61,6 +65,8 @@ class Stub:
         self._running = 0
         self._inputs_in_flight = 0
         self._dice = random.Random(1)  # noqa: S311 - seeded faults
+        self._up_again_s = 0.0
+        self.connections: set[Connection] = set()
 
     def ask(self, connection: "Connection", line: bytes, body: bytes) -> None:
         """Answer one request, now or later."""
@@ -68,12 +74,27 @@ class Stub:
         if path is None:
             connection.answer(*self._plain(line, body))
             return
+        if time.monotonic() < self._up_again_s:
+            self.stats.crashes += 1
+            connection.drop()
+            return
         try:
-            self._admit(Waiting(connection, self._understood(path, body)))
+            asked = self._understood(path, body)
+            if stub_wire.has(self.settings.dies_of, asked):
+                self._crash()
+            else:
+                self._admit(Waiting(connection, asked))
         except Refused as refused:
             counts = self.stats.refused
             counts[refused.status] = counts.get(refused.status, 0) + 1
             connection.answer(refused.status, refused.body, refused.content_type)
+
+    def _crash(self) -> None:
+        """What was being served is lost; it ends without an answer, as it would have ended with one."""
+        self.stats.crashes += 1
+        self._up_again_s = time.monotonic() + self.settings.down_ms / 1000
+        for connection in list(self.connections):
+            connection.drop()
 
     def _understood(self, path: str, body: bytes) -> Asked:
         settings = self.settings
@@ -93,7 +114,7 @@ class Stub:
         stats.most_inputs = max(stats.most_inputs, inputs)
         stats.most_in_flight = max(stats.most_in_flight, stats.in_flight)
         self._inputs_in_flight += inputs
-        if self.settings.hang:
+        if self.settings.hang or stub_wire.has(self.settings.hangs_on, waiting.asked):
             return
         if self.settings.parallel and self._running >= self.settings.parallel:
             self._queue.append(waiting)
@@ -174,11 +195,18 @@ class Connection(asyncio.Protocol):
         """A client came."""
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
+        self._stub.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It went."""
         del exc
         self.closed = True
+        self._stub.connections.discard(self)
+
+    def drop(self) -> None:
+        """Without an answer."""
+        self.closed = True
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Most requests come whole."""

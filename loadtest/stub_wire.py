@@ -23,7 +23,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     A request takes (base_ms + input_ms × inputs + token_ms × tokens) × slow; parallel: how many are served
     at once, 0 is any number. items, payload_bytes, permits: TEI's limits, permits counted in inputs.
-    hang: nothing is answered any more. error_share: of requests that get error_status.
+    hang: nothing is answered any more. error_share: of requests that get error_status. refuses: a request
+    with a text that has this word in it is refused whole, as TEI does. dies_of: such a text breaks every
+    connection, and no request is answered for down_ms, as if an engine had crashed. hangs_on: it has
+    no answer.
     """
 
     model: str = "stub"
@@ -40,6 +43,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     slow: float = 1.0
     error_share: float = 0.0
     error_status: int = 500
+    refuses: str = ""
+    dies_of: str = ""
+    hangs_on: str = ""
+    down_ms: float = 0.0
 
 
 class Refused(Exception):
@@ -105,7 +112,14 @@ def understand(path: str, body: bytes, settings: Settings) -> Asked:
         raise failure(path, 422, message, "Validation")
     if asked.dimensions > settings.dimensions:
         raise failure(path, 422, "Input validation error: `dimensions` is too large", "Validation")
+    if has(settings.refuses, asked):
+        raise failure(path, 422, "Input validation error: told to refuse this text", "Validation")
     return asked
+
+
+def has(word: str, asked: "Asked") -> bool:
+    """Whether one of its texts has this word in it; none has no word."""
+    return bool(word) and any(word in text for text in asked.texts)
 
 
 def _parse(path: str, body: bytes, settings: Settings) -> Asked:

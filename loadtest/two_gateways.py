@@ -21,7 +21,8 @@ from typing import Any
 import httpx
 
 from gateway.tenants.keyring import key_digest
-from loadtest.serving import GatewayProcess, client, cpu_s, percentile, stub
+from loadtest.processes import usage
+from loadtest.serving import GatewayProcess, client, percentile, stub
 from tests.quotas.redis_server import RedisServer
 
 ADMIN, CALLER = "operator-key", "caller-key"
@@ -38,6 +39,8 @@ tenants:
   single: {{keys: ["{single}"], limits: {{requests_in_flight: 1}}}}
 """
 TEXT = {"input": "a text"}
+# The stub answers no such text.
+SLOW = "slow"
 PARTS = ("cost", "revoked", "slot")
 
 
@@ -83,12 +86,12 @@ def cost(folder: Path, url: str, server: RedisServer, repeats: int) -> dict[str,
             for callers in (1, 16):
                 for name, one in gateways.items():
                     calls = 600 if callers == 1 else 1500
-                    used_s, redis_s = one.cpu_s(), cpu_s(server.process.pid)
+                    used_s, redis_s = one.cpu_s(), usage([server.process.pid]).cpu_s
                     took_ms, stages = asyncio.run(_timed(one.url, calls, callers))
                     row = found[f"{name}, {callers} at once"]
                     row["p50_ms"].append(percentile(took_ms, 50))
                     row["gateway_cpu_us"].append((one.cpu_s() - used_s) / calls * 1e6)
-                    row["redis_cpu_us"].append((cpu_s(server.process.pid) - redis_s) / calls * 1e6)
+                    row["redis_cpu_us"].append((usage([server.process.pid]).cpu_s - redis_s) / calls * 1e6)
                     for stage, mean_ms in stages.items():
                         row[f"stage_{stage}_ms"].append(mean_ms)
     return {name: dict(row) for name, row in found.items()}
@@ -147,7 +150,7 @@ def revoked(folder: Path, url: str, server: RedisServer, repeats: int) -> dict[s
 
 async def _slot_once(first: GatewayProcess, second: str) -> float:
     async with client(first.url, "single") as one, client(second, "single") as other:
-        flying = asyncio.create_task(one.post("/v1/embeddings", json={"input": "slow"}, timeout=90))
+        flying = asyncio.create_task(one.post("/v1/embeddings", json={"input": SLOW}, timeout=90))
         await asyncio.sleep(0.5)  # else a call of the other's could be in its way
         await _until(other, 429, 10)
         await asyncio.sleep(6 + 2 * random.random())  # noqa: S311 - past a renewal
@@ -180,7 +183,7 @@ def main() -> None:
     options = parser.parse_args()
     parts = options.only
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as name, stub() as url:
+    with tempfile.TemporaryDirectory() as name, stub(Path(name), "--hangs-on", SLOW) as url:
         folder = Path(name)
         server = RedisServer(folder)
         try:

@@ -23,6 +23,8 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 ASGIApp = Callable[[Any, Receive, Send], Awaitable[None]]
 
+# An answer beyond this, uvicorn's bound on what it buffers, is over when the client has taken it.
+AT_ONCE_BYTES = 64 * 1024
 MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
 
 
@@ -94,6 +96,10 @@ class Straight:
         headers += exchange.readable_by
         headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
+        if len(body) > AT_ONCE_BYTES:
+            # uvicorn waits for a slow client before a message, never after the last one.
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            body = b""
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _answer(self, way: Way, exchange: Exchange, name: str | None, receive: Receive) -> Answer:

@@ -1,6 +1,7 @@
 """Connections that owe something and do not give it are ended; a head has a size."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +11,8 @@ import uvicorn
 
 from gateway.http_protocol import BoundedProtocol
 
+# More than any buffer between two sockets holds; and so little that a server's writing is never paused.
+SIZES = {"/large": 30_000_000, "/small": 60_000}
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
 
 
@@ -30,7 +33,7 @@ async def large_answer(scope: Any, receive: Any, send: Any) -> None:
     """Reads the body, then answers with more than any buffer between two sockets holds."""
     while (await receive()).get("more_body"):
         pass
-    size = 30_000_000 if scope["path"] == "/large" else 2
+    size = SIZES.get(scope["path"], 2)
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"x" * size})
 
@@ -39,14 +42,18 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Connection]:
+async def connected(kernel_bytes: int = 0) -> AsyncIterator[Connection]:
     Impatient.ended = asyncio.Event()
     config = uvicorn.Config(large_answer, port=0, http=Impatient, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
+    listener = socket.create_server(("127.0.0.1", 0))
+    if kernel_bytes:
+        # What it takes from callers' answers; accepted connections have it too.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel_bytes)
+    port = listener.getsockname()[1]
+    serving = asyncio.create_task(server.serve([listener]))
     while not server.started:  # noqa: ASYNC110 - uvicorn tells nobody
         await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield reader, writer
@@ -129,3 +136,44 @@ async def test_what_is_no_http_is_refused_as_json() -> None:
 
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"application/json" in answer
+
+
+@asynccontextmanager
+async def deaf(path: str, kernel_bytes: int = 0) -> AsyncIterator[socket.socket]:
+    """A client with little room that has asked, and reads when the test does."""
+    async with connected(kernel_bytes) as (_, writer), asyncio.timeout(30):
+        loop = asyncio.get_running_loop()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, writer.get_extra_info("peername"))
+            await loop.sock_sendall(client, f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            yield client
+
+
+async def test_a_slow_client_that_goes_on_reading_gets_its_whole_answer() -> None:
+    loop = asyncio.get_running_loop()
+    started_s, got = loop.time(), 0
+    async with deaf("/large") as client:
+        while got < SIZES["/large"]:
+            piece = await loop.sock_recv(client, 300_000)
+            assert piece
+            got += len(piece)
+            # Slower than the bound alone would allow.
+            await asyncio.sleep(max(0.0, started_s + got / 20_000_000 - loop.time()))
+
+    assert loop.time() - started_s > Impatient.write_timeout_s
+
+
+@pytest.mark.parametrize(("path", "kernel_bytes"), [("/large", 0), ("/small", 4096)])
+async def test_a_client_that_stops_in_the_middle_is_closed(path: str, kernel_bytes: int) -> None:
+    loop = asyncio.get_running_loop()
+    got = 0
+    async with deaf(path, kernel_bytes) as client:
+        await loop.sock_recv(client, 1000)
+        await asyncio.sleep(1)  # The server's timer is a real one.
+        # What the kernel has taken still comes, and then an end.
+        while piece := await loop.sock_recv(client, 1_000_000):
+            got += len(piece)
+
+    assert got < SIZES[path] - 1000

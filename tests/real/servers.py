@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -74,28 +74,46 @@ def command(server: Server, model: Path, port: int) -> list[str]:
     return [*start, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), *flags]
 
 
+def prepared(
+    server: Server, model: Path, port: int, flags: Sequence[str] = ()
+) -> tuple[list[str], dict[str, str]]:
+    """The command in the server's own environment, and the variables that it is to have."""
+    binaries = environment(server) / "bin"
+    program, *arguments = [*command(server, model, port), *flags]
+    # vLLM looks for tools of its own environment, such as ninja, on the path.
+    path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
+    variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "PATH": path}
+    return [str(binaries / program), *arguments], variables
+
+
 @contextmanager
 def serving(server: Server, model: Path, flags: Sequence[str] = ()) -> Iterator[str]:
     """A server that is up, as its base URL; it and its children have ended when the block has."""
     port = _free_port()
-    program, *arguments = [*command(server, model, port), *flags]
-    quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
-    small = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    log = HOME / f"{server}-{port}.log"
-    binaries = environment(server) / "bin"
-    # vLLM looks for tools of its own environment, such as ninja, on the path.
-    path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
+    url = f"http://127.0.0.1:{port}"
+    start, variables = prepared(server, model, port, flags)
+    with running(start, variables, f"{url}/health", HOME / f"{server}-{port}.log"):
+        yield url
+
+
+@contextmanager
+def running(start: Sequence[str], variables: Mapping[str, str], health: str, log: Path) -> Iterator[int]:
+    """A server that answers at this URL, as its process id, for as long as the block lasts.
+
+    Raises: RuntimeError, with the end of its log.
+    """
+    quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [binaries / program, *arguments],
+            start,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **quiet, **small, "PATH": path},
+            env={**os.environ, **quiet, **variables},
             start_new_session=True,
         )
     try:
-        _wait_for(f"http://127.0.0.1:{port}/health", process, log)
-        yield f"http://127.0.0.1:{port}"
+        _wait_for(health, process, log)
+        yield process.pid
     finally:
         _stop(process)
 

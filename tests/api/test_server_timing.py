@@ -1,0 +1,98 @@
+"""The parts of `server-timing` are all of a call's time: on a clock that moves when a test moves it."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gateway.events import CallFinished
+from tests.conftest import Boots, Running
+from tests.fakes.hooks import RERANKER
+from tests.fakes.tei import FakeTei
+
+OPENAI = "/v1/embeddings"
+# Each path, its body, and how many requests a replica gets for it.
+CALLS: Sequence[tuple[str, dict[str, Any], int]] = [
+    (OPENAI, {"input": "one two"}, 1),
+    (OPENAI, {"input": ["one", "two", "three"], "encoding_format": "base64"}, 1),
+    (OPENAI, {"input": [f"text {number}" for number in range(11)]}, 3),
+    ("/embed", {"inputs": "one two"}, 1),
+    ("/models/org/bge/embed", {"inputs": ["one", "two"]}, 1),
+    ("/rerank", {"query": "one", "texts": ["two"]}, 1),
+    ("/models/bge/rerank", {"query": "one", "texts": ["two"]}, 1),
+    ("/similarity", {"inputs": {"source_sentence": "one", "sentences": ["two"]}}, 1),
+    ("/tokenize", {"inputs": "one two"}, 1),
+]
+
+
+class Clock:
+    """`time.perf_counter`, which all of a call's time is read from."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Slow:
+    """A hook: each request takes two seconds. failures: so many of them end in a 500."""
+
+    def __init__(self, clock: Clock, failures: int = 0) -> None:
+        self.requests = 0
+        self._clock = clock
+        self._failures = failures
+
+    async def __call__(self, path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
+        """Let the time pass."""
+        del path, sent
+        self.requests += 1
+        self._clock.now_s += 2
+        self._failures -= 1
+        return (500, b"") if self._failures >= 0 else None
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "perf_counter", made)
+    return made
+
+
+def parts_ms(header: str) -> dict[str, float]:
+    pairs = (entry.split(";dur=") for entry in header.split(", "))
+    return {stage: float(milliseconds) for stage, milliseconds in pairs}
+
+
+async def told(gateway: Running, path: str, body: dict[str, Any]) -> tuple[dict[str, float], float]:
+    """The parts of one call, and all that it took, in ms."""
+    reply = await gateway.post(path, body)
+    assert 200 == reply.status_code
+    calls = [event for event in gateway.events if isinstance(event, CallFinished)]
+    (finished,) = (call for call in calls if call.method == "POST")
+    return parts_ms(reply.headers["server-timing"]), finished.duration_s * 1000
+
+
+@pytest.mark.parametrize(("path", "body", "requests"), CALLS)
+async def test_the_parts_are_all_the_time_there_was(
+    boot: Boots, clock: Clock, path: str, body: dict[str, Any], requests: int
+) -> None:
+    embedder, reranker = FakeTei(), FakeTei(model_type=RERANKER)
+    async with boot({"tei-0": embedder, "rerank-0": reranker}) as gateway:
+        embedder.hook = reranker.hook = slow = Slow(clock)
+        parts, all_ms = await told(gateway, path, body)
+
+    assert requests == slow.requests
+    assert 2000 * requests == all_ms
+    assert pytest.approx(all_ms, abs=0.05) == sum(parts.values())
+
+
+async def test_a_failed_attempt_is_in_the_parts_of_a_call_that_succeeds(boot: Boots, clock: Clock) -> None:
+    embedder, other = FakeTei(), FakeTei()
+    async with boot({"tei-0": embedder, "tei-1": other}) as gateway:
+        embedder.hook = other.hook = slow = Slow(clock, failures=1)
+        parts, all_ms = await told(gateway, OPENAI, {"input": "one"})
+
+    assert 2 == slow.requests
+    assert (4000, 4000) == (all_ms, pytest.approx(sum(parts.values()), abs=0.05))

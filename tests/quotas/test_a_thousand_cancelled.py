@@ -1,0 +1,88 @@
+"""A thousand callers who hang up leave nothing behind: over real sockets and a real Redis."""
+
+import asyncio
+from pathlib import Path
+
+from gateway.app import Application
+from gateway.tenants.keyring import key_digest
+from tests.conftest import KEY
+from tests.fakes.hooks import Gate
+from tests.fakes.tei import FakeTei
+from tests.over_sockets import comes_to, serving
+from tests.quotas.redis_server import RedisServer
+
+CALLERS = 500
+CONFIG = """
+quotas: {{store: "{store}"}}
+upstreams: {{one: {{backend: tei, replicas: ["http://tei-0"], in_flight_batches: 8}}}}
+models: {{bge: {{upstream: one}}}}
+tenants: {{acme: {{keys: ["{digest}"], limits: {{requests_in_flight: 600, tokens_per_minute: 1000000}}}}}}
+"""
+
+
+def open_files() -> int:
+    """Of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def held(application: Application, redis: RedisServer) -> dict[str, object]:
+    """All that calls hold while they live."""
+    upstream = application.gateway.upstreams["one"]
+    lane, edge = upstream.lane, application.in_flight
+    (replica,) = lane._pool.replicas
+    return {
+        "calls": edge.calls,
+        "bytes": edge._bytes,
+        "ways to call off": len(edge.cancels),
+        "queued": (len(lane._queue), lane.queued_tokens),
+        "shared": len(lane._shared),
+        "attempts": len(lane._attempts),
+        "at the replica": (replica.batches, replica.inputs, replica.tokens, dict(replica.batches_of)),
+        "reservations": redis.command("HLEN", "gw:{acme}:open"),
+        "their ends": redis.command("ZCARD", "gw:{acme}:ends"),
+    }
+
+
+NOTHING = {
+    "calls": 0,
+    "bytes": 0,
+    "ways to call off": 0,
+    "queued": (0, 0),
+    "shared": 0,
+    "attempts": 0,
+    "at the replica": (0, 0, 0, {}),
+    "reservations": ":0\r\n",
+    "their ends": ":0\r\n",
+}
+
+
+async def test_a_thousand_cancelled_calls_leave_nothing_behind(own_redis: RedisServer) -> None:
+    server = FakeTei(max_client_batch_size=32)
+    config = CONFIG.format(store=own_redis.url, digest=key_digest(KEY))
+    async with serving(server, config) as gateway, asyncio.timeout(60):
+        application = gateway.application
+        # Connections to Redis are there from the first call on.
+        assert (await gateway.answered()).status_code == 200
+        tasks, files = len(asyncio.all_tasks()), open_files()
+        for joined in (False, True):
+            first, second = Gate(), Gate()
+            server.hook = first
+            clients = [await gateway.ask(f"{joined} {number}") for number in range(CALLERS)]
+            await comes_to((CALLERS, 8), lambda gate=first: (application.in_flight.calls, gate.waiting))
+            if joined:
+                # What waited goes as full batches, and those are held.
+                server.hook = second
+                first.opened.set()
+                await comes_to(8, lambda gate=second: gate.waiting)
+            for client in clients:
+                client.close()
+            await comes_to(NOTHING, lambda: held(application, own_redis))
+        # The first call's connection was perhaps still open.
+        await comes_to(
+            (0, 0), lambda: (max(0, len(asyncio.all_tasks()) - tasks), max(0, open_files() - files))
+        )
+        server.hook = None
+        reply = await gateway.answered()
+
+    assert reply.status_code == 200
+    assert reply.headers["x-ratelimit-limit-requests"] == "600"
