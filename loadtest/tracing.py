@@ -94,12 +94,11 @@ async def measured(server: Server, options: argparse.Namespace, seed: int) -> Sa
 
 
 async def rounds(options: argparse.Namespace, contenders: Sequence[Server]) -> list[dict[str, Sample]]:
-    """A B C, A B C: what drifts, drifts for all."""
+    """A B C, C B A: what drifts, drifts for all, and nobody always follows the same one."""
     found = []
     for repeat in range(options.repeats):
-        found.append(
-            {one.name: await measured(one, options, repeat * 10 + n) for n, one in enumerate(contenders)}
-        )
+        order = contenders if repeat % 2 == 0 else contenders[::-1]
+        found.append({one.name: await measured(one, options, repeat * 10 + n) for n, one in enumerate(order)})
         print(f"repeat {repeat + 1} of {options.repeats} done", flush=True)
     return found
 

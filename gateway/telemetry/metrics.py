@@ -126,6 +126,8 @@ class Metrics:
         self._shown = self._registry
         self._process: ProcessShare | None = None
         self._sources = Sources()
+        # Replicas, by upstream and name, that were there when they were last looked at.
+        self._known: set[tuple[str, str]] = set()
         if worker is None:
             ProcessCollector(registry=self._registry)
         else:
@@ -187,14 +189,29 @@ class Metrics:
             self._queued.labels(upstream).set(waiting.tokens)
             self._queued_inputs.labels(upstream).set(waiting.inputs)
             self._oldest.labels(upstream).set(waiting.oldest_s)
-        for one in self._sources.replicas():
-            self._batches.labels(one.upstream, one.replica).set(one.batches)
-            self._window.labels(one.upstream, one.replica).set(one.window)
+        self._refresh_replicas()
         calls, held = self._sources.in_flight()
         self._calls_in_flight.set(calls)
         self._bytes_in_flight.set(held)
         if self._process is not None:
             self._process.refresh()
+
+    def _refresh_replicas(self) -> None:
+        loads = {(one.upstream, one.replica): one for one in self._sources.replicas()}
+        for labels, one in loads.items():
+            self._batches.labels(*labels).set(one.batches)
+            self._window.labels(*labels).set(one.window)
+        for labels in self._known - loads.keys():
+            # A window of 0 says that a replica is gone: of several processes' files no series can be removed.
+            self._batches.labels(*labels).set(0)
+            self._window.labels(*labels).set(0)
+            if self._process is None:
+                self._forget(labels)
+        self._known = set(loads)
+
+    def _forget(self, replica: tuple[str, str]) -> None:
+        for gauge in (self._replica_up, self._batches, self._window):
+            gauge.remove(*replica)
 
     def _count_call(self, event: CallFinished) -> None:
         self._calls_of[event.route, event.status, event.outcome].inc()

@@ -6,6 +6,7 @@ others' link to it. Names are OpenTelemetry's (its HTTP and GenAI conventions), 
 Rule: no inputs, no keys; a trace that is not recorded makes no spans and is passed on as such.
 """
 
+import logging
 import random
 import re
 import time
@@ -41,8 +42,8 @@ EXPORT_MOST = 512
 EXPORT_EVERY_MS = 2000
 # How long a stopping worker tries to send what it still has.
 SHUTDOWN_MS = 2000
-# A wait shorter than this is no wait: it is a turn of the event loop.
-WAIT_LEAST_S = 0.001
+# A wait shorter than this is none: the event loop tells time in milliseconds.
+WAIT_LEAST_S = 0.002
 
 # A caller's that says: not recorded (W3C Trace Context, version 00).
 UNRECORDED = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f][02468ace]")
@@ -262,6 +263,8 @@ def exported(settings: Tracing) -> CallTraces:
     # The extra `otlp`; without it the config is refused before this is reached.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+    # It has a line for each retry, no two alike; what is lost in the end is an error.
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)
     exporter = OTLPSpanExporter(settings.endpoint, headers=settings.headers, timeout=SHUTDOWN_MS / 1000)
     return sampled(
         settings,

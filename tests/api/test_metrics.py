@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.api.paths import KNOWN, NAMED_ENDS, VERSIONED, template_of
 from gateway.config import OPERATION_SEGMENTS
-from gateway.events import CallFinished
+from gateway.events import CallFinished, ReplicaChanged
+from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import RERANKER, Gate, answering, hooked, until
@@ -108,6 +109,55 @@ async def test_a_dead_replica_is_shown_as_down(boot: Boots) -> None:
 
     assert 1 == value(families, "gateway_replica_up", replica="http://tei-0")
     assert 0 == value(families, "gateway_replica_up", replica="http://tei-1")
+
+
+async def test_a_replica_that_is_gone_has_no_gauges_any_more() -> None:
+    loads = [ReplicaLoad("embedder", name, 1, 6) for name in ("stays", "goes")]
+    metrics = Metrics(is_open=True)
+    metrics.watch(Sources(replicas=lambda: loads))
+    for name in ("stays", "goes"):
+        metrics.observe(ReplicaChanged("embedder", name, "up"))
+    before, _ = await metrics.render()
+    metrics.observe(ReplicaChanged("embedder", loads.pop().replica, "gone"))
+    after, _ = await metrics.render()
+
+    gauges = re.compile(rb'gateway_replica_(?:up|window_batches|in_flight_batches){.*replica="(\w+)"')
+    assert [b"goes"] * 3 + [b"stays"] * 3 == sorted(gauges.findall(before))
+    assert [b"stays"] * 3 == gauges.findall(after)
+
+
+async def test_batches_and_stages_are_measured(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        await gateway.post(OPENAI, {"input": ["a", "b", "c", "d", "e"]})
+        families = await scraped(gateway)
+
+    assert 5 == value(families, "gateway_batch_inputs_sum", upstream="embedder")
+    assert 2 == value(families, "gateway_batch_inputs_count", upstream="embedder")
+    assert 2 == value(families, "gateway_batch_calls_sum", upstream="embedder")
+    assert 1 == value(families, "gateway_tenant_calls_total", tenant="default", model="bge")
+    stages = {"parse", "auth", "quota", "queue", "upstream", "encode"}
+    assert {1} == {value(families, "gateway_stage_duration_seconds_count", stage=one) for one in stages}
+
+
+async def test_what_waits_has_an_age(boot: Boots) -> None:
+    gate = Gate()
+    config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
+    async with boot({"tei-0": hooked(gate)}, config) as gateway:
+        calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))]
+        await until(lambda: gate.waiting == 1)
+        calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "b"})))
+        async with asyncio.timeout(10):
+            while not value(await scraped(gateway), "gateway_lane_oldest_seconds", upstream="embedder"):
+                pass
+        families = await scraped(gateway)
+        gate.opened.set()
+        await asyncio.gather(*calls)
+
+    assert 1 == value(families, "gateway_lane_queued_inputs", upstream="embedder")
+    assert 1 == value(families, "gateway_replica_in_flight_batches", replica="http://tei-0")
+    assert 1 == value(families, "gateway_replica_window_batches", replica="http://tei-0")
+    # Those who ask for /metrics are not among them.
+    assert 2 == value(families, "gateway_calls_in_flight")
 
 
 async def test_no_label_repeats_what_a_caller_made_up(boot: Boots) -> None:
