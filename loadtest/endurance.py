@@ -33,8 +33,7 @@ from loadtest.servers import Server
 TENANTS = 12
 SAMPLES = 200
 WARM_UP_SHARE = 0.2
-# A run may be stopped for a while, with SIGSTOP, and go on.
-PATIENCE_S = 600.0
+PATIENCE_S = 60.0
 # Student's t, two-sided 95 %, for as many samples as are taken here.
 T95 = 1.98
 # A call that is given up is so this soon: before it is sent on, while it waits, or while it is computed.
@@ -185,7 +184,10 @@ class Asking:
 
 
 class Callers:
-    """A closed loop whose callers break off at times. answers: by status, `gone` where a caller broke off."""
+    """A closed loop whose callers break off at times.
+
+    answers: by status, `gone` where a caller broke off, `unanswered` where its patience ended.
+    """
 
     def __init__(self, port: int, calls: int, seed: int = 1) -> None:
         self.answers: Counter[str] = Counter()
@@ -236,13 +238,21 @@ class Callers:
                     await asyncio.shield(told)
             if not told.done():
                 told.set_result(LOST)
-                connection.close()
-                connection.closed = True
-                self.answers["gone"] += 1
+                self._leave(connection, "gone")
                 return
-        async with asyncio.timeout(PATIENCE_S):
-            answer = await told
-        self.answers[str(answer.status)] += 1
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                answer = await told
+        except TimeoutError:
+            # The load may have been stopped, with SIGSTOP, and goes on: its timer has passed meanwhile.
+            self._leave(connection, "unanswered")
+        else:
+            self.answers[str(answer.status)] += 1
+
+    def _leave(self, connection: Connection, why: str) -> None:
+        connection.close()
+        connection.closed = True
+        self.answers[why] += 1
 
 
 def _tenants() -> str:
