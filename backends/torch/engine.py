@@ -205,6 +205,7 @@ class Engine:
             lengths = [len(job.sequences[i].ids) for job, i in alike]
             for batch in plan(lengths, self._batch_tokens, packed=self._loaded.packed):
                 members = [alike[index] for index in batch]
+                self.recorder.batch(len(batch), sum(lengths[index] for index in batch))
                 self._compute(members, outputs)
                 for job in {job for job, _ in members}:
                     # What is done leaves at once, while the next forward runs.
