@@ -24,8 +24,8 @@ from gateway import listeners
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config import ListenerTls
 from gateway.http_protocol import BoundedProtocol
-from gateway.telemetry.access_log import log_change, log_event
-from gateway.telemetry.log_lines import write_lines
+from gateway.telemetry.access_log import log_change
+from gateway.telemetry.log_lines import call_lines, write_lines
 
 # Longer than any sensible client's keep-alive pool holds an idle connection.
 KEEP_ALIVE_S = 75
@@ -108,7 +108,8 @@ def main() -> None:
 
 
 async def _serve(boot: WorkerBoot) -> None:
-    observe = log_event if boot.boot.config.logs.access else log_change
+    lines = call_lines(boot.boot.config.logs)
+    observe = lines.observe if boot.boot.config.logs.access else log_change
     application = build(boot.boot, Collaborators(observe=observe))
     drain_s, tls = boot.boot.config.drain_s, boot.boot.config.tls
     config = uvicorn.Config(
@@ -130,6 +131,7 @@ async def _serve(boot: WorkerBoot) -> None:
     gc.set_threshold(GC_THRESHOLD)
     reporting = asyncio.create_task(_report(application, boot, server))
     await server.serve(sockets=_sockets(boot))
+    lines.flush()
     reporting.cancel()
 
 

@@ -28,7 +28,7 @@ class EventLine:
     def __str__(self) -> str:
         match self.event:
             case CallFinished():
-                return _call_line(self.event)
+                return call_line(self.event)
             case ReplicaChanged():
                 one = self.event
                 return f"upstream {one.upstream}: {one.replica} is {one.state} ({one.reason})"
@@ -42,7 +42,7 @@ class EventLine:
         """Flat, with units in the names; what is not known is left out."""
         match self.event:
             case CallFinished():
-                return _call_fields(self.event)
+                return call_fields(self.event)
             case ReplicaChanged():
                 one = self.event
                 told = {"upstream": one.upstream, "replica": one.replica, "state": one.state}
@@ -91,7 +91,8 @@ def _space_line(event: SpaceChecked) -> str:
             return f"{who} cannot be checked ({event.reason})"
 
 
-def _call_line(event: CallFinished) -> str:
+def call_line(event: CallFinished) -> str:
+    """For people."""
     outcome = "" if event.outcome == "ok" else f"  {event.outcome}"
     trace = "" if event.trace_id is None else f"  trace={event.trace_id}"
     return (
@@ -101,7 +102,8 @@ def _call_line(event: CallFinished) -> str:
     )
 
 
-def _call_fields(event: CallFinished) -> dict[str, Any]:
+def call_fields(event: CallFinished) -> dict[str, Any]:
+    """For programs."""
     fields = {
         "event": "call",
         "request_id": event.request_id,

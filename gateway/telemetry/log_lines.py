@@ -3,6 +3,7 @@
 Calls have a line each, whatever they are; equal is what says the same at the same level.
 """
 
+import asyncio
 import logging
 import sys
 import time
@@ -15,14 +16,16 @@ from typing import Any, TextIO
 import msgspec
 
 from gateway.config import Logs
-from gateway.events import CallFinished
-from gateway.telemetry.access_log import EventLine
+from gateway.events import CallFinished, Event
+from gateway.telemetry.access_log import QUIET_ROUTES, EventLine, call_fields, call_line, log_change
 
 # Within so long of a line, others that say the same are counted.
 FLOOD_S = 10.0
 # Different lines that are remembered; past it the oldest is told and forgotten.
 REMEMBERED_MOST = 256
 
+# So long lines of calls wait for each other.
+TOGETHER_S = 0.02
 # What runs a function after some seconds.
 Later = Callable[[float, Callable[[], None]], None]
 _Said = tuple[str, int, str]
@@ -35,6 +38,48 @@ class _Repeats:
         self.record = record
         self.since_s = since_s
         self.more = 0
+
+
+class CallLines:
+    """Lines of calls, many to a write; others go by the logging module at once.
+
+    Through that module one costs as much as the gateway's whole lane does. seconds: how long a line may wait.
+    """
+
+    def __init__(self, stream: TextIO, *, as_text: bool, seconds: float = TOGETHER_S) -> None:
+        self._stream = stream
+        self._line = _text_of if as_text else _json_of
+        self._seconds = seconds
+        self._waiting: list[str] = []
+
+    def observe(self, event: Event) -> None:
+        """Called on an event loop."""
+        if not isinstance(event, CallFinished):
+            log_change(event)
+        elif event.route not in QUIET_ROUTES:
+            if not self._waiting:
+                asyncio.get_running_loop().call_later(self._seconds, self.flush)
+            self._waiting.append(self._line(event))
+
+    def flush(self) -> None:
+        """Write what waits."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._stream.write("".join(waiting))
+            self._stream.flush()
+
+
+def _json_of(event: CallFinished) -> str:
+    told = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "level": "info",
+        **call_fields(event),
+    }
+    return msgspec.json.encode(told).decode() + "\n"
+
+
+def _text_of(event: CallFinished) -> str:
+    return f"{time.strftime('%H:%M:%S')} INFO    {call_line(event)}\n"
 
 
 class JsonLines(logging.Formatter):
@@ -142,9 +187,17 @@ class FloodHandler(logging.StreamHandler[TextIO]):
 def write_lines(settings: Logs) -> None:
     """Have this process' lines written to its standard error; a second time, in place of the first."""
     handler = FloodHandler(sys.stderr)
-    as_text = settings.format == "text" or (settings.format == "auto" and sys.stderr.isatty())
-    handler.setFormatter(TextLines() if as_text else JsonLines())
+    handler.setFormatter(TextLines() if _as_text(settings) else JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def call_lines(settings: Logs) -> CallLines:
+    """What writes this process' lines of calls beside them."""
+    return CallLines(sys.stderr, as_text=_as_text(settings))
+
+
+def _as_text(settings: Logs) -> bool:
+    return settings.format == "text" or (settings.format == "auto" and sys.stderr.isatty())
 
 
 def _after(seconds: float, run: Callable[[], None]) -> None:

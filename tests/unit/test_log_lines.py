@@ -1,14 +1,25 @@
 """Lines as JSON or text, and a flood of equal ones as one with a count."""
 
+import asyncio
 import io
 import json
 import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+import pytest
+
 from gateway.events import CallFinished, Event, ReplicaChanged, StoreChanged
 from gateway.telemetry.access_log import EventLine
-from gateway.telemetry.log_lines import FLOOD_S, REMEMBERED_MOST, FloodHandler, JsonLines, TextLines
+from gateway.telemetry.log_lines import (
+    FLOOD_S,
+    REMEMBERED_MOST,
+    CallLines,
+    FloodHandler,
+    JsonLines,
+    TextLines,
+)
 
 CALL = CallFinished(
     "id-1", "POST", "/embed", 200, "ok", 0.0123, "acme", "bge", 3, 57, "embed", {"queue": 0.01}, "ab" * 16
@@ -134,3 +145,34 @@ def test_what_is_remembered_is_bounded_and_nothing_counted_is_lost() -> None:
     bench.handler.close()
 
     assert 2 * REMEMBERED_MOST == sum(one.get("repeated", 0) for one in bench.told)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_lines_of_calls_are_what_the_logging_module_would_write_and_leave_together(
+    *, as_text: bool
+) -> None:
+    out = io.StringIO()
+    lines = CallLines(out, as_text=as_text, seconds=0)
+    bench = Bench(TextLines() if as_text else JsonLines())
+    for event in (CALL, msgspec.structs.replace(CALL, request_id="id-2")):
+        lines.observe(event)
+        bench.say(EventLine(event))
+    assert not out.getvalue()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    def timeless(line: str) -> object:
+        return line[9:] if as_text else {**json.loads(line), "time": None}
+
+    assert [timeless(line) for line in bench.lines] == [
+        timeless(line) for line in out.getvalue().splitlines()
+    ]
+
+
+async def test_what_is_asked_by_those_who_watch_has_no_line() -> None:
+    out = io.StringIO()
+    lines = CallLines(out, as_text=False)
+    lines.observe(msgspec.structs.replace(CALL, route="/livez"))
+    lines.flush()
+
+    assert not out.getvalue()
