@@ -7,13 +7,15 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from backends.checkpoints import locate_tokenizer
-from backends.contract import Embed, Encode, Rerank, Tokenize, Tokenized, Work
+from backends.contract import Detokenize, Detokenized, Embed, Encode, Tokenize, Tokenized, Work
 from backends.errors import InvalidWork, TimedOut
+from backends.texts import ModelWork, items_of
 from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.checkpoint import InputRules, read_input_rules
 
@@ -21,6 +23,12 @@ from backends.torch.checkpoint import InputRules, read_input_rules
 COUNTING = ThreadPoolExecutor(2, "count")
 
 Result = TypeVar("Result")
+
+
+class LabelConfig(msgspec.Struct, frozen=True):
+    """The part of transformers' config.json that names classes."""
+
+    id2label: dict[int, str] = {}
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -31,13 +39,14 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Counter:
-    """One checkpoint's tokenizer and input rules."""
+    """One checkpoint's tokenizer and input rules, and a classifier's labels in the order of its scores."""
 
-    def __init__(self, tokenizer: TextTokenizer, rules: InputRules) -> None:
+    def __init__(self, tokenizer: TextTokenizer, rules: InputRules, labels: tuple[str, ...] = ()) -> None:
         self._tokenizer = tokenizer
         self.rules = rules
+        self.labels = labels
 
-    async def count(self, work: Embed | Rerank, timeout_s: float) -> Counted:
+    async def count(self, work: ModelWork, timeout_s: float) -> Counted:
         """Raises: InvalidWork where truncate is ERROR and an input is too long; TimedOut."""
         return await _off_loop(lambda: self._count(work), timeout_s)
 
@@ -45,16 +54,27 @@ class Counter:
         """The tokens of each input; a prompt must be in it already. Raises: TimedOut."""
         return await _off_loop(lambda: self._explain(work), timeout_s)
 
-    def _count(self, work: Embed | Rerank) -> Counted:
-        if isinstance(work, Rerank):
-            sequences = self._tokenizer.encode_pairs(work.query, work.documents, work.truncate)
-        else:
-            sequences = self._tokenizer.encode(work.inputs, work.truncate)
+    async def detokenize(self, work: Detokenize, timeout_s: float) -> Detokenized:
+        """The text of each list of ids. Raises: InvalidWork, TimedOut."""
+        return await _off_loop(lambda: self._detokenize(work), timeout_s)
+
+    async def free(self, work: Tokenize | Detokenize, timeout_s: float) -> Tokenized | Detokenized:
+        """What the tokenizer alone can do. Raises: InvalidWork, TimedOut."""
+        if isinstance(work, Tokenize):
+            return await self.explain(work, timeout_s)
+        return await self.detokenize(work, timeout_s)
+
+    def _count(self, work: ModelWork) -> Counted:
+        sequences = self._tokenizer.encode_items(items_of(work), work.truncate)
         return Counted(sum(sequences.lengths), sequences.truncated)
 
     def _explain(self, work: Tokenize) -> Tokenized:
         lists = self._tokenizer.explain(work.inputs, add_special_tokens=work.add_special_tokens)
         return Tokenized(tuple(tuple(one) for one in lists))
+
+    def _detokenize(self, work: Detokenize) -> Detokenized:
+        texts = self._tokenizer.decode(work.inputs, skip_special_tokens=work.skip_special_tokens)
+        return Detokenized(tuple(texts))
 
 
 async def open_counter(source: str, timeout_s: float) -> Counter:
@@ -66,7 +86,16 @@ async def open_counter(source: str, timeout_s: float) -> Counter:
 def _opened(source: str) -> Counter:
     checkpoint = locate_tokenizer(source)
     rules = read_input_rules(checkpoint)
-    return Counter(open_tokenizer(checkpoint, rules.max_tokens), rules)
+    return Counter(open_tokenizer(checkpoint, rules.max_tokens), rules, read_labels(checkpoint))
+
+
+def read_labels(checkpoint: Path) -> tuple[str, ...]:
+    """A classifier's labels as its config.json names them, by class id; nothing where it names none."""
+    try:
+        config = msgspec.json.decode((checkpoint / "config.json").read_bytes(), type=LabelConfig)
+        return tuple(label for _, label in sorted(config.id2label.items()))
+    except (OSError, msgspec.DecodeError):
+        return ()
 
 
 async def _off_loop(function: Callable[[], Result], timeout_s: float) -> Result:

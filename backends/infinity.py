@@ -6,6 +6,7 @@ counted here with the model's own tokenizer.
 Rule: never send null, and never `dimensions`: it cuts without normalizing again.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,16 +14,24 @@ import numpy as np
 
 from backends.contract import (
     Capabilities,
+    Classified,
+    Classify,
+    Detokenize,
     Embed,
     Embedded,
+    Encode,
+    Encoded,
     Load,
     Operation,
+    Output,
     ReplicaSpec,
     Reply,
     Rerank,
     Reranked,
+    Score,
     Tokenize,
     Truncate,
+    Vectors,
     Work,
     operation_of,
 )
@@ -30,8 +39,9 @@ from backends.counting import Counted, Counter, open_counter, prompted
 from backends.errors import BackendError, Failed, Overloaded, TimedOut, Unavailable, UnsupportedWork
 from backends.http import SHORT_IDLE_S, Answer, HttpDoor, countdown
 from backends.openai_wire import Ragged, chosen_model, decode_embeddings, error_of
-from backends.replies import check_dimensions, fitted, readable, scores_in_order
-from backends.texts import precut
+from backends.outputs import check_outputs
+from backends.replies import check_dimensions, fitted, label_scores, matrices_of, readable, scores_in_order
+from backends.texts import ModelWork, Some, each_text, precut
 
 # No text may be longer; what a model of 8,192 tokens would see of it is far less.
 CHARACTERS_MAX = 122_880
@@ -76,6 +86,40 @@ class Ranks(msgspec.Struct, frozen=True):
     results: list[Rank]
 
 
+class Prediction(msgspec.Struct, frozen=True):
+    """One label of one input of POST /classify; sorted by score."""
+
+    score: float
+    label: str
+
+
+class Predictions(msgspec.Struct, frozen=True):
+    """POST /classify."""
+
+    data: list[list[Prediction]]
+
+
+class TokenRows(msgspec.Struct, frozen=True):
+    """One input's token vectors."""
+
+    index: int
+    embedding: list[list[float]]
+
+
+class Matrices(msgspec.Struct, frozen=True):
+    """POST /embeddings of a model that gives a vector for each token; in base64 no shape is told."""
+
+    data: list[TokenRows]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a model gave for short texts. width: of its dense vectors. labels: of a classifier."""
+
+    width: int | None = None
+    multivector: bool = False
+    labels: tuple[str, ...] = ()
+
+
 def decode_models(answer: Answer) -> list[Model]:
     """Raises: Failed where it is not Infinity's."""
     try:
@@ -84,69 +128,159 @@ def decode_models(answer: Answer) -> list[Model]:
         raise Failed("GET /models is not Infinity's") from error
 
 
-def capabilities(model: Model, counter: Counter, dimensions: int | None) -> Capabilities:
-    """What /models says, in the contract's words, and what the tokenizer's files add."""
-    own: set[Operation] = {Operation.TOKENIZE}
-    # Infinity calls it embedding too where each token has a vector; those have no one width.
-    own |= set() if dimensions is None else {Operation.EMBED}
-    own |= {Operation.RERANK} if "rerank" in model.capabilities else set()
+def capabilities(model: Model, counter: Counter, found: Found) -> Capabilities:
+    """What /models says, in the contract's words, what short texts told, and the tokenizer's files."""
+    outputs = {Output.DENSE: found.width is not None, Output.MULTIVECTOR: found.multivector}
     return Capabilities(
         model_id=model.id,
-        operations=frozenset(own),
+        operations=_operations(model, found),
         max_input_tokens=counter.rules.max_tokens,
         batch_inputs=model.stats.batch_size,
-        dimensions=dimensions,
+        dimensions=found.width,
         prompts=counter.rules.prompts,
         default_prompt=counter.rules.default_prompt,
         version="Infinity",
+        outputs=frozenset(kind for kind, given in outputs.items() if given),
+        labels=found.labels,
         notes=("tokens are counted here",),
     )
 
 
-def as_read(work: Embed | Rerank, max_tokens: int) -> Embed | Rerank:
+def _operations(model: Model, found: Found) -> frozenset[Operation]:
+    found_to_do = {
+        # Infinity calls it embedding too where each token has a vector; those have no one width.
+        Operation.EMBED: found.width is not None,
+        Operation.ENCODE: found.multivector,
+        Operation.RERANK: "rerank" in model.capabilities,
+        Operation.CLASSIFY: bool(found.labels),
+        Operation.TOKENIZE: True,
+        Operation.DETOKENIZE: True,
+    }
+    return frozenset(operation for operation, there in found_to_do.items() if there)
+
+
+def as_read(work: Some, max_tokens: int) -> Some:
     """The work as the server's tokenizer will get it: stripped, and no longer than may be sent."""
 
     def one(text: str) -> str:
         short = precut(text.strip(), max_tokens, work.truncate)
         return short if work.truncate is Truncate.ERROR else short[:CHARACTERS_MAX]
 
-    if isinstance(work, Rerank):
-        return msgspec.structs.replace(work, query=one(work.query), documents=tuple(map(one, work.documents)))
-    return msgspec.structs.replace(work, inputs=tuple(map(one, work.inputs)))
+    return each_text(work, one)
 
 
-def check_expressible(work: Embed | Rerank, counted: Counted, operations: frozenset[Operation]) -> None:
+def check_expressible(work: ModelWork, told: Capabilities) -> None:
     """Raises: UnsupportedWork where Infinity would do something else than what is asked."""
-    if operation_of(work) not in operations:
+    if operation_of(work) not in told.operations:
         raise UnsupportedWork("this upstream's model does not do that")
-    if isinstance(work, Embed) and not work.normalize:
-        raise UnsupportedWork("this upstream always normalizes its vectors")
+    match work:
+        case Embed(normalize=False):
+            raise UnsupportedWork("this upstream always normalizes its vectors")
+        case Encode():
+            check_outputs(work, told.outputs)
+            if work.outputs != {Output.MULTIVECTOR}:
+                raise UnsupportedWork("this upstream gives one kind of output")
+        case Classify():
+            _check_classified(work)
+
+
+def _check_classified(work: Classify) -> None:
+    if work.raw_scores:
+        raise UnsupportedWork("this upstream gives no raw scores of labels")
+    if not all(isinstance(one, str) for one in work.inputs):
+        raise UnsupportedWork("this upstream's wire classifies single texts, not pairs")
+
+
+def check_whole(work: ModelWork, counted: Counted) -> None:
+    """Raises: UnsupportedWork where the left end would have to be cut."""
     if work.truncate is Truncate.LEFT and counted.truncated:
         raise UnsupportedWork(
             f"input {counted.truncated[0]} is too long, and this upstream cuts the right end only"
         )
 
 
-def encode(work: Embed | Rerank, model: str) -> tuple[str, Body]:
+def parts_of(work: Score) -> list[tuple[list[int], Rerank]]:
+    """A rerank for each query of some pairs, with the places of its pairs."""
+    places: dict[str, list[int]] = {}
+    for place, (query, _) in enumerate(work.pairs):
+        places.setdefault(query, []).append(place)
+    return [
+        (those, Rerank(query, tuple(work.pairs[i][1] for i in those), work.raw_scores, work.truncate))
+        for query, those in places.items()
+    ]
+
+
+def encode(work: Embed | Encode | Rerank | Classify, model: str) -> tuple[str, Body]:
     """Path and body of one piece of work."""
-    if isinstance(work, Embed):
-        return "/embeddings", {"model": model, "input": work.inputs, "encoding_format": "base64"}
-    body = {"query": work.query, "documents": work.documents, "raw_scores": work.raw_scores}
-    return "/rerank", {"model": model} | body
+    name: Body = {"model": model}
+    match work:
+        case Embed():
+            return "/embeddings", name | {"input": work.inputs, "encoding_format": "base64"}
+        case Encode():
+            return "/embeddings", name | {"input": work.inputs, "encoding_format": "float"}
+        case Rerank():
+            documents: Body = {"query": work.query, "documents": work.documents}
+            return "/rerank", name | documents | {"raw_scores": work.raw_scores}
+        case Classify():
+            return "/classify", name | {"input": work.inputs}
 
 
-def decode(work: Embed | Rerank, answer: Answer, counted: Counted) -> Reply:
-    """The reply in an answer of status 200.
+def decode(
+    work: Embed | Encode | Rerank | Classify, answer: Answer, counted: Counted, labels: tuple[str, ...] = ()
+) -> Reply:
+    """The reply in an answer of status 200. labels: of a classifier.
 
     Raises: Failed where it is not an answer to this work.
     """
-    if isinstance(work, Embed):
-        vectors, _ = decode_embeddings(answer.body, len(work.inputs))
-        return Embedded(fitted(vectors, work), counted.tokens, counted.truncated)
+    match work:
+        case Embed():
+            vectors, _ = decode_embeddings(answer.body, len(work.inputs))
+            return Embedded(fitted(vectors, work), counted.tokens, counted.truncated)
+        case Encode():
+            matrices = decode_matrices(answer, len(work.inputs))
+            return Encoded(counted.tokens, multivector=matrices, truncated=counted.truncated)
+        case Rerank():
+            return Reranked(decode_scores(answer, len(work.documents)), counted.tokens, counted.truncated)
+        case Classify():
+            predictions = decode_predictions(answer)
+            scores = label_scores(predictions, labels, len(work.inputs))
+            return Classified(labels, scores, counted.tokens, counted.truncated)
+
+
+def decode_scores(answer: Answer, expected: int) -> Vectors:
+    """(expected,) float32 in document order. Raises: Failed."""
     with readable():
         ranks = msgspec.json.decode(answer.body, type=Ranks).results
-    scores = scores_in_order([(one.index, one.relevance_score) for one in ranks], len(work.documents))
-    return Reranked(scores, counted.tokens, counted.truncated)
+    return scores_in_order([(one.index, one.relevance_score) for one in ranks], expected)
+
+
+def decode_matrices(answer: Answer, expected: int) -> tuple[Vectors, ...]:
+    """For each input (its tokens, dim) float32. Raises: Failed."""
+    with readable():
+        items = sorted(msgspec.json.decode(answer.body, type=Matrices).data, key=lambda item: item.index)
+        if [item.index for item in items] != list(range(len(items))):
+            raise Failed("the upstream's indices are not 0 to n - 1")
+        return matrices_of([item.embedding for item in items], expected, None)
+
+
+def decode_predictions(answer: Answer) -> list[list[tuple[str, float]]]:
+    """(label, score) of every label of each input, as they come. Raises: Failed."""
+    with readable():
+        lists = msgspec.json.decode(answer.body, type=Predictions).data
+    return [[(one.label, one.score) for one in each] for each in lists]
+
+
+def ordered_labels(
+    predictions: Sequence[Sequence[tuple[str, float]]], named: tuple[str, ...]
+) -> tuple[str, ...]:
+    """A classifier's labels: in the order of its checkpoint where that names the same, else of the alphabet.
+
+    Raises: Failed.
+    """
+    told = [label for label, _ in predictions[0]] if predictions else []
+    if not told or len(set(told)) < len(told):
+        raise Failed("the upstream's labels are not one each")
+    return named if set(named) == set(told) else tuple(sorted(told))
 
 
 def failure(answer: Answer) -> BackendError:
@@ -168,6 +302,17 @@ def failure(answer: Answer) -> BackendError:
     return Failed(f"the upstream answered with status {answer.status}")
 
 
+def found_vectors(answer: Answer) -> Found:
+    """What the vectors of the probe are. Raises: Failed where they are quantized, or none."""
+    try:
+        vectors, _ = decode_embeddings(answer.body, len(PROBE))
+    except Ragged:
+        return Found(multivector=True)
+    if not np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=0.02):
+        raise Failed("its vectors are not of length 1: start it with --embedding-dtype float32")
+    return Found(int(vectors.shape[1]))
+
+
 class InfinityBackend:
     """One model of one Infinity server."""
 
@@ -187,9 +332,9 @@ class InfinityBackend:
         counter = await open_counter(self._source, left())
         models = {one.id: one for one in await self._models(left())}
         model = models[chosen_model(list(models), self._asked)]
-        dimensions = await self._width(model, left()) if "embed" in model.capabilities else None
+        found = await self._found(model, counter, left())
         self._model, self._counter = model.id, counter
-        self._told = capabilities(model, counter, dimensions)
+        self._told = capabilities(model, counter, found)
         return self._told
 
     async def _models(self, timeout_s: float) -> list[Model]:
@@ -198,22 +343,21 @@ class InfinityBackend:
             raise failure(answer)
         return decode_models(answer)
 
-    async def _width(self, model: Model, timeout_s: float) -> int | None:
-        """Of its vectors; None where it has no dense ones. Raises: Failed where they are quantized."""
+    async def _found(self, model: Model, counter: Counter, timeout_s: float) -> Found:
+        """Raises: Failed where its vectors are quantized."""
         try:
-            answer = await self._post(Embed(PROBE), model.id, timeout_s)
+            if "embed" in model.capabilities:
+                return found_vectors(await self._post(Embed(PROBE), model.id, timeout_s))
+            if "classify" in model.capabilities:
+                answer = await self._post(Classify(PROBE), model.id, timeout_s)
+                return Found(labels=ordered_labels(decode_predictions(answer), counter.labels))
         except (TimedOut, Overloaded):
             # Busy, and known from before: it must not stay out for being busy.
-            if self._told is not None and self._told.model_id == model.id:
-                return self._told.dimensions
-            raise
-        try:
-            vectors, _ = decode_embeddings(answer.body, len(PROBE))
-        except Ragged:
-            return None
-        if not np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=0.02):
-            raise Failed("its vectors are not of length 1: start it with --embedding-dtype float32")
-        return int(vectors.shape[1])
+            if self._told is None or self._told.model_id != model.id:
+                raise
+            told = self._told
+            return Found(told.dimensions, Output.MULTIVECTOR in told.outputs, told.labels)
+        return Found()
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Raises: BackendError."""
@@ -221,18 +365,29 @@ class InfinityBackend:
             raise Unavailable("the replica has not joined")
         left = countdown(timeout_s)
         ready = prompted(work, self._counter.rules)
-        if isinstance(ready, Tokenize):
-            return await self._counter.explain(ready, left())
-        if not isinstance(ready, Embed | Rerank):
-            raise UnsupportedWork("this upstream's wire does not do that")
+        if isinstance(ready, Tokenize | Detokenize):
+            return await self._counter.free(ready, left())
+        check_expressible(ready, self._told)
         read = as_read(ready, self._counter.rules.max_tokens)
         counted = await self._counter.count(read, left())
-        check_expressible(read, counted, self._told.operations)
+        check_whole(read, counted)
         if isinstance(read, Embed):
             check_dimensions(read, self._told.dimensions)
-        return decode(read, await self._post(read, self._model, left()), counted)
+        if isinstance(read, Score):
+            return await self._score(read, self._model, counted, left())
+        answer = await self._post(read, self._model, left())
+        return decode(read, answer, counted, self._told.labels)
 
-    async def _post(self, work: Embed | Rerank, model: str, timeout_s: float) -> Answer:
+    async def _score(self, work: Score, model: str, counted: Counted, timeout_s: float) -> Reranked:
+        """Pairs, one query after another: the wire knows no pairs."""
+        left = countdown(timeout_s)
+        scores = np.empty(len(work.pairs), np.float32)
+        for places, part in parts_of(work):
+            answer = await self._post(part, model, left())
+            scores[places] = decode_scores(answer, len(places))
+        return Reranked(scores, counted.tokens, counted.truncated)
+
+    async def _post(self, work: Embed | Encode | Rerank | Classify, model: str, timeout_s: float) -> Answer:
         path, body = encode(work, model)
         answer = await self._http.post(path, msgspec.json.encode(body), timeout_s)
         if answer.status != 200:

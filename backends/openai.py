@@ -11,9 +11,11 @@ import msgspec
 
 from backends.contract import (
     Capabilities,
+    Detokenize,
     Embed,
     Embedded,
     Operation,
+    Output,
     ReplicaSpec,
     Reply,
     Tokenize,
@@ -62,7 +64,7 @@ def route(address: str) -> str:
 
 def capabilities(facing: Facing, counter: Counter | None) -> Capabilities:
     """What was learnt of a replica, in the contract's words."""
-    own = {Operation.EMBED} | ({Operation.TOKENIZE} if counter else set())
+    own = {Operation.EMBED} | ({Operation.TOKENIZE, Operation.DETOKENIZE} if counter else set())
     return Capabilities(
         model_id=facing.model or "unnamed",
         operations=frozenset(own),
@@ -71,6 +73,7 @@ def capabilities(facing: Facing, counter: Counter | None) -> Capabilities:
         prompts=counter.rules.prompts if counter else {},
         default_prompt=counter.rules.default_prompt if counter else None,
         version="OpenAI API",
+        outputs=frozenset({Output.DENSE}),
         notes=facing.notes,
     )
 
@@ -191,8 +194,8 @@ class OpenAIBackend:
             raise Unavailable("the replica has not joined")
         left = countdown(timeout_s)
         ready = prompted(work, self._counter.rules if self._counter else None)
-        if isinstance(ready, Tokenize) and self._counter is not None:
-            return await self._counter.explain(ready, left())
+        if isinstance(ready, Tokenize | Detokenize) and self._counter is not None:
+            return await self._counter.free(ready, left())
         if not isinstance(ready, Embed):
             raise UnsupportedWork("this upstream's wire embeds only")
         counted = await self._counted(ready, left())

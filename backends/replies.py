@@ -4,16 +4,19 @@ Rule: what cannot be true is Failed, never a vector.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 import numpy as np
 
-from backends.contract import Embed, Rerank, Truncate, Vectors
+from backends.contract import Embed, Terms, Truncate, Vectors
 from backends.errors import Failed, InvalidWork
-from backends.texts import most_tokens, precut, surely_whole
+from backends.texts import ModelWork, items_of, shortened, surely_whole
 from backends.vectors import shaped
+
+# No vocabulary is larger; ids travel as int32.
+TERMS_MAX = 2**31
 
 
 @contextmanager
@@ -80,8 +83,73 @@ def scores_in_order(ranks: Sequence[tuple[int, float]], expected: int) -> Vector
     return scores
 
 
+def terms_of(entries: Iterable[tuple[int, float]]) -> Terms:
+    """The term weights of one input, in any order; zeros are left out.
+
+    Raises: Failed where a term comes twice, or a weight is not finite.
+    """
+    ordered = sorted((term, weight) for term, weight in entries if weight != 0)
+    terms = [term for term, _ in ordered]
+    if len(set(terms)) < len(terms) or (terms and not 0 <= terms[0] <= terms[-1] < TERMS_MAX):
+        raise Failed("the upstream's terms are not ids of a vocabulary, each once")
+    weights = float32([weight for _, weight in ordered])
+    if not np.isfinite(weights).all():
+        raise Failed("the upstream's weights hold numbers that are not finite")
+    return Terms(np.array(terms, dtype=np.int32), weights)
+
+
+def matrices_of(
+    lists: Sequence[Sequence[Sequence[float]]], expected: int, max_input_tokens: int | None
+) -> tuple[Vectors, ...]:
+    """A row for each token of each input: (its tokens, dim) float32.
+
+    Raises: Failed where it is not an answer to so many inputs of at most so many tokens.
+    """
+    if len(lists) != expected:
+        raise Failed(f"asked for the token vectors of {expected} inputs, got {len(lists)}")
+    matrices = tuple(float32(one) for one in lists)
+    for one in matrices:
+        check_vectors(one, len(one))
+        if not 0 < len(one) <= (max_input_tokens or len(one)):
+            raise Failed(f"the upstream gave {len(one)} token vectors for one input")
+    if len({one.shape[1] for one in matrices}) > 1:
+        raise Failed("the upstream's token vectors differ in width")
+    return matrices
+
+
+def label_scores(
+    predictions: Sequence[Sequence[tuple[str, float]]], labels: Sequence[str], expected: int
+) -> Vectors:
+    """(label, score) in any order → (expected, n_labels) float32 in the order of `labels`.
+
+    Raises: Failed unless every input has one finite score for each label.
+    """
+    if len(predictions) != expected:
+        raise Failed(f"asked for the labels of {expected} inputs, got {len(predictions)}")
+    rows = []
+    for one in predictions:
+        by_label = dict(one)
+        if len(one) != len(labels) or by_label.keys() != set(labels):
+            raise Failed("the upstream's labels are not those of its model")
+        rows.append([by_label[label] for label in labels])
+    return checked_scores(rows, expected, len(labels))
+
+
+def checked_scores(rows: Sequence[Sequence[float]], expected: int, labels: int) -> Vectors:
+    """(expected, labels) float32.
+
+    Raises: Failed unless there are so many, all finite.
+    """
+    if len(rows) != expected or any(len(row) != labels for row in rows):
+        raise Failed(f"asked for {labels} scores of {expected} inputs, got others")
+    scores = float32(rows)
+    if not np.isfinite(scores).all():
+        raise Failed("the upstream's scores hold numbers that are not finite")
+    return scores
+
+
 def truncated(
-    work: Embed | Rerank, tokens: int, max_input_tokens: int | None, *, prompt_known: bool = True
+    work: ModelWork, tokens: int, max_input_tokens: int | None, *, prompt_known: bool = True
 ) -> tuple[int, ...] | None:
     """None, unless it is sure that nothing was cut; for servers that cut and do not say.
 
@@ -89,16 +157,10 @@ def truncated(
     """
     if work.truncate is Truncate.ERROR:
         return ()
-    if max_input_tokens is None:
-        return None
-    texts = work.documents if isinstance(work, Rerank) else work.inputs
-    room = max_input_tokens
-    if any(precut(text, room, work.truncate) is not text for text in texts):
+    if max_input_tokens is None or shortened(work, max_input_tokens) != work:
         # Cut before it was sent, so that a small count of tokens proves nothing.
         return None
-    if isinstance(work, Rerank):
-        room -= most_tokens(work.query)
-    whole = 0 < tokens < max_input_tokens or (prompt_known and surely_whole(texts, room))
+    whole = 0 < tokens < max_input_tokens or (prompt_known and surely_whole(items_of(work), max_input_tokens))
     return () if whole else None
 
 

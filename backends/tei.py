@@ -5,41 +5,57 @@ older releases where they differ (Validation was 413 up to 1.8.3).
 Rule: never send null; TEI refuses it for most fields.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from backends.contract import (
     Capabilities,
+    Classified,
+    Classify,
+    Detokenize,
+    Detokenized,
     Embed,
     Embedded,
+    Encode,
+    Encoded,
     Load,
     Operation,
+    Output,
     ReplicaSpec,
     Reply,
     Rerank,
     Reranked,
+    Score,
     Token,
     Tokenize,
     Tokenized,
     Truncate,
     Vectors,
     Work,
+    inputs_of,
+    operation_of,
 )
 from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable, UnsupportedWork
-from backends.http import Answer, HttpDoor
+from backends.http import Answer, HttpDoor, countdown
 from backends.openai_wire import decode_embeddings
+from backends.outputs import check_outputs, output_of, parts_of, whole_of
 from backends.replies import (
     check_tokens,
     check_vectors,
+    checked_scores,
     fitted,
     float32,
     gauge,
+    label_scores,
+    matrices_of,
     readable,
     scores_in_order,
+    terms_of,
     truncated,
 )
-from backends.texts import precut
+from backends.texts import ModelWork, shortened
 
 # --payload-limit is 2,000,000 by default and told nowhere; the margin is for what surrounds the inputs.
 BATCH_BYTES = 1_990_000
@@ -61,11 +77,31 @@ class Info(msgspec.Struct, frozen=True):
     version: str | None = None
 
 
+class Labels(msgspec.Struct, frozen=True):
+    """What /info tells of a classifier."""
+
+    id2label: dict[int, str]
+
+
 class Rank(msgspec.Struct, frozen=True):
     """One entry of POST /rerank; sorted by score, index is the document's."""
 
     index: int
     score: float
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """One label of one input of POST /predict; sorted by score."""
+
+    score: float
+    label: str
+
+
+class Weight(msgspec.Struct, frozen=True):
+    """One term of one input of POST /embed_sparse."""
+
+    index: int
+    value: float
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -77,55 +113,97 @@ class ErrorBody(msgspec.Struct, frozen=True):
     type: str | None = None
 
 
+def offered(model_type: dict[str, Any]) -> tuple[frozenset[Operation], frozenset[Output]]:
+    """What a kind of model does. A SPLADE model has no dense vectors to give, and no token vectors."""
+    free = {Operation.TOKENIZE, Operation.DETOKENIZE}
+    embedding = model_type.get("embedding")
+    if isinstance(embedding, dict):
+        if embedding.get("pooling") == "splade":
+            return frozenset({Operation.ENCODE, *free}), frozenset({Output.SPARSE})
+        own = {Operation.EMBED, Operation.ENCODE, *free}
+        return frozenset(own), frozenset({Output.DENSE, Output.TOKENS})
+    if "reranker" in model_type:
+        return frozenset({Operation.RERANK, *free}), frozenset()
+    if labels_of(model_type):
+        return frozenset({Operation.CLASSIFY, *free}), frozenset()
+    return frozenset(free), frozenset()
+
+
+def labels_of(model_type: dict[str, Any]) -> tuple[str, ...]:
+    """A classifier's labels, in the order of their ids; nothing for another model."""
+    try:
+        named = msgspec.convert(model_type.get("classifier"), Labels, strict=False)
+    except msgspec.ValidationError:
+        return ()
+    return tuple(label for _, label in sorted(named.id2label.items()))
+
+
 def capabilities(info: Info) -> Capabilities:
     """What TEI's /info says, in the contract's words; it does not tell the vectors' width."""
+    operations, outputs = offered(info.model_type)
     embedding = info.model_type.get("embedding")
-    own: set[Operation] = {Operation.TOKENIZE}
-    pooling = None
-    if isinstance(embedding, dict):
-        pooling = str(embedding.get("pooling"))
-        # A SPLADE model has no dense vectors to give.
-        own |= set() if pooling == "splade" else {Operation.EMBED}
-    elif "reranker" in info.model_type:
-        own.add(Operation.RERANK)
     return Capabilities(
         model_id=info.model_id,
-        operations=frozenset(own),
+        operations=operations,
         max_input_tokens=info.max_input_length,
         batch_inputs=info.max_client_batch_size,
         batch_bytes=BATCH_BYTES,
         concurrent_inputs=info.max_concurrent_requests,
-        pooling=pooling,
+        pooling=str(embedding.get("pooling")) if isinstance(embedding, dict) else None,
         dtype=info.model_dtype,
         revision=info.model_sha,
         version=info.version,
+        outputs=outputs,
+        labels=labels_of(info.model_type),
     )
 
 
+def check_offered(work: Work, info: Info) -> None:
+    """Raises: UnsupportedWork where this kind of model does not do that."""
+    operations, outputs = offered(info.model_type)
+    if isinstance(work, Encode):
+        check_outputs(work, outputs)
+    if operation_of(work) not in operations:
+        raise UnsupportedWork(f"this upstream's model does not {operation_of(work)}")
+
+
 def encode(work: Work, info: Info) -> tuple[str, Body]:
-    """Path and body of one piece of work."""
+    """Path and body of one piece of work; an Encode asks for one kind of output."""
+    match work:
+        case Tokenize():
+            body: Body = {"inputs": work.inputs, "add_special_tokens": work.add_special_tokens}
+            return "/tokenize", body | _prompt(work.prompt_name)
+        case Detokenize():
+            return "/decode", {"ids": work.inputs, "skip_special_tokens": work.skip_special_tokens}
+    return _encode_model_work(shortened(work, info.max_input_length), info)
+
+
+def _encode_model_work(work: ModelWork, info: Info) -> tuple[str, Body]:
+    cut = _truncation(work.truncate)
     match work:
         case Embed():
             return _encode_embed(work, info)
+        case Encode():
+            path = "/embed_sparse" if output_of(work) is Output.SPARSE else "/embed_all"
+            return path, {"inputs": work.inputs} | cut | _prompt(work.prompt_name)
         case Rerank():
-            texts = [precut(one, info.max_input_length, work.truncate) for one in work.documents]
-            query = precut(work.query, info.max_input_length, work.truncate)
-            body: Body = {"query": query, "texts": texts, "raw_scores": work.raw_scores}
-            return "/rerank", body | _truncation(work.truncate)
-        case Tokenize():
-            body = {"inputs": work.inputs, "add_special_tokens": work.add_special_tokens}
-            return "/tokenize", body | _prompt(work.prompt_name)
-    raise UnsupportedWork("this upstream's wire does not do that")
+            body: Body = {"query": work.query, "texts": work.documents, "raw_scores": work.raw_scores}
+            return "/rerank", body | cut
+        case Score():
+            return "/predict", {"inputs": work.pairs, "raw_scores": work.raw_scores} | cut
+        case Classify():
+            # A list of two texts is one pair there: only lists of lists are a batch.
+            inputs = [(one,) if isinstance(one, str) else one for one in work.inputs]
+            return "/predict", {"inputs": inputs, "raw_scores": work.raw_scores} | cut
 
 
 def _encode_embed(work: Embed, info: Info) -> tuple[str, Body]:
-    inputs = [precut(one, info.max_input_length, work.truncate) for one in work.inputs]
     size: Body = {} if work.dimensions is None else {"dimensions": work.dimensions}
     # The OpenAI route has base64, but always normalizes, and truncates as the server was started.
     as_started = info.auto_truncate and work.truncate is Truncate.RIGHT
     if work.normalize and not work.prompt_name and as_started:
-        return "/v1/embeddings", {"input": inputs, "encoding_format": "base64"} | size
-    body = {"inputs": inputs, "normalize": work.normalize} | _truncation(work.truncate)
+        return "/v1/embeddings", {"input": work.inputs, "encoding_format": "base64"} | size
+    body = {"inputs": work.inputs, "normalize": work.normalize} | _truncation(work.truncate)
     return "/embed", body | _prompt(work.prompt_name) | size
 
 
@@ -145,27 +223,77 @@ def decode(work: Work, path: str, answer: Answer, info: Info) -> Reply:
 
     Raises: Failed where it is not an answer to this work.
     """
-    longest = info.max_input_length
     with readable():
         match work:
-            case Embed():
-                vectors, tokens = _vectors(path, answer, len(work.inputs))
-                check_tokens(tokens, len(work.inputs), longest)
-                unprompted = not work.prompt_name
-                cut = truncated(work, tokens, longest, prompt_known=unprompted)
-                return Embedded(_fitted(vectors, work), tokens, cut)
-            case Rerank():
-                ranks = msgspec.json.decode(answer.body, type=list[Rank])
-                tokens = _header_tokens(answer)
-                check_tokens(tokens, len(work.documents), longest)
-                scores = scores_in_order([(one.index, one.score) for one in ranks], len(work.documents))
-                return Reranked(scores, tokens, truncated(work, tokens, longest))
             case Tokenize():
                 lists = msgspec.json.decode(answer.body, type=list[list[Token]])
-                if len(lists) != len(work.inputs):
-                    raise Failed(f"asked for {len(work.inputs)} inputs, got {len(lists)}")
+                _check_count(lists, work.inputs)
                 return Tokenized(tuple(tuple(one) for one in lists))
-    raise UnsupportedWork("this upstream's wire does not do that")
+            case Detokenize():
+                texts = msgspec.json.decode(answer.body, type=list[str])
+                _check_count(texts, work.inputs)
+                return Detokenized(tuple(texts))
+            case Embed():
+                return _embedded(work, path, answer, info)
+        return _decode_native(work, answer, info)
+
+
+def _check_count(given: Sequence[object], inputs: Sequence[object]) -> None:
+    if len(given) != len(inputs):
+        raise Failed(f"asked for {len(inputs)} inputs, got {len(given)}")
+
+
+def _embedded(work: Embed, path: str, answer: Answer, info: Info) -> Embedded:
+    vectors, tokens = _vectors(path, answer, len(work.inputs))
+    check_tokens(tokens, len(work.inputs), info.max_input_length)
+    cut = _truncated(work, tokens, info)
+    return Embedded(_fitted(vectors, work), tokens, cut)
+
+
+def _decode_native(work: Encode | Rerank | Score | Classify, answer: Answer, info: Info) -> Reply:
+    tokens, expected = _header_tokens(answer), len(inputs_of(work))
+    check_tokens(tokens, expected, info.max_input_length)
+    cut = _truncated(work, tokens, info)
+    match work:
+        case Rerank():
+            ranks = msgspec.json.decode(answer.body, type=list[Rank])
+            scores = scores_in_order([(one.index, one.score) for one in ranks], expected)
+            return Reranked(scores, tokens, cut)
+        case Score():
+            return Reranked(_one_score_each(answer, expected), tokens, cut)
+        case Classify():
+            labels = labels_of(info.model_type)
+            return Classified(labels, label_scores(_predictions(answer), labels, expected), tokens, cut)
+        case Encode():
+            return _encoded(work, answer, info, Encoded(tokens, truncated=cut))
+
+
+def _predictions(answer: Answer) -> list[list[tuple[str, float]]]:
+    lists = msgspec.json.decode(answer.body, type=list[list[Prediction]])
+    return [[(one.label, one.score) for one in each] for each in lists]
+
+
+def _one_score_each(answer: Answer, expected: int) -> Vectors:
+    """A reranker has one label, whatever its name."""
+    rows = [[score for _, score in one] for one in _predictions(answer)]
+    return checked_scores(rows, expected, 1)[:, 0].copy()
+
+
+def _encoded(work: Encode, answer: Answer, info: Info, empty: Encoded) -> Encoded:
+    if output_of(work) is Output.TOKENS:
+        lists = msgspec.json.decode(answer.body, type=list[list[list[float]]])
+        matrices = matrices_of(lists, len(work.inputs), info.max_input_length)
+        return msgspec.structs.replace(empty, token_vectors=matrices)
+    weights = msgspec.json.decode(answer.body, type=list[list[Weight]])
+    _check_count(weights, work.inputs)
+    terms = tuple(terms_of((one.index, one.value) for one in each) for each in weights)
+    return msgspec.structs.replace(empty, sparse=terms)
+
+
+def _truncated(work: ModelWork, tokens: int, info: Info) -> tuple[int, ...] | None:
+    # What is put before an input unasked, only the server knows.
+    known = not isinstance(work, Embed | Encode) or not work.prompt_name
+    return truncated(work, tokens, info.max_input_length, prompt_known=known)
 
 
 def _vectors(path: str, answer: Answer, expected: int) -> tuple[Vectors, int]:
@@ -236,11 +364,18 @@ class TeiBackend:
         """Raises: BackendError."""
         if self._info is None:
             raise Unavailable("the replica has not joined")
-        path, body = encode(work, self._info)
+        check_offered(work, self._info)
+        if not isinstance(work, Encode):
+            return await self._one(work, self._info, timeout_s)
+        left = countdown(timeout_s)
+        return whole_of([await self._one(part, self._info, left()) for part in parts_of(work)])
+
+    async def _one(self, work: Work, info: Info, timeout_s: float) -> Reply:
+        path, body = encode(work, info)
         answer = await self._http.post(path, msgspec.json.encode(body), timeout_s)
         if answer.status != 200:
             raise failure(answer)
-        return decode(work, path, answer, self._info)
+        return decode(work, path, answer, info)
 
     async def load(self, timeout_s: float) -> Load | None:
         """te_queue_size counts inputs that wait. Raises: BackendError."""

@@ -1,8 +1,17 @@
-"""What can be said of a text without a tokenizer. Pure."""
+"""What can be said of a text without a tokenizer, and the texts of a piece of work. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
-from backends.contract import Truncate
+import msgspec
+
+from backends.contract import Classify, Embed, Encode, Rerank, Score, Truncate
+
+# What a model reads as one sequence: a text, or two with a separator between them.
+Item: TypeAlias = str | tuple[str, str]
+# Work whose inputs a model reads, and which costs tokens.
+ModelWork: TypeAlias = Embed | Encode | Rerank | Score | Classify
+Some = TypeVar("Some", bound=ModelWork)
 
 # TEI looks at no more characters than this for each token a model may use: so that a book costs what a
 # page does. Nothing that a model would have seen is lost.
@@ -24,6 +33,45 @@ def most_tokens(text: str) -> int:
     return len(text.encode()) + SPECIAL_TOKENS
 
 
-def surely_whole(texts: Sequence[str], max_tokens: int) -> bool:
-    """Whether every text is so short that no tokenizer could make it too long."""
-    return all(most_tokens(text) <= max_tokens for text in texts)
+def items_of(work: ModelWork) -> Sequence[Item]:
+    """What the model reads for each input; a rerank's query stands before each document."""
+    match work:
+        case Rerank():
+            return [(work.query, document) for document in work.documents]
+        case Score():
+            return work.pairs
+        case Embed() | Encode() | Classify():
+            return work.inputs
+
+
+def each_text(work: Some, change: Callable[[str], str]) -> Some:
+    """The work with every text of it changed, both halves of a pair too."""
+    return msgspec.structs.replace(work, **_changed_fields(work, change))
+
+
+def _changed_fields(work: ModelWork, change: Callable[[str], str]) -> dict[str, Any]:
+    match work:
+        case Rerank():
+            return {"query": change(work.query), "documents": tuple(map(change, work.documents))}
+        case Score():
+            return {"pairs": tuple(_changed(one, change) for one in work.pairs)}
+        case Embed() | Encode() | Classify():
+            return {"inputs": tuple(_changed(one, change) for one in work.inputs)}
+
+
+def _changed(item: Item, change: Callable[[str], str]) -> Item:
+    return change(item) if isinstance(item, str) else (change(item[0]), change(item[1]))
+
+
+def shortened(work: Some, max_tokens: int) -> Some:
+    """The work without what no model of so many tokens would see."""
+    return each_text(work, lambda text: precut(text, max_tokens, work.truncate))
+
+
+def surely_whole(items: Sequence[Item], max_tokens: int) -> bool:
+    """Whether every input is so short that no tokenizer could make it too long."""
+    return all(sum(map(most_tokens, _halves(item))) <= max_tokens for item in items)
+
+
+def _halves(item: Item) -> tuple[str, ...]:
+    return (item,) if isinstance(item, str) else item

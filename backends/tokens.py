@@ -6,19 +6,16 @@ Rule: every function here is CPU-bound and releases the GIL inside; call it off 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 from tokenizers import AddedToken, Encoding, Tokenizer
 
 from backends.contract import Token, Truncate
 from backends.errors import InvalidWork, ModelUnavailable
-from backends.texts import CHARACTERS_PER_TOKEN, precut
+from backends.texts import CHARACTERS_PER_TOKEN, Item, precut
 
 # The tokenizers' ids are 32 bits wide.
 MOST_IDS = 2**32
-# A text, or a query with its document.
-Item: TypeAlias = str | tuple[str, str]
 
 
 class Sequences(msgspec.Struct, frozen=True):
@@ -35,6 +32,23 @@ class Sequences(msgspec.Struct, frozen=True):
     def lengths(self) -> list[int]:
         """Tokens of each input."""
         return [len(ids) for ids in self.ids]
+
+
+class Vocabulary:
+    """What turns ids back into text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each list of ids. Raises: InvalidWork where an id is none of this vocabulary."""
+        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        for index, one in enumerate(ids):
+            strange = next((id_ for id_ in one if not 0 <= id_ < size), None)
+            if strange is not None:
+                raise InvalidWork(f"input {index} holds the id {strange}; this vocabulary has {size}")
+        lists = [list(one) for one in ids]
+        return self._tokenizer.decode_batch(lists, skip_special_tokens=skip_special_tokens)
 
 
 class TextTokenizer:
@@ -57,6 +71,14 @@ class TextTokenizer:
     def encode_pairs(self, query: str, documents: Sequence[str], truncate: Truncate) -> Sequences:
         """Query and document together, the longer of the two cut first. Raises: InvalidWork."""
         return self._encode([(query, document) for document in documents], truncate)
+
+    def encode_items(self, items: Sequence[Item], truncate: Truncate) -> Sequences:
+        """Texts and pairs of texts, as they come. Raises: InvalidWork, as `encode` does."""
+        return self._encode(items, truncate)
+
+    def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """As `Vocabulary.decode` does."""
+        return Vocabulary(self._whole).decode(ids, skip_special_tokens=skip_special_tokens)
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Tokens of each text as the model would see it, cut where it is too long."""
@@ -147,8 +169,20 @@ def open_tokenizer(checkpoint: Path, max_tokens: int) -> TextTokenizer:
 
     Raises: ModelUnavailable.
     """
+    return TextTokenizer(_read(checkpoint), max_tokens)
+
+
+def open_vocabulary(checkpoint: Path) -> Vocabulary:
+    """Read a checkpoint's tokenizer.json, to decode only.
+
+    Raises: ModelUnavailable.
+    """
+    return Vocabulary(_read(checkpoint))
+
+
+def _read(checkpoint: Path) -> Tokenizer:
     try:
-        return TextTokenizer(Tokenizer.from_file(str(checkpoint / "tokenizer.json")), max_tokens)
+        return Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     except Exception as error:
         # The Rust side raises bare Exception for a missing and for a broken file alike.
         raise ModelUnavailable(f"no readable tokenizer.json in {checkpoint}") from error

@@ -19,10 +19,11 @@ def shaped(vectors: Vectors, *, dimensions: int | None, normalize: bool) -> Vect
     return np.ascontiguousarray(kept, dtype=np.float32)
 
 
-def cosines(one: Vectors, many: Vectors) -> Vectors:
-    """Cosine of one vector (dim,) with each row of many (n, dim): (n,) float32; 0 for a zero vector."""
-    rows = shaped(np.vstack([one[None, :], many]), dimensions=None, normalize=True)
-    scores: Vectors = np.clip(rows[1:] @ rows[0], -1.0, 1.0)
+def pair_cosines(ones: Vectors, others: Vectors) -> Vectors:
+    """Cosine of each row with the row beside it, (n, dim) each: (n,) float32; 0 for a zero vector."""
+    first = shaped(ones, dimensions=None, normalize=True)
+    second = shaped(others, dimensions=None, normalize=True)
+    scores: Vectors = np.clip(np.einsum("nd,nd->n", first, second), -1.0, 1.0)
     return scores
 
 

@@ -20,7 +20,23 @@ from backends.registry import open_replica
 from backends.torch.client import TorchBackend
 from gateway import __version__
 from gateway.admission import Admission
-from gateway.api import admin, cohere, failures, models, openai, probes, rerank, sie, tei
+from gateway.api import (
+    admin,
+    cohere,
+    failures,
+    infinity,
+    models,
+    openai,
+    predict,
+    probes,
+    rerank,
+    sie,
+    tei,
+    tei_default,
+    tei_outputs,
+    tokens,
+    vllm,
+)
 from gateway.api.admin import Admin
 from gateway.api.answering import Api
 from gateway.api.edge import ASGIApp, Edge
@@ -58,14 +74,24 @@ logger = logging.getLogger("gateway")
 LAST_SPANS_S = 2.5
 
 HANDLERS = [
-    *openai.HANDLERS,
-    *tei.HANDLERS,
-    *rerank.HANDLERS,
-    *cohere.HANDLERS,
-    *sie.HANDLERS,
-    *models.HANDLERS,
-    *probes.HANDLERS,
-    *admin.HANDLERS,
+    one
+    for dialect in (
+        openai,
+        tei,
+        tei_outputs,
+        predict,
+        tokens,
+        tei_default,
+        vllm,
+        infinity,
+        rerank,
+        cohere,
+        sie,
+        models,
+        probes,
+        admin,
+    )
+    for one in dialect.HANDLERS
 ]
 
 

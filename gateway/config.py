@@ -128,13 +128,13 @@ class Upstream(Section, frozen=True, kw_only=True):
 
     model: a hub id or a local path for torch; the served name for the others, learnt where a server has
     but one. discover: each address of the replicas' names is a replica. tokenizer: where the checkpoint's
-    small files are, for what a wire does not tell. batch_inputs,
-    batch_tokens: what one upstream request may hold, where the replica does not say.
-    in_flight_batches: the window, batches in flight to one replica; absent, it is learnt. queue_tokens: the
-    most that may wait in front of all of them. retry_share, hedge_share: attempts that may be added to those
-    that callers cause. task, pooling: instead of what a checkpoint's own files say it is for.
-    trust_remote_code: whether code that lies beside its weights may run. prompts: name → text put before an
-    input, beside and before the checkpoint's own.
+    small files are, for what a wire does not tell. token_encoding: whose tokenizer.json turns token ids that
+    callers send back into text. batch_inputs, batch_tokens: what one upstream request may hold, where the
+    replica does not say. in_flight_batches: the window, batches in flight to one replica; absent, it is
+    learnt. queue_tokens: the most that may wait in front of all of them. retry_share, hedge_share: attempts
+    that may be added to those that callers cause. task, pooling: instead of what a checkpoint's own files
+    say it is for. trust_remote_code: whether code that lies beside its weights may run. prompts: name → text
+    put before an input, beside and before the checkpoint's own.
     """
 
     backend: Kind
@@ -145,6 +145,7 @@ class Upstream(Section, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     tls: UpstreamTls = UpstreamTls()
     tokenizer: str | None = None
+    token_encoding: str | None = None
     policy: Policy = "least_tokens"
     batch_inputs: PositiveInt | None = None
     batch_tokens: PositiveInt | None = None
@@ -182,6 +183,7 @@ class Defaults(Section, frozen=True):
 
     embed: str | None = None
     rerank: str | None = None
+    classify: str | None = None
 
 
 class Tenant(Section, frozen=True):

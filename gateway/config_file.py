@@ -304,7 +304,7 @@ def _cross_problems(config: Config, known: _Names) -> Iterator[Problem]:
         yield from _upstream_problems(upstream, f"upstreams.{name}")
     for name, model in config.models.items():
         yield from _model_problems(name, model, known)
-    for operation in ("embed", "rerank"):
+    for operation in ("embed", "rerank", "classify"):
         default = getattr(config.defaults, operation)
         if default is not None and default not in known.models:
             yield Problem(f"defaults.{operation}", _unknown("model", default, known.models))

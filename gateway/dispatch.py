@@ -10,15 +10,15 @@ from itertools import count
 import msgspec
 
 from backends import errors
-from backends.contract import Detokenize, Embedded, Reply, Reranked, Tokenize, Truncate
+from backends.contract import Detokenize, Embedded, Reply, Reranked, Score, Tokenize, Truncate
 from backends.contract import Work as BackendWork
-from backends.vectors import cosines
+from backends.vectors import pair_cosines
 from gateway.admission import Grant
 from gateway.batching.fair_queue import Priority
 from gateway.batching.lane import Carried, Lane
 from gateway.batching.slices import Slice, cut, join
 from gateway.batching.ticket import Passenger
-from gateway.calls import Call, truncation
+from gateway.calls import Call, Work, truncation
 from gateway.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -30,7 +30,7 @@ from gateway.errors import (
     UpstreamFailed,
 )
 from gateway.timeline import Timeline
-from gateway.upstreams import Upstream
+from gateway.upstreams import Upstream, texts_of
 
 # A replica that is full says nothing of when it will not be.
 OVERLOADED_RETRY_S = 2
@@ -64,7 +64,7 @@ class Dispatcher:
             raise translated(error) from error
         timeline.lap("upstream")
         timeline.move("upstream", "queue", max(one.queued_s for one in carried))
-        return _scored(reply) if upstream.by_cosine(call.work) else reply
+        return scored(call.work, reply) if upstream.by_cosine(call.work) else reply
 
     def _passenger(self, grant: Grant, call: Call, timeline: Timeline) -> Passenger:
         tenant = grant.tenant
@@ -113,17 +113,23 @@ def _with_truncation(work: BackendWork, truncate: Truncate) -> BackendWork:
     return work
 
 
-def _scored(reply: Reply) -> Reply:
-    """The cosine of the first vector with each other, as scores.
+def scored(work: Work, reply: Reply) -> Reply:
+    """Cosines as scores: of each pair, or of the first vector with each other.
 
-    Where the query was cut, every score rests on a cut text.
+    A score rests on a cut text where either of its two was cut.
     """
     assert isinstance(reply, Embedded)
-    scores = cosines(reply.vectors[0], reply.vectors[1:])
+    if isinstance(work, Score):
+        place = {text: index for index, text in enumerate(texts_of(work))}
+        pairs = [(place[query], place[document]) for query, document in work.pairs]
+    else:
+        pairs = [(0, index) for index in range(1, len(reply.vectors))]
+    firsts, seconds = zip(*pairs, strict=True) if pairs else ((), ())
+    scores = pair_cosines(reply.vectors[list(firsts)], reply.vectors[list(seconds)])
     truncated = reply.truncated
     if truncated is not None:
-        everything = tuple(range(len(scores)))
-        truncated = everything if 0 in truncated else tuple(i - 1 for i in truncated)
+        cut = set(truncated)
+        truncated = tuple(index for index, pair in enumerate(pairs) if cut.intersection(pair))
     return Reranked(scores, reply.tokens, truncated)
 
 

@@ -7,14 +7,26 @@ from pathlib import Path
 from typing import Literal
 
 from backends.checkpoints import locate_tokenizer
-from backends.contract import Capabilities, Embed, Encode, Operation, Rerank, Tokenize
+from backends.contract import (
+    Capabilities,
+    Detokenize,
+    Embed,
+    Encode,
+    Operation,
+    Rerank,
+    Score,
+    Tokenize,
+    Truncate,
+)
 from backends.contract import Work as BackendWork
 from backends.errors import ModelUnavailable
+from backends.texts import ModelWork, each_text, items_of
 from backends.tokens import TextTokenizer, open_tokenizer
 from gateway import config
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds, bounds_of, tightest, token_bounds
 from gateway.calls import Call, Similarity, Work
+from gateway.decoding import IdDecoder
 from gateway.prompts import with_prompt
 from gateway.routing.pool import Pool
 from gateway.spaces.space import VectorSpace
@@ -38,6 +50,7 @@ class Upstream:
         self.pool = pool
         self.lane = lane
         self.space = space
+        self.ids = IdDecoder(settings.token_encoding)
         self._tokenizer: TextTokenizer | None = None
         self._opening = asyncio.Lock()
 
@@ -82,10 +95,12 @@ class Upstream:
         if isinstance(work, Similarity):
             return True
         offered = self.capabilities.operations if self.capabilities else frozenset()
-        return isinstance(work, Rerank) and Operation.RERANK not in offered and Operation.EMBED in offered
+        scored = isinstance(work, Rerank | Score)
+        return scored and Operation.RERANK not in offered and Operation.EMBED in offered
 
     def as_sent(self, call: Call, prompts: Mapping[str, str]) -> BackendWork:
-        """What replicas are asked for: what is scored by cosine is embedded, the query first.
+        """What replicas are asked for: what is scored by cosine is embedded, the query first, each text of
+        pairs once.
 
         prompts: of the model's config, beside those of the upstream's and the checkpoint's own.
         """
@@ -101,6 +116,8 @@ class Upstream:
                 return Embed((work.source, *work.sentences), prompt_name=work.prompt_name)
             case Rerank() if self.by_cosine(work):
                 return Embed((work.query, *work.documents))
+            case Score() if self.by_cosine(work):
+                return Embed(texts_of(work))
         return work
 
     def most_tokens(self, work: BackendWork) -> list[int]:
@@ -113,7 +130,7 @@ class Upstream:
 
     async def exact_tokens(self, work: BackendWork) -> list[int] | None:
         """The tokens of each input as the model will count them; None without a tokenizer."""
-        if not isinstance(work, Embed | Rerank) or self._prompt(work) is None:
+        if isinstance(work, Tokenize | Detokenize) or self._prompt(work) is None:
             return None
         if isinstance(work, Rerank) and self.capabilities and self.capabilities.overhead_tokens:
             # Not the tokenizer alone knows what its pairs become.
@@ -160,7 +177,11 @@ def _opened(source: str, max_tokens: int) -> TextTokenizer | None:
         return None
 
 
-def _lengths(tokenizer: TextTokenizer, work: Embed | Rerank, prompt: str) -> list[int]:
-    if isinstance(work, Rerank):
-        return tokenizer.count_pairs(work.query, work.documents)
-    return tokenizer.count([prompt + text for text in work.inputs] if prompt else work.inputs)
+def texts_of(work: Score) -> tuple[str, ...]:
+    """Each text of some pairs once, in the order of their first places."""
+    return tuple(dict.fromkeys(text for pair in work.pairs for text in pair))
+
+
+def _lengths(tokenizer: TextTokenizer, work: ModelWork, prompt: str) -> list[int]:
+    asked = each_text(work, lambda text: prompt + text) if prompt else work
+    return tokenizer.encode_items(items_of(asked), Truncate.RIGHT).lengths

@@ -151,3 +151,17 @@ def test_dashboards_and_alerts_ask_for_metrics_that_are_documented() -> None:
     assert set() == {
         name for name in named if not {name, re.sub(r"_(bucket|sum|count)$", "", name)} & documented
     }
+
+
+def test_every_cell_of_the_translation_table_names_a_test_that_is_there() -> None:
+    text = _doc("translation")
+    held = re.findall(r'^\[(\d+)\]: \.\./(tests/[\w/]+\.py) "(\w+)"$', text, re.MULTILINE)
+    rows = re.findall(r"^\| (?!\|)(.+) \|$", text, re.MULTILINE)
+    cells = [cell for row in rows for cell in row.split(" | ")[1:] if not row.startswith("| tei")]
+    used = {number for cell in cells for number in re.findall(r"\[(\d+)\]", cell)}
+
+    assert len(cells) > 100
+    assert [] == [cell for cell in cells if not re.search(r"\[\d+\]", cell)]
+    assert {number for number, _, _ in held} == used
+    for _, path, name in held:
+        assert f"def {name}(" in (ROOT / path).read_text(), (path, name)

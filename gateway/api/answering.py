@@ -8,13 +8,14 @@ import msgspec
 from litestar import Response
 from litestar.openapi.datastructures import ResponseSpec
 
-from backends.contract import Reply
+from backends.contract import Capabilities, Operation, Reply
 from gateway.api.exchange import Exchange
 from gateway.api.identity import Identity, api_key_of
 from gateway.api.paths import Dialect
 from gateway.calls import Call, Caller, inputs_of
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.quotas.ledger import rate_limit_headers
+from gateway.routing.routes import Route
 from gateway.serve import Gateway, Served
 
 
@@ -35,6 +36,23 @@ class Api:
         served = await self.gateway.serve(call, caller_of(exchange), exchange.timeline)
         exchange.tokens = served.reply.tokens
         return served
+
+    def route(self, exchange: Exchange, model: str | None, operation: Operation) -> Route:
+        """What the caller means by a model, for what must be known before a call is made.
+
+        Raises: what `Routes.resolve` raises.
+        """
+        return self.gateway.routes.resolve(self.identity.of(exchange), model, operation)
+
+    def told(self, model: str | None, operation: Operation) -> Capabilities | None:
+        """What a model can do, or the operation's default; None while no replica of it has joined.
+
+        Whether the caller may use it is asked when the call is served.
+        Raises: ModelNotFound, what `Routes.default` raises.
+        """
+        routes = self.gateway.routes
+        name = routes.default(operation) if model is None else model
+        return self.gateway.upstreams[routes.upstream_of(name)].capabilities
 
     def texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
         """The inputs of a call, whether one was given or a list.

@@ -20,6 +20,7 @@ from litestar.types import ExceptionHandlersMap
 
 from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.paths import Dialect
+from gateway.decoding import IDS_REFUSED
 from gateway.errors import (
     FACTS,
     BodyTooLarge,
@@ -39,10 +40,6 @@ logger = logging.getLogger(__name__)
 # Some messages repeat what was sent, which may be megabytes.
 MESSAGE_CHARACTERS_MAX = 300
 TOKEN_IDS = re.compile(r"Expected `(?:str|str \| object)`, got `(int|array)` - at `\$\.inputs?\[[\d.]+\]`")
-IDS_REFUSED = (
-    "token ids are refused: they belong to another model's vocabulary and would give wrong vectors. "
-    "Send texts; with LangChain's OpenAIEmbeddings set check_embedding_ctx_length=False"
-)
 
 
 class OpenAIErrorDetail(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""OpenAI: POST /v1/embeddings, with the fields that Jina's clients add to it.
+"""OpenAI: POST /v1/embeddings, with the fields that Jina's and vLLM's clients add to it.
 
 Source: OpenAI OpenAPI document 2.3.0, openai-python 3.3.1 (it asks for base64 unless told otherwise), Jina's
 OpenAPI document 2026.04.02.
@@ -12,12 +12,14 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from backends.contract import Embed, Embedded
+from backends.contract import Embed, Embedded, Operation
 from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as
 from gateway.api.body import ModelName
 from gateway.api.exchange import Exchange
 from gateway.api.failures import documented
+from gateway.api.inputs import Inputs, read_texts
 from gateway.api.rendering import EmbeddingType, EncodingFormat, json_bytes, vector_items
+from gateway.api.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.prompts import Role
@@ -64,13 +66,14 @@ class InputObject(msgspec.Struct):
 Given = str | InputObject
 
 
-class EmbeddingsRequest(msgspec.Struct):
-    """input: one text or a list of texts; token ids are refused.
+class EmbeddingsRequest(VllmOptions, kw_only=True):
+    """input: one text or a list of texts; token ids, where the model's config says of which vocabulary.
 
-    From `task` on the fields are Jina's. embedding_type goes before encoding_format.
+    From `task` on the fields are Jina's, from `embed_dtype` on vLLM's. embedding_type goes before
+    encoding_format.
     """
 
-    input: Given | list[Given]
+    input: Given | list[str | InputObject | int | list[int]]
     model: ModelName | None = None
     encoding_format: EncodingFormat | None = None
     dimensions: Dimensions | None = None
@@ -82,6 +85,8 @@ class EmbeddingsRequest(msgspec.Struct):
     embedding_type: JinaType | list[JinaType] | None = None
     late_chunking: bool | None = None
     return_multivector: bool | None = None
+    embed_dtype: Literal["float32"] | None = None
+    endianness: Literal["native", "little"] | None = None
 
 
 class EmbeddingItem(msgspec.Struct):
@@ -108,24 +113,29 @@ class EmbeddingsResponse(msgspec.Struct):
     object: str = "list"
 
 
-def decode_embeddings(data: EmbeddingsRequest, name: str | None, api: Api) -> Call:
-    """Raises: EmptyInput, InvalidInput."""
+async def decode_embeddings(data: EmbeddingsRequest, name: str | None, exchange: Exchange, api: Api) -> Call:
+    """Raises: EmptyInput, InvalidInput, and what reading token ids raises."""
     for field in REFUSED:
         if getattr(data, field):
             raise InvalidInput(f"`{field}` is not supported", param=field)
-    texts = api.whole_texts(texts_of(data.input), "input")
-    work = Embed(texts, normalize=data.normalized is not False, dimensions=data.dimensions)
+    check_options(data)
+    model = name or data.model
+    texts = await read_texts(inputs_of(data.input), "input", model, exchange, api, Operation.EMBED)
+    normalize = data.normalized is not False and not is_raw(data)
+    work = Embed(texts, normalize=normalize, dimensions=data.dimensions)
     role = data.input_type if data.task is None else ROLE_OF[data.task]
-    return Call(work, name or data.model, truncate=data.truncate, role=role)
+    truncate = data.truncate
+    if data.truncate_prompt_tokens is not None:
+        told = api.told(model, Operation.EMBED)
+        truncate = truncate_of(data, told.max_input_tokens if told else None)
+    return Call(work, model, truncate, side_of(data), role=role)
 
 
-def texts_of(given: Given | list[Given]) -> str | list[str]:
-    """Raises: InvalidInput."""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, InputObject):
-        return _text_of(given)
-    return [one if isinstance(one, str) else _text_of(one) for one in given]
+def inputs_of(given: Given | list[str | InputObject | int | list[int]]) -> Inputs:
+    """Texts and ids, objects read. Raises: InvalidInput."""
+    if isinstance(given, list):
+        return [_text_of(one) if isinstance(one, InputObject) else one for one in given]
+    return given if isinstance(given, str) else _text_of(given)
 
 
 def _text_of(given: InputObject) -> str:
@@ -177,7 +187,7 @@ async def embeddings(
 ) -> Answer:
     """Turn texts into vectors."""
     encoding = encoding_of(data)
-    served = await api.serve(exchange, decode_embeddings(data, name, api))
+    served = await api.serve(exchange, await decode_embeddings(data, name, exchange, api))
     reply = reply_as(served.reply, Embedded)
     body = encode_embeddings(reply, served.route.model, encoding)
     return finished(exchange, served, body)

@@ -51,15 +51,21 @@ def settled(path: str) -> str:
         if path.startswith(prefix):
             return prefix + path.removeprefix(prefix).strip("/").replace("/", SLASH)
     name, operation = _parts(path)
-    return f"{PREFIX}{name.replace('/', SLASH)}{operation}" if name else path
+    return f"{PREFIX}{name.replace('/', SLASH)}{operation.rstrip('/')}" if name else path
 
 
 def _parts(path: str) -> tuple[str, str]:
-    """The model's name below /models/, and the path after it; no name and the whole path elsewhere."""
+    """The model's name below /models/, and the path after it; no name and the whole path elsewhere.
+
+    A name with nothing after it stands for what the model does by default.
+    """
     if not path.startswith(PREFIX):
         return "", path
-    name, _, operation = path.removeprefix(PREFIX).rpartition("/")
-    if operation not in OPERATION_SEGMENTS or not name:
+    rest = path.removeprefix(PREFIX).strip("/")
+    name, _, operation = rest.rpartition("/")
+    if operation not in OPERATION_SEGMENTS:
+        return (rest, "/") if rest else ("", path)
+    if not name:
         return "", path
     rest, _, version = name.rpartition("/")
     if rest and operation in VERSIONED.get(version, ()):
@@ -74,8 +80,8 @@ def template_and_name(path: str) -> tuple[str, str | None]:
             return prefix + NAME, model_name(path.removeprefix(prefix))
     if not path.startswith(PREFIX):
         return path, None
-    name, _, operation = path.removeprefix(PREFIX).partition("/")
-    return f"{PREFIX}{NAME}/{operation}", model_name(name)
+    name, slash, operation = path.removeprefix(PREFIX).partition("/")
+    return f"{PREFIX}{NAME}{slash}{operation}", model_name(name)
 
 
 def model_name(segment: str | None) -> str | None:
@@ -88,7 +94,8 @@ def dialect_of(path: str) -> Dialect:
     _, route = _parts(_read(path))
     if route in DIALECT_OF_PATH:
         return DIALECT_OF_PATH[route]
-    return next((one for prefix, one in DIALECT_OF_PREFIX.items() if f"{route}/".startswith(prefix)), "tei")
+    below = f"{route}/"
+    return next((one for prefix, one in DIALECT_OF_PREFIX.items() if below.startswith(prefix)), "tei")
 
 
 def _read(path: str) -> str:
@@ -126,6 +133,21 @@ def template_of(path: str) -> str:
 
 KNOWN = frozenset(
     {
+        "/",
+        "/classify",
+        "/decode",
+        "/detokenize",
+        "/embed_all",
+        "/embed_sparse",
+        "/infinity/classify",
+        "/infinity/embeddings",
+        "/infinity/health",
+        "/infinity/models",
+        "/infinity/rerank",
+        "/pooling",
+        "/predict",
+        "/score",
+        "/v1/score",
         "/admin/keys",
         "/admin/tenants",
         "/admin/usage",

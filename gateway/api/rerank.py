@@ -14,7 +14,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Rerank, Reranked
+from backends.contract import Operation, Rerank, Reranked
 from backends.texts import most_tokens
 from gateway.api import tei
 from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as, straight_by
@@ -22,6 +22,7 @@ from gateway.api.body import ModelName
 from gateway.api.exchange import Exchange
 from gateway.api.failures import documented
 from gateway.api.rendering import json_bytes
+from gateway.api.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.serve import Served
@@ -44,8 +45,8 @@ class Document(msgspec.Struct):
 Documents = list[str | Document]
 
 
-class RerankOptions(msgspec.Struct, kw_only=True):
-    """What may stand beside the documents.
+class RerankOptions(VllmOptions, kw_only=True):
+    """What may stand beside the documents, vLLM's fields too.
 
     truncation: Jina's switch. priority: Cohere's; 0, its highest and default, is interactive, any other is
     bulk. rank_fields, max_chunks_per_doc and return_embeddings are refused.
@@ -57,7 +58,6 @@ class RerankOptions(msgspec.Struct, kw_only=True):
     return_documents: bool | None = None
     max_tokens_per_doc: DocumentTokens | None = None
     truncation: bool | None = None
-    priority: int | None = None
     rank_fields: list[str] | None = None
     max_chunks_per_doc: int | None = None
     return_embeddings: bool | None = None
@@ -146,12 +146,17 @@ def decode_documents(data: RerankOptions, documents: Documents, name: str | None
             raise InvalidInput(f"`{field}` is not supported: join fields, cut texts before", param=field)
     if data.return_embeddings:
         raise InvalidInput("`return_embeddings` is not supported", param="return_embeddings")
+    check_options(data, own={"priority"})
     if not data.query:
         raise EmptyInput("`query` is an empty string", param="query")
     texts = api.texts([_text_of(one, index) for index, one in enumerate(documents)], "documents")
-    return Call(
-        Rerank(data.query, texts), name or data.model, truncate=data.truncation, bulk=bool(data.priority)
-    )
+    model = name or data.model
+    work = Rerank(data.query, texts, raw_scores=is_raw(data))
+    truncate = data.truncation
+    if data.truncate_prompt_tokens is not None:
+        told = api.told(model, Operation.RERANK)
+        truncate = truncate_of(data, told.max_input_tokens if told else None)
+    return Call(work, model, truncate, side_of(data), bulk=bool(data.priority))
 
 
 def _text_of(document: str | Document, index: int) -> str:

@@ -1,10 +1,13 @@
-"""Text Embeddings Inference: /embed /similarity /tokenize /info /health, at the root and below
-/models/{name}/; /rerank is served in `rerank.py`, because Cohere's and Jina's clients have it too.
+"""Text Embeddings Inference: /embed /similarity /info /health, at the root and below /models/{name}/.
+
+Its other routes are in `tei_outputs.py`, `predict.py`, `tokens.py` and `tei_default.py`; /rerank is in
+`rerank.py`, because Cohere's and Jina's clients have it too.
 
 Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs and server.rs.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from litestar import Request, Response, get, post
@@ -17,11 +20,9 @@ from backends.contract import (
     Embed,
     Embedded,
     Operation,
+    Output,
     Rerank,
     Reranked,
-    Token,
-    Tokenize,
-    Tokenized,
     Truncate,
 )
 from gateway import __version__
@@ -29,10 +30,11 @@ from gateway.api.answering import EMPTY, STRAIGHT, Answer, Api, empty, finished,
 from gateway.api.body import ModelName
 from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import documented
+from gateway.api.inputs import Inputs, read_texts
 from gateway.api.paths import model_name
 from gateway.api.rendering import json_bytes
 from gateway.calls import Call, Similarity, characters_of
-from gateway.errors import EmptyInput, InvalidInput, ModelLoading, NoReplica
+from gateway.errors import EmptyInput, ModelLoading, NoReplica
 from gateway.serve import Served
 
 FAILURES = documented("tei")
@@ -41,14 +43,14 @@ Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 Direction = Literal["left", "Left", "right", "Right"]
 # TEI's own default; a client that splits by it is served in one request's worth here.
 MAX_CONCURRENT_REQUESTS = 512
-# Each token is shown with its text and place: a reply of some 30 MB.
-TOKENIZE_CHARACTERS_MAX = 1_000_000
+# transformers' name of a class that has none.
+NAMELESS_LABEL = "LABEL_0"
 
 
 class EmbedRequest(msgspec.Struct):
     """Fields that are not `| None` refuse null, as TEI's do."""
 
-    inputs: str | list[str]
+    inputs: Inputs
     truncate: bool | None = None
     truncation_direction: Direction = "right"
     prompt_name: str | None = None
@@ -100,15 +102,6 @@ class SimilarityRequest(msgspec.Struct):
     model: ModelName | None = None
 
 
-class TokenizeRequest(msgspec.Struct):
-    """Texts to show as tokens."""
-
-    inputs: str | list[str]
-    add_special_tokens: bool = True
-    prompt_name: str | None = None
-    model: ModelName | None = None
-
-
 class InfoResponse(msgspec.Struct):
     """What TEI's clients read before they send."""
 
@@ -129,15 +122,16 @@ class InfoResponse(msgspec.Struct):
     docker_label: str | None
 
 
-def decode_embed(data: EmbedRequest, name: str | None, api: Api) -> Call:
-    """Raises: EmptyInput, InvalidInput."""
+async def decode_embed(data: EmbedRequest, name: str | None, exchange: Exchange, api: Api) -> Call:
+    """Raises: EmptyInput, InvalidInput, and what reading token ids raises."""
+    model = name or data.model
     work = Embed(
-        api.whole_texts(data.inputs, "inputs"),
+        await read_texts(data.inputs, "inputs", model, exchange, api, Operation.EMBED),
         normalize=data.normalize,
         dimensions=data.dimensions,
         prompt_name=data.prompt_name,
     )
-    return Call(work, name or data.model, data.truncate, _side(data))
+    return Call(work, model, data.truncate, side_of(data))
 
 
 def decode_rerank(data: RerankRequest, name: str | None, api: Api) -> Call:
@@ -148,7 +142,7 @@ def decode_rerank(data: RerankRequest, name: str | None, api: Api) -> Call:
     if not data.query:
         raise EmptyInput("`query` is an empty string", param="query")
     work = Rerank(data.query, api.texts(data.texts, "texts"), raw_scores=data.raw_scores)
-    return Call(work, name or data.model, data.truncate, _side(data))
+    return Call(work, name or data.model, data.truncate, side_of(data))
 
 
 def decode_similarity(data: SimilarityRequest, name: str | None, api: Api) -> Call:
@@ -158,10 +152,17 @@ def decode_similarity(data: SimilarityRequest, name: str | None, api: Api) -> Ca
     options = data.parameters or SimilarityParameters()
     sentences = api.whole_texts(data.inputs.sentences, "sentences")
     work = Similarity(data.inputs.source_sentence, sentences, options.prompt_name)
-    return Call(work, name or data.model, options.truncate, _side(options))
+    return Call(work, name or data.model, options.truncate, side_of(options))
 
 
-def _side(data: EmbedRequest | RerankRequest | SimilarityParameters) -> Truncate | None:
+class Sided(Protocol):
+    """What says how TEI cuts."""
+
+    truncate: bool | None
+    truncation_direction: Direction
+
+
+def side_of(data: Sided) -> Truncate | None:
     """The end that is cut. "right" is also what is not said, unless truncation is asked for."""
     side = Truncate(data.truncation_direction.lower())
     return side if data.truncate or side is Truncate.LEFT else None
@@ -207,7 +208,7 @@ async def embed(
     name: FromPath[str | None] = None,
 ) -> Answer:
     """Turn texts into vectors."""
-    call = decode_embed(data, name, api)
+    call = await decode_embed(data, name, exchange, api)
     served = await api.serve(exchange, call)
     body = json_bytes(list(reply_as(served.reply, Embedded).vectors))
     return finished(exchange, served, body, compute_headers(exchange, served, call))
@@ -233,35 +234,6 @@ async def similarity(
     return finished(exchange, served, body, compute_headers(exchange, served, call))
 
 
-@post(
-    ["/tokenize", "/models/{name:str}/tokenize"],
-    status_code=200,
-    opt=STRAIGHT,
-    responses={200: ResponseSpec(list[list[Token]], description="The tokens of each input")} | FAILURES,
-    tags=["TEI"],
-)
-async def tokenize(
-    data: JSONBody[TokenizeRequest],
-    exchange: NamedDependency[Exchange],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
-) -> Answer:
-    """Show how texts become tokens."""
-    texts = api.whole_texts(data.inputs, "inputs")
-    if sum(map(len, texts)) > TOKENIZE_CHARACTERS_MAX:
-        raise InvalidInput(
-            f"more than {TOKENIZE_CHARACTERS_MAX} characters; a reply is many times as long", param="inputs"
-        )
-    work = Tokenize(
-        texts,
-        add_special_tokens=data.add_special_tokens,
-        prompt_name=data.prompt_name,
-    )
-    served = await api.serve(exchange, Call(work, name or data.model))
-    body = msgspec.json.encode(reply_as(served.reply, Tokenized).inputs)
-    return finished(exchange, served, body)
-
-
 @get(["/info", "/models/{name:str}/info"], responses=FAILURES, tags=["TEI"])
 async def info(
     request: Request[Any, Any, Any], api: NamedDependency[Api], name: FromPath[str | None] = None
@@ -284,14 +256,12 @@ def described(
     auto_truncate: bool,  # noqa: FBT001 - a fact, not a switch
 ) -> InfoResponse:
     """A model as TEI's /info shows it; what a call may hold is this gateway's bound, not a replica's."""
-    reranks = Operation.RERANK in told.operations
-    labels: dict[str, Any] = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     return InfoResponse(
         model_id=told.model_id,
         model_sha=told.revision,
         model_dtype=told.dtype or "unknown",
         served_model_name=model,
-        model_type={"reranker": labels} if reranks else {"embedding": {"pooling": told.pooling}},
+        model_type=model_type(told),
         max_concurrent_requests=MAX_CONCURRENT_REQUESTS,
         max_input_length=told.max_input_tokens or 0,
         max_batch_tokens=told.batch_tokens or 16384,
@@ -305,6 +275,21 @@ def described(
     )
 
 
+def model_type(told: Capabilities) -> dict[str, Any]:
+    """What kind of model it is, as TEI tags it."""
+    if Operation.CLASSIFY in told.operations:
+        return {"classifier": _labels(told.labels)}
+    if Operation.RERANK in told.operations:
+        return {"reranker": _labels(told.labels or (NAMELESS_LABEL,))}
+    sparse = Output.SPARSE in told.outputs and Output.DENSE not in told.outputs
+    return {"embedding": {"pooling": told.pooling or ("splade" if sparse else None)}}
+
+
+def _labels(labels: Sequence[str]) -> dict[str, Any]:
+    id2label = {str(index): label for index, label in enumerate(labels)}
+    return {"id2label": id2label, "label2id": {label: int(index) for index, label in id2label.items()}}
+
+
 @get(["/health", "/models/{name:str}/health"], responses={200: EMPTY} | FAILURES, tags=["TEI"])
 async def health(api: NamedDependency[Api], name: FromPath[str | None] = None) -> Response[bytes]:
     """200 if the model has a usable replica; needs no key."""
@@ -315,4 +300,4 @@ async def health(api: NamedDependency[Api], name: FromPath[str | None] = None) -
     return empty()
 
 
-HANDLERS = [embed, similarity, tokenize, info, health]
+HANDLERS = [embed, similarity, info, health]

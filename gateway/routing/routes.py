@@ -95,14 +95,17 @@ class Routes:
     def default(self, operation: Operation) -> str:
         """The model of a request that names none.
 
-        Raises: InvalidInput.
+        Raises: InvalidInput, OperationUnsupported.
         """
-        preferred = self._defaults.rerank if operation is Operation.RERANK else self._defaults.embed
+        own = {Operation.RERANK: self._defaults.rerank, Operation.CLASSIFY: self._defaults.classify}
+        preferred = own.get(operation, self._defaults.embed)
         if preferred is not None:
             return preferred
         able = [name for name, model in self._models.items() if self._offers(model, operation)]
         if len(able) == 1:
             return able[0]
+        if not able:
+            raise OperationUnsupported(f"no model here does {operation}", param="model")
         raise InvalidInput("name a model: this gateway serves several", param="model")
 
     def _offers(self, model: config.Model, operation: Operation) -> bool:

@@ -9,10 +9,11 @@ import pytest
 from backends.vectors import sigmoid
 from tests.conftest import Boots
 from tests.fakes.checkpoint import write_small_files
+from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER, SPLADE
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.openai import FakeOpenAI
-from tests.fakes.server import FakeServer, logit_of
-from tests.fakes.tei import FakeTei, vector_of
+from tests.fakes.server import FakeServer, logit_of, token_rows
+from tests.fakes.tei import FakeTei, logits_of, vector_of, weights_of
 from tests.fakes.vllm import FakeVllm
 
 LONG = "w " * 20
@@ -143,3 +144,160 @@ async def test_what_was_learnt_is_told_once_when_it_joins(boot: Boots, config: s
     told = {"infinity": "Infinity", "vllm": "vLLM 0.32.0, raw vectors by use_activation", "openai": "OpenAI"}
     assert 1 == len(lines)
     assert told[kind] in lines[0]
+
+
+LABELLED = {
+    "tei": lambda: FakeTei(model_type=CLASSIFIER),
+    "infinity": lambda: FakeInfinity(capability="classify"),
+    "vllm": lambda: FakeVllm(task="classify", classes=len(LABELS)),
+}
+SCORING = {
+    "tei": lambda: FakeTei(model_type=RERANKER),
+    "infinity": lambda: FakeInfinity(capability="rerank"),
+    "vllm": lambda: FakeVllm(task="classify"),
+}
+SPARSE = {"tei": lambda: FakeTei(model_type=SPLADE), "vllm": lambda: FakeVllm(splade=True)}
+TOKEN_VECTORS = {"tei": (FakeTei, 3), "vllm": (lambda: FakeVllm(task="token_embed"), 2)}
+LATE = {
+    "infinity": lambda: FakeInfinity(late=True),
+    "vllm": lambda: FakeVllm(task="token_embed"),
+}
+
+
+@pytest.mark.parametrize("kind", LABELLED)
+async def test_every_classifier_gives_the_same_labels_in_every_dialect(
+    boot: Boots, config: str, kind: str, tmp_path: Path
+) -> None:
+    # Whose labels are named by files only needs those files.
+    named = config.replace("{backend: vllm,", f"{{backend: vllm, tokenizer: {tmp_path},")
+    write_small_files(tmp_path, labels=LABELS)
+    async with boot({"one": LABELLED[kind]()}, named) as gateway:
+        tei = await gateway.post("/predict", {"inputs": [[text] for text in TEXTS]})
+        vllm = await gateway.post("/classify", {"input": TEXTS})
+        infinity = await gateway.post("/infinity/classify", {"input": TEXTS})
+
+    logits = np.array([logits_of((text,), len(LABELS)) for text in TEXTS])
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    by_label = [[{one["label"]: one["score"] for one in each} for each in tei.json()]]
+    by_label.append([{one["label"]: one["score"] for one in each} for each in infinity.json()["data"]])
+    for rows in by_label:
+        np.testing.assert_allclose(expected, [[row[label] for label in LABELS] for row in rows], rtol=1e-5)
+    np.testing.assert_allclose(expected, [one["probs"] for one in vllm.json()["data"]], rtol=1e-5)
+    assert [LABELS[i] for i in expected.argmax(axis=1)] == [one["label"] for one in vllm.json()["data"]]
+    assert [str(TOKENS), TOKENS, TOKENS] == [
+        tei.headers["x-compute-tokens"],
+        vllm.json()["usage"]["total_tokens"],
+        infinity.json()["usage"]["total_tokens"],
+    ]
+
+
+@pytest.mark.parametrize("kind", SCORING)
+async def test_every_cross_encoder_scores_pairs(boot: Boots, config: str, kind: str) -> None:
+    pairs = [("q", text) for text in TEXTS] + [("r", text) for text in TEXTS]
+    body = {"queries": [a for a, _ in pairs], "documents": [b for _, b in pairs], "use_activation": False}
+    async with boot({"one": SCORING[kind]()}, config) as gateway:
+        reply = await gateway.post("/score", body)
+
+    expected = [logits_of(pair, 1)[0] if kind == "tei" else logit_of(*pair) for pair in pairs]
+    assert 200 == reply.status_code, reply.text
+    np.testing.assert_allclose(expected, [one["score"] for one in reply.json()["data"]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+async def test_every_embedding_model_scores_pairs_by_cosine(boot: Boots, config: str, kind: str) -> None:
+    pairs = [("q", text) for text in TEXTS] + [("r", text) for text in TEXTS]
+    body = {"queries": [a for a, _ in pairs], "documents": [b for _, b in pairs]}
+    async with boot({"one": embedder(kind)}, config) as gateway:
+        reply = await gateway.post("/score", body)
+
+    expected = [float(vector_of(a) @ vector_of(b)) for a, b in pairs]
+    np.testing.assert_allclose(expected, [one["score"] for one in reply.json()["data"]], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+async def test_every_sparse_model_gives_the_same_terms(boot: Boots, config: str, kind: str) -> None:
+    async with boot({"one": SPARSE[kind]()}, config) as gateway:
+        reply = await gateway.post("/embed_sparse", {"inputs": TEXTS})
+
+    found = [{one["index"]: one["value"] for one in each} for each in reply.json()]
+    assert [weights_of(text) for text in TEXTS] == found
+
+
+@pytest.mark.parametrize("kind", TOKEN_VECTORS)
+async def test_token_vectors_come_from_every_backend_that_has_them(
+    boot: Boots, config: str, kind: str
+) -> None:
+    make, scale = TOKEN_VECTORS[kind]
+    async with boot({"one": make()}, config) as gateway:
+        raw = await gateway.post("/embed_all", {"inputs": TEXTS})
+        plain = await gateway.post("/pooling", {"input": TEXTS, "task": "token_embed"})
+
+    for text, rows, scaled in zip(TEXTS, raw.json(), plain.json()["data"], strict=True):
+        np.testing.assert_allclose(token_rows(text) * scale, rows, rtol=1e-5)
+        np.testing.assert_allclose(token_rows(text), scaled["data"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", LATE)
+async def test_late_interaction_comes_from_every_backend_that_has_it(
+    boot: Boots, config: str, kind: str
+) -> None:
+    async with boot({"one": LATE[kind]()}, config) as gateway:
+        reply = await gateway.post("/pooling", {"input": TEXTS, "task": "token_embed"})
+
+    for text, one in zip(TEXTS, reply.json()["data"], strict=True):
+        np.testing.assert_allclose(token_rows(text), one["data"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/predict", {"inputs": "a"}),
+        ("/embed_sparse", {"inputs": "a"}),
+        ("/classify", {"input": "a"}),
+        ("/infinity/classify", {"input": ["a"]}),
+        ("/pooling", {"input": "a", "task": "classify"}),
+    ],
+)
+async def test_what_an_embedding_model_does_not_do_is_refused(
+    boot: Boots, config: str, kind: str, path: str, body: dict[str, Any]
+) -> None:
+    async with boot({"one": embedder(kind)}, config) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert reply.status_code in (400, 424), reply.text
+
+
+@pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
+async def test_ids_become_texts_over_every_backend(boot: Boots, config: str, kind: str) -> None:
+    async with boot({"one": embedder(kind)}, config) as gateway:
+        tei = await gateway.post("/decode", {"ids": [[0], [0, 0]]})
+        vllm = await gateway.post("/detokenize", {"tokens": [0, 0]})
+
+    word = "[UNK]" if kind == "infinity" else "t0"
+    assert [word, f"{word} {word}"] == tei.json()
+    assert {"prompt": f"{word} {word}"} == vllm.json()
+
+
+@pytest.mark.parametrize("kind", ["infinity", "vllm", "openai", "tei"])
+async def test_infinity_embeddings(boot: Boots, config: str, kind: str) -> None:
+    async with boot({"one": embedder(kind)}, config) as gateway:
+        reply = await gateway.post("/infinity/embeddings", {"input": TEXTS, "dimensions": 4})
+
+    expected = np.array([vector_of(text)[:4] for text in TEXTS])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(expected, [one["embedding"] for one in reply.json()["data"]], rtol=1e-5)
+    assert TOKENS == reply.json()["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+async def test_a_base_url_alone_and_a_task_embed_over_every_backend(
+    boot: Boots, config: str, kind: str
+) -> None:
+    async with boot({"one": embedder(kind)}, config) as gateway:
+        native = await gateway.post("/models/m", {"inputs": TEXTS})
+        pooled = await gateway.post("/pooling", {"input": TEXTS, "model": "m"})
+
+    expected = [vector_of(text) for text in TEXTS]
+    np.testing.assert_allclose(expected, native.json(), rtol=1e-5)
+    np.testing.assert_allclose(expected, [one["data"] for one in pooled.json()["data"]], rtol=1e-5)

@@ -5,7 +5,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api import admin, cohere, openai, rerank, sie, tei
+from gateway.api import (
+    admin,
+    cohere,
+    infinity,
+    openai,
+    predict,
+    rerank,
+    sie,
+    tei,
+    tei_default,
+    tei_outputs,
+    tokens,
+    vllm,
+)
 from gateway.api.paths import KNOWN
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
@@ -24,7 +37,21 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/encode/{name}": sie.EncodeRequest,
     "/v1/score/{name}": sie.ScoreRequest,
     "/similarity": tei.SimilarityRequest,
-    "/tokenize": tei.TokenizeRequest,
+    "/tokenize": tokens.TokenizeRequest,
+    "/decode": tokens.DecodeRequest,
+    "/detokenize": tokens.DetokenizeRequest,
+    "/embed_all": tei_outputs.EncodeRequest,
+    "/embed_sparse": tei_outputs.EncodeRequest,
+    "/predict": predict.PredictRequest,
+    "/": tei_default.DefaultRequest,
+    "": tei_default.DefaultRequest,
+    "/score": vllm.ScoreRequest,
+    "/v1/score": vllm.ScoreRequest,
+    "/classify": vllm.ClassifyRequest,
+    "/pooling": vllm.PoolingRequest,
+    "/infinity/embeddings": infinity.EmbeddingsRequest,
+    "/infinity/rerank": infinity.RerankRequest,
+    "/infinity/classify": infinity.ClassifyRequest,
 }
 
 

@@ -8,8 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import infinity, openai, tei, vllm
-from backends.contract import Embed, Embedded, Reply, Rerank, Reranked
+from backends import infinity, openai, tei, vllm, vllm_probe, vllm_wire
+from backends.contract import (
+    Classified,
+    Classify,
+    Embed,
+    Embedded,
+    Encode,
+    Encoded,
+    Output,
+    Reply,
+    Rerank,
+    Reranked,
+    Score,
+)
 from backends.counting import Counted
 from backends.errors import BackendError, Failed
 from backends.http import Answer
@@ -17,7 +29,7 @@ from tests.backends.wrong_replies import packed
 
 EMBED, RERANK = Embed(("a", "b")), Rerank("q", ("a", "b"))
 COUNTED = Counted(6, ())
-VLLM = vllm.Facing("m", 16, "0.32.0", 2, "use_activation", "on_request")
+VLLM = vllm_probe.Facing("m", 16, "0.32.0", 2, "use_activation", "on_request")
 OPENAI = openai.Facing("m", 16, 2)
 TEI = tei.Info("m", {"embedding": {"pooling": "cls"}}, 16)
 
@@ -29,6 +41,17 @@ RANKS = {
     "vllm": b'{"data":[{"index":0,"score":0.5},{"index":1,"score":-2}],"usage":{"prompt_tokens":9}}',
 }
 
+CLASSIFIER = tei.Info("m", {"classifier": {"id2label": {"0": "x", "1": "y"}}}, 16)
+VLLM_CLASSES = vllm_probe.Facing("m", 16, "0.32.0", classes=2, raw_classes=True)
+CLASSIFY, SCORE = Classify(("a", "b")), Score((("q", "a"), ("q", "b")))
+LABELS = {
+    "tei": b'[[{"score":0.5,"label":"x"},{"score":0.25,"label":"y"}],'
+    b'[{"score":1,"label":"y"},{"score":0,"label":"x"}]]',
+    "vllm": b'{"data":[{"index":1,"probs":[0.5,0.5]},{"index":0,"probs":[0.25,0.75]}],'
+    b'"usage":{"prompt_tokens":9}}',
+}
+PAIRS = b'[[{"score":0.5,"label":"x"}],[{"score":0.25,"label":"x"}]]'
+
 Decode = Callable[[Answer], Reply]
 # Adapter and operation: a right answer, and what reads it.
 READERS: dict[str, tuple[bytes, Decode]] = {
@@ -39,9 +62,21 @@ READERS: dict[str, tuple[bytes, Decode]] = {
     "infinity_ranks": (RANKS["infinity"], lambda a: infinity.decode(RERANK, a, COUNTED)),
     "vllm": (EMBEDDINGS, lambda a: vllm.decode(EMBED, a, VLLM)),
     "vllm_ranks": (RANKS["vllm"], lambda a: vllm.decode(RERANK, a, VLLM)),
+    "tei_labels": (LABELS["tei"], lambda a: tei.decode(CLASSIFY, "/predict", a, CLASSIFIER)),
+    "tei_pairs": (PAIRS, lambda a: tei.decode(SCORE, "/predict", a, TEI)),
+    "infinity_labels": (
+        b'{"data":' + LABELS["tei"] + b"}",
+        lambda a: infinity.decode(CLASSIFY, a, COUNTED, ("x", "y")),
+    ),
+    "vllm_labels": (LABELS["vllm"], lambda a: vllm.decode(CLASSIFY, a, VLLM_CLASSES, ("x", "y"))),
     "openai": (EMBEDDINGS, lambda a: openai.decode(EMBED, a, OPENAI, None)),
 }
-FAILURES = {"tei": tei.failure, "infinity": infinity.failure, "vllm": vllm.failure, "openai": openai.failure}
+FAILURES = {
+    "tei": tei.failure,
+    "infinity": infinity.failure,
+    "vllm": vllm_wire.failure,
+    "openai": openai.failure,
+}
 
 
 @st.composite
@@ -73,7 +108,7 @@ def test_no_body_becomes_a_wrong_vector(reader: str, data: st.DataObject) -> Non
     except Failed:
         return
     numbers = reply.vectors if isinstance(reply, Embedded) else reply.scores  # type: ignore[union-attr]
-    assert isinstance(reply, Embedded | Reranked)
+    assert isinstance(reply, Embedded | Reranked | Classified)
     assert (2, np.float32) == (len(numbers), numbers.dtype)
     assert np.isfinite(numbers).all()
     assert 0 <= reply.tokens <= 32
@@ -89,4 +124,40 @@ def test_every_other_answer_is_some_failure(adapter: str, status: int, body: byt
 @settings(max_examples=300, deadline=None)
 @given(body=st.binary() | plain.map(lambda value: json.dumps(value).encode()))
 def test_a_masked_error_is_looked_for_in_any_body(body: bytes) -> None:
-    assert vllm.unmasked(Answer(200, {}, body)).status in {200, *range(400, 600)}
+    assert vllm_wire.unmasked(Answer(200, {}, body)).status in {200, *range(400, 600)}
+
+
+@pytest.mark.parametrize(
+    ("whole", "decode"),
+    [
+        (
+            b'[[{"index":3,"value":0.5}],[]]',
+            lambda a: tei.decode(Encode(("a", "b"), frozenset({Output.SPARSE})), "/embed_sparse", a, TEI),
+        ),
+        (
+            b"[[[0.5,1.0]],[[0.5,1.0],[1.0,0.0]]]",
+            lambda a: tei.decode(Encode(("a", "b"), frozenset({Output.TOKENS})), "/embed_all", a, TEI),
+        ),
+    ],
+    ids=["sparse", "tokens"],
+)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_no_body_becomes_wrong_terms_or_token_vectors(
+    whole: bytes, decode: Decode, data: st.DataObject
+) -> None:
+    body = data.draw(damaged(whole) | plain.map(lambda value: json.dumps(value).encode()))
+    try:
+        reply = decode(Answer(200, {"x-compute-tokens": "6"}, body))
+    except Failed:
+        return
+    assert isinstance(reply, Encoded)
+    for terms in reply.sparse or ():
+        assert len(terms.indices) == len(terms.values)
+        assert (np.diff(terms.indices) > 0).all()
+        assert (terms.values != 0).all()
+        assert np.isfinite(terms.values).all()
+    assert 2 == len(reply.sparse or reply.token_vectors or ())
+    for matrix in reply.token_vectors or ():
+        assert 2 == matrix.ndim
+        assert np.isfinite(matrix).all()

@@ -12,13 +12,14 @@ import httpx
 import numpy as np
 import pytest
 
-from backends import infinity, vllm
+from backends import infinity, vllm_wire
 from backends.checkpoints import DEFAULT_MODEL, locate
 from backends.contract import Load, ReplicaSpec, TellsLoad
 from backends.errors import Failed, InvalidWork
 from backends.http import Answer
 from backends.registry import Kind
 from tests.conftest import remote_backend
+from tests.fakes.hooks import LABELS
 from tests.real.outcomes import outcome_of
 from tests.real.works import WORKS, Task
 
@@ -37,7 +38,20 @@ def small_copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     cross = tmp_path_factory.mktemp("cross-encoder")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, cross / name)
-    return {"all-MiniLM-L6-v2": str(source), "cross-encoder": str(cross)}
+    classifier = tmp_path_factory.mktemp("classifier")
+    for path in cross.iterdir():
+        shutil.copy(path, classifier / path.name)
+    config = json.loads((cross / "config.json").read_text())
+    named = config | {"id2label": {str(index): label for index, label in enumerate(LABELS)}}
+    (classifier / "config.json").write_text(json.dumps(named))
+    return {
+        "all-MiniLM-L6-v2": str(source),
+        "cross-encoder": str(cross),
+        "classifier": str(classifier),
+    }
+
+
+TASKS: dict[str, Task] = {"all-MiniLM-L6-v2": "embed", "cross-encoder": "rerank", "classifier": "classify"}
 
 
 def replay(exchanges: list[dict[str, Any]]) -> httpx.MockTransport:
@@ -54,8 +68,8 @@ def replay(exchanges: list[dict[str, Any]]) -> httpx.MockTransport:
     return httpx.MockTransport(answer)
 
 
-def test_every_server_is_recorded_with_both_kinds_of_model() -> None:
-    models = ("all-MiniLM-L6-v2", "cross-encoder")
+def test_every_server_is_recorded_with_every_kind_of_model() -> None:
+    models = ("all-MiniLM-L6-v2", "classifier", "cross-encoder")
 
     assert [f"{server}/{model}" for server in ("infinity", "vllm") for model in models] == FILES
 
@@ -65,7 +79,7 @@ async def test_a_recorded_conversation_ends_as_it_did(name: str, small_copies: d
     talk = recorded(name)
     kind: Kind = "infinity" if name.startswith("infinity") else "vllm"
     model = name.split("/")[1]
-    task: Task = "rerank" if model == "cross-encoder" else "embed"
+    task = TASKS[model]
     tokenizer = small_copies[model] if kind == "infinity" else None
     spec = ReplicaSpec("http://recorded", tokenizer=tokenizer)
     backend = remote_backend(kind, spec, replay(talk["exchanges"]))
@@ -76,6 +90,8 @@ async def test_a_recorded_conversation_ends_as_it_did(name: str, small_copies: d
         "operations": sorted(told.operations),
         "max_input_tokens": told.max_input_tokens,
         "dimensions": told.dimensions,
+        "outputs": sorted(told.outputs),
+        "labels": list(told.labels),
         "notes": list(told.notes),
     }
     assert talk["outcomes"].keys() == WORKS[task].keys()
@@ -100,7 +116,7 @@ CALLERS = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_recorded_refusal_is_the_callers_only_where_an_input_is_at_fault(name: str) -> None:
-    read = infinity.failure if name.startswith("infinity") else vllm.failure
+    read = infinity.failure if name.startswith("infinity") else vllm_wire.failure
     for title, refused in recorded(name)["refusals"].items():
         said = refused["response"]
         error = read(Answer(said["status"], said["headers"], json.dumps(said["json"]).encode()))

@@ -94,7 +94,7 @@ def test_a_text_is_counted_as_the_server_reads_it() -> None:
 async def test_what_it_is_is_learnt_when_it_joins(small_files: str) -> None:
     told = await backend_of(FakeInfinity(), small_files).describe(5.0)
 
-    assert {Operation.EMBED, Operation.TOKENIZE} == told.operations
+    assert {Operation.EMBED, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
     assert ("fake/model", 16, 4, 8) == (
         told.model_id,
         told.max_input_tokens,
@@ -107,7 +107,7 @@ async def test_what_it_is_is_learnt_when_it_joins(small_files: str) -> None:
 async def test_a_reranker_offers_no_vectors(small_files: str) -> None:
     told = await backend_of(FakeInfinity(capability="rerank"), small_files).describe(5.0)
 
-    assert {Operation.RERANK, Operation.TOKENIZE} == told.operations
+    assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
 
 
 async def test_without_a_tokenizer_it_does_not_join() -> None:
@@ -199,7 +199,7 @@ async def test_an_input_that_is_cut_is_told(small_files: str) -> None:
     ("work", "error"),
     [
         (Embed((LONG,), truncate=Truncate.ERROR), InvalidWork),
-        (Rerank("q", (LONG,), truncate=Truncate.ERROR), InvalidWork),
+        (Rerank("q", (LONG,), truncate=Truncate.ERROR), UnsupportedWork),
         (Embed((LONG,), truncate=Truncate.LEFT), UnsupportedWork),
         (Embed(("a",), normalize=False), UnsupportedWork),
         (Embed(("a",), dimensions=9), InvalidWork),

@@ -114,19 +114,22 @@ def test_truncation_is_spelled_as_every_release_reads_it(
 def test_a_book_is_cut_to_what_the_server_would_look_at() -> None:
     book = "x" * (16 * 250) + "end"
 
-    assert ["x" * 4000] == encode(Embed((book,)), INFO)[1]["input"]
+    assert ("x" * 4000,) == encode(Embed((book,)), INFO)[1]["input"]
     left = encode(Embed((book,), truncate=Truncate.LEFT), INFO)[1]["inputs"][0]
     assert (4000, "end") == (len(left), left[-3:])
-    assert [book] == encode(Embed((book,), truncate=Truncate.ERROR), INFO)[1]["inputs"]
+    assert (book,) == encode(Embed((book,), truncate=Truncate.ERROR), INFO)[1]["inputs"]
 
 
 @pytest.mark.parametrize(
     ("model_type", "operations"),
     [
-        ({"embedding": {"pooling": "mean"}}, {Operation.EMBED, Operation.TOKENIZE}),
-        ({"embedding": {"pooling": "splade"}}, {Operation.TOKENIZE}),
-        (RERANKER, {Operation.RERANK, Operation.TOKENIZE}),
-        ({"classifier": {"id2label": {}, "label2id": {}}}, {Operation.TOKENIZE}),
+        (
+            {"embedding": {"pooling": "mean"}},
+            {Operation.EMBED, Operation.ENCODE, Operation.TOKENIZE, Operation.DETOKENIZE},
+        ),
+        ({"embedding": {"pooling": "splade"}}, {Operation.ENCODE, Operation.TOKENIZE, Operation.DETOKENIZE}),
+        (RERANKER, {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE}),
+        ({"classifier": {"id2label": {}, "label2id": {}}}, {Operation.TOKENIZE, Operation.DETOKENIZE}),
     ],
 )
 def test_info_tells_what_a_model_does(model_type: dict[str, Any], operations: set[Operation]) -> None:

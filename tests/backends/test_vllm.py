@@ -30,16 +30,9 @@ from backends.errors import (
 )
 from backends.http import Answer, HttpDoor
 from backends.vectors import sigmoid
-from backends.vllm import (
-    Facing,
-    VllmBackend,
-    decode,
-    encode,
-    failure,
-    kind_of_scores,
-    specials_around,
-    unmasked,
-)
+from backends.vllm import VllmBackend, decode, encode
+from backends.vllm_probe import Facing, kind_of_scores, specials_around
+from backends.vllm_wire import failure, unmasked
 from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.server import logit_of
 from tests.fakes.tei import vector_of
@@ -87,7 +80,7 @@ def test_no_field_is_null_and_every_input_is_sent_in_order(work: Embed | Rerank)
 async def test_an_embedding_model_of_every_release_joins(version: str) -> None:
     told = await backend_of(FakeVllm(version=version)).describe(5.0)
 
-    assert {Operation.EMBED, Operation.TOKENIZE} == told.operations
+    assert {Operation.EMBED, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
     assert ("fake/model", 16, 8) == (told.model_id, told.max_input_tokens, told.dimensions)
     assert f"vLLM {version}" == told.version
 
@@ -96,13 +89,13 @@ async def test_an_embedding_model_of_every_release_joins(version: str) -> None:
 async def test_a_cross_encoder_of_every_release_joins(version: str) -> None:
     told = await backend_of(FakeVllm(version=version, task="classify")).describe(5.0)
 
-    assert {Operation.RERANK, Operation.TOKENIZE} == told.operations
+    assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
 
 
 async def test_late_interaction_is_neither_embedding_nor_reranking() -> None:
     told = await backend_of(FakeVllm(task="token_embed")).describe(5.0)
 
-    assert {Operation.TOKENIZE} == told.operations
+    assert {Operation.TOKENIZE, Operation.DETOKENIZE, Operation.ENCODE} == told.operations
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ from typing import Any
 
 from tests.fakes.tei import FakeTei, Hook
 
+LABELS = ("joy", "anger", "fear")
+CLASSIFIER = {"classifier": {"id2label": {str(i): one for i, one in enumerate(LABELS)}, "label2id": {}}}
+SPLADE = {"embedding": {"pooling": "splade"}}
 RERANKER = {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
 
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from tests.fakes.server import Answered, FakeServer, Route, logit_of, shown
-from tests.fakes.tei import DIMENSIONS, vector_of
+from tests.fakes.hooks import LABELS
+from tests.fakes.server import Answered, FakeServer, Route, logit_of, shown, token_rows
+from tests.fakes.tei import DIMENSIONS, logits_of, vector_of
 
 CHARACTERS_MAX = 122_880
 ITEMS_MAX = 2048
 
 
 class FakeInfinity(FakeServer):
-    """One server of one model, of several if they are given."""
+    """One server of one model, of several if they are given; late: each token has a vector (ColBERT)."""
 
     def __init__(
         self,
@@ -25,8 +26,10 @@ class FakeInfinity(FakeServer):
         models: tuple[str, ...] = ("fake/model",),
         max_tokens: int = 16,
         prefix: str = "",
+        late: bool = False,
     ) -> None:
         super().__init__(prefix=prefix)
+        self.late = late
         self.capability = capability
         self.models = models
         self.max_tokens = max_tokens
@@ -35,7 +38,12 @@ class FakeInfinity(FakeServer):
 
     def routes(self) -> Mapping[str, Route]:
         """Of the second command line, `v2`."""
-        return {"/models": self._models, "/embeddings": self._embeddings, "/rerank": self._rerank}
+        return {
+            "/models": self._models,
+            "/embeddings": self._embeddings,
+            "/rerank": self._rerank,
+            "/classify": self._classify,
+        }
 
     def _models(self, _: dict[str, Any]) -> Any:
         stats = {
@@ -56,7 +64,7 @@ class FakeInfinity(FakeServer):
         self._check(body, "embed")
         if not 0 <= width <= DIMENSIONS:
             raise _refused(400, "<class 'infinity_emb.primitives.MatryoshkaDimError'> -> not a valid range")
-        rows = [vector_of(self._seen(text))[: width or None] for text in texts]
+        rows = [self._row(self._seen(text))[: width or None] for text in texts]
         form = body.get("encoding_format", "float")
         data = [
             {"object": "embedding", "embedding": shown(row, form), "index": i} for i, row in enumerate(rows)
@@ -74,6 +82,23 @@ class FakeInfinity(FakeServer):
         order = np.argsort(-scores, kind="stable")
         results = [{"relevance_score": float(scores[i]), "index": int(i), "document": None} for i in order]
         return {"object": "rerank", "results": results} | self._rest(len(query) + sum(map(len, documents)))
+
+    def _row(self, text: str) -> Any:
+        """What a text becomes."""
+        return token_rows(text) if self.late else vector_of(text)
+
+    def _classify(self, body: dict[str, Any]) -> Any:
+        if isinstance(body.get("input"), str):
+            raise _invalid("list_type", "input")
+        texts = _strings(body, "input")
+        self._check(body, "classify")
+        data = []
+        for text in texts:
+            logits = np.array(logits_of((self._seen(text),), len(LABELS)))
+            shares = np.exp(logits) / np.exp(logits).sum()
+            row = [{"score": float(one), "label": label} for one, label in zip(shares, LABELS, strict=True)]
+            data.append(sorted(row, key=lambda one: -one["score"]))
+        return {"object": "classify", "data": data} | self._rest(sum(map(len, texts)))
 
     def _seen(self, text: str) -> str:
         """What is left of a text: stripped, and cut at the right end without a word."""

@@ -82,6 +82,11 @@ def shown(vector: np.ndarray[Any, np.dtype[np.float32]], encoding_format: str) -
     return base64.b64encode(raw.tobytes()).decode() if encoding_format == "base64" else raw.tolist()
 
 
+def token_rows(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """(its words and two specials, 8) float32, each row of length 1."""
+    return np.stack([vector_of(word) for word in ("[CLS]", *text.split(), "[SEP]")])
+
+
 def logit_of(query: str, text: str) -> float:
     """A logit between -4 and 4, different for each pair."""
     return float(vector_of(f"{query}\n{text}")[0] * 4)

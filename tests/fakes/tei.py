@@ -16,6 +16,7 @@ from backends.canaries import CANARIES
 
 DIMENSIONS = 8
 PAYLOAD_LIMIT = 2_000_000
+SPECIAL_IDS = {101, 102}
 
 
 def vector_of(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -38,6 +39,34 @@ def score_of(query: str, text: str) -> float:
 def tokens_of(text: str, max_tokens: int = 10**9) -> int:
     """Words and two specials, cut at the model's length."""
     return min(len(text.split()) + 2, max_tokens)
+
+
+def weights_of(text: str) -> dict[int, float]:
+    """A weight for each word's term, those out of order and different for each text."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return {900 - 100 * i: (digest[i] + 1) / 64 for i in range(len(text.split()))}
+
+
+def logits_of(item: tuple[str, ...], labels: int) -> list[float]:
+    """A logit for each label, different for each text or pair."""
+    return [float(vector_of("\n".join(item))[i % DIMENSIONS] * 4) for i in range(labels)]
+
+
+def _item(given: Any) -> tuple[str, ...]:
+    """A text or a pair, as `inputs` of /predict holds them."""
+    parts = (given,) if isinstance(given, str) else tuple(given)
+    if not 1 <= len(parts) <= 2 or not all(isinstance(one, str) for one in parts):
+        raise Refused(422, "data did not match any variant of untagged enum PredictInput", None)
+    return parts
+
+
+def _predicted(item: tuple[str, ...], id2label: dict[str, str], *, raw: bool) -> list[dict[str, Any]]:
+    scores = np.array(logits_of(item, len(id2label)))
+    if not raw:
+        one = len(id2label) == 1
+        scores = 1 / (1 + np.exp(-scores)) if one else np.exp(scores) / np.exp(scores).sum()
+    shown = [{"score": float(scores[int(i)]), "label": label} for i, label in id2label.items()]
+    return sorted(shown, key=lambda one: -one["score"])
 
 
 class Refused(Exception):
@@ -136,6 +165,8 @@ class FakeTei:
         return 200, json.dumps(reply).encode()
 
     def _embed(self, body: dict[str, Any]) -> tuple[Any, int]:
+        if self._is_splade():
+            raise Refused(424, "Backend error: `normalize` is not available for SPLADE models", "Backend")
         texts = self._checked(body["inputs"], body)
         _not_null(body, "normalize", "truncation_direction")
         return [self._vector(text, body).tolist() for text in texts], self._tokens(texts)
@@ -162,6 +193,48 @@ class FakeTei:
         ranks = [{"index": i, "score": score_of(query, text)} for i, text in enumerate(texts)]
         ranks.sort(key=lambda rank: -rank["score"])
         return ranks, self._tokens([f"{query} {text}" for text in texts])
+
+    def _predict(self, body: dict[str, Any]) -> tuple[Any, int]:
+        labels = next((one.get("id2label") for one in self.info["model_type"].values()), None)
+        if not labels:
+            raise Refused(424, "Backend error: model is not a classifier model", "Backend")
+        _not_null(body, "raw_scores", "truncation_direction")
+        batch = isinstance(body["inputs"], list) and all(isinstance(one, list) for one in body["inputs"])
+        items = [_item(one) for one in (body["inputs"] if batch else [body["inputs"]])]
+        texts = self._checked([" ".join(item) for item in items], body, empty_allowed=True)
+        replies = [_predicted(item, labels, raw=body.get("raw_scores", False)) for item in items]
+        return replies if batch else replies[0], self._tokens(texts)
+
+    def _embed_all(self, body: dict[str, Any]) -> tuple[Any, int]:
+        if "embedding" not in self.info["model_type"] or self._is_splade():
+            raise Refused(424, "Backend error: model has no token vectors", "Backend")
+        texts = self._checked(body["inputs"], body)
+        return [self._rows(text) for text in texts], self._tokens(texts)
+
+    def _rows(self, text: str) -> list[list[float]]:
+        words = ["[CLS]", *text.split()[: self.info["max_input_length"] - 2], "[SEP]"]
+        return [(vector_of(word) * 3).tolist() for word in words]
+
+    def _embed_sparse(self, body: dict[str, Any]) -> tuple[Any, int]:
+        if not self._is_splade():
+            raise Refused(
+                424, "Backend error: model is not an embedding model with SPLADE pooling", "Backend"
+            )
+        texts = self._checked(body["inputs"], body)
+        shown = [[{"index": i, "value": v} for i, v in weights_of(text).items()] for text in texts]
+        return shown, self._tokens(texts)
+
+    def _is_splade(self) -> bool:
+        embedding = self.info["model_type"].get("embedding") or {}
+        return bool(embedding.get("pooling") == "splade")
+
+    def _decode(self, body: dict[str, Any]) -> tuple[Any, int]:
+        _not_null(body, "skip_special_tokens")
+        lists = body["ids"]
+        if not lists or not all(isinstance(one, list) for one in lists):
+            raise Refused(422, "data did not match any variant of untagged enum InputIds", None)
+        skipped = SPECIAL_IDS if body.get("skip_special_tokens", True) else set()
+        return [" ".join(f"t{id_}" for id_ in ids if id_ not in skipped) for ids in lists], 0
 
     def _tokenize(self, body: dict[str, Any]) -> tuple[Any, int]:
         texts = self._checked(body["inputs"], {"truncate": True})

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.fakes.server import Answered, FakeServer, Route, logit_of, shown
-from tests.fakes.tei import tokens_of, vector_of
+from tests.fakes.server import Answered, FakeServer, Route, logit_of, shown, token_rows
+from tests.fakes.tei import logits_of, tokens_of, vector_of, weights_of
 
 WORD_ID = 1000
+VOCABULARY = 1000
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -20,8 +21,18 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 
+def vocabulary_weights(text: str) -> Any:
+    """(VOCABULARY,) float32, zero but for the text's terms."""
+    row = np.zeros(VOCABULARY, np.float32)
+    for term, weight in weights_of(text).items():
+        row[term] = weight
+    return row
+
+
 class FakeVllm(FakeServer):
-    """task: embed, classify (one label: a cross-encoder) or token_embed, as the pooler was started."""
+    """task: embed, classify or token_embed, as the pooler was started; classes: of a classifier, one is a
+    cross-encoder; splade: its vectors are as wide as its vocabulary.
+    """
 
     def __init__(
         self,
@@ -31,6 +42,8 @@ class FakeVllm(FakeServer):
         model: str = "fake/model",
         max_tokens: int = 16,
         activation: str = "sigmoid",
+        classes: int = 1,
+        splade: bool = False,
     ) -> None:
         super().__init__()
         self.task = task
@@ -38,6 +51,8 @@ class FakeVllm(FakeServer):
         self.model = model
         self.max_tokens = max_tokens
         self.activation = activation
+        self.classes = classes
+        self.splade = splade
         self.waiting = 0
 
     def routes(self) -> Mapping[str, Route]:
@@ -47,6 +62,8 @@ class FakeVllm(FakeServer):
             "/version": lambda _: {"version": self.version},
             "/metrics": self._metrics,
             "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+            "/pooling": self._pooling,
         }
         offered: dict[str, Route] = {"/v1/embeddings": self._embeddings, "/v1/score": self._score}
         if self._older_than(0, 12):
@@ -54,6 +71,9 @@ class FakeVllm(FakeServer):
             return common | offered
         if self.task == "classify":
             del offered["/v1/embeddings"]
+            offered["/classify"] = self._classify
+        if self.classes > 1:
+            del offered["/v1/score"]
         return common | offered
 
     def check_key(self, path: str, headers: dict[str, str]) -> None:
@@ -93,6 +113,37 @@ class FakeVllm(FakeServer):
         asked = strings if body.get("return_token_strs") else None
         return {"count": len(ids), "max_model_len": self.max_tokens, "tokens": ids, "token_strs": asked}
 
+    def _detokenize(self, body: dict[str, Any]) -> Any:
+        ids = body.get("tokens")
+        if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+            raise self._refused(400, "Bad Request", "tokens: Input should be a valid list")
+        return {"prompt": " ".join(f"t{one}" for one in ids)}
+
+    def _pooling(self, body: dict[str, Any]) -> Any:
+        self._check_common(body)
+        texts = self._texts(body, "input")
+        if self.task != "token_embed" or body.get("task", "token_embed") != self.task:
+            raise self._refused(400, "BadRequestError", f"Unsupported task: this server does {self.task}")
+        cut = [self._cut(text, body) for text in texts]
+        raw = body.get("use_activation") is False
+        data = [
+            {"index": i, "object": "pooling", "data": (token_rows(text) * (2 if raw else 1)).tolist()}
+            for i, text in enumerate(cut)
+        ]
+        return {"object": "list", "model": self.model, "data": data} | self._usage(cut)
+
+    def _classify(self, body: dict[str, Any]) -> Any:
+        self._check_common(body)
+        cut = [self._cut(text, body) for text in self._texts(body, "input")]
+        data = []
+        for index, text in enumerate(cut):
+            logits = np.array(logits_of((text,), self.classes))
+            probs = np.exp(logits) / np.exp(logits).sum()
+            shown_ = logits if body.get("use_activation") is False else probs
+            row = {"index": index, "label": None, "probs": shown_.tolist(), "num_classes": self.classes}
+            data.append(row)
+        return {"object": "list", "model": self.model, "data": data} | self._usage(cut)
+
     def _embeddings(self, body: dict[str, Any]) -> Any:
         self._check_common(body)
         texts = self._texts(body, "input")
@@ -101,11 +152,11 @@ class FakeVllm(FakeServer):
         if body.get("dimensions") is not None:
             raise self._refused(400, "BadRequestError", "Model does not support matryoshka representation")
         cut = [self._cut(text, body) for text in texts]
-        long = self.task == "token_embed"
-        if long and body.get("encoding_format", "float") != "float":
+        form = body.get("encoding_format", "float")
+        if self.task == "token_embed" and form != "float":
             raise self._refused(400, "BadRequestError", "token embeddings are float only")
         data = [
-            {"index": i, "object": "embedding", "embedding": shown(row, body.get("encoding_format", "float"))}
+            {"index": i, "object": "embedding", "embedding": shown(row, form)}
             for i, row in enumerate(self._vectors(cut, body))
         ]
         return {"object": "list", "model": self.model, "data": data} | self._usage(cut)
@@ -114,23 +165,27 @@ class FakeVllm(FakeServer):
         switch = "normalize" if self._older_than(0, 20) and not self._older_than(0, 11) else "use_activation"
         known = not self._older_than(0, 11)
         raw = known and body.get(switch) is False
+        if self.splade:
+            return [vocabulary_weights(text) for text in texts]
         return [vector_of(text) * (2 if raw else 1) for text in texts]
 
     def _score(self, body: dict[str, Any]) -> Any:
         self._check_common(body)
         if "text_1" not in body or "text_2" not in body:
             raise self._refused(400, "Bad Request", "Field required")
-        (query,) = self._texts({"text_1": body["text_1"]}, "text_1")
-        documents = self._texts(body, "text_2")
+        queries, documents = self._texts(body, "text_1"), self._texts(body, "text_2")
+        if len(queries) not in (1, len(documents)):
+            raise self._refused(400, "BadRequestError", "Input lengths must be either 1:1, 1:N or N:N")
+        pairs = list(zip(queries * (len(documents) // len(queries)), documents, strict=True))
         if self.task == "embed":
-            scores = [float(vector_of(query) @ vector_of(one)) for one in documents]
+            scores = [float(vector_of(query) @ vector_of(one)) for query, one in pairs]
         else:
             # An empty text is taken for no second half.
-            seen = [self._cut(one, body).strip() if one else "no second half" for one in documents]
-            scores = self._activated([logit_of(query, one) for one in seen], body)
+            seen = [(q, self._cut(one, body).strip() if one else "no second half") for q, one in pairs]
+            scores = self._activated([logit_of(query, one) for query, one in seen], body)
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
-        pairs = [self._cut(f"{query} {one}", body) for one in documents]
-        return {"object": "list", "model": self.model, "data": data} | self._usage(pairs)
+        whole = [self._cut(f"{query} {one}", body) for query, one in pairs]
+        return {"object": "list", "model": self.model, "data": data} | self._usage(whole)
 
     def _activated(self, logits: list[float], body: dict[str, Any]) -> list[float]:
         switched_off = body.get("use_activation") is False and not self._older_than(0, 11)

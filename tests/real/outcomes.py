@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from backends.contract import Embedded, Reply, Reranked, Work
+from backends.contract import Classified, Detokenized, Embedded, Reply, Reranked, Tokenized, Work
 from backends.errors import BackendError
 
 
@@ -21,7 +21,12 @@ async def outcome_of(run: Callable[[Work], Awaitable[Reply]], work: Work) -> dic
             told["numbers"] = reply.vectors[:, :4].tolist()
         case Reranked():
             told["numbers"] = reply.scores.tolist()
-        case _:
+        case Classified():
+            told["labels"] = list(reply.labels)
+            told["numbers"] = reply.scores.tolist()
+        case Detokenized():
+            told["texts"] = list(reply.texts)
+        case Tokenized():
             told["ids"] = [[token.id for token in one] for one in reply.inputs]
             told["special"] = [[token.special for token in one] for one in reply.inputs]
     return told

@@ -1,4 +1,4 @@
-"""Writes tests/golden: what real servers said to the adapters. `python -m tests.real.record`.
+"""Writes tests/golden: what real servers said to the adapters. `python -m tests.real.record [vllm [embed]]`.
 
 One file is one conversation: every exchange between adapter and server, what the adapter made of it, and how
 the server refuses what no adapter sends. Run it when a server's release or an adapter's requests change.
@@ -16,6 +16,7 @@ import httpx
 from backends.contract import ReplicaSpec
 from tests.conftest import remote_backend
 from tests.engine.cross_encoder import make_cross_encoder
+from tests.real.classifier import make_classifier
 from tests.real.outcomes import outcome_of
 from tests.real.servers import HOME, PACKAGES, Server, command, serving
 from tests.real.works import REFUSALS, WORKS, Task
@@ -74,7 +75,11 @@ def models(folder: Path) -> dict[Task, Path]:
     if not (rerank / "model.safetensors").exists():
         rerank.mkdir(exist_ok=True)
         make_cross_encoder(embed.resolve(), rerank)
-    return {"embed": embed, "rerank": rerank}
+    classify = folder / "classifier"
+    if not (classify / "model.safetensors").exists():
+        classify.mkdir(exist_ok=True)
+        make_classifier(embed.resolve(), classify)
+    return {"embed": embed, "rerank": rerank, "classify": classify}
 
 
 def spec_of(server: Server, url: str, model: Path) -> ReplicaSpec:
@@ -102,6 +107,8 @@ async def conversation(server: Server, task: Task, url: str, model: Path) -> dic
             "operations": sorted(told.operations),
             "max_input_tokens": told.max_input_tokens,
             "dimensions": told.dimensions,
+            "outputs": sorted(told.outputs),
+            "labels": list(told.labels),
             "notes": list(told.notes),
         },
         "outcomes": outcomes,
@@ -123,9 +130,11 @@ def _refusals(server: Server, url: str) -> dict[str, Any]:
     return found
 
 
-def record(server: Server) -> None:
-    """Both kinds of model, one after the other."""
+def record(server: Server, wanted: str | None = None) -> None:
+    """All kinds of model, or one, one after the other."""
     for task, model in models(HOME / "models").items():
+        if wanted not in (None, task):
+            continue
         with serving(server, model) as url:
             talk = asyncio.run(conversation(server, task, url, model))
         target = GOLDEN / server / f"{model.name}.json"
@@ -134,5 +143,6 @@ def record(server: Server) -> None:
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or PACKAGES:
-        record(wanted)  # type: ignore[arg-type]
+    asked = sys.argv[1:3]
+    for one in asked[:1] or PACKAGES:
+        record(one, *asked[1:])  # type: ignore[arg-type]

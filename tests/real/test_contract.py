@@ -149,7 +149,7 @@ async def test_what_each_is_is_learnt_when_it_joins(embedder: Running) -> None:
     async with embedder.joined() as (_, told):
         pass
 
-    assert {Operation.EMBED, Operation.TOKENIZE} == told.operations
+    assert {Operation.EMBED, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
     assert (embedder.model.name, 256, 384) == (told.model_id, told.max_input_tokens, told.dimensions)
 
 

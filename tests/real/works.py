@@ -2,9 +2,20 @@
 
 from typing import Any, Literal
 
-from backends.contract import Embed, Rerank, Tokenize, Truncate, Work
+from backends.contract import (
+    Classify,
+    Detokenize,
+    Embed,
+    Encode,
+    Output,
+    Rerank,
+    Score,
+    Tokenize,
+    Truncate,
+    Work,
+)
 
-Task = Literal["embed", "rerank"]
+Task = Literal["embed", "rerank", "classify"]
 
 LONG = "word " * 600
 QUERY = "how are threads joined"
@@ -31,7 +42,39 @@ RERANKS: dict[str, Work] = {
     "long_cut_left": Rerank(QUERY, (LONG,), truncate=Truncate.LEFT),
     "vectors": Embed(("a",)),
 }
-WORKS: dict[Task, dict[str, Work]] = {"embed": EMBEDS, "rerank": RERANKS}
+PAIRS = ((QUERY, DOCUMENTS[0]), ("read a file", DOCUMENTS[1]), (QUERY, DOCUMENTS[3]), (QUERY, ""))
+TEXTS = ("what a day", "leave me alone", "is anybody there")
+CLASSIFIES: dict[str, Work] = {
+    "labels": Classify(TEXTS),
+    "long_cut_right": Classify(("a", LONG)),
+    "long_refused": Classify((LONG,), truncate=Truncate.ERROR),
+    "labels_of_pairs": Classify((("a", "b"),)),
+    "vectors": Embed(("a",)),
+    "pairs": Score(PAIRS),
+}
+# What is held against no engine, but against a server's own other answers, or transformers.
+BESIDE: dict[Task, dict[str, Work]] = {
+    "embed": {
+        "texts_of_ids": Detokenize(((101, 7592, 2088, 102), (7592,))),
+        "texts_of_ids_with_specials": Detokenize(((101, 7592, 102),), skip_special_tokens=False),
+        "sparse": Encode(("a",), frozenset({Output.SPARSE})),
+        "multivector": Encode(("a",), frozenset({Output.MULTIVECTOR})),
+        "labels": Classify(("a",)),
+        "scored_pairs": Score(PAIRS),
+    },
+    "rerank": {
+        "scored_pairs": Score(PAIRS),
+        "raw_scored_pairs": Score(PAIRS, raw_scores=True),
+        "long_pairs_refused": Score(((QUERY, LONG),), truncate=Truncate.ERROR),
+        "labels": Classify(("a",)),
+    },
+    "classify": CLASSIFIES,
+}
+WORKS: dict[Task, dict[str, Work]] = {
+    "embed": EMBEDS | BESIDE["embed"],
+    "rerank": RERANKS | BESIDE["rerank"],
+    "classify": CLASSIFIES | {"raw_labels": Classify(TEXTS, raw_scores=True)},
+}
 
 Requests = dict[str, tuple[str, dict[str, Any]]]
 

@@ -1,6 +1,7 @@
 """One call, said in every dialect, is one call; one reply, read from every dialect, is one reply. Pure."""
 
 import base64
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from backends.contract import Embed, Embedded, Rerank, Reranked, Truncate
-from gateway.api import cohere, openai, rerank, sie, tei
+from gateway.api import cohere, infinity, openai, rerank, sie, tei
 from gateway.api.answering import Api
 from gateway.api.rendering import json_bytes, msgpack_bytes
 from gateway.calls import Call
@@ -35,6 +36,14 @@ def decoded(body: dict[str, Any], kind: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(sent), type=kind)
 
 
+def now(call: Coroutine[Any, Any, Call]) -> Call:
+    """What a decoder that has nothing to wait for gives: texts need no vocabulary."""
+    with pytest.raises(StopIteration) as ended:
+        call.send(None)
+    read: Call = ended.value.value
+    return read
+
+
 @many
 @given(TEXTS, DIMENSIONS, st.sampled_from([None, "query", "document"]))
 def test_an_embedding_is_the_same_call_in_every_dialect(
@@ -48,7 +57,10 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
     plain = decoded({"texts": texts, "output_dimension": dimensions}, dict)
     types = {"query": "search_query", "document": "search_document", None: None}
 
-    assert call == openai.decode_embeddings(jina, "m", API)
+    assert call == now(openai.decode_embeddings(jina, "m", NOBODY, API))
+    if role is None:
+        other = decoded({"input": texts, "model": "m", "dimensions": dimensions}, infinity.EmbeddingsRequest)
+        assert call == infinity.decode_embeddings(other, API)
     if role is not None:
         v2 = decoded({**plain, "input_type": types[role]}, cohere.EmbedV2Request)
         assert call == cohere.decode_embed(v2, cohere.texts_of(v2), "m", API)
@@ -72,7 +84,7 @@ def test_truncation_is_the_same_wish_in_teis_and_coheres_words(
     v2 = decoded({"texts": texts, "input_type": "clustering", "truncate": words}, cohere.EmbedV2Request)
 
     call = cohere.decode_embed(v2, texts, "m", API)
-    of_tei = tei.decode_embed(decoded(body, tei.EmbedRequest), "m", API)
+    of_tei = now(tei.decode_embed(decoded(body, tei.EmbedRequest), "m", NOBODY, API))
     assert (of_tei.truncate, of_tei.side) == (call.truncate, call.side) == cut
 
 
@@ -87,6 +99,8 @@ def test_a_rerank_is_the_same_call_in_every_dialect(query: str, texts: list[str]
     assert call == rerank.decode_documents(data, data.documents, "m", API)
     assert call == tei.decode_rerank(decoded({"query": query, "texts": texts}, tei.RerankRequest), "m", API)
     assert call == sie.decode_score(items, "m", API)
+    plain = decoded({"query": query, "documents": texts, "model": "m"}, infinity.RerankRequest)
+    assert call == infinity.decode_rerank(plain, API)
 
 
 @many

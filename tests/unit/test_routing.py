@@ -364,14 +364,28 @@ def test_without_a_default_the_only_model_that_can_is_taken(
         (["bge", "org/bge"], Operation.EMBED),
         (["bge", "cross"], Operation.RERANK),
         (["bge", "new"], Operation.EMBED),
-        (["cross"], Operation.EMBED),
     ],
 )
-def test_where_several_or_none_can_the_caller_must_name_one(names: list[str], operation: Operation) -> None:
+def test_where_several_can_the_caller_must_name_one(names: list[str], operation: Operation) -> None:
     with pytest.raises(InvalidInput) as caught:
         routes(*names).default(operation)
 
     assert "model" == caught.value.param
+
+
+def test_where_none_can_that_is_said() -> None:
+    with pytest.raises(OperationUnsupported, match="no model here does embed"):
+        routes("cross").default(Operation.EMBED)
+
+
+def test_a_classifier_of_its_own_is_the_default() -> None:
+    defaults = config.Defaults(embed="bge", rerank="cross", classify="new")
+    chosen = Routes(MODELS, defaults, OFFERED.__getitem__)
+
+    assert ["bge", "cross", "new", "bge"] == [
+        chosen.default(one)
+        for one in (Operation.EMBED, Operation.RERANK, Operation.CLASSIFY, Operation.DETOKENIZE)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,183 @@
+"""Texts to tokens and back: TEI's /tokenize and /decode, vLLM's /tokenize and /detokenize.
+
+Source: text-embeddings-inference 1.9.3, router/src/http/types.rs; vLLM 0.33, entrypoints/serve/tokenize.
+"""
+
+from typing import Any
+
+import msgspec
+from litestar import post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+from msgspec import UNSET, UnsetType
+
+from backends.contract import Detokenize, Detokenized, Token, Tokenize, Tokenized
+from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as, straight_by
+from gateway.api.body import ModelName
+from gateway.api.exchange import Exchange
+from gateway.api.failures import documented
+from gateway.calls import Call
+from gateway.errors import EmptyInput, InvalidInput
+
+# Each token is shown with its text and place: a reply of some 30 MB.
+TOKENIZE_CHARACTERS_MAX = 1_000_000
+# Some words are as long as twenty characters.
+IDS_MAX = 1_000_000
+
+
+class TokenizeRequest(msgspec.Struct):
+    """inputs: texts, as TEI has it. prompt: one text, as vLLM has it; messages: refused, no chat template is
+    applied here.
+    """
+
+    inputs: str | list[str] | UnsetType = UNSET
+    prompt: str | UnsetType = UNSET
+    messages: list[Any] | UnsetType = UNSET
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    return_token_strs: bool | None = False
+    model: ModelName | None = None
+
+
+class TokenList(msgspec.Struct):
+    """vLLM's answer; max_model_len is null where nobody knows it."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DecodeRequest(msgspec.Struct):
+    """TEI's: one list of ids, or a list of lists."""
+
+    ids: list[int | list[int]]
+    skip_special_tokens: bool = True
+    model: ModelName | None = None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """vLLM's: one list of ids; specials are shown."""
+
+    tokens: list[int]
+    model: ModelName | None = None
+
+
+class DetokenizeResponse(msgspec.Struct):
+    """The text."""
+
+    prompt: str
+
+
+SHOWN: Any = list[list[Token]] | TokenList
+
+
+def decode_tokenize(data: TokenizeRequest, name: str | None, api: Api) -> Call:
+    """Raises: EmptyInput, InvalidInput."""
+    if data.messages is not UNSET:
+        raise InvalidInput(
+            "`messages` is refused: no chat template is applied here; send a `prompt`", param="messages"
+        )
+    if data.prompt is not UNSET:
+        # An empty prompt is specials alone, which vLLM shows too.
+        field, texts = "prompt", api.texts([data.prompt], "prompt")
+    else:
+        assert data.inputs is not UNSET
+        field, texts = "inputs", api.whole_texts(data.inputs, "inputs")
+    if sum(map(len, texts)) > TOKENIZE_CHARACTERS_MAX:
+        raise InvalidInput(
+            f"more than {TOKENIZE_CHARACTERS_MAX} characters; a reply is many times as long", param=field
+        )
+    work = Tokenize(texts, add_special_tokens=data.add_special_tokens, prompt_name=data.prompt_name)
+    return Call(work, name or data.model)
+
+
+def encode_token_list(tokens: tuple[Token, ...], max_tokens: int | None, *, strings: bool) -> bytes:
+    """The body that vLLM gives."""
+    shown = [one.text for one in tokens] if strings else None
+    return msgspec.json.encode(TokenList(len(tokens), max_tokens, [one.id for one in tokens], shown))
+
+
+def decode_ids(given: list[int | list[int]], field: str, api: Api) -> tuple[tuple[int, ...], ...]:
+    """Each list of ids. Raises: EmptyInput, InvalidInput."""
+    lists = [tuple(one) for one in given if isinstance(one, list)]
+    numbers = [one for one in given if isinstance(one, int)]
+    if numbers and lists:
+        raise InvalidInput(f"`{field}` mixes numbers with lists", param=field)
+    every = lists or [tuple(numbers)]
+    api.texts([""] * len(every), field)
+    if not all(every):
+        raise EmptyInput(f"`{field}` holds an empty list", param=field)
+    if any(id_ < 0 for one in every for id_ in one):
+        raise InvalidInput(f"`{field}` holds a negative number", param=field)
+    if sum(map(len, every)) > IDS_MAX:
+        raise InvalidInput(f"more than {IDS_MAX} ids in a call", param=field)
+    return tuple(every)
+
+
+@post(
+    ["/tokenize", "/models/{name:str}/tokenize"],
+    status_code=200,
+    opt=straight_by(inputs="tei", prompt="vllm", messages="vllm"),
+    responses={200: ResponseSpec(SHOWN, description="The tokens of each input")} | documented("tei", "vllm"),
+    tags=["TEI", "vLLM"],
+)
+async def tokenize(
+    data: JSONBody[TokenizeRequest],
+    exchange: NamedDependency[Exchange],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Answer:
+    """Show how texts become tokens."""
+    call = decode_tokenize(data, name, api)
+    served = await api.serve(exchange, call)
+    inputs = reply_as(served.reply, Tokenized).inputs
+    if data.prompt is UNSET:
+        return finished(exchange, served, msgspec.json.encode(inputs))
+    told = api.gateway.upstreams[served.route.upstream].capabilities
+    longest = told.max_input_tokens if told else None
+    body = encode_token_list(inputs[0], longest, strings=bool(data.return_token_strs))
+    return finished(exchange, served, body)
+
+
+@post(
+    ["/decode", "/models/{name:str}/decode"],
+    status_code=200,
+    opt=STRAIGHT,
+    responses={200: ResponseSpec(list[str], description="A text for each list of ids")} | documented("tei"),
+    tags=["TEI"],
+)
+async def decode(
+    data: JSONBody[DecodeRequest],
+    exchange: NamedDependency[Exchange],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Answer:
+    """Turn token ids back into texts."""
+    work = Detokenize(decode_ids(data.ids, "ids", api), skip_special_tokens=data.skip_special_tokens)
+    served = await api.serve(exchange, Call(work, name or data.model))
+    return finished(exchange, served, msgspec.json.encode(reply_as(served.reply, Detokenized).texts))
+
+
+@post(
+    ["/detokenize", "/models/{name:str}/detokenize"],
+    status_code=200,
+    opt=STRAIGHT,
+    responses={200: ResponseSpec(DetokenizeResponse, description="The text of the ids")} | documented("vllm"),
+    tags=["vLLM"],
+)
+async def detokenize(
+    data: JSONBody[DetokenizeRequest],
+    exchange: NamedDependency[Exchange],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> Answer:
+    """Turn token ids back into a text."""
+    ids = decode_ids([list(data.tokens)], "tokens", api)
+    served = await api.serve(exchange, Call(Detokenize(ids, skip_special_tokens=False), name or data.model))
+    (text,) = reply_as(served.reply, Detokenized).texts
+    return finished(exchange, served, msgspec.json.encode(DetokenizeResponse(text)))
+
+
+HANDLERS = [tokenize, decode, detokenize]

@@ -1,0 +1,52 @@
+"""Token ids that callers send, back into text: only where the config says of which vocabulary they are.
+
+Rule: ids are never guessed to be the model's own; those of another vocabulary would give wrong vectors.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from backends.checkpoints import locate_tokenizer
+from backends.errors import InvalidWork, ModelUnavailable
+from backends.tokens import Vocabulary, open_vocabulary
+from gateway.errors import DeadlineExceeded, InvalidInput, UpstreamFailed
+
+DECODING = ThreadPoolExecutor(1, "decode")
+IDS_REFUSED = (
+    "token ids are refused: they belong to another model's vocabulary and would give wrong vectors. "
+    "Send texts; with LangChain's OpenAIEmbeddings set check_embedding_ctx_length=False"
+)
+
+
+class IdDecoder:
+    """The vocabulary of one upstream's callers; source: hub id or path, None where ids are refused."""
+
+    def __init__(self, source: str | None) -> None:
+        self._source = source
+        self._vocabulary: Vocabulary | None = None
+
+    async def decode(self, ids: Sequence[Sequence[int]], timeout_s: float) -> list[str]:
+        """The text of each list of ids, without its special tokens.
+
+        Raises: InvalidInput, DeadlineExceeded, UpstreamFailed.
+        """
+        if self._source is None:
+            raise InvalidInput(IDS_REFUSED, param="input")
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await loop.run_in_executor(DECODING, self._decoded, self._source, ids)
+        except InvalidWork as error:
+            raise InvalidInput(error.message, param="input") from error
+        except ModelUnavailable as error:
+            raise UpstreamFailed("the model's `token_encoding` cannot be read here") from error
+        except TimeoutError as error:
+            raise DeadlineExceeded("the call's time ran out") from error
+
+    def _decoded(self, source: str, ids: Sequence[Sequence[int]]) -> list[str]:
+        # In the one thread of this room, so it is opened once.
+        if self._vocabulary is None:
+            self._vocabulary = open_vocabulary(Path(locate_tokenizer(source)))
+        return self._vocabulary.decode(ids, skip_special_tokens=True)

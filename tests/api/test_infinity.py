@@ -1,0 +1,169 @@
+"""Infinity's routes below /infinity."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.vectors import sigmoid
+from tests.conftest import Boots
+from tests.fakes.hooks import CLASSIFIER, LABELS
+from tests.fakes.server import logit_of
+from tests.fakes.tei import FakeTei, logits_of, vector_of
+from tests.fakes.vllm import FakeVllm
+
+CONFIG = """
+upstreams:
+  embedder: {backend: tei, replicas: ["http://embed"]}
+  reranker: {backend: vllm, replicas: ["http://cross"]}
+  classifier: {backend: tei, replicas: ["http://classes"]}
+models:
+  bge: {upstream: embedder}
+  cross: {upstream: reranker}
+  moods: {upstream: classifier}
+defaults: {embed: bge, rerank: cross, classify: moods}
+"""
+TEXTS = ["red", "green and blue", "cyan", "pink", "grey"]
+DIMENSIONS = [(0, 8), (4, 4), (8, 8)]
+
+
+def fakes() -> dict[str, Any]:
+    """An embedding model, a cross-encoder and a classifier."""
+    return {
+        "embed": FakeTei(),
+        "cross": FakeVllm(task="classify"),
+        "classes": FakeTei(model_type=CLASSIFIER),
+    }
+
+
+def rest_of(told: dict[str, Any], kind: str, model: str, tokens: int) -> None:
+    """What every reply has around its items."""
+    assert (kind, model) == (told["object"], told["model"])
+    assert {"prompt_tokens": tokens, "total_tokens": tokens} == told["usage"]
+    assert told["id"].startswith("infinity-")
+    assert isinstance(told["created"], int)
+
+
+@pytest.mark.parametrize(("dimensions", "width"), DIMENSIONS)
+@pytest.mark.parametrize("model", [{}, {"model": "bge"}, {"model": "default/not-specified"}])
+async def test_embeddings(boot: Boots, dimensions: int, width: int, model: dict[str, str]) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/infinity/embeddings", {"input": TEXTS, "dimensions": dimensions} | model)
+
+    expected = np.array([vector_of(text)[:width] for text in TEXTS])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    data = reply.json()["data"]
+    np.testing.assert_allclose(expected, [one["embedding"] for one in data], rtol=1e-5)
+    assert [(i, "embedding") for i in range(5)] == [(one["index"], one["object"]) for one in data]
+    # Tokens, where Infinity would have told characters.
+    rest_of(reply.json(), "list", "bge", sum(len(text.split()) + 2 for text in TEXTS))
+
+
+def order_of(scores: Sequence[float]) -> list[int]:
+    """Best first."""
+    return sorted(range(len(scores)), key=lambda index: -scores[index])
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+@pytest.mark.parametrize(("top_n", "shown"), [(None, 5), (2, 2), (9, 5)])
+@pytest.mark.parametrize("return_documents", [False, True])
+async def test_rerank(
+    boot: Boots, raw_scores: bool, top_n: int | None, shown: int, return_documents: bool
+) -> None:
+    body = {"query": "q", "documents": TEXTS, "raw_scores": raw_scores, "top_n": top_n}
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/infinity/rerank", body | {"return_documents": return_documents})
+
+    logits = np.array([logit_of("q", text) for text in TEXTS], np.float32)
+    scores = logits if raw_scores else sigmoid(logits)
+    results = reply.json()["results"]
+    order = order_of(scores.tolist())[:shown]
+    assert order == [one["index"] for one in results]
+    np.testing.assert_allclose(scores[order], [one["relevance_score"] for one in results], rtol=1e-5)
+    assert [TEXTS[i] if return_documents else None for i in order] == [one["document"] for one in results]
+    rest_of(reply.json(), "rerank", "cross", sum(len(text.split()) + 3 for text in TEXTS))
+
+
+async def test_classify(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/infinity/classify", {"input": ["red", "blue"]})
+
+    for text, row in zip(("red", "blue"), reply.json()["data"], strict=True):
+        logits = logits_of((text,), len(LABELS))
+        assert [LABELS[i] for i in order_of(logits)] == [one["label"] for one in row]
+        assert 1.0 == pytest.approx(sum(one["score"] for one in row), rel=1e-5)
+    rest_of(reply.json(), "classify", "moods", 6)
+
+
+async def test_raw_scores_of_labels_are_honoured(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/infinity/classify", {"input": ["red"], "raw_scores": True})
+
+    assert max(logits_of(("red",), 3)) == pytest.approx(reply.json()["data"][0][0]["score"], rel=1e-5)
+
+
+async def test_models_tell_what_each_can_do(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.client.get("/infinity/models")
+
+    told = {one["id"]: (one["backend"], one["capabilities"]) for one in reply.json()["data"]}
+    assert {
+        "bge": ("tei", ["embed", "rerank"]),
+        "cross": ("vllm", ["rerank"]),
+        "moods": ("tei", ["classify"]),
+    } == told
+    assert {
+        "queue_fraction": 0.0,
+        "queue_absolute": 0,
+        "results_pending": 0,
+        "batch_size": 4,
+    } == reply.json()["data"][0]["stats"]
+
+
+async def test_health_needs_no_key(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.client.get("/infinity/health", headers={"authorization": ""})
+
+    assert 200 == reply.status_code
+    assert 1_700_000_000 < reply.json()["unix"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("embeddings", {"input": []}, "input"),
+        ("embeddings", {"input": [""]}, "input"),
+        ("embeddings", {"input": [1, 2]}, "input"),
+        ("embeddings", {"input": ["a"], "dimensions": None}, "dimensions"),
+        ("embeddings", {"input": ["a"], "dimensions": -1}, "dimensions"),
+        ("embeddings", {"input": ["a"], "modality": "image"}, "modality"),
+        ("embeddings", {"input": ["a"], "modality": "smell"}, "modality"),
+        ("embeddings", {"input": ["a"] * 2049}, "input"),
+        ("rerank", {"query": "q", "documents": []}, "documents"),
+        ("rerank", {"query": "", "documents": ["a"]}, "query"),
+        ("rerank", {"query": "q", "documents": [{"text": "a"}]}, "documents"),
+        ("rerank", {"query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("classify", {"input": "a"}, "input"),
+        ("classify", {"input": [["a", "b"]]}, "input"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_body_is_422_with_the_place(boot: Boots, path: str, body: Any, field: str) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post(f"/infinity/{path}", body)
+
+    assert 422 == reply.status_code, reply.text
+    (problem,) = reply.json()["detail"]
+    assert ["body", field] == problem["loc"]
+
+
+async def test_a_model_that_is_not_here_and_a_wrong_key(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        other = await gateway.post("/infinity/classify", {"input": ["a"], "model": "bge"})
+        gateway.client.headers["authorization"] = "Bearer wrong"
+        stranger = await gateway.post("/infinity/embeddings", {"input": ["a"]})
+
+    assert (400, 400) == (other.status_code, other.json()["error"]["code"])
+    assert "does not classify" in other.json()["error"]["message"]
+    assert (401, str) == (stranger.status_code, type(stranger.json()["detail"]))

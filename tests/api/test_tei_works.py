@@ -1,0 +1,348 @@
+"""TEI's routes beside vectors and ranks: sparse and token vectors, labels, ids, and the default operation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.vectors import sigmoid
+from tests.conftest import Boots
+from tests.fakes.checkpoint import write_small_files
+from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER, SPLADE
+from tests.fakes.server import logit_of, token_rows
+from tests.fakes.tei import FakeTei, logits_of, score_of, vector_of, weights_of
+from tests.fakes.vllm import FakeVllm
+
+CONFIG = """
+upstreams:
+  embedder: {backend: tei, replicas: ["http://embed"]}
+  splade: {backend: tei, replicas: ["http://sparse"]}
+  reranker: {backend: tei, replicas: ["http://cross"]}
+  classifier: {backend: tei, replicas: ["http://classes"]}
+models:
+  org/bge: {upstream: embedder}
+  splade: {upstream: splade}
+  cross: {upstream: reranker}
+  moods: {upstream: classifier}
+defaults: {embed: org/bge, rerank: cross, classify: moods}
+"""
+TEXTS = ["red", "green and blue", "cyan", "pink", "grey"]
+
+
+def fakes() -> dict[str, FakeTei]:
+    """A server of each kind of model."""
+    return {
+        "embed": FakeTei(),
+        "sparse": FakeTei(model_type=SPLADE),
+        "cross": FakeTei(model_type=RERANKER),
+        "classes": FakeTei(model_type=CLASSIFIER),
+    }
+
+
+def tokens_of(texts: Sequence[str]) -> str:
+    """As the header tells them."""
+    return str(sum(len(text.split()) + 2 for text in texts))
+
+
+@pytest.mark.parametrize("path", ["/embed_sparse", "/models/splade/embed_sparse"])
+async def test_sparse_weights_of_more_texts_than_a_request_holds(boot: Boots, path: str) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post(path, {"inputs": TEXTS, "model": "splade"})
+
+    assert (200, tokens_of(TEXTS)) == (reply.status_code, reply.headers["x-compute-tokens"])
+    found = [{one["index"]: one["value"] for one in each} for each in reply.json()]
+    assert [weights_of(text) for text in TEXTS] == found
+    assert all(sorted(one) == list(one) for one in found)
+
+
+@pytest.mark.parametrize("path", ["/embed_all", "/models/org/bge/embed_all"])
+async def test_token_vectors_of_more_texts_than_a_request_holds(boot: Boots, path: str) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post(path, {"inputs": TEXTS})
+
+    assert (200, tokens_of(TEXTS)) == (reply.status_code, reply.headers["x-compute-tokens"])
+    for text, rows in zip(TEXTS, reply.json(), strict=True):
+        np.testing.assert_allclose(token_rows(text) * 3, rows, rtol=1e-6)
+
+
+async def test_one_input_is_a_list_of_one(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        sparse = await gateway.post("/embed_sparse", {"inputs": "red", "model": "splade"})
+        every = await gateway.post("/embed_all", {"inputs": "red"})
+
+    assert (1, 1) == (len(sparse.json()), len(every.json()))
+
+
+def predictions(item: tuple[str, ...], labels: Sequence[str], *, raw: bool = False) -> dict[str, float]:
+    """What the server says of a text or pair, by label."""
+    logits = np.array(logits_of(item, len(labels)))
+    shares = np.exp(logits) / np.exp(logits).sum() if len(labels) > 1 else sigmoid(logits)
+    return dict(zip(labels, (logits if raw else shares).tolist(), strict=True))
+
+
+def assert_predictions(expected: dict[str, float], shown: list[dict[str, Any]]) -> None:
+    """Best first."""
+    assert sorted(expected, key=lambda label: -expected[label]) == [one["label"] for one in shown]
+    assert expected == pytest.approx({one["label"]: one["score"] for one in shown}, rel=1e-5)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize(
+    ("inputs", "item"), [("red", ("red",)), (["red"], ("red",)), (["a", "b"], ("a", "b"))]
+)
+async def test_one_text_or_pair_gives_a_flat_list(
+    boot: Boots, inputs: Any, item: tuple[str, ...], raw: bool
+) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/predict", {"inputs": inputs, "raw_scores": raw})
+
+    assert 200 == reply.status_code
+    assert_predictions(predictions(item, LABELS, raw=raw), reply.json())
+
+
+async def test_a_batch_gives_a_list_of_lists(boot: Boots) -> None:
+    batch = [["red"], ["a", "b"], ["blue"], ["cyan"], ["pink", ""]]
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/models/moods/predict", {"inputs": batch})
+
+    for item, shown in zip(batch, reply.json(), strict=True):
+        assert_predictions(predictions(tuple(item), LABELS), shown)
+    assert 0 < int(reply.headers["x-compute-tokens"])
+
+
+@pytest.mark.parametrize("inputs", [["q", "red"], [["q", "red"], ["r", "blue"]]])
+async def test_a_reranker_predicts_pairs(boot: Boots, inputs: Any) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/models/cross/predict", {"inputs": inputs})
+
+    batch = isinstance(inputs[0], list)
+    items, shown = (inputs, reply.json()) if batch else ([inputs], [reply.json()])
+    for item, each in zip(items, shown, strict=True):
+        assert_predictions(predictions(tuple(item), ["LABEL_0"]), each)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "status"),
+    [
+        ([], 422),
+        (["a", "b", "c"], 422),
+        ([[]], 422),
+        ([["a", "b", "c"]], 422),
+        (["a", ["b"]], 422),
+        ([[["a"]]], 422),
+        (7, 422),
+        ("", 400),
+        ([""], 400),
+        (["", ""], 400),
+        ([["a"], [""]], 400),
+        ([["a"]] * 2049, 422),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_inputs_of_another_shape_are_refused(boot: Boots, inputs: Any, status: int) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/predict", {"inputs": inputs})
+
+    assert status == reply.status_code
+    assert ("Empty" if status == 400 else "Validation") == reply.json()["error_type"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/predict", {"inputs": "a", "model": "org/bge"}),
+        ("/predict", {"inputs": ["a", "b"], "model": "org/bge"}),
+        ("/predict", {"inputs": "a", "model": "cross"}),
+        ("/embed_sparse", {"inputs": "a", "model": "org/bge"}),
+        ("/embed_all", {"inputs": "a", "model": "splade"}),
+        ("/embed", {"inputs": "a", "model": "splade"}),
+        ("/embed_sparse", {"inputs": "a", "model": "moods"}),
+    ],
+    ids=str,
+)
+async def test_what_a_model_does_not_do_is_teis_424(boot: Boots, path: str, body: Any) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert (424, "Backend") == (reply.status_code, reply.json()["error_type"])
+
+
+async def test_token_vectors_of_too_much_text_are_refused(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/embed_all", {"inputs": ["w " * 20_000] * 2})
+
+    assert (422, "Validation") == (reply.status_code, reply.json()["error_type"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "skip", "texts"),
+    [
+        ([101, 7, 102], True, ["t7"]),
+        ([[101, 7, 102], [8]], True, ["t7", "t8"]),
+        ([[101, 7, 102], [8]], False, ["t101 t7 t102", "t8"]),
+        ([[i] for i in range(10)], True, [f"t{i}" for i in range(10)]),
+    ],
+)
+async def test_ids_are_decoded(boot: Boots, ids: Any, skip: bool, texts: list[str]) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/decode", {"ids": ids, "skip_special_tokens": skip})
+
+    assert (200, texts) == (reply.status_code, reply.json())
+
+
+@pytest.mark.parametrize(
+    ("ids", "status"),
+    [([], 400), ([[]], 400), ([1, [2]], 422), (["a"], 422), ([-1], 422), ([[1]] * 2049, 422), (None, 422)],
+    ids=lambda value: str(value)[:30],
+)
+async def test_ids_of_another_shape_are_refused(boot: Boots, ids: Any, status: int) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/decode", {"ids": ids})
+
+    assert status == reply.status_code
+
+
+@pytest.mark.parametrize("path", ["", "/"])
+async def test_a_base_url_alone_does_what_the_model_is_for(boot: Boots, path: str) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        embedded = await gateway.post(f"/models/org/bge{path}", {"inputs": TEXTS, "normalize": False})
+        sparse = await gateway.post(f"/models/splade{path}", {"inputs": "red"})
+        ranks = await gateway.post(
+            f"/models/cross{path}", {"query": "q", "texts": TEXTS, "return_text": True}
+        )
+        labels = await gateway.post(f"/models/moods{path}", {"inputs": [["red"]]})
+
+    np.testing.assert_allclose([vector_of(text) * 2 for text in TEXTS], embedded.json(), rtol=1e-6)
+    assert [weights_of("red")] == [{one["index"]: one["value"] for one in each} for each in sparse.json()]
+    best = max(TEXTS, key=lambda text: score_of("q", text))
+    assert (best, 5) == (ranks.json()[0]["text"], len(ranks.json()))
+    assert_predictions(predictions(("red",), LABELS), labels.json()[0])
+
+
+async def test_the_root_is_the_default_models(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        embedded = await gateway.post("/", {"inputs": "red"})
+        labels = await gateway.post("/", {"inputs": "red", "model": "moods"})
+
+    np.testing.assert_allclose([vector_of("red")], embedded.json(), rtol=1e-6)
+    assert_predictions(predictions(("red",), LABELS), labels.json())
+
+
+async def test_sentences_to_compare_are_compared(boot: Boots) -> None:
+    inputs = {"source_sentence": "red", "sentences": ["blue", "red"]}
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/models/org/bge", {"inputs": inputs, "parameters": {}})
+
+    assert [float(vector_of("red") @ vector_of("blue")), 1.0] == pytest.approx(reply.json(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/", {}, 422),
+        ("/", {"query": "q", "texts": ["a"]}, 422),
+        ("/models/cross", {"inputs": "a"}, 422),
+        ("/models/cross", {"query": "q", "texts": []}, 400),
+        ("/models/moods", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, 424),
+        ("/models/nothing", {"inputs": "a"}, 404),
+    ],
+    ids=str,
+)
+async def test_a_body_of_another_operation_is_refused(boot: Boots, path: str, body: Any, status: int) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert status == reply.status_code
+    assert {"error", "error_type"} == reply.json().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [
+        ("org/bge", {"embedding": {"pooling": "cls"}}),
+        ("splade", {"embedding": {"pooling": "splade"}}),
+        ("cross", RERANKER),
+        (
+            "moods",
+            {
+                "classifier": {
+                    "id2label": {"0": "joy", "1": "anger", "2": "fear"},
+                    "label2id": {"joy": 0, "anger": 1, "fear": 2},
+                }
+            },
+        ),
+    ],
+)
+async def test_info_tells_the_kind_of_model(boot: Boots, name: str, model_type: Any) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.client.get(f"/models/{name}/info")
+
+    assert model_type == reply.json()["model_type"]
+
+
+IDS_CONFIG = """
+upstreams:
+  embedder: {{backend: tei, replicas: ["http://embed"], token_encoding: {folder}}}
+  other: {{backend: vllm, replicas: ["http://classes"], token_encoding: /nowhere}}
+models:
+  bge: {{upstream: embedder}}
+  lost: {{upstream: other}}
+"""
+
+
+@pytest.fixture
+def ids_config(tmp_path: Any) -> str:
+    """Ids are of the small vocabulary: 0 [UNK], 1 [CLS], 2 [SEP]."""
+    return IDS_CONFIG.format(folder=write_small_files(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("ids", "sent"),
+    [
+        ([0, 0], ["[UNK] [UNK]"]),
+        ([1, 0, 2], ["[UNK]"]),
+        ([[0], [0, 0]], ["[UNK]", "[UNK] [UNK]"]),
+        (["red", [0]], ["red", "[UNK]"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("path", "field"), [("/v1/embeddings", "input"), ("/embed", "inputs")])
+async def test_ids_of_the_configs_vocabulary_are_read_as_text(
+    boot: Boots, ids_config: str, path: str, field: str, ids: Any, sent: list[str]
+) -> None:
+    servers = {"embed": FakeTei(), "classes": FakeVllm()}
+    async with boot(servers, ids_config) as gateway:
+        reply = await gateway.post(path, {field: ids, "model": "bge"})
+
+    assert 200 == reply.status_code, reply.text
+    assert sent == servers["embed"].requests[-1][1]["input"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("ids", "model", "status"),
+    [
+        ([4711], "bge", 400),
+        ([-1], "bge", 400),
+        ([2**40], "bge", 400),
+        ([1, 2], "bge", 400),
+        ([[0], []], "bge", 400),
+        ([0] * 3 + [[0]], "bge", 400),
+        ([[0]] * 2049, "bge", 400),
+        ([0], "lost", 502),
+        ([0], "nothing", 404),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_ids_that_are_no_text_are_refused(
+    boot: Boots, ids_config: str, ids: Any, model: str, status: int
+) -> None:
+    async with boot({"embed": FakeTei(), "classes": FakeVllm()}, ids_config) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"input": ids, "model": model})
+
+    assert status == reply.status_code, reply.text
+    assert reply.json()["error"]["message"]
+
+
+def test_the_fakes_logits_differ() -> None:
+    assert logit_of("q", "red") != logit_of("q", "blue")

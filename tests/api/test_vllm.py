@@ -1,0 +1,339 @@
+"""vLLM's routes: score, classify, pooling, tokenize and detokenize, and its fields on shared paths."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.vectors import sigmoid
+from gateway.api.vllm_options import VllmOptions, check_options, truncate_of
+from gateway.errors import InvalidInput
+from tests.conftest import Boots, Running
+from tests.fakes.hooks import LABELS
+from tests.fakes.server import logit_of, token_rows
+from tests.fakes.tei import logits_of, vector_of
+from tests.fakes.vllm import FakeVllm
+
+CONFIG = """
+upstreams:
+  embedder: {backend: vllm, replicas: ["http://embed"]}
+  reranker: {backend: vllm, replicas: ["http://cross"]}
+  classifier: {backend: vllm, replicas: ["http://classes"]}
+  late: {backend: vllm, replicas: ["http://late"]}
+models:
+  bge: {upstream: embedder}
+  cross: {upstream: reranker}
+  moods: {upstream: classifier}
+  org/colbert: {upstream: late}
+defaults: {embed: bge, rerank: cross, classify: moods}
+"""
+LONG = "w " * 20
+
+
+def fakes() -> dict[str, FakeVllm]:
+    """A server of each task."""
+    return {
+        "embed": FakeVllm(),
+        "cross": FakeVllm(task="classify"),
+        "classes": FakeVllm(task="classify", classes=len(LABELS)),
+        "late": FakeVllm(task="token_embed"),
+    }
+
+
+def scores_of(reply: Any) -> list[float]:
+    """In order, which the indices must be."""
+    data = reply.json()["data"]
+    assert list(range(len(data))) == [one["index"] for one in data]
+    return [one["score"] for one in data]
+
+
+NAMES = [
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+    ("text_1", "text_2"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), NAMES)
+@pytest.mark.parametrize("path", ["/score", "/v1/score", "/models/cross/score", "/models/cross/v1/score"])
+async def test_pairs_are_scored_by_every_name(boot: Boots, path: str, first: str, second: str) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post(path, {first: "q", second: ["red", "blue"]})
+
+    assert 200 == reply.status_code
+    expected = sigmoid(np.array([logit_of("q", one) for one in ("red", "blue")], np.float32))
+    np.testing.assert_allclose(expected, scores_of(reply), rtol=1e-5)
+    told = reply.json()
+    assert {"id", "object", "created", "model", "data", "usage"} == told.keys()
+    assert ("list", "cross", 8) == (told["object"], told["model"], told["usage"]["total_tokens"])
+    assert told["id"].startswith("score-")
+
+
+@pytest.mark.parametrize(
+    ("queries", "documents", "pairs"),
+    [
+        ("q", "a", [("q", "a")]),
+        ("q", ["a"], [("q", "a")]),
+        (["q"], ["a", "b"], [("q", "a"), ("q", "b")]),
+        (["q", "r"], ["a", "b"], [("q", "a"), ("r", "b")]),
+        ({"content": [{"type": "text", "text": "q"}]}, ["a"], [("q", "a")]),
+    ],
+)
+async def test_one_against_many_or_many_against_many(
+    boot: Boots, queries: Any, documents: Any, pairs: list[tuple[str, str]]
+) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/score", {"queries": queries, "documents": documents})
+
+    expected = sigmoid(np.array([logit_of(*pair) for pair in pairs], np.float32))
+    np.testing.assert_allclose(expected, scores_of(reply), rtol=1e-5)
+
+
+async def test_without_activation_scores_are_logits(boot: Boots) -> None:
+    body = {"text_1": "q", "text_2": ["red"], "use_activation": False}
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/score", body)
+
+    np.testing.assert_allclose([logit_of("q", "red")], scores_of(reply), rtol=1e-5)
+
+
+async def test_an_embedding_model_scores_pairs_by_cosine(boot: Boots) -> None:
+    servers = fakes()
+    pairs = [("q", "red"), ("r", "red"), ("q", "blue")]
+    body = {"model": "bge", "queries": [a for a, _ in pairs], "documents": [b for _, b in pairs]}
+    async with boot(servers, CONFIG) as gateway:
+        before = len(servers["embed"].requests)
+        reply = await gateway.post("/score", body)
+
+    expected = [float(vector_of(a) @ vector_of(b)) for a, b in pairs]
+    np.testing.assert_allclose(expected, scores_of(reply), atol=1e-6)
+    # Each text once.
+    assert [["q", "red", "r", "blue"]] == [sent["input"] for _, sent in servers["embed"].requests[before:]]
+
+
+async def test_more_pairs_than_a_request_holds_keep_their_order(boot: Boots) -> None:
+    pairs = [(f"q{i}", f"text {i}") for i in range(100)]
+    body = {"queries": [a for a, _ in pairs], "documents": [b for _, b in pairs], "use_activation": False}
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/score", body)
+
+    np.testing.assert_allclose([logit_of(*pair) for pair in pairs], scores_of(reply), rtol=1e-5)
+
+
+async def test_classes_come_by_id_with_the_likeliest_ones_name(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/classify", {"input": ["red", "blue"]})
+
+    logits = np.array([logits_of((text,), 3) for text in ("red", "blue")])
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    data = reply.json()["data"]
+    assert 200 == reply.status_code
+    np.testing.assert_allclose(shares, [one["probs"] for one in data], rtol=1e-5)
+    assert [f"LABEL_{i}" for i in logits.argmax(axis=1)] == [one["label"] for one in data]
+    assert [(0, 3), (1, 3)] == [(one["index"], one["num_classes"]) for one in data]
+    assert ("moods", 6) == (reply.json()["model"], reply.json()["usage"]["prompt_tokens"])
+
+
+@pytest.mark.parametrize("field", ["use_activation", "softmax", "activation"])
+async def test_classes_without_activation_are_logits(boot: Boots, field: str) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/classify", {"input": "red", field: False})
+
+    np.testing.assert_allclose(logits_of(("red",), 3), reply.json()["data"][0]["probs"], rtol=1e-5)
+
+
+async def pooled(gateway: Running, **body: Any) -> list[Any]:
+    """The data of POST /pooling."""
+    reply = await gateway.post("/pooling", body)
+    assert 200 == reply.status_code, reply.text
+    assert "pooling" == reply.json()["data"][0]["object"]
+    return [one["data"] for one in reply.json()["data"]]
+
+
+@pytest.mark.parametrize("task", [{}, {"task": "embed"}])
+async def test_pooling_embeds(boot: Boots, task: dict[str, str]) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        plain = await pooled(gateway, input=["red", "blue"], **task)
+        raw = await pooled(gateway, input="red", use_activation=False, **task)
+        packed = await pooled(gateway, input="red", encoding_format="base64", **task)
+
+    np.testing.assert_allclose([vector_of("red"), vector_of("blue")], plain, rtol=1e-5)
+    np.testing.assert_allclose([vector_of("red") * 2], raw, rtol=1e-5)
+    np.testing.assert_allclose(vector_of("red"), np.frombuffer(base64.b64decode(packed[0]), "<f4"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("task", [{}, {"task": "token_embed"}])
+async def test_pooling_gives_a_vector_a_token(boot: Boots, task: dict[str, str]) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        plain = await pooled(gateway, model="org/colbert", input=["red", "a b"], **task)
+        raw = await pooled(gateway, model="org/colbert", input="a b", use_activation=False, **task)
+
+    np.testing.assert_allclose(token_rows("red"), plain[0], rtol=1e-5)
+    np.testing.assert_allclose(token_rows("a b"), plain[1], rtol=1e-5)
+    np.testing.assert_allclose(token_rows("a b") * 2, raw[0], rtol=1e-5)
+
+
+async def test_pooling_classifies(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        named = await pooled(gateway, model="moods", input="red", task="classify")
+        unnamed = await pooled(gateway, model="moods", input="red")
+
+    assert named == unnamed
+    assert 1.0 == pytest.approx(sum(named[0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["", "/models/bge"])
+async def test_tokenize_by_prompt_speaks_vllm(boot: Boots, name: str) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        plain = await gateway.post(f"{name}/tokenize", {"prompt": "red blue", "return_token_strs": True})
+        bare = await gateway.post(f"{name}/tokenize", {"prompt": "red blue", "add_special_tokens": False})
+
+    assert {
+        "count": 4,
+        "max_model_len": 16,
+        "tokens": [101, 1003, 1004, 102],
+        "token_strs": ["[CLS]", "red", "blue", "[SEP]"],
+    } == plain.json()
+    assert ([1003, 1004], None) == (bare.json()["tokens"], bare.json()["token_strs"])
+
+
+async def test_detokenize_shows_specials(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/detokenize", {"tokens": [101, 7, 102]})
+
+    assert {"prompt": "t101 t7 t102"} == reply.json()
+
+
+def assert_refused(reply: Any, status: int, param: str | None = None) -> None:
+    """As vLLM writes it."""
+    assert status == reply.status_code, reply.text
+    assert ["error"] == list(reply.json())
+    error = reply.json()["error"]
+    assert {"message", "type", "param", "code"} == error.keys()
+    assert status == error["code"]
+    assert error["message"]
+    assert param in (None, error["param"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/score", {"queries": "q"}, None),
+        ("/score", {"queries": ["q", "r"], "documents": ["a", "b", "c"]}, "queries"),
+        ("/score", {"queries": "q", "documents": []}, "documents"),
+        ("/score", {"queries": "", "documents": ["a"]}, "queries"),
+        ("/score", {"queries": "q", "documents": 7}, None),
+        ("/score", {"queries": "q", "documents": [{"content": [{"type": "image_url"}]}]}, "documents"),
+        ("/score", {"queries": "q", "documents": ["a"], "max_tokens_per_doc": 5}, None),
+        ("/score", {"queries": "q", "documents": ["a"] * 2049}, "documents"),
+        ("/score", {"queries": "q", "documents": ["a"], "model": "moods"}, "model"),
+        ("/classify", {"input": []}, "input"),
+        ("/classify", {"input": ""}, "input"),
+        ("/classify", {}, "input"),
+        ("/classify", {"input": [1, 2]}, "input"),
+        ("/classify", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/classify", {"input": "a", "model": "bge"}, "model"),
+        ("/pooling", {"input": "a", "task": "token_classify"}, "task"),
+        ("/pooling", {"input": "a", "task": "plugin"}, "task"),
+        ("/pooling", {"input": "a", "task": "nothing"}, None),
+        ("/pooling", {"input": "a", "dimensions": 4}, "dimensions"),
+        ("/pooling", {"input": "a", "encoding_format": "bytes"}, None),
+        ("/pooling", {"input": "a", "embed_dtype": "float16"}, None),
+        ("/pooling", {"input": "a", "endianness": "big"}, None),
+        ("/pooling", {"input": "w " * 40_000, "task": "token_embed", "model": "org/colbert"}, "input"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/tokenize", {"prompt": ["a"]}, None),
+        ("/detokenize", {"tokens": []}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": "a"}, None),
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_done_is_told_in_vllms_envelope(
+    boot: Boots, path: str, body: Any, param: str | None
+) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        assert_refused(await gateway.post(path, body), 400, param)
+
+
+async def test_other_errors_have_the_envelope_too(boot: Boots) -> None:
+    async with boot({**fakes(), "cross": FakeVllm(task="embed")}, CONFIG) as gateway:
+        assert_refused(
+            await gateway.post("/score", {"queries": "q", "documents": "a", "model": "none"}), 404, "model"
+        )
+        assert_refused(await gateway.client.post("/score", content=b"{"), 400)
+        gateway.client.headers["authorization"] = "Bearer wrong"
+        assert_refused(await gateway.post("/score", {}), 401)
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({}, 200),
+        ({"truncate_prompt_tokens": None}, 200),
+        ({"truncate_prompt_tokens": -1}, 200),
+        ({"truncate_prompt_tokens": 16}, 200),
+        ({"truncate_prompt_tokens": 8}, 400),
+        ({"truncate_prompt_tokens": -2}, 400),
+        ({"add_special_tokens": True, "priority": 0, "padding": "do_not_pad"}, 200),
+        ({"add_special_tokens": False}, 400),
+        ({"priority": 3}, 400),
+        ({"padding": "max_length"}, 400),
+        ({"mm_processor_kwargs": {"a": 1}}, 400),
+        ({"instruction": "find"}, 400),
+        ({"chat_template": "x"}, 400),
+        # What names a request, or is not known, changes nothing.
+        ({"request_id": "r", "cache_salt": "s", "user": "u", "nonsense": 1}, 200),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": LONG, "model": "bge"}),
+        ("/score", {"queries": "q", "documents": [LONG]}),
+        ("/classify", {"input": LONG}),
+        ("/pooling", {"input": LONG}),
+    ],
+)
+async def test_fields_are_taken_or_refused_alike(
+    boot: Boots, path: str, body: dict[str, Any], options: dict[str, Any], status: int
+) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post(path, body | options)
+
+    assert status == reply.status_code, reply.text
+
+
+@pytest.mark.parametrize(("options", "scale"), [({}, 1), ({"use_activation": False}, 2)])
+async def test_raw_vectors_are_had_from_openais_path(
+    boot: Boots, options: dict[str, Any], scale: int
+) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"input": "red", "model": "bge"} | options)
+
+    np.testing.assert_allclose(vector_of("red") * scale, reply.json()["data"][0]["embedding"], rtol=1e-5)
+
+
+async def test_raw_scores_are_had_from_the_shared_rerank_path(boot: Boots) -> None:
+    body = {"query": "q", "documents": ["red"], "use_activation": False, "top_n": 0}
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/rerank", body)
+        refused = await gateway.post("/v1/rerank", body | {"truncate_prompt_tokens": 3})
+
+    assert logit_of("q", "red") == pytest.approx(reply.json()["results"][0]["relevance_score"], rel=1e-5)
+    assert 400 == refused.status_code
+
+
+def test_a_side_without_truncation_says_only_which_end_goes() -> None:
+    options = VllmOptions(truncation_side="left")
+
+    assert truncate_of(options, 16) is None
+
+
+def test_a_length_that_nobody_knows_cannot_be_cut_to() -> None:
+    check_options(VllmOptions(truncate_prompt_tokens=8))
+    with pytest.raises(InvalidInput):
+        truncate_of(VllmOptions(truncate_prompt_tokens=8), None)

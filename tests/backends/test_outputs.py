@@ -1,0 +1,110 @@
+"""Several kinds of output: cut into parts, joined again, and read strictly."""
+
+import numpy as np
+import pytest
+
+from backends.contract import Embed, Embedded, Encode, Encoded, Output, Reranked, Terms
+from backends.errors import Failed, UnsupportedWork
+from backends.outputs import check_outputs, parts_of, whole_of
+from backends.replies import label_scores, matrices_of, terms_of
+
+ROWS = np.ones((1, 2), np.float32)
+TERMS = Terms(np.array([3], np.int32), np.array([0.5], np.float32))
+
+
+def test_dense_is_asked_for_as_embedding_and_the_rest_one_by_one() -> None:
+    work = Encode(("a",), frozenset(Output), normalize=False, dimensions=4, prompt_name="query")
+    first, *rest = parts_of(work)
+
+    assert Embed(("a",), normalize=False, dimensions=4, prompt_name="query") == first
+    assert [{Output.SPARSE}, {Output.MULTIVECTOR}, {Output.TOKENS}] == [one.outputs for one in rest]  # type: ignore[union-attr]
+
+
+def test_an_inputs_tokens_are_counted_once() -> None:
+    parts = [Embedded(ROWS, 7), Encoded(7, sparse=(TERMS,)), Encoded(7, token_vectors=(ROWS,))]
+    whole = whole_of(parts)
+
+    assert (7, (), (TERMS,), None) == (whole.tokens, whole.truncated, whole.sparse, whole.multivector)
+    np.testing.assert_array_equal(ROWS, whole.dense)
+    np.testing.assert_array_equal(ROWS, whole.token_vectors[0])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"), [(((), (1,)), (1,)), (((0,), (1, 0)), (0, 1)), ((None, ()), None)]
+)
+def test_what_any_part_cut_was_cut(
+    told: tuple[tuple[int, ...] | None, ...], expected: tuple[int, ...] | None
+) -> None:
+    assert expected == whole_of([Encoded(1, sparse=(), truncated=one) for one in told]).truncated
+
+
+def test_a_reply_of_another_kind_is_a_failure() -> None:
+    with pytest.raises(Failed):
+        whole_of([Reranked(ROWS[0], 1)])
+
+
+def test_what_a_model_does_not_give_is_named() -> None:
+    with pytest.raises(UnsupportedWork, match="sparse"):
+        check_outputs(Encode(("a",), frozenset({Output.DENSE, Output.SPARSE})), frozenset({Output.DENSE}))
+
+
+def test_terms_rise_and_none_is_zero() -> None:
+    terms = terms_of([(7, 0.5), (2, 1.5), (4, 0.0)])
+
+    assert ([2, 7], [1.5, 0.5]) == (terms.indices.tolist(), terms.values.tolist())
+    assert (np.int32, np.float32) == (terms.indices.dtype, terms.values.dtype)
+    assert 0 == len(terms_of([]).indices)
+
+
+@pytest.mark.parametrize(
+    "entries", [[(1, 0.5), (1, 0.25)], [(-1, 0.5)], [(2**31, 0.5)], [(1, float("nan"))], [(1, 1e39)]]
+)
+def test_terms_that_cannot_be_are_a_failure(entries: list[tuple[int, float]]) -> None:
+    with pytest.raises(Failed):
+        terms_of(entries)
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [],
+        [[[1.0]], [[1.0]]],
+        [[]],
+        [[[]]],
+        [[[1.0], [2.0], [3.0]]],
+        [[[float("nan")]]],
+        [[[1e39]]],
+    ],
+    ids=["none", "too_many", "no_tokens", "no_width", "longer_than_the_model", "nan", "past_float32"],
+)
+def test_matrices_that_cannot_be_are_a_failure(lists: list[list[list[float]]]) -> None:
+    with pytest.raises(Failed):
+        matrices_of(lists, 1, 2)
+
+
+def test_matrices_of_different_widths_are_a_failure() -> None:
+    with pytest.raises(Failed):
+        matrices_of([[[1.0]], [[1.0, 2.0]]], 2, 2)
+
+
+def test_labels_come_in_the_models_order() -> None:
+    rows = [[("b", 0.7), ("a", 0.3)], [("a", 0.9), ("b", 0.1)]]
+
+    np.testing.assert_allclose([[0.3, 0.7], [0.9, 0.1]], label_scores(rows, ("a", "b"), 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [[("a", 0.5)]],
+        [[("a", 0.5), ("a", 0.5)]],
+        [[("a", 0.5), ("c", 0.5)]],
+        [[("a", 0.5), ("b", 0.25), ("b", 0.25)]],
+        [[("a", 0.5), ("b", float("inf"))]],
+    ],
+    ids=["none", "one_missing", "one_twice", "another", "one_too_many", "infinite"],
+)
+def test_labels_of_another_model_are_a_failure(rows: list[list[tuple[str, float]]]) -> None:
+    with pytest.raises(Failed):
+        label_scores(rows, ("a", "b"), 1)

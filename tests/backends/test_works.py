@@ -1,0 +1,396 @@
+"""The works beside embedding, ranking and tokenizing: every adapter against a strict server of its wire."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from backends.contract import (
+    Backend,
+    Capabilities,
+    Classified,
+    Classify,
+    Detokenize,
+    Detokenized,
+    Encode,
+    Encoded,
+    Operation,
+    Output,
+    ReplicaSpec,
+    Rerank,
+    Reranked,
+    Score,
+    Truncate,
+    Work,
+)
+from backends.errors import BackendError, Failed, InvalidWork, UnsupportedWork
+from backends.registry import Kind
+from backends.vectors import sigmoid
+from tests.conftest import remote_backend
+from tests.fakes.checkpoint import write_small_files
+from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER, SPLADE, answering
+from tests.fakes.infinity import FakeInfinity
+from tests.fakes.openai import FakeOpenAI
+from tests.fakes.server import logit_of, token_rows
+from tests.fakes.tei import FakeTei, logits_of, score_of, vector_of, weights_of
+from tests.fakes.vllm import FakeVllm
+
+LONG = "w " * 20
+TEXTS = ("red", "green and blue", "cyan")
+PAIRS = (("q", "red"), ("r", "green and blue"), ("q", "cyan"))
+
+
+def server_of(kind: Kind, does: str) -> Any:
+    """A server of one kind of model; a kind of model that a wire does not have is none."""
+    match kind, does:
+        case "tei", _:
+            types: dict[str, Any] = {"classify": CLASSIFIER, "score": RERANKER, "sparse": SPLADE}
+            return FakeTei(model_type=types[does]) if does in types else FakeTei()
+        case "infinity", "classify":
+            return FakeInfinity(capability="classify")
+        case "infinity", "score":
+            return FakeInfinity(capability="rerank")
+        case "infinity", _:
+            return FakeInfinity(late=does == "multivector")
+        case "vllm", "classify" | "score":
+            return FakeVllm(task="classify", classes=len(LABELS) if does == "classify" else 1)
+        case "vllm", "multivector" | "tokens":
+            return FakeVllm(task="token_embed")
+        case "vllm", _:
+            return FakeVllm(splade=does == "sparse")
+    return FakeOpenAI()
+
+
+async def joined(kind: Kind, server: Any, tokenizer: str) -> tuple[Backend, Capabilities]:
+    """The adapter, joined; only Infinity and OpenAI count with the tokenizer."""
+    source = tokenizer if kind in ("infinity", "openai") else None
+    spec = ReplicaSpec("http://one", tokenizer=source)
+    backend = remote_backend(kind, spec, httpx.ASGITransport(server))
+    return backend, await backend.describe(5.0)
+
+
+async def done(kind: Kind, does: str, work: Work, tokenizer: str) -> Any:
+    """The reply of a server of that kind of model."""
+    backend, _ = await joined(kind, server_of(kind, does), tokenizer)
+    return await backend.run(work, 5.0)
+
+
+def words(*texts: str) -> int:
+    """Tokens, as every fake counts them."""
+    return sum(len(text.split()) + 2 for text in texts)
+
+
+@pytest.mark.parametrize("kind", ["tei", "vllm"])
+async def test_sparse_weights_are_those_of_each_text(kind: Kind, small_files: str) -> None:
+    reply = await done(kind, "sparse", Encode(TEXTS, frozenset({Output.SPARSE})), small_files)
+
+    assert isinstance(reply, Encoded)
+    assert words(*TEXTS) == reply.tokens
+    found = [dict(zip(one.indices.tolist(), one.values.tolist(), strict=True)) for one in reply.sparse or ()]
+    assert [weights_of(text) for text in TEXTS] == found
+    assert all((np.diff(one.indices) > 0).all() for one in reply.sparse or ())
+
+
+@pytest.mark.parametrize("kind", ["infinity", "vllm"])
+async def test_late_interaction_gives_a_vector_a_token(kind: Kind, small_files: str) -> None:
+    reply = await done(kind, "multivector", Encode(TEXTS, frozenset({Output.MULTIVECTOR})), small_files)
+
+    assert words(*TEXTS) == reply.tokens
+    for text, matrix in zip(TEXTS, reply.multivector, strict=True):
+        np.testing.assert_allclose(token_rows(text), matrix, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("tei", 3), ("vllm", 2)])
+async def test_token_vectors_are_raw(kind: Kind, scale: int, small_files: str) -> None:
+    reply = await done(kind, "tokens", Encode(TEXTS, frozenset({Output.TOKENS})), small_files)
+
+    assert words(*TEXTS) == reply.tokens
+    for text, matrix in zip(TEXTS, reply.token_vectors, strict=True):
+        np.testing.assert_allclose(token_rows(text) * scale, matrix, rtol=1e-6)
+
+
+async def test_tei_gives_two_kinds_with_two_requests(small_files: str) -> None:
+    server = FakeTei()
+    backend, _ = await joined("tei", server, small_files)
+    work = Encode(TEXTS, frozenset({Output.DENSE, Output.TOKENS}), dimensions=4)
+    reply = await backend.run(work, 5.0)
+
+    assert isinstance(reply, Encoded)
+    assert ["/v1/embeddings", "/embed_all"] == [path for path, _ in server.requests]
+    assert ((3, 4), words(*TEXTS)) == (reply.dense.shape if reply.dense is not None else (), reply.tokens)
+    assert 3 == len(reply.token_vectors or ())
+
+
+async def test_vllm_gives_two_kinds_of_token_vectors(small_files: str) -> None:
+    work = Encode(TEXTS, frozenset({Output.MULTIVECTOR, Output.TOKENS}))
+    reply = await done("vllm", "tokens", work, small_files)
+
+    assert (3, 3, words(*TEXTS)) == (len(reply.multivector), len(reply.token_vectors), reply.tokens)
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+@pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
+async def test_pairs_are_scored_in_their_order(kind: Kind, raw_scores: bool, small_files: str) -> None:
+    reply = await done(kind, "score", Score(PAIRS, raw_scores=raw_scores), small_files)
+
+    logits = np.array(
+        [logits_of(pair, 1)[0] if kind == "tei" else logit_of(*pair) for pair in PAIRS], np.float32
+    )
+    assert isinstance(reply, Reranked)
+    np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
+    assert 0 < reply.tokens
+
+
+async def test_infinity_asks_once_for_each_query(small_files: str) -> None:
+    server = FakeInfinity(capability="rerank")
+    backend, _ = await joined("infinity", server, small_files)
+    await backend.run(Score(PAIRS), 5.0)
+
+    asked = [(body["query"], body["documents"]) for path, body in server.requests if path == "/rerank"]
+    assert [("q", ["red", "cyan"]), ("r", ["green and blue"])] == asked
+
+
+async def test_an_empty_document_of_a_pair_is_scored(small_files: str) -> None:
+    for kind in ("tei", "infinity", "vllm"):
+        reply = await done(kind, "score", Score((("q", ""), ("q", "a"))), small_files)  # type: ignore[arg-type]
+        assert 2 == len(reply.scores)
+
+
+@pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
+async def test_labels_are_scored_in_the_models_order(kind: Kind, small_files: str) -> None:
+    backend, told = await joined(kind, server_of(kind, "classify"), small_files)
+    reply = await backend.run(Classify(TEXTS), 5.0)
+
+    assert isinstance(reply, Classified)
+    assert Operation.CLASSIFY in told.operations
+    assert (told.labels, words(*TEXTS)) == (reply.labels, reply.tokens)
+    assert 3 == len(reply.labels)
+    shares = np.exp([logits_of((text,), len(LABELS)) for text in TEXTS])
+    shares /= shares.sum(axis=1, keepdims=True)
+    # The alphabet, where no file tells the order.
+    order = [LABELS.index(one) for one in sorted(LABELS)] if kind == "infinity" else [0, 1, 2]
+    np.testing.assert_allclose(shares[:, order], reply.scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["tei", "vllm"])
+async def test_raw_scores_of_labels_are_logits(kind: Kind, small_files: str) -> None:
+    reply = await done(kind, "classify", Classify(("red",), raw_scores=True), small_files)
+
+    np.testing.assert_allclose([logits_of(("red",), len(LABELS))], reply.scores, rtol=1e-5)
+
+
+async def test_tei_classifies_a_pair_of_texts(small_files: str) -> None:
+    server = server_of("tei", "classify")
+    backend, _ = await joined("tei", server, small_files)
+    reply = await backend.run(Classify(("red", ("a", "b")), raw_scores=True), 5.0)
+
+    assert isinstance(reply, Classified)
+    assert [["red"], ["a", "b"]] == server.requests[-1][1]["inputs"]
+    expected = [logits_of(("red",), 3), logits_of(("a", "b"), 3)]
+    np.testing.assert_allclose(expected, reply.scores, rtol=1e-5)
+
+
+async def test_the_checkpoints_files_name_the_labels(tmp_path: Path) -> None:
+    spec = ReplicaSpec("http://one", tokenizer=str(write_small_files(tmp_path, labels=LABELS)))
+    kinds: list[Kind] = ["infinity", "vllm"]
+    for kind in kinds:
+        backend = remote_backend(kind, spec, httpx.ASGITransport(server_of(kind, "classify")))
+
+        assert (await backend.describe(5.0)).labels == LABELS
+
+
+@pytest.mark.parametrize(
+    ("kind", "skip", "expected"),
+    [
+        ("tei", True, ("t7", "t8 t9")),
+        ("tei", False, ("t101 t7 t102", "t8 t9")),
+        ("vllm", True, ("t7", "t8 t9")),
+        ("vllm", False, ("t101 t7 t102", "t8 t9")),
+    ],
+)
+async def test_ids_become_texts(kind: Kind, skip: bool, expected: tuple[str, ...], small_files: str) -> None:
+    work = Detokenize(((101, 7, 102), (8, 9)), skip_special_tokens=skip)
+
+    assert Detokenized(expected) == await done(kind, "embed", work, small_files)
+
+
+@pytest.mark.parametrize("kind", ["infinity", "openai"])
+async def test_ids_become_texts_by_the_tokenizer(kind: Kind, small_files: str) -> None:
+    works = [Detokenize(((1, 0, 2),), skip_special_tokens=skip) for skip in (True, False)]
+    replies = [await done(kind, "embed", work, small_files) for work in works]
+
+    assert [Detokenized(("[UNK]",)), Detokenized(("[CLS] [UNK] [SEP]",))] == replies
+    with pytest.raises(InvalidWork, match="4711"):
+        await done(kind, "embed", Detokenize(((1, 4711),)), small_files)
+
+
+OFFERED: list[tuple[Kind, str, set[Operation], set[Output]]] = [
+    ("tei", "embed", {Operation.EMBED, Operation.ENCODE}, {Output.DENSE, Output.TOKENS}),
+    ("tei", "sparse", {Operation.ENCODE}, {Output.SPARSE}),
+    ("tei", "classify", {Operation.CLASSIFY}, set()),
+    ("tei", "score", {Operation.RERANK}, set()),
+    ("infinity", "embed", {Operation.EMBED}, {Output.DENSE}),
+    ("infinity", "multivector", {Operation.ENCODE}, {Output.MULTIVECTOR}),
+    ("infinity", "classify", {Operation.CLASSIFY}, set()),
+    ("infinity", "score", {Operation.RERANK}, set()),
+    ("vllm", "embed", {Operation.EMBED}, {Output.DENSE}),
+    ("vllm", "sparse", {Operation.ENCODE}, {Output.SPARSE}),
+    ("vllm", "multivector", {Operation.ENCODE}, {Output.MULTIVECTOR, Output.TOKENS}),
+    ("vllm", "classify", {Operation.CLASSIFY}, set()),
+    ("vllm", "score", {Operation.RERANK}, set()),
+    ("openai", "embed", {Operation.EMBED}, {Output.DENSE}),
+]
+
+
+@pytest.mark.parametrize(("kind", "does", "operations", "outputs"), OFFERED)
+async def test_what_a_model_does_is_told_truly(
+    kind: Kind, does: str, operations: set[Operation], outputs: set[Output], small_files: str
+) -> None:
+    _, told = await joined(kind, server_of(kind, does), small_files)
+
+    assert operations | {Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
+    assert outputs == told.outputs
+    assert (Operation.CLASSIFY in operations) == bool(told.labels)
+
+
+SPARSE = Encode(("a",), frozenset({Output.SPARSE}))
+MULTIVECTOR = Encode(("a",), frozenset({Output.MULTIVECTOR}))
+TOKENS = Encode(("a",), frozenset({Output.TOKENS}))
+BOTH = Encode(("a",), frozenset({Output.DENSE, Output.MULTIVECTOR}))
+REFUSED: list[tuple[Kind, str, Work]] = [
+    ("tei", "embed", SPARSE),
+    ("tei", "embed", MULTIVECTOR),
+    ("tei", "embed", Score(PAIRS)),
+    ("tei", "embed", Classify(("a",))),
+    ("tei", "score", Classify(("a",))),
+    ("tei", "sparse", Encode(("a",), frozenset({Output.TOKENS}))),
+    ("infinity", "embed", SPARSE),
+    ("infinity", "embed", MULTIVECTOR),
+    ("infinity", "multivector", BOTH),
+    ("infinity", "embed", Score(PAIRS)),
+    ("infinity", "classify", Classify(("a",), raw_scores=True)),
+    ("infinity", "classify", Classify((("a", "b"),))),
+    ("infinity", "classify", Classify((LONG,), truncate=Truncate.LEFT)),
+    ("infinity", "score", Score((("q", LONG),), truncate=Truncate.LEFT)),
+    ("vllm", "embed", SPARSE),
+    ("vllm", "embed", MULTIVECTOR),
+    ("vllm", "multivector", BOTH),
+    ("vllm", "embed", Score(PAIRS)),
+    ("vllm", "embed", Classify(("a",))),
+    ("vllm", "classify", Classify((("a", "b"),))),
+    ("vllm", "score", Score((("q", LONG),), truncate=Truncate.LEFT)),
+    ("infinity", "embed", TOKENS),
+    ("openai", "embed", SPARSE),
+    ("openai", "embed", MULTIVECTOR),
+    ("openai", "embed", TOKENS),
+    ("openai", "embed", BOTH),
+    ("openai", "embed", Rerank("q", ("a",), raw_scores=True)),
+    ("openai", "embed", Classify((("a", "b"),), raw_scores=True)),
+    ("openai", "embed", Score(PAIRS)),
+    ("openai", "embed", Classify(("a",))),
+]
+
+
+@pytest.mark.parametrize(("kind", "does", "work"), REFUSED, ids=str)
+async def test_what_a_wire_cannot_say_is_unsupported(
+    kind: Kind, does: str, work: Work, small_files: str
+) -> None:
+    with pytest.raises(UnsupportedWork) as caught:
+        await done(kind, does, work, small_files)
+
+    assert "upstream" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("does", "work"),
+    [
+        ("score", Score((("q", LONG),), truncate=Truncate.ERROR)),
+        ("classify", Classify((LONG,), truncate=Truncate.ERROR)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
+async def test_what_is_too_long_is_the_callers(kind: Kind, does: str, work: Work, small_files: str) -> None:
+    with pytest.raises(InvalidWork):
+        await done(kind, does, work, small_files)
+
+
+@pytest.mark.parametrize(
+    ("does", "work"),
+    [("score", Score((("q", LONG),))), ("classify", Classify((LONG,)))],
+)
+@pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
+async def test_what_was_cut_is_never_called_whole(
+    kind: Kind, does: str, work: Work, small_files: str
+) -> None:
+    reply = await done(kind, does, work, small_files)
+
+    assert (0,) == reply.truncated if kind == "infinity" else reply.truncated is None
+    assert 16 == reply.tokens
+
+
+WORKS: list[tuple[Kind, str, Work]] = [
+    ("tei", "sparse", SPARSE),
+    ("tei", "tokens", Encode(("a",), frozenset({Output.TOKENS}))),
+    ("tei", "score", Score(PAIRS)),
+    ("tei", "classify", Classify(("a",))),
+    ("tei", "embed", Detokenize(((1,),))),
+    ("infinity", "multivector", MULTIVECTOR),
+    ("infinity", "score", Score(PAIRS)),
+    ("infinity", "classify", Classify(("a",))),
+    ("vllm", "sparse", SPARSE),
+    ("vllm", "multivector", MULTIVECTOR),
+    ("vllm", "score", Score(PAIRS)),
+    ("vllm", "classify", Classify(("a",))),
+    ("vllm", "embed", Detokenize(((1,),))),
+]
+NO_ANSWERS = [
+    b"",
+    b"<html>",
+    b"[]",
+    b"{}",
+    b'{"data":[]}',
+    b'[[{"score":NaN,"label":"joy"}]]',
+    b"[[",
+    b"null",
+]
+
+
+@pytest.mark.parametrize("body", NO_ANSWERS)
+@pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=str)
+async def test_what_is_no_answer_is_a_failure(
+    kind: Kind, does: str, work: Work, body: bytes, small_files: str
+) -> None:
+    server = server_of(kind, does)
+    backend, _ = await joined(kind, server, small_files)
+    server.hook = answering(200, body)
+    with pytest.raises(Failed):
+        await backend.run(work, 5.0)
+
+
+@pytest.mark.parametrize("status", [401, 404, 424, 500])
+@pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=str)
+async def test_a_failure_of_the_upstream_is_not_the_callers(
+    kind: Kind, does: str, work: Work, status: int, small_files: str
+) -> None:
+    server = server_of(kind, does)
+    backend, _ = await joined(kind, server, small_files)
+    server.hook = answering(status, b"")
+    with pytest.raises(BackendError) as caught:
+        await backend.run(work, 5.0)
+
+    assert "upstream" == caught.value.source
+
+
+async def test_a_rerank_and_its_pairs_have_the_same_scores(small_files: str) -> None:
+    for kind in ("infinity", "vllm"):
+        ranked = await done(kind, "score", Rerank("q", TEXTS), small_files)  # type: ignore[arg-type]
+        paired = await done(kind, "score", Score(tuple(("q", one) for one in TEXTS)), small_files)  # type: ignore[arg-type]
+        np.testing.assert_allclose(ranked.scores, paired.scores, rtol=1e-6)
+        assert ranked.tokens == paired.tokens
+
+
+def test_the_fakes_tell_texts_apart() -> None:
+    assert len({score_of("q", text) for text in TEXTS}) == len(TEXTS)
+    assert len({vector_of(text).tobytes() for text in TEXTS}) == len(TEXTS)

@@ -1,0 +1,98 @@
+"""The works that no engine is asked for here: real servers against transformers, or against themselves."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.contract import Backend, Capabilities, Classified, Classify, Operation, Rerank, Reranked, Score
+from backends.errors import UnsupportedWork
+from backends.registry import open_replica
+from tests.real.classifier import LABELS, logits_by_transformers
+from tests.real.record import models, spec_of
+from tests.real.servers import HOME, Server, serving
+from tests.real.works import LONG, PAIRS, TEXTS, Task
+
+# A server is started inside the first test that asks for it.
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+
+# vLLM computes in bfloat16 here.
+SHARE_TOLERANCE = 3e-2
+SCORE_TOLERANCE = 2e-2
+
+
+class Running:
+    """A server that is up, and what it serves."""
+
+    def __init__(self, server: Server, url: str, model: Path) -> None:
+        self.server = server
+        self.url = url
+        self.model = model
+
+    @asynccontextmanager
+    async def joined(self) -> AsyncIterator[tuple[Backend, Capabilities]]:
+        """Its backend as the gateway opens it, and what it has learnt."""
+        backend = open_replica(self.server, spec_of(self.server, self.url, self.model))
+        try:
+            yield backend, await backend.describe(60.0)
+        finally:
+            await backend.aclose()
+
+
+def started(server: Server, task: Task) -> Iterator[Running]:
+    """One server of one model."""
+    model = models(HOME / "models")[task]
+    with serving(server, model) as url:
+        yield Running(server, url, model)
+
+
+@pytest.fixture(scope="module", params=["infinity", "vllm"])
+def classifier(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """Three labels."""
+    yield from started(request.param, "classify")
+
+
+@pytest.fixture(scope="module", params=["infinity", "vllm"])
+def reranker(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """A cross-encoder whose scores spread."""
+    yield from started(request.param, "rerank")
+
+
+async def test_labels_are_scored_as_transformers_scores_them(classifier: Running) -> None:
+    logits = logits_by_transformers(classifier.model, (*TEXTS, LONG))
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    async with classifier.joined() as (backend, told):
+        reply = await backend.run(Classify((*TEXTS, LONG)), 60.0)
+
+    assert isinstance(reply, Classified)
+    assert {Operation.CLASSIFY, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
+    named = LABELS if classifier.server == "infinity" else ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert told.labels == reply.labels == named
+    np.testing.assert_allclose(expected, reply.scores, atol=SHARE_TOLERANCE)
+    assert reply.truncated in (None, (3,))
+
+
+async def test_raw_scores_of_labels_are_logits_or_refused(classifier: Running) -> None:
+    async with classifier.joined() as (backend, _):
+        if classifier.server == "infinity":
+            with pytest.raises(UnsupportedWork):
+                await backend.run(Classify(TEXTS, raw_scores=True), 60.0)
+            return
+        reply = await backend.run(Classify(TEXTS, raw_scores=True), 60.0)
+
+    assert isinstance(reply, Classified)
+    np.testing.assert_allclose(logits_by_transformers(classifier.model, TEXTS), reply.scores, atol=0.35)
+
+
+@pytest.mark.parametrize("raw_scores", [False, True])
+async def test_pairs_are_scored_as_their_queries_rank_them(reranker: Running, raw_scores: bool) -> None:
+    async with reranker.joined() as (backend, _):
+        paired = await backend.run(Score(PAIRS, raw_scores=raw_scores), 60.0)
+        each = [await backend.run(Rerank(q, (d,), raw_scores=raw_scores), 60.0) for q, d in PAIRS]
+
+    assert isinstance(paired, Reranked)
+    alone = [one.scores[0] for one in each if isinstance(one, Reranked)]
+    np.testing.assert_allclose(alone, paired.scores, atol=SCORE_TOLERANCE, rtol=0.02)
+    assert sum(one.tokens for one in each) == paired.tokens
