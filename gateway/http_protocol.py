@@ -47,24 +47,23 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser no more of a head than it may keep."""
-        if self._in_head and self._reading is None:
-            self._expect(self.head_timeout_s)
         room = self.head_bytes_max - self._head_bytes
         piece = data[:room] if self._in_head else data
         self._head_bytes += len(piece) if self._in_head else 0
         super().data_received(piece)
-        if len(piece) == len(data) or self.transport.is_closing():
-            return
-        if self._in_head:
-            self._refuse(431, "head_too_large", f"the head is larger than {self.head_bytes_max} bytes")
-        else:
+        if len(piece) < len(data) and not self.transport.is_closing():
+            if self._in_head:
+                self._refuse(431, "head_too_large", f"the head is larger than {self.head_bytes_max} bytes")
+                return
             super().data_received(data[room:])
+        # Most requests come whole: no timer is made for what was owed for no time.
+        self._keep_time()
 
     def on_headers_complete(self) -> None:
         """The head is whole; the body is owed next."""
         self._in_head = False
         self._head_bytes = 0
-        self._expect(self.body_timeout_s)
+        self._stop_reading_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -73,6 +72,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_reading_timer()
         super().on_message_complete()
+
+    def _keep_time(self) -> None:
+        """Of what the client owes now: a body, or the rest of a head that has begun."""
+        if self._reading is None and not self.transport.is_closing():
+            if not self._in_head:
+                self._expect(self.body_timeout_s)
+            elif self._head_bytes:
+                self._expect(self.head_timeout_s)
 
     def pause_writing(self) -> None:
         """The client takes less than it is sent: what it takes is watched from now on."""
