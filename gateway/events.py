@@ -112,6 +112,14 @@ class StoreChanged(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Waiting(msgspec.Struct, frozen=True):
+    """What a lane holds. oldest_s: how long the slice that waits longest has."""
+
+    tokens: int = 0
+    inputs: int = 0
+    oldest_s: float = 0.0
+
+
 Event: TypeAlias = (
     StoreChanged | CallFinished | AttemptFinished | ReplicaChanged | QuotaDecided | SpaceChecked
 )

@@ -24,11 +24,10 @@ from gateway.batching.slices import Bounds, Slice
 from gateway.batching.ticket import Attempt, Passenger, Ticket
 from gateway.batching.traced import begin_trace
 from gateway.errors import DeadlineExceeded, GatewayError, ModelLoading, NoReplica, Overloaded
-from gateway.events import AttemptFinished, Observe
+from gateway.events import AttemptFinished, Observe, Waiting
 from gateway.routing.budget import Budget
 from gateway.routing.latencies import Latencies
 from gateway.routing.pool import Pool, Replica, why_none
-from gateway.telemetry.metrics import Waiting
 
 # A slice that was being worked on at this many crashes may be their cause: it runs alone once more.
 LOSSES_MAX = 2

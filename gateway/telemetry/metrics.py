@@ -36,6 +36,7 @@ from gateway.events import (
     ReplicaChanged,
     SpaceChecked,
     StoreChanged,
+    Waiting,
 )
 from gateway.telemetry.engine_metrics import families, waiting_inputs
 from gateway.telemetry.process import ProcessShare
@@ -71,14 +72,6 @@ Key = TypeVar("Key")
 Child = TypeVar("Child")
 # How the gauges of several workers become one.
 Together = Literal["livesum", "livemax", "livemin"]
-
-
-class Waiting(msgspec.Struct, frozen=True):
-    """What a lane holds. oldest_s: how long the slice that waits longest has."""
-
-    tokens: int = 0
-    inputs: int = 0
-    oldest_s: float = 0.0
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True):
