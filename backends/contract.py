@@ -5,7 +5,7 @@ Knows nothing of HTTP, tenants, quotas or batching. Everything that travels is f
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -230,6 +230,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     score_kind: what a reranker's score is where raw ones are not asked for.
     overhead_tokens: the most that it adds to each pair beside the tokens of query and document.
     notes: what else an operator should know of it, for the line that tells of its joining.
+    loaded: whether its model is in memory; what is said of one that is not comes from its small files alone.
     """
 
     model_id: str
@@ -253,6 +254,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     score_kind: ScoreKind | None = None
     overhead_tokens: int = 0
     notes: tuple[str, ...] = ()
+    loaded: bool = True
 
 
 class Tls(msgspec.Struct, frozen=True):
@@ -269,10 +271,31 @@ class Load(msgspec.Struct, frozen=True):
     waiting_inputs: int
 
 
+ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "failed"]
+# room: another was to be loaded. idle: nobody asked for it. out_of_memory: a batch of another did not fit.
+Unloaded: TypeAlias = Literal["room", "idle", "out_of_memory"]
+
+
+class Residence(msgspec.Struct, frozen=True):
+    """Whether a model is in memory, and what became of it since its process began.
+
+    error: why it was not loaded when that was last tried. memory_bytes: what it holds now. loads: how many
+    went well. out_of_memory: batches that did not fit into memory as they were.
+    """
+
+    state: ModelState
+    error: str | None = None
+    memory_bytes: int = 0
+    loads: int = 0
+    failed_loads: int = 0
+    unloads: dict[Unloaded, int] = {}
+    out_of_memory: int = 0
+
+
 class ReplicaSpec(msgspec.Struct, frozen=True):
     """Where one replica is and how to speak to it.
 
-    address: a base URL; for torch the path of the engine's Unix socket.
+    address: a base URL; for torch as `backends.torch.wire.address_of` writes it.
     model: the served model's name, where the wire carries one.
     tokenizer: hub id or path of the model's checkpoint, for wires that tell no tokens or no prompts.
     ip: the one address to connect to, where the host of `address` has several; Host and SNI stay the name.
@@ -311,6 +334,17 @@ class TellsLoad(Protocol):
 
     async def load(self, timeout_s: float) -> Load | None:
         """How much waits there now; None where this server does not say.
+
+        Raises: BackendError.
+        """
+
+
+@runtime_checkable
+class TellsResidence(Protocol):
+    """What a backend offers beside, where its model need not always be in memory."""
+
+    async def residence(self, timeout_s: float) -> Residence:
+        """Whether it is there now.
 
         Raises: BackendError.
         """

@@ -4,6 +4,7 @@ BackendError
  ├─ InvalidWork        the caller's input was refused            source caller, final
  ├─ UnsupportedWork    this backend cannot express what is asked source caller, final
  ├─ Overloaded         the replica is full right now             retry elsewhere
+ ├─ Loading            its model is on its way into memory       retry elsewhere
  ├─ Unavailable        never reached, or not ready               retry elsewhere
  ├─ Lost               the connection broke with work in flight  retry elsewhere
  ├─ TimedOut           no answer within the attempt's timeout    retry elsewhere
@@ -50,6 +51,12 @@ class Overloaded(BackendError):
     """The replica has no room; it did not start the work."""
 
     kind = "overloaded"
+
+
+class Loading(BackendError):
+    """The model is not in memory yet, and whoever asked is not to wait, or has waited; it did not start."""
+
+    kind = "loading"
 
 
 class Unavailable(BackendError):

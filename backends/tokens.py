@@ -64,6 +64,11 @@ class TextTokenizer:
             side: _cutting(tokenizer, max_tokens, side) for side in (Truncate.LEFT, Truncate.RIGHT)
         }
 
+    @property
+    def words(self) -> int:
+        """The size of the vocabulary."""
+        return self._whole.get_vocab_size()
+
     def encode(self, texts: Sequence[Item], truncate: Truncate) -> Sequences:
         """Raises: InvalidWork where truncate is ERROR and an input is longer than the model."""
         return self._encode(list(texts), truncate)

@@ -99,7 +99,7 @@ class Boot(msgspec.Struct, frozen=True):
     """What a process is started with.
 
     first_key_digest: of the key that stands in where no tenant is configured. first_key_waits: whether there
-    may be tenants in Redis, which was away. engines: upstream name → the Unix socket of its engine.
+    may be tenants in Redis, which was away. engines: upstream name → where its engine has its model.
     admin_port: where operators call, if not where callers do. worker: which of several this is.
     """
 
@@ -167,7 +167,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     store = None if config.quotas.store == "memory" else TenantStore(_door(config))
     beside = [ledger.keep(), keep_measuring(exporter.late)]
     for one in upstreams.values():
-        beside += work_beside(one, outside.open_replica, outside.look_up)
+        beside += work_beside(one, outside.open_replica, outside.look_up, observe)
     if boot.worker is not None:
         beside.append(exporter.keep())
     if store is not None:

@@ -134,7 +134,9 @@ class Upstream(Section, frozen=True, kw_only=True):
     learnt. queue_tokens: the most that may wait in front of all of them. retry_share, hedge_share: attempts
     that may be added to those that callers cause. task, pooling: instead of what a checkpoint's own files
     say it is for. trust_remote_code: whether code that lies beside its weights may run. prompts: name → text
-    put before an input, beside and before the checkpoint's own.
+    put before an input, beside and before the checkpoint's own. process: engines of one name share a
+    process. preload: whether the model is loaded before anybody asks; when_loading: whether who asks earlier
+    waits.
     """
 
     backend: Kind
@@ -163,6 +165,9 @@ class Upstream(Section, frozen=True, kw_only=True):
     pooling: Pooling | None = None
     trust_remote_code: bool = False
     prompts: dict[str, str] = {}
+    process: str = "engine"
+    preload: bool = True
+    when_loading: Literal["wait", "refuse"] = "wait"
 
 
 class Model(Section, frozen=True):
@@ -229,6 +234,13 @@ class Logs(Section, frozen=True):
     access: bool = True
 
 
+class EngineSettings(Section, frozen=True):
+    """What the models of one engine process may hold of memory together, and how long without work."""
+
+    memory_bytes: PositiveInt | None = None
+    idle_s: PositiveFloat | None = None
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole file. trusted_proxies: networks whose x-forwarded-for is believed."""
 
@@ -243,6 +255,7 @@ class Config(Section, frozen=True, kw_only=True):
     tracing: Tracing | None = None
     quotas: Quotas = Quotas()
     limits: Limits = Limits()
+    engine: EngineSettings = EngineSettings()
     upstreams: dict[str, Upstream]
     models: dict[str, Model]
     defaults: Defaults = Defaults()

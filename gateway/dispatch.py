@@ -20,10 +20,12 @@ from gateway.batching.slices import Slice, cut, join
 from gateway.batching.ticket import Passenger
 from gateway.calls import Call, Work, truncation
 from gateway.errors import (
+    LOADING_RETRY_S,
     DeadlineExceeded,
     EmptyInput,
     GatewayError,
     InvalidInput,
+    ModelLoading,
     NoReplica,
     OperationUnsupported,
     Overloaded,
@@ -144,6 +146,8 @@ def translated(error: errors.BackendError) -> GatewayError:
             return OperationUnsupported(error.message)
         case errors.Overloaded():
             return Overloaded(error.message, retry_after_s=OVERLOADED_RETRY_S)
+        case errors.Loading():
+            return ModelLoading(error.message, retry_after_s=LOADING_RETRY_S)
         case errors.Unavailable():
             return NoReplica(error.message)
         case errors.TimedOut():

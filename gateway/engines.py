@@ -1,4 +1,4 @@
-"""How the engine of a torch upstream is started: by the parent for as long as the gateway runs, and by a
+"""How the engine of torch upstreams is started: by the parent for as long as the gateway runs, and by a
 command for as long as it has questions.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 
 from backends.torch import wire
 from gateway.child import Child
-from gateway.config import Upstream
+from gateway.config import EngineSettings, Upstream
 
 # What Python, the Hub's tools and the numeric libraries read.
 CHILD_VARIABLES = re.compile(
@@ -37,46 +37,73 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if CHILD_VARIABLES.match(name)}
 
 
+class Group(msgspec.Struct, frozen=True):
+    """The torch upstreams of one process, by their names, and where its socket is."""
+
+    name: str
+    socket_path: str
+    upstreams: Mapping[str, Upstream]
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each upstream's model is."""
+        return {name: wire.address_of(self.socket_path, name) for name in self.upstreams}
+
+
 def engine_child(
-    name: str,
-    settings: Upstream,
-    socket_path: str,
+    group: Group,
+    bounds: EngineSettings,
     environment: Mapping[str, str],
     report: Callable[[wire.State], None],
 ) -> Child:
-    """The process of an upstream's engine, not started yet. environment: as `child_environment` gives it."""
-    assert settings.model is not None
-    model = settings.model
+    """The process of some upstreams' engine, not started yet. environment: as `child_environment` gives it.
+
+    Started again, it loads what was loaded when it died.
+    """
+    wanted = {name: one.preload for name, one in group.upstreams.items()}
 
     def boot(status_fd: int) -> bytes:
         return msgspec.json.encode(
             wire.Boot(
-                name=name,
-                model=model,
-                socket_path=socket_path,
-                status_fd=status_fd,
-                revision=settings.revision,
-                dtype=settings.dtype,
-                device=settings.device,
-                compiled=settings.compile,
-                task=settings.task,
-                pooling=settings.pooling,
-                trust_remote_code=settings.trust_remote_code,
-                batch_tokens=settings.batch_tokens,
+                group.socket_path,
+                status_fd,
+                tuple(_model_boot(name, one, preload=wanted[name]) for name, one in group.upstreams.items()),
+                bounds.memory_bytes,
+                bounds.idle_s,
             )
         )
 
     def said(line: bytes) -> None:
-        report(msgspec.json.decode(line, type=wire.State))
+        told = msgspec.json.decode(line, type=wire.State)
+        if told.state in {"loaded", "unloaded"}:
+            wanted[told.model] = told.state == "loaded"
+        report(told)
 
-    return Child(
-        f"engine {name}", "backends.torch.server", boot, said, (), {**ENGINE_VARIABLES, **environment}
+    variables = {**ENGINE_VARIABLES, **environment}
+    return Child(group.name, "backends.torch.server", boot, said, (), variables)
+
+
+def _model_boot(name: str, settings: Upstream, *, preload: bool) -> wire.ModelBoot:
+    assert settings.model is not None
+    return wire.ModelBoot(
+        name=name,
+        model=settings.model,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        device=settings.device,
+        compiled=settings.compile,
+        task=settings.task,
+        pooling=settings.pooling,
+        trust_remote_code=settings.trust_remote_code,
+        batch_tokens=settings.batch_tokens,
+        preload=preload,
+        waits=settings.when_loading == "wait",
     )
 
 
 @asynccontextmanager
 async def running_engine(name: str, settings: Upstream, environment: Mapping[str, str]) -> AsyncIterator[str]:
-    """An engine that has loaded, by the path of its socket; it ends with the block.
+    """An engine that has loaded an upstream's model, by the model's address; it ends with the block.
 
     Raises: EngineFailed. Who enters bounds how long it may load.
     """
@@ -85,18 +112,19 @@ async def running_engine(name: str, settings: Upstream, environment: Mapping[str
     def report(said: wire.State) -> None:
         if ready.done():
             return
-        if said.state == "ready":
+        if said.state == "loaded":
             ready.set_result(None)
         elif said.state == "failed":
             ready.set_exception(EngineFailed(said.detail))
 
     with tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as folder:
-        path = f"{folder}/engine.sock"
-        child = engine_child(name, settings, path, child_environment(environment), report)
+        loaded = msgspec.structs.replace(settings, preload=True)
+        group = Group(f"engine {name}", f"{folder}/engine.sock", {name: loaded})
+        child = engine_child(group, EngineSettings(), child_environment(environment), report)
         running = asyncio.create_task(child.keep_running())
         try:
             await ready
-            yield path
+            yield group.addresses[name]
         finally:
             await child.stop(signal.SIGTERM, KILL_AFTER_S)
             running.cancel()

@@ -17,6 +17,9 @@ import msgspec
 
 from backends.errors import Source
 
+# When to ask again for a model that is being loaded.
+LOADING_RETRY_S = 5
+
 
 class Facts(msgspec.Struct, frozen=True):
     """What one kind of error is on each wire.

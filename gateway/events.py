@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from backends.contract import Unloaded
+
 # Where a call's time goes.
 Stage = Literal["parse", "auth", "quota", "queue", "upstream", "encode"]
 
@@ -120,8 +122,29 @@ class Waiting(msgspec.Struct, frozen=True):
     oldest_s: float = 0.0
 
 
+class ResidenceTold(msgspec.Struct, frozen=True):
+    """An engine told of one of its models: what it holds, and what happened since it was last asked.
+
+    unloads: how often it left memory, by why. out_of_memory: batches that did not fit into memory.
+    """
+
+    upstream: str
+    loaded: bool
+    memory_bytes: int
+    loads: int = 0
+    failed_loads: int = 0
+    unloads: dict[Unloaded, int] = {}
+    out_of_memory: int = 0
+
+
 Event: TypeAlias = (
-    StoreChanged | CallFinished | AttemptFinished | ReplicaChanged | QuotaDecided | SpaceChecked
+    StoreChanged
+    | CallFinished
+    | AttemptFinished
+    | ReplicaChanged
+    | QuotaDecided
+    | SpaceChecked
+    | ResidenceTold
 )
 # Called synchronously on the path of a call: an exporter only counts or queues.
 Observe: TypeAlias = Callable[[Event], None]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from backends.contract import Backend, ReplicaSpec, Tls
+from backends.contract import Backend, ReplicaSpec, TellsResidence, Tls
 from backends.registry import Kind
 from gateway.batching.lane import Lane, Rules
 from gateway.config import Upstream as UpstreamConfig
@@ -15,6 +15,7 @@ from gateway.events import Observe
 from gateway.routing.discovery import Discovery, Resolve
 from gateway.routing.pool import Pool, Replica
 from gateway.routing.prober import Waits, keep_watching
+from gateway.routing.residence import keep_following
 from gateway.routing.window import Window
 from gateway.spaces.space import VectorSpace
 from gateway.spaces.store import FingerprintStore
@@ -56,6 +57,7 @@ def open_upstream(
         holds=settings.backend == "torch",
         retry_share=settings.retry_share,
         hedge_share=settings.hedge_share,
+        waits=settings.when_loading == "wait",
     )
     lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, partial(bounds_now, pool, settings))
     space = VectorSpace(name, settings, fingerprints, observe)
@@ -63,7 +65,7 @@ def open_upstream(
 
 
 def work_beside(
-    upstream: Upstream, open_replica: OpenReplica, look_up: Resolve
+    upstream: Upstream, open_replica: OpenReplica, look_up: Resolve, observe: Observe
 ) -> list[Coroutine[Any, Any, None]]:
     """What runs for as long as the upstream does: each replica is looked after, and names are looked up."""
     settings, pool = upstream.settings, upstream.pool
@@ -75,7 +77,12 @@ def work_beside(
 
     following = upstream.space.keep()
     if settings.discover is None:
-        return [following, *(watch(replica) for replica in pool.replicas)]
+        residing = [
+            keep_following(pool, replica, replica.backend, upstream.space, observe)
+            for replica in pool.replicas
+            if isinstance(replica.backend, TellsResidence)
+        ]
+        return [following, *residing, *(watch(replica) for replica in pool.replicas)]
     return [
         following,
         *(

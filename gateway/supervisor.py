@@ -17,8 +17,8 @@ import msgspec
 from backends.torch import wire
 from gateway import listeners
 from gateway.child import Child
-from gateway.config import Config
-from gateway.engines import KILL_AFTER_S, child_environment, engine_child
+from gateway.config import Config, Upstream
+from gateway.engines import KILL_AFTER_S, Group, child_environment, engine_child
 from gateway.shares import worker_share
 from gateway.telemetry.metrics import forget_worker
 
@@ -34,14 +34,11 @@ class StartError(Exception):
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Where the processes of one gateway meet.
-
-    engines: the Unix socket of each upstream's engine. metrics: the folder that several workers share.
-    """
+    """Where the processes of one gateway meet. metrics: the folder that several workers share."""
 
     listener: socket.socket
     admin: socket.socket | None
-    engines: Mapping[str, str]
+    engines: Sequence[Group]
     metrics: str | None
 
 
@@ -94,23 +91,23 @@ class Supervisor:
         opened = listeners.holding if several else listeners.listening
         listener = held.enter_context(_bind(opened, config.listen, "listen"))
         admin = config.admin.listen and _bind(listeners.listening, config.admin.listen, "admin.listen")
-        names = [name for name, one in config.upstreams.items() if one.backend == "torch"]
+        torch = {name: one for name, one in config.upstreams.items() if one.backend == "torch"}
         # Mode 0700: what is inside is private. Children remove them where this process cannot.
-        engines = _folder(held, "gateway-") if names else ""
+        engines = _folder(held, "gateway-") if torch else ""
         return Places(
             listener,
             held.enter_context(admin) if admin else None,
-            {name: f"{engines}/{i}.sock" for i, name in enumerate(names)},
+            _groups(torch, engines),
             _folder(held, "gateway-metrics-") if several else None,
         )
 
     async def _run(self, places: Places) -> None:
-        engines = [self._engine(name, path) for name, path in places.engines.items()]
+        engines = [self._engine(group) for group in places.engines]
         workers = [self._worker(number, places) for number in range(self._config.workers)]
         running = [asyncio.create_task(one.keep_running()) for one in (*engines, *workers)]
         running += [
-            asyncio.create_task(_watch(child, path))
-            for child, path in zip(engines, places.engines.values(), strict=True)
+            asyncio.create_task(_watch(child, group.socket_path))
+            for child, group in zip(engines, places.engines, strict=True)
         ]
         await self._stop.wait()
         # A second Ctrl-C does not wait for what is in flight.
@@ -124,24 +121,24 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _engine(self, name: str, socket_path: str) -> Child:
-        settings = self._config.upstreams[name]
-        return engine_child(name, settings, socket_path, self._environment, partial(self._engine_said, name))
+    def _engine(self, group: Group) -> Child:
+        return engine_child(group, self._config.engine, self._environment, self._engine_said)
 
-    def _engine_said(self, name: str, said: wire.State) -> None:
-        if said.state == "failed":
-            if self._is_ready:
-                logger.error("engine %s cannot load its model: %s", name, said.detail)
-            else:
-                self._failure = f"upstreams.{name}: {said.detail}"
-                self._stop.set()
+    def _engine_said(self, said: wire.State) -> None:
+        if not self._is_ready and said.state == "failed":
+            self._failure = f"upstreams.{said.model}: {said.detail}"
+            self._stop.set()
         elif not self._is_ready:
-            self._progress(f"{name}: {said.detail if said.state == 'loading' else 'ready'}")
+            detail = said.detail if said.state == "loading" else f"{said.state}, {said.detail}"
+            self._progress(f"{said.model}: {detail}")
+        elif said.state == "failed":
+            logger.error("upstream %s: its model cannot be loaded: %s", said.model, said.detail)
 
     def _worker(self, number: int, places: Places) -> Child:
         several = places.metrics is not None
         # Encoded by hand, because its structs live beside the web framework, which stays out of here.
         config = msgspec.to_builtins(worker_share(self._config))
+        engines = {name: at for group in places.engines for name, at in group.addresses.items()}
 
         def boot(status_fd: int) -> bytes:
             message = {
@@ -149,7 +146,7 @@ class Supervisor:
                     "config": config,
                     "first_key_digest": self._first_key_digest,
                     "first_key_waits": self._first_key_waits,
-                    "engines": places.engines,
+                    "engines": engines,
                     "admin_port": places.admin.getsockname()[1] if places.admin else None,
                     "worker": number if several else None,
                 },
@@ -213,6 +210,19 @@ def _bind(opened: Callable[[str], socket.socket], listen: str, key: str) -> sock
             f"{'LISTEN (or `listen:` in router.yaml)' if key == 'listen' else f'`{key}:` in router.yaml'} "
             "to another address"
         ) from error
+
+
+def _groups(upstreams: Mapping[str, Upstream], folder: str) -> list[Group]:
+    """Upstreams by the process that they name. folder: for the sockets."""
+    names = dict.fromkeys(one.process for one in upstreams.values())
+    return [
+        Group(
+            f"engine {process}" if len(names) > 1 else "engine",
+            f"{folder}/{i}.sock",
+            {name: one for name, one in upstreams.items() if one.process == process},
+        )
+        for i, process in enumerate(names)
+    ]
 
 
 def _folder(held: ExitStack, prefix: str) -> str:

@@ -14,6 +14,7 @@ from backends.contract import (
     Encode,
     Operation,
     Rerank,
+    Residence,
     Score,
     Tokenize,
     Truncate,
@@ -84,6 +85,11 @@ class Upstream:
         if self.pool.refused():
             return "refused"
         return "unavailable" if self.settled else "loading"
+
+    @property
+    def residence(self) -> Residence | None:
+        """Whether its model is in memory, where it need not be."""
+        return next((one.residence for one in self.pool.replicas), None)
 
     @property
     def counts_here(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
+from backends.contract import Output
 from backends.errors import ModelUnavailable
 from backends.torch.files import Files
 from backends.torch.kinds import ModelKind, Said, recognize
@@ -41,6 +42,14 @@ DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 # BGE-M3's weights beside its dense model.
 LEXICAL_FILE = "sparse_linear.pt"
 COLBERT_FILE = "colbert_linear.pt"
+# What a kind of model gives of its own.
+OWN_OUTPUTS: dict[ModelKind, Output] = {
+    "dense": Output.DENSE,
+    "sparse": Output.SPARSE,
+    "multivector": Output.MULTIVECTOR,
+}
+# What architectures call the components of a token's vector.
+WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
 # transformers writes this huge number where a tokenizer has no maximum.
 NO_MAXIMUM = 10**9
 
@@ -178,6 +187,26 @@ READERS: dict[ModelKind, Callable[[Recipe, Files, Said], Recipe]] = {
     "classifier": _classifier,
     "language": _language,
 }
+
+
+def outputs_of(recipe: Recipe) -> frozenset[Output]:
+    """What `Encode` may ask this model for."""
+    if recipe.kind in {"classifier", "language"}:
+        return frozenset()
+    beside = {Output.SPARSE} if recipe.lexical else set()
+    beside |= {Output.MULTIVECTOR} if recipe.colbert else set()
+    return frozenset({OWN_OUTPUTS[recipe.kind], Output.TOKENS, *beside})
+
+
+def dense_width(checkpoint: Path, recipe: Recipe) -> int | None:
+    """The components of a dense vector, as far as the files tell."""
+    files = Files(checkpoint)
+    projected = [one.folder for one in recipe.projections if one.kind == "Dense"]
+    if projected:
+        width: int | None = files.json(f"{projected[-1]}/config.json").get("out_features")
+        return width
+    told = next((files.config[name] for name in WIDTHS if name in files.config), None)
+    return int(told) * len(recipe.pooling) if told else None
 
 
 def _prompts(files: Files) -> dict[str, str]:

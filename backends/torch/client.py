@@ -3,7 +3,7 @@
 import msgspec
 
 from backends import errors
-from backends.contract import Capabilities, ReplicaSpec, Reply, Work
+from backends.contract import Capabilities, ReplicaSpec, Reply, Residence, Work
 from backends.http import HttpDoor
 from backends.torch import wire
 from backends.torch.stats import Stats
@@ -16,6 +16,8 @@ REFUSALS: dict[str, type[errors.BackendError]] = {
         errors.InvalidWork,
         errors.UnsupportedWork,
         errors.Overloaded,
+        errors.Loading,
+        errors.ModelUnavailable,
         errors.Unavailable,
         errors.TimedOut,
         errors.Failed,
@@ -24,10 +26,11 @@ REFUSALS: dict[str, type[errors.BackendError]] = {
 
 
 class TorchBackend:
-    """One engine process; its Unix socket outlives its restarts."""
+    """One model of an engine's process, whose Unix socket outlives its restarts."""
 
-    def __init__(self, socket_path: str) -> None:
-        self._http = HttpDoor("http://engine", socket_path=socket_path)
+    def __init__(self, address: str) -> None:
+        socket_path, base_url = wire.socket_and_base(address)
+        self._http = HttpDoor(base_url, socket_path=socket_path)
 
     async def describe(self, timeout_s: float) -> Capabilities:
         """Raises: Unavailable while the engine is loading or restarting."""
@@ -38,6 +41,14 @@ class TorchBackend:
             return wire.capabilities_decoder.decode(answer.body)
         except (msgspec.DecodeError, ValueError) as error:
             raise errors.Failed("the engine's description could not be read") from error
+
+    async def residence(self, timeout_s: float) -> Residence:
+        """Whether the model is in memory. Raises: BackendError."""
+        answer = await self._http.get("/residence", timeout_s)
+        try:
+            return wire.residence_decoder.decode(answer.body)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise errors.Failed("the engine's answer could not be read") from error
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Raises: BackendError, as the engine told it."""
@@ -66,5 +77,5 @@ class TorchBackend:
 
 
 def open_replica(spec: ReplicaSpec) -> TorchBackend:
-    """The engine behind the socket that the spec's address names."""
+    """The model of the engine that the spec's address names."""
     return TorchBackend(spec.address)

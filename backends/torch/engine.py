@@ -1,18 +1,21 @@
-"""The engine's loop: schedule → run → resolve, on one thread that owns the network.
+"""One model's work: schedule → run → resolve, a forward pass at a time on the thread that computes.
 
-Tokenizing happens on other threads before work enters the queue. Knows nothing of HTTP.
-Invariant: only the loop's thread touches the head; only the event loop touches futures.
+Engines of several models share that thread and take turns. Tokenizing happens on other threads before work
+enters the queue. Knows nothing of HTTP.
+Invariant: only the computing thread touches the head; only the event loop touches futures.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from threading import Condition, Thread
+from threading import Lock, Thread
 from time import perf_counter
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import torch
 
 from backends.contract import (
     Detokenize,
@@ -28,6 +31,7 @@ from backends.contract import (
 from backends.errors import BackendError, Failed, InvalidWork, Overloaded, UnsupportedWork
 from backends.torch.answering import answer
 from backends.torch.loader import Loaded
+from backends.torch.memory import give_back, is_exhausted
 from backends.torch.planner import plan
 from backends.torch.preparing import Prepared
 from backends.torch.sequences import Row
@@ -37,14 +41,16 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-# Two keep the queue filled while one waits for the GIL; more only take cores from the forward.
-TOKENIZING_THREADS = 2
+# Two keep the queues filled while one waits for the GIL; more only take cores from the forward.
+TOKENIZING = ThreadPoolExecutor(2, "tokenize")
+# However little memory there is, a forward is planned for this much.
+BATCH_TOKENS_LEAST = 64
 # How many forwards' worth of waiting work is sorted by length together.
 FORWARDS_AHEAD = 2
 
 
 class ForwardThread:
-    """The one thread that computes, from loading a model on.
+    """The one thread that computes on a device, for all models there, in the order in which it is asked.
 
     OpenMP gives every thread that ever computed a team of its own. Two teams are more threads than cores, and
     then each sleeps between any two operations instead of spinning: a short text took twice as long.
@@ -53,6 +59,8 @@ class ForwardThread:
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         Thread(target=self._run, name="forward", daemon=True).start()
+        # From here on its team is as large as the machine, however many threads others are given later.
+        self.submit(torch.get_num_threads)
 
     def submit(self, function: Callable[[], T]) -> "Future[T]":
         """Have a function run there, after those before it."""
@@ -109,30 +117,50 @@ class Job:
 Member: TypeAlias = tuple[Job, int]
 
 
+class Batch(NamedTuple):
+    """What one forward pass takes, and what is read off its end."""
+
+    members: Sequence[Member]
+    outputs: frozenset[Output]
+
+
 class Engine:
     """One loaded checkpoint with a bounded queue in front of it.
 
-    batch_tokens: tokens of one forward. queue_tokens: the bound; past it work is refused.
-    thread: where the checkpoint was loaded, from here on the engine's own.
+    batch_tokens: tokens of one forward; less from when so many did not fit into memory. queue_tokens: the
+    bound; past it work is refused. thread: where it computes, in turns with others.
+    relieve: frees what memory it can, called there when a forward has run out of it. recorder: counts what it
+    does, for as long as the process lives.
     """
 
     def __init__(
-        self, loaded: Loaded, *, batch_tokens: int, queue_tokens: int, thread: ForwardThread | None = None
+        self,
+        loaded: Loaded,
+        *,
+        batch_tokens: int,
+        queue_tokens: int,
+        thread: ForwardThread | None = None,
+        relieve: Callable[[], None] = give_back,
+        recorder: Recorder | None = None,
     ) -> None:
+        self.batch_tokens = batch_tokens
+        self.out_of_memory = 0
         self._loaded = loaded
-        self._batch_tokens = batch_tokens
         self._queue_tokens = queue_tokens
         self._queued_tokens = 0
         self._queue: deque[Job] = deque()
-        self._arrived = Condition()
-        self.recorder = Recorder()
-        self._tokenizing = ThreadPoolExecutor(TOKENIZING_THREADS, "tokenize")
-        (thread or ForwardThread()).submit(self._loop)
+        self._planned: deque[Batch] = deque()
+        # Guards the queue, and whether a turn is due.
+        self._lock = Lock()
+        self._is_due = False
+        self._thread = thread or ForwardThread()
+        self._relieve = relieve
+        self.recorder = recorder or Recorder()
 
     @property
     def waiting_inputs(self) -> int:
         """Inputs in the queue, not yet begun."""
-        with self._arrived:
+        with self._lock:
             return sum(len(job.rows) for job in self._queue)
 
     async def run(self, work: Work, watch: Watch | None = None) -> Reply:
@@ -146,8 +174,8 @@ class Engine:
             raise InvalidWork("there are no inputs")
         loop = asyncio.get_running_loop()
         if isinstance(work, Tokenize | Detokenize):
-            return await loop.run_in_executor(self._tokenizing, self._translate, work)
-        prepared = await loop.run_in_executor(self._tokenizing, self._loaded.preparer.prepare, work)
+            return await loop.run_in_executor(TOKENIZING, self._translate, work)
+        prepared = await loop.run_in_executor(TOKENIZING, self._loaded.preparer.prepare, work)
         job = Job(prepared)
         self._enqueue(job)
         await job.done
@@ -157,7 +185,7 @@ class Engine:
         if not prepared.compared:
             return answer(self._loaded.recipe, work, prepared, rows)
         # Comparing takes milliseconds, in which the event loop would answer nobody.
-        return await loop.run_in_executor(self._tokenizing, answer, self._loaded.recipe, work, prepared, rows)
+        return await loop.run_in_executor(TOKENIZING, answer, self._loaded.recipe, work, prepared, rows)
 
     def _translate(self, work: Tokenize | Detokenize) -> Reply:
         """What the tokenizer does alone."""
@@ -170,26 +198,36 @@ class Engine:
         return Tokenized(tuple(tuple(tokens) for tokens in explained))
 
     def _enqueue(self, job: Job) -> None:
-        with self._arrived:
+        with self._lock:
             if self._queue and self._queued_tokens + job.tokens > self._queue_tokens:
                 raise Overloaded("the engine's queue is full")
             self._queue.append(job)
             self._queued_tokens += job.tokens
-            self._arrived.notify()
+            if self._is_due:
+                return
+            self._is_due = True
+        self._thread.submit(self._turn)
 
-    def _loop(self) -> None:
-        while True:
-            self._forward(self._schedule())
+    def _turn(self) -> None:
+        """One forward pass; then whoever else waits for the thread goes first."""
+        if not self._planned:
+            self._planned.extend(self._batches(self._schedule()))
+        if self._planned:
+            self._forward(self._planned.popleft())
+        with self._lock:
+            self._is_due = bool(self._planned or self._queue)
+            if not self._is_due:
+                return
+        self._thread.submit(self._turn)
 
     def _schedule(self) -> list[Job]:
-        """Take jobs in order, enough for a few forwards; waits until there is one.
+        """Take jobs in order, enough for a few forwards.
 
         More than one forward's worth, because likes can then share one.
         """
-        with self._arrived:
-            self._arrived.wait_for(lambda: self._queue)
+        with self._lock:
             jobs: list[Job] = []
-            tokens, most = 0, self._batch_tokens * FORWARDS_AHEAD
+            tokens, most = 0, self.batch_tokens * FORWARDS_AHEAD
             while self._queue and (not jobs or tokens + self._queue[0].tokens <= most):
                 job = self._queue.popleft()
                 self._queued_tokens -= job.tokens
@@ -199,36 +237,67 @@ class Engine:
                     tokens += job.tokens
             return jobs
 
-    def _forward(self, jobs: Sequence[Job]) -> None:
+    def _batches(self, jobs: Sequence[Job]) -> Iterator[Batch]:
         for outputs in {job.outputs for job in jobs}:
             alike = [(job, i) for job in jobs if job.outputs == outputs for i in range(job.missing)]
             lengths = [len(job.sequences[i].ids) for job, i in alike]
-            for batch in plan(lengths, self._batch_tokens, packed=self._loaded.packed):
-                members = [alike[index] for index in batch]
-                self.recorder.batch(len(batch), sum(lengths[index] for index in batch))
-                self._compute(members, outputs)
-                for job in {job for job, _ in members}:
-                    # What is done leaves at once, while the next forward runs.
-                    if job.missing == 0:
-                        job.resolve()
+            for batch in plan(lengths, self.batch_tokens, packed=self._loaded.packed):
+                yield Batch([alike[index] for index in batch], outputs)
+
+    def _forward(self, batch: Batch) -> None:
+        tokens = sum(len(job.sequences[i].ids) for job, i in batch.members)
+        self.recorder.batch(len(batch.members), tokens)
+        self._compute(batch.members, batch.outputs)
+        for job in {job for job, _ in batch.members}:
+            # What is done leaves at once, while the next forward runs.
+            if job.missing == 0:
+                job.resolve()
 
     def _compute(self, members: Sequence[Member], outputs: frozenset[Output]) -> None:
         """Give every member its row. If together they fail, halves are tried until the guilty are alone."""
+        failed = self._run(members, outputs)
+        if failed is None:
+            return
+        if is_exhausted(failed):
+            self._out_of_memory(members)
+        if len(members) > 1:
+            half = len(members) // 2
+            self._compute(members[:half], outputs)
+            self._compute(members[half:], outputs)
+        elif not is_exhausted(failed) or (failed := self._run(members, outputs)) is not None:
+            _fail(members[0], failed)
+
+    def _out_of_memory(self, members: Sequence[Member]) -> None:
+        """Make room, and plan smaller from now on: what did not fit once will not the next time."""
+        tokens = sum(len(job.sequences[i].ids) for job, i in members)
+        self.out_of_memory += 1
+        if len(members) > 1:
+            self.batch_tokens = min(self.batch_tokens, max(tokens // 2, BATCH_TOKENS_LEAST))
+        logger.warning(
+            "a forward pass of %d tokens found no memory; from now on %d", tokens, self.batch_tokens
+        )
+        self._relieve()
+
+    def _run(self, members: Sequence[Member], outputs: frozenset[Output]) -> Exception | None:
+        """Why nothing was computed; None where every member has its row."""
         try:
             rows = self._loaded.head.run([job.sequences[i] for job, i in members], outputs)
-        except Exception as error:
-            # Someone waits for each of these, whatever went wrong.
-            if len(members) > 1:
-                half = len(members) // 2
-                self._compute(members[:half], outputs)
-                self._compute(members[half:], outputs)
-                return
-            logger.exception("a forward pass failed")
-            ((job, place),) = members
-            job.error = Failed(f"the model failed: {type(error).__name__}")
-            job.give(place, None)
-            return
+        except Exception as error:  # noqa: BLE001 - someone waits for each of these, whatever went wrong
+            # Its frames hold what the pass had computed so far: memory, where that is what is missing.
+            return error.with_traceback(None) if is_exhausted(error) else error
         for (job, place), row in zip(members, rows, strict=True):
             if not row.is_finite():
                 job.error = Failed(f"the model gave no finite numbers for input {place}")
             job.give(place, row)
+        return None
+
+
+def _fail(member: Member, failed: Exception) -> None:
+    job, place = member
+    if is_exhausted(failed):
+        tokens = len(job.sequences[place].ids)
+        job.error = Failed(f"there is not enough memory for input {place}, of {tokens} tokens, even alone")
+    else:
+        logger.error("a forward pass failed", exc_info=failed)
+        job.error = Failed(f"the model failed: {type(failed).__name__}")
+    job.give(place, None)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +12,7 @@ import torch
 from backends.contract import Capabilities, Operation, Output, ScoreKind
 from backends.texts import SPECIAL_TOKENS
 from backends.tokens import TextTokenizer, open_tokenizer
-from backends.torch.checkpoint import Recipe, read_recipe
+from backends.torch.checkpoint import Recipe, dense_width, outputs_of, read_recipe
 from backends.torch.heads import Head
 from backends.torch.kinds import ModelKind, Said
 from backends.torch.networks import Placing, Source, open_head
@@ -55,24 +56,26 @@ def load(
     compiled: bool = False,
     said: Said = NOTHING_SAID,
     trusted: bool = False,
+    there: Callable[[Callable[[], int]], int] = lambda warm_up: warm_up(),
 ) -> Loaded:
     """Read a checkpoint and put its network on a device.
 
     dtype: None is bfloat16 where the processor multiplies it in hardware, else float32.
     device: None is cuda where there is one, else cpu.
     said: what the operator says of the checkpoint. trusted: whether code beside its weights may run.
+    there: runs the first batches where all others will be.
     Raises: ModelUnavailable.
     """
     recipe = read_recipe(checkpoint, said)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    number = getattr(torch, dtype) if dtype else _best_dtype(place)
+    place = best_device(device)
+    number = _dtype(dtype, place)
     report(f"loading weights as {str(number).removeprefix('torch.')} on {place}")
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
     opened = open_head(Source(checkpoint, recipe, tokenizer, trusted), Placing(number, place, compiled))
     template = pair_template(checkpoint) if recipe.kind == "language" else None
     report("compiling; this takes a minute or two" if compiled else "warming up")
     started_s = time.perf_counter()
-    width = _warm_up(opened.head, tokenizer, recipe, opened.outputs or LOGITS)
+    width = there(partial(_warm_up, opened.head, tokenizer, recipe, opened.outputs or LOGITS))
     if compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")
     preparer = Preparer(recipe, tokenizer, opened.outputs, width, template)
@@ -85,6 +88,36 @@ def load(
     )
     batch_tokens = CPU_BATCH_TOKENS if place.type == "cpu" else GPU_BATCH_TOKENS
     return Loaded(recipe, preparer, opened.head, told, opened.packed, batch_tokens)
+
+
+def describe(
+    checkpoint: Path, model_id: str, dtype: DTypeName | None, device: str | None, said: Said
+) -> Capabilities:
+    """What a model will be able to do, told by its small files alone.
+
+    Raises: ModelUnavailable.
+    """
+    recipe = read_recipe(checkpoint, said)
+    template = pair_template(checkpoint) if recipe.kind == "language" else None
+    tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
+    return msgspec.structs.replace(
+        _capabilities(recipe, outputs_of(recipe), dense_width(checkpoint, recipe)),
+        model_id=model_id,
+        dtype=str(_dtype(dtype, best_device(device))).removeprefix("torch."),
+        checkpoint=str(checkpoint),
+        overhead_tokens=_overhead(recipe, tokenizer, template),
+        loaded=False,
+    )
+
+
+def best_device(device: str | None) -> torch.device:
+    """The device that is named, or cuda where there is one."""
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _dtype(name: DTypeName | None, place: torch.device) -> torch.dtype:
+    named: torch.dtype = getattr(torch, name) if name else _best_dtype(place)
+    return named
 
 
 def _best_dtype(device: torch.device) -> torch.dtype:
@@ -127,7 +160,7 @@ SCORE_KINDS: dict[ModelKind, ScoreKind] = {
 POOLING_TOLD: dict[ModelKind, str] = {"sparse": "splade", "language": "last_token"}
 
 
-def _capabilities(recipe: Recipe, outputs: frozenset[Output], width: int) -> Capabilities:
+def _capabilities(recipe: Recipe, outputs: frozenset[Output], width: int | None) -> Capabilities:
     """What follows from a recipe."""
     own = OWN_OPERATIONS[recipe.kind] | {Operation.TOKENIZE, Operation.DETOKENIZE}
     if len(recipe.labels) == 1:

@@ -1,16 +1,16 @@
-"""The engine's process: reads its boot message, loads the model, serves it on a Unix socket.
+"""The engine's process: reads its boot message, serves its models on a Unix socket, loads them.
 
 Rule: it lives as long as the parent's pipe; end of file on standard input ends it at once.
 """
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,62 +19,67 @@ import msgspec
 import uvicorn
 import uvloop
 
-from backends.checkpoints import locate
-from backends.errors import BackendError, Failed, ModelUnavailable, Overloaded, TimedOut
+from backends.errors import BackendError, Failed, Loading, Overloaded, TimedOut
 from backends.torch import wire
-from backends.torch.engine import Engine, ForwardThread
-from backends.torch.kinds import Said
-from backends.torch.loader import Loaded, load
+from backends.torch.models import Models, Report
 from backends.torch.stats import Watch
 from backends.tracing import PHASES_HEADER, is_recorded
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Report = Callable[[wire.State], None]
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class EngineApp:
-    """ASGI: POST /run takes a `wire.Request`, GET /info its capabilities, GET /stats its counts."""
+    """ASGI, below a model's name: POST /run takes a `wire.Request`, GET /info tells its capabilities, GET
+    /residence whether it is in memory, GET /stats its counts.
+    """
 
-    def __init__(self, engine: Engine, loaded: Loaded) -> None:
-        self._engine = engine
-        self._info = wire.encoder.encode(loaded.capabilities)
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["path"] == "/info":
-            await _answer(send, 200, self._info)
-        elif scope["path"] == "/run":
-            body = await _body(receive)
-            await _answer(send, *await self._run(body, receive, recorded=_is_recorded(scope)))
-        elif scope["path"] == "/stats":
-            stats = self._engine.recorder.snapshot(self._engine.waiting_inputs)
-            await _answer(send, 200, wire.encoder.encode(stats))
-        else:
+        # Names may hold slashes; the last segment is what is asked of the model.
+        name, _, asked = scope["path"].removeprefix("/").rpartition("/")
+        if name not in self._models:
             await _answer(send, 404, b"")
+        elif asked == "run":
+            body = await _body(receive)
+            await _answer(send, *await self._run(name, body, receive, recorded=_is_recorded(scope)))
+        elif asked == "stats":
+            await _answer(send, 200, wire.encoder.encode(self._models.stats(name)))
+        elif asked == "info":
+            told = self._models.capabilities(name)
+            await _answer(send, 503 if told is None else 200, wire.encoder.encode(told))
+        else:
+            await _answer(send, 200, wire.encoder.encode(self._models.residence(name)))
 
-    async def _run(self, body: bytes, receive: Receive, *, recorded: bool) -> tuple[int, bytes, Headers]:
+    async def _run(
+        self, name: str, body: bytes, receive: Receive, *, recorded: bool
+    ) -> tuple[int, bytes, Headers]:
         try:
             request = wire.request_decoder.decode(body)
-            return await self._answered(request, receive, recorded=recorded)
+            return await self._answered(name, request, receive, recorded=recorded)
         except BackendError as error:
             refusal = error
         except TimeoutError:
-            refusal = TimedOut("the engine did not finish in time")
+            is_loading = self._models.residence(name).state == "loading"
+            late = TimedOut("the engine did not finish in time")
+            refusal = Loading("the model is still loading") if is_loading else late
         except msgspec.DecodeError as error:
             refusal = Failed(f"the engine could not read the request: {error}")
-        self._engine.recorder.failed(refusal.kind)
+        self._models.recorder(name).failed(refusal.kind)
         return *_refused(refusal), ()
 
     async def _answered(
-        self, request: wire.Request, receive: Receive, *, recorded: bool
+        self, name: str, request: wire.Request, receive: Receive, *, recorded: bool
     ) -> tuple[int, bytes, Headers]:
-        recorder, watch = self._engine.recorder, Watch()
+        recorder, watch = self._models.recorder(name), Watch()
         recorder.began(request.work)
         async with asyncio.timeout(request.timeout_s):
-            reply = await _while_connected(self._engine.run(request.work, watch), receive)
+            reply = await _while_connected(self._models.run(name, request.work, watch), receive)
         recorder.finished(request.work, watch)
         phases = watch.phases
         told: Headers = ()
@@ -134,39 +139,16 @@ def main() -> None:
         with contextlib.suppress(OSError):
             os.write(boot.status_fd, msgspec.json.encode(state) + b"\n")
 
-    try:
-        report(wire.State("loading", f"looking for {boot.model}"))
-        thread = ForwardThread()
-        loaded = thread.submit(partial(_load, boot, report)).result()
-    except ModelUnavailable as error:
-        report(wire.State("failed", error.message))
-        sys.exit(1)
-    engine = Engine(
-        loaded,
-        batch_tokens=boot.batch_tokens or loaded.batch_tokens,
-        queue_tokens=boot.queue_tokens,
-        thread=thread,
-    )
+    # What is imported stays: looking through it for garbage after every load would hold up all threads.
+    gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(boot, EngineApp(engine, loaded), loaded, report))
+        runner.run(_serve(boot, report))
 
 
-def _load(boot: wire.Boot, report: Report) -> Loaded:
-    return load(
-        locate(boot.model, boot.revision, with_code=boot.trust_remote_code),
-        boot.model,
-        dtype=boot.dtype,
-        device=boot.device,
-        compiled=boot.compiled,
-        said=Said(boot.task, boot.pooling),
-        trusted=boot.trust_remote_code,
-        report=lambda detail: report(wire.State("loading", detail)),
-    )
-
-
-async def _serve(boot: wire.Boot, app: EngineApp, loaded: Loaded, report: Report) -> None:
+async def _serve(boot: wire.Boot, report: Report) -> None:
+    models = Models(boot, report)
     config = uvicorn.Config(
-        app,
+        EngineApp(models),
         uds=boot.socket_path,
         lifespan="off",
         access_log=False,
@@ -175,12 +157,11 @@ async def _serve(boot: wire.Boot, app: EngineApp, loaded: Loaded, report: Report
         timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    # uvicorn tells nobody when it listens; this loop ends within milliseconds.
-    while not server.started and not serving.done():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    report(wire.State("ready", f"{loaded.capabilities.dtype}"))
-    await serving
+    async with asyncio.TaskGroup() as beside:
+        tasks = [beside.create_task(models.start()), beside.create_task(models.keep())]
+        await server.serve()
+        for task in tasks:
+            task.cancel()
 
 
 def _end_with_parent(socket_path: str) -> None:

@@ -4,11 +4,12 @@ The boot message and the state lines between the parent process and the engine l
 """
 
 from typing import Any, Literal
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 import numpy as np
 
-from backends.contract import Capabilities, Reply, Work
+from backends.contract import Capabilities, ModelState, Reply, Residence, Work
 from backends.torch.kinds import Pooling, Task
 
 MEDIA_TYPE = "application/msgpack"
@@ -16,17 +17,15 @@ MEDIA_TYPE = "application/msgpack"
 NUMBERS = frozenset({"<f4", "<i4"})
 
 
-class Boot(msgspec.Struct, frozen=True):
-    """What the parent tells an engine on its first line of standard input, as JSON.
+class ModelBoot(msgspec.Struct, frozen=True):
+    """One model that an engine's process is to serve. name: its upstream's; model: a hub id or a path.
 
     batch_tokens: tokens of one forward pass; None is by the device. queue_tokens: the most that may
-    wait.
+    wait. preload: whether it is loaded before anybody asks. waits: whether who asks earlier waits for it.
     """
 
     name: str
     model: str
-    socket_path: str
-    status_fd: int
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     device: str | None = None
@@ -36,12 +35,29 @@ class Boot(msgspec.Struct, frozen=True):
     trust_remote_code: bool = False
     batch_tokens: int | None = None
     queue_tokens: int = 2_000_000
+    preload: bool = True
+    waits: bool = True
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """What the parent tells an engine on its first line of standard input, as JSON.
+
+    memory_bytes: the most that models in memory may hold together. idle_s: after how long without work one
+    leaves it. None is no bound.
+    """
+
+    socket_path: str
+    status_fd: int
+    models: tuple[ModelBoot, ...]
+    memory_bytes: int | None = None
+    idle_s: float | None = None
 
 
 class State(msgspec.Struct, frozen=True):
-    """A child's report to its parent, one JSON line each; failed means starting again is no use."""
+    """An engine's report on one of its models to its parent, one JSON line each."""
 
-    state: Literal["loading", "ready", "failed"]
+    model: str
+    state: ModelState
     detail: str = ""
 
 
@@ -78,3 +94,15 @@ request_decoder = msgspec.msgpack.Decoder(Request)
 reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply, dec_hook=_unpack)
 refusal_decoder = msgspec.msgpack.Decoder(Refusal)
 capabilities_decoder = msgspec.msgpack.Decoder(Capabilities)
+residence_decoder = msgspec.msgpack.Decoder(Residence)
+
+
+def address_of(socket_path: str, model: str) -> str:
+    """Where a model of an engine is: the socket as a URL's host, the model as its path."""
+    return f"http+unix://{quote(socket_path, safe='')}/{quote(model, safe='')}"
+
+
+def socket_and_base(address: str) -> tuple[str, str]:
+    """The socket's path, and the base URL of the model behind it."""
+    parts = urlsplit(address)
+    return unquote(parts.netloc), f"http://engine{parts.path}"

@@ -7,6 +7,7 @@ from litestar import Request, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
+from backends.contract import ModelState
 from gateway.api.answering import Api
 from gateway.api.exchange import exchange_of
 from gateway.api.failures import documented
@@ -18,7 +19,9 @@ FAILURES = documented("openai")
 
 class ModelItem(msgspec.Struct):
     """One model. Beyond what OpenAI's own list tells: operations, what it can be asked; state, whether it
-    can be now (refused: only by replicas of another vector space); fingerprint, its vector space.
+    can be now (refused: only by replicas of another vector space); fingerprint, its vector space; residence,
+    whether an engine has it in memory (one that is not is loaded when it is asked); last_error, why it could
+    not be loaded.
     """
 
     id: str
@@ -27,6 +30,8 @@ class ModelItem(msgspec.Struct):
     operations: list[str]
     state: UpstreamState
     fingerprint: str | None
+    residence: ModelState | None = None
+    last_error: str | None = None
     object: str = "model"
 
 
@@ -45,7 +50,17 @@ def _item(api: Api, name: str) -> ModelItem:
     routes = api.gateway.routes
     operations = [operation.value for operation in routes.operations(name)]
     upstream = api.gateway.upstreams[routes.upstream_of(name)]
-    return ModelItem(name, CREATED, upstream.name, operations, upstream.state, upstream.fingerprint)
+    told = upstream.residence
+    return ModelItem(
+        name,
+        CREATED,
+        upstream.name,
+        operations,
+        upstream.state,
+        upstream.fingerprint,
+        None if told is None else told.state,
+        None if told is None else told.error,
+    )
 
 
 @get("/v1/models", responses=FAILURES, tags=["OpenAI"])

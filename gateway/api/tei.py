@@ -19,6 +19,7 @@ from backends.contract import (
     Capabilities,
     Embed,
     Embedded,
+    ModelState,
     Operation,
     Output,
     Rerank,
@@ -103,7 +104,7 @@ class SimilarityRequest(msgspec.Struct):
 
 
 class InfoResponse(msgspec.Struct):
-    """What TEI's clients read before they send."""
+    """What TEI's clients read before they send, and whether an engine has the model in memory."""
 
     model_id: str
     model_sha: str | None
@@ -120,6 +121,8 @@ class InfoResponse(msgspec.Struct):
     version: str
     sha: str | None
     docker_label: str | None
+    residence: ModelState | None = None
+    last_error: str | None = None
 
 
 async def decode_embed(data: EmbedRequest, name: str | None, exchange: Exchange, api: Api) -> Call:
@@ -246,7 +249,10 @@ async def info(
     upstream = gateway.upstreams[route.upstream]
     if upstream.capabilities is None:
         raise ModelLoading("the model has not told what it is yet")
-    return described(route.model, upstream.capabilities, api.inputs_max, route.truncate != "error")
+    answer = described(route.model, upstream.capabilities, api.inputs_max, route.truncate != "error")
+    if upstream.residence is not None:
+        answer.residence, answer.last_error = upstream.residence.state, upstream.residence.error
+    return answer
 
 
 def described(

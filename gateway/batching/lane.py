@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from backends.contract import Reply, Work
-from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
+from backends.errors import BackendError, Failed, Loading, Lost, TimedOut, Unavailable
 from backends.tracing import carrier
 from gateway.batching.drain import DrainRate
 from gateway.batching.fair_queue import Entry, FairQueue, Priority
@@ -23,7 +23,14 @@ from gateway.batching.portion import Portion
 from gateway.batching.slices import Bounds, Slice
 from gateway.batching.ticket import Attempt, Passenger, Ticket
 from gateway.batching.traced import begin_trace
-from gateway.errors import DeadlineExceeded, GatewayError, ModelLoading, NoReplica, Overloaded
+from gateway.errors import (
+    LOADING_RETRY_S,
+    DeadlineExceeded,
+    GatewayError,
+    ModelLoading,
+    NoReplica,
+    Overloaded,
+)
 from gateway.events import AttemptFinished, Observe, Waiting
 from gateway.routing.budget import Budget
 from gateway.routing.latencies import Latencies
@@ -53,7 +60,8 @@ class Carried(msgspec.Struct, frozen=True):
 class Rules(msgspec.Struct, frozen=True):
     """What a lane goes by.
 
-    holds: work waits while every replica is away, because it will be back. retry_share, hedge_share: attempts
+    holds: work waits while every replica is away, because it will be back. waits: and while a model is
+    being loaded. retry_share, hedge_share: attempts
     that may be added to those that callers cause.
     """
 
@@ -62,6 +70,7 @@ class Rules(msgspec.Struct, frozen=True):
     holds: bool
     retry_share: float = 0.2
     hedge_share: float = 0.05
+    waits: bool = True
 
 
 class Lane:
@@ -133,7 +142,7 @@ class Lane:
             async with asyncio.timeout_at(deadline_s):
                 await told
         except TimeoutError as error:
-            raise ModelLoading("the model is still loading", retry_after_s=5) from error
+            raise ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S) from error
         finally:
             self._joining.remove(told)
         if self._pool.capabilities() is None:
@@ -502,8 +511,9 @@ class Lane:
                         self._enqueue(ticket, first=True)
 
     def _comes_back(self, error: BackendError) -> bool:
-        """An engine that died comes back on the same socket: what it held waits for it."""
-        return self._rules.holds and isinstance(error, Lost | Unavailable)
+        """An engine that died comes back on the same socket, and loads: what it held waits for it."""
+        awaited = Lost | Unavailable | Loading if self._rules.waits else Lost | Unavailable
+        return self._rules.holds and isinstance(error, awaited)
 
     def _may_retry(self, attempt: Attempt, error: BackendError) -> bool:
         return self._comes_back(error) or (attempt.wanted() and self._retries.take(self._clock()))
@@ -564,6 +574,8 @@ class Lane:
     def _late(self, ticket: Ticket) -> GatewayError:
         if not ticket.running and not self._pool.usable():
             return NoReplica(why_none(self._pool))
+        if self._pool.loading():
+            return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
         return DeadlineExceeded("the call's time ran out")
 
 

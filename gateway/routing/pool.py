@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 
-from backends.contract import Backend, Capabilities
+from backends.contract import Backend, Capabilities, Residence
 from backends.errors import BackendError, Overloaded
 from gateway.config import Policy
 from gateway.events import Observe, ReplicaChanged
@@ -41,6 +41,8 @@ class Replica:
         self.capabilities: Capabilities | None = None
         # Whether it gives vectors of another space than its upstream's.
         self.strays = False
+        # Whether its model is in memory, as it said last; None where that is no question.
+        self.residence: Residence | None = None
         # What waits inside it, as it tells itself; others than this gateway may send to it.
         self.waiting_inputs = 0
         self.batches = 0
@@ -176,6 +178,11 @@ class Pool:
     def refused(self) -> bool:
         """Whether one is kept out because of its vectors."""
         return any(one.strays and one.state is State.DOWN for one in self.replicas)
+
+    def loading(self) -> bool:
+        """Whether a model of this upstream is on its way into memory."""
+        told = [one.residence for one in self.replicas]
+        return any(one is not None and one.state == "loading" for one in told)
 
     def pick(
         self, inputs: int, avoid: Collection[Replica], tenant: str = "", *, alone: bool = True

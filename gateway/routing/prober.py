@@ -71,10 +71,12 @@ async def keep_watching(
 async def _joins(pool: Pool, replica: Replica, space: VectorSpace | None, *, patient: bool) -> bool:
     try:
         told = await replica.backend.describe(PROBE_TIMEOUT_S)
-        if replica.state is State.DOWN:
-            # It has failed before: that it answers is not enough.
-            await _work_a_little(replica, told)
-        await _check_space(replica, told, space)
+        # Work would load a model that nobody has asked for.
+        if told.loaded:
+            if replica.state is State.DOWN:
+                # It has failed before: that it answers is not enough.
+                await _work_a_little(replica, told)
+            await _check_space(replica, told, space)
     except BackendError as error:
         # An engine that is still loading has not failed to join: it is not there yet.
         if not (patient and replica.state is State.JOINING):

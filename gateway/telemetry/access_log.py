@@ -3,7 +3,15 @@
 import logging
 from typing import Any, TypeAlias
 
-from gateway.events import CallFinished, Event, ReplicaChanged, SpaceChecked, SpaceOutcome, StoreChanged
+from gateway.events import (
+    CallFinished,
+    Event,
+    ReplicaChanged,
+    ResidenceTold,
+    SpaceChecked,
+    SpaceOutcome,
+    StoreChanged,
+)
 
 logger = logging.getLogger("gateway")
 
@@ -66,6 +74,8 @@ def log_event(event: Event) -> None:
 def log_change(event: Event) -> None:
     """The same without the lines of calls."""
     match event:
+        case ResidenceTold():
+            _log_residence(event)
         case ReplicaChanged():
             _write(logging.WARNING if event.state == "down" else logging.INFO, event)
         case StoreChanged():
@@ -78,6 +88,15 @@ def _write(level: int, event: Logged) -> None:
     # What `logger.log` does, less its search for the line of code that called it.
     if logger.isEnabledFor(level):
         logger.handle(logging.LogRecord(logger.name, level, "", 0, EventLine(event), None, None))
+
+
+def _log_residence(event: ResidenceTold) -> None:
+    if event.loads:
+        logger.info("upstream %s: its model was loaded", event.upstream)
+    for reason in event.unloads:
+        logger.info("upstream %s: its model left memory (%s)", event.upstream, reason)
+    if event.out_of_memory:
+        logger.warning("upstream %s: a batch found too little memory and was split", event.upstream)
 
 
 def _space_line(event: SpaceChecked) -> str:

@@ -34,11 +34,13 @@ from gateway.events import (
     Event,
     QuotaDecided,
     ReplicaChanged,
+    ResidenceTold,
     SpaceChecked,
     StoreChanged,
     Waiting,
 )
 from gateway.telemetry.engine_metrics import families, waiting_inputs
+from gateway.telemetry.model_metrics import ModelMetrics
 from gateway.telemetry.process import ProcessShare
 
 # From a call that touches nothing to a bulk call at its deadline, about 2.5 a step.
@@ -117,6 +119,8 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._shown = self._registry
+        # Every worker hears of the same models: one counts.
+        self._counts_models = worker in {None, 0}
         self._process: ProcessShare | None = None
         self._sources = Sources()
         # Replicas, by upstream and name, that were there when they were last looked at.
@@ -132,6 +136,7 @@ class Metrics:
         self._define_calls()
         self._define_attempts()
         self._define_gauges()
+        self._models = ModelMetrics(self._registry)
         self._find_children()
 
     def watch(self, sources: Sources) -> None:
@@ -163,6 +168,8 @@ class Metrics:
                 self._replica_changes.labels(event.upstream, event.replica, event.state).inc()
             case SpaceChecked():
                 self._count_space(event)
+            case ResidenceTold():
+                self._models.observe(event, counts=self._counts_models)
             case StoreChanged():
                 self._store_away.set(1 if event.away else 0)
                 self._store_changes.labels("away" if event.away else "back").inc()

@@ -42,7 +42,7 @@ from backends.contract import (
 )
 from backends.contract import Work as BackendWork
 from backends.errors import Failed, Lost, Overloaded, Unavailable
-from backends.vectors import cosines
+from backends.vectors import pair_cosines
 from gateway import config
 from gateway.admission import Grant
 from gateway.batching.lane import Lane, Rules
@@ -275,7 +275,8 @@ def expected_of(world: World, work: Work) -> Reply:
     if not isinstance(work, Similarity):
         return whole
     assert isinstance(whole, Embedded)
-    scores = cosines(whole.vectors[0], whole.vectors[1:])
+    others = whole.vectors[1:]
+    scores = pair_cosines(np.repeat(whole.vectors[:1], len(others), axis=0), others)
     cut = whole.truncated or ()
     shown = tuple(range(len(scores))) if 0 in cut else tuple(i - 1 for i in cut)
     return Reranked(scores, whole.tokens, shown)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from backends.contract import Encode, Encoded, Output, Reply, Terms, Vectors, Work
 from backends.torch.engine import Engine
 from backends.torch.kinds import Said
-from backends.torch.loader import DTypeName, Loaded, load
+from backends.torch.loader import DTypeName, Loaded, describe, load
 from tests.engine.texts import real_texts
 
 Kind = TypeVar("Kind", bound=Reply)
@@ -19,9 +20,13 @@ TEXTS = [text for text in real_texts() if len(text) > 12][:24]
 
 
 def loaded(folder: Path, dtype: DTypeName = "float32", said: Said | None = None, **options: bool) -> Loaded:
-    return load(
+    """The checkpoint, opened; what its small files alone tell of it must be what it then is."""
+    one = load(
         folder, "tiny", dtype=dtype, device="cpu", report=lambda _: None, said=said or Said(), **options
     )
+    foretold = describe(folder, "tiny", dtype, "cpu", said or Said())
+    assert foretold == replace(one.capabilities, loaded=False)
+    return one
 
 
 def engine_on(one: Loaded) -> Engine:

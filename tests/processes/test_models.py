@@ -1,0 +1,168 @@
+"""Many models in one engine process: a budget that holds three of ten, states that callers see, a crash."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from backends.checkpoints import DEFAULT_MODEL, locate
+from tests.engine.checkpoints import ENCODERS, make_encoder
+from tests.processes.conftest import Served, wait_until
+
+pytestmark = pytest.mark.slow
+
+MODELS = 10
+SECONDS = 6.0
+LINE = "  m{n}: {{backend: torch, model: {path}, dtype: float32, preload: {preload}{more}}}\n"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(ENCODERS["bert"][0](), locate(DEFAULT_MODEL), tmp_path_factory.mktemp("tiny"))
+
+
+def config_of(
+    folder: Path, checkpoint: Path, count: int, bounds: str, first: bool = False, more: str = ""
+) -> Path:
+    """Upstreams and models m0, m1, …; first: whether the first is loaded at the start."""
+    upstreams = "".join(
+        LINE.format(n=n, path=checkpoint, preload=str(first and n == 0).lower(), more=more)
+        for n in range(count)
+    )
+    models = "".join(f"  m{n}: {{upstream: m{n}}}\n" for n in range(count))
+    path = folder / "router.yaml"
+    path.write_text(f"listen: 127.0.0.1:0\nengine: {bounds}\nupstreams:\n{upstreams}models:\n{models}")
+    return path
+
+
+def embed(client: httpx.Client, model: str) -> httpx.Response:
+    return client.post("/v1/embeddings", json={"model": model, "input": "some words"})
+
+
+def residences(client: httpx.Client) -> dict[str, str]:
+    return {one["id"]: one["residence"] for one in client.get("/v1/models").json()["data"]}
+
+
+def measured(client: httpx.Client, metric: str) -> dict[str, float]:
+    """A metric's values by its labels."""
+    lines = client.get("/metrics").text.splitlines()
+    found = (line.rpartition(" ") for line in lines if line.startswith(metric + "{"))
+    return {name: float(value) for name, _, value in found}
+
+
+@pytest.fixture
+def served(tmp_path: Path, checkpoint: Path) -> Iterator[Served]:
+    # A tiny model holds 23 MB, most of it its tokenizer.
+    config = config_of(tmp_path, checkpoint, MODELS, "{memory_bytes: 72000000}", first=True)
+    gateway = Served(config).wait_until_up()
+    yield gateway
+    gateway.stop()
+
+
+def test_ten_models_called_at_random_under_a_budget_for_three(served: Served) -> None:
+    ends_s = time.monotonic() + SECONDS
+
+    def caller(seed: int) -> list[tuple[str, httpx.Response]]:
+        dice, found = random.Random(seed), []
+        with served.client() as client:
+            while time.monotonic() < ends_s:
+                name = f"m{dice.randrange(MODELS)}"
+                found.append((name, embed(client, name)))
+        return found
+
+    held = []
+    with ThreadPoolExecutor(5) as callers, served.client() as operator:
+        running = [callers.submit(caller, seed) for seed in range(4)]
+        while not all(one.done() for one in running):
+            held.append(sum(measured(operator, "gateway_model_memory_bytes").values()))
+        replies = [one for caller in running for one in caller.result()]
+        assert wait_until(lambda: sum(measured(operator, "gateway_model_unloads_total").values()) > 3)
+
+    assert {reply.status_code for _, reply in replies} == {200}
+    assert len({name for name, _ in replies}) == MODELS
+    vectors = np.array([reply.json()["data"][0]["embedding"] for _, reply in replies])
+    np.testing.assert_allclose(vectors, vectors[:1].repeat(len(vectors), axis=0), atol=1e-5)
+    assert max(held) > 0
+    assert len([pid for pid, line in served.children().items() if "torch.server" in line]) == 1
+
+
+def test_a_model_that_nobody_asked_for_is_known_and_not_in_memory(served: Served) -> None:
+    with served.client() as client:
+        assert client.get("/readyz").status_code == 200
+        listed = {one["id"]: one for one in client.get("/v1/models").json()["data"]}
+        assert wait_until(lambda: residences(client)["m0"] == "loaded")
+
+        assert listed["m7"]["residence"] == "unloaded"
+        assert "embed" in listed["m7"]["operations"]
+        assert client.get("/models/m7/info").json()["residence"] == "unloaded"
+        assert client.get("/models/m7/info").json()["max_input_length"] == 130
+
+
+def test_an_engine_that_died_loads_what_was_loaded(served: Served) -> None:
+    with served.client() as client:
+        assert embed(client, "m3").status_code == 200
+        engine = served.child("backends.torch.server")
+        os.kill(engine, signal.SIGKILL)
+        assert wait_until(lambda: measured(client, "gateway_replica_up").get(UP.format("m3")) == 0)
+        assert wait_until(lambda: measured(client, "gateway_replica_up").get(UP.format("m7")) == 1)
+        assert embed(client, "m0").status_code == 200
+        assert wait_until(lambda: residences(client)["m3"] == "loaded")
+
+        assert {name for name, state in residences(client).items() if state == "loaded"} == {"m0", "m3"}
+
+
+UP = 'gateway_replica_up{{replica="engine",upstream="{}"}}'
+
+
+def test_who_is_not_to_wait_is_told_when_to_come_back(tmp_path: Path, checkpoint: Path) -> None:
+    config = config_of(tmp_path, checkpoint, 1, "{}", more=", when_loading: refuse")
+    gateway = Served(config).wait_until_up()
+    try:
+        with gateway.client() as client:
+            refused = embed(client, "m0")
+            assert wait_until(lambda: embed(client, "m0").status_code == 200)
+
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_loading")
+        assert refused.headers["retry-after"] == "5"
+    finally:
+        gateway.stop()
+
+
+def test_a_model_that_never_fits_says_so_and_the_others_serve(tmp_path: Path, checkpoint: Path) -> None:
+    config = config_of(tmp_path, checkpoint, 1, "{memory_bytes: 30000000}")
+    text = config.read_text().replace(
+        "models:\n", f"  big: {{backend: torch, model: {DEFAULT_MODEL}, preload: false}}\nmodels:\n", 1
+    )
+    config.write_text(text + "  big: {upstream: big}\n")
+    gateway = Served(config).wait_until_up()
+    try:
+        with gateway.client() as client:
+            refused = embed(client, "big")
+            assert embed(client, "m0").status_code == 200
+            assert wait_until(lambda: residences(client)["big"] == "failed")
+            (told,) = [one for one in client.get("/v1/models").json()["data"] if one["id"] == "big"]
+
+        assert refused.status_code == 502
+        assert "`engine.memory_bytes` is 30 MB" in refused.json()["error"]["message"]
+        assert "`engine.memory_bytes` is 30 MB" in told["last_error"]
+    finally:
+        gateway.stop()
+
+
+def test_upstreams_may_have_a_process_of_their_own(tmp_path: Path, checkpoint: Path) -> None:
+    config = config_of(tmp_path, checkpoint, 2, "{}", first=True)
+    config.write_text(config.read_text().replace("preload: false", "preload: false, process: other"))
+    gateway = Served(config).wait_until_up()
+    try:
+        with gateway.client() as client:
+            assert [embed(client, name).status_code for name in ("m0", "m1")] == [200, 200]
+        assert len([line for line in gateway.children().values() if "torch.server" in line]) == 2
+    finally:
+        gateway.stop()
