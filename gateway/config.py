@@ -127,22 +127,24 @@ class Upstream(Section, frozen=True, kw_only=True):
     """A named group of equal replicas: one model, one vector space.
 
     model: a hub id or a local path for torch; the served name for the others, learnt where a server has
-    but one. discover: each address of the replicas' names is a replica. tokenizer: where the checkpoint's
-    small files are, for what a wire does not tell. token_encoding: whose tokenizer.json turns token ids that
+    but one. discover: each address of the replicas' names is a replica. when_unavailable: what becomes of
+    calls while no replica is there; those for torch always wait. tokenizer: where the checkpoint's small
+    files are, for what a wire does not tell. token_encoding: whose tokenizer.json turns token ids that
     callers send back into text. batch_inputs, batch_tokens: what one upstream request may hold, where the
     replica does not say. in_flight_batches: the window, batches in flight to one replica; absent, it is
-    learnt. queue_tokens: the most that may wait in front of all of them. retry_share, hedge_share: attempts
-    that may be added to those that callers cause. task, pooling: instead of what a checkpoint's own files
-    say it is for. trust_remote_code: whether code that lies beside its weights may run. prompts: name → text
-    put before an input, beside and before the checkpoint's own. process: engines of one name share a
-    process. preload: whether the model is loaded before anybody asks; when_loading: whether who asks earlier
-    waits.
+    learnt. queue_tokens: the most that may wait in front of all of them. retry_share, hedge_share:
+    attempts that may be added to those that callers cause. task, pooling: instead of what a checkpoint's
+    own files say it is for. trust_remote_code: whether code that lies beside its weights may run.
+    prompts: name → text put before an input, beside and before the checkpoint's own. process: engines of
+    one name share a process. preload: whether the model is loaded before anybody asks; when_loading:
+    whether who asks earlier waits.
     """
 
     backend: Kind
     model: str | None = None
     replicas: tuple[str, ...] = ()
     discover: Literal["dns"] | None = None
+    when_unavailable: Literal["refuse", "wait"] = "refuse"
     api_key: str = ""
     headers: dict[str, str] = {}
     tls: UpstreamTls = UpstreamTls()

@@ -54,7 +54,7 @@ def open_upstream(
     rules = Rules(
         settings.queue_tokens,
         settings.attempt_timeout_s,
-        holds=settings.backend == "torch",
+        holds=settings.backend == "torch" or settings.when_unavailable == "wait",
         retry_share=settings.retry_share,
         hedge_share=settings.hedge_share,
         waits=settings.when_loading == "wait",

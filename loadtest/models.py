@@ -10,14 +10,13 @@ reply had the vector that its model gave before; then what one model's caller fe
 import argparse
 import asyncio
 import collections
-import json
 import random
 import re
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -116,10 +115,10 @@ async def sample(pid: int, found: list[tuple[float, float]]) -> None:
         await asyncio.sleep(SAMPLE_EVERY_S)
 
 
-async def measure(gateway: GatewayProcess, options: argparse.Namespace) -> Iterator[str]:
+async def measure(gateway: GatewayProcess, options: argparse.Namespace) -> AsyncIterator[str]:
     """Both parts, and what they showed."""
     pid = engine_of(gateway)
-    lines = [f"the engine before any model: {usage([pid]).rss_bytes / 1e6:.0f} MB resident"]
+    yield f"the engine before any model: {usage([pid]).rss_bytes / 1e6:.0f} MB resident"
     async with client(gateway.url, KEY) as session:
         rss: list[tuple[float, float]] = []
         sampling = asyncio.create_task(sample(pid, rss))
@@ -128,9 +127,10 @@ async def measure(gateway: GatewayProcess, options: argparse.Namespace) -> Itera
             *(asking.at_random(options.models, options.seconds, seed) for seed in range(options.callers))
         )
         sampling.cancel()
-        lines += [*_told_of_calls(asking.calls), *_told_of_memory(rss), *await _told_of_models(session)]
-        lines += await neighbour(session, options)
-    return iter(lines)
+        for line in (*_told_of_calls(asking.calls), *_told_of_memory(rss), *await _told_of_models(session)):
+            yield line
+        for line in await neighbour(session, options):
+            yield line
 
 
 def engine_of(gateway: GatewayProcess) -> int:
@@ -197,6 +197,12 @@ def _waits(took_s: Sequence[float]) -> str:
     return f"{told} / {max(took_s) * 1e3:.0f} ms (p50 / p95 / p99 / most) of {len(took_s)}"
 
 
+async def tell(gateway: GatewayProcess, options: argparse.Namespace) -> None:
+    """Print each line when it is known."""
+    async for line in measure(gateway, options):
+        print(line, flush=True)
+
+
 def main() -> None:
     """Make, serve, ask, tell."""
     options = _options()
@@ -208,11 +214,11 @@ def main() -> None:
         config = Path(folder) / "router.yaml"
         config.write_text(router_yaml(checkpoints, options.dtype, memory_bytes))
         with GatewayProcess(config, {"GATEWAY_API_KEY": KEY}) as gateway:
-            print(f"{options.models} models of {one_bytes / 1e6:.0f} MB, budget {memory_bytes / 1e6:.0f} MB")
-            lines = list(asyncio.run(measure(gateway, options)))
-    print("\n".join(lines))
-    if options.json:
-        options.json.write_text(json.dumps(lines, indent=1))
+            print(
+                f"{options.models} models of {one_bytes / 1e6:.0f} MB, budget {memory_bytes / 1e6:.0f} MB",
+                flush=True,
+            )
+            asyncio.run(tell(gateway, options))
 
 
 def _options() -> argparse.Namespace:
@@ -225,7 +231,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--neighbour-seconds", type=float, default=20.0)
     parser.add_argument("--callers", type=int, default=4)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 

@@ -184,6 +184,9 @@ class _Wire:
             self.exchange.status = message["status"]
             identified = (b"x-request-id", self.exchange.request_id.encode())
             message["headers"] = [*message["headers"], identified]
+            if self._in_flight.draining:
+                # What comes next on this connection would be refused: the client opens another, elsewhere.
+                message["headers"].append((b"connection", b"close"))
         elif not message.get("more_body", False):
             # The answer is whole: what the server tells from here on is no hanging up.
             self.stop_watching()

@@ -46,6 +46,8 @@ ACTIVE_S = 2.0
 SUSPECT_S = 10.0
 # How many that cannot go, or not in the same batch, are looked past for others that can.
 LOOK_PAST = 8
+# Replicas that are away are asked, and their names looked up, every so often at the latest.
+AWAY_RETRY_S = 5
 # A call that takes longer than this share of its like is tried elsewhere too.
 HEDGE_QUANTILE = 0.95
 
@@ -114,19 +116,20 @@ class Lane:
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that wait for a replica, as an upper bound."""
-        return self._queue.tokens
+        """Tokens that wait for a replica, as an upper bound.
+
+        A call that waits for the very first replica counts as one: a scaler must see it to bring one.
+        """
+        return self._queue.tokens + len(self._joining)
 
     def waiting(self) -> Waiting:
         """What is in the queue, for whoever watches; walks all of it."""
-        if not len(self._queue):
-            return Waiting()
-        inputs, since_s = 0, self._clock()
+        inputs, since_s = len(self._joining), self._clock()
         now_s = since_s
         for ticket in self._queue.items():
             inputs += ticket.piece.inputs
             since_s = min(since_s, ticket.waiting_since_s)
-        return Waiting(self._queue.tokens, inputs, now_s - since_s)
+        return Waiting(self.queued_tokens, inputs, now_s - since_s)
 
     async def wait_joined(self, deadline_s: float) -> None:
         """Wait until some replica has told what it can do.
@@ -146,7 +149,7 @@ class Lane:
         finally:
             self._joining.remove(told)
         if self._pool.capabilities() is None:
-            raise NoReplica(why_none(self._pool))
+            raise _nobody(self._pool)
 
     async def submit(
         self,
@@ -340,7 +343,7 @@ class Lane:
         if ticket.tried and self._pool.usable():
             return ticket.last_error
         if self._nobody_comes():
-            return ticket.last_error or NoReplica(why_none(self._pool))
+            return ticket.last_error or _nobody(self._pool)
         return None
 
     def _nobody_comes(self) -> bool:
@@ -573,10 +576,14 @@ class Lane:
 
     def _late(self, ticket: Ticket) -> GatewayError:
         if not ticket.running and not self._pool.usable():
-            return NoReplica(why_none(self._pool))
+            return _nobody(self._pool)
         if self._pool.loading():
             return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
         return DeadlineExceeded("the call's time ran out")
+
+
+def _nobody(pool: Pool) -> NoReplica:
+    return NoReplica(why_none(pool), retry_after_s=AWAY_RETRY_S)
 
 
 def _own_error(attempt: Attempt, error: BackendError) -> BackendError:

@@ -3,19 +3,22 @@
 import asyncio
 from collections.abc import Sequence
 
+import httpx
 import pytest
 
 from backends.http import HttpDoor
 from gateway.events import ReplicaChanged
 from gateway.routing import discovery
 from tests.conftest import Boots, Running
-from tests.fakes.hooks import Gate, until
+from tests.fakes.hooks import Gate, breaking, until
 from tests.fakes.tei import FakeTei
 
 CONFIG = """
 upstreams: {one: {backend: tei, replicas: ["http://tei.example:8080"], discover: dns, policy: round_robin}}
 models: {bge: {upstream: one}}
 """
+
+WAITING = CONFIG.replace("policy: round_robin", "when_unavailable: wait")
 
 
 class Names:
@@ -95,6 +98,50 @@ async def test_while_nobody_is_found_calls_are_told_so_and_readiness_is_not_held
         reply = await gateway.post("/v1/embeddings", {"input": "text"})
 
     assert (503, "no_replica") == (reply.status_code, reply.json()["error"]["code"])
+    assert "5" == reply.headers["retry-after"]
+
+
+async def test_a_name_that_has_no_address_at_first_may_have_one_later(boot: Boots) -> None:
+    names = Names()
+    async with boot({"10.0.0.1": FakeTei()}, CONFIG, look_up=names) as gateway:
+        assert 503 == await embed(gateway, "too early")
+        names.addresses = ["10.0.0.1"]
+        await _until_seen(gateway, ("http://tei.example:8080#0", "up"))
+        assert 200 == await embed(gateway, "in time")
+
+
+async def test_the_first_call_is_held_until_somebody_comes_and_is_seen_to_wait(boot: Boots) -> None:
+    names = Names()
+    async with boot({"10.0.0.1": FakeTei()}, WAITING, look_up=names) as gateway:
+        held = asyncio.create_task(embed(gateway, "first"))
+        await _until_queued(gateway)
+        names.addresses = ["10.0.0.1"]
+        assert 200 == await held
+        assert 0 == await queued(gateway)
+
+
+async def test_a_call_is_held_while_all_have_gone_and_is_seen_to_wait(boot: Boots) -> None:
+    old, names = FakeTei(), Names("10.0.0.1")
+    async with boot({"10.0.0.1": old, "10.0.0.2": FakeTei()}, WAITING, look_up=names) as gateway:
+        assert 200 == await embed(gateway, "before")
+        # As when a deployment is scaled to zero: nobody listens, and the name has no address.
+        names.addresses = []
+        old.hook = breaking(httpx.ConnectError("nobody listens"))
+        held = asyncio.create_task(embed(gateway, "meanwhile"))
+        await _until_seen(gateway, ("http://tei.example:8080#0", "down"))
+        await _until_queued(gateway)
+        names.addresses = ["10.0.0.2"]
+        assert 200 == await held
+
+    assert ("http://tei.example:8080#0", "gone") in states(gateway)
+
+
+async def test_a_call_for_which_nobody_comes_is_told_when_to_come_back(boot: Boots) -> None:
+    async with boot({}, WAITING, look_up=Names()) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"input": "text"}, x_timeout_s="0.05")
+
+    assert (503, "model_loading") == (reply.status_code, reply.json()["error"]["code"])
+    assert "5" == reply.headers["retry-after"]
 
 
 async def test_the_requests_of_a_pinned_door_speak_of_the_name() -> None:
@@ -122,6 +169,19 @@ async def test_addresses_are_of_one_family() -> None:
 
     assert found
     assert 1 == len({":" in address for address in found})
+
+
+async def queued(gateway: Running) -> float:
+    """What `/metrics` says is waiting, in tokens."""
+    body = (await gateway.client.get("/metrics")).text
+    [line] = [one for one in body.splitlines() if one.startswith("gateway_lane_queued_tokens{")]
+    return float(line.rpartition(" ")[2])
+
+
+async def _until_queued(gateway: Running) -> None:
+    async with asyncio.timeout(10):
+        while not await queued(gateway):  # noqa: ASYNC110 - a gauge tells nobody
+            await asyncio.sleep(0)
 
 
 def _leaving() -> bool:

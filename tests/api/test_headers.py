@@ -61,6 +61,18 @@ def drain(gateway: Running) -> None:
     edge.app._in_flight.draining = True
 
 
+async def test_while_draining_every_answer_ends_its_connection(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        before = await gateway.client.get("/livez")
+        drain(gateway)
+        refused = await gateway.post(OPENAI, {"input": "a"})
+        probed = await gateway.client.get("/livez")
+
+    assert "connection" not in before.headers
+    assert (503, "close") == (refused.status_code, refused.headers["connection"])
+    assert (200, "close") == (probed.status_code, probed.headers["connection"])
+
+
 @pytest.mark.parametrize("sent", ["a", "trace-1/2:3", "x" * 128])
 async def test_a_request_id_is_echoed(boot: Boots, sent: str) -> None:
     async with boot(fakes()) as gateway:

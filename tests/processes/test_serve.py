@@ -3,10 +3,12 @@
 import base64
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +52,18 @@ def test_openai_sdk(served: Served) -> None:
     np.testing.assert_allclose(vectors, [item.embedding for item in floats.data], atol=2e-3)
     with pytest.raises(NotFoundError, match="no model 'nope'"):
         client.embeddings.create(model="nope", input="a")
+
+
+def test_the_readmes_programs_run(served: Served, repository: Path) -> None:
+    programs = re.findall(
+        r"^```python\n(.*?)^```", (repository / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    left: dict[str, Any] = {}
+    for program in programs:
+        exec(program.replace("http://127.0.0.1:8080", served.url).replace("<the key>", KEY), left)
+
+    assert 2 == len(left["reply"].data)
+    assert (2, 384) == left["vectors"].shape
 
 
 def test_hugging_face_inference_client(served: Served) -> None:

@@ -1,0 +1,281 @@
+"""The Kubernetes manifests fit the API, one another, and the gateway that they run."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from gateway.api.edge import LIVENESS
+from gateway.config import Config, host_and_port
+from gateway.config_file import parse_config
+from gateway.engines import KILL_AFTER_S
+from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Bundle, Manifest, bundle, containers, labels_of
+
+# The oldest release that is held.
+RELEASE = "1.30"
+SECRETS = {
+    "redis-password": "made at random",
+    "upstream-key": "made at random too",
+    "metrics-key-digest": f"sha256:{'0' * 64}",
+}
+# Of others: no schema of Kubernetes' own.
+FOREIGN = {"ScaledObject", "ServiceMonitor"}
+# Workers, engines and what is left of them are given so long each; see the supervisor.
+ENDING_S = 3 * KILL_AFTER_S
+
+
+@pytest.fixture(params=OVERLAYS)
+def overlay(request: pytest.FixtureRequest) -> Bundle:
+    return bundle(KUBERNETES / "overlays" / request.param)
+
+
+def config_of(files: dict[str, Path], tmp_path: Path) -> Config:
+    """A router.yaml of a ConfigMap, with secrets where the pods have them."""
+    for name, value in SECRETS.items():
+        (tmp_path / name).write_text(value)
+    text = files["router.yaml"].read_text().replace("/secrets/", f"{tmp_path}/")
+    return parse_config(text, {}, tmp_path)
+
+
+def gateways(overlay: Bundle) -> Iterator[tuple[Manifest, str]]:
+    """The deployments that run this project's image, each with its ConfigMap's name."""
+    for manifest in overlay.pods():
+        [container] = containers(manifest)
+        if container["image"] == "embedding-gateway":
+            volumes = {one["name"]: one for one in manifest["spec"]["template"]["spec"]["volumes"]}
+            yield manifest, volumes["config"]["configMap"]["name"]
+
+
+def test_the_manifests_fit_kubernetes_own_schemas(overlay: Bundle) -> None:
+    ours = [one for one in overlay.manifests if one["kind"] not in FOREIGN]
+
+    assert len(ours) > 10
+    for manifest in ours:
+        kubernetes_validate.validate(manifest, RELEASE, strict=True)
+
+
+def test_a_wrong_manifest_would_be_seen() -> None:
+    manifest = bundle(KUBERNETES / "overlays" / "engine").named("Deployment", "gateway")
+    manifest["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(manifest, RELEASE, strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_kubectl_builds_what_the_files_say(name: str) -> None:
+    folder = KUBERNETES / "overlays" / name
+    built = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, check=True, timeout=30, text=True
+    )
+    manifests = [one for one in yaml.safe_load_all(built.stdout) if one["kind"] != "ConfigMap"]
+
+    assert {(one["kind"], one["metadata"]["name"]) for one in bundle(folder).manifests} == {
+        (one["kind"], one["metadata"]["name"]) for one in manifests
+    }
+    assert {"embedding-gateway"} == {
+        one["metadata"].get("namespace", "embedding-gateway") for one in manifests
+    }
+    for one in manifests:
+        if one["kind"] not in FOREIGN:
+            kubernetes_validate.validate(one, RELEASE, strict=True)
+    fixed = {one["metadata"]["name"] for one in manifests if "replicas" in one.get("spec", {})}
+    assert ({"redis"} if name.endswith("-scaled") else {"redis", "gateway", name}) == fixed
+
+
+def test_the_configs_are_ones_that_the_gateway_takes(overlay: Bundle, tmp_path: Path) -> None:
+    served = list(gateways(overlay))
+
+    assert served
+    for _, config in served:
+        assert config_of(overlay.configs[config], tmp_path).models
+
+
+def test_ports_are_those_that_the_config_listens_on(overlay: Bundle, tmp_path: Path) -> None:
+    for manifest, name in gateways(overlay):
+        config = config_of(overlay.configs[name], tmp_path)
+        [container] = containers(manifest)
+        ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+        assert config.admin.listen is not None
+        assert {
+            "http": host_and_port(config.listen)[1],
+            "operators": host_and_port(config.admin.listen)[1],
+        } == ports
+
+
+def test_probes_ask_paths_that_are_served(overlay: Bundle) -> None:
+    for manifest, _ in gateways(overlay):
+        [container] = containers(manifest)
+        probes = {name: one["httpGet"] for name, one in container.items() if name.endswith("Probe")}
+        assert {"readinessProbe", "livenessProbe"} == set(probes)
+        assert ("/readyz", "/livez") == (probes["readinessProbe"]["path"], probes["livenessProbe"]["path"])
+        assert LIVENESS >= {one["path"] for one in probes.values()}
+        assert {"http"} == {one["port"] for one in probes.values()}
+
+
+def test_the_grace_period_covers_the_pause_the_drain_and_the_end(overlay: Bundle, tmp_path: Path) -> None:
+    for manifest, name in gateways(overlay):
+        [container] = containers(manifest)
+        [_, pause_s] = container["lifecycle"]["preStop"]["exec"]["command"]
+        drain_s = config_of(overlay.configs[name], tmp_path).drain_s
+        grace_s = manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace_s >= int(pause_s) + drain_s + ENDING_S
+
+
+def test_selectors_find_their_pods(overlay: Bundle) -> None:
+    pods = overlay.pods()
+    for manifest in pods:
+        assert manifest["spec"]["selector"]["matchLabels"].items() <= labels_of(manifest).items()
+        for spread in manifest["spec"]["template"]["spec"].get("topologySpreadConstraints", []):
+            assert spread["labelSelector"]["matchLabels"].items() <= labels_of(manifest).items()
+    for one in overlay.of_kind("Service", "PodDisruptionBudget", "NetworkPolicy"):
+        for selector in _pod_selectors(one["spec"]):
+            assert any(selector.items() <= labels_of(manifest).items() for manifest in pods), selector
+
+
+def test_services_lead_to_ports_that_their_pods_have(overlay: Bundle) -> None:
+    for service in overlay.of_kind("Service"):
+        selector = service["spec"]["selector"].items()
+        [target] = [one for one in overlay.pods() if selector <= labels_of(one).items()]
+        there = {port["name"] for one in containers(target) for port in one["ports"]}
+        assert {one["targetPort"] for one in service["spec"]["ports"]} <= there
+
+
+def test_every_gateway_and_upstream_has_a_disruption_budget(overlay: Bundle) -> None:
+    budgets = [one["spec"]["selector"]["matchLabels"] for one in overlay.of_kind("PodDisruptionBudget")]
+    deployments = overlay.of_kind("Deployment")
+
+    assert len(deployments) == len(budgets)
+    for manifest in deployments:
+        assert manifest["spec"]["selector"]["matchLabels"] in budgets
+
+
+def test_replicas_and_the_store_are_services_of_the_same_namespace(overlay: Bundle, tmp_path: Path) -> None:
+    config = config_of(overlay.configs["gateway-config"], tmp_path)
+    services = {one["metadata"]["name"]: one["spec"] for one in overlay.of_kind("Service")}
+
+    assert config.quotas.store.endswith("@redis:6379/0")
+    for upstream in config.upstreams.values():
+        assert "dns" == upstream.discover
+        for url in upstream.replicas:
+            found = re.fullmatch(r"http://([\w-]+):(\d+)", url)
+            assert found is not None
+            service = services[found[1]]
+            # Only a headless service's name has each pod's address.
+            assert "None" == service["clusterIP"]
+            assert int(found[2]) in {one["port"] for one in service["ports"]}
+
+
+def test_what_the_pods_talk_to_is_allowed_by_a_policy(overlay: Bundle) -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in overlay.of_kind("NetworkPolicy")}
+    upstreams = [one for one in overlay.pods() if "app.kubernetes.io/component" in labels_of(one)]
+
+    assert {"nothing", "names", "gateway", "redis", "upstream"} == set(policies)
+    assert {} == policies["nothing"]["podSelector"]
+    assert len(upstreams) == 1
+    for manifest in upstreams:
+        assert policies["upstream"]["podSelector"]["matchLabels"].items() <= labels_of(manifest).items()
+
+
+def test_pods_have_no_more_rights_than_they_need(overlay: Bundle) -> None:
+    for manifest in overlay.pods():
+        pod = manifest["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert not pod["automountServiceAccountToken"]
+        for container in containers(manifest):
+            rights = container["securityContext"]
+            assert rights["readOnlyRootFilesystem"]
+            assert not rights["allowPrivilegeEscalation"]
+            assert ["ALL"] == rights["capabilities"]["drop"]
+            assert {"requests", "limits"} == set(container["resources"])
+
+
+def test_no_secret_stands_in_a_file_and_the_documented_command_makes_all_that_are_used(
+    overlay: Bundle,
+) -> None:
+    document = (ROOT / "docs/kubernetes.md").read_text()
+    made = set(re.findall(r"--from-literal=([\w-]+)=", document))
+    used = set(_secret_keys(overlay.manifests))
+    for files in overlay.configs.values():
+        for path in files.values():
+            used |= set(re.findall(r"\$\{file:/secrets/([\w-]+)\}", path.read_text()))
+
+    assert not overlay.of_kind("Secret")
+    assert {"redis-password", "upstream-key", "first-key", "metrics-key-digest"} <= used
+    assert used <= made
+
+
+@pytest.mark.parametrize("name", ["engine", "tei"])
+def test_scalers_ask_for_metrics_that_are_there_of_upstreams_that_are_there(
+    name: str, tmp_path: Path
+) -> None:
+    scaled = bundle(KUBERNETES / "overlays" / f"{name}-scaled")
+    config = config_of(scaled.configs["gateway-config"], tmp_path)
+    documented = set(re.findall(r"`(gateway_\w+)`", (ROOT / "docs/metrics.md").read_text()))
+    [scaler] = scaled.of_kind("ScaledObject")
+    queries = [trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"]]
+
+    assert scaler["spec"]["scaleTargetRef"]["name"] in {
+        one["metadata"]["name"] for one in scaled.of_kind("Deployment")
+    }
+    assert 0 == scaler["spec"]["minReplicaCount"]
+    for query in queries:
+        assert set(re.findall(r"gateway_\w+", query)) <= documented
+        assert set(re.findall(r'upstream="([^"]+)"', query)) == set(config.upstreams)
+    # What an engine's own lane holds has been sent already, and would be counted twice.
+    for other in set(scaled.configs) - {"gateway-config"}:
+        assert not set(config.upstreams) & set(config_of(scaled.configs[other], tmp_path).upstreams)
+    # Who refuses what comes while nobody is there would never be seen to need anybody.
+    assert {"wait"} == {one.when_unavailable for one in config.upstreams.values()}
+
+
+def test_prometheus_asks_with_the_key_that_the_config_lists(tmp_path: Path) -> None:
+    scaled = bundle(KUBERNETES / "overlays" / "engine-scaled")
+    monitor = scaled.named("ServiceMonitor", "gateway")
+    [endpoint] = monitor["spec"]["endpoints"]
+    selector = monitor["spec"]["selector"]["matchLabels"].items()
+    scraped = [
+        one for one in scaled.of_kind("Service") if selector <= one["metadata"].get("labels", {}).items()
+    ]
+
+    assert {"gateway-operators", "engine"} == {one["metadata"]["name"] for one in scraped}
+    for service in scraped:
+        assert endpoint["port"] in {one["name"] for one in service["spec"]["ports"]}
+    assert {"name": "gateway-secrets", "key": "metrics-key"} == endpoint["authorization"]["credentials"]
+    [key] = config_of(scaled.configs["gateway-config"], tmp_path).admin.keys
+    assert not isinstance(key, str)
+    assert (SECRETS["metrics-key-digest"], ("metrics",)) == (key.digest, key.scopes)
+
+
+def _pod_selectors(spec: Any) -> Iterator[dict[str, str]]:
+    """The labels of every pod selector below, and of a service's own."""
+    if isinstance(spec, list):
+        for one in spec:
+            yield from _pod_selectors(one)
+    elif isinstance(spec, dict):
+        for name, one in spec.items():
+            if name in {"selector", "podSelector"}:
+                yield one.get("matchLabels", {} if name == "podSelector" or "matchLabels" in one else one)
+            else:
+                yield from _pod_selectors(one)
+
+
+def _secret_keys(value: Any) -> Iterator[str]:
+    """The keys of the secret that environments and volumes name."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _secret_keys(one)
+    elif isinstance(value, dict):
+        if value.get("name") == "gateway-secrets" and "key" in value:
+            yield value["key"]
+        elif value.get("secretName") == "gateway-secrets":
+            yield from (item["key"] for item in value["items"])
+        for one in value.values():
+            yield from _secret_keys(one)

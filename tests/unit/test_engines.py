@@ -1,0 +1,54 @@
+"""What the parent tells an engine when it starts it, and starts it again."""
+
+import msgspec
+
+from backends.contract import ModelState
+from backends.torch import wire
+from gateway.child import Child
+from gateway.config import EngineSettings, Upstream
+from gateway.engines import Group, engine_child
+
+
+def boot(child: Child) -> wire.Boot:
+    return msgspec.json.decode(child._boot(3), type=wire.Boot)
+
+
+def say(child: Child, model: str, state: ModelState) -> None:
+    child._report(msgspec.json.encode(wire.State(model, state)))
+
+
+def preloaded(child: Child) -> dict[str, bool]:
+    return {one.name: one.preload for one in boot(child).models}
+
+
+def test_an_engine_that_is_started_again_loads_what_was_loaded() -> None:
+    upstreams = {
+        name: Upstream(backend="torch", model="m", preload=name in {"eager", "left"})
+        for name in ("eager", "lazy", "left", "broken")
+    }
+    child = engine_child(Group("engine", "s", upstreams), EngineSettings(), {}, lambda _: None)
+    first = preloaded(child)
+    say(child, "lazy", "loading")
+    say(child, "lazy", "loaded")
+    say(child, "left", "loaded")
+    say(child, "left", "unloaded")
+    say(child, "broken", "loading")
+    say(child, "broken", "failed")
+
+    assert first == {"eager": True, "lazy": False, "left": True, "broken": False}
+    assert preloaded(child) == {"eager": True, "lazy": True, "left": False, "broken": False}
+
+
+def test_an_engine_hears_its_bounds_and_what_the_config_says_of_each_model() -> None:
+    settings = Upstream(backend="torch", model="m", when_loading="refuse", dtype="float32")
+    group = Group("engine", "/run/x.sock", {"a/b": settings})
+    told = boot(engine_child(group, EngineSettings(10, 2.5), {}, lambda _: None))
+
+    assert (told.socket_path, told.memory_bytes, told.idle_s) == ("/run/x.sock", 10, 2.5)
+    assert told.models == (wire.ModelBoot("a/b", "m", dtype="float32", waits=False),)
+
+
+def test_a_models_address_survives_any_name_and_path() -> None:
+    address = wire.address_of("/tmp/odd #?%/e.sock", "a/b c%2F?")
+
+    assert wire.socket_and_base(address) == ("/tmp/odd #?%/e.sock", "http://engine/a%2Fb%20c%252F%3F")
