@@ -23,11 +23,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
 # What may be shown. text: what cannot be run here, such as what needs a cluster.
 LANGUAGES = {"console", "json", "python", "text", "yaml", "yaml litellm"}
-# Without these there is no config.
-NEEDED = {
-    "upstreams": "\nupstreams: {one: {backend: tei, replicas: ['http://tei'], model: one}}\n",
-    "models": "\nmodels: {one: {upstream: one}}\n",
-}
+# What is added to a part of a config that has none.
+UPSTREAM = "\nupstreams: {one: {backend: tei, replicas: ['http://tei']}}\n"
 # Other people's commands, and words of the shell.
 FOREIGN = {"KEY=<the", "curl", "docker"}
 
@@ -71,7 +68,11 @@ def inline(name: str) -> set[str]:
 
 def filled(text: str) -> Config:
     """A config with something for each variable that it names; one that shows a part is made whole."""
-    text += "".join(rest for key, rest in NEEDED.items() if key not in yaml.safe_load(text))
+    told = yaml.safe_load(text)
+    if "upstreams" not in told:
+        text += UPSTREAM
+    if "models" not in told:
+        text += f"\nmodels: {{some: {{upstream: {next(iter(told.get('upstreams', {'one': None})))}}}}}\n"
     names = re.findall(r"\$\{(\w+)\}", text)
     return parse_config(text, dict.fromkeys(names, "0" * 64), ROOT)
 
