@@ -41,19 +41,18 @@ def opened(boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], th
     )
 
 
-async def in_a_thread_of_its_own(function: Callable[[], T], *, with_team: bool) -> T:
+async def in_a_thread_of_its_own(function: Callable[[], T]) -> T:
     """Run there what is done once: OpenMP keeps a team for every thread that computes until it ends.
 
-    with_team: whether it gets one at all. One beside that of the forward passes makes both slow; reading
-    weights gains nothing from it.
+    Here it gets none: one beside that of the forward passes makes both slow, and reading weights gains
+    little by it.
     """
     future: Future[T] = Future()
 
     def run() -> None:
         every = torch.get_num_threads()
         try:
-            if not with_team:
-                torch.set_num_threads(1)
+            torch.set_num_threads(1)
             future.set_result(function())
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
             future.set_exception(error)

@@ -215,13 +215,13 @@ class Models:
 
         opening = partial(self._opens, model.boot, folder, report, self._there(model.boot))
         try:
-            return await in_a_thread_of_its_own(opening, with_team=model.boot.compiled)
+            return await in_a_thread_of_its_own(opening)
         except Exception as error:
             if not memory.is_exhausted(error):
                 raise
         await self._relieve(model)
         try:
-            return await in_a_thread_of_its_own(opening, with_team=model.boot.compiled)
+            return await in_a_thread_of_its_own(opening)
         except Exception as error:
             if not memory.is_exhausted(error):
                 raise
@@ -323,11 +323,8 @@ class Models:
         return self._threads[device]
 
     def _there(self, boot: wire.ModelBoot) -> There:
-        """Where a model's first batches run."""
+        """Where a model's first batches run, and are compiled."""
         thread = self._thread(boot)
-        # To compile takes minutes, in which nobody else would have a turn.
-        if boot.compiled:
-            return lambda warm_up: warm_up()
         return lambda warm_up: thread.submit(warm_up).result()
 
 
