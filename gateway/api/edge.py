@@ -30,7 +30,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Answered while draining too: whoever asks them wants to know just that.
-PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics", "/admin/status"})
 # Asked by whoever starts and watches this process, on either listener.
 LIVENESS = frozenset({"/livez", "/readyz"})
 # What nginx logs where a client hung up first; nobody reads it on the wire.

@@ -11,6 +11,7 @@ from gateway import __version__
 from gateway.cli.check import check
 from gateway.cli.keys import keys
 from gateway.cli.serve import serve
+from gateway.cli.status import status
 from gateway.cli.tenants import tenants
 from gateway.cli.usage import usage
 from gateway.cli.verify import verify
@@ -18,7 +19,8 @@ from gateway.config import Scope
 
 EPILOG = """\
 environment:
-  GATEWAY_API_KEY   the key of a gateway without tenants; made and printed once where it is not set
+  GATEWAY_API_KEY   the key of a gateway without tenants; made and printed once where it is not set;
+                    `status` shows it to the gateway that it asks
   LISTEN            the address of the router.yaml that comes with the project
   HF_TOKEN, HF_HOME, HF_HUB_OFFLINE   as the Hugging Face Hub's own tools read them
 
@@ -40,6 +42,8 @@ def main() -> None:
             sys.exit(tenants(arguments, os.environ))
         case "usage":
             sys.exit(usage(arguments, os.environ))
+        case "status":
+            sys.exit(status(arguments, os.environ))
         case "verify":
             sys.exit(verify(arguments, os.environ))
 
@@ -64,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_tenants(commands.add_parser("tenants", help=text, description=text))
     text = "what a tenant used by model and day (UTC), as its quotas settled it"
     _add_usage(_with_config(commands.add_parser("usage", help=text, description=text)))
+    text = "what a running gateway is doing, looked at each second until Ctrl-C"
+    _add_status(_with_config(commands.add_parser("status", help=text, description=text)))
     text = "whether upstreams give the same vectors: each other's, and those of their stored fingerprints"
     _add_verify(_with_config(commands.add_parser("verify", help=text, description=text)))
     return parser
@@ -136,6 +142,21 @@ def _add_usage(parser: argparse.ArgumentParser) -> None:
         "--until", type=date.fromisoformat, metavar="DAY", help="the last day (default: today)"
     )
     parser.add_argument("--form", choices=["table", "json", "csv"], default="table")
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", help="where it is (default: `admin.listen`, else `listen`, of the configuration)"
+    )
+    parser.add_argument(
+        "--key-file",
+        type=Path,
+        metavar="FILE",
+        help="holds a key with the scope admin (default: GATEWAY_API_KEY, where one is needed)",
+    )
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="who signed its certificate, in PEM")
+    parser.add_argument("--once", action="store_true", help="show it once, of one second, and end")
+    parser.add_argument("--json", action="store_true", help="one snapshot, for scripts")
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:

@@ -70,6 +70,10 @@ class Routes:
         """The models that a tenant may use, in the config's order."""
         return [name for name in self._models if tenant.may_use(name)]
 
+    def every_name(self) -> list[str]:
+        """All models, in the config's order."""
+        return list(self._models)
+
     def operations(self, name: str) -> list[Operation]:
         """What a model can be asked, as far as is known now."""
         return [one for one in Operation if self._offers(self._models[name], one)]

@@ -174,13 +174,17 @@ class Metrics:
                 self._store_away.set(1 if event.away else 0)
                 self._store_changes.labels("away" if event.away else "back").inc()
 
+    def collected(self) -> list[Metric]:
+        """What all workers have counted, and what they hold now."""
+        self._refresh()
+        return list(self._shown.collect())
+
     async def render(self) -> tuple[bytes, str]:
         """The exposition of all workers and engines together, and its content type."""
         names, asked = list(self._sources.engines), self._sources.engines.values()
         told = await asyncio.gather(*(ask(ENGINE_TIMEOUT_S) for ask in asked))
         stats = {name: one for name, one in zip(names, told, strict=True) if one is not None}
-        self._refresh()
-        shown = list(self._shown.collect())
+        shown = self.collected()
         return generate_latest(_Read([*shown, *families(stats, waiting_inputs(shown))])), CONTENT_TYPE_LATEST
 
     def _refresh(self) -> None:

@@ -57,7 +57,9 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
     gateway.stop()
 
 
-OPERATORS_PATHS = ["/metrics", "/admin/usage?tenant=acme"]
+OPERATORS_PATHS = ["/metrics", "/admin/usage?tenant=acme", "/admin/status", "/ui"]
+# Counters harm nobody on this machine, and the page holds nothing; all else is told with a key.
+OPEN_HERE = {"/metrics", "/ui"}
 # The router overlooks these slashes; what guards the listener must too.
 DISGUISED = [
     "//metrics",
@@ -71,11 +73,12 @@ DISGUISED = [
 @pytest.mark.parametrize("path", OPERATORS_PATHS)
 def test_operators_show_the_keys_that_are_listed_for_them(sides: Sides, path: str) -> None:
     assert 200 == sides.get("operators", path, authorization=f"Bearer {OPERATOR}").status_code
-    # Counters harm nobody on this machine; keys are made with a key.
-    assert (200 if path == "/metrics" else 401) == sides.get("operators", path).status_code
+    assert (200 if path in OPEN_HERE else 401) == sides.get("operators", path).status_code
 
 
-@pytest.mark.parametrize("path", [*OPERATORS_PATHS, *DISGUISED, "/admin/keys", "/admin/nowhere"])
+@pytest.mark.parametrize(
+    "path", [*OPERATORS_PATHS, *DISGUISED, "/admin/keys", "/admin/nowhere", "/ui/page.js"]
+)
 @pytest.mark.parametrize("key", [KEY, OPERATOR])
 def test_callers_find_nothing_of_it_on_theirs(sides: Sides, path: str, key: str) -> None:
     reply = sides.get("callers", path, authorization=f"Bearer {key}")
@@ -111,19 +114,20 @@ def test_callers_are_served_as_ever(sides: Sides) -> None:
 
 async def test_beyond_loopback_operators_keys_are_for_admin_and_metrics_only(boot: Boots) -> None:
     text = config("0.0.0.0:9090", "127.0.0.1:8080")
+    told = [path for path in OPERATORS_PATHS if path != "/ui"]
     as_operator = {"authorization": f"Bearer {OPERATOR}"}
     async with boot({"tei-0": FakeTei()}, text) as gateway:
         get = gateway.client.get
-        of_operator = [(await get(path, headers=as_operator)).status_code for path in OPERATORS_PATHS]
-        of_tenant = [(await get(path)).status_code for path in OPERATORS_PATHS]
+        of_operator = [(await get(path, headers=as_operator)).status_code for path in told]
+        of_tenant = [(await get(path)).status_code for path in told]
         called = [
             await gateway.client.post(path, json={"input": "a", "inputs": "a"}, headers=as_operator)
             for path in ("/v1/embeddings", "/embed", "/tokenize")
         ]
         gateway.client.headers.pop("authorization")
-        of_nobody = [(await get(path)).status_code for path in OPERATORS_PATHS]
+        of_nobody = [(await get(path)).status_code for path in told]
 
-    assert ([200, 200], [403, 403], [401, 401]) == (of_operator, of_tenant, of_nobody)
+    assert ([200] * 3, [403] * 3, [401] * 3) == (of_operator, of_tenant, of_nobody)
     assert [403, 403, 403] == [reply.status_code for reply in called]
     assert "scope_forbidden" == called[0].json()["error"]["code"]
 

@@ -33,7 +33,7 @@ def test_the_banner_names_models_and_what_they_can_do_and_keeps_a_given_key_to_i
     served: Served,
 ) -> None:
     assert "all-minilm-l6-v2" in served.banner
-    assert "embed rerank tokenize" in served.banner
+    assert "embed encode rerank tokenize detokenize" in served.banner
     assert KEY not in served.banner
     assert not any(KEY in line for line in served.log)
 

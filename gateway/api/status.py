@@ -1,0 +1,121 @@
+"""GET /admin/status: what the gateway is doing, for `gateway status` and the page at /ui.
+
+Counts and loads are those of all workers; states and changes are as the worker that answers sees them.
+"""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+from litestar import get
+from litestar.di import NamedDependency
+
+from gateway import __version__
+from gateway.api.admin import OPERATORS
+from gateway.api.failures import documented
+from gateway.config import Config
+from gateway.serve import Gateway
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.recent import Recent
+from gateway.telemetry.snapshot import LaneShown, ModelShown, ReplicaShown, Snapshot, StoreShown
+from gateway.telemetry.totals import Totals
+
+FAILURES = documented("tei")
+# Done well; or called off, because another was sooner or the caller had gone.
+UNBLAMED = ("ok", "cancelled")
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """What a snapshot is made of. worker: the number of this process among `config.workers`."""
+
+    gateway: Gateway
+    exporter: Metrics
+    recent: Recent
+    config: Config
+    worker: int
+    started_s: float
+
+    def snapshot(self) -> Snapshot:
+        """Now."""
+        totals = Totals(self.exporter.collected())
+        now_s = time.time()
+        return Snapshot(
+            version=__version__,
+            at_s=now_s,
+            uptime_s=now_s - self.started_s,
+            worker=self.worker,
+            workers=self.config.workers,
+            calls_in_flight=int(totals.number("gateway_calls_in_flight")),
+            in_flight_bytes=int(totals.number("gateway_in_flight_bytes")),
+            store=self._store(totals),
+            calls=totals.calls(),
+            lanes=tuple(_lane(name, totals) for name in self.gateway.upstreams),
+            replicas=tuple(self._replicas(totals)),
+            models=tuple(self._models()),
+            tenants=totals.tenants(),
+            changes=self.recent.changes(),
+        )
+
+    def _store(self, totals: Totals) -> StoreShown:
+        # Its address may hold a password.
+        kind, _, _ = self.config.quotas.store.partition("://")
+        return StoreShown(kind, totals.greatest("gateway_quota_store_away") > 0)
+
+    def _replicas(self, totals: Totals) -> Iterator[ReplicaShown]:
+        for name, upstream in self.gateway.upstreams.items():
+            for replica in upstream.pool.replicas:
+                labels = {"upstream": name, "replica": replica.name}
+                known = self.recent.of(name, replica.name)
+                attempts = int(totals.number("gateway_attempts_total", **labels))
+                unblamed = sum(
+                    int(totals.number("gateway_attempts_total", outcome=outcome, **labels))
+                    for outcome in UNBLAMED
+                )
+                yield ReplicaShown(
+                    name,
+                    replica.name,
+                    replica.state.value,
+                    known.reason,
+                    known.since_s,
+                    int(totals.number("gateway_replica_in_flight_batches", **labels)),
+                    int(totals.number("gateway_replica_window_batches", **labels)),
+                    known.latency_s,
+                    attempts,
+                    attempts - unblamed,
+                )
+
+    def _models(self) -> Iterator[ModelShown]:
+        routes = self.gateway.routes
+        for name in routes.every_name():
+            upstream = self.gateway.upstreams[routes.upstream_of(name)]
+            told = upstream.capabilities
+            yield ModelShown(
+                name,
+                upstream.name,
+                upstream.settings.backend,
+                upstream.state,
+                tuple(one.value for one in routes.operations(name)) if told else (),
+                upstream.fingerprint,
+                told.dimensions if told else None,
+            )
+
+
+def _lane(upstream: str, totals: Totals) -> LaneShown:
+    return LaneShown(
+        upstream,
+        int(totals.number("gateway_lane_queued_inputs", upstream=upstream)),
+        int(totals.number("gateway_lane_queued_tokens", upstream=upstream)),
+        totals.greatest("gateway_lane_oldest_seconds", upstream=upstream),
+        int(totals.number("gateway_replica_in_flight_batches", upstream=upstream)),
+        int(totals.number("gateway_replica_window_batches", upstream=upstream)),
+        totals.durations("gateway_attempt_duration_seconds", upstream=upstream),
+    )
+
+
+@get("/admin/status", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+async def status(watched: NamedDependency[Watched]) -> Snapshot:
+    """What the gateway is doing now. Counters are since the start: two looks make a rate."""
+    return watched.snapshot()
+
+
+HANDLERS = [status]

@@ -1,0 +1,183 @@
+"""Pictures of `gateway status` and of the page at /ui, while a real load passes.
+
+    .venv/bin/python -m loadtest.screenshots --folder docs/images
+
+The built-in engine with the default model, and three stubs of which one has ended; three
+tenants, one of which asks for more than it may. Needs `requirements/browser.txt` and a Chromium.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import io
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from gateway.cli.asking import Asker
+from gateway.cli.status import PATH, Look
+from gateway.telemetry.snapshot import Snapshot
+from gateway.tenants.keyring import key_digest
+from loadtest.processes import Running, group
+from loadtest.servers import start_gateway, start_stub
+
+KEYS = {name: f"sk-{name}" for name in ("search", "ingest", "trial")}
+ENGINE, STUB = "all-minilm-l6-v2", "bge-m3"
+# How long the load runs before anything is looked at, so that windows are learnt and rates have settled.
+SETTLE_S = 6.0
+WIDE = {"width": 1180, "height": 860}
+PHONE = {"width": 390, "height": 844}
+TERMINAL_COLUMNS = 124
+TEXT = "what people ask a search for, of which there are many "
+
+
+def config(stubs: list[int]) -> str:
+    """Two upstreams that embed, three tenants."""
+    replicas = ", ".join(f"'http://127.0.0.1:{one}'" for one in stubs)
+    limited = "limits: {requests_per_minute: 30}"
+    return (
+        "logs: {access: false}\nupstreams:\n"
+        "  minilm: {backend: torch, model: sentence-transformers/all-MiniLM-L6-v2}\n"
+        f"  bge: {{backend: tei, replicas: [{replicas}], in_flight_batches: 2}}\n"
+        f"models: {{{ENGINE}: {{upstream: minilm}}, text-embedding-3-small: {{upstream: minilm}}, "
+        f"{STUB}: {{upstream: bge}}}}\n"
+        f"tenants:\n  search: {{keys: ['{key_digest(KEYS['search'])}'], weight: 2}}\n"
+        f"  ingest: {{keys: ['{key_digest(KEYS['ingest'])}'], priority: bulk}}\n"
+        f"  trial: {{keys: ['{key_digest(KEYS['trial'])}'], {limited}}}\n"
+    )
+
+
+async def keep_calling(client: httpx.AsyncClient, tenant: str, texts: int, pause_s: float) -> None:
+    """One caller, until cancelled; refusals are part of the picture."""
+    number = 0
+    while True:
+        number += 1
+        body = {"model": STUB, "input": [f"{TEXT}{tenant} {number} {one}" for one in range(texts)]}
+        await client.post("/v1/embeddings", json=body, headers={"authorization": f"Bearer {KEYS[tenant]}"})
+        await asyncio.sleep(pause_s)
+
+
+@contextlib.asynccontextmanager
+async def load(url: str) -> AsyncIterator[None]:
+    """Many callers of one text, a few of many, and one that is refused."""
+    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+        callers = [keep_calling(client, "search", 1, 0.05) for _ in range(12)]
+        callers += [keep_calling(client, "ingest", 256, 0.0) for _ in range(4)]
+        callers += [keep_calling(client, "trial", 1, 0.1)]
+        tasks = [asyncio.create_task(one) for one in callers]
+        try:
+            await asyncio.sleep(SETTLE_S)
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def draw_terminal(url: str, folder: Path) -> None:
+    """The live view after two looks, as an SVG."""
+    look, asker = Look(url), Asker(url, None)
+    for _ in range(2):
+        look.saw(await asyncio.to_thread(asker.get, PATH, Snapshot))
+        await asyncio.sleep(1)
+    asker.close()
+    console = Console(record=True, width=TERMINAL_COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print(look)
+    console.print()
+    # Without the fonts that it would load from elsewhere.
+    drawn = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="gateway status"), flags=re.DOTALL)
+    await asyncio.to_thread((folder / "status.svg").write_text, drawn, encoding="utf-8")
+
+
+async def draw_pages(url: str, folder: Path) -> None:
+    """The status and the playground, wide and on a phone, light and dark."""
+    from playwright.async_api import async_playwright
+
+    words = ["--no-sandbox"] if os.geteuid() == 0 else []
+    async with async_playwright() as running:
+        browser = await running.chromium.launch(executable_path=chromium(), args=words)
+        for name, size, scheme, place in (
+            ("ui-status", WIDE, "light", "#status"),
+            ("ui-playground", WIDE, "light", "#embed"),
+            ("ui-dark", WIDE, "dark", "#rerank"),
+            ("ui-phone", PHONE, "light", "#embed"),
+        ):
+            context = await browser.new_context(viewport=size, color_scheme=scheme)
+            page = await context.new_page()
+            await page.goto(f"{url}/ui")
+            await fill(page)
+            await page.locator(place).evaluate("one => one.scrollIntoView()")
+            if place == "#status":
+                await page.evaluate("scrollTo(0, 0)")
+            await page.screenshot(path=str(folder / f"{name}.png"))
+            await context.close()
+        await browser.close()
+
+
+async def fill(page: Any) -> None:
+    """A key, and an answer in every part of the playground."""
+    await page.get_by_label("API key").fill(KEYS["search"])
+    await page.get_by_role("button", name="Use").click()
+    await page.wait_for_selector("#embed-model option", state="attached")
+    for part in ("embed", "rerank"):
+        await page.select_option(f"#{part}-model", ENGINE)
+    for part in ("embed", "rerank", "compare"):
+        await page.click(f"#{part}-form button")
+        await page.wait_for_selector(f"#{part}-answer table")
+    await page.wait_for_selector("#tenants tbody tr")
+    # A rate needs a second look.
+    await page.wait_for_timeout(2500)
+
+
+def chromium() -> str:
+    """Raises: SystemExit where there is none."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        sys.exit("no chromium on the path")
+    return found
+
+
+async def draw(url: str, folder: Path, ends: Running) -> None:
+    """All pictures, under load. ends: a stub that is ended once the load runs."""
+    async with load(url):
+        await asyncio.to_thread(ends.stop)
+        await asyncio.sleep(2)
+        await draw_terminal(url, folder)
+        await draw_pages(url, folder)
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--folder", type=Path, default=Path("loadtest-results"))
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name, group() as started:
+        stubs = [
+            start_stub(
+                Path(name), "--base-ms", "15", "--input-ms", "0.5", "--parallel", "2", name=f"stub-{one}"
+            )
+            for one in range(3)
+        ]
+        ending = stubs.pop()
+        assert ending.process is not None
+        started += [one.process for one in (*stubs, ending) if one.process is not None]
+        ports = [one.target.port for one in (*stubs, ending)]
+        gateway = start_gateway(Path(name), config(ports))
+        assert gateway.process is not None
+        started.append(gateway.process)
+        gateway.process.spread()
+        url = f"http://127.0.0.1:{gateway.target.port}"
+        asyncio.run(draw(url, arguments.folder, ending.process))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""/admin/status, /ui and /docs: what is told, to whom, and with which headers."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+import httpx
+import msgspec
+import pytest
+
+from gateway.telemetry.snapshot import Snapshot
+from gateway.tenants.keyring import key_digest
+from tests.conftest import CONFIG, KEY, Boots, Running
+from tests.fakes.hooks import RERANKER, Gate, hooked, until
+from tests.fakes.tei import FakeTei
+
+OPENAI = "/v1/embeddings"
+HERE = {"host": "127.0.0.1:8080", "authorization": ""}
+FILES = {
+    "/ui": "text/html; charset=utf-8",
+    "/ui/page.js": "text/javascript; charset=utf-8",
+    "/ui/page.css": "text/css; charset=utf-8",
+    "/ui/icon.svg": "image/svg+xml",
+}
+
+
+async def told(gateway: Running) -> Snapshot:
+    reply = await gateway.client.get("/admin/status", headers=HERE)
+    assert 200 == reply.status_code, reply.text
+    return msgspec.json.decode(reply.content, type=Snapshot)
+
+
+async def told_once(gateway: Running, holds: Callable[[Snapshot], bool]) -> Snapshot:
+    """The first snapshot of which something holds: an attempt is counted a turn of the loop after it."""
+    async with asyncio.timeout(10):
+        while not holds(snapshot := await told(gateway)):  # noqa: ASYNC110 - the gateway has no such event
+            await asyncio.sleep(0)
+    return snapshot
+
+
+async def test_it_tells_calls_tenants_models_and_replicas(boot: Boots) -> None:
+    servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+    async with boot(servers) as gateway:
+        await gateway.post(OPENAI, {"input": ["one two", "three"]})
+        await gateway.post(OPENAI, {"input": "a", "model": "nowhere"})
+        snapshot = await told_once(gateway, lambda one: sum(of.attempts for of in one.replicas) == 1)
+
+    assert {"ok": 1, "model_not_found": 1} == snapshot.calls.outcomes
+    assert 2 == snapshot.calls.durations.counts[-1]
+    (tenant,) = snapshot.tenants
+    assert ("default", 1, 2, 7, 0) == (
+        tenant.name,
+        tenant.calls,
+        tenant.inputs,
+        tenant.tokens,
+        tenant.refused,
+    )
+    models = {one.name: one for one in snapshot.models}
+    assert ["bge", "org/bge", "strict", "no-rerank", "cross"] == list(models)
+    assert ("embedder", "tei", "ready") == (
+        models["bge"].upstream,
+        models["bge"].backend,
+        models["bge"].state,
+    )
+    assert "embed" in models["bge"].operations
+    assert models["bge"].fingerprint
+    replicas = {one.name: one for one in snapshot.replicas}
+    good, dead = replicas["http://tei-0"], replicas["http://tei-1"]
+    assert ("up", 1, 0) == (good.state, good.attempts, good.failed)
+    assert good.latency_s is not None
+    assert ("down", None) == (dead.state, dead.latency_s)
+    assert "connection" in dead.reason
+    assert dead.since_s is not None
+    assert {"embedder http://tei-0", "embedder http://tei-1", "reranker http://rerank-0"} >= {
+        one.subject for one in snapshot.changes
+    }
+    assert ("memory", False) == (snapshot.store.kind, snapshot.store.away)
+
+
+async def test_it_tells_what_waits_and_what_is_in_flight(boot: Boots) -> None:
+    gate = Gate()
+    config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
+    async with boot({"tei-0": hooked(gate)}, config) as gateway:
+        calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "abc"}))]
+        await until(lambda: gate.waiting == 1)
+        calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "def"})))
+        snapshot = await told_once(gateway, lambda one: one.lanes[0].queued_inputs > 0)
+        gate.opened.set()
+        await asyncio.gather(*calls)
+
+    lane = snapshot.lanes[0]
+    assert ("embedder", 1, 7, 1) == (
+        lane.upstream,
+        lane.queued_inputs,
+        lane.queued_tokens,
+        lane.in_flight_batches,
+    )
+    # Who asks is none of them.
+    assert 2 == snapshot.calls_in_flight
+
+
+async def test_refusals_are_counted_by_tenant(boot: Boots) -> None:
+    limits = "limits: {requests_per_day: 1}"
+    config = f'{CONFIG}\ntenants: {{acme: {{keys: ["{key_digest(KEY)}"], {limits}}}}}\n'
+    async with boot({"tei-0": FakeTei()}, config) as gateway:
+        statuses = [(await gateway.post(OPENAI, {"input": "a"})).status_code for _ in range(3)]
+        snapshot = await told(gateway)
+
+    assert [200, 429, 429] == statuses
+    assert 2 == snapshot.tenants[0].refused
+    assert 2 == snapshot.calls.outcomes["quota_exceeded"]
+
+
+async def test_it_is_for_operators(boot: Boots) -> None:
+    config = f'tenants: {{ops: {{keys: [{{digest: "{key_digest(KEY)}", scopes: [admin]}}]}}}}\n'
+    config += f"listen: 0.0.0.0:8080\n{CONFIG}"
+    async with boot({"tei-0": FakeTei()}, config) as gateway:
+        with_key = await gateway.client.get("/admin/status")
+        without = await gateway.client.get("/admin/status", headers=HERE)
+        wrong = await gateway.client.get("/admin/status", headers={"authorization": "Bearer wrong"})
+
+    assert (200, 401, 401) == (with_key.status_code, without.status_code, wrong.status_code)
+
+
+async def test_a_key_without_the_scope_is_refused(boot: Boots) -> None:
+    config = f'listen: 0.0.0.0:8080\ntenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}\n{CONFIG}'
+    async with boot({"tei-0": FakeTei()}, config) as gateway:
+        reply = await gateway.client.get("/admin/status")
+
+    assert 403 == reply.status_code
+    assert "admin" in reply.json()["error"]
+
+
+async def test_inputs_and_keys_are_in_no_snapshot(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        await gateway.post(OPENAI, {"input": "a secret text"})
+        await gateway.post(OPENAI, {"input": ["a secret text", ""]})
+        reply = await gateway.client.get("/admin/status", headers=HERE)
+
+    assert "secret" not in reply.text
+    assert KEY not in reply.text
+
+
+@pytest.mark.parametrize("path", sorted(FILES))
+async def test_the_page_is_strict_with_browsers(boot: Boots, path: str) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.get(path, headers=HERE)
+
+    policy = dict(one.split(" ", 1) for one in reply.headers["content-security-policy"].split("; "))
+    assert 200 == reply.status_code
+    assert FILES[path] == reply.headers["content-type"]
+    assert ("'none'", "'self'", "'self'", "'none'") == (
+        policy["default-src"],
+        policy["script-src"],
+        policy["connect-src"],
+        policy["frame-ancestors"],
+    )
+    assert "unsafe" not in reply.headers["content-security-policy"]
+    assert "nosniff" == reply.headers["x-content-type-options"]
+    assert "no-referrer" == reply.headers["referrer-policy"]
+    assert "set-cookie" not in reply.headers
+
+
+class References(HTMLParser):
+    """Every address in a page, and every handler or style that stands in its markup."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.inline: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """For HTMLParser."""
+        self.addresses += [value or "" for name, value in attrs if name in {"src", "href", "action"}]
+        self.inline += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+        if tag == "script" and not dict(attrs).get("src"):
+            self.inline.append(tag)
+
+
+@pytest.mark.parametrize("path", ["/ui", "/docs", "/docs/reference"])
+async def test_pages_need_nothing_from_elsewhere(boot: Boots, path: str) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        page = await gateway.client.get(path, headers=HERE)
+        found = References(page.text)
+        own = [one for one in found.addresses if one.startswith("/")]
+        replies = [await gateway.client.get(one) for one in own]
+
+    assert "text/html; charset=utf-8" == page.headers["content-type"]
+    assert found.addresses
+    assert [] == [one for one in found.addresses if not one.startswith(("/", "#", "data:"))]
+    assert [] == found.inline
+    assert [200] * len(own) == [reply.status_code for reply in replies]
+
+
+async def test_docs_list_every_path(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        page = await gateway.client.get("/docs")
+        document = (await gateway.client.get("/docs/openapi.json")).json()
+
+    assert set(document["paths"]) == set(re.findall(r"<code>(.*?)</code>", page.text))
+
+
+async def test_the_pages_script_knows_no_way_to_put_in_markup_or_keep_a_key(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        script: httpx.Response = await gateway.client.get("/ui/page.js")
+
+    assert [] == re.findall(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|localStorage|sessionStorage|"
+        r"indexedDB|document\.cookie|https?://",
+        script.text,
+    )

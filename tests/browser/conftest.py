@@ -1,0 +1,113 @@
+"""Debian's Chromium without a window, and a gateway whose names are as hostile as its config allows."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.tenants.keyring import key_digest
+from tests.fakes.hooks import RERANKER
+from tests.fakes.tei import FakeTei
+from tests.fakes.threaded import listening
+from tests.processes.conftest import KEY, Served
+
+MARKUP = "<img src=x onerror=document.title=1>"
+CONFIG = """
+listen: 127.0.0.1:0
+upstreams:
+  wide: {{backend: tei, replicas: ["{wide}", "http://127.0.0.1:1"]}}
+  narrow: {{backend: tei, replicas: ["{narrow}"]}}
+  cross: {{backend: tei, replicas: ["{cross}"]}}
+models:
+  bge: {{upstream: wide}}
+  '{markup}': {{upstream: wide}}
+  narrow: {{upstream: narrow, rerank: false}}
+  cross: {{upstream: cross}}
+tenants:
+  '{markup}': {{keys: ["{digest}"]}}
+"""
+
+
+class NarrowTei(FakeTei):
+    """Its vectors have half of the others' width."""
+
+    def _vector(self, text: str, body: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        half = super()._vector(text, body)[:4]
+        return half / np.linalg.norm(half)
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    path = tmp_path_factory.mktemp("ui") / "router.yaml"
+    with ExitStack() as fakes:
+        servers = {"wide": FakeTei(), "narrow": NarrowTei(), "cross": FakeTei(model_type=RERANKER)}
+        urls = {name: fakes.enter_context(listening(one)) for name, one in servers.items()}
+        path.write_text(CONFIG.format(**urls, markup=MARKUP, digest=key_digest(KEY)))
+        served = Served(path).wait_until_up()
+        yield served
+        served.stop()
+
+
+def chromium() -> str:
+    """Where it is; a test that needs it is skipped where there is none."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no chromium on the path: apt-get install chromium")
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One process for all pages."""
+    api = pytest.importorskip("playwright.sync_api", reason="pip install -r requirements/browser.txt")
+    executable = chromium()
+    # Its sandbox does not run as root.
+    words = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with api.sync_playwright() as running:
+        launched = running.chromium.launch(executable_path=executable, args=words)
+        yield launched
+        launched.close()
+
+
+class Watched:
+    """A page at /ui. complaints: what the browser said of it, violations of its policy included."""
+
+    def __init__(self, browser: Any, base: str, **options: Any) -> None:
+        self.context = browser.new_context(**options)
+        self.context.set_default_timeout(15_000)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.addresses: list[str] = []
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.addresses.append(request.url))
+        self.page.goto(f"{base}/ui")
+
+    def use_key(self, key: str) -> None:
+        """As a person does."""
+        self.page.get_by_label("API key").fill(key)
+        self.page.get_by_role("button", name="Use").click()
+
+    def _heard(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+
+@pytest.fixture
+def watched(browser: Any, gateway: Served) -> Iterator[Watched]:
+    """A page without a key, which nobody may complain about in the end."""
+    page = Watched(browser, gateway.url)
+    yield page
+    page.context.close()
+
+
+@pytest.fixture
+def ready(watched: Watched) -> Watched:
+    """A page with a key, and the models in its lists."""
+    watched.use_key(KEY)
+    watched.page.wait_for_selector("#embed-model option", state="attached")
+    return watched

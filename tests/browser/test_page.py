@@ -1,0 +1,288 @@
+"""The page at /ui in a real browser: it shows, embeds, reranks, compares, keeps the key, believes no text."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import MARKUP, Watched
+from tests.processes.conftest import KEY, Served
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+def text_of(page: Any, selector: str) -> str:
+    """What a person reads there."""
+    return str(page.inner_text(selector))
+
+
+def heat(page: Any, selector: str) -> list[list[str]]:
+    """A heat map's cells."""
+    rows = page.query_selector_all(f"{selector} table.heat tbody tr")
+    return [[cell.inner_text() for cell in row.query_selector_all("td")] for row in rows]
+
+
+def test_it_loads_and_shows_the_status_without_a_complaint(watched: Watched) -> None:
+    watched.page.wait_for_selector("#replicas tbody tr")
+    replicas = text_of(watched.page, "#replicas")
+
+    assert "up" in replicas
+    assert "no connection to the replica" in replicas
+    assert "bge" in text_of(watched.page, "#models")
+    assert "Type an API key" in text_of(watched.page, "#models-problem")
+    assert [] == watched.complaints
+
+
+def test_everything_comes_from_the_gateway_itself(ready: Watched, gateway: Served) -> None:
+    ready.page.wait_for_selector("#replicas tbody tr")
+
+    assert ready.addresses
+    assert [] == [one for one in ready.addresses if not one.startswith(f"{gateway.url}/")]
+
+
+def test_the_policy_stops_what_the_page_does_not_do(watched: Watched, gateway: Served) -> None:
+    tried = watched.page.evaluate(
+        """async () => {
+            const outcomes = {};
+            const met = new Promise((resolve) => addEventListener("securitypolicyviolation", resolve));
+            outcomes.fetch = await fetch("http://127.0.0.2:1/").then(() => "sent", () => "stopped");
+            outcomes.rule = (await met).effectiveDirective;
+            try { document.body.innerHTML = "<b>x</b>"; outcomes.markup = "taken"; }
+            catch { outcomes.markup = "stopped"; }
+            const style = document.createElement("div");
+            style.setAttribute("style", "color: red");
+            outcomes.style = style.style.color || "stopped";
+            return outcomes;
+        }"""
+    )
+
+    assert {"fetch": "stopped", "rule": "connect-src", "markup": "stopped", "style": "stopped"} == tried
+
+
+def test_texts_are_embedded_and_their_likeness_is_drawn(ready: Watched) -> None:
+    ready.page.get_by_label("Texts, one a line").fill("one\ntwo\none")
+    ready.page.get_by_role("button", name="Embed").click()
+    ready.page.wait_for_selector("#embed-answer table.heat")
+    cells = heat(ready.page, "#embed-answer")
+    colors = ready.page.eval_on_selector_all(
+        "#embed-answer table.heat tbody td", "all => all.map(one => getComputedStyle(one).backgroundColor)"
+    )
+
+    assert ["1.000"] * 3 == [cells[0][0], cells[1][1], cells[0][2]]
+    assert cells[0][1] == cells[1][0] != "1.000"
+    assert colors[0] == colors[2] != colors[1]
+    assert "3 vectors of 8 numbers" in text_of(ready.page, "#embed-answer")
+    assert [] == ready.complaints
+
+
+def test_every_shade_of_the_picture_can_be_read(watched: Watched) -> None:
+    pairs = watched.page.evaluate(
+        """() => Array.from({ length: 201 }, (_, index) => {
+            const cell = document.body.appendChild(shaded(document.createElement("p"), index / 100 - 1));
+            const { color, backgroundColor } = getComputedStyle(cell);
+            return [color, backgroundColor];
+        })"""
+    )
+
+    assert 201 == len(pairs)
+    assert 4.5 <= min(contrast(*pair) for pair in pairs)
+
+
+def test_documents_are_ranked(ready: Watched) -> None:
+    ready.page.select_option("#rerank-model", "cross")
+    ready.page.get_by_label("Documents, one a line").fill("first\nsecond\nthird")
+    ready.page.get_by_role("button", name="Rerank").click()
+    ready.page.wait_for_selector("#rerank-answer tbody tr")
+    rows = [row.split("\t") for row in text_of(ready.page, "#rerank-answer tbody").splitlines()]
+    scores = [float(row[1]) for row in rows]
+
+    assert {"first", "second", "third"} == {row[-1] for row in rows}
+    assert scores == sorted(scores, reverse=True)
+    assert [] == ready.complaints
+
+
+def test_models_of_unequal_width_are_not_compared(ready: Watched) -> None:
+    ready.page.get_by_role("button", name="Compare").click()
+    ready.page.wait_for_selector("#compare-answer table.heat")
+    cells = heat(ready.page, "#compare-answer")
+
+    assert "1.000" == cells[0][1]
+    assert "8 ≠ 4" == cells[0][2]
+    assert "cannot be compared" in text_of(ready.page, "#compare-answer")
+    assert [] == ready.complaints
+
+
+def test_a_wrong_key_is_a_clear_error(watched: Watched) -> None:
+    watched.use_key("wrong")
+    watched.page.wait_for_selector("#models-problem.problem:not([hidden])")
+
+    assert "this key is not known here" in text_of(watched.page, "#models-problem")
+    # The status is open to this machine.
+    assert watched.page.is_visible("#replicas")
+
+
+def test_a_key_that_no_header_can_hold_is_a_clear_error(watched: Watched) -> None:
+    watched.use_key("schlüssel mit leerzeichen")
+    watched.page.wait_for_selector("#models-problem.problem:not([hidden])")
+
+    assert "plain letters" in text_of(watched.page, "#models-problem")
+
+
+def test_the_key_is_in_no_storage_and_no_address(ready: Watched) -> None:
+    ready.page.get_by_role("button", name="Embed").click()
+    ready.page.wait_for_selector("#embed-answer table.heat")
+    kept = ready.page.evaluate(
+        "async () => JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href, "
+        "history.state, await indexedDB.databases(), await caches.keys()])"
+    )
+
+    assert KEY not in kept
+    assert [] == ready.context.cookies()
+    assert [] == [one for one in ready.addresses if KEY in one]
+    ready.page.reload()
+    assert "" == ready.page.input_value("#key")
+
+
+def test_markup_in_names_and_texts_is_shown_as_it_stands(ready: Watched) -> None:
+    ready.page.get_by_label("Texts, one a line").fill(f"{MARKUP}\nother")
+    ready.page.get_by_role("button", name="Embed").click()
+    ready.page.wait_for_selector("#embed-answer table.heat")
+    ready.page.get_by_label("Documents, one a line").fill(MARKUP)
+    ready.page.get_by_role("button", name="Rerank").click()
+    ready.page.wait_for_selector("#rerank-answer tbody tr")
+    ready.page.wait_for_selector("#tenants tbody tr")
+
+    for place in ("#embed-answer", "#rerank-answer", "#tenants", "#models"):
+        assert MARKUP in text_of(ready.page, place), place
+    assert MARKUP in ready.page.eval_on_selector_all("#embed-model option", "all => all.map(o => o.text)")
+    assert 0 == ready.page.locator("img").count()
+    assert "Embedding gateway" == ready.page.title()
+    assert [] == ready.complaints
+
+
+def test_errors_of_calls_are_told_where_they_were_made(ready: Watched) -> None:
+    ready.page.get_by_label("Texts, one a line").fill("\n \n")
+    ready.page.get_by_role("button", name="Embed").click()
+    ready.page.wait_for_selector("#embed-answer .problem")
+
+    assert "at least one text" in text_of(ready.page, "#embed-answer")
+    ready.page.get_by_label("Texts, one a line").fill("one")
+    ready.page.get_by_role("button", name="Embed").click()
+    ready.page.wait_for_selector("#embed-answer table.heat")
+    assert not ready.page.is_visible("#embed-answer .problem")
+
+
+def test_it_can_be_used_from_the_keyboard(watched: Watched) -> None:
+    watched.page.keyboard.press("Tab")
+    assert "Skip to the status" == watched.page.evaluate("document.activeElement.textContent")
+    for _ in range(6):
+        watched.page.keyboard.press("Tab")
+    assert "key" == watched.page.evaluate("document.activeElement.id")
+    watched.page.keyboard.type(KEY)
+    watched.page.keyboard.press("Enter")
+    watched.page.wait_for_selector("#embed-model option", state="attached")
+
+
+def test_every_control_has_a_name(ready: Watched) -> None:
+    nameless = ready.page.evaluate(
+        "[...document.querySelectorAll('input, select, textarea, button')]"
+        ".filter(one => !(one.labels?.length || one.textContent.trim())).map(one => one.outerHTML)"
+    )
+
+    assert [] == nameless
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_stand_out_from_their_ground(browser: Any, gateway: Served, scheme: str) -> None:
+    watched = Watched(browser, gateway.url, color_scheme=scheme)
+    watched.page.wait_for_selector("#replicas tbody tr")
+    pairs = {
+        selector: watched.page.evaluate(
+            """(selector) => {
+                const one = document.querySelector(selector);
+                let ground = one;
+                const clear = "rgba(0, 0, 0, 0)";
+                while (getComputedStyle(ground).backgroundColor === clear) ground = ground.parentElement;
+                return [getComputedStyle(one).color, getComputedStyle(ground).backgroundColor];
+            }""",
+            selector,
+        )
+        for selector in (
+            "h1",
+            ".note",
+            "dd",
+            "dt",
+            "#replicas td",
+            ".state.good",
+            ".state.bad",
+            "button",
+            "a",
+        )
+    }
+    watched.context.close()
+
+    # WCAG AA of plain text.
+    assert {} == {name: pair for name, pair in pairs.items() if contrast(*pair) < 4.5}
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's ratio of two colors."""
+    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(color: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_a_phone_need_not_scroll_sideways(browser: Any, gateway: Served) -> None:
+    watched = Watched(browser, gateway.url, viewport={"width": 360, "height": 740})
+    watched.use_key(KEY)
+    watched.page.wait_for_selector("#embed-model option", state="attached")
+    watched.page.get_by_role("button", name="Embed").click()
+    watched.page.wait_for_selector("#embed-answer table.heat")
+    width = watched.page.evaluate("document.documentElement.scrollWidth")
+    watched.context.close()
+
+    assert width <= 360
+
+
+def test_it_says_when_the_gateway_is_away_and_goes_on_when_it_is_back(ready: Watched) -> None:
+    ready.page.wait_for_selector("#replicas tbody tr")
+    ready.context.set_offline(True)
+    ready.page.wait_for_selector("#status-problem:not([hidden])")
+    assert "does not answer; asking again" in text_of(ready.page, "#status-problem")
+    assert "Last seen at" in text_of(ready.page, "#status-line")
+    ready.context.set_offline(False)
+    ready.page.wait_for_selector("#status-problem", state="hidden")
+
+
+def test_what_somebody_marks_stays_until_they_let_go(watched: Watched) -> None:
+    watched.page.wait_for_selector("#lanes tbody tr")
+    watched.page.evaluate(
+        "const lanes = document.getElementById('lanes'); lanes.firstChild.id = 'marked'; "
+        "getSelection().selectAllChildren(lanes)"
+    )
+    for _ in range(2):
+        with watched.page.expect_response(lambda reply: reply.url.endswith("/admin/status")):
+            pass
+    assert watched.page.is_visible("#marked")
+    watched.page.evaluate("getSelection().removeAllRanges()")
+    watched.page.wait_for_selector("#marked", state="detached")
+
+    assert [] == watched.complaints
+
+
+def test_docs_show_without_a_complaint(browser: Any, gateway: Served) -> None:
+    watched = Watched(browser, gateway.url)
+    watched.complaints.clear()
+    watched.page.goto(f"{gateway.url}/docs")
+    shown = text_of(watched.page, "body")
+    watched.context.close()
+
+    assert "/v1/embeddings" in shown
+    assert [] == watched.complaints

@@ -1,0 +1,231 @@
+"""`gateway status`: against gateways that run, that are not there, that go away and come back."""
+
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.cli.asking import Asker, Refused
+from gateway.cli.status import Look
+from gateway.cli.status_view import plain
+from gateway.telemetry.snapshot import Snapshot
+from gateway.tenants.keyring import key_digest
+from tests.fakes.tei import FakeTei
+from tests.fakes.threaded import listening
+from tests.processes.conftest import KEY, Served, wait_until
+from tests.quotas.redis_server import RedisServer
+
+pytestmark = pytest.mark.slow
+
+OPERATOR = "operator-key"
+CONFIG = """
+listen: 127.0.0.1:{port}
+workers: {workers}
+quotas: {{store: "{store}"}}
+admin: {{keys: [{keys}]}}
+upstreams: {{one: {{backend: tei, replicas: ["{url}"]}}}}
+models: {{bge: {{upstream: one}}, "org/[red]bge": {{upstream: one}}}}
+"""
+CALLS = 12
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def status(config: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gateway", "status", "-c", str(config), *words]
+    environment = {name: value for name, value in os.environ.items() if name != "GATEWAY_API_KEY"}
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={**environment, **variables},
+    )
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[str]:
+    with listening(FakeTei()) as url:
+        yield url
+
+
+@pytest.fixture
+def config(tmp_path: Path, upstream: str) -> Path:
+    """Of a gateway that is not running yet."""
+    path = tmp_path / "router.yaml"
+    path.write_text(CONFIG.format(port=free_port(), workers=1, store="memory", keys="", url=upstream))
+    return path
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory: pytest.TempPathFactory, upstream: str) -> Iterator[Path]:
+    """The config of a running gateway of two workers, after some calls, whose operators have keys."""
+    folder = tmp_path_factory.mktemp("status")
+    redis = RedisServer(folder)
+    path = folder / "router.yaml"
+    keys = f'"{key_digest(OPERATOR)}"'
+    path.write_text(
+        CONFIG.format(port=free_port(), workers=2, store=redis.url, keys=keys, url=upstream),
+        encoding="utf-8",
+    )
+    gateway = Served(path).wait_until_up()
+    for _ in range(CALLS):
+        # A connection each, so that both workers get some.
+        with gateway.client() as client:
+            assert 200 == client.post("/v1/embeddings", json={"input": "a b", "model": "bge"}).status_code
+    yield path
+    gateway.stop()
+    redis.stop()
+
+
+def test_a_snapshot_of_several_workers_adds_up(two_workers: Path) -> None:
+    for _ in range(4):
+        ended = status(two_workers, "--json", GATEWAY_API_KEY=OPERATOR)
+        told = msgspec.json.decode(ended.stdout, type=Snapshot)
+
+        assert 0 == ended.returncode
+        assert (2, "redis") == (told.workers, told.store.kind)
+        assert {"ok": CALLS} == told.calls.outcomes
+        assert [("default", CALLS, 4 * CALLS)] == [(one.name, one.calls, one.tokens) for one in told.tenants]
+        assert [("one", "up", CALLS)] == [(one.upstream, one.state, one.attempts) for one in told.replicas]
+
+
+def test_a_key_may_lie_in_a_file(two_workers: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text(f"{OPERATOR}\n")
+    ended = status(two_workers, "--json", "--key-file", str(key))
+
+    assert (0, "") == (ended.returncode, ended.stderr)
+
+
+@pytest.mark.parametrize("variables", [{}, {"GATEWAY_API_KEY": "wrong"}])
+def test_without_the_right_key_it_says_so(two_workers: Path, variables: dict[str, str]) -> None:
+    ended = status(two_workers, "--json", **variables)
+
+    assert (1, "") == (ended.returncode, ended.stdout)
+    assert "401" in ended.stderr
+    assert "wrong" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_once_shows_all_of_it(two_workers: Path) -> None:
+    ended = status(two_workers, "--once", GATEWAY_API_KEY=OPERATOR)
+
+    assert 0 == ended.returncode
+    for word in ("2 workers", "lanes", "replicas", "tenants", "default", "org/[red]bge", "quotas in redis"):
+        assert word in ended.stdout
+
+
+@pytest.mark.parametrize("words", [("--json",), ("--once",)])
+def test_a_gateway_that_is_not_there_is_one_clear_line(config: Path, words: tuple[str, ...]) -> None:
+    ended = status(config, *words)
+
+    assert (1, "") == (ended.returncode, ended.stdout)
+    assert re.fullmatch(r"the gateway does not answer: .+\n", ended.stderr)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://127.0.0.1", "http://127.0.0.1:port", "http://"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(Refused, match="no address"):
+        Asker(url, None)
+
+
+def test_what_answers_and_is_no_gateway_is_told(upstream: str) -> None:
+    asker = Asker(upstream, None)
+    with pytest.raises(Refused, match="no gateway of this release"):
+        asker.get("/info", Snapshot)
+    asker.close()
+
+
+def test_what_would_steer_a_terminal_is_shown_as_a_mark() -> None:
+    assert "a�[31mb�c" == plain("a\x1b[31mb\nc")
+
+
+class Terminal:
+    """`gateway status` on a terminal; seen: all that it has drawn."""
+
+    def __init__(self, config: Path) -> None:
+        self._ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "gateway", "status", "-c", str(config)]
+        variables = {"TERM": "xterm-256color", "COLUMNS": "150", "LINES": "60"}
+        self.process = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.seen = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def shows(self, words: str) -> bool:
+        """Whether it comes to draw these words from here on."""
+        begun = len(self.seen)
+        return wait_until(lambda: words in self.seen[begun:])
+
+    def stop(self) -> int:
+        """Ctrl-C, and its exit status."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(10)
+        finally:
+            self.process.kill()
+            self._reader.join(5)
+            os.close(self._ours)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                self.seen += os.read(self._ours, 65536).decode(errors="replace")
+            except OSError:
+                return
+
+
+def test_it_follows_a_gateway_that_goes_and_comes_back_until_ctrl_c(config: Path) -> None:
+    terminal = Terminal(config)
+    try:
+        assert terminal.shows("not seen yet")
+        gateway = Served(config).wait_until_up()
+        assert terminal.shows("quotas in memory")
+        gateway.stop()
+        assert terminal.shows("asking again")
+        gateway = Served(config).wait_until_up()
+        assert terminal.shows("quotas in memory")
+        gateway.stop()
+    finally:
+        ended = terminal.stop()
+
+    assert 0 == ended
+    assert KEY not in terminal.seen
+    assert "Traceback" not in terminal.seen
+
+
+def test_what_was_seen_stays_while_the_gateway_is_away() -> None:
+    look = Look("http://127.0.0.1:1")
+    look.missed("gone")
+    assert look.snapshot is None
+
+    told = {"version": "1", "at_s": 1.0, "uptime_s": 1.0, "worker": 0, "workers": 1, "calls_in_flight": 0}
+    told |= {"in_flight_bytes": 0, "store": {"kind": "memory", "away": False}, "lanes": (), "replicas": ()}
+    told |= {"calls": {"outcomes": {}, "durations": {}}, "models": (), "tenants": (), "changes": ()}
+    look.saw(msgspec.convert(told, Snapshot))
+    look.missed("gone")
+
+    assert look.snapshot is not None
+    assert (None, "gone") == (look.rates, look.problem)
