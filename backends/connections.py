@@ -203,6 +203,11 @@ class _Connection(asyncio.Protocol):
 
     # What the parser calls.
 
+    def on_message_begin(self) -> None:
+        """The first byte of an answer; one that nobody asked for would be taken for the next request's."""
+        if self._asked is None or self._asked.done():
+            self._kept = False
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One line of the head."""
         self._headers.append((name, value))
