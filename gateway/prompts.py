@@ -46,3 +46,18 @@ def with_prompt(
         return work if name == work.prompt_name else msgspec.structs.replace(work, prompt_name=name)
     inputs = tuple(written[name] + text for text in work.inputs)
     return msgspec.structs.replace(work, inputs=inputs, prompt_name="")
+
+
+def with_roles(work: Embed, known: Mapping[str, str], default: str | None) -> Embed:
+    """A rerank's texts, the query first, each with what says its role, written into it.
+
+    known: all prompts of the model, name → text; default: the name of the one that goes before a text of a
+    role for which there is none. The work as it is where no role has one.
+    """
+    names = prompt_of("query", known), prompt_of("document", known)
+    if names == (None, None):
+        return work
+    to_query, to_document = (known.get(name or default or "", "") for name in names)
+    query, *documents = work.inputs
+    inputs = (to_query + query, *(to_document + one for one in documents))
+    return msgspec.structs.replace(work, inputs=inputs, prompt_name="")

@@ -28,7 +28,7 @@ from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds, bounds_of, tightest, token_bounds
 from gateway.calls import Call, Similarity, Work
 from gateway.decoding import IdDecoder
-from gateway.prompts import with_prompt
+from gateway.prompts import with_prompt, with_roles
 from gateway.routing.pool import Pool
 from gateway.spaces.space import VectorSpace
 
@@ -105,16 +105,20 @@ class Upstream:
         return scored and Operation.RERANK not in offered and Operation.EMBED in offered
 
     def as_sent(self, call: Call, prompts: Mapping[str, str]) -> BackendWork:
-        """What replicas are asked for: what is scored by cosine is embedded, the query first, each text of
-        pairs once.
+        """What replicas are asked for: what is scored by cosine is embedded, a query first, with the prompts
+        of their roles; each text of pairs once.
 
         prompts: of the model's config, beside those of the upstream's and the checkpoint's own.
         """
         work = self._as_work(call.work)
         if not isinstance(work, Embed | Encode | Tokenize):
             return work
-        own = self.capabilities.prompts if self.capabilities else {}
-        return with_prompt(work, call.role, {**self.settings.prompts, **prompts}, own)
+        told = self.capabilities
+        own = told.prompts if told else {}
+        written = {**self.settings.prompts, **prompts}
+        if isinstance(call.work, Rerank) and isinstance(work, Embed):
+            return with_roles(work, {**own, **written}, told.default_prompt if told else None)
+        return with_prompt(work, call.role, written, own)
 
     def _as_work(self, work: Work) -> BackendWork:
         match work:

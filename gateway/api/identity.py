@@ -1,5 +1,6 @@
 """Whose key a request carries, and from which address; the one place where a wrong key is counted."""
 
+import base64
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -63,8 +64,25 @@ class Identity:
 
 
 def api_key_of(exchange: Exchange) -> str | None:
-    """The key as it was sent. A bare token is taken too: LlamaIndex's TEI reranker sends it so."""
+    """The key as it was sent: a bearer token, or HTTP Basic's password, for clients that take a URL alone.
+
+    A bare token is taken too: LlamaIndex's TEI reranker sends it so.
+    """
     sent = exchange.header(b"authorization")
     scheme, _, rest = sent.partition(" ")
-    key = rest.strip() if scheme.lower() == "bearer" else sent.strip()
+    match scheme.lower():
+        case "bearer":
+            key = rest.strip()
+        case "basic":
+            key = _password(rest.strip())
+        case _:
+            key = sent.strip()
     return key or None
+
+
+def _password(sent: str) -> str:
+    """What stands after the colon; empty where it cannot be read."""
+    try:
+        return base64.b64decode(sent, validate=True).decode("utf-8").partition(":")[2]
+    except ValueError:
+        return ""

@@ -282,11 +282,11 @@ def described(
 
 
 def model_type(told: Capabilities) -> dict[str, Any]:
-    """What kind of model it is, as TEI tags it."""
-    if Operation.CLASSIFY in told.operations:
-        return {"classifier": _labels(told.labels)}
+    """What kind of model it is, as TEI tags it: a classifier of one label is a reranker."""
     if Operation.RERANK in told.operations:
         return {"reranker": _labels(told.labels or (NAMELESS_LABEL,))}
+    if Operation.CLASSIFY in told.operations:
+        return {"classifier": _labels(told.labels)}
     sparse = Output.SPARSE in told.outputs and Output.DENSE not in told.outputs
     return {"embedding": {"pooling": told.pooling or ("splade" if sparse else None)}}
 

@@ -37,7 +37,14 @@ from gateway.api.tei import (
 from gateway.api.tei_outputs import EncodeRequest, Weight, embed_sparse
 
 FAILURES = documented("tei")
-ANSWERS: Any = list[list[float]] | list[list[Weight]] | list[Rank] | list[Prediction] | list[list[Prediction]]
+ANSWERS: Any = (
+    list[list[float]]
+    | list[list[Weight]]
+    | list[Rank]
+    | list[Prediction]
+    | list[list[Prediction]]
+    | list[float]
+)
 Answering: TypeAlias = Callable[[Any, Exchange, Api, str | None], Coroutine[Any, Any, Answer]]
 
 
@@ -89,11 +96,11 @@ async def _reranked(body: Any, exchange: Exchange, api: Api, name: str | None) -
 
 
 def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> Answering:
-    """What a model of such abilities does unasked, in TEI's order."""
-    if Operation.CLASSIFY in operations:
-        return _predicted
+    """What a model of such abilities does unasked; a classifier of one label is a reranker, as at TEI."""
     if Operation.RERANK in operations:
         return _reranked
+    if Operation.CLASSIFY in operations:
+        return _predicted
     if Output.SPARSE in outputs and Operation.EMBED not in operations:
         return _sparse
     return _embedded

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.api.failures import ENVELOPES
+from gateway.api.failures import ENVELOPES, FastAPIError, InfinityError
 from gateway.api.paths import Dialect
 from gateway.errors import FACTS
 from gateway.events import CallFinished
@@ -22,12 +22,15 @@ tenants:
   acme: {{keys: ["{key_digest(KEY)}"], models: [bge, cross], limits: {{requests_per_day: 1}}}}
   closed: {{keys: [{{digest: "{key_digest("closed")}", scopes: [metrics]}}]}}
 """
-# What a call of each dialect is, what names another model in it, and what is wrong with it.
+# Where a call of each dialect goes and what it says, and what is wrong with it. All but Infinity's, whose
+# path has no place for one, name the model in the path.
 PATHS: dict[Dialect, str] = {
     "openai": "/models/{}/v1/embeddings",
     "tei": "/models/{}/embed",
     "cohere": "/models/{}/v2/embed",
     "rerank": "/models/{}/v1/rerank",
+    "vllm": "/models/{}/pooling",
+    "infinity": "/infinity/embeddings",
     "sie": "/v1/encode/{}",
 }
 BODIES: dict[Dialect, dict[str, Any]] = {
@@ -35,6 +38,8 @@ BODIES: dict[Dialect, dict[str, Any]] = {
     "tei": {"inputs": "a"},
     "cohere": {"texts": ["a"], "input_type": "search_query"},
     "rerank": {"query": "q", "documents": ["a"]},
+    "vllm": {"input": "a", "task": "embed"},
+    "infinity": {"input": "a"},
     "sie": {"items": [{"text": "a"}]},
 }
 EMPTY: dict[Dialect, dict[str, Any]] = {
@@ -42,6 +47,8 @@ EMPTY: dict[Dialect, dict[str, Any]] = {
     "tei": {"inputs": []},
     "cohere": {"texts": []},
     "rerank": {"documents": []},
+    "vllm": {"input": []},
+    "infinity": {"input": []},
     "sie": {"items": []},
 }
 DIALECTS = pytest.mark.parametrize("dialect", PATHS)
@@ -49,14 +56,22 @@ DIALECTS = pytest.mark.parametrize("dialect", PATHS)
 
 def assert_told(gateway: Running, reply: httpx.Response, kind: str, dialect: Dialect) -> None:
     """The status and the envelope of the dialect, as a client of it would read them."""
-    status = FACTS[kind].tei_status if dialect == "tei" else FACTS[kind].status
+    facts = FACTS[kind]
+    status = {"tei": facts.tei_status, "infinity": facts.infinity_status}.get(dialect, facts.status)
     assert status == reply.status_code, reply.text
     assert "application/json" == reply.headers["content-type"]
-    told = msgspec.json.decode(reply.content, type=ENVELOPES[dialect])
+    told = msgspec.json.decode(reply.content, type=envelope_of(dialect, status))
     assert reply.json() == msgspec.to_builtins(told)
     assert (status in (429, 503)) is ("retry-after" in reply.headers)
     (*_, finished) = (one for one in gateway.events if isinstance(one, CallFinished))
     assert kind == finished.outcome
+
+
+def envelope_of(dialect: Dialect, status: int) -> Any:
+    """Infinity has FastAPI's beside its own."""
+    if dialect == "infinity":
+        return FastAPIError if status in (401, 404, 405, 422) else InfinityError
+    return ENVELOPES[dialect]
 
 
 def working() -> dict[str, Any]:
@@ -67,6 +82,11 @@ def working() -> dict[str, Any]:
 def path_of(dialect: Dialect, model: str | None = None) -> str:
     """Where a call of this dialect goes, to a model that does it or to another."""
     return PATHS[dialect].format(model or ("cross" if dialect == "rerank" else "bge"))
+
+
+def body_of(dialect: Dialect, model: str | None = None) -> dict[str, Any]:
+    """What such a call says; it names the model where the path does not."""
+    return BODIES[dialect] | ({"model": model} if model and dialect == "infinity" else {})
 
 
 @DIALECTS
@@ -101,7 +121,7 @@ async def test_nothing_to_work_on(boot: Boots, dialect: Dialect) -> None:
 @pytest.mark.parametrize(("model", "kind"), [("no/where", "model_not_found"), ("strict", "model_forbidden")])
 async def test_a_model_that_cannot_be_used(boot: Boots, dialect: Dialect, model: str, kind: str) -> None:
     async with boot(working(), CONFIG + LIMITED) as gateway:
-        reply = await gateway.post(path_of(dialect, model), BODIES[dialect])
+        reply = await gateway.post(path_of(dialect, model), body_of(dialect, model))
 
         assert_told(gateway, reply, kind, dialect)
 
@@ -110,7 +130,7 @@ async def test_a_model_that_cannot_be_used(boot: Boots, dialect: Dialect, model:
 async def test_a_model_of_another_kind(boot: Boots, dialect: Dialect) -> None:
     model = "no-rerank" if dialect == "rerank" else "cross"
     async with boot(working()) as gateway:
-        reply = await gateway.post(path_of(dialect, model), BODIES[dialect])
+        reply = await gateway.post(path_of(dialect, model), body_of(dialect, model))
 
         assert_told(gateway, reply, "operation_unsupported", dialect)
 

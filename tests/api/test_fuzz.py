@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,11 +25,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from gateway.api.paths import SIE_PREFIXES
 from gateway.app import HANDLERS
 from tests.conftest import Running, running_gateway
-from tests.fakes.hooks import RERANKER
+from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei
+from tests.fakes.vllm import FakeVllm
 from tests.quotas.redis_server import RedisServer
 
 CASES = int(os.environ.get("FUZZ_CASES", "0"))
@@ -41,7 +44,19 @@ CHECKS = [
     response_schema_conformance,
 ]
 # Most names that chance makes up name nothing: these do, and one is refused.
-MODELS = ("bge", "org/bge", "strict", "cross", "plain", "nobody")
+MODELS = (
+    "bge",
+    "org/bge",
+    "strict",
+    "cross",
+    "plain",
+    "vector",
+    "pairs",
+    "moods",
+    "late",
+    "labels",
+    "nobody",
+)
 TEXTS = st.lists(
     st.sampled_from(["a", "red", "ü", "w " * 20, "\0", "向量", "{}"]) | st.text(max_size=20),
     min_size=1,
@@ -55,13 +70,23 @@ upstreams:
   embedder: {backend: tei, replicas: ["http://tei-0", "http://tei-1"]}
   reranker: {backend: tei, replicas: ["http://rerank-0"]}
   plain: {backend: openai, replicas: ["http://openai-0"]}
+  vector: {backend: vllm, replicas: ["http://vllm-embed"]}
+  pairs: {backend: vllm, replicas: ["http://vllm-score"]}
+  moods: {backend: vllm, replicas: ["http://vllm-classify"]}
+  late: {backend: vllm, replicas: ["http://vllm-late"]}
+  labels: {backend: tei, replicas: ["http://labels-0"]}
 models:
   bge: {upstream: embedder}
   org/bge: {upstream: embedder}
   strict: {upstream: embedder, truncate: error}
   cross: {upstream: reranker}
   plain: {upstream: plain}
-defaults: {embed: bge, rerank: cross}
+  vector: {upstream: vector}
+  pairs: {upstream: pairs}
+  moods: {upstream: moods}
+  late: {upstream: late}
+  labels: {upstream: labels}
+defaults: {embed: bge, rerank: cross, classify: moods}
 """
 
 
@@ -75,6 +100,11 @@ class Target:
             "tei-1": FakeTei(),
             "rerank-0": FakeTei(model_type=RERANKER),
             "openai-0": FakeOpenAI(),
+            "vllm-embed": FakeVllm(),
+            "vllm-score": FakeVllm(task="classify"),
+            "vllm-classify": FakeVllm(task="classify", classes=len(LABELS)),
+            "vllm-late": FakeVllm(task="token_embed"),
+            "labels-0": FakeTei(model_type=CLASSIFIER),
         }
         self._leaves = asyncio.Event()
         self._running: asyncio.Future[Running] = self._runner.get_loop().create_future()
@@ -84,17 +114,18 @@ class Target:
         self.schema = from_dict(self.document)
         self.sent = 0
 
-    def send(self, case: Case) -> httpx.Response:
-        """What a case says, with a key that may do everything."""
+    def send(self, case: Case, *, packs: bool = False) -> httpx.Response:
+        """What a case says, with a key that may do everything; packs: as msgpack, where it is JSON."""
         words = case.as_transport_kwargs(base_url="http://gateway")
         words = {name: value for name, value in words.items() if value is not None}
+        content, kind = _content(words, packs=packs)
         sent = httpx.Request(
             words["method"],
             words["url"],
             params=words.get("params"),
-            headers=self._headers(words.get("headers", {})),
+            headers=self._headers({**words.get("headers", {}), **kind}),
             cookies=words.get("cookies"),
-            **_content(words),
+            **content,
         )
         return self._runner.run(self._answer(sent))
 
@@ -126,10 +157,25 @@ class Target:
         self._runner.close()
 
 
-def _content(words: dict[str, Any]) -> dict[str, Any]:
+def _content(words: dict[str, Any], *, packs: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """The body, and the header that tells its kind where httpx does not."""
+    if "json" in words and packs:
+        kind = {"content-type": "application/msgpack"}
+        return {"content": msgspec.msgpack.encode(_packable(words["json"]))}, kind
     if "json" in words:
-        return {"json": words["json"]}
-    return {"content": words["data"]} if isinstance(words.get("data"), str | bytes) else {}
+        return {"json": words["json"]}, {}
+    return ({"content": words["data"]} if isinstance(words.get("data"), str | bytes) else {}), {}
+
+
+def _packable(value: Any) -> Any:
+    """The same without integers that msgpack has no room for."""
+    if isinstance(value, dict):
+        return {_packable(name): _packable(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_packable(one) for one in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    return float(value) if isinstance(value, int) and not -(2**63) <= value < 2**64 else value
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +209,7 @@ def with_names(draw: st.DrawFn, case: Case) -> Case:
 def with_texts(draw: st.DrawFn, case: Case) -> Case:
     """A case whose inputs are mostly some: made up, they are mostly none, or empty."""
     if isinstance(case.body, dict):
-        for name in ("input", "inputs", "texts", "documents"):
+        for name in ("input", "inputs", "texts", "documents", "queries"):
             if isinstance(case.body.get(name), str | list) and draw(st.integers(0, 3)):
                 case.body[name] = draw(TEXTS)
     return case
@@ -188,9 +234,9 @@ def test_every_answer_is_as_documented(target: Target, label: str) -> None:
         derandomize=not CASES,
         suppress_health_check=list(HealthCheck),
     )
-    @given(cases(operation))
-    def holds(case: Case) -> None:
-        case.validate_response(target.send(case), checks=CHECKS)
+    @given(cases(operation), st.booleans() if path.startswith(SIE_PREFIXES) else st.just(value=False))
+    def holds(case: Case, packs: bool) -> None:
+        case.validate_response(target.send(case, packs=packs), checks=CHECKS)
         target.sent += 1
 
     holds()

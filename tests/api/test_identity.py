@@ -1,9 +1,11 @@
 """Guessing is slowed, by address; a valid key always passes; whose forwarded address counts is configured."""
 
+import base64
+
 import pytest
 
 from gateway.api.exchange import Exchange
-from gateway.api.identity import Identity
+from gateway.api.identity import Identity, api_key_of
 from gateway.tenants.guesses import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, Guesses
 from gateway.tenants.keyring import Keyring, key_digest
 from tests.conftest import Boots
@@ -40,6 +42,28 @@ def test_memory_stays_bounded_whatever_the_number_of_addresses() -> None:
         guesses.failed(str(number), 0.0)
 
     assert ADDRESSES_MAX == len(guesses._empty_at_s)
+
+
+def basic(text: str) -> str:
+    return f"Basic {base64.b64encode(text.encode()).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("sent", "key"),
+    [
+        ("Bearer k", "k"),
+        ("bearer  k ", "k"),
+        ("k", "k"),
+        (basic(":k"), "k"),
+        (basic("anybody:k:1"), "k:1"),
+        (basic("k"), None),
+        ("Basic ????", None),
+        (f"Basic {base64.b64encode(bytes([255, 254])).decode()}", None),
+        ("", None),
+    ],
+)
+def test_a_key_is_read_from_every_form_of_the_header(sent: str, key: str | None) -> None:
+    assert key == api_key_of(Exchange("id", "/embed", [(b"authorization", sent.encode())], "10.0.0.1"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.api.answering import Api
 from gateway.api.rerank import RerankRequest, decode_documents
-from tests.conftest import Boots
+from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER, answering, hooked
 from tests.fakes.tei import FakeTei, score_of, vector_of
 
@@ -116,6 +116,16 @@ async def test_an_embedding_model_reranks_by_cosine(boot: Boots) -> None:
     assert cosines == pytest.approx(
         {one["index"]: one["relevance_score"] for one in reply["results"]}, abs=1e-6
     )
+
+
+async def test_a_rerank_by_cosine_says_what_is_query_and_what_document(boot: Boots) -> None:
+    prompted = "bge: {upstream: embedder, prompts: {query: 'q: ', passage: 'p: '}}"
+    async with boot(fakes(), CONFIG.replace("bge: {upstream: embedder}", prompted, 1)) as gateway:
+        reply = await gateway.post(V2, {"query": "q", "documents": ["a", "b"], "model": "bge"})
+
+    cosines = {i: float(vector_of("q: q") @ vector_of(f"p: {text}")) for i, text in enumerate("ab")}
+    found = {one["index"]: one["relevance_score"] for one in reply.json()["results"]}
+    assert cosines == pytest.approx(found, abs=1e-6)
 
 
 @pytest.mark.parametrize(("truncation", "status"), [(True, 200), (None, 200), (False, 400)])

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.contract import Capabilities, Operation
+from gateway.api import tei
 from tests.conftest import Boots
 from tests.fakes.hooks import RERANKER, answering, hooked
 from tests.fakes.tei import FakeTei, score_of, vector_of
@@ -246,6 +248,13 @@ async def test_info_tells_what_teis_clients_read_before_they_send(boot: Boots) -
     # A client may send as much as the gateway takes, however little each replica does.
     assert 2048 == told["max_client_batch_size"]
     assert told["auto_truncate"] is True
+
+
+def test_a_classifier_of_one_label_is_a_reranker() -> None:
+    both = frozenset({Operation.CLASSIFY, Operation.RERANK})
+    told = Capabilities("m", both, labels=("LABEL_0",))
+
+    assert {"reranker"} == tei.model_type(told).keys()
 
 
 async def test_info_of_a_reranker_and_of_a_model_that_cuts_nothing(boot: Boots) -> None:

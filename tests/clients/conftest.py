@@ -1,10 +1,10 @@
-"""The gateway that clients call: a process on the default model, one for all tests of an environment.
+"""The gateway that clients call: a process of small models, one for all tests of an environment.
 
 Rule: this file and the tests beside it run in a client's own environment, so they import none of the
 project and only what every environment has: the standard library and pytest.
 """
 
-import os
+import hashlib
 import socket
 import subprocess
 import time
@@ -16,29 +16,52 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MODELS = ROOT / ".clients" / "models"
 KEY = "a-key-of-clients"
+# One call a minute, and one a day.
+SLOW_KEY = "a-key-of-slow-ones"
+SPENT_KEY = "a-key-of-spent-ones"
 START_S = 120.0
 STOP_S = 30.0
 CONFIG = """
 listen: 127.0.0.1:{port}
 upstreams:
   minilm: {{backend: torch, model: sentence-transformers/all-MiniLM-L6-v2}}
+  ids: {{backend: torch, model: sentence-transformers/all-MiniLM-L6-v2, token_encoding: {models}/bytes}}
+  cross: {{backend: torch, model: {models}/cross-encoder}}
+  labels: {{backend: torch, model: {models}/classifier}}
 models:
   all-minilm-l6-v2: {{upstream: minilm}}
   org/prompted: {{upstream: minilm, prompts: {{query: "query: ", document: "passage: "}}}}
   strict: {{upstream: minilm, truncate: error}}
+  decoding: {{upstream: ids}}
+  cross: {{upstream: cross}}
+  labels: {{upstream: labels}}
 defaults: {{embed: all-minilm-l6-v2, rerank: all-minilm-l6-v2}}
+tenants:
+  clients: {{keys: ["{keys[0]}"]}}
+  slow: {{keys: ["{keys[1]}"], limits: {{requests_per_minute: 1}}}}
+  spent: {{keys: ["{keys[2]}"], limits: {{requests_per_day: 1}}}}
 """
 
 
 class Gateway(NamedTuple):
-    """Where it is, a key that it takes, and models: plain, with prompts for roles, one that cuts nothing."""
+    """Where it is, keys that it takes, and models.
+
+    slow, spent: keys of one call a minute and one a day. prompted has prompts for roles, strict cuts nothing,
+    decoding takes token ids, which are the bytes of UTF-8; cross is a cross-encoder, labels a classifier.
+    """
 
     url: str
     key: str = KEY
+    slow: str = SLOW_KEY
+    spent: str = SPENT_KEY
     model: str = "all-minilm-l6-v2"
     prompted: str = "org/prompted"
     strict: str = "strict"
+    decoding: str = "decoding"
+    cross: str = "cross"
+    labels: str = "labels"
 
 
 @pytest.fixture(scope="session")
@@ -47,12 +70,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     home = tmp_path_factory.mktemp("gateway")
     port = _free_port()
     config = home / "router.yaml"
-    config.write_text(CONFIG.format(port=port))
+    _make_models()
+    digests = [f"sha256:{hashlib.sha256(one.encode()).hexdigest()}" for one in (KEY, SLOW_KEY, SPENT_KEY)]
+    config.write_text(CONFIG.format(port=port, models=MODELS, keys=digests))
     command = [ROOT / ".venv/bin/gateway", "serve", "-c", config]
     with (home / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, "GATEWAY_API_KEY": KEY}
-        )
+        process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
             _wait(url, process, home / "log")
@@ -60,6 +83,13 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         finally:
             process.terminate()
             process.wait(STOP_S)
+
+
+def _make_models() -> None:
+    """What is served beside the default model, once for all environments."""
+    command = [ROOT / ".venv/bin/python", "-m", "tests.clients.served", MODELS]
+    if not all((MODELS / one).exists() for one in ("cross-encoder", "classifier", "bytes")):
+        subprocess.run(command, check=True, cwd=ROOT, timeout=START_S)
 
 
 def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

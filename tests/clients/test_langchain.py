@@ -1,12 +1,18 @@
-"""LangChain's classes over Cohere's and Jina's wires."""
+"""LangChain's classes over OpenAI's, Cohere's, Jina's and Infinity's wires, and its own suite of tests."""
 
+from collections.abc import Callable
 from typing import Any
 
+import openai
 import pytest
+import tiktoken
 from langchain_cohere import CohereEmbeddings, CohereRerank
 from langchain_community.document_compressors import jina_rerank
-from langchain_community.embeddings import jina
+from langchain_community.embeddings import InfinityEmbeddings, jina
 from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_openai import OpenAIEmbeddings
+from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 
 from tests.clients.conftest import Gateway
 
@@ -70,3 +76,85 @@ def test_jina_embeddings_come_in_order(jinas: Gateway) -> None:
     assert [embeddings.embed_query(text) for text in texts] == [
         pytest.approx(one, abs=1e-3) for one in embeddings.embed_documents(texts)
     ]
+
+
+def infinity(gateway: Gateway) -> InfinityEmbeddings:
+    """A client whose key stands in its URL: it has no other place for one."""
+    url = gateway.url.replace("http://", f"http://:{gateway.key}@")
+    return InfinityEmbeddings(model=gateway.model, infinity_api_url=f"{url}/infinity")
+
+
+def openais(gateway: Gateway, model: str, **options: Any) -> OpenAIEmbeddings:
+    """One of OpenAI's clients."""
+    return OpenAIEmbeddings(api_key=gateway.key, base_url=f"{gateway.url}/v1", model=model, **options)
+
+
+def test_infinity_embeddings_come_in_the_callers_order(gateway: Gateway) -> None:
+    embeddings = infinity(gateway)
+    # It sorts by length, cuts into calls of 128 and puts the answers back.
+    texts = [f"number {'and more ' * (i % 7)}{i}" for i in range(300)]
+
+    vectors = embeddings.embed_documents(texts)
+    for i in (0, 1, 150, 299):
+        assert embeddings.embed_query(texts[i]) == pytest.approx(vectors[i], abs=1e-3)
+
+
+def test_openai_embeddings_as_texts(gateway: Gateway) -> None:
+    embeddings = openais(gateway, gateway.model, check_embedding_ctx_length=False)
+
+    (vector,) = embeddings.embed_documents(["an apple"])
+    assert DIMENSIONS == len(vector)
+    assert embeddings.embed_query("an apple") == pytest.approx(vector, abs=1e-6)
+
+
+@pytest.fixture
+def bytes_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LangChain's tokenizer with the vocabulary of the gateway's `token_encoding`.
+
+    The one that it would fetch from the network is not at hand.
+    """
+    ranks = {bytes([one]): one for one in range(256)}
+    encoding = tiktoken.Encoding("bytes", pat_str=r"[\s\S]+", mergeable_ranks=ranks, special_tokens={})
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda _: encoding)
+
+
+@pytest.mark.usefixtures("bytes_for_tokens")
+def test_openai_embeddings_token_ids_are_decoded_where_the_config_names_their_vocabulary(
+    gateway: Gateway,
+) -> None:
+    texts = ["an apple", "Größe und 向量\n"]
+    as_ids = openais(gateway, gateway.decoding).embed_documents(texts)
+    as_texts = openais(gateway, gateway.model, check_embedding_ctx_length=False).embed_documents(texts)
+
+    for one, other in zip(as_ids, as_texts, strict=True):
+        assert one == pytest.approx(other, abs=1e-3)
+
+
+@pytest.mark.usefixtures("bytes_for_tokens")
+def test_openai_embeddings_token_ids_are_refused_elsewhere_with_the_way_out(gateway: Gateway) -> None:
+    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+        openais(gateway, gateway.model).embed_query("an apple")
+
+
+MAKERS: dict[str, Callable[[Gateway], Embeddings]] = {
+    "openai": lambda gateway: openais(gateway, gateway.model, check_embedding_ctx_length=False),
+    "cohere": lambda gateway: CohereEmbeddings(
+        cohere_api_key=gateway.key, base_url=gateway.url, model=gateway.model
+    ),
+    "infinity": infinity,
+    "jina": lambda gateway: jina.JinaEmbeddings(jina_api_key=gateway.key, model_name=gateway.model),
+}
+
+
+class TestLangChainsOwnSuite(EmbeddingsIntegrationTests):
+    """What LangChain holds against every class of embeddings."""
+
+    @property
+    def embeddings_class(self) -> type[Embeddings]:
+        """Not asked: `model` makes them."""
+        return Embeddings
+
+    @pytest.fixture(params=MAKERS)
+    def model(self, request: pytest.FixtureRequest, jinas: Gateway) -> Embeddings:
+        """One of each kind."""
+        return MAKERS[request.param](jinas)

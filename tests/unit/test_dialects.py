@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from backends.contract import Embed, Embedded, Rerank, Reranked, Truncate
-from gateway.api import cohere, infinity, openai, rerank, sie, tei
+from backends.contract import Classify, Embed, Embedded, Rerank, Reranked, Score, Truncate
+from gateway.api import cohere, infinity, openai, predict, rerank, sie, tei, vllm
 from gateway.api.answering import Api
 from gateway.api.rendering import json_bytes, msgpack_bytes
 from gateway.calls import Call
@@ -103,6 +103,59 @@ def test_a_rerank_is_the_same_call_in_every_dialect(query: str, texts: list[str]
     assert call == infinity.decode_rerank(plain, API)
 
 
+class Told:
+    """An `Api` to whose decoders nothing is known of any model, and nothing limited."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(API, name)
+
+    def told(self, *_: Any) -> None:
+        """No capabilities."""
+
+
+UNTOLD: Any = Told()
+
+
+@many
+@given(TEXTS)
+def test_a_classification_is_the_same_call_in_every_dialect(texts: list[str]) -> None:
+    call = Call(Classify(tuple(texts)), "m")
+    batch = decoded({"inputs": [[one] for one in texts]}, predict.PredictRequest)
+    of_vllm = decoded({"input": texts, "model": "m"}, vllm.ClassifyRequest)
+    pooled = decoded({"input": texts, "task": "classify"}, vllm.PoolingRequest)
+    of_infinity = decoded({"input": texts, "model": "m"}, infinity.ClassifyRequest)
+
+    assert call == predict.decode_predict(predict.items_of(batch.inputs)[0], batch, "m", UNTOLD)
+    assert call == now(vllm.decode_classify(of_vllm, None, NOBODY, UNTOLD))
+    assert call == now(vllm.decode_pooling(pooled, "m", NOBODY, UNTOLD))
+    assert call == infinity.decode_classify(of_infinity, API)
+
+
+@many
+@given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=20), min_size=1, max_size=8))
+def test_pairs_are_the_same_call_by_every_name_and_in_every_shape(query: str, texts: list[str]) -> None:
+    call = Call(Score(tuple((query, one) for one in texts)), "m")
+    parts = [{"content": [{"type": "text", "text": one}]} for one in texts]
+    for body in (
+        {"queries": query, "documents": texts},
+        {"queries": [query], "items": texts},
+        {"data_1": [query] * len(texts), "data_2": texts},
+        {"text_1": query, "text_2": parts},
+    ):
+        assert call == vllm.decode_score(decoded(body, vllm.ScoreRequest), "m", UNTOLD)
+
+
+@many
+@given(TEXTS)
+def test_pooling_for_vectors_is_an_embedding(texts: list[str]) -> None:
+    body = decoded({"input": texts, "task": "embed"}, vllm.PoolingRequest)
+    raw = decoded({"input": texts, "use_activation": False}, vllm.PoolingRequest)
+
+    assert Call(Embed(tuple(texts)), "m") == now(vllm.decode_pooling(body, "m", NOBODY, UNTOLD))
+    told = now(vllm.decode_pooling(raw, "m", NOBODY, UNTOLD))
+    assert Call(Embed(tuple(texts), normalize=False), "m") == told
+
+
 @many
 @given(VECTORS)
 def test_vectors_are_read_back_the_same_from_every_dialect(vectors: np.ndarray) -> None:
@@ -112,17 +165,22 @@ def test_vectors_are_read_back_the_same_from_every_dialect(vectors: np.ndarray) 
     kinds = msgspec.json.decode(json_bytes(cohere.encode_by_type(reply, ["float", "base64"])))
     ids = [None] * len(vectors)
     items = msgspec.json.decode(json_bytes(sie.encode_items(reply, ids, "float32")))
+    rows = vllm.pooled_rows(reply, raw=False)
+    pooled = msgspec.json.decode(json_bytes(vllm.pooling_items(rows, "float")))
+    pooled64 = msgspec.json.decode(json_bytes(vllm.pooling_items(rows, "base64")))
     arrays = msgspec.msgpack.decode(msgpack_bytes(sie.encode_items(reply, ids, "float32")))
 
-    for rows in (
+    for read in (
         [one["embedding"] for one in numbers["data"]],
         [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in packed["data"]],
+        [one["data"] for one in pooled],
+        [np.frombuffer(base64.b64decode(one["data"]), "<f4") for one in pooled64],
         kinds["float"],
         [np.frombuffer(base64.b64decode(one), "<f4") for one in kinds["base64"]],
         [one["dense"]["values"] for one in items],
         [np.frombuffer(one["dense"]["values"][b"data"], "<f4") for one in arrays],
     ):
-        np.testing.assert_array_equal(vectors, np.array(rows, np.float32))
+        np.testing.assert_array_equal(vectors, np.array(read, np.float32))
 
 
 @many

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from backends.contract import Embed, Encode, Output, Tokenize
-from gateway.prompts import NAMES, Role, prompt_of, with_prompt
+from gateway.prompts import NAMES, Role, prompt_of, with_prompt, with_roles
 
 TEXTS = ("a", "b")
 
@@ -66,3 +66,24 @@ def test_a_name_that_nobody_knows_is_left_for_the_backend_to_judge() -> None:
     work = Embed(TEXTS, prompt_name="nowhere")
 
     assert work == with_prompt(work, None, {"query": "q: "}, {})
+
+
+@pytest.mark.parametrize(
+    ("known", "default", "inputs"),
+    [
+        ({"query": "q: ", "passage": "p: "}, None, ("q: a", "p: b", "p: c")),
+        ({"query": "q: "}, None, ("q: a", "b", "c")),
+        ({"query": "q: ", "usual": "u: "}, "usual", ("q: a", "u: b", "u: c")),
+        ({"document": "d: ", "query": ""}, None, ("a", "d: b", "d: c")),
+    ],
+)
+def test_a_rerank_by_cosine_says_what_is_query_and_what_document(
+    known: dict[str, str], default: str | None, inputs: tuple[str, ...]
+) -> None:
+    assert Embed(inputs, prompt_name="") == with_roles(Embed(("a", "b", "c")), known, default)
+
+
+def test_a_rerank_by_a_model_without_roles_takes_its_default() -> None:
+    work = Embed(("a", "b"))
+
+    assert work is with_roles(work, {"STS": "s: "}, "STS")

@@ -1,0 +1,118 @@
+"""Hugging Face's InferenceClient, which takes the URL of a TEI server's route for the name of a model."""
+
+import numpy as np
+import pytest
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+
+from tests.clients.conftest import Gateway
+
+TEXTS = ["a car", "an apple", "the sea"]
+DIMENSIONS = 384
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> InferenceClient:
+    """One key for all URLs."""
+    return InferenceClient(provider="hf-inference", token=gateway.key, timeout=60)
+
+
+def at(gateway: Gateway, model: str, route: str = "") -> str:
+    """Where a model does something; without a route, what it is for."""
+    return f"{gateway.url}/models/{model}{route}"
+
+
+@pytest.mark.parametrize("route", ["", "/embed"])
+def test_feature_extraction_gives_vectors_of_length_1(
+    client: InferenceClient, gateway: Gateway, route: str
+) -> None:
+    vectors = client.feature_extraction(TEXTS, model=at(gateway, gateway.model, route))  # type: ignore[arg-type]
+
+    assert ((3, DIMENSIONS), np.float32) == (vectors.shape, vectors.dtype)
+    np.testing.assert_allclose(1, np.linalg.norm(vectors, axis=1), atol=1e-5)
+
+
+async def test_the_client_that_does_not_wait_gets_the_same(client: InferenceClient, gateway: Gateway) -> None:
+    url = at(gateway, gateway.model)
+    other = AsyncInferenceClient(provider="hf-inference", token=gateway.key, timeout=60)
+    vectors = await other.feature_extraction("an apple", model=url)
+
+    np.testing.assert_allclose(client.feature_extraction("an apple", model=url), vectors, atol=1e-6)
+
+
+def test_options_of_feature_extraction_are_heard(client: InferenceClient, gateway: Gateway) -> None:
+    url = at(gateway, gateway.prompted, "/embed")
+    plain = client.feature_extraction("an apple", model=url)
+    (long,) = client.feature_extraction("an apple", model=url, normalize=False)
+    (short,) = client.feature_extraction("an apple", model=url, dimensions=64, encoding_format="float")
+    prompted = client.feature_extraction("an apple", model=url, prompt_name="query")
+    written = client.feature_extraction("query: an apple", model=url)
+    left, right = (
+        client.feature_extraction(
+            "a " * 600 + "z " * 600, model=url, truncate=True, truncation_direction=side
+        )
+        for side in ("left", "right")
+    )
+
+    np.testing.assert_allclose(plain[0], long / np.linalg.norm(long), atol=1e-5)
+    assert not np.isclose(1, np.linalg.norm(long))
+    np.testing.assert_allclose(plain[0][:64] / np.linalg.norm(plain[0][:64]), short, atol=1e-5)
+    np.testing.assert_allclose(written, prompted, atol=1e-5)
+    assert not np.allclose(left, right, atol=1e-2)
+
+
+@pytest.mark.parametrize("route", ["", "/similarity"])
+def test_sentence_similarity_is_the_cosine(client: InferenceClient, gateway: Gateway, route: str) -> None:
+    url = at(gateway, gateway.model)
+    source, *others = client.feature_extraction(TEXTS, model=url)  # type: ignore[arg-type]
+    scores = client.sentence_similarity(TEXTS[0], TEXTS[1:], model=url + route)
+
+    assert [float(source @ one) for one in others] == pytest.approx(scores, abs=1e-3)
+
+
+@pytest.mark.parametrize("route", ["", "/predict"])
+def test_text_classification_tells_the_likeliest_label(
+    client: InferenceClient, gateway: Gateway, route: str
+) -> None:
+    # Of TEI's answer to one text this client gives back the first label alone.
+    label = client.text_classification("what a day", model=at(gateway, gateway.labels, route))
+
+    assert label["label"] in {"joy", "anger", "fear"}  # type: ignore[call-overload]
+    assert 1 / 3 < label["score"] <= 1  # type: ignore[call-overload]
+
+
+def test_texts_are_ranked_at_the_route_itself(client: InferenceClient, gateway: Gateway) -> None:
+    """The client has no method for it, but keys and errors for whoever asks."""
+    from huggingface_hub.utils import get_session
+
+    asked = {"query": "fruit to eat", "texts": TEXTS}
+    headers = {"authorization": f"Bearer {client.token}"}
+    ranks = get_session().post(at(gateway, gateway.model, "/rerank"), json=asked, headers=headers).json()
+
+    assert 1 == ranks[0]["index"]
+    assert {0, 1, 2} == {one["index"] for one in ranks}
+
+
+@pytest.mark.parametrize(
+    ("model", "route", "text", "status"),
+    [
+        ("nowhere", "", "a", 404),
+        ("strict", "/embed", "word " * 1000, 422),
+        ("cross", "/embed", "a", 424),
+        ("all-minilm-l6-v2", "/embed", "", 400),
+    ],
+)
+def test_errors_are_the_clients_own(
+    client: InferenceClient, gateway: Gateway, model: str, route: str, text: str, status: int
+) -> None:
+    with pytest.raises(HfHubHTTPError) as raised:
+        client.feature_extraction(text, model=at(gateway, model, route))
+
+    assert status == raised.value.response.status_code
+    assert {"error", "error_type"} == raised.value.response.json().keys()
+
+
+def test_a_wrong_key_is_refused(gateway: Gateway) -> None:
+    client = InferenceClient(provider="hf-inference", token="wrong", timeout=60)
+    with pytest.raises(HfHubHTTPError, match="401"):
+        client.feature_extraction("a", model=at(gateway, gateway.model))

@@ -1,0 +1,124 @@
+"""Infinity's own clients: the one made from its OpenAPI document, and the one for many calls at once."""
+
+import numpy as np
+import pytest
+from infinity_client import errors
+from infinity_client.api.default import classify, embeddings, health, models, rerank
+from infinity_client.client import AuthenticatedClient
+from infinity_client.models import (
+    ClassifyInput,
+    HTTPValidationError,
+    OpenAIEmbeddingInputText,
+    OpenAIEmbeddingResult,
+    RerankInput,
+)
+from infinity_client.vision_client import InfinityVisionAPI
+
+from tests.clients.conftest import Gateway
+
+TEXTS = ["a car", "an apple", "the sea"]
+DIMENSIONS = 384
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> AuthenticatedClient:
+    """One that raises what it would otherwise keep to itself."""
+    return AuthenticatedClient(
+        base_url=f"{gateway.url}/infinity", token=gateway.key, raise_on_unexpected_status=True
+    )
+
+
+def embedded(client: AuthenticatedClient, body: OpenAIEmbeddingInputText) -> OpenAIEmbeddingResult:
+    reply = embeddings.sync(client=client, body=body)
+    assert isinstance(reply, OpenAIEmbeddingResult)
+    return reply
+
+
+def test_vectors_come_in_order_with_usage(client: AuthenticatedClient, gateway: Gateway) -> None:
+    reply = embedded(client, OpenAIEmbeddingInputText(input_=TEXTS, model=gateway.model))
+
+    assert [0, 1, 2] == [one.index for one in reply.data]
+    assert [DIMENSIONS] * 3 == [len(one.embedding) for one in reply.data]
+    # Tokens of the model, with specials, where Infinity would count 18 characters.
+    assert 12 == reply.usage.total_tokens
+
+
+def test_a_client_that_names_no_model_gets_the_default(client: AuthenticatedClient, gateway: Gateway) -> None:
+    reply = embedded(client, OpenAIEmbeddingInputText(input_="a car"))
+
+    assert gateway.model == reply.model
+
+
+async def test_the_client_that_does_not_wait_gets_the_same(
+    client: AuthenticatedClient, gateway: Gateway
+) -> None:
+    body = OpenAIEmbeddingInputText(input_=TEXTS, model=gateway.model, dimensions=64)
+    reply = await embeddings.asyncio(client=client, body=body)
+
+    assert isinstance(reply, OpenAIEmbeddingResult)
+    for one, other in zip(embedded(client, body).data, reply.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+
+
+def test_many_calls_at_once_get_base64_with_a_key_in_their_url(
+    client: AuthenticatedClient, gateway: Gateway
+) -> None:
+    url = gateway.url.replace("http://", f"http://:{gateway.key}@")
+    many = InfinityVisionAPI(f"{url}/infinity", model=gateway.model)
+    futures = [many.embed(gateway.model, [text]) for text in TEXTS]
+
+    plain = embedded(client, OpenAIEmbeddingInputText(input_=TEXTS, model=gateway.model))
+    for one, future in zip(plain.data, futures, strict=True):
+        (vectors,), _ = future.result(timeout=60)
+        np.testing.assert_allclose([one.embedding], vectors, atol=1e-3)
+
+
+def test_rerank_puts_the_best_documents_first(client: AuthenticatedClient, gateway: Gateway) -> None:
+    asked = RerankInput(
+        query="fruit to eat", documents=TEXTS, model=gateway.model, top_n=2, return_documents=True
+    )
+    reply = rerank.sync(client=client, body=asked)
+
+    assert not isinstance(reply, HTTPValidationError | None)
+    best, second = reply.results
+    assert (1, "an apple") == (best.index, best.document)
+    assert best.relevance_score > second.relevance_score
+
+
+def test_labels_come_best_first(client: AuthenticatedClient, gateway: Gateway) -> None:
+    reply = classify.sync(client=client, body=ClassifyInput(input_=TEXTS, model=gateway.labels))
+
+    assert not isinstance(reply, HTTPValidationError | None)
+    for labels in reply.data:
+        assert {"joy", "anger", "fear"} == {one.label for one in labels}
+        assert sorted((one.score for one in labels), reverse=True) == [one.score for one in labels]
+
+
+def test_models_and_health_are_told(client: AuthenticatedClient, gateway: Gateway) -> None:
+    listed = models.sync(client=client)
+    told = health.sync(client=client)
+
+    assert listed is not None
+    assert {gateway.model, gateway.cross} <= {one.id for one in listed.data}
+    assert told is not None
+    assert told["unix"] > 0
+
+
+def test_a_wrong_body_is_the_clients_validation_error(client: AuthenticatedClient, gateway: Gateway) -> None:
+    reply = embeddings.sync(client=client, body=OpenAIEmbeddingInputText(input_="", model=gateway.model))
+
+    assert isinstance(reply, HTTPValidationError)
+    assert "empty" in reply.detail[0].msg  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("key", "model", "status"), [(None, "nowhere", 404), ("wrong", "a", 401)])
+def test_other_errors_are_raised_with_their_body(
+    client: AuthenticatedClient, key: str | None, model: str, status: int
+) -> None:
+    if key:
+        client.token = key
+    with pytest.raises(errors.UnexpectedStatus) as raised:
+        embeddings.sync(client=client, body=OpenAIEmbeddingInputText(input_="a", model=model))
+
+    assert status == raised.value.status_code
+    assert b"detail" in raised.value.content

@@ -1,0 +1,99 @@
+"""LlamaIndex's classes over OpenAI's and TEI's wires."""
+
+from typing import Any
+
+import openai
+import pytest
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.embeddings.openai import OpenAIEmbedding
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
+
+from tests.clients.conftest import Gateway
+
+TEXTS = [f"text number {i}" for i in range(50)]
+FRUIT = ["car", "apple", "sea", "pear"]
+DIMENSIONS = 384
+
+
+def of_openai(gateway: Gateway, **options: Any) -> OpenAIEmbedding:
+    """Its class for OpenAI itself, which is told the name of a model of this gateway."""
+    return OpenAIEmbedding(
+        model_name=gateway.model, api_key=gateway.key, api_base=f"{gateway.url}/v1", **options
+    )
+
+
+def like_openai(gateway: Gateway, **options: Any) -> OpenAILikeEmbedding:
+    """Its class for servers of the same API."""
+    return OpenAILikeEmbedding(
+        model_name=gateway.model, api_key=gateway.key, api_base=f"{gateway.url}/v1", **options
+    )
+
+
+def of_tei(gateway: Gateway) -> TextEmbeddingsInference:
+    """Its class for TEI; the model is named in the URL."""
+    url = f"{gateway.url}/models/{gateway.model}"
+    return TextEmbeddingsInference(
+        model_name="any", base_url=url, auth_token=gateway.key, text_instruction="", query_instruction=""
+    )
+
+
+@pytest.fixture(params=[of_openai, like_openai, of_tei])
+def embedding(request: pytest.FixtureRequest, gateway: Gateway) -> BaseEmbedding:
+    """One of each kind."""
+    made: BaseEmbedding = request.param(gateway)
+    return made
+
+
+def test_batches_come_back_in_order(embedding: BaseEmbedding) -> None:
+    vectors = embedding.get_text_embedding_batch(TEXTS)
+
+    assert len(TEXTS) == len(vectors)
+    for i in (0, 9, 10, 49):
+        assert embedding.get_query_embedding(TEXTS[i]) == pytest.approx(vectors[i], abs=1e-3)
+
+
+async def test_waiting_or_not_gives_the_same(embedding: BaseEmbedding) -> None:
+    vectors = await embedding.aget_text_embedding_batch(TEXTS[:12])
+
+    for one, other in zip(embedding.get_text_embedding_batch(TEXTS[:12]), vectors, strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
+
+
+@pytest.mark.parametrize("make", [of_openai, like_openai])
+def test_fewer_dimensions(gateway: Gateway, make: Any) -> None:
+    whole = make(gateway).get_text_embedding("an apple")
+    short = make(gateway, dimensions=64).get_text_embedding("an apple")
+
+    length = sum(one * one for one in whole[:64]) ** 0.5
+    assert DIMENSIONS == len(whole)
+    assert [one / length for one in whole[:64]] == pytest.approx(short, abs=1e-5)
+
+
+def test_openais_errors_pass_through(gateway: Gateway) -> None:
+    embedding = OpenAILikeEmbedding(
+        model_name="nowhere", api_key=gateway.key, api_base=f"{gateway.url}/v1", max_retries=0
+    )
+
+    with pytest.raises(openai.NotFoundError, match="there is no model 'nowhere' here"):
+        embedding.get_text_embedding("a")
+
+
+@pytest.mark.parametrize("prefix", ["", "Bearer "])
+@pytest.mark.parametrize("model", ["all-minilm-l6-v2", "cross"])
+def test_tei_rerank_scores_every_node(gateway: Gateway, model: str, prefix: str) -> None:
+    # It sends the token as it is given: with the scheme or without.
+    rerank = TextEmbeddingInference(
+        base_url=f"{gateway.url}/models/{model}", auth_token=prefix + gateway.key, top_n=3
+    )
+    nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in FRUIT]
+    found = rerank.postprocess_nodes(nodes, query_bundle=QueryBundle("fruit to eat"))
+
+    scores = [one.score for one in found]
+    assert 3 == len(found)
+    assert sorted(scores, reverse=True) == scores
+    assert all(scores)
+    if model == gateway.model:
+        assert {"apple", "pear"} == {one.node.get_content() for one in found[:2]}
