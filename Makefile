@@ -34,9 +34,10 @@ serve: .venv/installed ## start the gateway on router.yaml
 example: .venv/installed-dev ## search the standard library's docs through the gateway that `make serve` runs
 	@$(BIN)/python examples/search_docs.py
 
-# Sets are in some tests' names: their order must be the same in every process.
+# Sets are in the names of some tests: their order must be the same in every process. Threads that wait spin
+# no core that another process has work for.
 test: .venv/installed-dev ## pass the tests
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile
+	PYTHONHASHSEED=0 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile
 
 test-real: .venv/installed-dev ## hold the adapters against real Infinity and vLLM servers, from packages
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm

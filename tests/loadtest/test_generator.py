@@ -62,7 +62,7 @@ async def test_an_open_loop_keeps_the_clock_of_a_call_that_waits(stub: tuple[Stu
 async def test_failures_and_wrong_vectors_are_told(stub: tuple[Stub, int]) -> None:
     stub[0].settings = Settings(dimensions=8, error_share=0.5)
 
-    sample = await closed_loop(load_on(stub[1]), callers=2, seconds=0.1, warmup_s=0.0)
+    sample = await open_loop(load_on(stub[1]), [i / 1000 for i in range(100)], warmup_s=0.0)
 
     assert sample.statuses["500"] > 0
     assert sample.failed == sum(count for status, count in sample.statuses.items() if status != "200")
