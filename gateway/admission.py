@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Self
 
@@ -18,7 +18,8 @@ from gateway.upstreams import Upstream
 
 
 class Grant:
-    """Leave to send one call: who pays, over which route, and what has been used of the reserve.
+    """Leave to send one call: who pays, over which route and by which upstream, and what has been used of
+    the reserve.
 
     A block that runs under it holds the reservation. Left well, by the caller's fault or because the caller
     has gone, that is settled at what was computed, and at what replicas were still computing; by a fault of
@@ -30,6 +31,7 @@ class Grant:
         self,
         tenant: Tenant,
         route: Route,
+        upstream: Upstream,
         reservation: Reservation,
         ledger: Ledger,
         deadline: Deadline,
@@ -37,6 +39,7 @@ class Grant:
     ) -> None:
         self.tenant = tenant
         self.route = route
+        self.upstream = upstream
         self.standings: tuple[Standing, ...] = reservation.standings
         self.input_tokens = input_tokens
         self._tokens = 0
@@ -74,24 +77,23 @@ class Grant:
 class Admission:
     """Turns a tenant, a route and a call into a grant, or into an error."""
 
-    def __init__(
-        self, ledger: Ledger, upstreams: Mapping[str, Upstream], observe: Observe, *, shadow: bool = False
-    ) -> None:
+    def __init__(self, ledger: Ledger, observe: Observe, *, shadow: bool = False) -> None:
         self._ledger = ledger
-        self._upstreams = upstreams
         self._observe = observe
         self._shadow = shadow
         self._process = secrets.token_hex(6)
         self._numbers = count()
 
-    async def admit(self, tenant: Tenant, route: Route, call: Call, deadline: Deadline) -> Grant:
+    async def admit(
+        self, tenant: Tenant, route: Route, upstream: Upstream, call: Call, deadline: Deadline
+    ) -> Grant:
         """Reserve what the call costs, or will at most.
 
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable, DeadlineExceeded.
         """
-        cost, input_tokens = await self._cost(tenant, route, call, deadline)
+        cost, input_tokens = await self._cost(tenant, route, upstream, call, deadline)
         reservation = await self._reserve(tenant, route, cost)
-        return Grant(tenant, route, reservation, self._ledger, deadline, input_tokens)
+        return Grant(tenant, route, upstream, reservation, self._ledger, deadline, input_tokens)
 
     async def _reserve(self, tenant: Tenant, route: Route, cost: Cost) -> Reservation:
         decision: Decision = "refused"
@@ -113,11 +115,10 @@ class Admission:
         return reservation
 
     async def _cost(
-        self, tenant: Tenant, route: Route, call: Call, deadline: Deadline
+        self, tenant: Tenant, route: Route, upstream: Upstream, call: Call, deadline: Deadline
     ) -> tuple[Cost, list[int] | None]:
         """Exact, with the tokens of each input, where they are asked for and can be counted; else a bound."""
         inputs = len(inputs_of(call.work))
-        upstream = self._upstreams[route.upstream]
         limited = _counts_tokens(tenant, route)
         if isinstance(call.work, contract.Tokenize | contract.Detokenize) or not (
             limited or upstream.counts_here

@@ -1,10 +1,9 @@
 """The composition root: config and collaborators in, an ASGI application out."""
 
 import asyncio
-import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
@@ -16,9 +15,7 @@ from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
-from backends.contract import Operation
 from backends.registry import open_replica
-from backends.torch.client import TorchBackend
 from gateway import __version__
 from gateway.admission import Admission
 from gateway.api import (
@@ -40,7 +37,7 @@ from gateway.api import (
     ui,
     vllm,
 )
-from gateway.api.admin import Admin
+from gateway.api.admin import Admin, Reload
 from gateway.api.answering import Api
 from gateway.api.edge import ASGIApp, Edge
 from gateway.api.exchange import exchange_of_request
@@ -51,30 +48,31 @@ from gateway.api.straight import Straight
 from gateway.config import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
+from gateway.fleet import Fleet, Means, tell_why
+from gateway.following import Follower, serving_of, sources_of
 from gateway.in_flight import InFlight
-from gateway.opening import OpenReplica, open_upstream, work_beside
+from gateway.opening import OpenReplica
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_door import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger
 from gateway.quotas.redis_ledger import Rules as QuotaRules
 from gateway.routing.discovery import Resolve, resolve
-from gateway.routing.routes import Routes
 from gateway.serve import Gateway
 from gateway.spaces.store import FingerprintStore
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
+from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import keep_measuring
 from gateway.telemetry.recent import Recent
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
-from gateway.upstreams import Upstream
 
 FINGERPRINTS_TIMEOUT_S = 1.0
 if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.
     from gateway.telemetry.tracing import CallTraces
 
-logger = logging.getLogger("gateway")
+# Serve another config, with the engines that its upstreams have; ends when all left out is closed.
+Follow = Callable[[Config, Mapping[str, str]], "asyncio.Task[None]"]
 
 # How long a stopping worker waits for its last spans to leave.
 LAST_SPANS_S = 2.5
@@ -120,22 +118,27 @@ class Boot(msgspec.Struct, frozen=True):
 
 
 class Collaborators(msgspec.Struct, frozen=True):
-    """What touches the world outside; tests swap these and nothing else."""
+    """What touches the world outside; tests swap these and nothing else.
+
+    reload: has the file read again, wherever that is done.
+    """
 
     open_replica: OpenReplica = open_replica
     look_up: Resolve = resolve
     ledger: Ledger | None = None
     observe: Observe = log_event
     traces: "CallTraces | None" = None
+    reload: Reload | None = None
 
 
 class Application(msgspec.Struct, frozen=True):
-    """The ASGI application, and what its process needs to end it well."""
+    """The ASGI application, and what its process needs to have it follow another config, and end it well."""
 
     asgi: Edge
     lifespan: Callable[[], AbstractAsyncContextManager[None]]
     in_flight: InFlight
     gateway: Gateway
+    follow: Follow
 
 
 def build(boot: Boot, collaborators: Collaborators | None = None) -> Application:
@@ -151,10 +154,8 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         outside.observe(event)
 
     fingerprints = None if config.quotas.store == "memory" else _fingerprints(config)
-    upstreams = {
-        name: open_upstream(name, settings, boot.engines, outside.open_replica, observe, fingerprints)
-        for name, settings in config.upstreams.items()
-    }
+    fleet = Fleet(Means(outside.open_replica, outside.look_up, observe, fingerprints))
+    fleet.follow(config.upstreams, boot.engines)
     ledger = outside.ledger or _ledger(config, observe)
     gateway = Gateway(
         Keyring(
@@ -164,36 +165,31 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
             first_waits=boot.first_key_waits,
             stored=config.quotas.store != "memory",
         ),
-        Routes(config.models, config.defaults, lambda name: _offered(upstreams[name])),
-        Admission(ledger, upstreams, observe, shadow=config.quotas.shadow),
-        Dispatcher(upstreams),
-        upstreams,
+        serving_of(config, fleet.upstreams),
+        Admission(ledger, observe, shadow=config.quotas.shadow),
+        Dispatcher(),
     )
     in_flight = InFlight(config.limits.in_flight_bytes)
-    exporter.watch(_sources(upstreams, in_flight))
-    identity = Identity(gateway.keyring, config.trusted_proxies)
-    api = Api(gateway, identity, config.limits.inputs)
+    exporter.watch(sources_of(gateway.upstreams, in_flight))
+    api = Api(gateway, Identity(gateway.keyring, config.trusted_proxies), config.limits.inputs)
     store = None if config.quotas.store == "memory" else TenantStore(_door(config))
     beside = [ledger.keep(), keep_measuring(exporter.late)]
-    for one in upstreams.values():
-        beside += work_beside(one, outside.open_replica, outside.look_up, observe)
     if boot.worker is not None:
         beside.append(exporter.keep())
     if store is not None:
         beside.append(_follow_keys(gateway.keyring, store, config.quotas.key_grace_s))
     closing = [ledger.aclose, *([fingerprints.aclose] if fingerprints else [])]
+    operators = Admin(config, ledger, store, api.identity, outside.reload, is_loopback=is_open)
     shared = {
         "api": api,
         "in_flight": in_flight,
         "exporter": exporter,
         "watched": Watched(gateway, exporter, recent, config, boot.worker or 0, time.time()),
-        "admin": Admin(
-            ledger, store, config.tenants.keys(), identity, is_open=is_open and not config.admin.keys
-        ),
+        "admin": operators,
     }
     cors = _cors(config.cors)
     traces = outside.traces or _traces(config)
-    litestar = _litestar(config, shared, _running(upstreams, closing, beside, traces), cors)
+    litestar = _litestar(config, shared, _running(fleet, closing, beside, traces), cors)
     # Litestar's types of the same three things are TypedDicts, which no plain mapping matches.
     straight = Straight(cast("ASGIApp", litestar), HANDLERS, api, config.limits.body_bytes)
     return Application(
@@ -201,6 +197,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         litestar.lifespan,
         in_flight,
         gateway,
+        Follower(fleet, api, operators, exporter, recent, in_flight).follow,
     )
 
 
@@ -256,15 +253,16 @@ def _cors(cors: Cors | None) -> CORSConfig | None:
 
 @asynccontextmanager
 async def _running(
-    upstreams: Mapping[str, Upstream],
+    fleet: Fleet,
     closing: Sequence[Callable[[], Coroutine[Any, Any, None]]],
     beside: Sequence[Coroutine[Any, Any, None]],
     traces: "CallTraces | None",
 ) -> AsyncIterator[None]:
     """What goes on beside the calls for as long as the application runs; connections are closed after."""
+    fleet.start()
     tasks = [asyncio.create_task(one) for one in beside]
     for task in tasks:
-        task.add_done_callback(_tell_why)
+        task.add_done_callback(tell_why)
     try:
         yield
     finally:
@@ -273,9 +271,7 @@ async def _running(
         await asyncio.gather(*tasks, return_exceptions=True)
         for close in closing:
             await close()
-        for one in upstreams.values():
-            for replica in one.pool.replicas:
-                await replica.backend.aclose()
+        await fleet.aclose()
         if traces is not None:
             await _sent(traces)
 
@@ -293,12 +289,6 @@ async def _sent(traces: "CallTraces") -> None:
     sending = Thread(target=traces.close, daemon=True)
     sending.start()
     await asyncio.to_thread(sending.join, LAST_SPANS_S)
-
-
-def _tell_why(ended: "asyncio.Task[None]") -> None:
-    """What goes on beside the calls ends by being cancelled; anything else is a fault of ours."""
-    if not ended.cancelled() and (error := ended.exception()):
-        logger.error("a task that should go on has ended", exc_info=error)
 
 
 def _ledger(config: Config, observe: Observe) -> Ledger:
@@ -324,25 +314,3 @@ async def _follow_keys(keyring: Keyring, store: TenantStore, grace_s: float) -> 
         await keep_up_to_date(keyring, store, grace_s)
     finally:
         await store.aclose()
-
-
-def _sources(upstreams: Mapping[str, Upstream], in_flight: InFlight) -> Sources:
-    """What metrics read when somebody asks."""
-
-    def replicas() -> Iterator[ReplicaLoad]:
-        for name, one in upstreams.items():
-            for replica in one.pool.replicas:
-                yield ReplicaLoad(name, replica.name, replica.batches, replica.slots)
-
-    backends = {name: replica.backend for name, one in upstreams.items() for replica in one.pool.replicas}
-    return Sources(
-        {name: one.lane.waiting for name, one in upstreams.items()},
-        replicas,
-        lambda: (in_flight.calls, in_flight.bytes),
-        {name: one.stats for name, one in backends.items() if isinstance(one, TorchBackend)},
-    )
-
-
-def _offered(upstream: Upstream) -> frozenset[Operation] | None:
-    told = upstream.capabilities
-    return None if told is None else told.operations

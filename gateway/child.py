@@ -64,6 +64,15 @@ class Child:
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, RESTART_LONGEST_S)
 
+    def send(self, line: bytes) -> bool:
+        """One more line of standard input; False where there is no process to read it."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return False
+        assert process.stdin is not None
+        process.stdin.write(line + b"\n")
+        return True
+
     def kill(self) -> None:
         """End it at once; `keep_running` starts it again."""
         if self._process is not None and self._process.returncode is None:

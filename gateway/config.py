@@ -1,6 +1,6 @@
 """The typed router.yaml: what an operator may say, with its defaults. Reads no file and no environment.
 
-Units are in the keys. Frozen, because every room is handed its part once, at start.
+Units are in the keys. Frozen, because every room is handed its part whole: at start, and anew with a reload.
 """
 
 import re
@@ -236,6 +236,12 @@ class Logs(Section, frozen=True):
     access: bool = True
 
 
+class Reload(Section, frozen=True):
+    """When the file is read again, beside SIGHUP and the admin API. watch: as soon as it has changed."""
+
+    watch: bool = False
+
+
 class EngineSettings(Section, frozen=True):
     """What the models of one engine process may hold of memory together, and how long without work."""
 
@@ -253,6 +259,7 @@ class Config(Section, frozen=True, kw_only=True):
     tls: ListenerTls | None = None
     cors: Cors | None = None
     admin: AdminSettings = AdminSettings()
+    reload: Reload = Reload()
     logs: Logs = Logs()
     tracing: Tracing | None = None
     quotas: Quotas = Quotas()

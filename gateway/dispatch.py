@@ -4,7 +4,7 @@ The one place where a BackendError becomes a GatewayError.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 import msgspec
@@ -32,17 +32,16 @@ from gateway.errors import (
     UpstreamFailed,
 )
 from gateway.timeline import Timeline
-from gateway.upstreams import Upstream, texts_of
+from gateway.upstreams import texts_of
 
 # A replica that is full says nothing of when it will not be.
 OVERLOADED_RETRY_S = 2
 
 
 class Dispatcher:
-    """Holds every upstream."""
+    """Sends each call by the upstream of its grant."""
 
-    def __init__(self, upstreams: Mapping[str, Upstream]) -> None:
-        self._upstreams = upstreams
+    def __init__(self) -> None:
         self._flows = count()
 
     async def dispatch(self, grant: Grant, call: Call, deadline_s: float, timeline: Timeline) -> Reply:
@@ -50,7 +49,7 @@ class Dispatcher:
 
         deadline_s: on the event loop's clock. Raises: GatewayError.
         """
-        upstream = self._upstreams[grant.route.upstream]
+        upstream = grant.upstream
         await upstream.lane.wait_joined(deadline_s)
         timeline.lap("queue")
         truncate = truncation(call, grant.route.truncate)

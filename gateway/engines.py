@@ -83,6 +83,11 @@ def engine_child(
     return Child(group.name, "backends.torch.server", boot, said, (), variables)
 
 
+def model_boots(upstreams: Mapping[str, Upstream]) -> dict[str, wire.ModelBoot]:
+    """What an engine is told of each upstream's model; all else of an upstream concerns its lane."""
+    return {name: _model_boot(name, one, preload=one.preload) for name, one in upstreams.items()}
+
+
 def _model_boot(name: str, settings: Upstream, *, preload: bool) -> wire.ModelBoot:
     assert settings.model is not None
     return wire.ModelBoot(

@@ -64,25 +64,23 @@ def open_upstream(
     return Upstream(name, settings, pool, lane, space)
 
 
+async def watching(observe: Observe, upstream: Upstream, replica: Replica) -> None:
+    """Look after one replica for as long as it is the upstream's; runs until cancelled."""
+    pool, space, clock = upstream.pool, upstream.space, asyncio.get_running_loop().time
+    async with asyncio.TaskGroup() as both:
+        both.create_task(keep_watching(pool, replica, _waits(upstream.settings), clock, space))
+        if isinstance(replica.backend, TellsResidence):
+            both.create_task(keep_following(pool, replica, replica.backend, space, observe))
+
+
 def work_beside(
     upstream: Upstream, open_replica: OpenReplica, look_up: Resolve, observe: Observe
 ) -> list[Coroutine[Any, Any, None]]:
-    """What runs for as long as the upstream does: each replica is looked after, and names are looked up."""
+    """What runs for as long as the upstream does, beside its listed replicas: names are looked up."""
     settings, pool = upstream.settings, upstream.pool
-    waits = _waits(settings)
-    clock = asyncio.get_running_loop().time
-
-    def watch(replica: Replica) -> Coroutine[Any, Any, None]:
-        return keep_watching(pool, replica, waits, clock, upstream.space)
-
     following = upstream.space.keep()
     if settings.discover is None:
-        residing = [
-            keep_following(pool, replica, replica.backend, upstream.space, observe)
-            for replica in pool.replicas
-            if isinstance(replica.backend, TellsResidence)
-        ]
-        return [following, *residing, *(watch(replica) for replica in pool.replicas)]
+        return [following]
     return [
         following,
         *(
@@ -90,7 +88,7 @@ def work_beside(
                 pool,
                 url,
                 lambda label, ip, url=url: replica_of(settings, label, url, ip, open_replica),  # type: ignore[misc]
-                watch,
+                partial(watching, observe, upstream),
                 look_up,
             ).keep()
             for url in settings.replicas

@@ -6,12 +6,14 @@ without a grant, nothing is granted without a route, and no route is found for n
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from backends.contract import Embedded, Encoded, Reply
 from gateway.admission import Admission
 from gateway.calls import Call, Caller, Deadline, operation_of
+from gateway.config import Config
 from gateway.dispatch import Dispatcher
 from gateway.quotas.limits import Standing
 from gateway.routing.routes import Route, Routes
@@ -33,22 +35,35 @@ class Served(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """All that one config makes callable. Replaced whole: a call ends with the set that it began with."""
+
+    config: Config
+    routes: Routes
+    upstreams: Mapping[str, Upstream]
+
+
 class Gateway:
-    """The collaborators of the story, built once."""
+    """The collaborators of the story, built once, and the one reference to what is served now."""
 
     def __init__(
-        self,
-        keyring: Keyring,
-        routes: Routes,
-        admission: Admission,
-        dispatcher: Dispatcher,
-        upstreams: Mapping[str, Upstream],
+        self, keyring: Keyring, serving: Serving, admission: Admission, dispatcher: Dispatcher
     ) -> None:
         self.keyring = keyring
-        self.routes = routes
-        self.upstreams = upstreams
+        self.serving = serving
         self._admission = admission
         self._dispatcher = dispatcher
+
+    @property
+    def routes(self) -> Routes:
+        """Public names, as they are now."""
+        return self.serving.routes
+
+    @property
+    def upstreams(self) -> Mapping[str, Upstream]:
+        """Upstreams by name, as they are now."""
+        return self.serving.upstreams
 
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """A call's whole life. Raises: GatewayError."""
@@ -57,14 +72,16 @@ class Gateway:
         operation = operation_of(call.work)
         timeline.operation = operation.value
         tenant.require_operation(operation)
-        route = self.routes.resolve(tenant, call.model, operation)
+        serving = self.serving
+        route = serving.routes.resolve(tenant, call.model, operation)
         timeline.model = route.model
         timeline.lap("auth")
         deadline = _deadline(route, caller)
-        with await self._admission.admit(tenant, route, call, deadline) as grant:
-            timeline.lap("quota")
-            reply = await self._dispatcher.dispatch(grant, call, deadline.at_s, timeline)
-        space = self.upstreams[route.upstream].fingerprint if _holds_vectors(reply) else None
+        with serving.upstreams[route.upstream].held() as upstream:
+            with await self._admission.admit(tenant, route, upstream, call, deadline) as grant:
+                timeline.lap("quota")
+                reply = await self._dispatcher.dispatch(grant, call, deadline.at_s, timeline)
+            space = upstream.fingerprint if _holds_vectors(reply) else None
         return Served(reply, tenant, route, grant.standings, grant.degraded, space)
 
 

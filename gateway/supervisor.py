@@ -7,26 +7,32 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import count
 
 import msgspec
 
 from backends.torch import wire
-from gateway import listeners
+from gateway import listeners, pipes
+from gateway.changes import Outcome, changed, live_parts
 from gateway.child import Child
-from gateway.config import Config, Upstream
-from gateway.engines import KILL_AFTER_S, Group, child_environment, engine_child
+from gateway.config import Config
+from gateway.config_file import ConfigError, Problem
+from gateway.engine_set import Engine, EngineSet, loading_problems
+from gateway.engines import KILL_AFTER_S, child_environment
+from gateway.reloading import Answers, Reloads, Source, tell, watch, without_a_key
 from gateway.shares import worker_share
 from gateway.telemetry.metrics import forget_worker
 
 logger = logging.getLogger("gateway")
 
-# An engine whose event loop answers nothing for this long hangs, whatever its model is doing.
-WATCH_EVERY_S = 5.0
-WATCH_MISSES_MAX = 4
+# How long a reload waits for a new engine's model, and for its workers to take the config.
+LOAD_TIMEOUT_S = 550.0
+FOLLOW_TIMEOUT_S = 10.0
 
 
 class StartError(Exception):
@@ -38,36 +44,41 @@ class Places(msgspec.Struct, frozen=True):
 
     listener: socket.socket
     admin: socket.socket | None
-    engines: Sequence[Group]
     metrics: str | None
 
 
 class Supervisor:
     """All processes of one gateway.
 
-    first_key_waits: it stands in only if the store, which has not answered yet, holds no tenants.
-    progress: told what is going on while the gateway starts. ready: told a worker's report, once, when each
-    has made one.
+    config: what it starts with. source: where another is read. first_key_waits: the first key stands in only
+    if the store, which has not answered yet, holds no tenants. progress: told what is going on while the
+    gateway starts. ready: told a worker's report, once, when each has made one.
     """
 
     def __init__(
         self,
         config: Config,
+        source: Source,
         first_key_digest: str | None,
-        environment: Mapping[str, str],
         progress: Callable[[str], None],
         ready: Callable[[bytes, str], None],
         *,
         first_key_waits: bool = False,
     ) -> None:
         self._config = config
+        self._source = source
         self._first_key_digest = first_key_digest
         self._first_key_waits = first_key_waits
-        self._environment = child_environment(environment)
+        self._environment = child_environment(source.environment)
+        self._reloads = Reloads(self._reload)
+        self._answers = Answers()
+        self._numbers = count()
+        self._workers: list[Child] = []
+        self._retiring: set[asyncio.Task[None]] = set()
         self._progress = progress
         self._ready = ready
         self._reported: set[int] = set()
-        self._is_ready = False
+        self._up = asyncio.Event()
         self._failure: str | None = None
         self._stop = asyncio.Event()
 
@@ -78,9 +89,13 @@ class Supervisor:
         """
         with ExitStack() as held:
             places = self._places(held)
+            self._engines = EngineSet(
+                partial(_folder, held, "gateway-"), self._environment, self._engine_said
+            )
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(signal.SIGHUP, self._hung_up, sys.stdin.isatty())
             await self._run(places)
         if self._failure is not None:
             raise StartError(self._failure)
@@ -91,24 +106,19 @@ class Supervisor:
         opened = listeners.holding if several else listeners.listening
         listener = held.enter_context(_bind(opened, config.listen, "listen"))
         admin = config.admin.listen and _bind(listeners.listening, config.admin.listen, "admin.listen")
-        torch = {name: one for name, one in config.upstreams.items() if one.backend == "torch"}
-        # Mode 0700: what is inside is private. Children remove them where this process cannot.
-        engines = _folder(held, "gateway-") if torch else ""
         return Places(
             listener,
             held.enter_context(admin) if admin else None,
-            _groups(torch, engines),
             _folder(held, "gateway-metrics-") if several else None,
         )
 
     async def _run(self, places: Places) -> None:
-        engines = [self._engine(group) for group in places.engines]
-        workers = [self._worker(number, places) for number in range(self._config.workers)]
-        running = [asyncio.create_task(one.keep_running()) for one in (*engines, *workers)]
-        running += [
-            asyncio.create_task(_watch(child, group.socket_path))
-            for child, group in zip(engines, places.engines, strict=True)
-        ]
+        self._engines.replace(self._engines.needed(self._config))
+        self._workers = workers = [self._worker(number, places) for number in range(self._config.workers)]
+        running = [asyncio.create_task(one.keep_running()) for one in workers]
+        running.append(asyncio.create_task(self._reload_once_up()))
+        if self._config.reload.watch:
+            running.append(asyncio.create_task(watch(self._source, self._reloads.ask)))
         await self._stop.wait()
         # A second Ctrl-C does not wait for what is in flight.
         self._stop.clear()
@@ -116,37 +126,101 @@ class Supervisor:
         await _first_of(_stopped(workers, signal.SIGTERM, self._config.drain_s + KILL_AFTER_S), hurry)
         hurry.cancel()
         await _stopped(workers, signal.SIGKILL, KILL_AFTER_S)
-        await _stopped(engines, signal.SIGTERM, KILL_AFTER_S)
+        # What a reload is doing ends before the engines do, or it would start others.
+        running += self._retiring
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        await self._engines.stop_all()
 
-    def _engine(self, group: Group) -> Child:
-        return engine_child(group, self._config.engine, self._environment, self._engine_said)
+    async def _reload_once_up(self) -> None:
+        """What is wrong with the first config ends the gateway; with a later one, it ends nothing."""
+        await self._up.wait()
+        await self._reloads.keep()
+
+    def _hung_up(self, has_terminal: bool) -> None:  # noqa: FBT001 - a signal handler's argument
+        """SIGHUP: an operator wants a reload, or the terminal has gone, and whoever watches with it."""
+        if has_terminal and not sys.stdin.isatty():
+            self._stop.set()
+        else:
+            self._reloads.ask()
+
+    async def _reload(self) -> Outcome:
+        """Bring the whole gateway to what the file says now, or tell why it stays as it is."""
+        outcome = await self._take_over()
+        tell(self._source, outcome)
+        return outcome
+
+    async def _take_over(self) -> Outcome:
+        try:
+            wanted = await self._source.read()
+        except ConfigError as error:
+            return Outcome(problems=tuple(error.problems))
+        if problems := without_a_key(wanted, has_first_key=self._first_key_digest is not None):
+            return Outcome(problems=tuple(problems))
+        outcome = changed(self._config, wanted)
+        if not outcome.changes:
+            return outcome
+        needed = self._engines.needed(wanted)
+        new = self._engines.new_among(needed)
+        if refused := await loading_problems(new, LOAD_TIMEOUT_S):
+            await self._engines.stop(new)
+            return Outcome(problems=tuple(Problem(f"upstreams.{name}", why) for name, why in refused.items()))
+        left = self._engines.replace(needed)
+        self._config = live_parts(self._config, wanted)
+        await self._tell_workers(left)
+        return outcome
+
+    async def _tell_workers(self, left: Sequence[Engine]) -> None:
+        """Have all of them follow, and stop those engines when nobody needs them any more."""
+        number = next(self._numbers)
+        message = msgspec.json.encode(
+            {
+                "type": "follow",
+                "number": number,
+                "config": worker_share(self._config),
+                "engines": self._engines.addresses,
+            }
+        )
+        # One that is just being started is sent this config with its boot message.
+        told = [index for index, worker in enumerate(self._workers) if worker.send(message)]
+        for index, problem in (await self._answers.followed(number, told, FOLLOW_TIMEOUT_S)).items():
+            logger.error("worker %d did not follow, and serves on as before: %s", index, problem)
+        if not left:
+            self._answers.forget_drained(number)
+        else:
+            longest_s = max(one.deadline_s for one in self._config.models.values())
+            task = asyncio.create_task(self._retire(number, left, longest_s))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, number: int, left: Sequence[Engine], longest_s: float) -> None:
+        await self._answers.drained(number, longest_s)
+        await self._engines.stop(left)
 
     def _engine_said(self, said: wire.State) -> None:
-        if not self._is_ready and said.state == "failed":
+        is_up = self._up.is_set()
+        if said.state == "failed" and is_up:
+            logger.error("upstream %s: its model cannot be loaded: %s", said.model, said.detail)
+        elif said.state == "failed":
             self._failure = f"upstreams.{said.model}: {said.detail}"
             self._stop.set()
-        elif not self._is_ready:
+        elif not is_up:
             detail = said.detail if said.state == "loading" else f"{said.state}, {said.detail}"
             self._progress(f"{said.model}: {detail}")
-        elif said.state == "failed":
-            logger.error("upstream %s: its model cannot be loaded: %s", said.model, said.detail)
 
     def _worker(self, number: int, places: Places) -> Child:
         several = places.metrics is not None
-        # Encoded by hand, because its structs live beside the web framework, which stays out of here.
-        config = msgspec.to_builtins(worker_share(self._config))
-        engines = {name: at for group in places.engines for name, at in group.addresses.items()}
 
         def boot(status_fd: int) -> bytes:
+            # Encoded by hand, because its structs live beside the web framework, which stays out of here.
             message = {
                 "boot": {
-                    "config": config,
+                    # As it is now: one that is started later starts with what the others follow.
+                    "config": worker_share(self._config),
                     "first_key_digest": self._first_key_digest,
                     "first_key_waits": self._first_key_waits,
-                    "engines": engines,
+                    "engines": self._engines.addresses,
                     "admin_port": places.admin.getsockname()[1] if places.admin else None,
                     "worker": number if several else None,
                 },
@@ -160,45 +234,33 @@ class Supervisor:
         name = f"worker {number}" if several else "worker"
         report = partial(self._worker_said, number, _address(places.listener, self._config))
         fds = tuple(one.fileno() for one in (places.listener, places.admin) if one)
-        if places.metrics is None:
-            return Child(name, "gateway.worker", boot, report, fds, self._environment)
-        environment = {**self._environment, "PROMETHEUS_MULTIPROC_DIR": places.metrics}
-        forget = partial(forget_worker, places.metrics, number)
-        return Child(name, "gateway.worker", boot, report, fds, environment, forget)
+        environment = self._environment
+        if places.metrics is not None:
+            environment = {**environment, "PROMETHEUS_MULTIPROC_DIR": places.metrics}
+        ended = partial(self._worker_ended, number, places.metrics)
+        return Child(name, "gateway.worker", boot, report, fds, environment, ended)
+
+    def _worker_ended(self, number: int, metrics: str | None) -> None:
+        self._answers.gone(number)
+        if metrics is not None:
+            forget_worker(metrics, number)
 
     def _worker_said(self, number: int, address: str, line: bytes) -> None:
-        self._reported.add(number)
-        if not self._is_ready and len(self._reported) == self._config.workers:
-            self._is_ready = True
-            self._ready(line, address)
+        match msgspec.json.decode(line, type=pipes.ToParent):
+            case pipes.Ready():
+                self._reported.add(number)
+                if not self._up.is_set() and len(self._reported) == self._config.workers:
+                    self._up.set()
+                    self._ready(line, address)
+            case pipes.Followed(reload, problem):
+                self._answers.heard_followed(reload, number, problem)
+            case pipes.Drained(reload):
+                self._answers.heard_drained(reload, number)
+            case pipes.Asked(asked):
+                self._reloads.ask(partial(self._answer, number, asked))
 
-
-async def _watch(engine: Child, socket_path: str) -> None:
-    """Kill an engine that once answered and no longer does: stopped, hung, or without its socket."""
-    misses: int | None = None
-    while True:
-        await asyncio.sleep(WATCH_EVERY_S)
-        if await _answers(socket_path):
-            misses = 0
-        elif misses is not None:
-            misses += 1
-            if misses >= WATCH_MISSES_MAX:
-                logger.warning("%s answers nothing; ending it", engine.name)
-                engine.kill()
-                misses = None
-
-
-async def _answers(socket_path: str) -> bool:
-    """Whether an engine's event loop still takes a request."""
-    try:
-        async with asyncio.timeout(WATCH_EVERY_S):
-            reader, writer = await asyncio.open_unix_connection(socket_path)
-            writer.write(b"GET /info HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n\r\n")
-            answered = bool(await reader.read(1))
-            writer.close()
-            return answered
-    except (OSError, TimeoutError):
-        return False
+    def _answer(self, worker: int, asked: int, outcome: Outcome) -> None:
+        self._workers[worker].send(msgspec.json.encode(pipes.Answered(asked, outcome)))
 
 
 def _bind(opened: Callable[[str], socket.socket], listen: str, key: str) -> socket.socket:
@@ -212,20 +274,8 @@ def _bind(opened: Callable[[str], socket.socket], listen: str, key: str) -> sock
         ) from error
 
 
-def _groups(upstreams: Mapping[str, Upstream], folder: str) -> list[Group]:
-    """Upstreams by the process that they name. folder: for the sockets."""
-    names = dict.fromkeys(one.process for one in upstreams.values())
-    return [
-        Group(
-            f"engine {process}" if len(names) > 1 else "engine",
-            f"{folder}/{i}.sock",
-            {name: one for name, one in upstreams.items() if one.process == process},
-        )
-        for i, process in enumerate(names)
-    ]
-
-
 def _folder(held: ExitStack, prefix: str) -> str:
+    # Mode 0700: what is inside is private. Children remove them where this process cannot.
     return held.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
 
 

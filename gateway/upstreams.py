@@ -52,8 +52,19 @@ class Upstream:
         self.lane = lane
         self.space = space
         self.ids = IdDecoder(settings.token_encoding)
+        # Calls that go by it, from the route to the reply; it may be closed when there are none.
+        self.calls = 0
         self._tokenizer: TextTokenizer | None = None
         self._opening = asyncio.Lock()
+
+    def held(self) -> "Held":
+        """A block in which a call goes by it."""
+        return Held(self)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call goes by it, and nothing is in flight to any of its replicas."""
+        return not self.calls and not any(one.batches for one in self.pool.replicas)
 
     @property
     def capabilities(self) -> Capabilities | None:
@@ -170,6 +181,24 @@ class Upstream:
             if self._tokenizer is None:
                 self._tokenizer = await asyncio.to_thread(_opened, source, told.max_input_tokens)
         return self._tokenizer
+
+
+class Held:
+    """Counts a call of an upstream for as long as its block runs; a generator would cost more."""
+
+    __slots__ = ("_upstream",)
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    def __enter__(self) -> Upstream:
+        """The call begins."""
+        self._upstream.calls += 1
+        return self._upstream
+
+    def __exit__(self, *_: object) -> None:
+        """The call is over, however it ended."""
+        self._upstream.calls -= 1
 
 
 def bounds_now(pool: Pool, settings: config.Upstream) -> Bounds:

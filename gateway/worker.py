@@ -1,6 +1,7 @@
 """One HTTP worker process: reads its boot message, serves the application, drains when told to stop.
 
-Rule: it lives as long as the parent's pipe; end of file on standard input ends it at once.
+Rule: it lives as long as the parent's pipe; end of file on standard input ends it at once. What comes there
+before is how it serves on: another config, and answers to what it asked.
 """
 
 import asyncio
@@ -12,6 +13,8 @@ import signal
 import socket
 import ssl
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Thread
 from types import FrameType
 from typing import Any
@@ -24,6 +27,8 @@ from gateway import listeners
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config import ListenerTls
 from gateway.http_protocol import BoundedProtocol
+from gateway.parent_link import ParentLink
+from gateway.pipes import ModelLine, Ready
 from gateway.telemetry.access_log import log_change
 from gateway.telemetry.log_lines import call_lines, write_lines
 
@@ -33,6 +38,7 @@ SETTLE_POLL_S = 0.05
 # A call makes hundreds of objects and hardly a cycle; the default looks for some after every second call.
 GC_THRESHOLD = 20_000
 ABANDON_S = 1.0
+READ_BYTES = 65536
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
@@ -46,23 +52,6 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     status_fd: int
     admin_fd: int | None = None
     metrics_folder: str | None = None
-
-
-class ModelLine(msgspec.Struct, frozen=True):
-    """A model as the banner shows it; operations empty: no replica of it was reached."""
-
-    name: str
-    backend: str
-    operations: tuple[str, ...]
-    dtype: str | None = None
-    dimensions: int | None = None
-    max_input_tokens: int | None = None
-
-
-class Ready(msgspec.Struct, frozen=True):
-    """The worker's one report: every upstream has settled, and this is what can be called."""
-
-    models: tuple[ModelLine, ...]
 
 
 class DrainingServer(uvicorn.Server):
@@ -98,19 +87,27 @@ class DrainingServer(uvicorn.Server):
 def main() -> None:
     """Entry point of the child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
+    lines = _lines_of_parent()
+    boot = msgspec.json.decode(next(lines), type=WorkerBoot)
     write_lines(boot.boot.config.logs)
     for chatty in ("uvicorn", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    Thread(target=_end_with_parent, args=(boot.metrics_folder,), daemon=True).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(boot))
+        runner.run(_serve(boot, lines))
 
 
-async def _serve(boot: WorkerBoot) -> None:
+async def _serve(boot: WorkerBoot, told: Iterator[bytes]) -> None:
     lines = call_lines(boot.boot.config.logs)
     observe = lines.observe if boot.boot.config.logs.access else log_change
-    application = build(boot.boot, Collaborators(observe=observe))
+    link = ParentLink(boot.status_fd)
+    loop = asyncio.get_running_loop()
+
+    def hear(line: bytes) -> None:
+        loop.call_soon_threadsafe(link.hear, line)
+
+    Thread(target=_listen_to_parent, args=(told, hear, boot.metrics_folder), daemon=True).start()
+    application = build(boot.boot, Collaborators(observe=observe, reload=link.ask_reload))
+    link.follow_with(application.follow)
     drain_s, tls = boot.boot.config.drain_s, boot.boot.config.tls
     config = uvicorn.Config(
         application.asgi,
@@ -129,7 +126,7 @@ async def _serve(boot: WorkerBoot) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    reporting = asyncio.create_task(_report(application, boot, server))
+    reporting = asyncio.create_task(_report(application, link, server))
     await server.serve(sockets=_sockets(boot))
     lines.flush()
     reporting.cancel()
@@ -154,13 +151,12 @@ def _tls_options(tls: ListenerTls) -> dict[str, Any]:
     }
 
 
-async def _report(application: Application, boot: WorkerBoot, server: uvicorn.Server) -> None:
-    upstreams = application.gateway.upstreams.values()
+async def _report(application: Application, link: ParentLink, server: uvicorn.Server) -> None:
+    gateway = application.gateway
     # The prober owns the event of joining; polling for it while starting keeps the two apart.
-    while not server.started or not all(one.settled for one in upstreams):  # noqa: ASYNC110
+    while not server.started or not all(one.settled for one in gateway.upstreams.values()):  # noqa: ASYNC110
         await asyncio.sleep(SETTLE_POLL_S)
-    ready = Ready(tuple(_line(application, name) for name in boot.boot.config.models))
-    os.write(boot.status_fd, msgspec.json.encode(ready) + b"\n")
+    link.tell(Ready(tuple(_line(application, name) for name in gateway.serving.config.models)))
 
 
 def _line(application: Application, name: str) -> ModelLine:
@@ -180,9 +176,24 @@ def _line(application: Application, name: str) -> ModelLine:
     )
 
 
-def _end_with_parent(metrics_folder: str | None) -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
+def _lines_of_parent() -> Iterator[bytes]:
+    """Lines of standard input, until the parent has gone.
+
+    Read without Python's own buffer: a thread that waits in that would not let the process end.
+    """
+    rest = b""
+    while read := os.read(sys.stdin.fileno(), READ_BYTES):
+        *lines, rest = (rest + read).split(b"\n")
+        yield from lines
+
+
+def _listen_to_parent(
+    lines: Iterator[bytes], hear: Callable[[bytes], None], metrics_folder: str | None
+) -> None:
+    for line in lines:
+        # An event loop that has closed has nothing to follow any more.
+        with suppress(RuntimeError):
+            hear(line)
     # The parent removes it, unless it was killed.
     if metrics_folder is not None:
         shutil.rmtree(metrics_folder, ignore_errors=True)

@@ -84,6 +84,10 @@ class GatewayProcess:
         """CPU that it and its children have used."""
         return usage(self.processes).cpu_s
 
+    def hang_up(self) -> None:
+        """SIGHUP to the parent: it reads its file again."""
+        self._process.send_signal(signal.SIGHUP)
+
     def kill(self) -> None:
         """SIGKILL to all of it at once."""
         for pid in self.processes:

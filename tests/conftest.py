@@ -18,7 +18,8 @@ from backends.registry import Kind
 from backends.registry import open_replica as open_real_replica
 from backends.tei import TeiBackend
 from backends.vllm import VllmBackend
-from gateway.app import Boot, Collaborators, build
+from gateway.api.admin import Reload
+from gateway.app import Application, Boot, Collaborators, build
 from gateway.config_file import parse_config
 from gateway.events import Event
 from gateway.quotas.ledger import Ledger
@@ -46,9 +47,14 @@ defaults: {embed: bge, rerank: cross}
 class Running:
     """A booted gateway: client speaks to it with a valid key; events is all that it has observed."""
 
-    def __init__(self, client: httpx.AsyncClient, events: list[Event]) -> None:
+    def __init__(self, client: httpx.AsyncClient, events: list[Event], application: Application) -> None:
         self.client = client
         self.events = events
+        self.application = application
+
+    def follow(self, config: str) -> "asyncio.Task[None]":
+        """Serve another config from now on; the task ends when what it left out is closed."""
+        return self.application.follow(parse_config(config, {}, Path.cwd()), {})
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         """POST plain values as JSON."""
@@ -69,12 +75,13 @@ async def running_gateway(
     sockets: bool = False,
     look_up: Resolve = resolve,
     traces: CallTraces | None = None,
+    reload: Reload | None = None,
 ) -> AsyncIterator[Running]:
     """Boot on a config whose replicas are ASGI apps, by host name; a host that is missing is dead.
 
     wait: until every replica has had its attempt to join. sockets: replicas are servers on ports. look_up:
     names to addresses, where a config discovers replicas; they are ASGI apps by address then. traces: what is
-    told of each call.
+    told of each call. reload: has the file read again.
     """
     events: list[Event] = []
 
@@ -87,7 +94,7 @@ async def running_gateway(
 
     parsed = parse_config(config, {}, Path.cwd())
     first = None if parsed.tenants else key_digest(KEY)
-    outside = Collaborators(open_replica, look_up, ledger, events.append, traces)
+    outside = Collaborators(open_replica, look_up, ledger, events.append, traces, reload)
     application = build(Boot(parsed, first), outside)
     async with (
         application.lifespan(),
@@ -101,7 +108,7 @@ async def running_gateway(
             async with asyncio.timeout(10):
                 while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
-        yield Running(client, events)
+        yield Running(client, events, application)
 
 
 def remote_backend(kind: Kind, spec: ReplicaSpec, transport: httpx.AsyncBaseTransport) -> Backend:

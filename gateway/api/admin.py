@@ -1,9 +1,9 @@
-"""For operators: keys, tenants, usage. Keys need the scope admin.
+"""For operators: keys, tenants, usage, reload. Keys need the scope admin.
 
 No key is needed from this machine on a loopback listener, where `admin.keys` lists none.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, Literal
@@ -22,8 +22,9 @@ from gateway.api.body import OnePass
 from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import documented
 from gateway.api.identity import Identity
+from gateway.changes import Change, Outcome
 from gateway.config import Scope, is_loopback, limit_problems
-from gateway.errors import InvalidInput, NotFound, QuotaUnavailable
+from gateway.errors import DeadlineExceeded, InvalidInput, NotFound, QuotaUnavailable
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.redis_door import StoreAway
 from gateway.quotas.usage import UsageRow, as_csv, days_between
@@ -31,6 +32,8 @@ from gateway.tenants.keyring import StoredKey, make_key, name_problem
 from gateway.tenants.store import TenantStore
 
 FAILURES = documented("tei")
+# Have router.yaml read again, and told what came of it. Raises: TimeoutError.
+Reload = Callable[[], Awaitable[Outcome]]
 # How a handler says that it is for operators alone: nobody else's body is read.
 OPERATORS = {"operators": True}
 
@@ -109,22 +112,32 @@ class UsageOperation(Operation):
 
 
 class Admin:
-    """What these handlers are given. store: None where router.yaml is all. in_file: its tenants."""
+    """What these handlers are given.
+
+    store: None where router.yaml is all. is_loopback: of the listener. in_file: router.yaml's tenants.
+    """
 
     def __init__(
         self,
+        served: config.Config,
         ledger: Ledger,
         store: TenantStore | None,
-        in_file: Collection[str],
         identity: Identity,
+        reload: Reload | None,
         *,
-        is_open: bool,
+        is_loopback: bool,
     ) -> None:
         self.ledger = ledger
         self._identity = identity
-        self.in_file = in_file
         self._store = store
-        self._is_open = is_open
+        self._reload = reload
+        self._is_loopback = is_loopback
+        self.follow(served)
+
+    def follow(self, served: config.Config) -> None:
+        """Stand beside what is served from now on."""
+        self.in_file: Collection[str] = served.tenants.keys()
+        self._is_open = self._is_loopback and not served.admin.keys
 
     async def guard(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         """For Litestar, before it reads a body. Raises: Unauthenticated, AuthThrottled, ScopeForbidden."""
@@ -142,6 +155,13 @@ class Admin:
                 "tenants and keys stand in router.yaml here; a Redis `quotas.store` would hold others"
             )
         return self._store
+
+    @property
+    def reload(self) -> Reload:
+        """Raises: NotFound where nobody would read the file."""
+        if self._reload is None:
+            raise NotFound("this gateway does not read its configuration again")
+        return self._reload
 
 
 def comes_from_here(exchange: Exchange) -> bool:
@@ -323,8 +343,46 @@ async def usage(
     return Response(msgspec.json.encode(UsageResponse(rows)), media_type="application/json")
 
 
+class ChangeShown(msgspec.Struct):
+    """One thing of the file that differs. detail: was → is, where that is no secret."""
+
+    path: str
+    how: Literal["added", "removed", "changed"]
+    detail: str
+
+
+class ReloadShown(msgspec.Struct):
+    """What a reload changed, and what of the file it left as it was, which needs a restart."""
+
+    changes: list[ChangeShown]
+    needs_restart: list[ChangeShown]
+
+
+@post(
+    "/admin/reload",
+    status_code=200,
+    responses={200: ResponseSpec(ReloadShown, description="It counts for every new call")} | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
+async def reload(admin: NamedDependency[Admin]) -> ReloadShown:
+    """Read router.yaml again and serve what it says now; a file with a problem changes nothing."""
+    try:
+        outcome = await admin.reload()
+    except TimeoutError as error:
+        raise DeadlineExceeded("the reload takes long and goes on; the log tells how it ends") from error
+    if outcome.problems:
+        told = "; ".join(f"{one.path}: {one.message}" for one in outcome.problems)
+        raise InvalidInput(f"nothing has changed: {told}")
+    return ReloadShown(_changes_shown(outcome.changes), _changes_shown(outcome.needs_restart))
+
+
+def _changes_shown(changes: Iterable[Change]) -> list[ChangeShown]:
+    return [ChangeShown(one.path, one.how, one.detail) for one in changes]
+
+
 def _away() -> QuotaUnavailable:
     return QuotaUnavailable("the store of tenants and keys is away")
 
 
-HANDLERS = [list_keys, create_key, revoke_key, list_tenants, put_tenant, remove_tenant, usage]
+HANDLERS = [list_keys, create_key, revoke_key, list_tenants, put_tenant, remove_tenant, usage, reload]

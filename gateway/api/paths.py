@@ -149,6 +149,7 @@ KNOWN = frozenset(
         "/score",
         "/v1/score",
         "/admin/keys",
+        "/admin/reload",
         "/admin/status",
         "/admin/tenants",
         "/admin/usage",

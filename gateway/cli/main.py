@@ -24,6 +24,8 @@ environment:
   LISTEN            the address of the router.yaml that comes with the project
   HF_TOKEN, HF_HOME, HF_HUB_OFFLINE   as the Hugging Face Hub's own tools read them
 
+signals of `serve`: SIGTERM and SIGINT stop it, SIGHUP has it take a changed file
+
 exit status: 0 done, 1 it failed (the message says why), 2 the command line was wrong
 """
 

@@ -14,6 +14,7 @@ from gateway.cli.check import show_problems
 from gateway.config import Config
 from gateway.config_file import ConfigError, load_config
 from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.reloading import Source
 from gateway.supervisor import StartError, Supervisor
 from gateway.telemetry.log_lines import write_lines
 from gateway.tenants.keyring import key_digest, new_key
@@ -35,7 +36,7 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
     write_lines(config.logs)
     first_key = _first_key(config, environment, errors)
     try:
-        asyncio.run(_run(config, first_key, environment))
+        asyncio.run(_run(config, Source(path, environment), first_key))
     except StartError as error:
         errors.print(f"[red]cannot start[/]: {escape(str(error))}")
         return 1
@@ -69,7 +70,7 @@ async def _holds_any(url: str) -> bool:
         await store.aclose()
 
 
-async def _run(config: Config, first_key: FirstKey | None, environment: Mapping[str, str]) -> None:
+async def _run(config: Config, source: Source, first_key: FirstKey | None) -> None:
     # Standard error, so that what is piped from standard output is the banner alone.
     console = Console(stderr=True, highlight=False)
     with console.status("starting") as status:
@@ -85,4 +86,4 @@ async def _run(config: Config, first_key: FirstKey | None, environment: Mapping[
 
         digest = key_digest(first_key.key) if first_key else None
         waits = first_key is not None and first_key.waits
-        await Supervisor(config, digest, environment, progress, ready, first_key_waits=waits).run()
+        await Supervisor(config, source, digest, progress, ready, first_key_waits=waits).run()

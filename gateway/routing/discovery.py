@@ -88,16 +88,9 @@ class Discovery:
         replica = self._here.pop(address)
         self._watching.pop(replica).cancel()
         self._pool.learn(replica, Happened.VANISHED, f"{self._host} no longer has the address {address}")
-        task = asyncio.create_task(self._let_go(replica))
+        task = asyncio.create_task(let_go(self._pool, replica))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
-
-    async def _let_go(self, replica: Replica) -> None:
-        # What it is doing ends by itself, at its attempt's timeout at the latest.
-        while replica.batches:  # noqa: ASYNC110 - a batch that ends tells the lane, not who waits here
-            await asyncio.sleep(DRAIN_POLL_S)
-        self._pool.remove(replica)
-        await replica.backend.aclose()
 
     def _free_name(self) -> str:
         """The URL and the lowest number that is free: names are labels, and addresses come and go."""
@@ -105,3 +98,12 @@ class Discovery:
         return next(
             name for number in range(len(taken) + 1) if (name := f"{self._url}#{number}") not in taken
         )
+
+
+async def let_go(pool: Pool, replica: Replica) -> None:
+    """Close a replica that is given no more work once what it has is done."""
+    # What it is doing ends by itself, at its attempt's timeout at the latest.
+    while replica.batches:  # noqa: ASYNC110 - a batch that ends tells the lane, not who waits here
+        await asyncio.sleep(DRAIN_POLL_S)
+    pool.remove(replica)
+    await replica.backend.aclose()

@@ -125,6 +125,7 @@ class Metrics:
         self._sources = Sources()
         # Replicas, by upstream and name, that were there when they were last looked at.
         self._known: set[tuple[str, str]] = set()
+        self._lanes: set[str] = set()
         if worker is None:
             ProcessCollector(registry=self._registry)
         else:
@@ -142,6 +143,7 @@ class Metrics:
     def watch(self, sources: Sources) -> None:
         """What to read when somebody asks."""
         self._sources = sources
+        self._models.keep_only(sources.engines.keys(), removes=self._process is None)
 
     async def keep(self) -> None:
         """For the other workers: what is read only when asked for is written down every REFRESH_S."""
@@ -188,6 +190,9 @@ class Metrics:
         return generate_latest(_Read([*shown, *families(stats, waiting_inputs(shown))])), CONTENT_TYPE_LATEST
 
     def _refresh(self) -> None:
+        for upstream in self._lanes - self._sources.lanes.keys():
+            self._forget_lane(upstream)
+        self._lanes = set(self._sources.lanes)
         for upstream, read in self._sources.lanes.items():
             waiting = read()
             self._queued.labels(upstream).set(waiting.tokens)
@@ -199,6 +204,12 @@ class Metrics:
         self._bytes_in_flight.set(held)
         if self._process is not None:
             self._process.refresh()
+
+    def _forget_lane(self, upstream: str) -> None:
+        for gauge in (self._queued, self._queued_inputs, self._oldest):
+            gauge.labels(upstream).set(0)
+            if self._process is None:
+                gauge.remove(upstream)
 
     def _refresh_replicas(self) -> None:
         loads = {(one.upstream, one.replica): one for one in self._sources.replicas()}
@@ -214,7 +225,7 @@ class Metrics:
         self._known = set(loads)
 
     def _forget(self, replica: tuple[str, str]) -> None:
-        for gauge in (self._replica_up, self._batches, self._window):
+        for gauge in (self._replica_up, self._space_cosine, self._batches, self._window):
             gauge.remove(*replica)
 
     def _count_call(self, event: CallFinished) -> None:

@@ -1,5 +1,7 @@
 """What becomes of an engine's models in memory, as Prometheus is told."""
 
+from collections.abc import Collection
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from gateway.events import ResidenceTold
@@ -9,6 +11,8 @@ class ModelMetrics:
     """What becomes of an engine's models in memory."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        # Upstreams that there are gauges of.
+        self._known: set[str] = set()
         self._loaded = Gauge(
             "gateway_model_loaded",
             "1 while an engine's model is in memory.",
@@ -41,6 +45,7 @@ class ModelMetrics:
 
     def observe(self, event: ResidenceTold, *, counts: bool) -> None:
         """counts: whether this process is the one that adds up."""
+        self._known.add(event.upstream)
         self._loaded.labels(event.upstream).set(1 if event.loaded else 0)
         self._memory.labels(event.upstream).set(event.memory_bytes)
         if not counts:
@@ -50,3 +55,12 @@ class ModelMetrics:
         self._out_of_memory.labels(event.upstream).inc(event.out_of_memory)
         for reason, times in event.unloads.items():
             self._unloads.labels(event.upstream, reason).inc(times)
+
+    def keep_only(self, upstreams: Collection[str], *, removes: bool) -> None:
+        """All others are no more. removes: or they stand at 0, where several processes have files of them."""
+        for upstream in self._known.difference(upstreams):
+            for gauge in (self._loaded, self._memory):
+                gauge.labels(upstream).set(0)
+                if removes:
+                    gauge.remove(upstream)
+        self._known.intersection_update(upstreams)

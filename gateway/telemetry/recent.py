@@ -53,6 +53,10 @@ class Recent:
         """What is known of a replica; nothing of one that never changed, or is gone."""
         return self._standings.get((upstream, replica)) or Standing()
 
+    def forget(self, upstream: str) -> None:
+        """It is no more, or another of its name has replicas of its own; what has happened stays told."""
+        self._standings = {key: one for key, one in self._standings.items() if key[0] != upstream}
+
     def _replica_changed(self, event: ReplicaChanged) -> None:
         self._note(_name(event), event.state, event.reason)
         if event.state == "gone":

@@ -95,50 +95,56 @@ class Keyring:
         first_waits: bool = False,
         stored: bool = False,
     ) -> None:
-        self._tenants = tenants
         self._now_s = now_s
         self._untold = stored
-        self._waiting: StoredKey | None = None
-        listed = [
+        self._stored_keys: tuple[StoredKey, ...] = ()
+        self._stored_tenants: Mapping[str, config.Tenant] = {}
+        everything = (*sorted(OPERATIONS), "metrics", "admin")
+        self._first = first_key_digest and StoredKey(
+            "first", first_key_digest, FIRST_TENANT, scopes=everything
+        )
+        self._first_waits = first_waits and self._first is not None
+        self.list_anew(tenants, operators)
+
+    def list_anew(
+        self, tenants: Mapping[str, config.Tenant], operators: Iterable[str | config.Key] = ()
+    ) -> None:
+        """From now on router.yaml lists these; the first key stands in only where it has no tenants."""
+        self._tenants = tenants
+        self._keys = [
             _listed(name, key, index) for name, one in tenants.items() for index, key in enumerate(one.keys)
         ]
-        if first_key_digest is not None:
-            everything = (*sorted(OPERATIONS), "metrics", "admin")
-            first = StoredKey("first", first_key_digest, FIRST_TENANT, scopes=everything)
-            if first_waits:
-                self._waiting = first
-            else:
-                listed.append(first)
-        listed += [
+        self._keys += [
             msgspec.structs.replace(key, scopes=key.scopes or OPERATOR_SCOPES)
             for key in (_listed(OPERATORS, one, index) for index, one in enumerate(operators))
         ]
-        self._listed = self._owners_of(listed, tenants)
-        self._owners = self._listed
+        self._settle()
 
     @property
     def first_waits(self) -> bool:
         """Whether it is still undecided if the first key stands in."""
-        return self._waiting is not None
+        return self._first_waits
 
     def decide_first(self, *, stands_in: bool) -> None:
         """The store has told whether it holds keys or tenants: without any the first key stands in."""
-        if self._waiting is not None and stands_in:
-            first = self._owners_of([self._waiting], self._tenants)
-            self._listed, self._owners = self._listed | first, self._owners | first
-        self._waiting = None
+        if not stands_in:
+            self._first = None
+        self._first_waits = False
+        self._settle()
 
     def replace_stored(
         self, keys: Iterable[StoredKey], tenants: Mapping[str, config.Tenant] | None = None
     ) -> None:
         """From now on these are the stored keys and tenants; what router.yaml lists stays, and wins."""
         self._untold = False
-        self._owners = self._owners_of(keys, {**(tenants or {}), **self._tenants}) | self._listed
+        self._stored_keys, self._stored_tenants = tuple(keys), tenants or {}
+        self._settle()
 
     def forget_stored(self) -> None:
         """The store has been away for too long: nobody knows any more what it holds."""
-        self._owners = self._listed
+        self._stored_keys, self._stored_tenants = (), {}
         self._untold = True
+        self._settle()
 
     def identify(self, api_key: str | None) -> Tenant:
         """The owner of a key.
@@ -162,12 +168,22 @@ class Keyring:
             raise Unauthenticated("this API key has expired")
         return tenant
 
-    def _owners_of(
-        self, keys: Iterable[StoredKey], tenants: Mapping[str, config.Tenant]
-    ) -> dict[str, tuple[str, Tenant]]:
-        return {
-            key.digest: (key.digest, _owner(tenants.get(key.tenant, config.Tenant()), key)) for key in keys
+    def _settle(self) -> None:
+        """Whose each key is; those of router.yaml win."""
+        listed = list(self._keys)
+        if self._first and not self._first_waits and not self._tenants:
+            listed.insert(0, self._first)
+        tenants = {**self._stored_tenants, **self._tenants}
+        self._owners = {
+            **_owners_of(self._stored_keys, tenants),
+            **_owners_of(listed, self._tenants),
         }
+
+
+def _owners_of(
+    keys: Iterable[StoredKey], tenants: Mapping[str, config.Tenant]
+) -> dict[str, tuple[str, Tenant]]:
+    return {key.digest: (key.digest, _owner(tenants.get(key.tenant, config.Tenant()), key)) for key in keys}
 
 
 def key_digest(api_key: str) -> str:

@@ -218,7 +218,7 @@ class World:
         )
         space = VectorSpace("up", upstream_settings, None, lambda _: None)
         self.upstream = Upstream("up", upstream_settings, self.pool, lane, space)
-        self.dispatcher = Dispatcher({"up": self.upstream})
+        self.dispatcher = Dispatcher()
         for replica, backend in zip(replicas, backends, strict=True):
             self.pool.learn(replica, Happened.JOINED, "", backend.told)
 
@@ -234,7 +234,7 @@ class World:
         route = Route("m", "up", Operation.EMBED, Truncate.RIGHT, 60)
         deadline = Deadline(asyncio.get_running_loop().time() + 30)
         reservation = Reservation(Ask(str(index), tenant.name, (), NOTHING, 10**9, "m"), ())
-        with Grant(tenant, route, reservation, MemoryLedger(), deadline) as grant:
+        with Grant(tenant, route, self.upstream, reservation, MemoryLedger(), deadline) as grant:
             try:
                 reply = await self.dispatcher.dispatch(grant, Call(work), deadline.at_s, Timeline())
             except GatewayError:

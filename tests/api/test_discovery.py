@@ -185,7 +185,7 @@ async def _until_queued(gateway: Running) -> None:
 
 
 def _leaving() -> bool:
-    return any("_let_go" in repr(task.get_coro()) for task in asyncio.all_tasks())
+    return any("let_go" in repr(task.get_coro()) for task in asyncio.all_tasks())
 
 
 async def _until_seen(gateway: Running, state: tuple[str, str], times: int = 1) -> None:

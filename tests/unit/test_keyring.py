@@ -11,7 +11,7 @@ from gateway import config
 from gateway.config import KEY_DIGEST
 from gateway.errors import Unauthenticated
 from gateway.quotas.limits import Limit
-from gateway.tenants.keyring import FIRST_TENANT, Keyring, Tenant, key_digest, new_key
+from gateway.tenants.keyring import FIRST_TENANT, Keyring, StoredKey, Tenant, key_digest, new_key
 
 TENANTS = {
     "acme": config.Tenant(
@@ -26,9 +26,7 @@ TENANTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("key", "tenant"), [("one", "acme"), ("two", "acme"), ("three", "globex"), ("first", FIRST_TENANT)]
-)
+@pytest.mark.parametrize(("key", "tenant"), [("one", "acme"), ("two", "acme"), ("three", "globex")])
 def test_a_key_belongs_to_its_tenant(key: str, tenant: str) -> None:
     assert tenant == Keyring(TENANTS, key_digest("first")).identify(key).name
 
@@ -63,7 +61,7 @@ def test_without_tenants_and_first_key_nobody_is_let_in() -> None:
 
 
 def test_the_keyring_holds_no_key_in_the_clear() -> None:
-    keyring = Keyring(TENANTS, key_digest("first"))
+    keyring = Keyring(TENANTS, None)
 
     assert all(KEY_DIGEST.fullmatch(held) for held in keyring._owners)
 
@@ -97,3 +95,30 @@ def test_keys_that_we_make_have_a_form_and_never_come_twice() -> None:
 
     assert 200 == len(keys)
     assert all(re.fullmatch(r"gw_[0-9a-f]{8}_[0-9a-f]{40}", key) for key in keys)
+
+
+def test_the_first_key_stands_in_only_while_no_tenant_is_listed() -> None:
+    keyring = Keyring({}, key_digest("first"))
+    assert FIRST_TENANT == keyring.identify("first").name
+
+    keyring.list_anew(TENANTS)
+    assert "acme" == keyring.identify("one").name
+    with pytest.raises(Unauthenticated):
+        keyring.identify("first")
+
+    keyring.list_anew({})
+    assert FIRST_TENANT == keyring.identify("first").name
+    with pytest.raises(Unauthenticated):
+        keyring.identify("one")
+
+
+def test_what_is_stored_stays_when_the_file_lists_anew_and_takes_the_settings_of_that() -> None:
+    keyring = Keyring({}, None)
+    keyring.replace_stored([StoredKey("s", key_digest("stored"), "acme")], {"acme": config.Tenant(weight=7)})
+    assert 7 == keyring.identify("stored").weight
+
+    keyring.list_anew(TENANTS)
+    assert 3 == keyring.identify("stored").weight
+
+    keyring.list_anew({})
+    assert 7 == keyring.identify("stored").weight

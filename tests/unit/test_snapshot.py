@@ -183,3 +183,13 @@ def test_the_store_and_strays_are_changes_and_what_fits_is_none() -> None:
     assert [("one r", "vectors: differs"), ("quota store", "away")] == [
         (one.subject, one.what) for one in recent.changes()
     ]
+
+
+def test_an_upstream_that_is_no_more_has_no_standings_and_what_happened_to_it_stays_told() -> None:
+    recent = Recent(lambda: 5.0)
+    for upstream in ("one", "two"):
+        recent.observe(ReplicaChanged(upstream, "a", "up"))
+    recent.forget("one")
+
+    assert [None, 5.0] == [recent.of(upstream, "a").since_s for upstream in ("one", "two")]
+    assert 2 == len(recent.changes())

@@ -1,0 +1,64 @@
+"""The worker's end of the pipes to its parent: another config comes in, what became of it goes out."""
+
+import asyncio
+import os
+from itertools import count
+
+import msgspec
+
+from gateway import pipes
+from gateway.app import Follow
+from gateway.changes import Outcome
+
+# An engine may have to load a model first.
+RELOAD_TIMEOUT_S = 600.0
+
+
+class ParentLink:
+    """status_fd: where the parent listens. Runs on the worker's event loop."""
+
+    def __init__(self, status_fd: int) -> None:
+        self._status_fd = status_fd
+        self._follow: Follow | None = None
+        self._asked: dict[int, asyncio.Future[Outcome]] = {}
+        self._numbers = count()
+
+    def follow_with(self, follow: Follow) -> None:
+        """What serves another config; before this is called nothing that was sent has been heard."""
+        self._follow = follow
+
+    def tell(self, report: pipes.ToParent) -> None:
+        """One line to the parent."""
+        os.write(self._status_fd, msgspec.json.encode(report) + b"\n")
+
+    async def ask_reload(self) -> Outcome:
+        """Have the parent read the file again. Raises: TimeoutError."""
+        number = next(self._numbers)
+        answer: asyncio.Future[Outcome]
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.tell(pipes.Asked(number))
+            async with asyncio.timeout(RELOAD_TIMEOUT_S):
+                return await answer
+        finally:
+            del self._asked[number]
+
+    def hear(self, line: bytes) -> None:
+        """One line from the parent."""
+        match msgspec.json.decode(line, type=pipes.ToWorker):
+            case pipes.Follow() as wanted:
+                self._serve(wanted)
+            case pipes.Answered(number, outcome):
+                answer = self._asked.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result(outcome)
+
+    def _serve(self, wanted: pipes.Follow) -> None:
+        assert self._follow is not None
+        try:
+            drained = self._follow(wanted.config, wanted.engines)
+        except OSError as error:
+            self.tell(pipes.Followed(wanted.number, str(error)))
+            return
+        self.tell(pipes.Followed(wanted.number))
+        drained.add_done_callback(lambda _: self.tell(pipes.Drained(wanted.number)))

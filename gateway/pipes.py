@@ -1,0 +1,67 @@
+"""What the parent and its workers tell each other while they run, as lines of JSON.
+
+A worker's boot message is the first line that it is sent; all others are of these kinds.
+"""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from gateway.changes import Outcome
+from gateway.config import Config
+
+
+class Follow(msgspec.Struct, frozen=True, tag="follow"):
+    """Serve this from now on. config: the worker's share. engines: as in `Boot`."""
+
+    number: int
+    config: Config
+    engines: Mapping[str, str]
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """How the reload ended that a worker asked for by that number."""
+
+    number: int
+    outcome: Outcome
+
+
+class ModelLine(msgspec.Struct, frozen=True):
+    """A model as the banner shows it; operations empty: no replica of it was reached."""
+
+    name: str
+    backend: str
+    operations: tuple[str, ...]
+    dtype: str | None = None
+    dimensions: int | None = None
+    max_input_tokens: int | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Every upstream has settled, and this is what can be called; told once."""
+
+    models: tuple[ModelLine, ...]
+
+
+class Followed(msgspec.Struct, frozen=True, tag="followed"):
+    """New calls go by that config now; problem: or not, and why."""
+
+    number: int
+    problem: str | None = None
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """No call goes by anything that this config left out."""
+
+    number: int
+
+
+class Asked(msgspec.Struct, frozen=True, tag="asked"):
+    """An operator wants the file read again; the number comes back with the answer."""
+
+    number: int
+
+
+ToWorker: TypeAlias = Follow | Answered
+ToParent: TypeAlias = Ready | Followed | Drained | Asked

@@ -1,0 +1,310 @@
+"""`gateway serve` takes another router.yaml while it runs, by a signal, the admin API or by itself."""
+
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fakes.tei import FakeTei
+from tests.fakes.threaded import listening
+from tests.processes.conftest import KEY, Served, wait_until
+from tests.quotas.redis_server import RedisServer
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+listen: 127.0.0.1:0
+workers: {workers}
+quotas: {{store: "{store}"}}
+reload: {{watch: {watch}}}
+upstreams: {upstreams}
+models: {models}
+"""
+SECRET = "a-secret-that-no-log-may-hold"
+
+
+class Operator:
+    """Writes router.yaml, whole or broken, and asks for it to be taken."""
+
+    def __init__(self, path: Path, urls: list[str], store: str, workers: int) -> None:
+        self.path = path
+        self._urls = urls
+        self._fixed = {"store": store, "workers": workers}
+
+    def write(self, number: int = 0, *, models: tuple[str, ...] = ("m",), watch: bool = False) -> None:
+        """The number tells which replicas, how the upstream is set, and what else is there."""
+        first = f"backend: tei, replicas: {self._replicas(number)}, queue_tokens: {4000 + number // 3}"
+        upstreams = f'{{one: {{{first}, api_key: "{SECRET}"}}, x{number % 2}: {{backend: tei, replicas: '
+        upstreams += f"{self._replicas(number + 1)}}}}}"
+        named = ", ".join(f"{name}: {{upstream: one}}" for name in models)
+        text = CONFIG.format(
+            upstreams=upstreams, models=f"{{{named}}}", watch=str(watch).lower(), **self._fixed
+        )
+        self._put(text)
+
+    def write_broken(self) -> None:
+        """Two problems."""
+        self._put(self.path.read_text().replace("upstream: one", "upstream: none") + "\nno_such_key: 1\n")
+
+    def _put(self, text: str) -> None:
+        beside = self.path.with_suffix(".new")
+        beside.write_text(text)
+        beside.replace(self.path)
+
+    def _replicas(self, number: int) -> str:
+        chosen = [self._urls, self._urls[:1], self._urls[1:]][number % 3]
+        return str(chosen).replace("'", '"')
+
+
+@pytest.fixture
+def urls() -> Iterator[list[str]]:
+    with ExitStack() as held:
+        yield [held.enter_context(listening(FakeTei())) for _ in range(2)]
+
+
+@pytest.fixture
+def operator(urls: list[str], tmp_path: Path) -> Operator:
+    one = Operator(tmp_path / "router.yaml", urls, "memory", 1)
+    one.write()
+    return one
+
+
+@pytest.fixture
+def gateway(operator: Operator) -> Iterator[Served]:
+    running = Served(operator.path).wait_until_up()
+    yield running
+    running.stop()
+
+
+def status(gateway: Served, model: str = "m") -> int:
+    with gateway.client() as client:
+        return client.post("/v1/embeddings", json={"model": model, "input": "a"}).status_code
+
+
+def logged(gateway: Served, words: str) -> bool:
+    return any(words in line for line in gateway.log)
+
+
+def test_sighup_takes_the_file_and_tells_the_difference(gateway: Served, operator: Operator) -> None:
+    assert [200, 404] == [status(gateway), status(gateway, "n")]
+    operator.write(1, models=("m", "n"))
+    gateway.process.send_signal(signal.SIGHUP)
+
+    assert wait_until(lambda: status(gateway, "n") == 200)
+    assert wait_until(lambda: logged(gateway, "upstreams.one.replicas changed"))
+    assert logged(gateway, "models.n added")
+    assert wait_until(lambda: logged(gateway, "upstream x0: what was replaced or removed is closed"))
+    assert not logged(gateway, SECRET)
+
+
+def test_a_bad_file_changes_nothing_and_says_why(gateway: Served, operator: Operator) -> None:
+    operator.write_broken()
+    gateway.process.send_signal(signal.SIGHUP)
+    assert wait_until(lambda: logged(gateway, "nothing has changed"))
+    with gateway.client() as client:
+        refused = client.post("/admin/reload")
+
+    assert 422 == refused.status_code
+    assert all(one in refused.json()["error"] for one in ("models.m.upstream", "no_such_key"))
+    assert 200 == status(gateway)
+    assert SECRET not in refused.text
+
+
+def test_the_admin_api_answers_when_new_calls_go_by_it(gateway: Served, operator: Operator) -> None:
+    operator.write(0, models=("n",))
+    with gateway.client() as client:
+        told = client.post("/admin/reload").json()
+        again = client.post("/admin/reload").json()
+
+    assert {("models.m", "removed"), ("models.n", "added")} == {
+        (one["path"], one["how"]) for one in told["changes"]
+    }
+    assert {"changes": [], "needs_restart": []} == again
+    assert [404, 200] == [status(gateway), status(gateway, "n")]
+
+
+def test_a_worker_that_is_started_again_starts_with_what_is_served(
+    gateway: Served, operator: Operator
+) -> None:
+    operator.write(0, models=("n",))
+    with gateway.client() as client:
+        client.post("/admin/reload")
+    os.kill(gateway.child("gateway.worker"), signal.SIGKILL)
+
+    def serves() -> bool:
+        try:
+            return status(gateway, "n") == 200
+        except httpx.TransportError:
+            return False
+
+    assert wait_until(serves)
+    assert 404 == status(gateway)
+
+
+def test_a_changed_file_is_taken_where_the_config_says_so(operator: Operator) -> None:
+    operator.write(0, watch=True)
+    gateway = Served(operator.path).wait_until_up()
+    try:
+        operator.write(0, models=("m", "n"), watch=True)
+        assert wait_until(lambda: status(gateway, "n") == 200)
+        operator.write_broken()
+        assert wait_until(lambda: logged(gateway, "nothing has changed"))
+        assert 200 == status(gateway)
+    finally:
+        gateway.stop()
+
+
+class Callers:
+    """Call without a pause, each on a connection of its own, until stopped; statuses is all that they got."""
+
+    def __init__(self, gateway: Served, number: int) -> None:
+        self.statuses: list[int] = []
+        self._gateway = gateway
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._call) for _ in range(number)]
+        for one in self._threads:
+            one.start()
+
+    def stop(self) -> None:
+        """Wait for what is in flight."""
+        self._stop.set()
+        for one in self._threads:
+            one.join(30)
+
+    def _call(self) -> None:
+        with self._gateway.client() as client:
+            while not self._stop.is_set():
+                try:
+                    reply = client.post("/v1/embeddings", json={"model": "m", "input": ["a", "b"]})
+                    self.statuses.append(reply.status_code)
+                except httpx.TransportError:
+                    self.statuses.append(0)
+
+
+@pytest.mark.timeout(120)
+def test_thirty_reloads_under_load_lose_no_call(urls: list[str], tmp_path: Path) -> None:
+    redis = RedisServer(tmp_path)
+    operator = Operator(tmp_path / "router.yaml", urls, redis.url, 2)
+    operator.write()
+    gateway = Served(operator.path).wait_until_up()
+    callers = Callers(gateway, 8)
+    taken = []
+    try:
+        with gateway.client() as client:
+            for number in itertools.chain(range(1, 31)):
+                operator.write_broken() if number % 5 == 0 else operator.write(number)
+                taken.append(client.post("/admin/reload").status_code)
+                before = len(callers.statuses)
+                assert wait_until(lambda before=before: len(callers.statuses) > before + 8)
+    finally:
+        callers.stop()
+        gateway.stop()
+        redis.stop()
+
+    assert [422 if number % 5 == 0 else 200 for number in range(1, 31)] == taken
+    assert {200} == set(callers.statuses)
+    assert not any(KEY in line or SECRET in line for line in gateway.log)
+
+
+ENGINES = """
+listen: 127.0.0.1:0
+upstreams:
+  first: {{backend: torch, model: sentence-transformers/all-MiniLM-L6-v2, dtype: float32{more}}}
+{others}
+models: {{m: {{upstream: first}}, {models}}}
+"""
+SECOND = """  second:
+    {backend: torch, model: sentence-transformers/all-MiniLM-L6-v2, dtype: bfloat16, process: %s}"""
+
+
+def engines(gateway: Served) -> set[int]:
+    return {pid for pid, line in gateway.children().items() if "backends.torch.server" in line}
+
+
+def put(path: Path, more: str = "", others: str = "", models: str = "") -> None:
+    path.write_text(ENGINES.format(more=more, others=others, models=models))
+
+
+def tells(gateway: Served, line: str) -> bool:
+    with gateway.client() as client:
+        return line in client.get("/metrics").text
+
+
+def residence(gateway: Served, model: str) -> str | None:
+    with gateway.client() as client:
+        told = client.get(f"/v1/models/{model}").json()["residence"]
+    assert told is None or isinstance(told, str)
+    return told
+
+
+@pytest.fixture
+def engine_config(tmp_path: Path) -> Path:
+    path = tmp_path / "router.yaml"
+    put(path)
+    return path
+
+
+@pytest.fixture
+def called(engine_config: Path) -> Iterator[Served]:
+    """A gateway with an engine that is called all the time, and loses no call."""
+    gateway = Served(engine_config).wait_until_up()
+    callers = Callers(gateway, 1)
+    try:
+        yield gateway
+    finally:
+        callers.stop()
+        gateway.stop()
+    assert {200} == set(callers.statuses)
+
+
+def reloaded(gateway: Served) -> httpx.Response:
+    with gateway.client() as client:
+        # A model has to load before some of these are answered.
+        return client.post("/admin/reload", timeout=120)
+
+
+@pytest.mark.timeout(300)
+def test_an_engine_that_need_not_end_stays_and_others_come_and_go_beside_it(
+    called: Served, engine_config: Path
+) -> None:
+    first = engines(called)
+    # What concerns its lane alone starts no engine, nor does a model in a process of its own.
+    put(engine_config, ", queue_tokens: 9000", SECOND % "apart", "n: {upstream: second}")
+    assert 200 == reloaded(called).status_code
+    assert (2, True) == (len(engines(called)), first < engines(called))
+    assert 200 == status(called, "n")
+    # Its model's place in memory is followed, and what its engine counts is shown.
+    assert wait_until(lambda: residence(called, "n") == "loaded")
+    assert tells(called, 'gateway_model_loaded{upstream="second"} 1.0')
+    assert tells(called, 'te_queue_size{upstream="second"}')
+
+    put(engine_config)
+    assert 200 == reloaded(called).status_code
+    assert wait_until(lambda: engines(called) == first)
+    assert not tells(called, 'gateway_model_loaded{upstream="second"}')
+    assert not tells(called, 'te_queue_size{upstream="second"}')
+
+
+@pytest.mark.timeout(300)
+def test_an_engine_of_other_models_takes_over_once_it_has_loaded_them_all(
+    called: Served, engine_config: Path
+) -> None:
+    first = engines(called)
+    put(engine_config, "", SECOND % "engine", "n: {upstream: second}")
+    assert 200 == reloaded(called).status_code
+    assert [200, 200] == [status(called), status(called, "n")]
+    assert wait_until(lambda: len(engines(called)) == 1)
+    second = engines(called)
+    assert first != second
+    # One that cannot load changes nothing.
+    put(engine_config, ", task: rerank")
+    refused = reloaded(called)
+    assert (422, second) == (refused.status_code, engines(called))
+    assert "upstreams.first" in refused.json()["error"]
+    assert 200 == status(called, "n")

@@ -1,0 +1,89 @@
+"""What a reload would change is told by path, and never by a value that may be secret."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.changes import Change, changed, live_parts
+from gateway.config import Config
+from gateway.config_file import parse_config
+from gateway.tenants.keyring import key_digest
+
+CONFIG = f"""
+upstreams:
+  one: {{backend: tei, replicas: ["http://a"], api_key: old-secret, headers: {{x-token: old-secret}}}}
+  two: {{backend: tei, replicas: ["http://b"]}}
+models: {{bge: {{upstream: one, limits: {{tokens_per_minute: 100}}}}, other: {{upstream: two}}}}
+tenants:
+  acme:
+    keys: ["{key_digest("a")}", {{digest: "{key_digest("b")}", id: ci}}]
+    limits: {{requests_per_day: 5}}
+"""
+
+
+def parsed(text: str) -> Config:
+    return parse_config(text, {}, Path.cwd())
+
+
+def changes(old: str, new: str) -> list[str]:
+    return [str(one) for one in changed(parsed(CONFIG), parsed(CONFIG.replace(old, new))).changes]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("http://a", "http://c", ["upstreams.one.replicas changed"]),
+        ("  two: {", "  three: {backend: tei, replicas: ['http://c']}\n  two: {", ["upstreams.three added"]),
+        (", other: {upstream: two}", "", ["models.other removed"]),
+        ("minute: 100", "minute: 250", ["models.bge.limits.tokens_per_minute changed (100 → 250)"]),
+        ("requests_per_day: 5", "", ["tenants.acme.limits.requests_per_day removed"]),
+        (key_digest("a"), key_digest("c"), ["tenants.acme.keys[0] removed", "tenants.acme.keys[0] added"]),
+        ("id: ci", "id: ci, models: [bge]", ["tenants.acme.keys[ci] changed"]),
+        ("  acme:", "  globex: {}\n  acme:", ["tenants.globex added"]),
+        ("upstream: one", "upstream: one, rerank: false", ["models.bge.rerank changed (true → false)"]),
+        ("upstreams:\n", "engine: {idle_s: 9}\nupstreams:\n", ["engine.idle_s changed (absent → 9.0)"]),
+        ("backend: tei", "backend: tei", []),
+    ],
+)
+def test_each_difference_is_told_by_its_path(old: str, new: str, told: list[str]) -> None:
+    assert told == changes(old, new)
+
+
+def test_no_value_of_a_text_is_told() -> None:
+    told = changes("old-secret", "new-secret")
+
+    assert ["upstreams.one.api_key changed", "upstreams.one.headers.x-token changed"] == told
+
+
+def test_what_was_given_to_sockets_and_processes_at_start_needs_a_restart() -> None:
+    running = parsed(CONFIG)
+    wanted = parsed(
+        "listen: 127.0.0.1:9\ndrain_s: 3\nlogs: {access: false}\n"
+        "tracing: {}\nlimits: {inputs: 7, body_bytes: 9}\n"
+        "admin: {keys: [], listen: '127.0.0.1:10'}\n" + CONFIG.replace("http://b", "http://c")
+    )
+    found = changed(running, wanted)
+    merged = live_parts(running, wanted)
+
+    assert ["limits.inputs", "upstreams.two.replicas"] == [one.path for one in found.changes]
+    assert {"listen", "drain_s", "logs.access", "tracing", "limits.body_bytes", "admin.listen"} == {
+        one.path for one in found.needs_restart
+    }
+    assert () == changed(merged, wanted).changes
+    assert found.needs_restart == changed(merged, wanted).needs_restart
+    assert (running.listen, 7) == (merged.listen, merged.limits.inputs)
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_a_change_of_any_text_never_shows_it(old: str, new: str) -> None:
+    config = parsed(CONFIG)
+
+    def with_key(key: str) -> Config:
+        one = msgspec.structs.replace(config.upstreams["one"], api_key=key)
+        return msgspec.structs.replace(config, upstreams={**config.upstreams, "one": one})
+
+    expected = () if old == new else (Change("upstreams.one.api_key", "changed"),)
+    assert expected == changed(with_key(old), with_key(new)).changes
