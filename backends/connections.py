@@ -6,16 +6,21 @@ Rule: a connection serves one request at a time, and one that is not at rest aft
 """
 
 import asyncio
+import logging
 import ssl
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import httptools
 import httpx
 
+logger = logging.getLogger(__name__)
+
 # The largest honest reply is 2,048 vectors of 8,192 JSON numbers; past this it is a fault.
 REPLY_LIMIT_BYTES = 512 * 1024 * 1024
+HEAD_LIMIT_BYTES = 256 * 1024
 
 
 class Opener(Protocol):
@@ -61,6 +66,7 @@ class Connections(httpx.AsyncBaseTransport):
         self._idle: deque[_Connection] = deque()
         self._busy: set[_Connection] = set()
         self._sweeping: asyncio.TimerHandle | None = None
+        self._reuses = True
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """A whole answer. Raises: httpx.ConnectError, ConnectTimeout, ReadError, RemoteProtocolError."""
@@ -97,15 +103,27 @@ class Connections(httpx.AsyncBaseTransport):
     async def _open(self) -> "_Connection":
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await self._opener(_Connection)
+                _, connection = await self._opener(partial(_Connection, self._strayed))
         except TimeoutError as error:
             raise httpx.ConnectTimeout("no connection in time") from error
         except OSError as error:
             raise httpx.ConnectError("no connection") from error
         return connection
 
+    def _strayed(self) -> None:
+        """Somebody there answers what was not asked: what comes next on a kept connection may be another's.
+
+        Told of once, and from then on each request has a connection of its own.
+        """
+        if self._reuses:
+            self._reuses = False
+            logger.warning("a server answers unasked; its connections are not used twice from now on")
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
     def _put_back(self, connection: "_Connection") -> None:
-        if not connection.at_rest:
+        if not (connection.at_rest and self._reuses):
             connection.close()
             return
         loop = asyncio.get_running_loop()
@@ -135,8 +153,9 @@ def _head(request: httpx.Request, size: int) -> bytes:
 class _Connection(asyncio.Protocol):
     """One connection, and the answer that is being read from it."""
 
-    def __init__(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
+    def __init__(self, strayed: Callable[[], None]) -> None:
+        self._strayed = strayed
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._asked: asyncio.Future[httpx.Response] | None = None
         self._kept = True
@@ -165,6 +184,8 @@ class _Connection(asyncio.Protocol):
     def close(self) -> None:
         """At once, whatever is on its way; whoever waits hears of it."""
         self._kept = False
+        # Parser and connection hold each other: what was read of an answer would stay until they are found.
+        self._begin()
         if self._transport is not None:
             self._transport.abort()
 
@@ -178,10 +199,13 @@ class _Connection(asyncio.Protocol):
         if exc is None and self._in_body and self._until_closed:
             self.on_message_complete()
         self._fail(httpx.ReadError("the connection broke"))
+        self._begin()
+        self._parser = None
 
     def data_received(self, data: bytes) -> None:
         """asyncio's: some bytes of an answer."""
-        if self._asked is None:
+        if self._asked is None or self._parser is None:
+            self._unasked()
             self.close()
             return
         try:
@@ -197,6 +221,11 @@ class _Connection(asyncio.Protocol):
         self._in_body = False
         self._until_closed = True
 
+    def _unasked(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._strayed()
+        self._kept = False
+
     def _fail(self, error: httpx.RequestError) -> None:
         if self._asked is not None and not self._asked.done():
             self._asked.set_exception(error)
@@ -206,10 +235,15 @@ class _Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """The first byte of an answer; one that nobody asked for would be taken for the next request's."""
         if self._asked is None or self._asked.done():
-            self._kept = False
+            self._unasked()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One line of the head."""
+        self._size += len(name) + len(value)
+        if self._size > HEAD_LIMIT_BYTES:
+            self._fail(httpx.DecodingError("the reply's head is too large"))
+            self.close()
+            return
         self._headers.append((name, value))
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._until_closed = False
@@ -217,6 +251,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """The head is whole."""
         self._in_body = True
+        self._size = 0
 
     def on_body(self, piece: bytes) -> None:
         """Some of the body."""
@@ -229,6 +264,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The answer is whole; one of 1xx only says that another will come."""
+        assert self._parser is not None
         status = self._parser.get_status_code()
         headers, pieces = self._headers, self._pieces
         self._begin()

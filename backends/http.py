@@ -21,6 +21,8 @@ from backends.tracing import carrier
 
 # A replica that does not take a connection in this time is as good as gone.
 CONNECT_TIMEOUT_S = 3.0
+# What is shorter in a header is a word of the field's, such as Bearer.
+SECRET_CHARACTERS_MIN = 8
 # How long a connection that nobody uses is kept.
 IDLE_S = 30.0
 # For servers on uvicorn and the like, which drop theirs after 5 s, and with it a call that comes just then.
@@ -58,6 +60,8 @@ class HttpDoor:
         self.base_url = base_url.rstrip("/")
         # Uncompressed: on a short way it is faster, and a small reply cannot become a huge one.
         self._headers = {"accept-encoding": "identity", **(headers or {})}
+        shown = [part for value in (headers or {}).values() for part in (value, *value.split())]
+        self._secrets = [part.encode() for part in shown if len(part) >= SECRET_CHARACTERS_MIN]
         self._targets: dict[tuple[str, str | None], tuple[httpx.URL, httpx.Headers]] = {}
         self._transport = transport
         self._open = partial(_transport, self.base_url, socket_path, tls or Tls(), idle_s, ip)
@@ -85,9 +89,18 @@ class HttpDoor:
                     headers = httpx.Headers([*headers.raw, *httpx.Headers(traced.headers).raw])
                 request = httpx.Request(method, url, headers=headers, stream=httpx.ByteStream(body))
                 response = await self._transport.handle_async_request(request)
-                return Answer(response.status_code, response.headers, await _read(response))
+                body = await _read(response)
+                if response.status_code != 200:
+                    body = self._without_secrets(body)
+                return Answer(response.status_code, response.headers, body)
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise _translated(error, timeout_s) from error
+
+    def _without_secrets(self, body: bytes) -> bytes:
+        """What a server says of a failure may reach a caller: not with what the gateway shows it."""
+        for secret in self._secrets:
+            body = body.replace(secret, b"...")
+        return body
 
     def _target(self, path: str, content_type: str | None) -> tuple[httpx.URL, httpx.Headers]:
         """Where to, and the headers for it: made once."""

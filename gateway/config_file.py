@@ -7,6 +7,7 @@ The environment is an argument: only the command line reads the real one.
 import re
 import ssl
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
@@ -172,6 +173,16 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def construct_moment(self, node: yaml.ScalarNode) -> datetime:
+        """A day alone is its beginning, as on the command line."""
+        found = self.construct_yaml_timestamp(node)
+        return (
+            found if isinstance(found, datetime) else datetime(found.year, found.month, found.day, tzinfo=UTC)
+        )
+
+
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_moment)
 
 
 def _parsed(text: str) -> Any:

@@ -3,6 +3,7 @@
 No key is needed from this machine on a loopback listener, where `admin.keys` lists none.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -36,6 +37,12 @@ FAILURES = documented("tei")
 Reload = Callable[[], Awaitable[Outcome]]
 # How a handler says that it is for operators alone: nobody else's body is read.
 OPERATORS = {"operators": True}
+# What proxies and pages add, however they are set up; beside all that begins with x-forwarded.
+RELAYED = frozenset(
+    (b"origin", b"referer", b"forwarded", b"via", b"x-real-ip", b"cf-connecting-ip", b"true-client-ip")
+)
+# A name or an address in brackets, and a port.
+LOOPBACK_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]@]+))(?::\d{1,5})?")
 
 
 class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -168,12 +175,16 @@ def comes_from_here(exchange: Exchange) -> bool:
     """Whether a request was made on this machine, by no web page and through no proxy.
 
     A page of another origin, or one whose name was made to lead here, is told by these headers; a proxy on
-    this machine would let in the world.
+    this machine would let in the world. One that adds no header of its own speaks HTTP/1.0 unless it was told
+    otherwise, as nginx does.
     """
-    host = exchange.header(b"host").rpartition("@")[2]
-    name = host[: host.rfind("]") + 1] if host.startswith("[") else host.partition(":")[0]
-    others = (b"origin", b"x-forwarded-for", b"forwarded", b"x-real-ip")
-    return is_loopback(name.strip("[]")) and not any(exchange.header(one) for one in others)
+    names = [name for name, _ in exchange.headers]
+    relayed = any(name in RELAYED or name.startswith(b"x-forwarded") for name in names)
+    foreign = exchange.header(b"sec-fetch-site", "none") not in ("none", "same-origin")
+    if relayed or foreign or names.count(b"host") != 1 or exchange.http_version == "1.0":
+        return False
+    found = LOOPBACK_HOST.fullmatch(exchange.header(b"host"))
+    return found is not None and is_loopback((found[1] or found[2]).lower())
 
 
 def shown(key: StoredKey) -> KeyShown:
@@ -209,8 +220,9 @@ async def create_key(
     admin: NamedDependency[Admin],
 ) -> KeyMade:
     """Make a key."""
-    if problem := name_problem(data.id):
-        raise InvalidInput(problem, param="id")
+    for field, name in (("id", data.id), ("tenant", data.tenant)):
+        if problem := name_problem(name):
+            raise InvalidInput(f"{field}: {problem}", param=field)
     check_limits(data.limits)
     key, stored = make_key(data.tenant, data.id, data.expires, data.scopes, data.models)
     stored = msgspec.structs.replace(stored, limits=data.limits)
@@ -272,6 +284,8 @@ async def put_tenant(
     name: FromPath[str],
 ) -> TenantShown:
     """Add a tenant, or replace it; every gateway follows within a second."""
+    if problem := name_problem(name):
+        raise InvalidInput(problem)
     try:
         await admin.store.put_tenant(name, tenant_of(data))
     except StoreAway as error:

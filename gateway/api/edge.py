@@ -73,7 +73,12 @@ class Edge:
         client = scope.get("client")
         path = scope["path"]
         exchange = Exchange(
-            "", template_of(path), scope["headers"], client[0] if client else "unknown", dialect_of(path)
+            "",
+            template_of(path),
+            scope["headers"],
+            client[0] if client else "unknown",
+            dialect_of(path),
+            scope["http_version"],
         )
         exchange.request_id = request_id_from(exchange.header(b"x-request-id"))
         wire = _Wire(exchange, receive, send, self._in_flight)

@@ -30,7 +30,9 @@ class Exchange:
         headers: Sequence[tuple[bytes, bytes]] = (),
         address: str = "unknown",
         dialect: Dialect = "tei",
+        http_version: str = "1.1",
     ) -> None:
+        self.http_version = http_version
         self.dialect = dialect
         self.request_id = request_id
         self.route = route

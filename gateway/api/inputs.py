@@ -11,6 +11,8 @@ from gateway.api.answering import Api
 from gateway.api.exchange import Exchange
 from gateway.errors import EmptyInput, InvalidInput
 
+# Tokenizers number tokens in 32 bits.
+MOST_IDS = 2**32
 # Ids stand beside texts because a union of two kinds of list cannot be told apart before it is read.
 Inputs: TypeAlias = str | list[str | int | list[int]]
 
@@ -37,11 +39,21 @@ def as_items(given: Sequence[str | int | list[int]], field: str) -> list[str | l
     numbers = [one for one in given if isinstance(one, int)]
     if numbers and len(numbers) < len(given):
         raise InvalidInput(f"`{field}` mixes numbers with other inputs", param=field)
+    check_ids(numbers, field)
     others = [one for one in given if not isinstance(one, int)]
+    for one in others:
+        if isinstance(one, list):
+            check_ids(one, field)
     items: list[str | list[int]] = [numbers] if numbers else others
     if any(not one for one in items):
         raise EmptyInput(f"`{field}` holds an empty input", param=field)
     return items
+
+
+def check_ids(ids: Sequence[int], field: str) -> None:
+    """Raises: InvalidInput, where a number is no token's in any vocabulary."""
+    if ids and not 0 <= min(ids) <= max(ids) < MOST_IDS:
+        raise InvalidInput(f"`{field}` holds a number that is no token id", param=field)
 
 
 async def _decoded(

@@ -21,8 +21,8 @@ from gateway.telemetry.snapshot import LaneShown, ModelShown, ReplicaShown, Snap
 from gateway.telemetry.totals import Totals
 
 FAILURES = documented("tei")
-# Done well; or called off, because another was sooner or the caller had gone.
-UNBLAMED = ("ok", "cancelled")
+# Done well; called off, because another was sooner or the caller had gone; or refused for the caller's fault.
+UNBLAMED = ("ok", "cancelled", "invalid_input", "unsupported")
 
 
 class Watched(msgspec.Struct, frozen=True):

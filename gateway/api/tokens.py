@@ -17,6 +17,7 @@ from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as, str
 from gateway.api.body import ModelName
 from gateway.api.exchange import Exchange
 from gateway.api.failures import documented
+from gateway.api.inputs import check_ids
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 
@@ -109,8 +110,7 @@ def decode_ids(given: list[int | list[int]], field: str, api: Api) -> tuple[tupl
     api.texts([""] * len(every), field)
     if not all(every):
         raise EmptyInput(f"`{field}` holds an empty list", param=field)
-    if any(id_ < 0 for one in every for id_ in one):
-        raise InvalidInput(f"`{field}` holds a negative number", param=field)
+    check_ids([id_ for one in every for id_ in one], field)
     if sum(map(len, every)) > IDS_MAX:
         raise InvalidInput(f"more than {IDS_MAX} ids in a call", param=field)
     return tuple(every)

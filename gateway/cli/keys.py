@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.store import Action, run_with_store, show_line
-from gateway.tenants.keyring import make_key, name_problem
+from gateway.tenants.keyring import StoredKey, make_key, name_problem
 from gateway.tenants.store import TenantStore
 
 
@@ -26,11 +26,14 @@ async def _create(store: TenantStore | None, arguments: argparse.Namespace) -> i
     key, stored = make_key(
         arguments.tenant, arguments.id, arguments.expires, arguments.scope, arguments.model
     )
+    if stored.expires_s is not None and stored.expires_s <= time.time():
+        show_line("--expires: that is in the past")
+        return 1
     if store is None:
         print(
             f"{key}\n\n# in router.yaml, below tenants.{arguments.tenant}.keys; the key itself is shown once:"
         )
-        print(f'- {{digest: "{stored.digest}", id: {stored.id}}}')
+        print(_line(stored))
         return 0
     if any(one.id == stored.id for one in await store.keys()):
         show_line(f"there is a key {stored.id} already; revoke it first, or choose another id")
@@ -38,6 +41,17 @@ async def _create(store: TenantStore | None, arguments: argparse.Namespace) -> i
     await store.put(stored)
     print(key)
     return 0
+
+
+def _line(key: StoredKey) -> str:
+    """A key as router.yaml lists it, with all that it is bound to."""
+    told = [f'digest: "{key.digest}"', f"id: {msgspec.json.encode(key.id).decode()}"]
+    if key.expires_s is not None:
+        told.append(time.strftime('expires: "%Y-%m-%dT%H:%M:%SZ"', time.gmtime(key.expires_s)))
+    for name, bound in (("scopes", key.scopes), ("models", key.models)):
+        if bound is not None:
+            told.append(f"{name}: {msgspec.json.encode(bound).decode()}")
+    return f"- {{{', '.join(told)}}}"
 
 
 async def _list(store: TenantStore | None, arguments: argparse.Namespace) -> int:

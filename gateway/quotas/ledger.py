@@ -257,7 +257,9 @@ def rate_limit_headers(standings: Sequence[Standing]) -> dict[str, str]:
         limit, remaining, reset = HEADERS[unit]
         headers[limit] = str(one.limit.amount)
         headers[remaining] = str(one.remaining)
-        headers[reset] = duration(one.reset_us)
+        # Nobody knows when a slot in flight is free again: a moment, not the end of its lease.
+        reset_us = min(one.reset_us, SECOND_US) if one.limit.period == "in_flight" else one.reset_us
+        headers[reset] = duration(reset_us)
     return headers
 
 

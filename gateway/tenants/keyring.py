@@ -246,9 +246,11 @@ def _both(one: Iterable[str] | None, other: Iterable[str] | None) -> frozenset[s
 
 def name_problem(name: str | None) -> str | None:
     """Why operators could not name a key, or a tenant in Redis, so: over HTTP it is one segment of a path."""
-    if name == "":
-        return "a name is not empty"
-    return "a name has no /" if name and "/" in name else None
+    if name is None:
+        return None
+    if not name.isprintable() or name.strip() != name or name in ("", ".", ".."):
+        return "a name is not empty, and has no spaces around it and nothing that cannot be shown"
+    return "a name has no /" if "/" in name else None
 
 
 def make_key(

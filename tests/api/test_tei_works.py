@@ -193,7 +193,17 @@ async def test_ids_are_decoded(boot: Boots, ids: Any, skip: bool, texts: list[st
 
 @pytest.mark.parametrize(
     ("ids", "status"),
-    [([], 400), ([[]], 400), ([1, [2]], 422), (["a"], 422), ([-1], 422), ([[1]] * 2049, 422), (None, 422)],
+    [
+        ([], 400),
+        ([[]], 400),
+        ([1, [2]], 422),
+        (["a"], 422),
+        ([-1], 422),
+        ([2**32], 422),
+        ([[10**30]], 422),
+        ([[1]] * 2049, 422),
+        (None, 422),
+    ],
     ids=lambda value: str(value)[:30],
 )
 async def test_ids_of_another_shape_are_refused(boot: Boots, ids: Any, status: int) -> None:

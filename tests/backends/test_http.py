@@ -1,6 +1,7 @@
 """The one HTTP client: whatever breaks becomes one of four errors."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -393,6 +394,54 @@ async def test_a_reply_past_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch
     async with listening(saying(HEAD + b"content-length: 11\r\n\r\n", b"x" * 11)) as door:
         with pytest.raises(Failed):
             await door.get("/", 5.0)
+
+
+async def test_what_a_broken_answer_held_does_not_stay() -> None:
+    """Without the collector: connection and parser must not hold each other."""
+    gc.collect()
+    before = sum(isinstance(one, connections._Connection) for one in gc.get_objects())
+    gc.disable()
+    try:
+        for parts in ((HEAD, b"content-length: 100\r\n\r\n", b"[[0.1"), (b"garbage\r\n\r\n",)):
+            async with listening(saying(*parts)) as door:
+                with suppress(BackendError):
+                    await door.post("/embed", b"{}", 5.0)
+        await asyncio.sleep(0)
+        left = [one for one in gc.get_objects() if isinstance(one, connections._Connection)]
+        assert [b""] * len(left) == [b"".join(one._pieces) for one in left]
+        assert len(left) <= before + 1
+    finally:
+        gc.enable()
+
+
+async def test_a_server_that_answers_unasked_once_has_a_connection_for_each_request() -> None:
+    async with Talking(OK) as server:
+        await server.door.get("/", 5.0)
+        server.writers[0].write(OK)
+        await server.writers[0].drain()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        for _ in range(3):
+            await server.door.get("/", 5.0)
+
+    assert 4 == len(server.writers)
+
+
+async def test_a_head_past_its_limit_is_a_fault() -> None:
+    flood = b"".join(b"x-%d: %s\r\n" % (i, b"y" * 1000) for i in range(400))
+    async with listening(saying(HEAD, flood, b"content-length: 2\r\n\r\nok")) as door:
+        with pytest.raises((Failed, Lost)):
+            await door.get("/", 5.0)
+
+
+async def test_a_failure_tells_nothing_of_what_the_gateway_shows_itself_with() -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(422, text=f"you said {request.headers['authorization']}")
+
+    headers = {"authorization": "Bearer upstream-secret"}
+    got = await HttpDoor("http://x", headers, transport=httpx.MockTransport(handle)).get("/", 1.0)
+
+    assert b"upstream-secret" not in got.body
 
 
 def test_a_countdown_never_goes_below_nothing() -> None:

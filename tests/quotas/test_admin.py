@@ -159,6 +159,13 @@ HERE = {"host": "localhost:8080", "authorization": ""}
         ({"origin": "https://evil.example"}, 401),
         ({"host": "evil.example"}, 401),
         ({"x-forwarded-for": "8.8.8.8"}, 401),
+        ({"x-forwarded-for": ""}, 401),
+        ({"x-forwarded-proto": "https"}, 401),
+        ({"via": "1.1 proxy"}, 401),
+        ({"referer": "https://evil.example/"}, 401),
+        ({"sec-fetch-site": "cross-site"}, 401),
+        ({"host": "[::1].evil.example"}, 401),
+        ({"host": "[127.0.0.1]evil.example"}, 401),
     ],
 )
 async def test_on_the_loopback_interface_only_this_machine_needs_no_key(

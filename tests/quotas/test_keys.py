@@ -69,7 +69,7 @@ def test_without_redis_the_line_for_router_yaml_is_printed(tmp_path: Path) -> No
     made = gateway("keys", "create", "acme", "--id", "x", "-c", str(path)).stdout
 
     key = made.split()[0]
-    found = re.search(r'digest: "(sha256:[0-9a-f]{64})", id: x', made)
+    found = re.search(r'digest: "(sha256:[0-9a-f]{64})", id: "x"', made)
     assert found is not None
     assert key_digest(key) == found[1]
     assert 1 == gateway("keys", "revoke", "x", "-c", str(path)).returncode
