@@ -399,7 +399,7 @@ async def test_a_reply_past_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch
 async def test_what_a_broken_answer_held_does_not_stay() -> None:
     """Without the collector: connection and parser must not hold each other."""
     gc.collect()
-    before = sum(isinstance(one, connections._Connection) for one in gc.get_objects())
+    before = sum(type(one) is connections._Connection for one in gc.get_objects())
     gc.disable()
     try:
         for parts in ((HEAD, b"content-length: 100\r\n\r\n", b"[[0.1"), (b"garbage\r\n\r\n",)):
@@ -407,7 +407,7 @@ async def test_what_a_broken_answer_held_does_not_stay() -> None:
                 with suppress(BackendError):
                     await door.post("/embed", b"{}", 5.0)
         await asyncio.sleep(0)
-        left = [one for one in gc.get_objects() if isinstance(one, connections._Connection)]
+        left = [one for one in gc.get_objects() if type(one) is connections._Connection]
         assert [b""] * len(left) == [b"".join(one._pieces) for one in left]
         assert len(left) <= before + 1
     finally:

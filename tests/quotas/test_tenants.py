@@ -141,7 +141,22 @@ async def test_router_yaml_wins_whole_over_what_stands_in_redis(boot: Boots, own
         assert 429 == await called(gateway, "listed")
 
 
-ODD = ["a b", "ä", "t:{x}", "*", "?", "#", "%", "..", "a\u200bb", "'; --", "x" * 300]
+ODD = ["a b", "ä", "t:{x}", "*", "?", "#", "%", "'; --", "x" * 300]
+
+
+@pytest.mark.parametrize("name", ["..", "a\u200bb", "\x00", " a", "a\r\nX: y"])
+async def test_a_name_that_cannot_be_shown_or_told_apart_is_refused(
+    boot: Boots, own_redis: RedisServer, name: str
+) -> None:
+    async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
+        path = f"/admin/tenants/{quote(name, safe='').replace('.', '%2E')}"
+        put = await gateway.client.put(path, json={})
+        made = [
+            await gateway.post("/admin/keys", {"tenant": name}),
+            await gateway.post("/admin/keys", {"tenant": "acme", "id": name}),
+        ]
+
+    assert {422} == {reply.status_code for reply in (put, *made)}
 
 
 async def test_a_name_of_odd_characters_is_a_name(boot: Boots, own_redis: RedisServer) -> None:

@@ -297,8 +297,11 @@ async def test_a_clock_that_steps_back_lets_no_lease_live_longer(
     await reserve(ledger, "acme", held, Cost())
     clock.now_us -= SECOND_US
     error = await refused(ledger, held, Cost())
+    clock.now_us += SECOND_US + MEMORY_LEASE_US
 
-    assert duration(MEMORY_LEASE_US) == error.headers["x-ratelimit-reset-requests"]
+    await reserve(ledger, "acme", held, Cost())
+    # When somebody else's call ends is not known: the header does not promise the end of its lease.
+    assert "1s" == error.headers["x-ratelimit-reset-requests"]
 
 
 @given(
