@@ -16,6 +16,8 @@ Some = TypeVar("Some", bound=ModelWork)
 # TEI looks at no more characters than this for each token a model may use: so that a book costs what a
 # page does. Nothing that a model would have seen is lost.
 CHARACTERS_PER_TOKEN = 250
+# Tokenizers number tokens in 32 bits.
+MOST_IDS = 2**32
 # Specials that a tokenizer adds to an input, at most: [CLS] a [SEP] b [SEP], and one to spare.
 SPECIAL_TOKENS = 4
 

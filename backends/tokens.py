@@ -12,10 +12,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 
 from backends.contract import Token, Truncate
 from backends.errors import InvalidWork, ModelUnavailable
-from backends.texts import CHARACTERS_PER_TOKEN, Item, precut
-
-# The tokenizers' ids are 32 bits wide.
-MOST_IDS = 2**32
+from backends.texts import CHARACTERS_PER_TOKEN, MOST_IDS, Item, precut
 
 
 class Sequences(msgspec.Struct, frozen=True):
@@ -42,13 +39,19 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
         """The text of each list of ids. Raises: InvalidWork where an id is none of this vocabulary."""
-        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        known = {id_ for one in ids for id_ in one if self._is_known(id_)}
         for index, one in enumerate(ids):
-            strange = next((id_ for id_ in one if not 0 <= id_ < size), None)
+            strange = next((id_ for id_ in one if id_ not in known), None)
             if strange is not None:
-                raise InvalidWork(f"input {index} holds the id {strange}; this vocabulary has {size}")
+                raise InvalidWork(
+                    f"input {index} holds {strange}, which is not the id of a token of this model"
+                )
         lists = [list(one) for one in ids]
         return self._tokenizer.decode_batch(lists, skip_special_tokens=skip_special_tokens)
+
+    def _is_known(self, id_: int) -> bool:
+        # A vocabulary may have gaps, so that its size tells nothing of an id.
+        return 0 <= id_ < MOST_IDS and self._tokenizer.id_to_token(id_) is not None
 
 
 class TextTokenizer:
@@ -89,21 +92,10 @@ class TextTokenizer:
         """Tokens of each text as the model would see it, cut where it is too long."""
         return self._encode(list(texts), Truncate.RIGHT).lengths
 
-    def count_pairs(self, query: str, documents: Sequence[str]) -> list[int]:
-        """Tokens of each pair as the model would see it, cut where it is too long."""
-        return self.encode_pairs(query, documents, Truncate.RIGHT).lengths
-
     def explain(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[Token]]:
         """The tokens of each text as TEI's /tokenize shows them; nothing is cut."""
         encodings = self._whole.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [_explained(text, one) for text, one in zip(texts, encodings, strict=True)]
-
-    def detokenize(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        """The text of each list of ids. Raises: InvalidWork for an id that is no token's."""
-        for one in {id_ for ids in lists for id_ in ids}:
-            if not 0 <= one < MOST_IDS or self._whole.id_to_token(one) is None:
-                raise InvalidWork(f"{one} is not the id of a token of this model")
-        return self._whole.decode_batch([list(ids) for ids in lists], skip_special_tokens=skip_special_tokens)
 
     def pieces(self, text: str) -> list[tuple[int, int]]:
         """(id, first character) of each token of a text, without specials around it; nothing is cut."""

@@ -192,7 +192,7 @@ class Engine:
         preparer = self._loaded.preparer
         tokenizer = preparer.tokenizer
         if isinstance(work, Detokenize):
-            texts = tokenizer.detokenize(work.inputs, skip_special_tokens=work.skip_special_tokens)
+            texts = tokenizer.decode(work.inputs, skip_special_tokens=work.skip_special_tokens)
             return Detokenized(tuple(texts))
         explained = tokenizer.explain(preparer.prompted(work), add_special_tokens=work.add_special_tokens)
         return Tokenized(tuple(tuple(tokens) for tokens in explained))

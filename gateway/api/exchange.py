@@ -19,8 +19,9 @@ STATE_KEY = "exchange"
 class Exchange:
     """Filled while the call is answered, read when it is over.
 
-    headers: of the request, names in lower case. address: of whoever holds the connection. dialect: whose
-    errors the caller reads; on a path of several dialects the body may tell another than the path.
+    headers: of the request, names in lower case. address: of whoever holds the connection. http_version: as
+    the request says it. dialect: whose errors the caller reads; on a path of several dialects the body may
+    tell another than the path.
     """
 
     def __init__(

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from backends.contract import Operation
+from backends.texts import MOST_IDS
 from gateway.api.answering import Api
 from gateway.api.exchange import Exchange
 from gateway.errors import EmptyInput, InvalidInput
 
-# Tokenizers number tokens in 32 bits.
-MOST_IDS = 2**32
 # Ids stand beside texts because a union of two kinds of list cannot be told apart before it is read.
 Inputs: TypeAlias = str | list[str | int | list[int]]
 

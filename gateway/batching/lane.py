@@ -63,8 +63,7 @@ class Rules(msgspec.Struct, frozen=True):
     """What a lane goes by.
 
     holds: work waits while every replica is away, because it will be back. waits: and while a model is
-    being loaded. retry_share, hedge_share: attempts
-    that may be added to those that callers cause.
+    being loaded. retry_share, hedge_share: attempts that may be added to those that callers cause.
     """
 
     queue_tokens: int

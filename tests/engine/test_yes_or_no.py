@@ -130,7 +130,7 @@ async def test_tokens_stay_below_what_is_reserved_for_them(checkpoint: Path) -> 
 
     reply = await ask(engine_on(one), Rerank(QUERY, ("a", "b c")), Reranked)
 
-    counted = one.preparer.tokenizer.count_pairs(QUERY, ("a", "b c"))
+    counted = one.preparer.tokenizer.encode_pairs(QUERY, ("a", "b c"), Truncate.RIGHT).lengths
     most = sum(counted) + 2 * one.capabilities.overhead_tokens
     assert sum(counted) < reply.tokens <= most
 
