@@ -27,6 +27,7 @@ from tests.quotas.redis_server import RedisServer
 KEY = "outages-key"
 CONFIG = """
 listen: 127.0.0.1:0
+logs: {{format: text, access: false}}
 quotas: {{store: "{store}", when_unavailable: local}}
 upstreams: {{stub: {{backend: tei, replicas: ["{stub}"]}}}}
 models: {{m: {{upstream: stub}}}}
