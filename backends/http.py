@@ -1,20 +1,20 @@
 """The one HTTP client, and the one translation of its exceptions.
 
 Rule: no other module but `connections.py` imports httpx; what leaves here is bytes or a BackendError.
-Requests and transports are httpx's. Its client is left out: cookies, redirects and proxies are what must not
-happen here, and it costs as much as the request itself.
+URLs, headers and failures are httpx's, and any transport of its will do. Its client is left out: cookies,
+redirects and proxies are what must not happen here, and it costs as much as the request itself.
 """
 
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 
 import httpx
 import msgspec
 
-from backends.connections import Connections, by_name, by_socket
+from backends.connections import Arrived, Connections, Target, Transport, by_name, by_socket, target_of
 from backends.contract import Tls
 from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
 from backends.tracing import carrier
@@ -62,8 +62,8 @@ class HttpDoor:
         self._headers = {"accept-encoding": "identity", **(headers or {})}
         shown = [part for value in (headers or {}).values() for part in (value, *value.split())]
         self._secrets = [part.encode() for part in shown if len(part) >= SECRET_CHARACTERS_MIN]
-        self._targets: dict[tuple[str, str | None], tuple[httpx.URL, httpx.Headers]] = {}
-        self._transport = transport
+        self._targets: dict[tuple[str, str, str | None], Target] = {}
+        self._transport: Transport | None = None if transport is None else OverHttpx(transport)
         self._open = partial(_transport, self.base_url, socket_path, tls or Tls(), idle_s, ip)
 
     async def get(self, path: str, timeout_s: float) -> Answer:
@@ -83,18 +83,19 @@ class HttpDoor:
             async with asyncio.timeout(timeout_s):
                 if self._transport is None:
                     self._transport = self._open()
-                url, headers = self._target(path, content_type)
-                traced = carrier.get()
-                if traced is not None:
-                    headers = httpx.Headers([*headers.raw, *httpx.Headers(traced.headers).raw])
-                request = httpx.Request(method, url, headers=headers, stream=httpx.ByteStream(body))
-                response = await self._transport.handle_async_request(request)
-                body = await _read(response)
-                if response.status_code != 200:
-                    body = self._without_secrets(body)
-                return Answer(response.status_code, response.headers, body)
+                target, traced = self._target(method, path, content_type), carrier.get()
+                more = () if traced is None else httpx.Headers(traced.headers).raw
+                return self._answer(await self._transport.ask(target, more, body))
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise _translated(error, timeout_s) from error
+
+    def _answer(self, arrived: Arrived) -> Answer:
+        """Raises: Failed."""
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in arrived.headers}
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise Failed("the reply is compressed, which was not asked for")
+        body = arrived.body if arrived.status == 200 else self._without_secrets(arrived.body)
+        return Answer(arrived.status, headers, body)
 
     def _without_secrets(self, body: bytes) -> bytes:
         """What a server says of a failure may reach a caller: not with what the gateway shows it."""
@@ -102,15 +103,15 @@ class HttpDoor:
             body = body.replace(secret, b"...")
         return body
 
-    def _target(self, path: str, content_type: str | None) -> tuple[httpx.URL, httpx.Headers]:
+    def _target(self, method: str, path: str, content_type: str | None) -> Target:
         """Where to, and the headers for it: made once."""
-        known = self._targets.get((path, content_type))
+        known = self._targets.get((method, path, content_type))
         if known is None:
             url = httpx.URL(self.base_url + path)
             typed = {} if content_type is None else {"content-type": content_type}
             host = {"host": url.netloc.decode()}
-            known = url, httpx.Headers({**host, **self._headers, **typed})
-            self._targets[path, content_type] = known
+            known = target_of(method, url, httpx.Headers({**host, **self._headers, **typed}))
+            self._targets[method, path, content_type] = known
         return known
 
     async def aclose(self) -> None:
@@ -119,12 +120,24 @@ class HttpDoor:
             await self._transport.aclose()
 
 
-async def _read(response: httpx.Response) -> bytes:
-    if response.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Failed("the reply is compressed, which was not asked for")
-    assert isinstance(response.stream, httpx.AsyncByteStream)
-    chunks = [chunk async for chunk in response.stream]
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+class OverHttpx:
+    """Any transport of httpx as this door's."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self._transport = transport
+
+    async def ask(self, target: Target, more: Sequence[tuple[bytes, bytes]], body: bytes) -> Arrived:
+        """A whole answer. Raises: what the transport raises."""
+        headers = [*target.headers, *more]
+        request = httpx.Request(target.method, target.url, headers=headers, stream=httpx.ByteStream(body))
+        response = await self._transport.handle_async_request(request)
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        chunks = [chunk async for chunk in response.stream]
+        return Arrived(response.status_code, response.headers.raw, b"".join(chunks))
+
+    async def aclose(self) -> None:
+        """Close the transport."""
+        await self._transport.aclose()
 
 
 def _translated(error: Exception, timeout_s: float) -> BackendError:
@@ -148,9 +161,7 @@ def _unreached(cause: BaseException | None) -> str:
     return "no connection to the replica"
 
 
-def _transport(
-    base_url: str, socket_path: str | None, tls: Tls, idle_s: float, ip: str | None
-) -> httpx.AsyncBaseTransport:
+def _transport(base_url: str, socket_path: str | None, tls: Tls, idle_s: float, ip: str | None) -> Transport:
     way = by_socket(socket_path) if socket_path else by_name(httpx.URL(base_url), _tls_context(tls), ip)
     return Connections(way, CONNECT_TIMEOUT_S, idle_s)
 

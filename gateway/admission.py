@@ -11,10 +11,10 @@ from gateway.calls import Call, Deadline, inputs_of
 from gateway.errors import DeadlineExceeded, GatewayError
 from gateway.events import Decision, Observe, QuotaDecided
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, Reservation
-from gateway.quotas.limits import SECOND_US, Cost, Standing
+from gateway.quotas.limits import SECOND_US, Cost, Limit, Standing
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
-from gateway.upstreams import Upstream
+from gateway.upstreams import Sent, Upstream
 
 
 class Grant:
@@ -23,8 +23,8 @@ class Grant:
 
     A block that runs under it holds the reservation. Left well, by the caller's fault or because the caller
     has gone, that is settled at what was computed, and at what replicas were still computing; by a fault of
-    the gateway or of an upstream, it is given back whole. input_tokens: of each input, where they were
-    counted.
+    the gateway or of an upstream, it is given back whole. sent: what replicas are asked for, as it was known
+    then; input_tokens: of each input, where they were counted.
     """
 
     def __init__(
@@ -35,12 +35,14 @@ class Grant:
         reservation: Reservation,
         ledger: Ledger,
         deadline: Deadline,
+        sent: Sent,
         input_tokens: Sequence[int] | None = None,
     ) -> None:
         self.tenant = tenant
         self.route = route
         self.upstream = upstream
         self.standings: tuple[Standing, ...] = reservation.standings
+        self.sent = sent
         self.input_tokens = input_tokens
         self._tokens = 0
         self._unanswered = 0
@@ -91,17 +93,26 @@ class Admission:
 
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable, DeadlineExceeded.
         """
-        cost, input_tokens = await self._cost(tenant, route, upstream, call, deadline)
-        reservation = await self._reserve(tenant, route, cost)
-        return Grant(tenant, route, upstream, reservation, self._ledger, deadline, input_tokens)
+        limits = tenant.limits + route.limits
+        sent = upstream.sent(call, route.prompts)
+        limited = not _is_free(call) and "tokens" in [limit.unit for limit in limits]
+        counted = None
+        if (limited or upstream.counts_here) and upstream.may_count(sent):
+            counted = await _counted(upstream, sent, deadline)
+        tokens = sum(counted or sent.most_tokens()) if limited else 0
+        cost = Cost(inputs=len(inputs_of(call.work)), tokens=tokens)
+        reservation = await self._reserve(tenant, route, limits, cost)
+        return Grant(tenant, route, upstream, reservation, self._ledger, deadline, sent, counted)
 
-    async def _reserve(self, tenant: Tenant, route: Route, cost: Cost) -> Reservation:
+    async def _reserve(
+        self, tenant: Tenant, route: Route, limits: tuple[Limit, ...], cost: Cost
+    ) -> Reservation:
         decision: Decision = "refused"
         ask = Ask(
             # Unique among all gateways, and cheap: a random prefix a process, and a counter.
             id=f"{self._process}{next(self._numbers):x}",
             tenant=tenant.name,
-            limits=tenant.limits + route.limits,
+            limits=limits,
             cost=cost,
             expires_us=round(route.deadline_s * SECOND_US) + LEASE_US,
             model=route.model,
@@ -114,29 +125,19 @@ class Admission:
             self._observe(QuotaDecided(tenant.name, decision))
         return reservation
 
-    async def _cost(
-        self, tenant: Tenant, route: Route, upstream: Upstream, call: Call, deadline: Deadline
-    ) -> tuple[Cost, list[int] | None]:
-        """Exact, with the tokens of each input, where they are asked for and can be counted; else a bound."""
-        inputs = len(inputs_of(call.work))
-        limited = _counts_tokens(tenant, route)
-        if isinstance(call.work, contract.Tokenize | contract.Detokenize) or not (
-            limited or upstream.counts_here
-        ):
-            return Cost(inputs=inputs), None
-        work = upstream.as_sent(call, route.prompts)
-        try:
-            async with asyncio.timeout_at(deadline.at_s):
-                tokens = await upstream.exact_tokens(work)
-        except TimeoutError as error:
-            raise DeadlineExceeded("the call's time ran out") from error
-        if not limited:
-            return Cost(inputs=inputs), tokens
-        return Cost(inputs=inputs, tokens=sum(tokens or upstream.most_tokens(work))), tokens
+
+async def _counted(upstream: Upstream, sent: Sent, deadline: Deadline) -> list[int] | None:
+    """The tokens of each input, where the upstream's tokenizer can be opened. Raises: DeadlineExceeded."""
+    try:
+        async with asyncio.timeout_at(deadline.at_s):
+            return await upstream.exact_tokens(sent)
+    except TimeoutError as error:
+        raise DeadlineExceeded("the call's time ran out") from error
 
 
-def _counts_tokens(tenant: Tenant, route: Route) -> bool:
-    return any(limit.unit == "tokens" for limits in (tenant.limits, route.limits) for limit in limits)
+def _is_free(call: Call) -> bool:
+    """To count tokens costs none."""
+    return isinstance(call.work, contract.Tokenize | contract.Detokenize)
 
 
 def _callers_doing(error: BaseException | None, deadline: Deadline) -> bool:

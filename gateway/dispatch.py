@@ -53,9 +53,9 @@ class Dispatcher:
         await upstream.lane.wait_joined(deadline_s)
         timeline.lap("queue")
         truncate = truncation(call, grant.route.truncate)
-        work = _with_truncation(upstream.as_sent(call, grant.route.prompts), truncate)
-        counted = grant.input_tokens
-        slices = cut(work, counted or upstream.most_tokens(work), upstream.bounds, exact=counted is not None)
+        sent = upstream.sent(call, grant.route.prompts, grant.sent)
+        work, counted = _with_truncation(sent.work, truncate), grant.input_tokens
+        slices = cut(work, counted or sent.most_tokens(), upstream.bounds, exact=counted is not None)
         passenger = self._passenger(grant, call, timeline)
         upstream.lane.check_room(sum(piece.tokens for piece in slices), passenger)
         try:

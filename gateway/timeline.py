@@ -41,7 +41,7 @@ class Timeline:
 
     def server_timing(self) -> str:
         """The laps as a Server-Timing header, durations in milliseconds."""
-        return ", ".join(f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in self.laps.items())
+        return ", ".join([f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in self.laps.items()])
 
     def milliseconds(self, stage: Stage) -> int:
         """One stage, rounded, for TEI's x-*-time headers."""

@@ -40,6 +40,33 @@ MIXED = "mixed"
 UpstreamState = Literal["ready", "loading", "refused", "unavailable"]
 
 
+class Sent:
+    """One call as replicas are asked for it, given what they were known to do: told."""
+
+    __slots__ = ("_most_tokens", "told", "work")
+
+    def __init__(self, work: BackendWork, told: Capabilities | None) -> None:
+        self.work = work
+        self.told = told
+        self._most_tokens: list[int] | None = None
+
+    def most_tokens(self) -> list[int]:
+        """An upper bound of the tokens of each input, without a tokenizer."""
+        if self._most_tokens is None:
+            told, prompt = self.told, self.prompt() or ""
+            most, overhead = (told.max_input_tokens, told.overhead_tokens) if told else (None, 0)
+            self._most_tokens = token_bounds(self.work, most, prompt, pair_overhead=overhead)
+        return self._most_tokens
+
+    def prompt(self) -> str | None:
+        """What is put before each input; None where only the upstream knows."""
+        work, told = self.work, self.told
+        if not isinstance(work, Embed | Encode | Tokenize) or told is None:
+            return ""
+        name = told.default_prompt if work.prompt_name is None else work.prompt_name
+        return told.prompts.get(name) if name else ""
+
+
 class Upstream:
     """What the config calls an upstream, with its collaborators."""
 
@@ -109,22 +136,27 @@ class Upstream:
 
     def by_cosine(self, work: Work) -> bool:
         """Whether the scores asked for are cosines of embeddings, because nothing here scores pairs."""
-        if isinstance(work, Similarity):
-            return True
+        if not isinstance(work, Rerank | Score):
+            return isinstance(work, Similarity)
         offered = self.capabilities.operations if self.capabilities else frozenset()
-        scored = isinstance(work, Rerank | Score)
-        return scored and Operation.RERANK not in offered and Operation.EMBED in offered
+        return Operation.RERANK not in offered and Operation.EMBED in offered
 
-    def as_sent(self, call: Call, prompts: Mapping[str, str]) -> BackendWork:
+    def sent(self, call: Call, prompts: Mapping[str, str], known: Sent | None = None) -> Sent:
         """What replicas are asked for: what is scored by cosine is embedded, a query first, with the prompts
         of their roles; each text of pairs once.
 
-        prompts: of the model's config, beside those of the upstream's and the checkpoint's own.
+        prompts: of the model's config, beside those of the upstream's and the checkpoint's own. known: what
+        was found before, which holds unless replicas have told something else since.
         """
+        told = self.capabilities
+        if known is not None and known.told is told:
+            return known
+        return Sent(self._prompted(call, prompts, told), told)
+
+    def _prompted(self, call: Call, prompts: Mapping[str, str], told: Capabilities | None) -> BackendWork:
         work = self._as_work(call.work)
         if not isinstance(work, Embed | Encode | Tokenize):
             return work
-        told = self.capabilities
         own = told.prompts if told else {}
         written = {**self.settings.prompts, **prompts}
         if isinstance(call.work, Rerank) and isinstance(work, Embed):
@@ -141,45 +173,33 @@ class Upstream:
                 return Embed(texts_of(work))
         return work
 
-    def most_tokens(self, work: BackendWork) -> list[int]:
-        """An upper bound of the tokens of each input, without a tokenizer."""
-        told = self.capabilities
-        prompt = self._prompt(work) or ""
-        if told is None:
-            return token_bounds(work, None, prompt)
-        return token_bounds(work, told.max_input_tokens, prompt, pair_overhead=told.overhead_tokens)
+    def may_count(self, sent: Sent) -> bool:
+        """Whether `exact_tokens` may know more than `most_tokens`, if its tokenizer can be opened."""
+        work, told = sent.work, sent.told
+        if told is None or told.max_input_tokens is None or not (self.settings.tokenizer or told.checkpoint):
+            return False
+        if isinstance(work, Tokenize | Detokenize) or sent.prompt() is None:
+            return False
+        # Not the tokenizer alone knows what the pairs of such a reranker become.
+        return not (isinstance(work, Rerank) and told.overhead_tokens)
 
-    async def exact_tokens(self, work: BackendWork) -> list[int] | None:
+    async def exact_tokens(self, sent: Sent) -> list[int] | None:
         """The tokens of each input as the model will count them; None without a tokenizer."""
-        if isinstance(work, Tokenize | Detokenize) or self._prompt(work) is None:
-            return None
-        if isinstance(work, Rerank) and self.capabilities and self.capabilities.overhead_tokens:
-            # Not the tokenizer alone knows what its pairs become.
-            return None
-        tokenizer = await self._open()
-        if tokenizer is None:
+        tokenizer = await self._open(sent) if self.may_count(sent) else None
+        work = sent.work
+        if tokenizer is None or isinstance(work, Tokenize | Detokenize):
             return None
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(COUNTING, _lengths, tokenizer, work, self._prompt(work) or "")
+        return await loop.run_in_executor(COUNTING, _lengths, tokenizer, work, sent.prompt() or "")
 
-    def _prompt(self, work: BackendWork) -> str | None:
-        """What is put before each input; None where only the upstream knows."""
-        told = self.capabilities
-        if not isinstance(work, Embed | Encode | Tokenize) or told is None:
-            return ""
-        name = told.default_prompt if work.prompt_name is None else work.prompt_name
-        return told.prompts.get(name) if name else ""
-
-    async def _open(self) -> TextTokenizer | None:
-        told = self.capabilities
-        if self._tokenizer is not None or told is None or told.max_input_tokens is None:
-            return self._tokenizer
-        source = self.settings.tokenizer or told.checkpoint
-        if source is None:
-            return None
-        async with self._opening:
-            if self._tokenizer is None:
-                self._tokenizer = await asyncio.to_thread(_opened, source, told.max_input_tokens)
+    async def _open(self, sent: Sent) -> TextTokenizer | None:
+        assert sent.told is not None
+        assert sent.told.max_input_tokens is not None
+        source = self.settings.tokenizer or sent.told.checkpoint or ""
+        if self._tokenizer is None:
+            async with self._opening:
+                if self._tokenizer is None:
+                    self._tokenizer = await asyncio.to_thread(_opened, source, sent.told.max_input_tokens)
         return self._tokenizer
 
 

@@ -6,7 +6,8 @@ Knows no dialect but through `failures`; decides nothing about a call's content.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from litestar.config.cors import CORSConfig
@@ -16,6 +17,7 @@ from gateway.api.failures import plain_headers, rendered
 from gateway.api.paths import dialect_of, is_for_operators, settled, template_of
 from gateway.errors import BodyTooLarge, GatewayError, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import CallFinished, Observe
+from gateway.http_protocol import WHOLE_ANSWER
 from gateway.in_flight import COME_BACK_S, InFlight
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+# What writes a status, headers and a body in one go, or says that it cannot.
+WholeAnswer: TypeAlias = Callable[[int, Sequence[tuple[bytes, bytes]], bytes], bool]
 
 # Answered while draining too: whoever asks them wants to know just that.
 PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics", "/admin/status"})
@@ -107,6 +111,8 @@ class Edge:
             await _send_failure(error, wire)
             return
         scope["path"] = settled(path)
+        if (whole := scope.get("extensions", {}).get(WHOLE_ANSWER)) is not None:
+            scope["extensions"] = {**scope["extensions"], WHOLE_ANSWER: partial(wire.send_whole, whole)}
         scope["state"] = {**scope.get("state", {}), STATE_KEY: wire.exchange}
         try:
             await self._app(scope, wire.receive, wire.send)
@@ -185,10 +191,7 @@ class _Wire:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.answering = True
-            self.exchange.status = message["status"]
-            identified = (b"x-request-id", self.exchange.request_id.encode())
-            message["headers"] = [*message["headers"], identified]
+            message["headers"] = self._begin(message["status"], message["headers"])
             if self._in_flight.draining:
                 # What comes next on this connection would be refused: the client opens another, elsewhere.
                 message["headers"].append((b"connection", b"close"))
@@ -196,6 +199,20 @@ class _Wire:
             # The answer is whole: what the server tells from here on is no hanging up.
             self.stop_watching()
         await self._send(message)
+
+    def send_whole(
+        self, whole: WholeAnswer, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> bool:
+        """Answer in one go; False where it must go the long way."""
+        if self._in_flight.draining or not whole(status, self._begin(status, headers), body):
+            return False
+        self.stop_watching()
+        return True
+
+    def _begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        self.answering = True
+        self.exchange.status = status
+        return [*headers, (b"x-request-id", self.exchange.request_id.encode())]
 
     def _begin_watching(self, running: "asyncio.Task[Any] | None") -> None:
         self._watcher = asyncio.create_task(self._watch(running))

@@ -47,6 +47,8 @@ DIALECT_OF_PREFIX: dict[str, Dialect] = {
 
 def settled(path: str) -> str:
     """The path with a model's name made one segment; any other path as it is."""
+    if path in DIALECT_OF_KNOWN:
+        return path
     for prefix in SIE_PREFIXES:
         if path.startswith(prefix):
             return prefix + path.removeprefix(prefix).strip("/").replace("/", SLASH)
@@ -91,6 +93,10 @@ def model_name(segment: str | None) -> str | None:
 
 def dialect_of(path: str) -> Dialect:
     """Whose errors a path speaks, also where nothing is served."""
+    return DIALECT_OF_KNOWN.get(path) or _dialect_of(path)
+
+
+def _dialect_of(path: str) -> Dialect:
     _, route = _parts(_read(path))
     if route in DIALECT_OF_PATH:
         return DIALECT_OF_PATH[route]
@@ -123,11 +129,11 @@ NAMED_ENDS = {
 
 def template_of(path: str) -> str:
     """The path as metrics label it: a model's name would make a series of each typing mistake."""
+    if path in DIALECT_OF_KNOWN:
+        return path
     if path.startswith(PREFIX):
         name, operation = _parts(path)
         return f"{PREFIX}{{model}}{operation}" if name else "other"
-    if path in KNOWN:
-        return path
     return next((label for prefix, label in NAMED_ENDS.items() if path.startswith(prefix)), "other")
 
 
@@ -175,3 +181,5 @@ KNOWN = frozenset(
         "/v2/rerank",
     }
 )
+# Asked on every call; names are in none of them.
+DIALECT_OF_KNOWN: dict[str, Dialect] = {path: _dialect_of(path) for path in KNOWN}

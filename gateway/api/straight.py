@@ -15,8 +15,9 @@ from litestar.utils.path import normalize_path
 from gateway.api.answering import STRAIGHT, Answer, Api, spoken_by
 from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import failed, plain_headers
-from gateway.api.paths import Dialect, template_and_name
+from gateway.api.paths import NAME, Dialect, template_and_name
 from gateway.errors import BodyTooLarge, InvalidInput, MalformedBody
+from gateway.http_protocol import WHOLE_ANSWER
 
 # ASGI's receive and send, as any server and framework hand them over.
 Receive = Callable[[], Awaitable[Any]]
@@ -77,11 +78,12 @@ class Straight:
             if isinstance(handler, HTTPRouteHandler) and STRAIGHT.items() <= handler.opt.items():
                 way = _way_of(handler)
                 self._ways.update((path, way) for path in handler.paths)
+        # Those without a model's name in their path, as they are called.
+        self._plain = {path: way for path, way in self._ways.items() if NAME not in path}
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer a call of such a handler; anything else goes on."""
-        template, name = _template(scope["path"]) if scope["type"] == "http" else ("", None)
-        way = self._ways.get(template)
+        way, name = self._way(scope["path"]) if scope["type"] == "http" else (None, None)
         if way is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -94,13 +96,23 @@ class Straight:
             status, body, told = failed(error, exchange)
             headers = plain_headers(told)
         headers += exchange.readable_by
-        headers.append((b"content-length", str(len(body)).encode()))
+        headers.append((b"content-length", b"%d" % len(body)))
+        whole = scope.get("extensions", {}).get(WHOLE_ANSWER)
+        if whole is not None and len(body) <= AT_ONCE_BYTES and whole(status, headers, body):
+            return
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if len(body) > AT_ONCE_BYTES:
             # uvicorn waits for a slow client before a message, never after the last one.
             await send({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _way(self, path: str) -> tuple[Way | None, str | None]:
+        """The handler of a path, and the model's name in it. Slashes too many do not count."""
+        if (way := self._plain.get(path)) is not None:
+            return way, None
+        template, name = template_and_name(normalize_path(path))
+        return self._ways.get(template), name
 
     async def _answer(self, way: Way, exchange: Exchange, name: str | None, receive: Receive) -> Answer:
         self._api.identity.of(exchange)
@@ -158,8 +170,3 @@ def _fields_of(body: bytes) -> Container[str]:
         return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
-
-
-def _template(path: str) -> tuple[str, str | None]:
-    """Slashes too many do not count."""
-    return template_and_name(normalize_path(path))

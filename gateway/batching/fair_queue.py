@@ -81,7 +81,7 @@ class _Class(Generic[T]):
 
     def has(self, skip: Collection[str]) -> bool:
         """Whether anybody waits who is not skipped."""
-        return any(name not in skip for name in self.tenants)
+        return bool(self.tenants) and (not skip or any(name not in skip for name in self.tenants))
 
     def turn(self, skip: Collection[str]) -> _Tenant[T]:
         """The tenant whose turn it is; who cannot pay for its next call yet goes to the end."""
@@ -146,7 +146,7 @@ class FairQueue(Generic[T]):
 
     def peek(self, skip: Collection[str] = ()) -> Entry[T] | None:
         """What `pop` will give: the next of a tenant that is not skipped, or None."""
-        if not any(one.has(skip) for one in self._classes.values()):
+        if not self._count or (skip and not any(one.has(skip) for one in self._classes.values())):
             return None
         return self._next_class(skip).turn(skip).head
 

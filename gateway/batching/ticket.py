@@ -108,12 +108,13 @@ class Attempt:
         self.task: asyncio.Task[None] | None = None
         self.hedging: asyncio.TimerHandle | None = None
         self.outcome = "cancelled"
+        self.over = False
         self.trace: AttemptTrace | None = None
         self.carrier: Carrier | None = None
 
     def ended(self, outcome: str) -> None:
         """Its outcome is known; whoever hears of it next finds it in the trace."""
-        self.outcome = outcome
+        self.outcome, self.over = outcome, True
         if self.trace is not None:
             self.trace.end(outcome)
 

@@ -264,7 +264,7 @@ def _standing(limit: Limit, used: int, reset_us: int, rest: int = 0) -> Standing
 def _reserve_asked(ask: Ask, places: Places[Limit]) -> tuple[Any, ...]:
     amounts: list[int] = []
     for limit in ask.limits:
-        amounts += (places[limit], *_parts(limit, ask.cost))
+        amounts += (places[limit], *_parts(limit, ask.cost.of(limit.unit)))
     return ask.id, ask.expires_us, ask.shadow, amounts
 
 
@@ -272,7 +272,8 @@ def _settle_asked(settlement: Settlement, places: Places[Limit], days: Places[st
     ask, actual = settlement.ask, settlement.actual
     amounts: list[int] = []
     for limit in ask.limits:
-        amounts += (places[limit], *_parts(limit, ask.cost), *_parts(limit, actual))
+        reserved, used_up = _parts(limit, ask.cost.of(limit.unit)), _parts(limit, actual.of(limit.unit))
+        amounts += (places[limit], *reserved, *used_up)
     used: list[str | int] = []
     for unit in UNITS:
         if amount := actual.of(unit):
@@ -280,9 +281,9 @@ def _settle_asked(settlement: Settlement, places: Places[Limit], days: Places[st
     return ask.id, settlement.mark_us, days[settlement.day], amounts, used
 
 
-def _parts(limit: Limit, cost: Cost) -> tuple[int, int, int]:
+@lru_cache(maxsize=8192)
+def _parts(limit: Limit, amount: int) -> tuple[int, int, int]:
     """A cost in the limit's unit, and in a rate's time: whole microseconds and the rest."""
-    amount = cost.of(limit.unit)
     window_us = WINDOWS_US.get(limit.period)
     if window_us is None:
         return amount, 0, 0

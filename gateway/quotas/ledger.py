@@ -221,6 +221,8 @@ def corrected(reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
 def _corrected(standing: Standing, reserved: Cost, actual: Cost) -> Standing:
     limit = standing.limit
     back = 1 if limit.period == "in_flight" else reserved.of(limit.unit) - actual.of(limit.unit)
+    if not back:
+        return standing
     remaining = min(limit.amount, max(0, standing.remaining + back))
     reset_us = standing.reset_us
     if limit.period in WINDOWS_US:
@@ -247,13 +249,13 @@ def refusal(limit: Limit, wait_us: int, standings: Sequence[Standing]) -> QuotaE
 
 def rate_limit_headers(standings: Sequence[Standing]) -> dict[str, str]:
     """OpenAI's x-ratelimit-*: for each unit, the limit with the least remaining share."""
-    tightest: dict[Unit, Standing] = {}
+    tightest: dict[Unit, tuple[float, Standing]] = {}
     for one in standings:
-        unit = one.limit.unit
-        if unit not in tightest or _share(one) < _share(tightest[unit]):
-            tightest[unit] = one
+        unit, share = one.limit.unit, one.remaining / max(1, one.limit.amount)
+        if unit not in tightest or share < tightest[unit][0]:
+            tightest[unit] = share, one
     headers: dict[str, str] = {}
-    for unit, one in tightest.items():
+    for unit, (_, one) in tightest.items():
         limit, remaining, reset = HEADERS[unit]
         headers[limit] = str(one.limit.amount)
         headers[remaining] = str(one.remaining)
@@ -272,7 +274,3 @@ def duration(microseconds: int) -> str:
     hours, minutes = divmod(minutes, 60)
     seconds = f"{rest_ms // 1000}s" if rest_ms % 1000 == 0 else f"{rest_ms / 1000:g}s"
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if minutes or hours else "") + seconds
-
-
-def _share(standing: Standing) -> float:
-    return standing.remaining / max(1, standing.limit.amount)

@@ -31,7 +31,7 @@ WINDOWS_US: dict[Period, int] = {
 }
 
 
-class Limit(msgspec.Struct, frozen=True):
+class Limit(msgspec.Struct, frozen=True, cache_hash=True):
     """At most `amount` of a unit in a period. scope: whose, if not the whole tenant's: "key <id> "."""
 
     unit: Unit

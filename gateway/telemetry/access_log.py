@@ -1,7 +1,7 @@
 """Events as log lines: one a call, one a change of state. Inputs and keys are in no event."""
 
 import logging
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from gateway.events import (
     CallFinished,
@@ -10,6 +10,7 @@ from gateway.events import (
     ResidenceTold,
     SpaceChecked,
     SpaceOutcome,
+    Stage,
     StoreChanged,
 )
 
@@ -24,6 +25,7 @@ SPACE_LEVELS: dict[SpaceOutcome, int] = {
     "differs": logging.ERROR,
     "unchecked": logging.WARNING,
 }
+STAGE_FIELDS: dict[Stage, str] = {stage: f"{stage}_ms" for stage in get_args(Stage)}
 Logged: TypeAlias = CallFinished | ReplicaChanged | SpaceChecked | StoreChanged
 
 
@@ -138,5 +140,6 @@ def call_fields(event: CallFinished) -> dict[str, Any]:
         "tokens": event.tokens,
         "duration_ms": round(event.duration_s * 1000, 2),
     }
-    fields |= {f"{stage}_ms": round(seconds * 1000, 2) for stage, seconds in event.stages.items()}
+    for stage, seconds in event.stages.items():
+        fields[STAGE_FIELDS[stage]] = round(seconds * 1000, 2)
     return {name: value for name, value in fields.items() if value is not None}

@@ -29,6 +29,7 @@ TOGETHER_S = 0.02
 # What runs a function after some seconds.
 Later = Callable[[float, Callable[[], None]], None]
 _Said = tuple[str, int, str]
+_ENCODER = msgspec.json.Encoder()
 
 
 class _Repeats:
@@ -50,7 +51,8 @@ class CallLines:
         self._stream = stream
         self._line = _text_of if as_text else _json_of
         self._seconds = seconds
-        self._waiting: list[str] = []
+        # With the moment at which each was over, in seconds since 1970.
+        self._waiting: list[tuple[float, CallFinished]] = []
 
     def observe(self, event: Event) -> None:
         """Called on an event loop."""
@@ -59,27 +61,28 @@ class CallLines:
         elif event.route not in QUIET_ROUTES:
             if not self._waiting:
                 asyncio.get_running_loop().call_later(self._seconds, self.flush)
-            self._waiting.append(self._line(event))
+            self._waiting.append((time.time(), event))
 
     def flush(self) -> None:
         """Write what waits."""
         waiting, self._waiting = self._waiting, []
         if waiting:
-            self._stream.write("".join(waiting))
+            self._stream.write("".join([self._line(*one) for one in waiting]))
             self._stream.flush()
 
 
-def _json_of(event: CallFinished) -> str:
-    told = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "level": "info",
-        **call_fields(event),
-    }
-    return msgspec.json.encode(told).decode() + "\n"
+def _json_of(at_s: float, event: CallFinished) -> str:
+    told = {"time": _moment(at_s), "level": "info", **call_fields(event)}
+    return _ENCODER.encode(told).decode() + "\n"
 
 
-def _text_of(event: CallFinished) -> str:
-    return f"{time.strftime('%H:%M:%S')} INFO    {call_line(event)}\n"
+def _text_of(at_s: float, event: CallFinished) -> str:
+    return f"{time.strftime('%H:%M:%S', time.localtime(at_s))} INFO    {call_line(event)}\n"
+
+
+def _moment(at_s: float) -> str:
+    """UTC, to the millisecond."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
 
 
 class JsonLines(logging.Formatter):
@@ -88,7 +91,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Raises nothing: what JSON does not know is written as text."""
         told: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": _moment(record.created),
             "level": record.levelname.lower(),
         }
         if isinstance(record.msg, EventLine):

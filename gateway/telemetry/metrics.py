@@ -8,8 +8,10 @@ not as its process: one that is started again counts on where its predecessor en
 """
 
 import asyncio
+from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 from prometheus_client import (
@@ -40,6 +42,7 @@ from gateway.events import (
     Waiting,
 )
 from gateway.telemetry.engine_metrics import families, waiting_inputs
+from gateway.telemetry.many import ManyHistogram
 from gateway.telemetry.model_metrics import ModelMetrics
 from gateway.telemetry.process import ProcessShare
 
@@ -67,11 +70,16 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 # How old the depth of another worker's lanes may be when somebody asks.
 REFRESH_S = 1.0
+# So long do events of calls wait to be counted together; whoever asks this worker hears of them at once.
+TOGETHER_S = 0.02
 # An engine that does not answer in this time is left out: a scrape must not wait for a hung one.
 ENGINE_TIMEOUT_S = 1.0
 
 Key = TypeVar("Key")
 Child = TypeVar("Child")
+Member = TypeVar("Member")
+# What happens on every call.
+Frequent: TypeAlias = CallFinished | AttemptFinished | QuotaDecided
 # How the gauges of several workers become one.
 Together = Literal["livesum", "livemax", "livemin"]
 
@@ -123,6 +131,7 @@ class Metrics:
         self._counts_models = worker in {None, 0}
         self._process: ProcessShare | None = None
         self._sources = Sources()
+        self._frequent: list[Frequent] = []
         # Replicas, by upstream and name, that were there when they were last looked at.
         self._known: set[tuple[str, str]] = set()
         self._lanes: set[str] = set()
@@ -156,14 +165,15 @@ class Metrics:
         self._lag.observe(seconds)
 
     def observe(self, event: Event) -> None:
-        """Count one event."""
+        """Count one event; of what every call brings, many together, which costs a fraction.
+
+        Called on an event loop.
+        """
         match event:
-            case CallFinished():
-                self._count_call(event)
-            case AttemptFinished():
-                self._count_attempt(event)
-            case QuotaDecided():
-                self._decisions_of[event.tenant, event.decision].inc()
+            case CallFinished() | AttemptFinished() | QuotaDecided():
+                if not self._frequent:
+                    asyncio.get_running_loop().call_later(TOGETHER_S, self._count_frequent)
+                self._frequent.append(event)
             case ReplicaChanged():
                 up = 1 if event.state in ("up", "probation") else 0
                 self._replica_up.labels(event.upstream, event.replica).set(up)
@@ -190,6 +200,8 @@ class Metrics:
         return generate_latest(_Read([*shown, *families(stats, waiting_inputs(shown))])), CONTENT_TYPE_LATEST
 
     def _refresh(self) -> None:
+        # Before any series is removed: what is counted later would bring it back.
+        self._count_frequent()
         for upstream in self._lanes - self._sources.lanes.keys():
             self._forget_lane(upstream)
         self._lanes = set(self._sources.lanes)
@@ -228,25 +240,38 @@ class Metrics:
         for gauge in (self._replica_up, self._space_cosine, self._batches, self._window):
             gauge.remove(*replica)
 
-    def _count_call(self, event: CallFinished) -> None:
-        self._calls_of[event.route, event.status, event.outcome].inc()
-        self._call_duration_of[event.route].observe(event.duration_s)
-        for stage, seconds in event.stages.items():
-            self._stage_duration_of[stage].observe(seconds)
-        if event.tenant is not None and event.model is not None:
-            tokens, inputs, calls = self._used_of[event.tenant, event.model]
-            tokens.inc(event.tokens)
-            inputs.inc(event.inputs)
-            calls.inc()
+    def _count_frequent(self) -> None:
+        frequent, self._frequent = self._frequent, []
+        self._count_calls([one for one in frequent if isinstance(one, CallFinished)])
+        self._count_attempts([one for one in frequent if isinstance(one, AttemptFinished)])
+        decided = [one for one in frequent if isinstance(one, QuotaDecided)]
+        for key, count in Tally((one.tenant, one.decision) for one in decided).items():
+            self._decisions_of[key].inc(count)
 
-    def _count_attempt(self, event: AttemptFinished) -> None:
-        self._attempts_of[event.upstream, event.replica, event.outcome].inc()
-        duration, inputs, calls = self._batches_of[event.upstream]
-        duration.observe(event.duration_s)
-        inputs.observe(event.inputs)
-        calls.observe(event.calls)
-        if event.hedge:
-            self._hedges.labels(event.upstream).inc()
+    def _count_calls(self, calls: Sequence[CallFinished]) -> None:
+        for key, count in Tally((one.route, one.status, one.outcome) for one in calls).items():
+            self._calls_of[key].inc(count)
+        for route, seconds in _grouped((one.route, one.duration_s) for one in calls).items():
+            self._call_duration_of[route].observe_many(seconds)
+        for stage, seconds in _grouped(lap for one in calls for lap in one.stages.items()).items():
+            self._stage_duration_of[stage].observe_many(seconds)
+        known = [((one.tenant, one.model), one) for one in calls if one.tenant and one.model]
+        for (tenant, model), own in _grouped(known).items():
+            tokens, inputs, answered = self._used_of[tenant or "", model or ""]
+            tokens.inc(sum(one.tokens for one in own))
+            inputs.inc(sum(one.inputs for one in own))
+            answered.inc(len(own))
+
+    def _count_attempts(self, attempts: Sequence[AttemptFinished]) -> None:
+        for key, count in Tally((one.upstream, one.replica, one.outcome) for one in attempts).items():
+            self._attempts_of[key].inc(count)
+        for upstream, own in _grouped((one.upstream, one) for one in attempts).items():
+            duration, inputs, calls = self._batches_of[upstream]
+            duration.observe_many([one.duration_s for one in own])
+            inputs.observe_many([one.inputs for one in own])
+            calls.observe_many([one.calls for one in own])
+            if hedges := sum(one.hedge for one in own):
+                self._hedges.labels(upstream).inc(hedges)
 
     def _define_calls(self) -> None:
         self._calls = self._counter(
@@ -340,13 +365,13 @@ class Metrics:
             f"gateway_{name}", documentation, labels, multiprocess_mode=together, registry=self._registry
         )
 
-    def _seconds(self, name: str, documentation: str, label: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(
+    def _seconds(self, name: str, documentation: str, label: str, buckets: Sequence[float]) -> ManyHistogram:
+        return ManyHistogram(
             f"gateway_{name}_seconds", documentation, [label], buckets=buckets, registry=self._registry
         )
 
-    def _sizes(self, name: str, documentation: str) -> Histogram:
-        return Histogram(
+    def _sizes(self, name: str, documentation: str) -> ManyHistogram:
+        return ManyHistogram(
             f"gateway_{name}", documentation, ["upstream"], buckets=SIZE_BUCKETS, registry=self._registry
         )
 
@@ -360,8 +385,8 @@ class Metrics:
         self._calls_of = Children[tuple[str, int, str], Counter](
             lambda key: self._calls.labels(key[0], str(key[1]), key[2])
         )
-        self._call_duration_of = Children[str, Histogram](self._call_duration.labels)
-        self._stage_duration_of = Children[str, Histogram](self._stage_duration.labels)
+        self._call_duration_of = Children[str, ManyHistogram](self._call_duration.labels)
+        self._stage_duration_of = Children[str, ManyHistogram](self._stage_duration.labels)
         self._used_of = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
             lambda key: (
                 self._tokens.labels(*key),
@@ -370,7 +395,7 @@ class Metrics:
             )
         )
         self._attempts_of = Children[tuple[str, str, str], Counter](lambda key: self._attempts.labels(*key))
-        self._batches_of = Children[str, tuple[Histogram, Histogram, Histogram]](
+        self._batches_of = Children[str, tuple[ManyHistogram, ManyHistogram, ManyHistogram]](
             lambda key: (
                 self._attempt_duration.labels(key),
                 self._batch_inputs.labels(key),
@@ -378,6 +403,13 @@ class Metrics:
             )
         )
         self._decisions_of = Children[tuple[str, str], Counter](lambda key: self._decisions.labels(*key))
+
+
+def _grouped(pairs: Iterable[tuple[Key, Member]]) -> dict[Key, list[Member]]:
+    groups: dict[Key, list[Member]] = defaultdict(list)
+    for key, member in pairs:
+        groups[key].append(member)
+    return groups
 
 
 class _Read(Collector):

@@ -234,7 +234,8 @@ class World:
         route = Route("m", "up", Operation.EMBED, Truncate.RIGHT, 60)
         deadline = Deadline(asyncio.get_running_loop().time() + 30)
         reservation = Reservation(Ask(str(index), tenant.name, (), NOTHING, 10**9, "m"), ())
-        with Grant(tenant, route, self.upstream, reservation, MemoryLedger(), deadline) as grant:
+        sent = self.upstream.sent(Call(work), {})
+        with Grant(tenant, route, self.upstream, reservation, MemoryLedger(), deadline, sent) as grant:
             try:
                 reply = await self.dispatcher.dispatch(grant, Call(work), deadline.at_s, Timeline())
             except GatewayError:
@@ -267,7 +268,7 @@ def assert_equal(one: Any, other: Any) -> None:
 
 def expected_of(world: World, work: Work) -> Reply:
     """What the call is worth, whole."""
-    asked = world.upstream.as_sent(Call(work), {})
+    asked = world.upstream.sent(Call(work), {}).work
     # As the dispatcher asks it: the route's truncation is part of what is asked.
     if not isinstance(asked, Tokenize | Detokenize):
         asked = msgspec.structs.replace(asked, truncate=Truncate.RIGHT)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from gateway.http_protocol import BoundedProtocol
+from gateway.http_protocol import WHOLE_ANSWER, BoundedProtocol
 
 # More than any buffer between two sockets holds; and so little that a server's writing is never paused.
 SIZES = {"/large": 30_000_000, "/small": 60_000}
@@ -42,9 +42,9 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def connected(kernel_bytes: int = 0) -> AsyncIterator[Connection]:
+async def connected(kernel_bytes: int = 0, application: Any = large_answer) -> AsyncIterator[Connection]:
     Impatient.ended = asyncio.Event()
-    config = uvicorn.Config(large_answer, port=0, http=Impatient, lifespan="off", log_config=None)
+    config = uvicorn.Config(application, port=0, http=Impatient, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     if kernel_bytes:
@@ -177,3 +177,52 @@ async def test_a_client_that_stops_in_the_middle_is_closed(path: str, kernel_byt
             got += len(piece)
 
     assert got < SIZES[path] - 1000
+
+
+async def whole_answer(scope: Any, receive: Any, send: Any) -> None:
+    """Answers in one go where the server lets it, and tells in the body whether it did."""
+    while (await receive()).get("more_body"):
+        pass
+    whole = scope["extensions"][WHOLE_ANSWER]
+    body, value = b"whole", scope["query_string"].replace(b"%0A", b"\n")
+    headers = [(b"content-length", b"5"), (b"x-told", value)]
+    if whole(200, headers, body):
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"parts"})
+
+
+@pytest.mark.parametrize(
+    ("request_", "body", "closed"),
+    [
+        pytest.param(b"POST /?a HTTP/1.1\r\nhost: x\r\n\r\n", b"whole", False, id="kept"),
+        pytest.param(b"POST /?a HTTP/1.1\r\nconnection: close\r\n\r\n", b"parts", True, id="closing"),
+        pytest.param(b"POST /?a HTTP/1.0\r\n\r\n", b"parts", True, id="1.0"),
+    ],
+)
+async def test_an_answer_goes_whole_where_the_connection_stays(
+    request_: bytes, body: bytes, closed: bool
+) -> None:
+    async with connected(application=whole_answer) as (reader, writer):
+        writer.write(request_)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(5) == body
+        assert b"date: " in head
+        assert (b"connection: close" in head) is closed
+        if closed:
+            assert await reader.read() == b""
+
+
+async def test_a_header_of_two_lines_is_no_answer() -> None:
+    async with connected(application=whole_answer) as (reader, writer):
+        writer.write(b"POST /?a%0Ab:c HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await reader.read() == b""
+
+
+async def test_whole_answers_come_in_the_order_of_requests_that_were_sent_at_once() -> None:
+    async with connected(application=whole_answer) as (reader, writer):
+        asked = [b"POST /?%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(5)]
+        writer.write(b"".join(asked))
+        for number in range(5):
+            assert b"x-told: %d\r\n" % number in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(5) == b"whole"

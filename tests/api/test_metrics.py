@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Histogram, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.api.paths import KNOWN, NAMED_ENDS, VERSIONED, template_of
 from gateway.config import OPERATION_SEGMENTS
 from gateway.events import CallFinished, ReplicaChanged
+from gateway.telemetry.many import ManyHistogram
 from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
@@ -273,3 +274,29 @@ async def test_inputs_and_keys_are_in_no_event(boot: Boots) -> None:
     assert "CallFinished" in told
     assert "secret" not in told
     assert KEY not in told
+
+
+@given(st.lists(st.one_of(st.sampled_from([0.0, 0.1, 0.5, 2.0, 2.1, 1e9]), st.floats(0, 3))))
+def test_many_observations_count_like_one_after_another(amounts: list[float]) -> None:
+    registries = CollectorRegistry(), CollectorRegistry()
+    one_by_one = Histogram("taken", "-", ["a"], buckets=(0.1, 0.5, 2), registry=registries[0]).labels("x")
+    together = ManyHistogram("taken", "-", ["a"], buckets=(0.1, 0.5, 2), registry=registries[1]).labels("x")
+    for amount in amounts:
+        one_by_one.observe(amount)
+    together.observe_many(amounts)
+    expected, got = (
+        {(one.name, tuple(one.labels.items())): one.value for one in family.samples}
+        for registry in registries
+        for family in registry.collect()
+    )
+    assert got == pytest.approx(expected)
+
+
+async def test_what_was_counted_together_is_there_when_somebody_asks() -> None:
+    metrics = Metrics(is_open=True)
+    for _ in range(300):
+        metrics.observe(CallFinished("id", "POST", OPENAI, 200, "ok", 0.25, "a", "m", 2, 5))
+    families = list(text_string_to_metric_families((await metrics.render())[0].decode()))
+    assert 300 == value(families, "gateway_calls_total", route=OPENAI)
+    assert 300 == value(families, "gateway_call_duration_seconds_count", route=OPENAI)
+    assert 1500 == value(families, "gateway_tokens_total", tenant="a", model="m")
