@@ -357,12 +357,12 @@ Input: TypeAlias = str | tuple[str, str] | tuple[int, ...]
 def inputs_of(work: Work) -> Sequence[Input]:
     """The inputs of a piece of work: texts, pairs of texts, or lists of ids."""
     match work:
+        case Embed() | Encode() | Classify() | Tokenize() | Detokenize():
+            return work.inputs
         case Rerank():
             return work.documents
         case Score():
             return work.pairs
-        case Embed() | Encode() | Classify() | Tokenize() | Detokenize():
-            return work.inputs
 
 
 def operation_of(work: Work) -> Operation:

@@ -19,7 +19,7 @@ from gateway.routing.residence import keep_following
 from gateway.routing.window import Window
 from gateway.spaces.space import VectorSpace
 from gateway.spaces.store import FingerprintStore
-from gateway.upstreams import Upstream, bounds_now
+from gateway.upstreams import BoundsNow, Upstream
 
 OpenReplica = Callable[[Kind, ReplicaSpec], Backend]
 
@@ -59,7 +59,7 @@ def open_upstream(
         hedge_share=settings.hedge_share,
         waits=settings.when_loading == "wait",
     )
-    lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, partial(bounds_now, pool, settings))
+    lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, BoundsNow(pool, settings))
     space = VectorSpace(name, settings, fingerprints, observe)
     return Upstream(name, settings, pool, lane, space)
 

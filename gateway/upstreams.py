@@ -1,7 +1,7 @@
 """One upstream at work: its replicas, the lane in front of them, and how its tokens are counted."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -81,6 +81,7 @@ class Upstream:
         self.ids = IdDecoder(settings.token_encoding)
         # Calls that go by it, from the route to the reply; it may be closed when there are none.
         self.calls = 0
+        self._bounds = BoundsNow(pool, settings)
         self._tokenizer: TextTokenizer | None = None
         self._opening = asyncio.Lock()
 
@@ -101,7 +102,7 @@ class Upstream:
     @property
     def bounds(self) -> Bounds:
         """What one request to it may hold."""
-        return bounds_now(self.pool, self.settings)
+        return self._bounds()
 
     @property
     def settled(self) -> bool:
@@ -221,11 +222,26 @@ class Held:
         self._upstream.calls -= 1
 
 
-def bounds_now(pool: Pool, settings: config.Upstream) -> Bounds:
+class BoundsNow:
     """What every replica that has told takes in one request, made tighter by the config."""
-    told = [one.capabilities for one in pool.replicas if one.capabilities is not None]
-    each = [bounds_of(one, settings.batch_inputs, settings.batch_tokens) for one in told]
-    return tightest(each) if each else Bounds()
+
+    def __init__(self, pool: Pool, settings: config.Upstream) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._told: list[Capabilities | None] = []
+        self._bounds = Bounds()
+
+    def __call__(self) -> Bounds:
+        """Worked out anew only when a replica has told something else."""
+        told = [one.capabilities for one in self._pool.replicas]
+        if told != self._told:
+            self._told, self._bounds = told, self._tightest([one for one in told if one is not None])
+        return self._bounds
+
+    def _tightest(self, told: Sequence[Capabilities]) -> Bounds:
+        settings = self._settings
+        each = [bounds_of(one, settings.batch_inputs, settings.batch_tokens) for one in told]
+        return tightest(each) if each else Bounds()
 
 
 def _opened(source: str, max_tokens: int) -> TextTokenizer | None:

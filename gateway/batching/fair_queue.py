@@ -56,7 +56,7 @@ class _Tenant(Generic[T]):
     def head(self) -> Entry[T]:
         return next(iter(next(iter(self.calls.values())).values()))
 
-    def pop(self) -> Entry[T]:
+    def pop(self) -> None:
         flow, call = next(iter(self.calls.items()))
         _, entry = call.popitem(last=False)
         self.tokens -= entry.cost
@@ -65,7 +65,6 @@ class _Tenant(Generic[T]):
             self.calls.move_to_end(flow)
         else:
             del self.calls[flow]
-        return entry
 
 
 class _Class(Generic[T]):
@@ -85,27 +84,28 @@ class _Class(Generic[T]):
 
     def turn(self, skip: Collection[str]) -> _Tenant[T]:
         """The tenant whose turn it is; who cannot pay for its next call yet goes to the end."""
-        lone = len(self.tenants) == 1
+        if len(self.tenants) == 1:
+            return next(iter(self.tenants.values()))
         while True:
             name = next(name for name in self.tenants if name not in skip)
             tenant = self.tenants[name]
-            if lone or tenant.deficit >= tenant.head.cost:
+            if tenant.deficit >= tenant.head.cost:
                 return tenant
             tenant.deficit += QUANTUM_TOKENS * tenant.weight
             if tenant.deficit >= tenant.head.cost:
                 return tenant
             self.tenants.move_to_end(name)
 
-    def pop(self, skip: Collection[str]) -> Entry[T]:
-        tenant = self.turn(skip)
-        entry = tenant.pop()
+    def pop(self, entry: Entry[T]) -> None:
+        """Let the head of a tenant go, whose turn it was."""
+        tenant = self.tenants[entry.tenant]
+        tenant.pop()
         tenant.deficit = max(0, tenant.deficit - entry.cost)
         if not tenant.calls:
             # Credit is not saved up while there is nothing to spend it on.
             del self.tenants[entry.tenant]
         elif tenant.deficit < tenant.head.cost:
             self.tenants.move_to_end(entry.tenant)
-        return entry
 
 
 class FairQueue(Generic[T]):
@@ -123,7 +123,9 @@ class FairQueue(Generic[T]):
 
     def others_than(self, tenant: str) -> bool:
         """Whether somebody else waits."""
-        return any(len(one.tenants) > (tenant in one.tenants) for one in self._classes.values())
+        return self._count > 0 and any(
+            len(one.tenants) > (tenant in one.tenants) for one in self._classes.values()
+        )
 
     def tokens_of(self, tenant: str) -> int:
         """How much of one tenant waits."""
@@ -145,14 +147,13 @@ class FairQueue(Generic[T]):
         self.tokens += entry.cost
 
     def peek(self, skip: Collection[str] = ()) -> Entry[T] | None:
-        """What `pop` will give: the next of a tenant that is not skipped, or None."""
-        if not self._count or (skip and not any(one.has(skip) for one in self._classes.values())):
-            return None
-        return self._next_class(skip).turn(skip).head
+        """The next to go, of a tenant that is not skipped; or None."""
+        of_class = self._next_class(skip)
+        return None if of_class is None else of_class.turn(skip).head
 
-    def pop(self, skip: Collection[str] = ()) -> Entry[T]:
-        """The next to go; `peek` has shown that there is one."""
-        entry = self._next_class(skip).pop(skip)
+    def pop(self, entry: Entry[T]) -> None:
+        """Let go what `peek` has just given."""
+        self._classes[entry.priority].pop(entry)
         self._count -= 1
         self.tokens -= entry.cost
         if not self._classes["bulk"].tenants:
@@ -161,7 +162,6 @@ class FairQueue(Generic[T]):
             self._bulk_credit = max(0, self._bulk_credit - entry.cost)
         else:
             self._bulk_credit += max(1, entry.cost // (BULK_EVERY - 1))
-        return entry
 
     def remove(self, entry: Entry[T]) -> bool:
         """Leave the queue without having gone; False where it is not there."""
@@ -179,10 +179,10 @@ class FairQueue(Generic[T]):
         self.tokens -= entry.cost
         return True
 
-    def _next_class(self, skip: Collection[str]) -> _Class[T]:
+    def _next_class(self, skip: Collection[str]) -> _Class[T] | None:
         interactive, bulk = self._classes["interactive"], self._classes["bulk"]
-        if not interactive.has(skip):
-            return bulk
-        if bulk.has(skip) and self._bulk_credit >= bulk.turn(skip).head.cost:
+        if not bulk.has(skip):
+            return interactive if interactive.has(skip) else None
+        if not interactive.has(skip) or self._bulk_credit >= bulk.turn(skip).head.cost:
             return bulk
         return interactive

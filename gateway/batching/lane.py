@@ -235,12 +235,12 @@ class Lane:
         """Send the next, or make way for others; False where no replica has room."""
         ticket = entry.item
         if ticket.done:
-            self._queue.pop(barred)
+            self._queue.pop(entry)
         elif (verdict := self._hopeless(ticket)) is not None:
-            self._queue.pop(barred)
+            self._queue.pop(entry)
             ticket.resolve(verdict)
         elif (replica := self._replica_for(ticket)) is not None:
-            self._queue.pop(barred)
+            self._queue.pop(entry)
             self._send(self._filled(ticket, replica, barred), replica)
         elif self._pool.pick(ticket.piece.inputs, ()) is None:
             return False
@@ -282,9 +282,9 @@ class Lane:
             ticket = entry.item
             more = load.plus(ticket.piece)
             if ticket.done:
-                self._queue.pop(passed)
+                self._queue.pop(entry)
             elif self._may_share(first, ticket, replica) and self._takes(replica, more, ticket, bounds):
-                self._queue.pop(passed)
+                self._queue.pop(entry)
                 tickets.append(ticket)
                 load = more
             else:

@@ -118,6 +118,8 @@ def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = Fals
     """
     room = _bytes_for_inputs(work, bounds)
     sizes = _wire_sizes(work, room)
+    if len(tokens) == 1:
+        return [Slice(0, work, 1, tokens[0], sizes[0], exact)]
     starts = [0]
     used_tokens = used_bytes = 0
     for index, (count, size) in enumerate(zip(tokens, sizes, strict=True)):

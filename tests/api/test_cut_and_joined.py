@@ -57,7 +57,7 @@ from gateway.routing.window import Window
 from gateway.spaces.space import VectorSpace
 from gateway.tenants.keyring import Tenant
 from gateway.timeline import Timeline
-from gateway.upstreams import Upstream, bounds_now
+from gateway.upstreams import BoundsNow, Upstream
 from tests.fakes.tei import score_of, vector_of
 
 # Longer inputs are told to have been cut.
@@ -214,7 +214,7 @@ class World:
             Rules(10**9, 5, holds=False, retry_share=1.0),
             lambda _: None,
             clock,
-            lambda: bounds_now(self.pool, upstream_settings),
+            BoundsNow(self.pool, upstream_settings),
         )
         space = VectorSpace("up", upstream_settings, None, lambda _: None)
         self.upstream = Upstream("up", upstream_settings, self.pool, lane, space)

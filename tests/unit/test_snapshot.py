@@ -111,7 +111,7 @@ def test_quantiles_rise_with_their_share_and_stay_within_the_bounds(
     assert 0 <= least <= most <= BOUNDS[-1]
 
 
-def test_who_only_watches_is_none_of_the_calls() -> None:
+async def test_who_only_watches_is_none_of_the_calls() -> None:
     metrics = Metrics(is_open=True)
     for route in ("/v1/embeddings", "/admin/status", "/ui/page.js", "/metrics", "/livez", "/health"):
         metrics.observe(CallFinished("id", "GET", route, 200, "ok", 0.02))
@@ -122,7 +122,7 @@ def test_who_only_watches_is_none_of_the_calls() -> None:
     assert pytest.approx(0.02) == calls.durations.sum_s
 
 
-def test_tenants_are_those_that_called_or_were_refused() -> None:
+async def test_tenants_are_those_that_called_or_were_refused() -> None:
     metrics = Metrics(is_open=True)
     metrics.observe(CallFinished("id", "POST", "/embed", 200, "ok", 0.1, "acme", "bge", 2, 7))
     metrics.observe(CallFinished("id", "POST", "/embed", 200, "ok", 0.1, "acme", "other", 1, 3))
