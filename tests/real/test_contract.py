@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.contract import Backend, Capabilities, Embed, Embedded, Load, Operation, Rerank, TellsLoad
+from backends.contract import (
+    Backend,
+    Capabilities,
+    Classify,
+    Embed,
+    Embedded,
+    Load,
+    Operation,
+    Rerank,
+    Score,
+    TellsLoad,
+)
 from backends.registry import open_replica
 from backends.torch.engine import Engine
 from backends.torch.loader import load
@@ -18,7 +29,7 @@ from tests.engine.texts import real_texts
 from tests.real.outcomes import outcome_of
 from tests.real.record import models, spec_of
 from tests.real.servers import HOME, Server, serving
-from tests.real.works import EMBEDS, RERANKS, Task
+from tests.real.works import WORKS, Task
 
 # A server is started inside the first test that asks for it.
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
@@ -35,6 +46,9 @@ REFUSED = {
     ("infinity", "rerank", "long_cut_left"): "unsupported",
     ("vllm", "embed", "long_cut_left"): "unsupported",
     ("vllm", "rerank", "long_cut_left"): "unsupported",
+    ("infinity", "classify", "labels_of_pairs"): "unsupported",
+    ("infinity", "classify", "raw_labels"): "unsupported",
+    ("vllm", "classify", "labels_of_pairs"): "unsupported",
 }
 
 
@@ -81,14 +95,25 @@ def reranker(request: pytest.FixtureRequest) -> Iterator[Running]:
     yield from started(request.param, "rerank")
 
 
-@pytest.mark.parametrize("name", EMBEDS)
+@pytest.fixture(scope="module", params=["infinity", "vllm"])
+def classifier(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """Three labels."""
+    yield from started(request.param, "classify")
+
+
+@pytest.mark.parametrize("name", WORKS["embed"])
 async def test_every_work_of_an_embedding_model(embedder: Running, name: str) -> None:
-    await _compare(embedder, name, EMBEDS[name])
+    await _compare(embedder, name, WORKS["embed"][name])
 
 
-@pytest.mark.parametrize("name", RERANKS)
+@pytest.mark.parametrize("name", WORKS["rerank"])
 async def test_every_work_of_a_cross_encoder(reranker: Running, name: str) -> None:
-    await _compare(reranker, name, RERANKS[name])
+    await _compare(reranker, name, WORKS["rerank"][name])
+
+
+@pytest.mark.parametrize("name", WORKS["classify"])
+async def test_every_work_of_a_classifier(classifier: Running, name: str) -> None:
+    await _compare(classifier, name, WORKS["classify"][name])
 
 
 async def _compare(running: Running, name: str, work: Any) -> None:
@@ -103,13 +128,14 @@ async def _compare(running: Running, name: str, work: Any) -> None:
     assert (expected["tokens"], expected.get("shape")) == (found["tokens"], found.get("shape"))
     # A server may not tell what it cut, but may not tell it wrong.
     assert found["truncated"] in (None, expected["truncated"])
-    assert (expected.get("ids"), expected.get("special")) == (found.get("ids"), found.get("special"))
+    for same in ("ids", "special", "texts"):
+        assert expected.get(same) == found.get(same)
     if "numbers" in expected:
         _compare_numbers(work, np.array(expected["numbers"]), np.array(found["numbers"]))
 
 
 def _compare_numbers(work: Any, expected: Any, found: Any) -> None:
-    if isinstance(work, Rerank):
+    if isinstance(work, Rerank | Score | Classify):
         tolerance = LOGIT_TOLERANCE if work.raw_scores else SCORE_TOLERANCE
         np.testing.assert_allclose(expected, found, atol=tolerance, rtol=0.02)
     else:
