@@ -38,9 +38,11 @@ class Server(msgspec.Struct, frozen=True):
     process: Running | None = None
 
 
-def start_stub(folder: Path, *flags: str, core: int = LOAD_CORE, name: str = "stub") -> Server:
-    """With these flags of `loadtest.stub`."""
-    port = free_port()
+def start_stub(
+    folder: Path, *flags: str, core: int = LOAD_CORE, name: str = "stub", port: int | None = None
+) -> Server:
+    """With these flags of `loadtest.stub`. port: where one was that is to be again."""
+    port = port or free_port()
     command = [sys.executable, "-m", "loadtest.stub", "--port", str(port), *flags]
     stub = Running(command, core, folder / f"{name}-{port}.log")
     stub.wait_until(lambda: listens(port))
