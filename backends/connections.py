@@ -252,7 +252,9 @@ class _Connection(asyncio.Protocol):
         self._until_closed = True
 
     def _unasked(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        # Who gives up in the very turn in which the answer comes has asked for it all the same.
+        given_up = self._asked is not None and self._asked.cancelled()
+        if not given_up and self._transport is not None and not self._transport.is_closing():
             self._strayed()
         self._kept = False
 

@@ -330,6 +330,24 @@ async def test_whose_answer_nobody_waits_for_is_not_the_next_ones() -> None:
     assert 2 == len(server.writers)
 
 
+async def test_an_answer_that_comes_as_its_caller_gives_up_is_no_answer_unasked() -> None:
+    async with Talking(b"", OK) as server:
+        given_up = asyncio.create_task(server.door.get("/first", 30.0))
+        await server.asked.wait()
+        transport = server.door._transport
+        assert isinstance(transport, connections.Connections)
+        [connection] = transport._busy
+        given_up.cancel()
+        connection.data_received(OK)
+        with suppress(asyncio.CancelledError):
+            await given_up
+        for _ in range(3):
+            await server.door.get("/", 5.0)
+
+    # The first one's, and one for all the others.
+    assert 2 == len(server.writers)
+
+
 @pytest.mark.parametrize(
     "more",
     [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwrong", b"HTTP/1.1 200 OK\r\nx-", b"\x00\xff", b"more"],
