@@ -132,13 +132,17 @@ class Collaborators(msgspec.Struct, frozen=True):
 
 
 class Application(msgspec.Struct, frozen=True):
-    """The ASGI application, and what its process needs to have it follow another config, and end it well."""
+    """The ASGI application, and what its process needs to have it follow another config, and end it well.
+
+    observe: takes what only the process hears of.
+    """
 
     asgi: Edge
     lifespan: Callable[[], AbstractAsyncContextManager[None]]
     in_flight: InFlight
     gateway: Gateway
     follow: Follow
+    observe: Observe
 
 
 def build(boot: Boot, collaborators: Collaborators | None = None) -> Application:
@@ -198,6 +202,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         in_flight,
         gateway,
         Follower(fleet, api, operators, exporter, recent, in_flight).follow,
+        observe,
     )
 
 

@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 
+from gateway.events import EndReason
+
 logger = logging.getLogger("gateway")
 
 RESTART_FIRST_S = 0.1
@@ -26,7 +28,8 @@ class Child:
     """One process that is started again when it dies, until it is stopped.
 
     boot: its first line of standard input, given the number of its status pipe. report: told each line that
-    it writes there. environment: all that it sees of this process' own. ended: told of each end.
+    it writes there. environment: all that it sees of this process' own. ended: told of each end that nobody
+    asked for, why and how.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Child:
         report: Report,
         fds: tuple[int, ...],
         environment: Mapping[str, str],
-        ended: Callable[[], None] = lambda: None,
+        ended: Callable[[EndReason, str], None] = lambda _, __: None,
     ) -> None:
         self.name = name
         self._module = module
@@ -48,6 +51,7 @@ class Child:
         self._ended = ended
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
+        self._hung = False
 
     async def keep_running(self) -> None:
         """Start, wait for the end, start again; returns after `stop`."""
@@ -61,6 +65,7 @@ class Child:
             if loop.time() - started_s > STABLE_S:
                 wait_s = RESTART_FIRST_S
             logger.warning("%s ended (%s); starting it again", self.name, _ending(code))
+            self._ended("hung" if self._hung else "ended", _ending(code))
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, RESTART_LONGEST_S)
 
@@ -73,9 +78,16 @@ class Child:
         process.stdin.write(line + b"\n")
         return True
 
-    def kill(self) -> None:
-        """End it at once; `keep_running` starts it again."""
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs, if one does."""
+        process = self._process
+        return None if process is None or process.returncode is not None else process.pid
+
+    def kill_hung(self) -> None:
+        """End it at once, because it hangs; `keep_running` starts it again."""
         if self._process is not None and self._process.returncode is None:
+            self._hung = True
             self._process.kill()
 
     async def stop(self, sign: signal.Signals, patience_s: float) -> None:
@@ -94,6 +106,7 @@ class Child:
                 await process.wait()
 
     async def _run_once(self) -> int:
+        self._hung = False
         read_fd, write_fd = os.pipe()
         try:
             self._process = process = await asyncio.create_subprocess_exec(
@@ -113,7 +126,6 @@ class Child:
         reading = asyncio.create_task(_read_lines(read_fd, self._report))
         code = await process.wait()
         await reading
-        self._ended()
         return code
 
 

@@ -5,7 +5,6 @@ beside the old one, so that calls go on until it has loaded; nothing is stopped 
 """
 
 import asyncio
-import logging
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -15,12 +14,11 @@ from backends.torch import wire
 from gateway.child import Child
 from gateway.config import Config, EngineSettings, Upstream
 from gateway.engines import KILL_AFTER_S, Group, engine_child, model_boots
+from gateway.restarts import Restarts
+from gateway.watching import watch
 
-logger = logging.getLogger("gateway")
-
-# An engine whose event loop answers nothing for this long hangs, whatever its models are doing.
+# Beside threads that compute and load, an engine's event loop may take its time.
 WATCH_EVERY_S = 5.0
-WATCH_MISSES_MAX = 4
 # What `process` is where nobody sets it: it needs no name in logs.
 DEFAULT_PROCESS = Upstream(backend="torch").process
 
@@ -41,7 +39,8 @@ class Engine:
     def run(self, child: Child) -> None:
         """Start it, again when it dies, and when it answers nothing."""
         self._child = child
-        keeping = (child.keep_running(), _watch(child, self.group.socket_path))
+        watching = watch(child, partial(_answers, self.group.socket_path), WATCH_EVERY_S)
+        keeping = (child.keep_running(), watching)
         self._tasks = [asyncio.create_task(one) for one in keeping]
 
     def serves(self, upstreams: Mapping[str, Upstream], bounds: EngineSettings) -> bool:
@@ -64,18 +63,23 @@ class Engine:
 
 
 class EngineSet:
-    """folder: makes the private one that sockets are in. said: told what each engine says."""
+    """folder: makes the private one that sockets are in. said: told what each engine says.
+
+    restarts: told of those that end unasked.
+    """
 
     def __init__(
         self,
         folder: Callable[[], str],
         environment: Mapping[str, str],
         said: Callable[[wire.State], None],
+        restarts: Restarts,
     ) -> None:
         self._new_folder = folder
         self._folder: str | None = None
         self._environment = environment
         self._said = said
+        self._restarts = restarts
         self._numbers = count()
         # By what upstreams name as their process.
         self._running: dict[str, Engine] = {}
@@ -125,7 +129,9 @@ class EngineSet:
         name = "engine" if process == DEFAULT_PROCESS else f"engine {process}"
         engine = Engine(Group(name, f"{self._folder}/{next(self._numbers)}.sock", members), bounds)
         self._alive.add(engine)
-        engine.run(engine_child(engine.group, bounds, self._environment, partial(self._heard, engine)))
+        self._restarts.expect(name)
+        heard, ended = partial(self._heard, engine), partial(self._restarts.ended, name)
+        engine.run(engine_child(engine.group, bounds, self._environment, heard, ended))
         return engine
 
     def _heard(self, engine: Engine, said: wire.State) -> None:
@@ -153,21 +159,6 @@ async def loading_problems(engines: Iterable[Engine], timeout_s: float) -> dict[
 
 def _too_long(timeout_s: float) -> str:
     return f"its model has not loaded within {timeout_s:g} s"
-
-
-async def _watch(engine: Child, socket_path: str) -> None:
-    """Kill an engine that once answered and no longer does: stopped, hung, or without its socket."""
-    misses: int | None = None
-    while True:
-        await asyncio.sleep(WATCH_EVERY_S)
-        if await _answers(socket_path):
-            misses = 0
-        elif misses is not None:
-            misses += 1
-            if misses >= WATCH_MISSES_MAX:
-                logger.warning("%s answers nothing; ending it", engine.name)
-                engine.kill()
-                misses = None
 
 
 async def _answers(socket_path: str) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 from backends.torch import wire
 from gateway.child import Child
 from gateway.config import EngineSettings, Upstream
+from gateway.events import EndReason
 
 # What Python, the Hub's tools and the numeric libraries read.
 CHILD_VARIABLES = re.compile(
@@ -55,6 +56,7 @@ def engine_child(
     bounds: EngineSettings,
     environment: Mapping[str, str],
     report: Callable[[wire.State], None],
+    ended: Callable[[EndReason, str], None] = lambda _, __: None,
 ) -> Child:
     """The process of some upstreams' engine, not started yet. environment: as `child_environment` gives it.
 
@@ -80,7 +82,7 @@ def engine_child(
         report(told)
 
     variables = {**ENGINE_VARIABLES, **environment}
-    return Child(group.name, "backends.torch.server", boot, said, (), variables)
+    return Child(group.name, "backends.torch.server", boot, said, (), variables, ended)
 
 
 def model_boots(upstreams: Mapping[str, Upstream]) -> dict[str, wire.ModelBoot]:

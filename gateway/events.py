@@ -114,6 +114,24 @@ class StoreChanged(msgspec.Struct, frozen=True):
     reason: str
 
 
+# ended: by itself, or by somebody's signal. hung: it answered nothing any more, and the parent killed it.
+EndReason = Literal["ended", "hung"]
+
+
+class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
+    """A child of the parent has ended unasked and is started again.
+
+    process: as logs name it. how: the signal or exit status. times: for that reason, since the gateway's
+    start; 0: not yet. at_s: seconds since 1970.
+    """
+
+    process: str
+    reason: EndReason
+    how: str = ""
+    times: int = 0
+    at_s: float = 0.0
+
+
 class Waiting(msgspec.Struct, frozen=True):
     """What a lane holds. oldest_s: how long the slice that waits longest has."""
 
@@ -145,6 +163,7 @@ Event: TypeAlias = (
     | QuotaDecided
     | SpaceChecked
     | ResidenceTold
+    | ProcessRestarted
 )
 # Called synchronously on the path of a call: an exporter only counts or queues.
 Observe: TypeAlias = Callable[[Event], None]

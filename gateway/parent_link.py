@@ -1,4 +1,4 @@
-"""The worker's end of the pipes to its parent: another config comes in, what became of it goes out."""
+"""The worker's end of the pipes to its parent: another config and news come in, answers go out."""
 
 import asyncio
 import os
@@ -9,6 +9,7 @@ import msgspec
 from gateway import pipes
 from gateway.app import Follow
 from gateway.changes import Outcome
+from gateway.events import Observe, ProcessRestarted
 
 # An engine may have to load a model first.
 RELOAD_TIMEOUT_S = 600.0
@@ -20,12 +21,13 @@ class ParentLink:
     def __init__(self, status_fd: int) -> None:
         self._status_fd = status_fd
         self._follow: Follow | None = None
+        self._observe: Observe | None = None
         self._asked: dict[int, asyncio.Future[Outcome]] = {}
         self._numbers = count()
 
-    def follow_with(self, follow: Follow) -> None:
-        """What serves another config; before this is called nothing that was sent has been heard."""
-        self._follow = follow
+    def listen(self, follow: Follow, observe: Observe) -> None:
+        """What serves another config, and who is told news; before this, nothing has been heard."""
+        self._follow, self._observe = follow, observe
 
     def tell(self, report: pipes.ToParent) -> None:
         """One line to the parent."""
@@ -52,6 +54,11 @@ class ParentLink:
                 answer = self._asked.get(number)
                 if answer is not None and not answer.done():
                     answer.set_result(outcome)
+            case pipes.Ping(number):
+                self.tell(pipes.Pong(number))
+            case ProcessRestarted() as news:
+                assert self._observe is not None
+                self._observe(news)
 
     def _serve(self, wanted: pipes.Follow) -> None:
         assert self._follow is not None

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.changes import Outcome
 from gateway.config import Config
+from gateway.events import ProcessRestarted
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow"):
@@ -25,6 +26,12 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
     number: int
     outcome: Outcome
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Whether the worker's event loop still turns; the number comes back."""
+
+    number: int
 
 
 class ModelLine(msgspec.Struct, frozen=True):
@@ -63,5 +70,11 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
     number: int
 
 
-ToWorker: TypeAlias = Follow | Answered
-ToParent: TypeAlias = Ready | Followed | Drained | Asked
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """It does."""
+
+    number: int
+
+
+ToWorker: TypeAlias = Follow | Answered | ProcessRestarted | Ping
+ToParent: TypeAlias = Ready | Followed | Drained | Asked | Pong

@@ -17,16 +17,19 @@ from itertools import count
 import msgspec
 
 from backends.torch import wire
-from gateway import listeners, pipes
+from gateway import listeners, pipes, watching
 from gateway.changes import Outcome, changed, live_parts
 from gateway.child import Child
 from gateway.config import Config
 from gateway.config_file import ConfigError, Problem
 from gateway.engine_set import Engine, EngineSet, loading_problems
 from gateway.engines import KILL_AFTER_S, child_environment
+from gateway.events import EndReason, ProcessRestarted
 from gateway.reloading import Answers, Reloads, Source, tell, watch, without_a_key
+from gateway.restarts import Restarts
 from gateway.shares import worker_share
 from gateway.telemetry.metrics import forget_worker
+from gateway.watching import WORKER_EVERY_S, Pings
 
 logger = logging.getLogger("gateway")
 
@@ -72,8 +75,10 @@ class Supervisor:
         self._environment = child_environment(source.environment)
         self._reloads = Reloads(self._reload)
         self._answers = Answers()
+        self._restarts = Restarts(self._tell_restarted)
         self._numbers = count()
         self._workers: list[Child] = []
+        self._pings: list[Pings] = []
         self._retiring: set[asyncio.Task[None]] = set()
         self._progress = progress
         self._ready = ready
@@ -90,7 +95,7 @@ class Supervisor:
         with ExitStack() as held:
             places = self._places(held)
             self._engines = EngineSet(
-                partial(_folder, held, "gateway-"), self._environment, self._engine_said
+                partial(_folder, held, "gateway-"), self._environment, self._engine_said, self._restarts
             )
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,7 +120,12 @@ class Supervisor:
     async def _run(self, places: Places) -> None:
         self._engines.replace(self._engines.needed(self._config))
         self._workers = workers = [self._worker(number, places) for number in range(self._config.workers)]
+        self._pings = [Pings(one.send) for one in workers]
         running = [asyncio.create_task(one.keep_running()) for one in workers]
+        running += [
+            asyncio.create_task(watching.watch(one, pings.answered, WORKER_EVERY_S))
+            for one, pings in zip(workers, self._pings, strict=True)
+        ]
         running.append(asyncio.create_task(self._reload_once_up()))
         if self._config.reload.watch:
             running.append(asyncio.create_task(watch(self._source, self._reloads.ask)))
@@ -228,6 +238,7 @@ class Supervisor:
                 "status_fd": status_fd,
                 "admin_fd": places.admin.fileno() if places.admin else None,
                 "metrics_folder": places.metrics,
+                "restarts": self._restarts.told,
             }
             return msgspec.json.encode(message)
 
@@ -237,17 +248,26 @@ class Supervisor:
         environment = self._environment
         if places.metrics is not None:
             environment = {**environment, "PROMETHEUS_MULTIPROC_DIR": places.metrics}
-        ended = partial(self._worker_ended, number, places.metrics)
+        self._restarts.expect(name)
+        ended = partial(self._worker_ended, name, number, places.metrics)
         return Child(name, "gateway.worker", boot, report, fds, environment, ended)
 
-    def _worker_ended(self, number: int, metrics: str | None) -> None:
+    def _worker_ended(self, name: str, number: int, metrics: str | None, reason: EndReason, how: str) -> None:
         self._answers.gone(number)
         if metrics is not None:
             forget_worker(metrics, number)
+        self._restarts.ended(name, reason, how)
+
+    def _tell_restarted(self, restart: ProcessRestarted) -> None:
+        # One that is just being started is told with its boot message.
+        line = msgspec.json.encode(restart)
+        for worker in self._workers:
+            worker.send(line)
 
     def _worker_said(self, number: int, address: str, line: bytes) -> None:
         match msgspec.json.decode(line, type=pipes.ToParent):
             case pipes.Ready():
+                self._pings[number].heard_ready()
                 self._reported.add(number)
                 if not self._up.is_set() and len(self._reported) == self._config.workers:
                     self._up.set()
@@ -256,6 +276,8 @@ class Supervisor:
                 self._answers.heard_followed(reload, number, problem)
             case pipes.Drained(reload):
                 self._answers.heard_drained(reload, number)
+            case pipes.Pong(pinged):
+                self._pings[number].heard(pinged)
             case pipes.Asked(asked):
                 self._reloads.ask(partial(self._answer, number, asked))
 

@@ -26,6 +26,7 @@ import uvloop
 from gateway import listeners
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config import ListenerTls
+from gateway.events import ProcessRestarted
 from gateway.http_protocol import BoundedProtocol
 from gateway.parent_link import ParentLink
 from gateway.pipes import ModelLine, Ready
@@ -45,6 +46,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     """The first line of standard input, as JSON.
 
     listen_fd, admin_fd: sockets that the parent has bound. metrics_folder: where several workers count.
+    restarts: what each process of the gateway went through before this one was started.
     """
 
     boot: Boot
@@ -52,6 +54,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     status_fd: int
     admin_fd: int | None = None
     metrics_folder: str | None = None
+    restarts: tuple[ProcessRestarted, ...] = ()
 
 
 class DrainingServer(uvicorn.Server):
@@ -107,7 +110,9 @@ async def _serve(boot: WorkerBoot, told: Iterator[bytes]) -> None:
 
     Thread(target=_listen_to_parent, args=(told, hear, boot.metrics_folder), daemon=True).start()
     application = build(boot.boot, Collaborators(observe=observe, reload=link.ask_reload))
-    link.follow_with(application.follow)
+    for restart in boot.restarts:
+        application.observe(restart)
+    link.listen(application.follow, application.observe)
     drain_s, tls = boot.boot.config.drain_s, boot.boot.config.tls
     config = uvicorn.Config(
         application.asgi,

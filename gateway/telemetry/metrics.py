@@ -24,6 +24,7 @@ from prometheus_client import (
     disable_created_metrics,
     values,
 )
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
@@ -34,6 +35,7 @@ from gateway.events import (
     AttemptFinished,
     CallFinished,
     Event,
+    ProcessRestarted,
     QuotaDecided,
     ReplicaChanged,
     ResidenceTold,
@@ -135,6 +137,8 @@ class Metrics:
         # Replicas, by upstream and name, that were there when they were last looked at.
         self._known: set[tuple[str, str]] = set()
         self._lanes: set[str] = set()
+        # Every worker hears of all: whoever is asked tells, and nothing is added up.
+        self._restarts: dict[tuple[str, str], int] = {}
         if worker is None:
             ProcessCollector(registry=self._registry)
         else:
@@ -178,6 +182,12 @@ class Metrics:
                 up = 1 if event.state in ("up", "probation") else 0
                 self._replica_up.labels(event.upstream, event.replica).set(up)
                 self._replica_changes.labels(event.upstream, event.replica, event.state).inc()
+            case _:
+                self._take_note(event)
+
+    def _take_note(self, event: Event) -> None:
+        """What does not happen often."""
+        match event:
             case SpaceChecked():
                 self._count_space(event)
             case ResidenceTold():
@@ -185,11 +195,13 @@ class Metrics:
             case StoreChanged():
                 self._store_away.set(1 if event.away else 0)
                 self._store_changes.labels("away" if event.away else "back").inc()
+            case ProcessRestarted():
+                self._restarts[event.process, event.reason] = event.times
 
     def collected(self) -> list[Metric]:
         """What all workers have counted, and what they hold now."""
         self._refresh()
-        return list(self._shown.collect())
+        return [*self._shown.collect(), self._restarted()]
 
     async def render(self) -> tuple[bytes, str]:
         """The exposition of all workers and engines together, and its content type."""
@@ -198,6 +210,16 @@ class Metrics:
         stats = {name: one for name, one in zip(names, told, strict=True) if one is not None}
         shown = self.collected()
         return generate_latest(_Read([*shown, *families(stats, waiting_inputs(shown))])), CONTENT_TYPE_LATEST
+
+    def _restarted(self) -> Metric:
+        family = CounterMetricFamily(
+            "gateway_process_restarts",
+            "Times that a worker or an engine ended unasked and was started again.",
+            labels=("process", "reason"),
+        )
+        for labels, times in self._restarts.items():
+            family.add_metric(labels, times)
+        return family
 
     def _refresh(self) -> None:
         # Before any series is removed: what is counted later would bring it back.

@@ -9,7 +9,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.events import AttemptFinished, Event, ReplicaChanged, SpaceChecked, StoreChanged
+from gateway.events import (
+    AttemptFinished,
+    Event,
+    ProcessRestarted,
+    ReplicaChanged,
+    SpaceChecked,
+    StoreChanged,
+)
 from gateway.telemetry.snapshot import Change
 
 CHANGES_MAX = 50
@@ -44,6 +51,9 @@ class Recent:
                 self._note("quota store", "away" if event.away else "back", event.reason)
             case SpaceChecked(is_news=True, outcome=outcome) if outcome != "fits":
                 self._note(_name(event), f"vectors: {outcome}", event.reason)
+            case ProcessRestarted(times=times) if times:
+                what = "hung, started again" if event.reason == "hung" else "ended, started again"
+                self._changes.append(Change(event.at_s, event.process, what, event.how))
 
     def changes(self) -> tuple[Change, ...]:
         """The newest first."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import threading
@@ -193,11 +194,46 @@ def test_a_killed_worker_costs_its_own_calls_only_and_the_metrics_do_not_go_back
     assert pids[1] in workers(gateway)
     assert pids[0] not in workers(gateway)
     assert 30 + ends.count(200) == value(gateway, "gateway_calls_total", route=OPENAI, status="200")
+    assert 1 == value(gateway, "gateway_process_restarts_total")
+    assert 1 == value(gateway, "gateway_process_restarts_total", reason="ended", process=ended(gateway))
     # The new one takes its part again, and counts on where the other ended.
     new = next(pid for pid in workers(gateway) if pid not in pids)
     assert wait_until(lambda: listens(gateway, new))
     assert [call(gateway) for _ in range(32)] == [200] * 32
     assert 62 + ends.count(200) == value(gateway, "gateway_calls_total", route=OPENAI, status="200")
+
+
+def ended(gateway: Served) -> str:
+    """Which process the log says was started again."""
+    (name,) = re.findall(r"(worker \d) ended \(signal SIGKILL\); starting it again", "".join(gateway.log))
+    return str(name)
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_hangs_is_killed_and_started_again_and_any_worker_tells_of_it(gateway: Served) -> None:
+    pids = workers(gateway)
+    os.kill(pids[0], signal.SIGSTOP)
+    assert wait_until(lambda: pids[0] not in workers(gateway) and len(workers(gateway)) == 2, 60)
+    new = next(pid for pid in workers(gateway) if pid not in pids)
+    assert wait_until(lambda: listens(gateway, new))
+    name = ended(gateway)
+    tellers = set()
+    for _ in range(200):
+        told = httpx.get(f"{gateway.url}/admin/status", timeout=40, trust_env=False).json()
+        (change,) = [one for one in told["changes"] if one["subject"].startswith("worker")]
+        assert (name, "hung, started again", "signal SIGKILL") == (
+            change["subject"],
+            change["what"],
+            change["reason"],
+        )
+        tellers.add(told["worker"])
+
+    assert {0, 1} == tellers
+    assert pids[1] in workers(gateway)
+    assert any(f"{name} answers nothing; ending it" in line for line in gateway.log)
+    assert 1 == value(gateway, "gateway_process_restarts_total", reason="hung", process=name)
+    assert 0 == value(gateway, "gateway_process_restarts_total", reason="ended")
+    assert [call(gateway) for _ in range(16)] == [200] * 16
 
 
 def listens(gateway: Served, pid: int) -> bool:
