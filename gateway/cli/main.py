@@ -32,22 +32,40 @@ exit status: 0 done, 1 it failed (the message says why), 2 the command line was 
 
 def main() -> None:
     """Entry point of the `gateway` command."""
-    arguments = _parser().parse_args()
+    try:
+        try:
+            code = _done(_parser().parse_args())
+        finally:
+            # Here, where it can be caught, and not when the interpreter ends.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _write_no_more()
+        code = 1
+    sys.exit(code)
+
+
+def _done(arguments: argparse.Namespace) -> int:
     match arguments.command:
         case "serve":
-            sys.exit(serve(arguments.config, os.environ))
+            return serve(arguments.config, os.environ)
         case "check":
-            sys.exit(check(arguments.config, os.environ))
+            return check(arguments.config, os.environ)
         case "keys":
-            sys.exit(keys(arguments, os.environ))
+            return keys(arguments, os.environ)
         case "tenants":
-            sys.exit(tenants(arguments, os.environ))
+            return tenants(arguments, os.environ)
         case "usage":
-            sys.exit(usage(arguments, os.environ))
+            return usage(arguments, os.environ)
         case "status":
-            sys.exit(status(arguments, os.environ))
-        case "verify":
-            sys.exit(verify(arguments, os.environ))
+            return status(arguments, os.environ)
+    return verify(arguments, os.environ)
+
+
+def _write_no_more() -> None:
+    """Whoever read has gone, as `head` does: what is still to be written goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

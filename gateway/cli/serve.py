@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -82,7 +83,9 @@ async def _run(config: Config, source: Source, first_key: FirstKey | None) -> No
 
         def ready(report: bytes, address: str) -> None:
             status.stop()
-            show_banner(msgspec.json.decode(report), address, first_key)
+            # rich ends what writes to nobody; a gateway serves whether or not anybody reads its banner.
+            with suppress(BrokenPipeError, SystemExit):
+                show_banner(msgspec.json.decode(report), address, first_key)
 
         digest = key_digest(first_key.key) if first_key else None
         waits = first_key is not None and first_key.waits

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -127,6 +128,53 @@ def test_once_shows_all_of_it(two_workers: Path) -> None:
     assert 0 == ended.returncode
     for word in ("2 workers", "lanes", "replicas", "tenants", "default", "org/[red]bge", "quotas in redis"):
         assert word in ended.stdout
+
+
+def cut_off(*words: str) -> tuple[int, str]:
+    """Exit status and errors of a command whose reader has gone before it writes."""
+    with unread() as writing:
+        ended = subprocess.run(
+            [sys.executable, "-m", "gateway", *words],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            check=False,
+            env={**os.environ, "GATEWAY_API_KEY": OPERATOR},
+        )
+    return ended.returncode, ended.stderr
+
+
+@contextmanager
+def unread() -> Iterator[int]:
+    """A pipe that nobody reads any more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+@pytest.mark.parametrize(
+    "words", [("status", "--json"), ("status", "--once"), ("check",), ("keys", "list"), ("usage", "default")]
+)
+def test_who_stops_reading_ends_a_command_quietly(two_workers: Path, words: tuple[str, ...]) -> None:
+    assert (1, "") == cut_off(*words, "-c", str(two_workers))
+
+
+def test_who_stops_reading_ends_the_help_quietly() -> None:
+    assert cut_off("--help") in ((0, ""), (1, ""))
+
+
+def test_a_gateway_whose_banner_nobody_reads_serves(config: Path) -> None:
+    with unread() as writing:
+        command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
+        gateway = subprocess.Popen(command, stdout=writing, stderr=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: status(config, "--json").returncode == 0)
+        assert gateway.poll() is None
+    finally:
+        gateway.terminate()
+        assert 0 == gateway.wait(30)
 
 
 @pytest.mark.parametrize("words", [("--json",), ("--once",)])
