@@ -9,6 +9,8 @@ from litestar.dto.data_structures import DTOFieldDefinition
 from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
+from gateway.api.choices import note_choices
+
 T = TypeVar("T")
 # Longer than any name that a config holds, short enough to be repeated in an error.
 ModelName = Annotated[str, msgspec.Meta(max_length=512)]
@@ -22,7 +24,11 @@ class OnePass(AbstractDTO[T], Generic[T]):
 
     def decode_bytes(self, value: bytes) -> Any:
         """The struct that the handler's `data` is annotated with."""
-        return msgspec.json.decode(value, type=self.model_type)
+        try:
+            return msgspec.json.decode(value, type=self.model_type)
+        except msgspec.ValidationError as error:
+            note_choices(error, self.model_type)
+            raise
 
     @classmethod
     def create_for_field_definition(

@@ -18,6 +18,7 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.types import ExceptionHandlersMap
 
+from gateway.api.choices import choices_of
 from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.paths import Dialect
 from gateway.decoding import IDS_REFUSED
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 # Some messages repeat what was sent, which may be megabytes.
 MESSAGE_CHARACTERS_MAX = 300
+MISSING_QUERY = re.compile(r"Missing required query parameter '(?P<name>\w+)'")
 TOKEN_IDS = re.compile(r"Expected `(?:str|str \| object)`, got `(int|array)` - at `\$\.inputs?\[[\d.]+\]`")
 
 
@@ -246,9 +248,23 @@ def _invalid_field(error: msgspec.ValidationError) -> InvalidInput:
     if TOKEN_IDS.fullmatch(str(error)):
         return InvalidInput(IDS_REFUSED, param=place.strip("`.").split("[")[0])
     reason = reason[:MESSAGE_CHARACTERS_MAX]
+    if choices := choices_of(error):
+        reason = f"{reason}; allowed: {choices}"
     field = place.strip("`.").split("[")[0].split(".")[0]
     where = f" (at {place.strip('`.')})" if place.strip("`.") else ""
     return InvalidInput(reason + where, param=field or None)
+
+
+def _not_understood(error: ValidationException) -> GatewayError:
+    """Litestar's word on what a handler is called with: the query, or a body that is not there."""
+    if missing := MISSING_QUERY.match(error.detail):
+        name = missing["name"]
+        return InvalidInput(f"the query parameter `{name}` is missing", param=name)
+    for problem in error.extra if isinstance(error.extra, list) else []:
+        if problem.get("source") == "query":
+            reason = str(problem["message"])[:MESSAGE_CHARACTERS_MAX]
+            return InvalidInput(f"the query parameter `{problem['key']}`: {reason}", param=problem["key"])
+    return MalformedBody("the body is missing or is not what this path takes")
 
 
 def _method_not_allowed(error: MethodNotAllowedException) -> MethodNotAllowed:
@@ -260,7 +276,7 @@ TRANSLATIONS: tuple[tuple[type[Exception], Callable[[Any], GatewayError]], ...] 
     (RequestEntityTooLarge, lambda _: BodyTooLarge("the body is larger than this gateway takes")),
     (NotFoundException, lambda _: NotFound("there is nothing at this path; /docs lists what there is")),
     (MethodNotAllowedException, _method_not_allowed),
-    (ValidationException, lambda _: MalformedBody("the body is missing or is not what this path takes")),
+    (ValidationException, _not_understood),
     (msgspec.ValidationError, _invalid_field),
     (msgspec.DecodeError, lambda error: MalformedBody(f"the body is not valid JSON: {error}")),
     (UnicodeDecodeError, lambda _: MalformedBody("the body is not valid UTF-8")),

@@ -13,6 +13,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.utils.path import normalize_path
 
 from gateway.api.answering import STRAIGHT, Answer, Api, spoken_by
+from gateway.api.choices import note_choices
 from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import failed, plain_headers
 from gateway.api.paths import NAME, Dialect, template_and_name
@@ -50,8 +51,9 @@ class Way(msgspec.Struct, frozen=True):
             return _unpacked(self.msgpack, body)
         try:
             data = self.json.decode(body)
-        except msgspec.ValidationError:
+        except msgspec.ValidationError as error:
             self._listen(_fields_of(body), exchange)
+            note_choices(error, self.json.type)
             raise
         if self.fields:
             present = {field for field in self.fields if getattr(data, field) is not msgspec.UNSET}
@@ -158,7 +160,8 @@ def _is_msgpack(exchange: Exchange) -> bool:
 def _unpacked(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes) -> Any:
     try:
         return decoder.decode(body)
-    except msgspec.ValidationError:
+    except msgspec.ValidationError as error:
+        note_choices(error, decoder.type)
         raise
     except msgspec.DecodeError as error:
         raise MalformedBody(f"the body is not valid msgpack: {error}") from error

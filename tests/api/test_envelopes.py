@@ -1,6 +1,7 @@
 """Every kind of error, provoked for real, in every dialect: its status, its envelope, nothing beside."""
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
@@ -107,6 +108,41 @@ async def test_a_body_that_is_none(boot: Boots, dialect: Dialect, content: bytes
         reply = await gateway.client.post(path_of(dialect), content=content)
 
         assert_told(gateway, reply, kind, dialect)
+
+
+# A field with another value than those that are allowed, and one that is.
+CHOICES: dict[Dialect, tuple[dict[str, Any], str]] = {
+    "openai": ({"task": "x"}, "retrieval.query"),
+    "tei": ({"truncation_direction": "x"}, "left"),
+    "cohere": ({"embedding_types": ["float", "x"]}, "ubinary"),
+    "rerank": ({"truncation_side": "x"}, "left"),
+    "vllm": ({"task": "x"}, "token_embed"),
+    "infinity": ({"modality": "x"}, "audio"),
+    "sie": ({"params": {"output_types": ["dense", "x"]}}, "multivector"),
+}
+
+
+@DIALECTS
+async def test_a_value_that_is_not_allowed_is_told_which_are(boot: Boots, dialect: Dialect) -> None:
+    wrong, allowed = CHOICES[dialect]
+    async with boot(working()) as gateway:
+        reply = await gateway.client.post(path_of(dialect), json=body_of(dialect) | wrong)
+
+        assert_told(gateway, reply, "invalid_input", dialect)
+        assert re.search(rf"'x'; allowed: .*\b{re.escape(allowed)}\b", reply.text)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/msgpack"])
+async def test_what_is_allowed_is_told_however_much_was_sent(boot: Boots, kind: str) -> None:
+    body = body_of("sie") | {"params": {"output_dtype": "x" * 5000}}
+    encode = msgspec.json.encode if kind == "application/json" else msgspec.msgpack.encode
+    async with boot(working()) as gateway:
+        reply = await gateway.client.post(
+            path_of("sie"), content=encode(body), headers={"content-type": kind}
+        )
+
+    assert "allowed: binary, float16, float32, int8, ubinary, uint8 (at params.output_dtype)" in reply.text
+    assert len(reply.text) < 600
 
 
 @DIALECTS
