@@ -42,7 +42,7 @@ RELAYED = frozenset(
     (b"origin", b"referer", b"forwarded", b"via", b"x-real-ip", b"cf-connecting-ip", b"true-client-ip")
 )
 # A name or an address in brackets, and a port.
-LOOPBACK_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]@]+))(?::\d{1,5})?")
+HOST = re.compile(r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[^:\[\]@]+))(?::\d{1,5})?")
 
 
 class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -183,8 +183,8 @@ def comes_from_here(exchange: Exchange) -> bool:
     foreign = exchange.header(b"sec-fetch-site", "none") not in ("none", "same-origin")
     if relayed or foreign or names.count(b"host") != 1 or exchange.http_version == "1.0":
         return False
-    found = LOOPBACK_HOST.fullmatch(exchange.header(b"host"))
-    return found is not None and is_loopback((found[1] or found[2]).lower())
+    found = HOST.fullmatch(exchange.header(b"host"))
+    return found is not None and is_loopback((found["bracketed"] or found["plain"]).lower())
 
 
 def shown(key: StoredKey) -> KeyShown:

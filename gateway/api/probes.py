@@ -1,13 +1,15 @@
 """For whoever watches: /livez (the process), /readyz (fit for traffic), /metrics (Prometheus)."""
 
+from ipaddress import ip_address
 from typing import Any
 
 from litestar import Request, Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
+from gateway.api.admin import HOST
 from gateway.api.answering import EMPTY, Api, empty
-from gateway.api.exchange import exchange_of
+from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import documented
 from gateway.errors import ModelLoading, ShuttingDown
 from gateway.in_flight import InFlight
@@ -41,11 +43,33 @@ async def metrics(
     request: Request[Any, Any, Any], api: NamedDependency[Api], exporter: NamedDependency[Metrics]
 ) -> Response[bytes]:
     """Prometheus' text format; beyond the loopback interface it needs a key for that."""
-    if not exporter.is_open:
-        api.identity.of(exchange_of(request.scope)).require("metrics")
+    exchange = exchange_of(request.scope)
+    if not (exporter.is_open and by_address(exchange)):
+        api.identity.of(exchange).require("metrics")
     body, content_type = await exporter.render()
     # Litestar names the charset of a text itself.
     return Response(body, media_type=content_type.removesuffix("; charset=utf-8"))
+
+
+def by_address(exchange: Exchange) -> bool:
+    """Whether a request names localhost or an address, or nothing at all, as who it asks.
+
+    Any other name may have been made to lead here by the page of a stranger, which then reads the answer.
+    """
+    hosts = [value.decode("latin-1") for name, value in exchange.headers if name == b"host"]
+    return all(_is_address(host) for host in hosts)
+
+
+def _is_address(host: str) -> bool:
+    found = HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = (found["bracketed"] or found["plain"]).lower()
+    try:
+        ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    return True
 
 
 HANDLERS = [livez, readyz, metrics]

@@ -173,7 +173,7 @@ async def test_addresses_are_of_one_family() -> None:
 
 async def queued(gateway: Running) -> float:
     """What `/metrics` says is waiting, in tokens."""
-    body = (await gateway.client.get("/metrics")).text
+    body = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
     [line] = [one for one in body.splitlines() if one.startswith("gateway_lane_queued_tokens{")]
     return float(line.rpartition(" ")[2])
 

@@ -381,7 +381,7 @@ def asgi(gateway: Running) -> Any:
 
 async def queued(gateway: Running) -> int:
     """Tokens that wait in front of the embedding upstream, as /metrics tells."""
-    page = (await gateway.client.get("/metrics")).text
+    page = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
     (line,) = [
         one for one in page.splitlines() if one.startswith('gateway_lane_queued_tokens{upstream="embedder"}')
     ]

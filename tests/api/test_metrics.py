@@ -28,7 +28,7 @@ LABELS |= {"stage", "state", "version"}
 
 async def scraped(gateway: Running) -> list[Metric]:
     """The families that belong to the gateway itself."""
-    reply = await gateway.client.get("/metrics")
+    reply = await gateway.client.get("/metrics", headers={"host": "localhost"})
     assert 200 == reply.status_code
     families = text_string_to_metric_families(reply.text)
     return [one for one in families if not one.name.startswith(("process_", "python_"))]
@@ -259,10 +259,27 @@ async def test_what_waits_is_shown_while_it_waits(boot: Boots) -> None:
 )
 async def test_metrics_are_open_on_the_loopback_interface_only(boot: Boots, listen: str, status: int) -> None:
     async with boot({"tei-0": FakeTei()}, f"listen: {listen}\n{CONFIG}") as gateway:
-        without = await gateway.client.get("/metrics", headers={"authorization": ""})
+        hosts = ("127.0.0.1:8080", "localhost", "10.0.0.7:8080", "[::1]:8080", "LOCALHOST:8080")
+        replies = [
+            await gateway.client.get("/metrics", headers={"authorization": "", "host": host})
+            for host in hosts
+        ]
         with_key = await gateway.client.get("/metrics")
 
-    assert (status, 200) == (without.status_code, with_key.status_code)
+    assert [status] * len(hosts) == [reply.status_code for reply in replies]
+    assert 200 == with_key.status_code
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8080", "localhost.evil.example", "[::1].evil.example", "", "a@[::1]"],
+)
+async def test_a_page_whose_name_was_made_to_lead_here_reads_no_metrics(boot: Boots, host: str) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.get("/metrics", headers={"authorization": "", "host": host})
+        with_key = await gateway.client.get("/metrics", headers={"host": host})
+
+    assert (401, 200) == (reply.status_code, with_key.status_code)
 
 
 async def test_inputs_and_keys_are_in_no_event(boot: Boots) -> None:

@@ -51,7 +51,7 @@ class Traced:
         """Return when so many wait for the embedding model."""
         line = f'gateway_lane_queued_inputs{{upstream="embedder"}} {inputs}.0'
         async with asyncio.timeout(10):
-            while line not in (await self.gateway.client.get("/metrics")).text:
+            while line not in (await self.gateway.client.get("/metrics", headers={"host": "localhost"})).text:
                 pass
 
     def children(self, parent: ReadableSpan) -> list[str]:

@@ -316,7 +316,7 @@ async def test_metrics_and_log_tell(boot: Boots, caplog: pytest.LogCaptureFixtur
     async with boot({"tei-0": FakeTei(), "tei-1": astray()}, TWO % "") as gateway:
         await joined(gateway, 2)
         [bad] = [one.replica for one in checks(gateway) if one.outcome == "differs"]
-        told = (await gateway.client.get("/metrics")).text
+        told = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
 
     labels = f'{{outcome="differs",replica="{bad}",upstream="only"}}'
     assert f"gateway_vector_space_checks_total{labels}" in told
