@@ -101,11 +101,11 @@ class Admission:
             counted = await _counted(upstream, sent, deadline)
         tokens = sum(counted or sent.most_tokens()) if limited else 0
         cost = Cost(inputs=len(inputs_of(call.work)), tokens=tokens)
-        reservation = await self._reserve(tenant, route, limits, cost)
+        reservation = await self._reserve(tenant, route, limits, cost, is_bound=counted is None)
         return Grant(tenant, route, upstream, reservation, self._ledger, deadline, sent, counted)
 
     async def _reserve(
-        self, tenant: Tenant, route: Route, limits: tuple[Limit, ...], cost: Cost
+        self, tenant: Tenant, route: Route, limits: tuple[Limit, ...], cost: Cost, *, is_bound: bool
     ) -> Reservation:
         decision: Decision = "refused"
         ask = Ask(
@@ -117,6 +117,7 @@ class Admission:
             expires_us=round(route.deadline_s * SECOND_US) + LEASE_US,
             model=route.model,
             shadow=self._shadow,
+            is_bound=is_bound,
         )
         try:
             reservation = await self._ledger.reserve(ask)

@@ -35,7 +35,8 @@ class Ask(msgspec.Struct, frozen=True):
     """A wish to use something.
 
     id: makes a repeated reserve the same one. expires_us: from now; unsettled by then, it is spent.
-    model: under whose name it appears in the usage. shadow: count, but never refuse.
+    model: under whose name it appears in the usage. shadow: count, but never refuse. is_bound: its tokens
+    are not counted, but the most that they can be.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Ask(msgspec.Struct, frozen=True):
     expires_us: int
     model: str = ""
     shadow: bool = False
+    is_bound: bool = False
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -207,8 +209,10 @@ def check_reachable(ask: Ask) -> None:
     for limit in ask.limits:
         cost = ask.cost.of(limit.unit)
         if cost > limit.amount:
+            bound = limit.unit == "tokens" and ask.is_bound
+            costs = f"may cost up to {cost} tokens, by its length" if bound else f"costs {cost} {limit.unit}"
             raise RequestExceedsLimit(
-                f"this call costs {cost} {limit.unit}, and {limit.name} is {limit.amount}: it can never "
+                f"this call {costs}, and {limit.name} is {limit.amount}: it can never "
                 "pass; send fewer or shorter inputs"
             )
 

@@ -1,6 +1,8 @@
 """Limits of tenants, through the booted gateway and on a clock that the test holds."""
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ from gateway.events import QuotaDecided
 from gateway.quotas.ledger import MemoryLedger
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
+from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER, Gate, answering, breaking, hooked, until
 from tests.fakes.tei import FakeTei
 
@@ -117,17 +120,33 @@ async def test_a_day_that_is_used_up_tells_clients_not_to_retry(boot: Boots) -> 
 
 
 @pytest.mark.parametrize(
-    ("limits", "body"), [("inputs_per_minute: 2", ["a"] * 3), ("tokens_per_day: 10", "w " * 20)]
+    ("limits", "body", "told"),
+    [
+        ("inputs_per_minute: 2", ["a"] * 3, "this call costs 3 inputs, and inputs_per_minute is 2: "),
+        ("tokens_per_day: 10", "w " * 20, r"this call may cost up to \d\d tokens, by its length, and "),
+    ],
 )
-async def test_what_can_never_pass_is_not_worth_a_retry(boot: Boots, limits: str, body: Any) -> None:
+async def test_what_can_never_pass_is_not_worth_a_retry(
+    boot: Boots, limits: str, body: Any, told: str
+) -> None:
     ledger = MemoryLedger(Clock())
     async with boot({"tei-0": FakeTei()}, tenants(limits), ledger=ledger) as gateway:
         openai = await gateway.post(OPENAI, {"input": body})
         tei = await gateway.post("/embed", {"inputs": body})
 
     assert (400, "request_exceeds_limit") == (openai.status_code, openai.json()["error"]["code"])
+    assert re.match(told, openai.json()["error"]["message"])
     assert (422, "Validation") == (tei.status_code, tei.json()["error_type"])
     assert "retry-after" not in openai.headers
+
+
+async def test_tokens_that_were_counted_are_told_as_what_it_costs(boot: Boots, tmp_path: Path) -> None:
+    settings = f', tokenizer: "{write_small_files(tmp_path)}"}}'
+    text = tenants("tokens_per_day: 10").replace('"http://tei-1"]}', f'"http://tei-1"]{settings}')
+    async with boot({"tei-0": FakeTei()}, text, ledger=MemoryLedger(Clock())) as gateway:
+        reply = await gateway.post(OPENAI, {"input": ["a b c d e f", "a"]})
+
+    assert "this call costs 11 tokens, and tokens_per_day is 10: " in reply.json()["error"]["message"]
 
 
 async def test_tenants_do_not_share_limits(boot: Boots) -> None:
