@@ -201,7 +201,22 @@ class Metrics:
     def collected(self) -> list[Metric]:
         """What all workers have counted, and what they hold now."""
         self._refresh()
-        return [*self._shown.collect(), self._restarted()]
+        shown = self._shown.collect()
+        if self._process is not None:
+            shown = map(self._of_those_there, shown)
+        return [*shown, self._restarted()]
+
+    def _of_those_there(self, family: Metric) -> Metric:
+        """Of several processes' files no series can be removed: gauges of what is gone are left out here."""
+        if family.type == "gauge":
+            family.samples = [one for one in family.samples if self._is_there(one.labels)]
+        return family
+
+    def _is_there(self, labels: Mapping[str, str]) -> bool:
+        upstream, replica = labels.get("upstream"), labels.get("replica")
+        if replica is not None:
+            return (upstream, replica) in self._known
+        return upstream is None or upstream in self._lanes
 
     async def render(self) -> tuple[bytes, str]:
         """The exposition of all workers and engines together, and its content type."""
@@ -251,7 +266,6 @@ class Metrics:
             self._batches.labels(*labels).set(one.batches)
             self._window.labels(*labels).set(one.window)
         for labels in self._known - loads.keys():
-            # A window of 0 says that a replica is gone: of several processes' files no series can be removed.
             self._batches.labels(*labels).set(0)
             self._window.labels(*labels).set(0)
             if self._process is None:

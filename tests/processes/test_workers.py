@@ -251,6 +251,34 @@ def hold(gateway: Served, stub: Stub, callers: ThreadPoolExecutor) -> list[Futur
     return held
 
 
+def test_an_upstream_that_a_reload_removes_leaves_no_gauges(
+    gateway: Served, config: Path, stub: Stub
+) -> None:
+    assert 200 == call(gateway)
+    assert {"replica_up", "lane_queued_tokens"} <= gauges_of(gateway, "stub")
+    config.write_text(config.read_text().replace("upstreams: {stub:", "upstreams: {other:"))
+    config.write_text(config.read_text().replace("upstream: stub", "upstream: other"))
+    gateway.process.send_signal(signal.SIGHUP)
+    assert wait_until(lambda: value(gateway, "gateway_replica_up", upstream="other") == 1)
+    assert 200 == call(gateway)
+
+    assert wait_until(lambda: all(not gauges_of(gateway, "stub") for _ in range(16)))
+    assert {"replica_up", "lane_queued_tokens"} <= gauges_of(gateway, "other")
+    # What was counted stays.
+    assert 1 == value(gateway, "gateway_attempts_total", upstream="stub")
+
+
+def gauges_of(gateway: Served, upstream: str) -> set[str]:
+    """Which gauges an upstream has, as whichever worker answers tells it."""
+    text = httpx.get(f"{gateway.url}/metrics", timeout=40, trust_env=False).text
+    return {
+        family.name.removeprefix("gateway_")
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+        if family.type == "gauge" and one.labels.get("upstream") == upstream
+    }
+
+
 def test_all_are_drained_together_and_nothing_is_left_behind(
     gateway: Served, stub: Stub, tmp_path: Path
 ) -> None:
