@@ -382,6 +382,7 @@ class Lane:
             carrier.set(attempt.carrier)
         try:
             reply = await attempt.replica.backend.run(attempt.piece.work, self._timeout_s(attempt))
+            attempt.replica.check(attempt.piece.work, reply)
         except BackendError as error:
             attempt.ended(error.kind)
             self._failed(attempt, error)

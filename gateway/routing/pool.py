@@ -6,8 +6,8 @@ from random import Random
 
 import msgspec
 
-from backends.contract import Backend, Capabilities, Residence
-from backends.errors import BackendError, Overloaded
+from backends.contract import Backend, Capabilities, Embed, Embedded, Reply, Residence, Work
+from backends.errors import BackendError, Failed, Overloaded
 from gateway.config import Policy
 from gateway.events import Observe, ReplicaChanged
 from gateway.routing.health import PROVEN_BY, USABLE, Happened, State, after, lesson
@@ -41,6 +41,8 @@ class Replica:
         self.capabilities: Capabilities | None = None
         # Whether it gives vectors of another space than its upstream's.
         self.strays = False
+        # Of the vectors that it gave when its space was looked at; None where it was not.
+        self.width: int | None = None
         # Whether its model is in memory, as it said last; None where that is no question.
         self.residence: Residence | None = None
         # What waits inside it, as it tells itself; others than this gateway may send to it.
@@ -71,6 +73,17 @@ class Replica:
         # A batch larger than all permits could never go; alone it may try.
         free = permits is None or self.inputs == 0 or self.inputs + inputs <= permits
         return self.batches < slots and free
+
+    def check(self, work: Work, reply: Reply) -> None:
+        """Whether vectors are as wide as its canaries were, or as was asked.
+
+        Raises: Failed.
+        """
+        if self.width is None or not isinstance(work, Embed) or not isinstance(reply, Embedded):
+            return
+        width, expected = reply.vectors.shape[1], work.dimensions or self.width
+        if width != expected:
+            raise Failed(f"its vectors have {width} dimensions, and had {self.width} when it joined")
 
     def started(self, cargo: Cargo, now_s: float) -> None:
         """A batch is on its way."""

@@ -93,6 +93,7 @@ async def _check_space(replica: Replica, told: Capabilities, space: VectorSpace 
     """Raises: BackendError."""
     if space is not None:
         replica.strays = not await space.check(replica.name, replica.backend, told)
+        replica.width = space.width(replica.name)
 
 
 def _stays_out(pool: Pool, replica: Replica, space: VectorSpace) -> bool:

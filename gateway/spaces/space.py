@@ -58,6 +58,11 @@ class VectorSpace:
         """Whether a replica's vectors were not those of this space when it was last asked."""
         return self._outcomes.get(replica) == "differs"
 
+    def width(self, replica: str) -> int | None:
+        """How wide a replica's vectors were when it was last asked; None where it takes no canary."""
+        given = self._given.get(replica)
+        return None if given is None else given.dimensions
+
     def why(self, replica: str) -> str:
         """What is wrong with a replica that strays, for its operator."""
         standing, given = self._standing, self._given[replica]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.events import AttemptFinished, ReplicaChanged
+from tests.backends.wrong_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
 from tests.fakes.hooks import Gate, answering, breaking, hooked, until
 from tests.fakes.tei import FakeTei, vector_of
@@ -115,6 +116,27 @@ async def test_nonsense_from_one_replica_is_never_passed_on(boot: Boots, body: b
     async with boot(servers) as gateway:
         for _ in range(3):
             assert_vectors(await embed(gateway, "a", "b"), "a", "b")
+
+
+NARROW = body_of(packed([0.6, 0.8], [1.0, 0.0]))
+
+
+async def test_vectors_of_another_width_than_those_it_joined_with_are_never_passed_on(boot: Boots) -> None:
+    servers = {"tei-0": hooked(answering(200, NARROW)), "tei-1": FakeTei()}
+    async with boot(servers) as gateway:
+        for _ in range(3):
+            assert_vectors(await embed(gateway, "a", "b"), "a", "b")
+
+    assert {("http://tei-0", "failed"), ("http://tei-1", "ok")} == set(attempts(gateway))
+
+
+async def test_where_there_is_no_other_it_is_502_and_dimensions_are_as_they_were_asked(boot: Boots) -> None:
+    async with boot({"tei-0": hooked(answering(200, NARROW))}) as gateway:
+        wrong = await embed(gateway, "a", "b")
+        asked = await gateway.post("/v1/embeddings", {"input": ["a", "b"], "dimensions": 2})
+
+    assert (502, 200) == (wrong.status_code, asked.status_code)
+    assert [2, 2] == [len(one["embedding"]) for one in asked.json()["data"]]
 
 
 async def test_the_callers_fault_is_not_tried_twice(boot: Boots) -> None:
@@ -276,17 +298,33 @@ async def test_one_bad_batch_fails_the_call_and_calls_the_others_off(boot: Boots
     assert 400 == reply.status_code
 
 
+class Odd(FakeTei):
+    """Its vectors have four dimensions."""
+
+    def _vector(self, text: str, body: dict[str, Any]) -> Any:
+        return super()._vector(text, body | {"dimensions": 4})
+
+
 async def test_vectors_of_two_widths_are_an_upstreams_fault(boot: Boots) -> None:
+    allowed = narrow("vector_space: {on_mismatch: warn}")
+    async with boot({"tei-0": FakeTei(), "tei-1": Odd()}, allowed) as gateway:
+        reply = await embed(gateway, *(f"text {i}" for i in range(16)))
+
+    assert (502, "upstream_failed") == (reply.status_code, reply.json()["error"]["code"])
+
+
+async def test_a_replica_that_has_come_to_give_another_width_has_no_part_in_a_reply(boot: Boots) -> None:
     odd = FakeTei()
 
     async def hook(path: str, sent: dict[str, Any]) -> None:
         sent["dimensions"] = 4
 
     odd.hook = hook
+    texts = [f"text {i}" for i in range(16)]
     async with boot({"tei-0": FakeTei(), "tei-1": odd}) as gateway:
-        reply = await embed(gateway, *(f"text {i}" for i in range(16)))
+        assert_vectors(await embed(gateway, *texts), *texts)
 
-    assert (502, "upstream_failed") == (reply.status_code, reply.json()["error"]["code"])
+    assert odd.requests
 
 
 async def test_a_cancelled_caller_frees_its_slot(boot: Boots) -> None:
