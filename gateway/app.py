@@ -19,6 +19,7 @@ from backends.registry import open_replica
 from gateway import __version__
 from gateway.admission import Admission
 from gateway.api import (
+    additions,
     admin,
     cohere,
     failures,
@@ -37,6 +38,7 @@ from gateway.api import (
     ui,
     vllm,
 )
+from gateway.api.additions import Adding, AddingOrNot
 from gateway.api.admin import Admin, Reload
 from gateway.api.answering import Api
 from gateway.api.edge import ASGIApp, Edge
@@ -94,6 +96,7 @@ HANDLERS = [
         models,
         probes,
         admin,
+        additions,
         status,
         ui,
     )
@@ -120,7 +123,7 @@ class Boot(msgspec.Struct, frozen=True):
 class Collaborators(msgspec.Struct, frozen=True):
     """What touches the world outside; tests swap these and nothing else.
 
-    reload: has the file read again, wherever that is done.
+    reload: has the file read again, adding: something added to it, wherever that is done.
     """
 
     open_replica: OpenReplica = open_replica
@@ -129,6 +132,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     observe: Observe = log_event
     traces: "CallTraces | None" = None
     reload: Reload | None = None
+    adding: Adding | None = None
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -190,6 +194,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         "exporter": exporter,
         "watched": Watched(gateway, exporter, recent, config, boot.worker or 0, time.time()),
         "admin": operators,
+        "adding": AddingOrNot(outside.adding),
     }
     cors = _cors(config.cors)
     traces = outside.traces or _traces(config)

@@ -12,7 +12,7 @@ from gateway.config import Config, Key, Section, digest_of
 from gateway.config_file import Problem
 
 # What is taken over while the gateway runs. All else was given to sockets, processes and exporters at start.
-LIVE = ("upstreams", "engine", "models", "defaults", "tenants", "admin.keys", "limits.inputs")
+LIVE = ("upstreams", "engine", "models", "defaults", "tenants", "admin.keys", "admin.files", "limits.inputs")
 
 How = Literal["added", "removed", "changed"]
 # What a key is called, and how it is written.
@@ -32,16 +32,20 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a reload ended. problems: why the file changed nothing. needs_restart: what was left as it was."""
+    """How a reload ended. problems: why nothing has changed. needs_restart: what was left as it was.
+
+    kind: of the problems: what was asked for is wrong, or names what is not there, or cannot be stored now.
+    """
 
     changes: tuple[Change, ...] = ()
     needs_restart: tuple[Change, ...] = ()
     problems: tuple[Problem, ...] = ()
+    kind: Literal["invalid", "unknown", "away"] = "invalid"
 
 
 def live_parts(running: Config, wanted: Config) -> Config:
     """The config that runs, with all that can change live as the other one has it."""
-    admin = msgspec.structs.replace(running.admin, keys=wanted.admin.keys)
+    admin = msgspec.structs.replace(running.admin, keys=wanted.admin.keys, files=wanted.admin.files)
     limits = msgspec.structs.replace(running.limits, inputs=wanted.limits.inputs)
     return msgspec.structs.replace(
         running,

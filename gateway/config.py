@@ -107,9 +107,13 @@ class Cors(Section, frozen=True):
 
 
 class AdminSettings(Section, frozen=True):
-    """Where operators call, if not where callers do, and whose keys are none of a tenant's."""
+    """Where operators call, if not where callers do, and whose keys are none of a tenant's.
+
+    files: the folder whose files what they add may name; absent, there is none.
+    """
 
     listen: str | None = None
+    files: str | None = None
     keys: tuple[str | Key, ...] = ()
 
 

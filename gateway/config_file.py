@@ -104,7 +104,7 @@ def parse_config(text: str, environment: Mapping[str, str], base: Path) -> Confi
     except RecursionError as error:
         raise ConfigError([Problem("the file", "a value holds itself, or far too much")]) from error
     unfilled = {one.path for one in problems}
-    problems.extend(p for p in _type_problems(filled, Config, "") if p.path not in unfilled)
+    problems.extend(p for p in type_problems(filled, Config, "") if p.path not in unfilled)
     config = _typed(filled, [one.path for one in problems])
     if config is not None:
         known = _Names(frozenset(filled["upstreams"]), frozenset(filled["models"]))
@@ -255,7 +255,7 @@ class _Filler:
         return ""
 
 
-def _type_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
+def type_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
     """Walk the schema beside the data, so that one wrong leaf does not hide the next."""
     if value is not None and get_origin(kind) is UnionType:
         # A section that may be absent is here.
@@ -267,7 +267,7 @@ def _type_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
             yield Problem(path, f"expected a mapping, not {_shown(value)}")
             return
         for name, one in value.items():
-            yield from _type_problems(one, get_args(kind)[1], _join(path, name))
+            yield from type_problems(one, get_args(kind)[1], _join(path, name))
     else:
         yield from _leaf_problems(value, kind, path)
 
@@ -283,7 +283,7 @@ def _section_problems(value: Any, kind: type[Section], path: str) -> Iterator[Pr
     annotations = get_type_hints(kind, include_extras=True)
     for name, one in value.items():
         if name in annotations:
-            yield from _type_problems(one, annotations[name], _join(path, name))
+            yield from type_problems(one, annotations[name], _join(path, name))
         else:
             yield Problem(_join(path, name), f"unknown key; allowed here: {', '.join(annotations)}")
     for field in msgspec.structs.fields(kind):
@@ -312,9 +312,9 @@ def _cross_problems(config: Config, known: _Names) -> Iterator[Problem]:
     """What each value alone cannot show: names that must exist, kinds that must fit."""
     yield from _process_problems(config)
     for name, upstream in config.upstreams.items():
-        yield from _upstream_problems(upstream, f"upstreams.{name}")
+        yield from upstream_problems(upstream, f"upstreams.{name}")
     for name, model in config.models.items():
-        yield from _model_problems(name, model, known)
+        yield from model_problems(name, model, known.upstreams)
     for operation in ("embed", "rerank", "classify"):
         default = getattr(config.defaults, operation)
         if default is not None and default not in known.models:
@@ -382,7 +382,8 @@ def _admin_problems(config: Config) -> Iterator[Problem]:
         yield Problem("admin.listen", "needs a port of its own, other than that of `listen`")
 
 
-def _upstream_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
+def upstream_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
+    """What is wrong with an upstream beside its types."""
     if upstream.backend == "torch":
         if not upstream.model:
             yield Problem(f"{path}.model", "is missing; a hub id or the path of a checkpoint")
@@ -436,11 +437,12 @@ def _is_base_url(url: str) -> bool:
         return False
 
 
-def _model_problems(name: str, model: Model, known: _Names) -> Iterator[Problem]:
+def model_problems(name: str, model: Model, upstreams: Collection[str]) -> Iterator[Problem]:
+    """What is wrong with a model beside its types. upstreams: those there are."""
     path = f"models.{name}"
     yield from _limit_problems(model.limits, f"{path}.limits")
-    if model.upstream not in known.upstreams:
-        yield Problem(f"{path}.upstream", _unknown("upstream", model.upstream, known.upstreams))
+    if model.upstream not in upstreams:
+        yield Problem(f"{path}.upstream", _unknown("upstream", model.upstream, upstreams))
     if not name or name.strip("/") != name or "//" in name:
         yield Problem(path, "a name is not empty, and its slashes stand between other characters")
     if name.rsplit("/", 1)[-1] in OPERATION_SEGMENTS | {"v1", "v2"}:
@@ -484,11 +486,17 @@ def _key_problems(keys: Iterable[str | Key], path: str, owners: dict[str, str]) 
 
 
 def _missing_folders(config: Config) -> Iterator[Problem]:
-    """Checkpoints that can only be on this machine, and are not."""
     for name, upstream in config.upstreams.items():
-        model = upstream.model or ""
-        if upstream.backend == "torch" and is_path(model) and not Path(model).expanduser().is_dir():
-            yield Problem(f"upstreams.{name}.model", f"there is no folder {model}")
+        yield from missing_folder(upstream, f"upstreams.{name}")
+    if config.admin.files is not None and not Path(config.admin.files).is_dir():
+        yield Problem("admin.files", f"there is no folder {config.admin.files}")
+
+
+def missing_folder(upstream: Upstream, path: str) -> Iterator[Problem]:
+    """A checkpoint that can only be on this machine, and is not."""
+    model = upstream.model or ""
+    if upstream.backend == "torch" and is_path(model) and not Path(model).expanduser().is_dir():
+        yield Problem(f"{path}.model", f"there is no folder {model}")
 
 
 def _tls_problems(config: Config) -> Iterator[Problem]:
@@ -496,11 +504,15 @@ def _tls_problems(config: Config) -> Iterator[Problem]:
     if (listener := config.tls) is not None:
         yield from _unusable(listener.certificate, listener.private_key, listener.client_ca, "tls")
     for name, upstream in config.upstreams.items():
-        tls, path = upstream.tls, f"upstreams.{name}.tls"
-        if (tls.certificate is None) is not (tls.private_key is None):
-            yield Problem(path, "a certificate needs its private_key, and the other way round")
-        else:
-            yield from _unusable(tls.certificate, tls.private_key, tls.ca, path)
+        yield from upstream_tls_problems(upstream.tls, f"upstreams.{name}.tls")
+
+
+def upstream_tls_problems(tls: UpstreamTls, path: str) -> Iterator[Problem]:
+    """The same of one upstream."""
+    if (tls.certificate is None) is not (tls.private_key is None):
+        yield Problem(path, "a certificate needs its private_key, and the other way round")
+    else:
+        yield from _unusable(tls.certificate, tls.private_key, tls.ca, path)
 
 
 def _unusable(certificate: str | None, key: str | None, ca: str | None, path: str) -> Iterator[Problem]:
@@ -535,28 +547,34 @@ def _unknown(what: str, name: str, known: Collection[str]) -> str:
 
 
 def _anchored(config: Config, base: Path) -> Config:
-    """Make relative paths of models and tokenizers relative to the file."""
+    """Make relative paths of files and folders relative to the file."""
+    upstreams = {name: anchored(one, base) for name, one in config.upstreams.items()}
+    tls = config.tls and _anchored_tls(config.tls, base)
+    files = None if config.admin.files is None else str(base / config.admin.files)
+    admin = msgspec.structs.replace(config.admin, files=files)
+    return msgspec.structs.replace(config, upstreams=upstreams, tls=tls, admin=admin)
+
+
+def anchored(upstream: Upstream, base: Path) -> Upstream:
+    """The upstream with the paths of its files relative to a folder."""
 
     def anchor(name: str | None) -> str | None:
         if name is None or name.startswith(("/", "~")):
             return name
         return str((base / name).resolve()) if is_path(name) or (base / name).is_dir() else name
 
-    def anchor_tls(tls: _Tls) -> _Tls:
-        paths = {name: path and str(base / path) for name, path in msgspec.structs.asdict(tls).items()}
-        return msgspec.structs.replace(tls, **paths)
+    return msgspec.structs.replace(
+        upstream,
+        tls=_anchored_tls(upstream.tls, base),
+        model=anchor(upstream.model) if upstream.backend == "torch" else upstream.model,
+        tokenizer=anchor(upstream.tokenizer),
+        token_encoding=anchor(upstream.token_encoding),
+    )
 
-    upstreams = {
-        name: msgspec.structs.replace(
-            one,
-            tls=anchor_tls(one.tls),
-            model=anchor(one.model) if one.backend == "torch" else one.model,
-            tokenizer=anchor(one.tokenizer),
-        )
-        for name, one in config.upstreams.items()
-    }
-    tls = config.tls and anchor_tls(config.tls)
-    return msgspec.structs.replace(config, upstreams=upstreams, tls=tls)
+
+def _anchored_tls(tls: _Tls, base: Path) -> _Tls:
+    paths = {name: path and str(base / path) for name, path in msgspec.structs.asdict(tls).items()}
+    return msgspec.structs.replace(tls, **paths)
 
 
 def _shown(value: Any) -> str:

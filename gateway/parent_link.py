@@ -2,17 +2,23 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from itertools import count
+from typing import Any, TypeVar
 
 import msgspec
 
 from gateway import pipes
+from gateway.additions.entries import Edit, Listing
 from gateway.app import Follow
 from gateway.changes import Outcome
 from gateway.events import Observe, ProcessRestarted
 
 # An engine may have to load a model first.
 RELOAD_TIMEOUT_S = 600.0
+LISTING_TIMEOUT_S = 10.0
+
+_Answer = TypeVar("_Answer", Outcome, Listing)
 
 
 class ParentLink:
@@ -22,7 +28,8 @@ class ParentLink:
         self._status_fd = status_fd
         self._follow: Follow | None = None
         self._observe: Observe | None = None
-        self._asked: dict[int, asyncio.Future[Outcome]] = {}
+        # Each is answered by what it asked for.
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
 
     def listen(self, follow: Follow, observe: Observe) -> None:
@@ -31,19 +38,36 @@ class ParentLink:
 
     def tell(self, report: pipes.ToParent) -> None:
         """One line to the parent."""
-        os.write(self._status_fd, msgspec.json.encode(report) + b"\n")
+        line = msgspec.json.encode(report) + b"\n"
+        while line:
+            # A signal may cut a long one short.
+            line = line[os.write(self._status_fd, line) :]
 
     async def ask_reload(self) -> Outcome:
         """Have the parent read the file again. Raises: TimeoutError."""
+        return await self._answer(pipes.Asked, RELOAD_TIMEOUT_S, Outcome)
+
+    async def ask_edit(self, edit: Edit) -> Outcome:
+        """Have the parent add or remove something. Raises: TimeoutError."""
+        return await self._answer(lambda number: pipes.Asked(number, edit), RELOAD_TIMEOUT_S, Outcome)
+
+    async def ask_listing(self) -> Listing:
+        """What was added. Raises: TimeoutError."""
+        return await self._answer(pipes.AskedListing, LISTING_TIMEOUT_S, Listing)
+
+    async def _answer(
+        self, question: Callable[[int], pipes.ToParent], timeout_s: float, kind: type[_Answer]
+    ) -> _Answer:
         number = next(self._numbers)
-        answer: asyncio.Future[Outcome]
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            self.tell(pipes.Asked(number))
-            async with asyncio.timeout(RELOAD_TIMEOUT_S):
-                return await answer
+            self.tell(question(number))
+            async with asyncio.timeout(timeout_s):
+                told = await answer
         finally:
             del self._asked[number]
+        assert isinstance(told, kind)
+        return told
 
     def hear(self, line: bytes) -> None:
         """One line from the parent."""
@@ -51,14 +75,19 @@ class ParentLink:
             case pipes.Follow() as wanted:
                 self._serve(wanted)
             case pipes.Answered(number, outcome):
-                answer = self._asked.get(number)
-                if answer is not None and not answer.done():
-                    answer.set_result(outcome)
+                self._heard(number, outcome)
+            case pipes.Told(number, listing):
+                self._heard(number, listing)
             case pipes.Ping(number):
                 self.tell(pipes.Pong(number))
             case ProcessRestarted() as news:
                 assert self._observe is not None
                 self._observe(news)
+
+    def _heard(self, number: int, told: Outcome | Listing) -> None:
+        answer = self._asked.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(told)
 
     def _serve(self, wanted: pipes.Follow) -> None:
         assert self._follow is not None

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from gateway.additions.entries import Edit, Listing
 from gateway.changes import Outcome
 from gateway.config import Config
 from gateway.events import ProcessRestarted
@@ -65,7 +66,16 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
-    """An operator wants the file read again; the number comes back with the answer."""
+    """An operator wants the file read again, or something added or removed; the number comes back with the
+    answer.
+    """
+
+    number: int
+    edit: Edit | None = None
+
+
+class AskedListing(msgspec.Struct, frozen=True, tag="asked_listing"):
+    """An operator wants to see what was added."""
 
     number: int
 
@@ -76,5 +86,12 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     number: int
 
 
-ToWorker: TypeAlias = Follow | Answered | ProcessRestarted | Ping
-ToParent: TypeAlias = Ready | Followed | Drained | Asked | Pong
+class Told(msgspec.Struct, frozen=True, tag="told"):
+    """What was added, for whoever asked by that number."""
+
+    number: int
+    listing: Listing
+
+
+ToWorker: TypeAlias = Follow | Answered | ProcessRestarted | Ping | Told
+ToParent: TypeAlias = Ready | Followed | Drained | Asked | AskedListing | Pong

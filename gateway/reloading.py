@@ -1,15 +1,18 @@
-"""Reloading in the parent: who may ask for it, the file itself, and how each end is told.
+"""Reloading in the parent: who may ask for what, the file itself, and how each end is told.
 
-Rule: one reload at a time; who asks while one goes on is answered by the next.
+Rule: one at a time, in the order in which they were asked for; who asks for the file while a reload goes on
+is answered by the next.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import msgspec
 
+from gateway.additions.entries import Edit
 from gateway.changes import Outcome
 from gateway.config import Config
 from gateway.config_file import Problem, load_config
@@ -39,18 +42,29 @@ class Source(msgspec.Struct, frozen=True):
         return told.st_mtime_ns, told.st_size, told.st_ino
 
 
+# What may be asked for: that the file is read again, that others' additions are followed, or one of our own.
+Work: TypeAlias = Literal["file", "added"] | Edit
+Tell: TypeAlias = Callable[[Outcome], None]
+
+
 class Reloads:
     """Runs one reload after another, for whoever asks."""
 
-    def __init__(self, reload: Callable[[], Awaitable[Outcome]]) -> None:
+    def __init__(self, reload: Callable[[Work], Awaitable[Outcome]]) -> None:
         self._reload = reload
         self._asked = asyncio.Event()
-        self._waiting: list[Callable[[Outcome], None]] = []
+        self._waiting: list[tuple[Work, Tell]] = []
 
-    def ask(self, tell: Callable[[Outcome], None] = lambda _: None) -> None:
-        """Read the file again. tell: called with the outcome."""
-        self._waiting.append(tell)
+    def ask(self, work: Work = "file", tell: Tell = lambda _: None) -> None:
+        """Have it done. tell: called with the outcome."""
+        self._waiting.append((work, tell))
         self._asked.set()
+
+    async def done(self, work: Work) -> Outcome:
+        """Have it done, and wait."""
+        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.ask(work, lambda outcome: None if ended.done() else ended.set_result(outcome))
+        return await ended
 
     async def keep(self) -> None:
         """Do what is asked for; runs until cancelled."""
@@ -58,9 +72,24 @@ class Reloads:
             await self._asked.wait()
             self._asked.clear()
             waiting, self._waiting = self._waiting, []
-            outcome = await self._reload()
-            for tell in waiting:
-                tell(outcome)
+            for work, tells in _together(waiting):
+                outcome = await self._reload(work)
+                for tell in tells:
+                    tell(outcome)
+
+
+def _together(waiting: Iterable[tuple[Work, Tell]]) -> list[tuple[Work, list[Tell]]]:
+    """Who asked for the same is answered by one; an edit is done for each who asked."""
+    found: list[tuple[Work, list[Tell]]] = []
+    shared: dict[str, list[Tell]] = {}
+    for work, tell in waiting:
+        if isinstance(work, str) and work in shared:
+            shared[work].append(tell)
+            continue
+        found.append((work, [tell]))
+        if isinstance(work, str):
+            shared[work] = found[-1][1]
+    return found
 
 
 class Answers:
@@ -136,16 +165,31 @@ def without_a_key(wanted: Config, *, has_first_key: bool) -> list[Problem]:
     return [Problem("tenants", message)]
 
 
-def tell(source: Source, outcome: Outcome) -> None:
-    """How a reload ended, for the log: each difference, and no value of a text."""
-    if outcome.problems:
-        logger.error(
-            "%s was not reloaded: %d problems; nothing has changed", source.path, len(outcome.problems)
-        )
-        for problem in outcome.problems:
-            logger.error("%s: %s", problem.path, problem.message)
+# How the end of each kind of work is told. An edit has somebody who is answered; a file has nobody.
+ENDS = {
+    "file": ("%s was reloaded: %d changes", "%s was not reloaded: %d problems; nothing has changed"),
+    "added": (
+        "%s: what others added was taken: %d changes",
+        "%s: what others added was not taken: %d problems",
+    ),
+    "edit": ("%s was done: %d changes", "%s was not done: %d problems; nothing has changed"),
+}
+
+
+def tell(source: Source, work: Work, outcome: Outcome) -> None:
+    """How it ended, for the log: each difference, and no value of a text."""
+    kind, what = (work, source.path) if isinstance(work, str) else ("edit", work)
+    done, not_done = ENDS[kind]
+    if kind == "added" and (outcome.kind == "away" or outcome == Outcome()):
+        # It is looked for each second; the store itself tells what it cannot read.
         return
-    logger.info("%s was reloaded: %d changes", source.path, len(outcome.changes))
+    if outcome.problems:
+        level = logging.INFO if kind == "edit" else logging.ERROR
+        logger.log(level, not_done, what, len(outcome.problems))
+        for problem in outcome.problems:
+            logger.log(level, "%s: %s", problem.path, problem.message)
+        return
+    logger.info(done, what, len(outcome.changes))
     for change in outcome.changes:
         logger.info("%s", change)
     for change in outcome.needs_restart:

@@ -18,24 +18,28 @@ import msgspec
 
 from backends.torch import wire
 from gateway import listeners, pipes, watching
-from gateway.changes import Outcome, changed, live_parts
+from gateway.additions.kept import KeptAdditions
+from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
+from gateway.changes import Outcome
 from gateway.child import Child
 from gateway.config import Config
-from gateway.config_file import ConfigError, Problem
-from gateway.engine_set import Engine, EngineSet, loading_problems
+from gateway.engine_set import Engine, EngineSet
 from gateway.engines import KILL_AFTER_S, child_environment
 from gateway.events import EndReason, ProcessRestarted
-from gateway.reloading import Answers, Reloads, Source, tell, watch, without_a_key
+from gateway.quotas.redis_door import RedisDoor
+from gateway.reloading import Answers, Reloads, Source, watch
 from gateway.restarts import Restarts
 from gateway.shares import worker_share
+from gateway.taking_over import TakingOver
 from gateway.telemetry.metrics import forget_worker
 from gateway.watching import WORKER_EVERY_S, Pings
 
 logger = logging.getLogger("gateway")
 
-# How long a reload waits for a new engine's model, and for its workers to take the config.
-LOAD_TIMEOUT_S = 550.0
+# How long a reload waits for its workers to take the config.
 FOLLOW_TIMEOUT_S = 10.0
+# No caller waits for what was added: a connection has the time to be made.
+STORE_TIMEOUT_S = 2.0
 
 
 class StartError(Exception):
@@ -68,12 +72,17 @@ class Supervisor:
         *,
         first_key_waits: bool = False,
     ) -> None:
+        # What was given to sockets and processes, and stays; what is served now is told by the other.
         self._config = config
         self._source = source
         self._first_key_digest = first_key_digest
         self._first_key_waits = first_key_waits
         self._environment = child_environment(source.environment)
-        self._reloads = Reloads(self._reload)
+        self._kept = KeptAdditions(_addition_store(config), source.environment)
+        self._now = TakingOver(
+            config, source, self._kept, self._tell_workers, has_first_key=first_key_digest is not None
+        )
+        self._reloads = Reloads(self._now.done)
         self._answers = Answers()
         self._restarts = Restarts(self._tell_restarted)
         self._numbers = count()
@@ -118,7 +127,7 @@ class Supervisor:
         )
 
     async def _run(self, places: Places) -> None:
-        self._engines.replace(self._engines.needed(self._config))
+        await self._now.start(self._engines)
         self._workers = workers = [self._worker(number, places) for number in range(self._config.workers)]
         self._pings = [Pings(one.send) for one in workers]
         running = [asyncio.create_task(one.keep_running()) for one in workers]
@@ -127,6 +136,7 @@ class Supervisor:
             for one, pings in zip(workers, self._pings, strict=True)
         ]
         running.append(asyncio.create_task(self._reload_once_up()))
+        running.append(asyncio.create_task(self._follow_once_up()))
         if self._config.reload.watch:
             running.append(asyncio.create_task(watch(self._source, self._reloads.ask)))
         await self._stop.wait()
@@ -141,12 +151,24 @@ class Supervisor:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        await self._kept.aclose()
         await self._engines.stop_all()
 
     async def _reload_once_up(self) -> None:
         """What is wrong with the first config ends the gateway; with a later one, it ends nothing."""
         await self._up.wait()
         await self._reloads.keep()
+
+    async def _follow_once_up(self) -> None:
+        """Take what was added, and whatever others add from then on."""
+
+        async def take() -> None:
+            await self._reloads.done("added")
+
+        await self._up.wait()
+        if self._kept.standing.additions.upstreams:
+            await take()
+        await self._kept.follow(take)
 
     def _hung_up(self, has_terminal: bool) -> None:  # noqa: FBT001 - a signal handler's argument
         """SIGHUP: an operator wants a reload, or the terminal has gone, and whoever watches with it."""
@@ -155,40 +177,17 @@ class Supervisor:
         else:
             self._reloads.ask()
 
-    async def _reload(self) -> Outcome:
-        """Bring the whole gateway to what the file says now, or tell why it stays as it is."""
-        outcome = await self._take_over()
-        tell(self._source, outcome)
-        return outcome
+    async def _tell_workers(self, before: Config, left: Sequence[Engine]) -> None:
+        """Have all of them follow, and stop those engines when nobody needs them any more.
 
-    async def _take_over(self) -> Outcome:
-        try:
-            wanted = await self._source.read()
-        except ConfigError as error:
-            return Outcome(problems=tuple(error.problems))
-        if problems := without_a_key(wanted, has_first_key=self._first_key_digest is not None):
-            return Outcome(problems=tuple(problems))
-        outcome = changed(self._config, wanted)
-        if not outcome.changes:
-            return outcome
-        needed = self._engines.needed(wanted)
-        new = self._engines.new_among(needed)
-        if refused := await loading_problems(new, LOAD_TIMEOUT_S):
-            await self._engines.stop(new)
-            return Outcome(problems=tuple(Problem(f"upstreams.{name}", why) for name, why in refused.items()))
-        left = self._engines.replace(needed)
-        self._config = live_parts(self._config, wanted)
-        await self._tell_workers(left)
-        return outcome
-
-    async def _tell_workers(self, left: Sequence[Engine]) -> None:
-        """Have all of them follow, and stop those engines when nobody needs them any more."""
+        before: what calls that go on began with.
+        """
         number = next(self._numbers)
         message = msgspec.json.encode(
             {
                 "type": "follow",
                 "number": number,
-                "config": worker_share(self._config),
+                "config": worker_share(self._now.config),
                 "engines": self._engines.addresses,
             }
         )
@@ -199,7 +198,7 @@ class Supervisor:
         if not left:
             self._answers.forget_drained(number)
         else:
-            longest_s = max(one.deadline_s for one in self._config.models.values())
+            longest_s = max((one.deadline_s for one in before.models.values()), default=0.0)
             task = asyncio.create_task(self._retire(number, left, longest_s))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
@@ -227,7 +226,7 @@ class Supervisor:
             message = {
                 "boot": {
                     # As it is now: one that is started later starts with what the others follow.
-                    "config": worker_share(self._config),
+                    "config": worker_share(self._now.config),
                     "first_key_digest": self._first_key_digest,
                     "first_key_waits": self._first_key_waits,
                     "engines": self._engines.addresses,
@@ -278,11 +277,21 @@ class Supervisor:
                 self._answers.heard_drained(reload, number)
             case pipes.Pong(pinged):
                 self._pings[number].heard(pinged)
-            case pipes.Asked(asked):
-                self._reloads.ask(partial(self._answer, number, asked))
+            case pipes.Asked(asked, edit):
+                self._reloads.ask(edit or "file", partial(self._answer, number, asked))
+            case pipes.AskedListing(asked):
+                self._tell(number, pipes.Told(asked, self._kept.listing))
 
     def _answer(self, worker: int, asked: int, outcome: Outcome) -> None:
-        self._workers[worker].send(msgspec.json.encode(pipes.Answered(asked, outcome)))
+        self._tell(worker, pipes.Answered(asked, outcome))
+
+    def _tell(self, worker: int, told: pipes.Answered | pipes.Told) -> None:
+        self._workers[worker].send(msgspec.json.encode(told))
+
+
+def _addition_store(config: Config) -> AdditionsInMemory | AdditionsInRedis:
+    store = config.quotas.store
+    return AdditionsInMemory() if store == "memory" else AdditionsInRedis(RedisDoor(store, STORE_TIMEOUT_S))
 
 
 def _bind(opened: Callable[[str], socket.socket], listen: str, key: str) -> socket.socket:

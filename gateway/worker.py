@@ -24,6 +24,7 @@ import uvicorn
 import uvloop
 
 from gateway import listeners
+from gateway.api.additions import Adding
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config import ListenerTls
 from gateway.events import ProcessRestarted
@@ -109,7 +110,8 @@ async def _serve(boot: WorkerBoot, told: Iterator[bytes]) -> None:
         loop.call_soon_threadsafe(link.hear, line)
 
     Thread(target=_listen_to_parent, args=(told, hear, boot.metrics_folder), daemon=True).start()
-    application = build(boot.boot, Collaborators(observe=observe, reload=link.ask_reload))
+    adding = Adding(link.ask_edit, link.ask_listing)
+    application = build(boot.boot, Collaborators(observe=observe, reload=link.ask_reload, adding=adding))
     for restart in boot.restarts:
         application.observe(restart)
     link.listen(application.follow, application.observe)

@@ -18,6 +18,7 @@ from backends.registry import Kind
 from backends.registry import open_replica as open_real_replica
 from backends.tei import TeiBackend
 from backends.vllm import VllmBackend
+from gateway.api.additions import Adding
 from gateway.api.admin import Reload
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config_file import parse_config
@@ -76,12 +77,13 @@ async def running_gateway(
     look_up: Resolve = resolve,
     traces: CallTraces | None = None,
     reload: Reload | None = None,
+    adding: Adding | None = None,
 ) -> AsyncIterator[Running]:
     """Boot on a config whose replicas are ASGI apps, by host name; a host that is missing is dead.
 
     wait: until every replica has had its attempt to join. sockets: replicas are servers on ports. look_up:
     names to addresses, where a config discovers replicas; they are ASGI apps by address then. traces: what is
-    told of each call. reload: has the file read again.
+    told of each call. reload: has the file read again. adding: has something added to it.
     """
     events: list[Event] = []
 
@@ -94,7 +96,7 @@ async def running_gateway(
 
     parsed = parse_config(config, {}, Path.cwd())
     first = None if parsed.tenants else key_digest(KEY)
-    outside = Collaborators(open_replica, look_up, ledger, events.append, traces, reload)
+    outside = Collaborators(open_replica, look_up, ledger, events.append, traces, reload, adding)
     application = build(Boot(parsed, first), outside)
     async with (
         application.lifespan(),

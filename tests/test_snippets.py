@@ -17,6 +17,7 @@ from gateway.config import Config, Section, Upstream
 from gateway.config_file import parse_config
 from gateway.errors import FACTS
 from tests.conftest import Boots
+from tests.fakes.additions import ReadingParent
 from tests.fakes.tei import FakeTei
 
 ROOT = Path(__file__).parents[1]
@@ -139,13 +140,15 @@ models: {all-minilm-l6-v2: {upstream: minilm}}
     calls = [one for _, one in commands() if one.startswith("curl ")]
 
     assert calls
-    async with boot({"tei-0": FakeTei()}, config) as gateway:
+    parent = ReadingParent(parse_config(config, {}, ROOT))
+    async with boot({"tei-0": FakeTei()}, config, adding=parent.adding) as gateway:
         for words in map(shlex.split, calls):
             headers = dict(words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H")
             assert "Bearer $KEY" == headers.pop("Authorization")
             body = words[words.index("-d") + 1]
             path = urlsplit(words[1]).path
-            reply = await gateway.client.post(path, content=body, headers=headers)
+            method = words[words.index("-X") + 1] if "-X" in words else "POST"
+            reply = await gateway.client.request(method, path, content=body, headers=headers)
             assert 200 == reply.status_code, words
 
 

@@ -25,7 +25,8 @@ from gateway.api.failures import documented
 from gateway.api.identity import Identity
 from gateway.changes import Change, Outcome
 from gateway.config import Scope, is_loopback, limit_problems
-from gateway.errors import DeadlineExceeded, InvalidInput, NotFound, QuotaUnavailable
+from gateway.config_file import Problem
+from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFound, QuotaUnavailable
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.redis_door import StoreAway
 from gateway.quotas.usage import UsageRow, as_csv, days_between
@@ -97,6 +98,12 @@ class Removed(msgspec.Struct):
     """An empty object."""
 
 
+# What kinds of problem an outcome has.
+PROBLEMS: dict[str, type[GatewayError]] = {
+    "invalid": InvalidInput,
+    "unknown": NotFound,
+    "away": QuotaUnavailable,
+}
 REMOVED = {200: ResponseSpec(Removed, generate_examples=False, description="It is gone")}
 
 
@@ -381,14 +388,26 @@ class ReloadShown(msgspec.Struct):
 )
 async def reload(admin: NamedDependency[Admin]) -> ReloadShown:
     """Read router.yaml again and serve what it says now; a file with a problem changes nothing."""
+    return await outcome_shown(admin.reload())
+
+
+async def outcome_shown(work: Awaitable[Outcome]) -> ReloadShown:
+    """What came of it, for operators.
+
+    Raises: InvalidInput, NotFound or QuotaUnavailable, where nothing has changed; DeadlineExceeded.
+    """
     try:
-        outcome = await admin.reload()
+        outcome = await work
     except TimeoutError as error:
         raise DeadlineExceeded("the reload takes long and goes on; the log tells how it ends") from error
     if outcome.problems:
-        told = "; ".join(f"{one.path}: {one.message}" for one in outcome.problems)
-        raise InvalidInput(f"nothing has changed: {told}")
+        raise problems_shown(outcome.problems, PROBLEMS[outcome.kind])
     return ReloadShown(_changes_shown(outcome.changes), _changes_shown(outcome.needs_restart))
+
+
+def problems_shown(problems: Iterable[Problem], kind: type[GatewayError] = InvalidInput) -> GatewayError:
+    """Every problem with its path."""
+    return kind("nothing has changed: " + "; ".join(f"{one.path}: {one.message}" for one in problems))
 
 
 def _changes_shown(changes: Iterable[Change]) -> list[ChangeShown]:

@@ -56,3 +56,22 @@ class OnePass(AbstractDTO[T], Generic[T]):
         """Nothing is nested."""
         del field_definition
         return False
+
+
+class AsWritten(OnePass[T], Generic[T]):
+    """Documented as its struct and decoded to plain values, of which the handler tells all that is wrong."""
+
+    def decode_bytes(self, value: bytes) -> Any:
+        """Dicts, lists and scalars."""
+        return msgspec.json.decode(value)
+
+    @classmethod
+    def create_openapi_schema(
+        cls, field_definition: FieldDefinition, handler_id: str, schema_creator: Any
+    ) -> Reference | Schema:
+        """The struct's, whatever the handler's `data` is annotated with."""
+        del field_definition, handler_id
+        schema: Reference | Schema = schema_creator.for_field_definition(
+            FieldDefinition.from_annotation(cls.model_type)
+        )
+        return schema

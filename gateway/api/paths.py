@@ -1,7 +1,8 @@
 """Which model, operation and dialect a path names, settled in front of the router. Pure.
 
 A model's name may hold slashes, which a router's path parameter cannot: below /models/ the operation is
-the known last segment, and the name is all before it; below SIE's prefixes the name is all that is left.
+the known last segment, and the name is all before it; below SIE's prefixes, and where operators add models,
+the name is all that is left.
 """
 
 from typing import Literal
@@ -12,8 +13,9 @@ from gateway.config import OPERATION_SEGMENTS
 Dialect = Literal["openai", "tei", "cohere", "rerank", "vllm", "infinity", "sie"]
 
 PREFIX = "/models/"
-# SIE names the model last.
+# SIE names the model last, and so do operators.
 SIE_PREFIXES = ("/v1/encode/", "/v1/score/")
+NAME_LAST = (*SIE_PREFIXES, "/admin/models/", "/admin/upstreams/")
 # What a handler's path has in the place of a name.
 NAME = "{name:str}"
 # Stands for "/" inside a name while the router looks at the path; no URL carries it unescaped.
@@ -49,7 +51,7 @@ def settled(path: str) -> str:
     """The path with a model's name made one segment; any other path as it is."""
     if path in DIALECT_OF_KNOWN:
         return path
-    for prefix in SIE_PREFIXES:
+    for prefix in NAME_LAST:
         if path.startswith(prefix):
             return prefix + path.removeprefix(prefix).strip("/").replace("/", SLASH)
     name, operation = _parts(path)
@@ -77,7 +79,7 @@ def _parts(path: str) -> tuple[str, str]:
 
 def template_and_name(path: str) -> tuple[str, str | None]:
     """A settled path as handlers write it, and the model's name in it."""
-    for prefix in SIE_PREFIXES:
+    for prefix in NAME_LAST:
         if path.startswith(prefix):
             return prefix + NAME, model_name(path.removeprefix(prefix))
     if not path.startswith(PREFIX):
@@ -120,7 +122,9 @@ def is_for_operators(path: str) -> bool:
 # Paths whose end is a name, and how metrics label them.
 NAMED_ENDS = {
     "/admin/keys/": "/admin/keys/{key_id}",
+    "/admin/models/": "/admin/models/{name}",
     "/admin/tenants/": "/admin/tenants/{name}",
+    "/admin/upstreams/": "/admin/upstreams/{name}",
     "/v1/models/": "/v1/models/{model}",
     "/v1/encode/": "/v1/encode/{model}",
     "/v1/score/": "/v1/score/{model}",
@@ -155,9 +159,11 @@ KNOWN = frozenset(
         "/score",
         "/v1/score",
         "/admin/keys",
+        "/admin/models",
         "/admin/reload",
         "/admin/status",
         "/admin/tenants",
+        "/admin/upstreams",
         "/admin/usage",
         "/embed",
         "/embeddings",

@@ -19,6 +19,8 @@ from backends.canaries import CANARIES, embed_all, request_inputs
 from backends.contract import Operation
 from backends.errors import BackendError
 from backends.registry import open_replica
+from gateway.additions.composing import composed
+from gateway.additions.store import AdditionsInRedis
 from gateway.cli.check import show_problems
 from gateway.cli.store import TIMEOUT_S, show_line
 from gateway.config import Config, Upstream
@@ -64,7 +66,8 @@ def verify(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int
     return 1
 
 
-async def _verify(config: Config, arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+async def _verify(file: Config, arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    config = await _with_additions(file, environment)
     names = _named(config, arguments.names)
     if arguments.accept:
         _check_acceptable(config, arguments.names)
@@ -83,6 +86,23 @@ async def _verify(config: Config, arguments: argparse.Namespace, environment: Ma
     if not given:
         raise CannotVerify("no upstream here embeds anything")
     return await _tell(config, given, arguments)
+
+
+async def _with_additions(file: Config, environment: Mapping[str, str]) -> Config:
+    """With what operators have added in Redis. Raises: StoreAway."""
+    if file.quotas.store == "memory":
+        return file
+    store = AdditionsInRedis(RedisDoor(file.quotas.store, TIMEOUT_S))
+    try:
+        additions = (await store.standing()).additions
+    finally:
+        await store.aclose()
+    found = await asyncio.to_thread(composed, file, additions, environment, {})
+    for part, name in found.left_out:
+        if part == "upstreams" and name not in file.upstreams:
+            for one in found.left_out[part, name]:
+                show_line(f"{one.path}: left out of what was added: {one.message}")
+    return found.config
 
 
 def _named(config: Config, asked: Sequence[str]) -> Sequence[str]:

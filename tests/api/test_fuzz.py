@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,7 +28,9 @@ from schemathesis.specs.openapi.checks import (
 
 from gateway.api.paths import SIE_PREFIXES
 from gateway.app import HANDLERS
+from gateway.config_file import parse_config
 from tests.conftest import Running, running_gateway
+from tests.fakes.additions import ReadingParent
 from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei
@@ -62,7 +65,13 @@ TEXTS = st.lists(
     min_size=1,
     max_size=70,
 )
-NAMED = {"name": MODELS, "model": MODELS, "tenant": ("acme", "nobody"), "key_id": ("k1", "nobody")}
+NAMED = {
+    "name": MODELS,
+    "model": MODELS,
+    "tenant": ("acme", "nobody"),
+    "key_id": ("k1", "nobody"),
+    "upstream": ("embedder", "bge"),
+}
 CONFIG = """
 quotas: {store: "%s"}
 limits: {inputs: 64}
@@ -138,7 +147,8 @@ class Target:
 
     async def _live(self, servers: dict[str, Any], config: str) -> None:
         """What is entered and left in one task."""
-        async with running_gateway(servers, config) as gateway:
+        parent = ReadingParent(parse_config(config, {}, Path.cwd()))
+        async with running_gateway(servers, config, adding=parent.adding) as gateway:
             self._running.set_result(gateway)
             await self._leaves.wait()
 

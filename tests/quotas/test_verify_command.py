@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.additions.store import ADDED
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.tei import FakeTei
@@ -177,3 +178,18 @@ def test_too_many_texts_and_odd_bounds_are_refused(alone: Place, tmp_path: Path)
 
     assert "at most 10000" in alone.run("--texts", str(tmp_path / "texts")).err
     assert 2 == alone.run("--min-cosine", "2").status
+
+
+def test_what_operators_added_is_asked_and_accepted_like_the_files(
+    shared: Place, own_redis: RedisServer, urls: dict[str, str]
+) -> None:
+    added = {"backend": "tei", "replicas": [urls["tei"]]}
+    broken = {**added, "api_key": "${UPSTREAM_NOT_SET}"}
+    written = json.dumps({"upstreams": {"added": added, "broken": broken}})
+    own_redis.command("HSET", ADDED, "version", "v", "additions", written)
+    accepted = shared.run("added", "--accept")
+    refused = shared.run("broken")
+
+    assert (0, 1) == (accepted.status, refused.status)
+    assert "added" in own_redis.command("HKEYS", "gw:spaces:1")
+    assert "UPSTREAM_NOT_SET" in refused.err

@@ -1,0 +1,1 @@
+"""What operators add to router.yaml while the gateway runs."""

@@ -1,0 +1,101 @@
+"""What was added, as the parent of one gateway knows it: what stands, and what of it is served."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from gateway.additions.composing import Composed, composed, listing_of
+from gateway.additions.entries import Additions, Edit, Listing, Part, edited
+from gateway.additions.store import AdditionStore, Standing
+from gateway.config import Config
+from gateway.config_file import Problem
+from gateway.quotas.redis_door import StoreAway
+
+# Every gateway follows within about a second.
+LOOK_EVERY_S = 1.0
+
+logger = logging.getLogger("gateway")
+
+
+class KeptAdditions:
+    """environment: what references to variables are filled from."""
+
+    def __init__(self, store: AdditionStore, environment: Mapping[str, str]) -> None:
+        self._store = store
+        self._environment = environment
+        self._standing = Standing()
+        self._left_out: Mapping[tuple[Part, str], tuple[Problem, ...]] = {}
+        # Upstreams whose models could not be loaded, as they were written, and why.
+        self._unusable: dict[str, tuple[Any, str]] = {}
+
+    @property
+    def standing(self) -> Standing:
+        """What this gateway goes by."""
+        return self._standing
+
+    @property
+    def listing(self) -> Listing:
+        """As operators see it."""
+        return listing_of(self._standing.additions, self._left_out)
+
+    async def looked_up(self) -> Standing:
+        """What stands now. Raises: StoreAway."""
+        return await self._store.standing()
+
+    async def edited(self, file: Config, edit: Edit) -> Standing:
+        """What would stand after an edit, with the version before it.
+
+        Raises: StoreAway, ConfigError, UnknownAddition.
+        """
+        before = await self._store.standing()
+        return Standing(before.version, edited(file, before.additions, edit))
+
+    async def composed(self, file: Config, additions: Additions, *, with_engines: bool = True) -> Composed:
+        """What can be served of both."""
+        unusable = {
+            name: why
+            for name, (written, why) in self._unusable.items()
+            if additions.upstreams.get(name) == written
+        }
+        # A file system may be slow, and the parent has children to look after.
+        return await asyncio.to_thread(
+            composed, file, additions, self._environment, unusable, with_engines=with_engines
+        )
+
+    async def stored(self, wanted: Standing) -> Standing | None:
+        """Replace what stands, if it is of that version still; None where it is not. Raises: StoreAway."""
+        return await self._store.replace(wanted.version, wanted.additions)
+
+    def note_unusable(self, additions: Additions, why: Mapping[str, str]) -> None:
+        """These are left out until they are written anew, or the file is read again."""
+        for name, one in why.items():
+            self._unusable[name] = additions.upstreams[name], one
+
+    def forget_unusable(self, name: str | None = None) -> None:
+        """It is tried again; without a name, all are."""
+        for one in [name] if name is not None else list(self._unusable):
+            self._unusable.pop(one, None)
+
+    def serve(self, standing: Standing, served: Composed) -> None:
+        """From now on this is what the gateway goes by; who is left out anew is named."""
+        for key, problems in served.left_out.items():
+            if problems != self._left_out.get(key):
+                for problem in problems:
+                    logger.warning("%s: left out of what was added: %s", problem.path, problem.message)
+        self._standing, self._left_out = standing, served.left_out
+
+    async def follow(self, changed: Callable[[], Awaitable[None]]) -> None:
+        """Tell of what other gateways have changed, again until it is taken; runs until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                version = await self._store.version()
+            except StoreAway:
+                continue
+            if version != self._standing.version:
+                await changed()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._store.aclose()

@@ -1,0 +1,149 @@
+"""Routes for what operators add: who may, what never reaches the parent, and how it answers."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.additions.entries import Edit, Listed, Listing, Put, Remove
+from gateway.api.additions import SETTINGS_BYTES_MAX, Adding
+from gateway.changes import Change, Outcome
+from gateway.config_file import Problem
+from tests.api.test_reload import ONE, TENANTS
+from tests.conftest import Boots
+from tests.fakes.tei import FakeTei
+
+TEI = {"backend": "tei", "replicas": ["http://b"]}
+PATHS = ["/admin/upstreams", "/admin/models", "/admin/upstreams/x", "/admin/models/org/x"]
+LISTING = Listing((Listed("x", TEI, None),), (Listed("org/x", {"upstream": "x"}, "models.org/x: why not"),))
+
+
+class Parent:
+    """Answers as it is told, and notes what it was asked."""
+
+    def __init__(self, outcome: Outcome | None = None) -> None:
+        self.edits: list[Edit] = []
+        self._outcome = outcome
+        self.adding = Adding(self._change, self._listing)
+
+    async def _change(self, edit: Edit) -> Outcome:
+        self.edits.append(edit)
+        if self._outcome is None:
+            raise TimeoutError
+        return self._outcome
+
+    async def _listing(self) -> Listing:
+        if self._outcome is None:
+            raise TimeoutError
+        return LISTING
+
+
+async def asked(
+    boot: Boots, parent: Parent | None, method: str, path: str, body: Any = None
+) -> httpx.Response:
+    adding = None if parent is None else parent.adding
+    async with boot({"old": FakeTei()}, ONE, adding=adding) as gateway:
+        return await gateway.client.request(method, path, json=body)
+
+
+async def test_names_may_hold_slashes_and_answers_are_those_of_a_reload(boot: Boots) -> None:
+    parent = Parent(Outcome((Change("models.org/x", "added"),)))
+    put = await asked(boot, parent, "PUT", "/admin/models/org/x", {"upstream": "x"})
+    removed = await asked(boot, parent, "DELETE", "/admin/upstreams/x%2Fy")
+
+    assert [200, 200] == [put.status_code, removed.status_code]
+    assert {
+        "changes": [{"path": "models.org/x", "how": "added", "detail": ""}],
+        "needs_restart": [],
+    } == put.json()
+    assert [Put("models", "org/x", {"upstream": "x"}), Remove("upstreams", "x/y")] == parent.edits
+
+
+async def test_what_was_added_is_listed_with_what_is_wrong_with_it(boot: Boots) -> None:
+    parent = Parent(Outcome())
+    told = [await asked(boot, parent, "GET", path) for path in PATHS]
+    missing = await asked(boot, parent, "GET", "/admin/models/x")
+
+    model = {"name": "org/x", "settings": {"upstream": "x"}, "problem": "models.org/x: why not"}
+    upstream = {"name": "x", "settings": TEI, "problem": None}
+    assert [[upstream], [model], upstream, model] == [reply.json() for reply in told]
+    assert 404 == missing.status_code
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "told"),
+    [
+        ("/admin/upstreams/x", [], 422, "upstreams.x: expected a mapping"),
+        ("/admin/upstreams/x", "text", 422, "upstreams.x: expected a mapping"),
+        ("/admin/upstreams/x", {**TEI, "nope": 1, "policy": 5}, 422, "upstreams.x.policy"),
+        ("/admin/upstreams/x", {**TEI, "nope": 1, "policy": 5}, 422, "upstreams.x.nope"),
+        ("/admin/models/x", {}, 422, "models.x.upstream: is missing"),
+        ("/admin/models/x", {"upstream": "x" * SETTINGS_BYTES_MAX}, 422, "bytes"),
+        ("/admin/models/" + "x" * SETTINGS_BYTES_MAX, {"upstream": "x"}, 422, "bytes"),
+    ],
+)
+async def test_a_body_that_is_none_never_reaches_the_parent(
+    boot: Boots, path: str, body: Any, status: int, told: str
+) -> None:
+    parent = Parent(Outcome())
+    async with boot({"old": FakeTei()}, ONE, adding=parent.adding) as gateway:
+        reply = await gateway.client.put(path, json=body)
+
+    assert (status, True, []) == (reply.status_code, told in reply.json()["error"], parent.edits)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b'{"a": "\xff"}'])
+async def test_what_is_no_json_is_400(boot: Boots, content: bytes) -> None:
+    parent = Parent(Outcome())
+    async with boot({"old": FakeTei()}, ONE, adding=parent.adding) as gateway:
+        reply = await gateway.client.put("/admin/upstreams/x", content=content)
+
+    assert (400, []) == (reply.status_code, parent.edits)
+
+
+async def test_a_body_is_json_whatever_it_is_called(boot: Boots) -> None:
+    parent = Parent(Outcome())
+    async with boot({"old": FakeTei()}, ONE, adding=parent.adding) as gateway:
+        # As curl calls it where nobody says.
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        reply = await gateway.client.put("/admin/models/x", content=b'{"upstream": "x"}', headers=form)
+
+    assert (200, [Put("models", "x", {"upstream": "x"})]) == (reply.status_code, parent.edits)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Outcome(problems=(Problem("models.x.upstream", "no"),)), 422),
+        (Outcome(problems=(Problem("models.x", "no"),), kind="unknown"), 404),
+        (Outcome(problems=(Problem("quotas.store", "no"),), kind="away"), 503),
+        (None, 504),
+    ],
+)
+async def test_why_nothing_has_changed_is_told(boot: Boots, outcome: Outcome | None, status: int) -> None:
+    reply = await asked(boot, Parent(outcome), "DELETE", "/admin/models/x")
+
+    # TEI's routes have a status of their own for a late answer.
+    assert reply.status_code == (424 if status == 504 else status)
+    assert reply.json()["error"]
+
+
+async def test_a_parent_that_does_not_answer_is_told(boot: Boots) -> None:
+    assert 424 == (await asked(boot, Parent(), "GET", "/admin/models")).status_code
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+async def test_only_operators_may_and_only_where_somebody_would_do_it(
+    boot: Boots, method: str, path: str
+) -> None:
+    if method != "GET" and path in PATHS[:2]:
+        path += "/y"
+    body = {"upstream": "x"} if "models" in path else TEI
+    parent = Parent(Outcome())
+    async with boot({"old": FakeTei()}, ONE + TENANTS, adding=parent.adding) as gateway:
+        # Not this machine's name: a key is needed, and this one is for models.
+        refused = await gateway.client.request(method, path, json=body)
+    nowhere = await asked(boot, None, method, path, body)
+
+    assert (403, 404, []) == (refused.status_code, nowhere.status_code, parent.edits)

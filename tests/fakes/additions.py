@@ -1,0 +1,37 @@
+"""A parent that reads and keeps what operators add as the real one does, and has nobody follow."""
+
+from gateway.additions.composing import Composed, composed, listing_of
+from gateway.additions.entries import Additions, Edit, Listing, Put, UnknownAddition, edited
+from gateway.api.additions import Adding
+from gateway.changes import Outcome, changed
+from gateway.config import Config
+from gateway.config_file import ConfigError
+
+
+class ReadingParent:
+    """Beside one config, with one variable that references may name: UPSTREAM_KEY."""
+
+    def __init__(self, file: Config) -> None:
+        self._file = file
+        self._standing = Additions()
+        self.adding = Adding(self._change, self._listing)
+
+    async def _change(self, edit: Edit) -> Outcome:
+        before = self._composed(self._standing)
+        try:
+            wanted = edited(self._file, self._standing, edit)
+        except ConfigError as error:
+            return Outcome(problems=tuple(error.problems))
+        except UnknownAddition as error:
+            return Outcome(problems=(error.problem,), kind="unknown")
+        after = self._composed(wanted)
+        if isinstance(edit, Put) and (problems := after.left_out.get((edit.part, edit.name))):
+            return Outcome(problems=problems)
+        self._standing = wanted
+        return changed(before.config, after.config)
+
+    async def _listing(self) -> Listing:
+        return listing_of(self._standing, self._composed(self._standing).left_out)
+
+    def _composed(self, additions: Additions) -> Composed:
+        return composed(self._file, additions, {"UPSTREAM_KEY": "key"}, {})

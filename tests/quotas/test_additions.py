@@ -1,0 +1,60 @@
+"""Additions that gateways share in Redis: replaced whole, by who knows what stands."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.additions.entries import Additions, Put
+from gateway.additions.kept import KeptAdditions
+from gateway.additions.store import ADDED, AdditionsInRedis
+from gateway.quotas.redis_door import RedisDoor, StoreAway
+from tests.quotas.redis_server import RedisServer
+from tests.unit.test_additions import TEI, file
+
+
+@pytest.fixture
+async def store(redis: RedisServer) -> AsyncIterator[AdditionsInRedis]:
+    redis.command("FLUSHALL")
+    one = AdditionsInRedis(RedisDoor(redis.url, 5))
+    yield one
+    await one.aclose()
+
+
+async def test_of_two_who_change_them_at_once_one_looks_again(store: AdditionsInRedis) -> None:
+    assert "" == await store.version() == (await store.standing()).version
+    first = await store.replace("", Additions({"two": TEI}))
+    late = await store.replace("", Additions({"three": TEI}))
+
+    assert first is not None
+    assert late is None
+    assert first == await store.standing()
+    assert first.version == await store.version()
+    second = await store.replace(first.version, Additions({"three": TEI}))
+    assert second is not None
+    assert second.version != first.version
+
+
+@pytest.mark.parametrize("written", ["{", '{"upstreams": 5}', "[" * 5000])
+async def test_what_cannot_be_read_is_named_once_and_changes_nothing(
+    store: AdditionsInRedis, redis: RedisServer, written: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = KeptAdditions(store, {})
+    redis.command("HSET", ADDED, "version", "v", "additions", written)
+    for _ in range(2):
+        with pytest.raises(StoreAway):
+            await kept.looked_up()
+        with pytest.raises(StoreAway):
+            await kept.edited(file(), Put("upstreams", "two", TEI))
+
+    assert 1 == len([one for one in caplog.records if "cannot be read" in one.message])
+    assert "v" == await store.version()
+
+
+async def test_what_another_release_knows_more_is_kept_out_of_the_way(
+    store: AdditionsInRedis, redis: RedisServer
+) -> None:
+    redis.command("HSET", ADDED, "version", "v", "additions", '{"upstreams": {"x": 5}, "later": {}}')
+    standing = await store.standing()
+    found = await KeptAdditions(store, {}).composed(file(), standing.additions)
+
+    assert ({"one"}, {("upstreams", "x")}) == (found.config.upstreams.keys(), found.left_out.keys())

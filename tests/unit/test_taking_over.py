@@ -1,0 +1,151 @@
+"""What is asked of the parent is done one after the other, and what fails has changed nothing."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gateway.additions.entries import Additions, Put, Remove
+from gateway.additions.kept import KeptAdditions
+from gateway.additions.store import AdditionsInMemory, Standing
+from gateway.changes import Outcome
+from gateway.config import Config
+from gateway.engine_set import Engine, EngineSet
+from gateway.quotas.redis_door import StoreAway
+from gateway.reloading import Reloads, Source, Work
+from gateway.taking_over import EDITS_MAX, TakingOver
+from tests.unit.test_additions import FILE, TEI
+
+TWO, MORE = Put("upstreams", "two", TEI), Put("models", "more", {"upstream": "two"})
+
+
+class Store(AdditionsInMemory):
+    """Others are faster so often; away: nobody answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outrun = 0
+        self.away = False
+
+    async def standing(self) -> Standing:
+        """As it is told."""
+        if self.away:
+            raise StoreAway("no answer")
+        return await super().standing()
+
+    async def replace(self, expected: str, additions: Additions) -> Standing | None:
+        """As it is told."""
+        if self.outrun:
+            self.outrun -= 1
+            return None
+        return await super().replace(expected, additions)
+
+
+class Parent:
+    """The real one without processes. handed: which models workers were told of, each time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "router.yaml"
+        self.file.write_text(FILE)
+        self.store = Store()
+        self.handed: list[list[str]] = []
+        source = Source(self.file, {})
+        self.kept = KeptAdditions(self.store, {})
+        self._source = source
+        self.now: TakingOver
+
+    async def start(self) -> None:
+        """From the file and what stands."""
+        file = await self._source.read()
+        self.now = TakingOver(file, self._source, self.kept, self._hand_over, has_first_key=True)
+        await self.now.start(EngineSet(lambda: "/nowhere", {}, lambda _: None))
+
+    async def _hand_over(self, _: Config, left: Sequence[Engine]) -> None:
+        assert not left
+        self.handed.append(sorted(self.now.config.models))
+
+    async def refused(self, work: Work) -> Outcome:
+        """What came of it, which is nothing."""
+        before = len(self.handed), self.now.config, await AdditionsInMemory.standing(self.store)
+        outcome = await self.now.done(work)
+        assert before == (len(self.handed), self.now.config, await AdditionsInMemory.standing(self.store))
+        assert outcome.problems
+        return outcome
+
+
+@pytest.fixture
+async def parent(tmp_path: Path) -> Parent:
+    one = Parent(tmp_path)
+    await one.start()
+    return one
+
+
+async def test_an_edit_that_others_outrun_is_tried_on_what_stands_then(parent: Parent) -> None:
+    parent.store.outrun = EDITS_MAX - 1
+    assert ["upstreams.two"] == [one.path for one in (await parent.now.done(TWO)).changes]
+    parent.store.outrun = EDITS_MAX
+    assert "away" == (await parent.refused(MORE)).kind
+
+
+async def test_an_edit_is_held_against_what_others_have_changed(parent: Parent) -> None:
+    await parent.now.done(TWO)
+    await parent.store.replace(await parent.store.version(), Additions())
+
+    assert ["models.more.upstream"] == [one.path for one in (await parent.refused(MORE)).problems]
+    assert "unknown" == (await parent.refused(Remove("upstreams", "two"))).kind
+    # It is still served until the change is followed.
+    assert "two" in parent.now.config.upstreams
+    await parent.now.done("added")
+    assert "two" not in parent.now.config.upstreams
+
+
+async def test_nothing_is_handed_over_where_nothing_changes(parent: Parent) -> None:
+    for work in (TWO, TWO, MORE, "file", "added"):
+        assert () == (await parent.now.done(work)).problems
+
+    assert [["bge"], ["bge", "more"]] == parent.handed
+
+
+async def test_a_file_with_a_problem_and_a_store_that_is_away_change_nothing(parent: Parent) -> None:
+    await parent.now.done(TWO)
+    parent.store.away = True
+    assert ["away", "away"] == [(await parent.refused(work)).kind for work in (MORE, "added")]
+    parent.file.write_text(FILE.replace("upstream: one", "upstream: none"))
+    assert "invalid" == (await parent.refused("file")).kind
+    # The file alone needs no store, and what was added stays.
+    parent.file.write_text(FILE.replace("bge:", "bge2:"))
+    assert () == (await parent.now.done("file")).problems
+    assert ({"one", "two"}, {"bge2"}) == (parent.now.config.upstreams.keys(), parent.now.config.models.keys())
+
+
+async def test_a_start_without_its_store_serves_the_file_and_takes_the_rest_later(tmp_path: Path) -> None:
+    parent = Parent(tmp_path)
+    await parent.store.replace("", Additions({"two": TEI}, {"more": MORE.settings}))
+    parent.store.away = True
+    await parent.start()
+    assert ["bge"] == list(parent.now.config.models)
+    parent.store.away = False
+    await parent.now.done("added")
+
+    assert [["bge", "more"]] == parent.handed
+
+
+async def test_who_asks_for_the_same_is_answered_by_one_and_each_edit_is_done() -> None:
+    done: list[Work] = []
+    told: list[Work] = []
+
+    async def do(work: Work) -> Outcome:
+        done.append(work)
+        return Outcome()
+
+    reloads = Reloads(do)
+    asked: list[Work] = ["file", TWO, "file", "added", TWO, "added"]
+    for work in asked:
+        reloads.ask(work, lambda _, work=work: told.append(work))  # type: ignore[misc]
+    keeping = asyncio.create_task(reloads.keep())
+    await reloads.done(MORE)
+    keeping.cancel()
+
+    assert ["file", TWO, "added", TWO, MORE] == done
+    assert sorted(map(str, asked)) == sorted(map(str, told))
