@@ -7,11 +7,15 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backends.checkpoints import locate_tokenizer
 from backends.errors import InvalidWork, ModelUnavailable
-from backends.tokens import Vocabulary, open_vocabulary
 from gateway.errors import DeadlineExceeded, InvalidInput, UpstreamFailed
+
+if TYPE_CHECKING:
+    # The tokenizers package is loaded only where something is decoded.
+    from backends.tokens import Vocabulary
 
 DECODING = ThreadPoolExecutor(1, "decode")
 IDS_REFUSED = (
@@ -46,6 +50,8 @@ class IdDecoder:
             raise DeadlineExceeded("the call's time ran out") from error
 
     def _decoded(self, source: str, ids: Sequence[Sequence[int]]) -> list[str]:
+        from backends.tokens import open_vocabulary
+
         # In the one thread of this room, so it is opened once.
         if self._vocabulary is None:
             self._vocabulary = open_vocabulary(Path(locate_tokenizer(source)))

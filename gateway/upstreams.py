@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from backends.checkpoints import locate_tokenizer
 from backends.contract import (
@@ -22,7 +22,6 @@ from backends.contract import (
 from backends.contract import Work as BackendWork
 from backends.errors import ModelUnavailable
 from backends.texts import ModelWork, each_text, items_of
-from backends.tokens import TextTokenizer, open_tokenizer
 from gateway import config
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds, bounds_of, tightest, token_bounds
@@ -31,6 +30,10 @@ from gateway.decoding import IdDecoder
 from gateway.prompts import with_prompt, with_roles
 from gateway.routing.pool import Pool
 from gateway.spaces.space import VectorSpace
+
+if TYPE_CHECKING:
+    # The tokenizers package is loaded only where something is counted.
+    from backends.tokens import TextTokenizer
 
 # Threads of its own: counting that nobody waits for any more must not hold up anything else.
 COUNTING = ThreadPoolExecutor(2, "count")
@@ -193,7 +196,7 @@ class Upstream:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(COUNTING, _lengths, tokenizer, work, sent.prompt() or "")
 
-    async def _open(self, sent: Sent) -> TextTokenizer | None:
+    async def _open(self, sent: Sent) -> "TextTokenizer | None":
         assert sent.told is not None
         assert sent.told.max_input_tokens is not None
         source = self.settings.tokenizer or sent.told.checkpoint or ""
@@ -244,7 +247,9 @@ class BoundsNow:
         return tightest(each) if each else Bounds()
 
 
-def _opened(source: str, max_tokens: int) -> TextTokenizer | None:
+def _opened(source: str, max_tokens: int) -> "TextTokenizer | None":
+    from backends.tokens import open_tokenizer
+
     try:
         return open_tokenizer(Path(locate_tokenizer(source)), max_tokens)
     except ModelUnavailable:
@@ -257,6 +262,6 @@ def texts_of(work: Score) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for pair in work.pairs for text in pair))
 
 
-def _lengths(tokenizer: TextTokenizer, work: ModelWork, prompt: str) -> list[int]:
+def _lengths(tokenizer: "TextTokenizer", work: ModelWork, prompt: str) -> list[int]:
     asked = each_text(work, lambda text: prompt + text) if prompt else work
     return tokenizer.encode_items(items_of(asked), Truncate.RIGHT).lengths

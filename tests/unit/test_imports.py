@@ -1,0 +1,29 @@
+"""What a worker loads: a gateway of remote upstreams is light."""
+
+import subprocess
+import sys
+
+BUILT = """
+import asyncio, sys
+from pathlib import Path
+import gateway.worker
+from gateway.app import Boot, build
+from gateway.config_file import parse_config
+
+CONFIG = "upstreams: {u: {backend: tei, replicas: ['http://tei']}}\\nmodels: {m: {upstream: u}}"
+
+async def main():
+    build(Boot(parse_config(CONFIG, {}, Path.cwd()), None))
+
+asyncio.run(main())
+print(*{name.partition(".")[0] for name in sys.modules})
+"""
+
+
+def test_a_worker_of_remote_upstreams_loads_nothing_heavy() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", BUILT], check=True, capture_output=True, text=True, timeout=60
+    )
+    loaded = set(told.stdout.split())
+    assert {"gateway", "litestar", "numpy"} <= loaded
+    assert not {"torch", "transformers", "tokenizers", "pydantic", "attr"} & loaded
