@@ -85,8 +85,8 @@ def _token_shares(pieces: Sequence[Slice], reply: Embedded) -> list[int]:
         return [sum(next(counts) for _ in range(piece.inputs)) for piece in pieces]
     if all(piece.exact for piece in pieces) and reply.tokens == sum(piece.tokens for piece in pieces):
         return [piece.tokens for piece in pieces]
-    # One more each, so that slices that count nothing can share what the replica counted.
-    weights = [piece.tokens + 1 for piece in pieces]
+    # One at least, so that slices that count nothing can share what the replica counted.
+    weights = [max(1, piece.tokens) for piece in pieces]
     total, shares, seen, given = sum(weights), [], 0, 0
     for weight in weights:
         seen += weight

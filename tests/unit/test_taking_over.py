@@ -14,6 +14,7 @@ from gateway.config import Config
 from gateway.engine_set import Engine, EngineSet
 from gateway.quotas.redis_door import StoreAway
 from gateway.reloading import Reloads, Source, Work
+from gateway.restarts import Restarts
 from gateway.taking_over import EDITS_MAX, TakingOver
 from tests.unit.test_additions import FILE, TEI
 
@@ -59,7 +60,7 @@ class Parent:
         """From the file and what stands."""
         file = await self._source.read()
         self.now = TakingOver(file, self._source, self.kept, self._hand_over, has_first_key=True)
-        await self.now.start(EngineSet(lambda: "/nowhere", {}, lambda _: None))
+        await self.now.start(EngineSet(lambda: "/nowhere", {}, lambda _: None, Restarts(lambda *_: None)))
 
     async def _hand_over(self, _: Config, left: Sequence[Engine]) -> None:
         assert not left
