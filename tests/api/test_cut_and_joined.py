@@ -305,11 +305,13 @@ async def live(history: dict[str, Any]) -> None:
         expected = expected_of(world, work)
         # A joined reply that tells no input's tokens is shared out: only all together are exact, and only
         # where none is computed once for several.
-        shared = isinstance(reply, Embedded) and not history["tells"]
+        shared = isinstance(work, Embed | Similarity) and not history["tells"]
         assert_same(expected, reply, *(["tokens"] if shared else []))
         assert reply.tokens == counted
         owed, given_ = owed + expected.tokens, given_ + counted
-    if None not in got and len(set(history["works"])) == len(history["works"]):
+    sent = [world.upstream.sent(Call(work), {}).work for work in history["works"]]
+    inputs = [one for work in sent for one in inputs_of(work)]
+    if None not in got and len(set(inputs)) == len(inputs):
         assert owed == given_
 
 
