@@ -73,7 +73,8 @@ NAMED = {
     "upstream": ("embedder", "bge"),
 }
 CONFIG = """
-quotas: {store: "%s"}
+# A machine that does other things too is no finding.
+quotas: {store: "%s", timeout_ms: 2000}
 limits: {inputs: 64}
 upstreams:
   embedder: {backend: tei, replicas: ["http://tei-0", "http://tei-1"]}
