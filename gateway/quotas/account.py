@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.quotas.availability import Availability
 from gateway.quotas.ledger import LEASE_US, NOTHING, UNITS, Ask, day_of
-from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Standing
+from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Standing, Unit
 from gateway.quotas.redis_door import RedisDoor, StoreAway, script
 
 OPERATE = script("meters", "operate")
@@ -275,9 +275,9 @@ def _settle_asked(settlement: Settlement, places: Places[Limit], days: Places[st
         reserved, used_up = _parts(limit, ask.cost.of(limit.unit)), _parts(limit, actual.of(limit.unit))
         amounts += (places[limit], *reserved, *used_up)
     used: list[str | int] = []
-    for unit in UNITS:
+    for unit, name in _usage_names(ask.model):
         if amount := actual.of(unit):
-            used += (f"{ask.model}|{unit}", amount)
+            used += (name, amount)
     return ask.id, settlement.mark_us, days[settlement.day], amounts, used
 
 
@@ -300,6 +300,12 @@ def _described(limit: Limit) -> msgspec.Raw:
     elif limit.period != "in_flight":
         told |= {"k": "calendar", "p": limit.period}
     return msgspec.Raw(ENCODER.encode(told))
+
+
+@lru_cache(maxsize=4096)
+def _usage_names(model: str) -> tuple[tuple[Unit, str], ...]:
+    """Where a model's use of each unit is counted."""
+    return tuple((unit, f"{model}|{unit}") for unit in UNITS)
 
 
 @lru_cache(maxsize=4)

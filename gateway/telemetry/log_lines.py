@@ -72,8 +72,7 @@ class CallLines:
 
 
 def _json_of(at_s: float, event: CallFinished) -> str:
-    told = {"time": _moment(at_s), "level": "info", **call_fields(event)}
-    return _ENCODER.encode(told).decode() + "\n"
+    return _ENCODER.encode({"time": _moment(at_s), "level": "info"} | call_fields(event)).decode() + "\n"
 
 
 def _text_of(at_s: float, event: CallFinished) -> str:
