@@ -33,6 +33,8 @@ REFERENCES_ALLOWED = (
     "${UPSTREAM_NAME}, a variable of the gateway's, or ${file:name}, a file below `admin.files`"
 )
 HIDDEN = "(hidden)"
+# What the request itself says.
+FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 HUB_ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
@@ -79,6 +81,9 @@ def as_shown(written: Any) -> Any:
     if not isinstance(written, dict):
         return {}
     shown = dict(written)
+    if isinstance(shown.get("replicas"), list):
+        # A URL may hold a password, and is refused then.
+        shown["replicas"] = [HIDDEN if "@" in str(one) else one for one in shown["replicas"]]
     if "api_key" in shown:
         shown["api_key"] = _as_reference(shown["api_key"])
     if "headers" in shown:
@@ -158,6 +163,8 @@ def _secret_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
     for name, value in upstream.headers.items():
         if not HEADER_NAME.fullmatch(name):
             yield Problem(f"{path}.headers", "a header's name has letters, digits and dashes")
+        elif name.lower() in FRAMING:
+            yield Problem(f"{path}.headers.{name}", "is not for a config to say")
         elif not REFERENCE.fullmatch(value):
             yield Problem(f"{path}.headers.{name}", f"a value may be a secret; allowed: {REFERENCES_ALLOWED}")
 

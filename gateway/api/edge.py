@@ -14,7 +14,7 @@ from litestar.config.cors import CORSConfig
 
 from gateway.api.exchange import STATE_KEY, Exchange, request_id_from
 from gateway.api.failures import plain_headers, rendered
-from gateway.api.paths import dialect_of, is_for_operators, settled, template_of
+from gateway.api.paths import SLASH, dialect_of, is_for_operators, settled, template_of
 from gateway.errors import BodyTooLarge, GatewayError, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import CallFinished, Observe
 from gateway.http_protocol import WHOLE_ANSWER
@@ -138,6 +138,8 @@ class Edge:
         """What can be refused by the head of a request alone. Raises: GatewayError."""
         if path not in PROBES and not path.endswith("/health"):
             wire.enter()
+        if SLASH in path:
+            raise NotFound("there is nothing at this path")
         exchange = wire.exchange
         if exchange.header(b"content-encoding", "identity").lower() != "identity":
             raise UnsupportedMedia("send the body without content-encoding: compressed bodies are not read")

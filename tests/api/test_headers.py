@@ -382,3 +382,9 @@ def test_no_kind_of_error_is_without_a_row() -> None:
 def _subclasses(kind: type[GatewayError]) -> set[type[GatewayError]]:
     own = {one for one in kind.__subclasses__() if one.__module__ == GatewayError.__module__}
     return own | {deeper for one in own for deeper in _subclasses(one)}
+
+
+async def test_what_stands_for_a_slash_inside_is_none_outside(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        for path in ("/models/a%1Fb/embed", "/v1/encode/a%1Fb", "/admin/models/a%1Fb"):
+            assert 404 == (await gateway.client.post(path, json={"inputs": "a"})).status_code

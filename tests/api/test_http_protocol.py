@@ -1,10 +1,11 @@
 """Connections that owe something and do not give it are ended; a head has a size."""
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import uvicorn
@@ -23,6 +24,12 @@ class Impatient(BoundedProtocol):
     body_timeout_s = 0.2
     write_timeout_s = 0.2
     ended: asyncio.Event
+    released: asyncio.Event
+    there: ClassVar[list["Impatient"]] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        type(self).there = [self]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -226,3 +233,125 @@ async def test_whole_answers_come_in_the_order_of_requests_that_were_sent_at_onc
         for number in range(5):
             assert b"x-told: %d\r\n" % number in await reader.readuntil(b"\r\n\r\n")
             assert await reader.readexactly(5) == b"whole"
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Tells path and body; /slow waits until the test lets it."""
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    if scope["path"] == "/slow":
+        await Impatient.released.wait()
+    told = scope["path"].encode() + b"=" + body
+    headers = [(b"content-length", b"%d" % len(told))]
+    if not scope["extensions"][WHOLE_ANSWER](200, headers, told):
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": told})
+
+
+async def bodies(reader: asyncio.StreamReader, count: int) -> list[bytes]:
+    """Of so many answers, each with its status."""
+    found = []
+    for _ in range(count):
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(re.findall(rb"content-length: (\d+)", head)[0])
+        found.append(head.split(b" ")[1] + b" " + await reader.readexactly(size))
+    return found
+
+
+H2C = b"connection: Upgrade, HTTP2-Settings, x-a\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+HIDDEN = b"GET /admin HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+@pytest.mark.parametrize("offer", [H2C, b"connection: upgrade\r\nupgrade: websocket\r\n"])
+async def test_whoever_offers_another_protocol_is_answered_in_this_one(offer: bytes, pieces: int) -> None:
+    request = b"POST /a HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n%b" % (offer, len(HIDDEN), HIDDEN)
+    sent = request + b"POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nb"
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+        size = -(-len(sent) // pieces)
+        for start in range(0, len(sent), size):
+            writer.write(sent[start : start + size])
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        # A body that reads like a request is a body.
+        assert [b"200 /a=" + HIDDEN, b"200 /b=b"] == await bodies(reader, 2)
+
+
+async def test_many_offers_in_one_packet_are_all_answered() -> None:
+    one = b"POST /%d HTTP/1.1\r\nupgrade: x\r\nconnection: upgrade\r\ncontent-length: 1\r\n\r\nz"
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+        writer.write(b"".join(one % number for number in range(600)))
+        assert [b"200 /%d=z" % number for number in range(600)] == await bodies(reader, 600)
+
+
+async def test_a_tunnel_is_refused() -> None:
+    assert b" 400 " in await answer_to(b"CONNECT admin:80 HTTP/1.1\r\nhost: x\r\n\r\n")
+
+
+async def test_nothing_more_is_read_while_requests_wait_for_their_turn() -> None:
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(20):
+        Impatient.released = asyncio.Event()
+        one = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\n" + b"x" * 4000
+        writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        sending = asyncio.create_task(_send(writer, [one % number for number in range(5000)]))
+        await asyncio.sleep(0.3)
+        # The kernel's buffers are full: what was read of 20 MB is one read's worth.
+        assert not sending.done()
+        [protocol] = Impatient.there
+        assert sum(len(cycle.body) for cycle, _ in protocol.pipeline) < 1_000_000
+        Impatient.released.set()
+        answers = await bodies(reader, 5001)
+        assert [b"200 /slow=", *(b"200 /%d=" % number + b"x" * 4000 for number in range(5000))] == answers
+        await sending
+
+
+async def _send(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"),
+    [
+        pytest.param(b"BROKEN / GARBAGE\r\n\r\n", b"400", id="no-http"),
+        pytest.param(b"POST /half", b"408", id="half-a-head"),
+        pytest.param(b"POST /half HTTP/1.1\r\ncontent-length: 9\r\n\r\nab", b"408", id="half-a-body"),
+        pytest.param(b"GET /long HTTP/1.1\r\nx: " + b"a" * 200_000, b"431", id="endless-head"),
+    ],
+)
+async def test_what_came_whole_is_answered_before_what_is_behind_it_is_refused(
+    behind: bytes, status: bytes
+) -> None:
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+        Impatient.released = asyncio.Event()
+        writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok" + behind)
+        await asyncio.sleep(Impatient.head_timeout_s * 2)
+        Impatient.released.set()
+        assert [b"200 /slow=ok"] == await bodies(reader, 1)
+        assert (await reader.read()).startswith(b"HTTP/1.1 " + status)
+
+
+async def test_small_requests_are_no_large_head_however_many_come_at_once() -> None:
+    one = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(20):
+        sending = asyncio.create_task(_send(writer, [b"".join(one % number for number in range(4000))]))
+        assert [b"200 /%d=" % number for number in range(4000)] == await bodies(reader, 4000)
+        await sending
+
+
+async def test_a_client_that_leaves_its_requests_behind_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with connected(application=echo) as (_, writer), asyncio.timeout(10):
+        Impatient.released = asyncio.Event()
+        writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n" * 3)
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+        Impatient.released.set()
+        await Impatient.ended.wait()
+        await asyncio.sleep(0.05)
+    assert "Exception" not in caplog.text

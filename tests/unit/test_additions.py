@@ -16,7 +16,7 @@ from gateway.additions.entries import (
     UnknownAddition,
     edited,
 )
-from gateway.additions.reading import Outside, read_model, read_upstream
+from gateway.additions.reading import HIDDEN, Outside, as_shown, read_model, read_upstream
 from gateway.additions.store import AdditionsInMemory
 from gateway.config import Config, Upstream
 from gateway.config_file import ConfigError, parse_config
@@ -82,6 +82,25 @@ def test_references_are_filled_from_what_was_set_apart(outside: Outside) -> None
 )
 def test_other_secrets_and_those_written_out_are_refused(outside: Outside, value: str, told: str) -> None:
     assert told in problems({**TEI, "api_key": value}, outside)["api_key"]
+
+
+def test_what_somebody_wrote_to_the_store_by_other_ways_is_hidden_where_it_is_shown() -> None:
+    written = {
+        "replicas": [f"http://user:{SECRET}@host:1", "http://plain:1"],
+        "api_key": SECRET,
+        "headers": {"x": SECRET, "y": "${UPSTREAM_KEY}"},
+    }
+    assert {
+        "replicas": [HIDDEN, "http://plain:1"],
+        "api_key": HIDDEN,
+        "headers": {"x": HIDDEN, "y": "${UPSTREAM_KEY}"},
+    } == as_shown(written)
+
+
+@pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding"])
+def test_what_a_request_says_itself_is_no_header_of_an_upstream(outside: Outside, name: str) -> None:
+    settings = {**TEI, "headers": {name: "${UPSTREAM_KEY}"}}
+    assert {f"headers.{name}": "is not for a config to say"} == problems(settings, outside)
 
 
 def test_without_a_folder_no_file_is_read(outside: Outside) -> None:
