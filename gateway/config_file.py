@@ -4,6 +4,7 @@ Parsed, then `${NAME}`, `${NAME:-default}` and `${file:/path}` are filled inside
 The environment is an argument: only the command line reads the real one.
 """
 
+import hashlib
 import re
 import ssl
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
@@ -46,6 +47,9 @@ STORES_ALLOWED = "memory, redis://host:port/db, rediss://host:port/db, redis+sen
 # As browsers send it: no path, not even its slash; a part of the host may be left open by *.
 ORIGIN = re.compile(r"https?://[^/\s?#@]+")
 ENDPOINT = re.compile(r"https?://[^/\s?#]+(/[^\s]*)?")
+# Keys that would be tried first; the empty one is what an unset variable was hashed to.
+GUESSED_FIRST = ("", "admin", "changeme", "password", "secret", "test")
+GUESSED_DIGESTS = frozenset("sha256:" + hashlib.sha256(one.encode()).hexdigest() for one in GUESSED_FIRST)
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 
 
@@ -478,6 +482,10 @@ def _key_problems(keys: Iterable[str | Key], path: str, owners: dict[str, str]) 
         if not KEY_DIGEST.fullmatch(digest):
             # The value itself stays out of the message: it may be a key in the clear.
             yield Problem(place, 'expected "sha256:" and 64 hex digits')
+        elif digest in GUESSED_DIGESTS:
+            yield Problem(
+                place, "is a key that anybody would guess, or an empty one; `gateway keys create` makes one"
+            )
         elif digest in owners:
             yield Problem(place, f"is also {owners[digest]}")
         if isinstance(key, Key):
