@@ -30,7 +30,7 @@ from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFoun
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.redis_door import StoreAway
 from gateway.quotas.usage import UsageRow, as_csv, days_between
-from gateway.tenants.keyring import StoredKey, make_key, name_problem
+from gateway.tenants.keyring import StoredKey, id_problem, make_key, name_problem
 from gateway.tenants.store import TenantStore
 
 FAILURES = documented("tei")
@@ -227,8 +227,8 @@ async def create_key(
     admin: NamedDependency[Admin],
 ) -> KeyMade:
     """Make a key."""
-    for field, name in (("id", data.id), ("tenant", data.tenant)):
-        if problem := name_problem(name):
+    for field, problem in (("id", id_problem(data.id)), ("tenant", name_problem(data.tenant))):
+        if problem:
             raise InvalidInput(f"{field}: {problem}", param=field)
     check_limits(data.limits)
     key, stored = make_key(data.tenant, data.id, data.expires, data.scopes, data.models)

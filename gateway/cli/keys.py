@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.store import Action, run_with_store, show_line
-from gateway.tenants.keyring import StoredKey, make_key, name_problem
+from gateway.tenants.keyring import StoredKey, id_problem, make_key
 from gateway.tenants.store import TenantStore
 
 
@@ -20,7 +20,7 @@ def keys(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 async def _create(store: TenantStore | None, arguments: argparse.Namespace) -> int:
-    if problem := name_problem(arguments.id):
+    if problem := id_problem(arguments.id):
         show_line(f"--id: {problem}")
         return 1
     key, stored = make_key(

@@ -253,6 +253,15 @@ def name_problem(name: str | None) -> str | None:
     return "a name has no /" if "/" in name else None
 
 
+def id_problem(id_: str | None) -> str | None:
+    """Why operators could not name a key so by its id, which stands in the key, and so in a header."""
+    if problem := name_problem(id_):
+        return problem
+    if id_ is not None and not (id_.isascii() and " " not in id_):
+        return "an id stands in the key itself: it has ASCII characters alone, and no spaces"
+    return None
+
+
 def make_key(
     tenant: str,
     id_: str | None,

@@ -94,6 +94,9 @@ def test_what_cannot_be_done_is_one_clear_line(config: Path, words: tuple[str, .
         (("keys", "create", "acme", "--scope", "nonsense"), 2),
         (("keys", "create", "acme", "--scope", "embed", "--scope", "admin"), 0),
         (("keys", "create", "acme", "--id", "a/b"), 1),
+        (("keys", "create", "acme", "--id", "équipe"), 1),
+        (("keys", "create", "acme", "--id", "a team"), 1),
+        (("keys", "create", "équipe bleue", "--id", "a-team.2_b"), 0),
         (("tenants", "set", "a/b"), 1),
     ],
 )
