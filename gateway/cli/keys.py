@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.store import Action, run_with_store, show_line
+from gateway.cli.unknown import show_unknown_models, show_unknown_tenant
 from gateway.tenants.keyring import StoredKey, id_problem, make_key
 from gateway.tenants.store import TenantStore
 
@@ -29,7 +30,9 @@ async def _create(store: TenantStore | None, arguments: argparse.Namespace) -> i
     if stored.expires_s is not None and stored.expires_s <= time.time():
         show_line("--expires: that is in the past")
         return 1
+    await show_unknown_models(arguments, arguments.model or ())
     if store is None:
+        await show_unknown_tenant(store, arguments)
         print(
             f"{key}\n\n# in router.yaml, below tenants.{arguments.tenant}.keys; the key itself is shown once:"
         )
@@ -39,6 +42,7 @@ async def _create(store: TenantStore | None, arguments: argparse.Namespace) -> i
         show_line(f"there is a key {stored.id} already; revoke it first, or choose another id")
         return 1
     await store.put(stored)
+    await show_unknown_tenant(store, arguments)
     print(key)
     return 0
 

@@ -27,7 +27,7 @@ def run_with_store(action: Action, arguments: argparse.Namespace, environment: M
         show_problems(arguments.config, error)
         return 1
     # Which tenants the file has: what stands in Redis of them does not count.
-    arguments.in_file = frozenset(config.tenants)
+    arguments.in_file, arguments.models_in_file = frozenset(config.tenants), frozenset(config.models)
     try:
         return asyncio.run(_run(action, config.quotas.store, arguments))
     except StoreAway as error:
@@ -41,9 +41,10 @@ def show_line(text: str) -> None:
 
 
 async def _run(action: Action, url: str, arguments: argparse.Namespace) -> int:
-    if url == "memory":
+    arguments.door = None if url == "memory" else RedisDoor(url, TIMEOUT_S)
+    if arguments.door is None:
         return await action(None, arguments)
-    store = TenantStore(RedisDoor(url, TIMEOUT_S))
+    store = TenantStore(arguments.door)
     try:
         return await action(store, arguments)
     finally:

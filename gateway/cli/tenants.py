@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.store import Action, run_with_store, show_line
+from gateway.cli.unknown import show_unknown_models
 from gateway.config import Tenant, limit_problems
 from gateway.tenants.keyring import name_problem
 from gateway.tenants.store import TenantStore
@@ -31,6 +32,7 @@ async def _set(store: TenantStore | None, arguments: argparse.Namespace) -> int:
         show_line(str(error))
         return 1
     await store.put_tenant(arguments.tenant, settings)
+    await show_unknown_models(arguments, [*(settings.models or ()), *settings.model_limits])
     if arguments.tenant in arguments.in_file:
         show_line(f"{arguments.tenant} is set, but router.yaml has it too, and that one counts")
     else:

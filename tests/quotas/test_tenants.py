@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 from gateway import config
+from gateway.additions.store import ADDED
 from gateway.errors import Unauthenticated
 from gateway.quotas.redis_door import RedisDoor
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
-from gateway.tenants.store import TENANTS, TenantStore, keep_up_to_date
+from gateway.tenants.store import KEYS, TENANTS, TenantStore, keep_up_to_date
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 from tests.quotas.conftest import Commands
@@ -36,6 +37,9 @@ tenants:
 
 def text(store: str) -> str:
     return CONFIG.format(store=store, ops=key_digest(KEY), listed=key_digest("listed"))
+
+
+NO_TENANT = "tenant acme is in neither router.yaml nor Redis: its calls have no limits"
 
 
 @pytest.fixture
@@ -61,14 +65,14 @@ async def until_called(gateway: Running, key: str, status: int, model: str = "bg
 async def test_what_the_command_line_sets_every_gateway_follows(
     boot: Boots, file: Path, own_redis: RedisServer
 ) -> None:
-    async def done(*words: str) -> str:
+    async def done(*words: str, said: str = "") -> str:
         ended = await asyncio.to_thread(process, *words, "-c", str(file))
-        assert (0, "") == (ended.returncode, ended.stderr)
+        assert (0, said) == (ended.returncode, ended.stderr)
         return ended.stdout
 
     servers = {"tei-0": FakeTei()}
     async with boot(servers, text(own_redis.url)) as one, boot(servers, text(own_redis.url)) as two:
-        key = (await done("keys", "create", "acme", "--id", "k")).strip()
+        key = (await done("keys", "create", "acme", "--id", "k", said=f"{NO_TENANT}\n")).strip()
         await until_called(one, key, 200)
         limits = ("--limit", "requests_per_hour=2", "--model-limit", "other:inputs_per_day=1")
         await done("tenants", "set", "acme", "--model", "bge", "--weight", "3", *limits)
@@ -246,6 +250,30 @@ def test_what_cannot_be_done_is_one_clear_line(
     assert 1 == len(ended.err.strip().splitlines())
     assert told in ended.err
     assert ":0\r\n" == own_redis.command("HLEN", TENANTS)
+
+
+NO_MODEL = "model {} is in neither router.yaml nor added: there is nothing to call by that name"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("keys", "create", "acme"), [NO_TENANT]),
+        (("keys", "create", "listed", "--model", "bge"), []),
+        (("keys", "create", "listed", "--model", "bgee", "--model", "added"), [NO_MODEL.format("bgee")]),
+        (("tenants", "set", "acme", "--model", "org/[b]x"), [NO_MODEL.format("org/[b]x")]),
+        (("tenants", "set", "acme", "--model-limit", "x:inputs_per_day=1"), [NO_MODEL.format("x")]),
+        (("tenants", "set", "acme", "--model", "added", "--model-limit", "bge:inputs_per_day=1"), []),
+    ],
+)
+def test_what_is_named_and_nowhere_is_said_and_done_all_the_same(
+    file: Path, own_redis: RedisServer, command: Commands, words: tuple[str, ...], told: list[str]
+) -> None:
+    own_redis.command("HSET", ADDED, "version", "1", "additions", '{"models": {"added": {}}}')
+    ended = command(*words, "-c", str(file))
+
+    assert (0, told) == (ended.status, ended.err.splitlines())
+    assert ":1\r\n" == own_redis.command("HLEN", KEYS if words[0] == "keys" else TENANTS)
 
 
 @pytest.mark.parametrize(

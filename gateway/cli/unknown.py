@@ -1,0 +1,43 @@
+"""What a command names that is nowhere yet: the command works all the same, and says so, a line each."""
+
+import argparse
+from collections.abc import Collection, Iterable
+
+from gateway.additions.store import AdditionsInRedis
+from gateway.cli.store import show_line
+from gateway.quotas.redis_door import StoreAway
+from gateway.tenants.store import TenantStore
+
+
+async def show_unknown_tenant(store: TenantStore | None, arguments: argparse.Namespace) -> None:
+    """Say that nothing limits a tenant that was never set. Raises: StoreAway."""
+    tenant = arguments.tenant
+    if tenant in arguments.in_file:
+        return
+    if store is None:
+        show_line(f"tenant {tenant} is not in router.yaml yet")
+    elif tenant not in await store.tenants():
+        show_line(f"tenant {tenant} is in neither router.yaml nor Redis: its calls have no limits")
+
+
+async def show_unknown_models(arguments: argparse.Namespace, named: Iterable[str]) -> None:
+    """Say which models nobody serves. named: without those of the file, which are known."""
+    missing = [name for name in dict.fromkeys(named) if name not in arguments.models_in_file]
+    if not missing:
+        return
+    added = await _added(arguments)
+    for name in missing:
+        if name not in added:
+            show_line(
+                f"model {name} is in neither router.yaml nor added: there is nothing to call by that name"
+            )
+
+
+async def _added(arguments: argparse.Namespace) -> Collection[str]:
+    """Models that operators added in Redis; none where they cannot be read."""
+    if arguments.door is None:
+        return ()
+    try:
+        return (await AdditionsInRedis(arguments.door).standing()).additions.models
+    except StoreAway:
+        return ()
