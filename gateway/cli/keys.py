@@ -5,10 +5,9 @@ import time
 from collections.abc import Mapping
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
-from gateway.cli.store import Action, run_with_store, show_line
+from gateway.cli.store import Action, run_with_store, show_line, show_table
 from gateway.cli.unknown import show_unknown_models, show_unknown_tenant
 from gateway.tenants.keyring import StoredKey, id_problem, make_key
 from gateway.tenants.store import TenantStore
@@ -71,7 +70,7 @@ async def _list(store: TenantStore | None, arguments: argparse.Namespace) -> int
         expires = time.strftime("%Y-%m-%d %H:%M", time.gmtime(key.expires_s)) if key.expires_s else "never"
         scopes, models = " ".join(key.scopes or ("all operations",)), " ".join(key.models or ("all",))
         table.add_row(key.id, key.tenant, expires, scopes, models)
-    Console().print(table)
+    show_table(table)
     return 0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 from rich.console import Console
+from rich.table import Table
 
 from gateway.cli.check import show_problems
 from gateway.config_file import ConfigError, load_config
@@ -14,6 +15,7 @@ from gateway.tenants.store import TenantStore
 
 # A person waits longer than a call does.
 TIMEOUT_S = 5.0
+PIPE_WIDTH = 1000
 
 # What a command does with the store; None where tenants and keys stand in router.yaml only.
 Action: TypeAlias = Callable[[TenantStore | None, argparse.Namespace], Awaitable[int]]
@@ -38,6 +40,14 @@ def run_with_store(action: Action, arguments: argparse.Namespace, environment: M
 def show_line(text: str) -> None:
     """One line for a person, on standard error."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def show_table(table: Table) -> None:
+    """Nothing of it is cut or read as markup: cells fold on a terminal, and a pipe has no width."""
+    for column in table.columns:
+        column.overflow = "fold"
+    width = None if Console().is_terminal else PIPE_WIDTH
+    Console(width=width, markup=False, emoji=False).print(table)
 
 
 async def _run(action: Action, url: str, arguments: argparse.Namespace) -> int:

@@ -4,10 +4,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
-from gateway.cli.store import Action, run_with_store, show_line
+from gateway.cli.store import Action, run_with_store, show_line, show_table
 from gateway.cli.unknown import show_unknown_models
 from gateway.config import Tenant, limit_problems
 from gateway.tenants.keyring import name_problem
@@ -93,7 +92,7 @@ async def _list(store: TenantStore | None, arguments: argparse.Namespace) -> int
         models = "all" if one.models is None else " ".join(one.models)
         shown = f"{name} (router.yaml's counts)" if name in arguments.in_file else name
         table.add_row(shown, models, " ".join(limits) or "none", str(one.weight), one.priority)
-    Console().print(table)
+    show_table(table)
     return 0
 
 

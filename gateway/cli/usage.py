@@ -5,11 +5,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.check import show_problems
-from gateway.cli.store import TIMEOUT_S, show_line
+from gateway.cli.store import TIMEOUT_S, show_line, show_table
 from gateway.config_file import ConfigError, load_config
 from gateway.errors import GatewayError
 from gateway.quotas.redis_door import RedisDoor
@@ -55,4 +54,4 @@ def _show(rows: Sequence[UsageRow], form: str) -> None:
             table = Table(*USAGE_COLUMNS, box=None)
             for row in rows:
                 table.add_row(*(str(getattr(row, column)) for column in USAGE_COLUMNS))
-            Console().print(table)
+            show_table(table)

@@ -15,6 +15,7 @@ import pytest
 from gateway import config
 from gateway.additions.store import ADDED
 from gateway.errors import Unauthenticated
+from gateway.quotas.ledger import UNITS
 from gateway.quotas.redis_door import RedisDoor
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import KEYS, TENANTS, TenantStore, keep_up_to_date
@@ -250,6 +251,28 @@ def test_what_cannot_be_done_is_one_clear_line(
     assert 1 == len(ended.err.strip().splitlines())
     assert told in ended.err
     assert ":0\r\n" == own_redis.command("HLEN", TENANTS)
+
+
+@pytest.mark.parametrize("width", [40, None], ids=["terminal", "pipe"])
+def test_a_table_cuts_nothing(
+    file: Path,
+    own_redis: RedisServer,
+    command: Commands,
+    monkeypatch: pytest.MonkeyPatch,
+    width: int | None,
+) -> None:
+    limits = {f"{unit}_per_{period}": 7777 for unit in UNITS for period in ("minute", "hour", "day")}
+    own_redis.command("HSET", TENANTS, f"[b]{'z' * 60}:x:", json.dumps({"limits": limits}))
+    if width:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", str(width))
+    ended = command("tenants", "list", "-c", str(file))
+
+    assert (0, "") == (ended.status, ended.err)
+    assert (60, 4 * len(limits)) == (ended.out.count("z"), ended.out.count("7"))
+    if width is None:
+        assert f"[b]{'z' * 60}:x:" in ended.out
+        assert 2 == len(ended.out.splitlines())
 
 
 NO_MODEL = "model {} is in neither router.yaml nor added: there is nothing to call by that name"
