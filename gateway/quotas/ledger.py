@@ -14,7 +14,17 @@ from typing import Protocol
 import msgspec
 
 from gateway.errors import QuotaExceeded, RequestExceedsLimit
-from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Meter, Standing, Unit, meter_for
+from gateway.quotas.limits import (
+    SECOND_US,
+    WINDOWS_US,
+    Cost,
+    Limit,
+    Meter,
+    Standing,
+    Unit,
+    meter_for,
+    period_end_us,
+)
 from gateway.quotas.usage import UsageRow
 
 # OpenAI's clients stop honouring a longer one; the exact wait is in the message.
@@ -126,7 +136,7 @@ class MemoryLedger:
         longest_us, blocking = max(waits, key=lambda one: one[0], default=(0, None))
         over = blocking.limit if blocking is not None and longest_us > 0 else None
         if over is not None and not ask.shadow:
-            raise refusal(over, longest_us, [meter.standing(now_us) for meter in meters])
+            raise refusal(ask, over, longest_us, [meter.standing(now_us) for meter in meters], now_us)
         self._number += 1
         for meter in meters:
             meter.take(self._number, ask.cost.of(meter.limit.unit), now_us)
@@ -209,12 +219,19 @@ def check_reachable(ask: Ask) -> None:
     for limit in ask.limits:
         cost = ask.cost.of(limit.unit)
         if cost > limit.amount:
-            bound = limit.unit == "tokens" and ask.is_bound
-            costs = f"may cost up to {cost} tokens, by its length" if bound else f"costs {cost} {limit.unit}"
             raise RequestExceedsLimit(
-                f"this call {costs}, and {limit.name} is {limit.amount}: it can never "
+                f"this call {_costs(ask, limit)}, and {limit.name} is {limit.amount}: it can never "
                 "pass; send fewer or shorter inputs"
             )
+
+
+def _costs(ask: Ask, limit: Limit) -> str:
+    """What a call uses of a limit, and whether that was counted."""
+    cost, unit = ask.cost.of(limit.unit), limit.unit
+    named = unit.removesuffix("s") if cost == 1 else unit
+    if unit == "tokens" and ask.is_bound:
+        return f"may cost up to {cost} {named}, by its length"
+    return f"costs {cost} {named}"
 
 
 def corrected(reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
@@ -236,19 +253,41 @@ def _corrected(standing: Standing, reserved: Cost, actual: Cost) -> Standing:
     return Standing(limit, remaining, reset_us)
 
 
-def refusal(limit: Limit, wait_us: int, standings: Sequence[Standing]) -> QuotaExceeded:
-    """What a caller hears whose limit has no room: the exact wait, rounded up to whole seconds."""
+def refusal(
+    ask: Ask, limit: Limit, wait_us: int, standings: Sequence[Standing], at_us: int | None = None
+) -> QuotaExceeded:
+    """What a caller hears whose limit has no room: the exact wait, rounded up to whole seconds.
+
+    standings: what is known of the limits. at_us: when it was asked, on the ledger's clock; None where what
+    is waited for is not the limit's next period.
+    """
     exact_s = -(-wait_us // SECOND_US)
+    calendar = limit.period in ("day", "month")
+    left = next((_left(one) for one in standings if one.limit == limit), "")
+    anew = ""
+    if calendar and at_us is not None:
+        anew = f"it starts anew on {day_of(period_end_us(limit.period, at_us))} (UTC), "
     headers = rate_limit_headers(standings)
     if exact_s > RETRY_AFTER_MAX_S:
         headers["x-should-retry"] = "false"
     return QuotaExceeded(
-        f"limit {limit.name} ({limit.amount}) is used up; try again in {duration(exact_s * SECOND_US)}",
+        f"limit {limit.name} ({limit.amount}): {left}this call {_costs(ask, limit)}; "
+        f"{anew}try again in {duration(exact_s * SECOND_US)}",
         unit=limit.unit,
-        calendar=limit.period in ("day", "month"),
+        calendar=calendar,
         retry_after_s=min(exact_s, RETRY_AFTER_MAX_S),
         headers=headers,
     )
+
+
+def _left(standing: Standing) -> str:
+    """What remains, before what is asked for."""
+    match standing.remaining:
+        case 0:
+            return "nothing is left, and "
+        case 1:
+            return "1 is left, and "
+    return f"{standing.remaining} are left, and "
 
 
 def rate_limit_headers(standings: Sequence[Standing]) -> dict[str, str]:

@@ -123,7 +123,7 @@ class RedisLedger:
         over = ask.limits[answer.blocking - 1] if answer.blocking else None
         if not answer.ok:
             assert over is not None
-            raise refusal(over, answer.wait_us, answer.standings)
+            raise refusal(ask, over, answer.wait_us, answer.standings, answer.at_us)
         taken = Reservation(ask, answer.standings, over=over, at_us=answer.at_us)
         if any(limit.period == "in_flight" for limit in ask.limits):
             self._open[ask.id] = taken
@@ -329,7 +329,7 @@ class LocalShare:
         for share in shares:
             if ask.cost.of(share.unit) > share.amount and not ask.shadow:
                 # It fits the whole limit, but not this part of it: later, when the store is back.
-                raise refusal(share, SECOND_US, ())
+                raise refusal(ask, share, SECOND_US, ())
         taken = await self._ledger.reserve(msgspec.structs.replace(ask, limits=shares))
         self._asked[ask.id] = ask
         return msgspec.structs.replace(taken, degraded=True)

@@ -367,6 +367,34 @@ async def test_a_refusal_shows_what_is_left_and_when_it_is_back(ledger: MemoryLe
 
 
 @pytest.mark.parametrize(
+    ("limit", "used", "cost", "is_bound", "told", "back"),
+    [
+        (
+            "tokens_per_month",
+            34,
+            22,
+            True,
+            "6 are left, and this call may cost up to 22 tokens, by its length",
+            True,
+        ),
+        ("tokens_per_minute", 39, 40, False, "1 is left, and this call costs 40 tokens", False),
+        ("requests_per_day", 40, 1, True, "nothing is left, and this call costs 1 request", True),
+    ],
+)
+async def test_a_refusal_says_what_is_left_what_the_call_costs_and_when_to_come_back(
+    ledger: MemoryLedger, limit: str, used: int, cost: int, is_bound: bool, told: str, back: bool
+) -> None:
+    held = limits(**{limit: 40})
+    await reserve(ledger, "acme", held, Cost(requests=used, tokens=used))
+    ask = Ask("it", "acme", held, Cost(requests=cost, tokens=cost), 3600 * SECOND_US, is_bound=is_bound)
+    with pytest.raises(QuotaExceeded) as caught:
+        await ledger.reserve(ask)
+
+    when = "it starts anew on 2024-03-01 (UTC), try again in 12h0m0s" if back else "try again in 59s"
+    assert f"limit {limit} (40): {told}; {when}" == caught.value.message
+
+
+@pytest.mark.parametrize(
     ("microseconds", "shown"),
     [
         (0, "0ms"),
