@@ -100,8 +100,14 @@ async def _remove(store: TenantStore | None, arguments: argparse.Namespace) -> i
     if store is None:
         show_line(NO_STORE)
         return 1
+    is_in_file = arguments.tenant in arguments.in_file
     if not await store.remove_tenant(arguments.tenant):
-        show_line(f"there is no tenant {arguments.tenant}")
+        where = " in Redis; router.yaml has it, and is changed there" if is_in_file else ""
+        show_line(f"there is no tenant {arguments.tenant}{where}")
         return 1
     print(f"removed {arguments.tenant} and its keys; every gateway follows within a second")
+    if is_in_file:
+        show_line(
+            f"router.yaml has {arguments.tenant} too, and that one goes on, with the keys that stand there"
+        )
     return 0

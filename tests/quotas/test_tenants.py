@@ -253,6 +253,20 @@ def test_what_cannot_be_done_is_one_clear_line(
     assert ":0\r\n" == own_redis.command("HLEN", TENANTS)
 
 
+def test_what_is_removed_and_stands_in_router_yaml_too_goes_on_and_that_is_said(
+    file: Path, own_redis: RedisServer, command: Commands
+) -> None:
+    none = command("tenants", "remove", "listed", "-c", str(file))
+    command("tenants", "set", "listed", "-c", str(file))
+    removed = command("tenants", "remove", "listed", "-c", str(file))
+
+    assert (1, "") == (none.status, none.out)
+    assert "no tenant listed in Redis; router.yaml has it" in none.err
+    assert (0, ":0\r\n") == (removed.status, own_redis.command("HLEN", TENANTS))
+    assert "removed listed" in removed.out
+    assert "router.yaml has listed too, and that one goes on" in removed.err
+
+
 @pytest.mark.parametrize("width", [40, None], ids=["terminal", "pipe"])
 def test_a_table_cuts_nothing(
     file: Path,
