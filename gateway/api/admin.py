@@ -47,24 +47,28 @@ HOST = re.compile(r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[^:\[\]@]+))(
 
 
 class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A key to make. expires: without a time zone it is UTC. limits: of the key, beside its tenant's."""
+    """A key to make.
+
+    expires: a day or a moment; without a time zone it is UTC. limits: of the key, beside its tenant's.
+    """
 
     tenant: str
     id: str | None = None
-    expires: datetime | None = None
+    expires: str | None = None
     scopes: list[Scope] | None = None
     models: list[str] | None = None
     limits: dict[str, config.LimitAmount] = {}
 
 
 class KeyShown(msgspec.Struct):
-    """A key without its secret. expires: seconds since 1970."""
+    """A key without its secret. expires: seconds since 1970. limits: its own, beside its tenant's."""
 
     id: str
     tenant: str
     expires: float | None
     scopes: list[str] | None
     models: list[str] | None
+    limits: dict[str, int]
 
 
 class KeyMade(msgspec.Struct):
@@ -197,9 +201,8 @@ def comes_from_here(exchange: Exchange) -> bool:
 def shown(key: StoredKey) -> KeyShown:
     """A stored key as operators see it."""
     scopes = None if key.scopes is None else list(key.scopes)
-    return KeyShown(
-        key.id, key.tenant, key.expires_s, scopes, None if key.models is None else list(key.models)
-    )
+    models = None if key.models is None else list(key.models)
+    return KeyShown(key.id, key.tenant, key.expires_s, scopes, models, key.limits)
 
 
 @get("/admin/keys", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
@@ -231,8 +234,7 @@ async def create_key(
         if problem:
             raise InvalidInput(f"{field}: {problem}", param=field)
     check_limits(data.limits)
-    key, stored = make_key(data.tenant, data.id, data.expires, data.scopes, data.models)
-    stored = msgspec.structs.replace(stored, limits=data.limits)
+    key, stored = make_key(data.tenant, data.id, _moment(data.expires), data.scopes, data.models, data.limits)
     try:
         if any(one.id == stored.id for one in await admin.store.keys()):
             raise InvalidInput(f"there is a key {stored.id!r} already", param="id")
@@ -318,6 +320,16 @@ async def remove_tenant(
     except StoreAway as error:
         raise _away() from error
     return Response(b"{}", media_type="application/json")
+
+
+def _moment(written: str | None) -> datetime | None:
+    """Raises: InvalidInput where it is none."""
+    try:
+        return None if written is None else datetime.fromisoformat(written)
+    except ValueError as error:
+        raise InvalidInput(
+            "expires: a day such as 2027-01-31, or a moment such as 2027-01-31T12:00:00Z", param="expires"
+        ) from error
 
 
 def settings_shown(tenant: config.Tenant) -> TenantSettings:

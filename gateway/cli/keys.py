@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from rich.table import Table
 
+from gateway.cli.limits import limits_of, shown_limits
 from gateway.cli.store import Action, run_with_store, show_line, show_table
 from gateway.cli.unknown import show_unknown_models, show_unknown_tenant
 from gateway.tenants.keyring import StoredKey, id_problem, make_key
@@ -23,8 +24,13 @@ async def _create(store: TenantStore | None, arguments: argparse.Namespace) -> i
     if problem := id_problem(arguments.id):
         show_line(f"--id: {problem}")
         return 1
+    try:
+        limits = limits_of(arguments.limit or ())
+    except ValueError as error:
+        show_line(f"--limit: {error}")
+        return 1
     key, stored = make_key(
-        arguments.tenant, arguments.id, arguments.expires, arguments.scope, arguments.model
+        arguments.tenant, arguments.id, arguments.expires, arguments.scope, arguments.model, limits
     )
     if stored.expires_s is not None and stored.expires_s <= time.time():
         show_line("--expires: that is in the past")
@@ -51,7 +57,7 @@ def _line(key: StoredKey) -> str:
     told = [f'digest: "{key.digest}"', f"id: {msgspec.json.encode(key.id).decode()}"]
     if key.expires_s is not None:
         told.append(time.strftime('expires: "%Y-%m-%dT%H:%M:%SZ"', time.gmtime(key.expires_s)))
-    for name, bound in (("scopes", key.scopes), ("models", key.models)):
+    for name, bound in (("scopes", key.scopes), ("models", key.models), ("limits", key.limits or None)):
         if bound is not None:
             told.append(f"{name}: {msgspec.json.encode(bound).decode()}")
     return f"- {{{', '.join(told)}}}"
@@ -65,11 +71,12 @@ async def _list(store: TenantStore | None, arguments: argparse.Namespace) -> int
     if arguments.json:
         print(msgspec.json.encode(stored).decode())
         return 0
-    table = Table("id", "tenant", "expires", "scopes", "models", box=None)
+    table = Table("id", "tenant", "expires", "scopes", "models", "limits", box=None)
     for key in stored:
         expires = time.strftime("%Y-%m-%d %H:%M", time.gmtime(key.expires_s)) if key.expires_s else "never"
         scopes, models = " ".join(key.scopes or ("all operations",)), " ".join(key.models or ("all",))
-        table.add_row(key.id, key.tenant, expires, scopes, models)
+        limits = " ".join(shown_limits(key.limits)) or "its tenant's"
+        table.add_row(key.id, key.tenant, expires, scopes, models, limits)
     show_table(table)
     return 0
 

@@ -123,6 +123,12 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
         help="embed, rerank, tokenize, metrics or admin; may be repeated",
     )
     create.add_argument("--model", action="append", help="the only model it may use; may be repeated")
+    create.add_argument(
+        "--limit",
+        action="append",
+        metavar="NAME=AMOUNT",
+        help="tokens_per_minute=1000, beside its tenant's limits; may be repeated",
+    )
     listing = _with_config(actions.add_parser("list", help="all keys, without their secrets"))
     listing.add_argument("--json", action="store_true", help="for scripts")
     revoke = _with_config(actions.add_parser("revoke", help="a key is dead everywhere within a second"))

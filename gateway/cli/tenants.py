@@ -1,14 +1,15 @@
 """`gateway tenants set | list | remove`: tenants in Redis, which every gateway follows."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 from rich.table import Table
 
+from gateway.cli.limits import limits_of, shown_limits
 from gateway.cli.store import Action, run_with_store, show_line, show_table
 from gateway.cli.unknown import show_unknown_models
-from gateway.config import Tenant, limit_problems
+from gateway.config import Tenant
 from gateway.tenants.keyring import name_problem
 from gateway.tenants.store import TenantStore
 
@@ -48,10 +49,10 @@ def _settings(arguments: argparse.Namespace) -> Tenant:
         model, _, limit = written.rpartition(":")
         if not model:
             raise ValueError(f"{written}: expected MODEL:NAME=AMOUNT, such as bge:tokens_per_minute=100000")
-        model_limits.setdefault(model, {}).update(_limits([limit]))
+        model_limits.setdefault(model, {}).update(limits_of([limit]))
     plain = {
         "models": arguments.model,
-        "limits": _limits(arguments.limit or ()),
+        "limits": limits_of(arguments.limit or ()),
         "model_limits": model_limits,
         "weight": arguments.weight,
         "priority": arguments.priority,
@@ -59,18 +60,6 @@ def _settings(arguments: argparse.Namespace) -> Tenant:
         "join": not arguments.no_join,
     }
     return msgspec.convert(plain, Tenant)
-
-
-def _limits(written: Sequence[str]) -> dict[str, int]:
-    limits = {}
-    for one in written:
-        name, _, amount = one.partition("=")
-        if not amount.isdecimal():
-            raise ValueError(f"{one}: expected NAME=AMOUNT, such as tokens_per_minute=100000")
-        limits[name] = int(amount)
-    for name, problem in limit_problems(limits).items():
-        raise ValueError(f"{name}: {problem}")
-    return limits
 
 
 async def _list(store: TenantStore | None, arguments: argparse.Namespace) -> int:
@@ -83,12 +72,9 @@ async def _list(store: TenantStore | None, arguments: argparse.Namespace) -> int
         return 0
     table = Table("tenant", "models", "limits", "weight", "priority", box=None)
     for name, one in stored.items():
-        limits = [f"{limit}={amount}" for limit, amount in one.limits.items()]
-        limits += [
-            f"{model}:{limit}={amount}"
-            for model, own in one.model_limits.items()
-            for limit, amount in own.items()
-        ]
+        limits = shown_limits(one.limits)
+        for model, own in one.model_limits.items():
+            limits += shown_limits(own, f"{model}:")
         models = "all" if one.models is None else " ".join(one.models)
         shown = f"{name} (router.yaml's counts)" if name in arguments.in_file else name
         table.add_row(shown, models, " ".join(limits) or "none", str(one.weight), one.priority)

@@ -268,6 +268,7 @@ def make_key(
     expires: datetime | None,
     scopes: Iterable[str] | None,
     models: Iterable[str] | None,
+    limits: Mapping[str, int],
 ) -> tuple[str, StoredKey]:
     """A new key in the clear, and what is stored of it. expires: without a time zone it is UTC."""
     chosen = id_ or secrets.token_hex(4)
@@ -279,6 +280,7 @@ def make_key(
         expires_s=_seconds(expires),
         scopes=None if scopes is None else tuple(scopes),
         models=None if models is None else tuple(models),
+        limits=dict(limits),
         created_s=time.time(),
     )
 

@@ -35,7 +35,8 @@ async def until_accepted(gateway: Running, key: str, expected: bool) -> None:
 
 async def test_a_key_is_made_listed_used_and_revoked(boot: Boots, own_redis: RedisServer) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
-        made = (await gateway.post("/admin/keys", {"tenant": "acme", "id": "k", "models": ["bge"]})).json()
+        asked = {"tenant": "acme", "id": "k", "models": ["bge"], "limits": {"requests_per_hour": 5}}
+        made = (await gateway.post("/admin/keys", asked)).json()
         await until_accepted(gateway, made["key"], expected=True)
         listed = (await gateway.client.get("/admin/keys")).json()
         twice = await gateway.post("/admin/keys", {"tenant": "acme", "id": "k"})
@@ -44,6 +45,7 @@ async def test_a_key_is_made_listed_used_and_revoked(boot: Boots, own_redis: Red
         again = await gateway.client.delete("/admin/keys/k")
 
     assert [made["shown"]] == listed
+    assert asked.items() <= listed[0].items()
     assert "key" not in listed[0]
     assert [422, 200, 404] == [twice.status_code, revoked.status_code, again.status_code]
 
@@ -157,6 +159,36 @@ async def test_a_key_is_not_named_so_that_no_path_leads_to_it_and_no_client_send
     assert ["id"] * 4 == [reply.json()["error"].split(":")[0] for reply in replies]
     assert 200 == unicode.status_code
     assert unicode.json()["key"].startswith("gw_a-b_")
+
+
+@pytest.mark.parametrize(
+    ("written", "moment"),
+    [
+        ("2127-01-31", datetime(2127, 1, 31, tzinfo=UTC)),
+        ("2127-01-31T12:00:00", datetime(2127, 1, 31, 12, tzinfo=UTC)),
+        ("2127-01-31T12:00:00Z", datetime(2127, 1, 31, 12, tzinfo=UTC)),
+        ("2127-01-31T12:00:00+02:00", datetime(2127, 1, 31, 10, tzinfo=UTC)),
+    ],
+)
+async def test_a_key_expires_on_a_day_or_at_a_moment(
+    boot: Boots, own_redis: RedisServer, written: str, moment: datetime
+) -> None:
+    async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
+        made = await gateway.post("/admin/keys", {"tenant": "acme", "expires": written})
+
+    assert moment.timestamp() == made.json()["shown"]["expires"]
+
+
+@pytest.mark.parametrize("written", ["", "tomorrow", "31.01.2127", "2127-13-01", 4_956_508_800])
+async def test_what_is_no_day_and_no_moment_is_refused(
+    boot: Boots, own_redis: RedisServer, written: object
+) -> None:
+    async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
+        reply = await gateway.post("/admin/keys", {"tenant": "acme", "expires": written})
+        listed = (await gateway.client.get("/admin/keys")).json()
+
+    assert (422, []) == (reply.status_code, listed)
+    assert ("2027-01-31" if isinstance(written, str) else "expires") in reply.json()["error"]
 
 
 HERE = {"host": "localhost:8080", "authorization": ""}

@@ -1,6 +1,7 @@
 """`gateway keys` and running gateways: made, used, revoked, and never in the clear anywhere."""
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.config import Key
+from gateway.config_file import parse_config
 from gateway.errors import QuotaUnavailable, Unauthenticated
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
@@ -93,6 +96,9 @@ def test_what_cannot_be_done_is_one_clear_line(config: Path, words: tuple[str, .
     [
         (("keys", "create", "acme", "--scope", "nonsense"), 2),
         (("keys", "create", "acme", "--scope", "embed", "--scope", "admin"), 0),
+        (("keys", "create", "acme", "--limit", "tokens_per_minute"), 1),
+        (("keys", "create", "acme", "--limit", "tokens_per_minute=0"), 1),
+        (("keys", "create", "acme", "--limit", "bytes_per_minute=5"), 1),
         (("keys", "create", "acme", "--id", "a/b"), 1),
         (("keys", "create", "acme", "--id", "équipe"), 1),
         (("keys", "create", "acme", "--id", "a team"), 1),
@@ -104,6 +110,27 @@ def test_scopes_and_names_that_lead_nowhere_are_refused(
     config: Path, command: Commands, words: tuple[str, ...], status: int
 ) -> None:
     assert status == command(*words, "-c", str(config)).status
+
+
+def test_a_key_has_limits_of_its_own_where_it_stands_and_in_the_line_for_router_yaml(
+    config: Path, own_redis: RedisServer, command: Commands
+) -> None:
+    words = ("--id", "k", "--limit", "tokens_per_minute=1000", "--limit", "requests_in_flight=2")
+    own = {"tokens_per_minute": 1000, "requests_in_flight": 2}
+    made = command("keys", "create", "acme", *words, "-c", str(config))
+    command("keys", "create", "acme", "--id", "plain", "-c", str(config))
+    listed = json.loads(command("keys", "list", "--json", "-c", str(config)).out)
+    table = command("keys", "list", "-c", str(config)).out
+    config.write_text(CONFIG.format(store="memory"))
+    line = command("keys", "create", "acme", *words, "-c", str(config)).out.splitlines()[-1]
+
+    assert 0 == made.status
+    assert [("k", own), ("plain", {})] == [(one["id"], one["limits"]) for one in listed]
+    assert "tokens_per_minute=1000 requests_in_flight=2" in table
+    text = CONFIG.format(store="memory") + f"tenants:\n  acme:\n    keys:\n      {line}\n"
+    [key] = parse_config(text, {}, config.parent).tenants["acme"].keys
+    assert isinstance(key, Key)
+    assert own == key.limits
 
 
 def test_a_store_that_is_away_is_one_clear_line(config: Path, own_redis: RedisServer) -> None:
