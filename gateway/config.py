@@ -281,8 +281,10 @@ def host_and_port(listen: str) -> tuple[str, int]:
     Raises: ValueError.
     """
     host, separator, port = listen.rpartition(":")
-    if not separator or not port.isdecimal() or not 0 <= int(port) <= 65535:
+    if not separator or not port.isdecimal():
         raise ValueError("expected host:port, such as 127.0.0.1:8080")
+    if int(port) > 65535:
+        raise ValueError("the port is too large; the highest is 65535")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ValueError("an IPv6 address goes in brackets: [::1]:8080")
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - an empty host asks for all

@@ -6,7 +6,7 @@ is answered by the next.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -167,12 +167,9 @@ def without_a_key(wanted: Config, *, has_first_key: bool) -> list[Problem]:
 
 # How the end of each kind of work is told. An edit has somebody who is answered; a file has nobody.
 ENDS = {
-    "file": ("%s was reloaded: %d changes", "%s was not reloaded: %d problems; nothing has changed"),
-    "added": (
-        "%s: what others added was taken: %d changes",
-        "%s: what others added was not taken: %d problems",
-    ),
-    "edit": ("%s was done: %d changes", "%s was not done: %d problems; nothing has changed"),
+    "file": ("%s was reloaded: %s", "%s was not reloaded: %s; nothing has changed"),
+    "added": ("%s: what others added was taken: %s", "%s: what others added was not taken: %s"),
+    "edit": ("%s was done: %s", "%s was not done: %s; nothing has changed"),
 }
 
 
@@ -185,12 +182,16 @@ def tell(source: Source, work: Work, outcome: Outcome) -> None:
         return
     if outcome.problems:
         level = logging.INFO if kind == "edit" else logging.ERROR
-        logger.log(level, not_done, what, len(outcome.problems))
+        logger.log(level, not_done, what, _counted(outcome.problems, "problem"))
         for problem in outcome.problems:
             logger.log(level, "%s: %s", problem.path, problem.message)
         return
-    logger.info(done, what, len(outcome.changes))
+    logger.info(done, what, _counted(outcome.changes, "change"))
     for change in outcome.changes:
         logger.info("%s", change)
     for change in outcome.needs_restart:
         logger.warning("%s: needs a restart; it is left as it was", change)
+
+
+def _counted(things: Sized, noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"

@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 # Some messages repeat what was sent, which may be megabytes.
 MESSAGE_CHARACTERS_MAX = 300
 MISSING_QUERY = re.compile(r"Missing required query parameter '(?P<name>\w+)'")
+# What is meant by words that name a standard and show nothing.
+QUERY_REASONS = {"Invalid RFC3339 encoded date": "expected a day such as 2027-01-31"}
 TOKEN_IDS = re.compile(r"Expected `(?:str|str \| object)`, got `(int|array)` - at `\$\.inputs?\[[\d.]+\]`")
 
 
@@ -262,7 +264,7 @@ def _not_understood(error: ValidationException) -> GatewayError:
         return InvalidInput(f"the query parameter `{name}` is missing", param=name)
     for problem in error.extra if isinstance(error.extra, list) else []:
         if problem.get("source") == "query":
-            reason = str(problem["message"])[:MESSAGE_CHARACTERS_MAX]
+            reason = QUERY_REASONS.get(problem["message"], str(problem["message"]))[:MESSAGE_CHARACTERS_MAX]
             return InvalidInput(f"the query parameter `{problem['key']}`: {reason}", param=problem["key"])
     return MalformedBody("the body is missing or is not what this path takes")
 

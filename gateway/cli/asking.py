@@ -51,7 +51,7 @@ class Asker:
         if status >= 500:
             raise Away(f"the gateway answers {status}: {_said(body)}")
         if status != 200:
-            raise Refused(f"the gateway answers {status}: {_said(body)}")
+            raise Refused(f"the gateway answers {status}: {_said(body)}{self._hint(status)}")
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -60,6 +60,12 @@ class Asker:
     def close(self) -> None:
         """Let go of the connection."""
         self._connection.close()
+
+    def _hint(self, status: int) -> str:
+        """Where a key is taken from, for who showed none."""
+        if status != 401 or self._headers:
+            return ""
+        return "; the key of an operator is read from GATEWAY_API_KEY, or from the file of --key-file"
 
     def _asked(self, path: str) -> tuple[int, bytes]:
         self._connection.request("GET", path, headers=self._headers)

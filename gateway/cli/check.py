@@ -1,6 +1,6 @@
 """`gateway check`: every problem of a router.yaml at once; nothing is started or contacted."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import Path
 
 from rich.console import Console
@@ -18,16 +18,19 @@ def check(path: Path, environment: Mapping[str, str]) -> int:
         show_problems(path, error)
         return 1
     console.print(
-        f"[green]{escape(str(path))} is fine[/]: {len(config.models)} models on "
-        f"{len(config.upstreams)} upstreams, {len(config.tenants)} tenants"
+        f"[green]{escape(str(path))} is fine[/]: {_counted(config.models, 'model')} on "
+        f"{_counted(config.upstreams, 'upstream')}, {_counted(config.tenants, 'tenant')}"
     )
     return 0
+
+
+def _counted(things: Sized, noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 def show_problems(path: Path, error: ConfigError) -> None:
     """One line a problem, on standard error."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    count = len(error.problems)
-    console.print(f"[red]{escape(str(path))} has {count} problem{'s' if count > 1 else ''}[/]")
+    console.print(f"[red]{escape(str(path))} has {_counted(error.problems, 'problem')}[/]")
     for problem in error.problems:
         console.print(f"  [bold]{escape(problem.path)}[/]: {escape(problem.message)}")

@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_keys(commands.add_parser("keys", help=text, description=text))
     text = "set, list and remove tenants in Redis; one that router.yaml has too is as router.yaml says"
     _add_tenants(commands.add_parser("tenants", help=text, description=text))
-    text = "what a tenant used by model and day (UTC), as its quotas settled it"
+    text = "what tenants used by model and day (UTC), as their quotas settled it"
     _add_usage(_with_config(commands.add_parser("usage", help=text, description=text)))
     text = "what a running gateway is doing, looked at each second until Ctrl-C"
     _add_status(_with_config(commands.add_parser("status", help=text, description=text)))
@@ -112,9 +112,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     create = _with_config(actions.add_parser("create", help="make a key and print it, once"))
     create.add_argument("tenant", help="who pays for it and is limited")
     create.add_argument("--id", help="what it is listed and revoked by (default: made up)")
-    create.add_argument(
-        "--expires", type=datetime.fromisoformat, metavar="DATE", help="2027-01-31, or with a time; UTC"
-    )
+    create.add_argument("--expires", type=_moment, metavar="DATE", help="2027-01-31, or with a time; UTC")
     create.add_argument(
         "--scope",
         action="append",
@@ -162,11 +160,9 @@ def _add_tenants(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_usage(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tenant", help="whose")
-    parser.add_argument("--since", type=date.fromisoformat, metavar="DAY", help="2027-01-31 (default: today)")
-    parser.add_argument(
-        "--until", type=date.fromisoformat, metavar="DAY", help="the last day (default: today)"
-    )
+    parser.add_argument("tenant", nargs="?", help="whose (default: of all that there are)")
+    parser.add_argument("--since", type=_day, metavar="DAY", help="2027-01-31 (default: today)")
+    parser.add_argument("--until", type=_day, metavar="DAY", help="the last day (default: today)")
     parser.add_argument("--form", choices=["table", "json", "csv"], default="table")
 
 
@@ -200,6 +196,21 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=300.0, metavar="S", help="longest for one upstream (default: 300)"
     )
     parser.add_argument("--json", action="store_true", help="for scripts")
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no day such as 2027-01-31") from error
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        expected = "a day such as 2027-01-31, nor a moment such as 2027-01-31T12:00:00Z"
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {expected}") from error
 
 
 def _cosine(text: str) -> float:

@@ -1,4 +1,4 @@
-"""`gateway usage`: what a tenant used by model and day, as the quotas settled it."""
+"""`gateway usage`: what a tenant, or each that there is, used by model and day, as the quotas settled it."""
 
 import argparse
 import asyncio
@@ -9,11 +9,14 @@ from rich.table import Table
 
 from gateway.cli.check import show_problems
 from gateway.cli.store import TIMEOUT_S, show_line, show_table
+from gateway.config import Config
 from gateway.config_file import ConfigError, load_config
 from gateway.errors import GatewayError
-from gateway.quotas.redis_door import RedisDoor
+from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.quotas.redis_ledger import RedisLedger, Rules
 from gateway.quotas.usage import USAGE_COLUMNS, UsageRow, as_csv, days_between
+from gateway.tenants.keyring import FIRST_TENANT
+from gateway.tenants.store import TenantStore
 
 
 def usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -28,7 +31,10 @@ def usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
         return 1
     try:
         days = days_between(arguments.since, arguments.until)
-        rows = asyncio.run(_read(config.quotas.store, arguments.tenant, days))
+        rows = asyncio.run(_read(config, arguments.tenant, days))
+    except StoreAway as error:
+        show_line(f"the store of tenants and keys is away: {error}")
+        return 1
     except GatewayError as error:
         show_line(str(error))
         return 1
@@ -36,12 +42,21 @@ def usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     return 0
 
 
-async def _read(url: str, tenant: str, days: Sequence[str]) -> list[UsageRow]:
-    ledger = RedisLedger(RedisDoor(url, TIMEOUT_S), Rules(), "command line", lambda _: None)
+async def _read(config: Config, tenant: str | None, days: Sequence[str]) -> list[UsageRow]:
+    """Of one tenant, or of all that there are. Raises: GatewayError, StoreAway."""
+    door = RedisDoor(config.quotas.store, TIMEOUT_S)
+    ledger = RedisLedger(door, Rules(), "command line", lambda _: None)
     try:
-        return await ledger.usage(tenant, days)
+        tenants = [tenant] if tenant is not None else await _tenants(config, TenantStore(door))
+        return [row for name in tenants for row in await ledger.usage(name, days)]
     finally:
         await ledger.aclose()
+
+
+async def _tenants(config: Config, store: TenantStore) -> list[str]:
+    """Those of the file, of Redis, of keys whose tenant is in neither, and of the first key."""
+    owners = {key.tenant for key in await store.keys()}
+    return sorted({*config.tenants, *await store.tenants(), *owners, FIRST_TENANT})
 
 
 def _show(rows: Sequence[UsageRow], form: str) -> None:

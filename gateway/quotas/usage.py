@@ -31,8 +31,10 @@ def days_between(since: date | None, until: date | None) -> list[str]:
     """
     last = until or datetime.now(UTC).date()
     first = since or last
+    if first > last:
+        raise InvalidInput(f"since ({first}) is after until ({last})", param="since")
     count = (last - first).days + 1
-    if not 1 <= count <= DAYS_MAX:
+    if count > DAYS_MAX:
         raise InvalidInput(f"from 1 to {DAYS_MAX} days, not {count}", param="since")
     return [(first + timedelta(days=number)).isoformat() for number in range(count)]
 

@@ -99,6 +99,8 @@ def test_what_cannot_be_done_is_one_clear_line(config: Path, words: tuple[str, .
         (("keys", "create", "acme", "--limit", "tokens_per_minute"), 1),
         (("keys", "create", "acme", "--limit", "tokens_per_minute=0"), 1),
         (("keys", "create", "acme", "--limit", "bytes_per_minute=5"), 1),
+        (("keys", "create", "acme", "--expires", "tomorrow"), 2),
+        (("keys", "create", "acme", "--expires", "2127-01-31"), 0),
         (("keys", "create", "acme", "--id", "a/b"), 1),
         (("keys", "create", "acme", "--id", "équipe"), 1),
         (("keys", "create", "acme", "--id", "a team"), 1),

@@ -30,14 +30,14 @@ def file(own_redis: RedisServer, tmp_path: Path) -> Path:
     return path
 
 
-def use(server: RedisServer, day: datetime, model: str, cost: Cost) -> None:
+def use(server: RedisServer, day: datetime, model: str, cost: Cost, tenant: str = "acme") -> None:
     """One call of that day, reserved and settled by the ledger itself."""
 
     async def call() -> None:
         events: list[Event] = []
         now_us = round(day.timestamp()) * SECOND_US
         ledger = RedisLedger(RedisDoor(server.url, 2), Rules(), "test", events.append, lambda: now_us)
-        ask = Ask(f"{day}{model}", "acme", (), cost, 60 * SECOND_US, model)
+        ask = Ask(f"{day}{model}", tenant, (), cost, 60 * SECOND_US, model)
         ledger.settle(await ledger.reserve(ask), cost)
         await ledger.settled()
         await ledger.aclose()
@@ -87,6 +87,24 @@ def test_usage_is_told_as_a_table(command: Commands, file: Path, used: None) -> 
     assert [list(ROWS[0]), *([str(value) for value in row.values()] for row in ROWS)] == lines
 
 
+def test_usage_is_that_of_all_tenants_where_none_is_named(
+    command: Commands, file: Path, own_redis: RedisServer, used: None
+) -> None:
+    in_file, set_, with_key = "in the file", "set", "with a key"
+    file.write_text(f"{file.read_text()}tenants: {{{in_file}: {{}}}}\n")
+    command("tenants", "set", set_, "-c", str(file))
+    for tenant in (with_key, "acme"):
+        command("keys", "create", tenant, "-c", str(file))
+    for tenant in (in_file, set_, with_key, "default"):
+        use(own_redis, DAY, "bge", Cost(tokens=7, inputs=2), tenant)
+    ended = command("usage", *DAYS, "--form", "json", "-c", str(file))
+
+    told = json.loads(ended.out)
+    assert (0, "") == (ended.status, ended.err)
+    assert ROWS == [row for row in told if row["tenant"] == "acme"]
+    assert ["acme"] * 3 + ["default", in_file, set_, with_key] == [row["tenant"] for row in told]
+
+
 def test_usage_is_todays_where_no_day_is_named(command: Commands, file: Path, own_redis: RedisServer) -> None:
     use(own_redis, datetime.now(UTC), "bge", Cost(tokens=4, inputs=1))
     ended = command("usage", "acme", "--form", "json", "-c", str(file))
@@ -99,30 +117,32 @@ def test_a_tenant_that_used_nothing_has_no_rows(command: Commands, file: Path) -
 
 
 @pytest.mark.parametrize(
-    "days",
+    ("days", "told"),
     [
-        ("--since", "2026-03-02", "--until", "2026-03-01"),
-        ("--since", "2020-01-01", "--until", "2026-01-01"),
-        ("--since", "9999-12-31"),
-        ("--since", "0001-01-01"),
+        (
+            ("--since", "2026-03-02", "--until", "2026-03-01"),
+            "since (2026-03-02) is after until (2026-03-01)",
+        ),
+        (("--since", "2020-01-01", "--until", "2026-01-01"), "from 1 to 400 days"),
+        (("--since", "9999-12-31"), "since (9999-12-31) is after until ("),
+        (("--since", "0001-01-01"), "from 1 to 400 days"),
     ],
-    ids=lambda days: days[1],
 )
 def test_days_that_make_no_sense_are_one_clear_line(
-    command: Commands, file: Path, days: tuple[str, ...]
+    command: Commands, file: Path, days: tuple[str, ...], told: str
 ) -> None:
     ended = command("usage", "acme", *days, "-c", str(file))
 
     assert (1, "") == (ended.status, ended.out)
     assert 1 == len(ended.err.strip().splitlines())
-    assert "from 1 to 400 days" in ended.err
+    assert told in ended.err
 
 
 def test_a_day_that_is_none_is_a_wrong_command_line(command: Commands, file: Path) -> None:
     ended = command("usage", "acme", "--since", "yesterday", "-c", str(file))
 
     assert (2, "") == (ended.status, ended.out)
-    assert "--since" in ended.err
+    assert "--since: 'yesterday' is no day such as 2027-01-31" in ended.err
 
 
 def test_a_store_that_is_away_or_in_memory_is_one_clear_line(

@@ -369,6 +369,12 @@ def test_an_address_to_listen_on_is_a_host_and_a_port(listen: str, expected: tup
     assert listen == parsed(MINIMAL + f"listen: '{listen}'\n").listen
 
 
+def test_a_port_that_is_too_large_is_said_to_be() -> None:
+    [problem] = problems_of(MINIMAL + "listen: '127.0.0.1:99999'\n")
+
+    assert "'127.0.0.1:99999': the port is too large; the highest is 65535" == problem.message
+
+
 @pytest.mark.parametrize("listen", ["", "8080", "host", "host:", "host:http", "host:70000", "::1:80", "a:-1"])
 def test_anything_else_to_listen_on_is_refused(listen: str) -> None:
     assert ["listen"] == [one.path for one in problems_of(MINIMAL + f"listen: '{listen}'\n")]
