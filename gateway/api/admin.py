@@ -30,7 +30,7 @@ from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFoun
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.redis_door import StoreAway
 from gateway.quotas.usage import UsageRow, as_csv, days_between
-from gateway.tenants.keyring import StoredKey, id_problem, make_key, name_problem
+from gateway.tenants.keyring import StoredKey, id_problem, is_nowhere, make_key, name_problem
 from gateway.tenants.store import TenantStore
 
 FAILURES = documented("tei")
@@ -72,10 +72,11 @@ class KeyShown(msgspec.Struct):
 
 
 class KeyMade(msgspec.Struct):
-    """The one time that the key itself is shown."""
+    """The one time that the key itself is shown. notes: what it names that is nowhere yet."""
 
     key: str
     shown: KeyShown
+    notes: list[str]
 
 
 class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
@@ -133,6 +134,7 @@ class Admin:
     """What these handlers are given.
 
     store: None where router.yaml is all. is_loopback: of the listener. in_file: router.yaml's tenants.
+    models: the names of those that are served.
     """
 
     def __init__(
@@ -155,6 +157,7 @@ class Admin:
     def follow(self, served: config.Config) -> None:
         """Stand beside what is served from now on."""
         self.in_file: Collection[str] = served.tenants.keys()
+        self.models: Collection[str] = served.models.keys()
         self._is_open = self._is_loopback and not served.admin.keys
 
     async def guard(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
@@ -238,10 +241,17 @@ async def create_key(
     try:
         if any(one.id == stored.id for one in await admin.store.keys()):
             raise InvalidInput(f"there is a key {stored.id!r} already", param="id")
+        notes = _notes(data, {*admin.in_file, *await admin.store.tenants()}, admin.models)
         await admin.store.put(stored)
     except StoreAway as error:
         raise _away() from error
-    return KeyMade(key, shown(stored))
+    return KeyMade(key, shown(stored), notes)
+
+
+def _notes(asked: KeyRequest, tenants: Collection[str], models: Collection[str]) -> list[str]:
+    """What of it is nowhere yet."""
+    tenant = [] if asked.tenant in tenants else [is_nowhere(asked.tenant)]
+    return tenant + [f"model {name} is not served here" for name in asked.models or () if name not in models]
 
 
 @delete(

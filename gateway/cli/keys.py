@@ -10,7 +10,7 @@ from rich.table import Table
 from gateway.cli.limits import limits_of, shown_limits
 from gateway.cli.store import Action, run_with_store, show_line, show_table
 from gateway.cli.unknown import show_unknown_models, show_unknown_tenant
-from gateway.tenants.keyring import StoredKey, id_problem, make_key
+from gateway.tenants.keyring import StoredKey, id_problem, make_key, name_problem
 from gateway.tenants.store import TenantStore
 
 
@@ -21,19 +21,10 @@ def keys(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 async def _create(store: TenantStore | None, arguments: argparse.Namespace) -> int:
-    if problem := id_problem(arguments.id):
-        show_line(f"--id: {problem}")
-        return 1
     try:
-        limits = limits_of(arguments.limit or ())
+        key, stored = _made(arguments)
     except ValueError as error:
-        show_line(f"--limit: {error}")
-        return 1
-    key, stored = make_key(
-        arguments.tenant, arguments.id, arguments.expires, arguments.scope, arguments.model, limits
-    )
-    if stored.expires_s is not None and stored.expires_s <= time.time():
-        show_line("--expires: that is in the past")
+        show_line(str(error))
         return 1
     await show_unknown_models(arguments, arguments.model or ())
     if store is None:
@@ -46,10 +37,27 @@ async def _create(store: TenantStore | None, arguments: argparse.Namespace) -> i
     if any(one.id == stored.id for one in await store.keys()):
         show_line(f"there is a key {stored.id} already; revoke it first, or choose another id")
         return 1
-    await store.put(stored)
+    # Before the key stands: once it does, nothing may come between it and who must see it.
     await show_unknown_tenant(store, arguments)
+    await store.put(stored)
     print(key)
     return 0
+
+
+def _made(arguments: argparse.Namespace) -> tuple[str, StoredKey]:
+    """A key as it was asked for. Raises: ValueError with what is wrong."""
+    if problem := id_problem(arguments.id):
+        raise ValueError(f"--id: {problem}")
+    # One that stands in router.yaml may be called anything.
+    if arguments.tenant not in arguments.in_file and (problem := name_problem(arguments.tenant)):
+        raise ValueError(f"tenant: {problem}")
+    limits = limits_of(arguments.limit or ())
+    key, stored = make_key(
+        arguments.tenant, arguments.id, arguments.expires, arguments.scope, arguments.model, limits
+    )
+    if stored.expires_s is not None and stored.expires_s <= time.time():
+        raise ValueError("--expires: that is in the past")
+    return key, stored
 
 
 def _line(key: StoredKey) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.store import show_line
 from gateway.quotas.redis_door import StoreAway
+from gateway.tenants.keyring import is_nowhere
 from gateway.tenants.store import TenantStore
 
 
@@ -17,20 +18,19 @@ async def show_unknown_tenant(store: TenantStore | None, arguments: argparse.Nam
     if store is None:
         show_line(f"tenant {tenant} is not in router.yaml yet")
     elif tenant not in await store.tenants():
-        show_line(f"tenant {tenant} is in neither router.yaml nor Redis: its calls have no limits")
+        show_line(is_nowhere(tenant))
 
 
 async def show_unknown_models(arguments: argparse.Namespace, named: Iterable[str]) -> None:
-    """Say which models nobody serves. named: without those of the file, which are known."""
+    """Say which models nobody serves. Where additions are in a gateway's own memory, only the file tells."""
     missing = [name for name in dict.fromkeys(named) if name not in arguments.models_in_file]
     if not missing:
         return
     added = await _added(arguments)
+    where = "not in router.yaml" if arguments.door is None else "neither in router.yaml nor added"
     for name in missing:
         if name not in added:
-            show_line(
-                f"model {name} is in neither router.yaml nor added: there is nothing to call by that name"
-            )
+            show_line(f"model {name} is {where}: there may be nothing to call by that name")
 
 
 async def _added(arguments: argparse.Namespace) -> Collection[str]:

@@ -262,6 +262,11 @@ def id_problem(id_: str | None) -> str | None:
     return None
 
 
+def is_nowhere(tenant: str) -> str:
+    """What operators are told whose key is of a tenant that was never set."""
+    return f"tenant {tenant} is in neither router.yaml nor Redis: its calls have no limits but its keys' own"
+
+
 def make_key(
     tenant: str,
     id_: str | None,

@@ -164,6 +164,21 @@ async def test_a_key_is_not_named_so_that_no_path_leads_to_it_and_no_client_send
     assert unicode.json()["key"].startswith("gw_a-b_")
 
 
+async def test_what_a_key_names_and_is_nowhere_is_noted(boot: Boots, own_redis: RedisServer) -> None:
+    asked = (
+        {"tenant": "acme", "models": ["bge", "bgee"]},
+        {"tenant": "ops", "models": ["bge"]},
+        {"tenant": "set"},
+    )
+    async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
+        await gateway.client.put("/admin/tenants/set", json={})
+        made = [(await gateway.post("/admin/keys", one)).json() for one in asked]
+
+    nowhere = "tenant acme is in neither router.yaml nor Redis: its calls have no limits but its keys' own"
+    assert [[nowhere, "model bgee is not served here"], [], []] == [one["notes"] for one in made]
+    assert all(one["key"].startswith("gw_") for one in made)
+
+
 @pytest.mark.parametrize(
     ("written", "moment"),
     [

@@ -40,7 +40,7 @@ def text(store: str) -> str:
     return CONFIG.format(store=store, ops=key_digest(KEY), listed=key_digest("listed"))
 
 
-NO_TENANT = "tenant acme is in neither router.yaml nor Redis: its calls have no limits"
+NO_TENANT = "tenant acme is in neither router.yaml nor Redis: its calls have no limits but its keys' own"
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_a_table_cuts_nothing(
         assert 2 == len(ended.out.splitlines())
 
 
-NO_MODEL = "model {} is in neither router.yaml nor added: there is nothing to call by that name"
+NO_MODEL = "model {} is neither in router.yaml nor added: there may be nothing to call by that name"
 
 
 @pytest.mark.parametrize(
