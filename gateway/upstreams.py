@@ -25,7 +25,7 @@ from backends.texts import ModelWork, each_text, items_of
 from gateway import config
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds, bounds_of, tightest, token_bounds
-from gateway.calls import Call, Similarity, Work
+from gateway.calls import Call, Similarity, Work, characters_of
 from gateway.decoding import IdDecoder
 from gateway.prompts import with_prompt, with_roles
 from gateway.routing.pool import Pool
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 # Threads of its own: counting that nobody waits for any more must not hold up anything else.
 COUNTING = ThreadPoolExecutor(2, "count")
+
+# So many characters are counted in less time than a thread takes to be woken, twice over on busy cores.
+AT_ONCE = 400
 
 MIXED = "mixed"
 # refused: the replicas that answer are of another vector space.
@@ -193,8 +196,11 @@ class Upstream:
         work = sent.work
         if tokenizer is None or isinstance(work, Tokenize | Detokenize):
             return None
+        prompt = sent.prompt() or ""
+        if isinstance(work, Embed) and characters_of(work) + len(prompt) * len(work.inputs) <= AT_ONCE:
+            return _lengths(tokenizer, work, prompt)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(COUNTING, _lengths, tokenizer, work, sent.prompt() or "")
+        return await loop.run_in_executor(COUNTING, _lengths, tokenizer, work, prompt)
 
     async def _open(self, sent: Sent) -> "TextTokenizer | None":
         assert sent.told is not None

@@ -38,7 +38,7 @@ from gateway.telemetry.log_lines import call_lines, write_lines
 KEEP_ALIVE_S = 75
 SETTLE_POLL_S = 0.05
 # A call makes hundreds of objects and hardly a cycle; the default looks for some after every second call.
-GC_THRESHOLD = 20_000
+GC_THRESHOLD = 5_000
 ABANDON_S = 1.0
 READ_BYTES = 65536
 

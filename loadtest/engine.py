@@ -1,9 +1,10 @@
 """The engine through the gateway beside what a user would pick instead: one run, one checkpoint, same texts.
 
-    .venv/bin/python -m loadtest.engine [--infinity] [--vllm] [--json FILE] [--plot FILE]
+    .venv/bin/python -m loadtest.engine [--large] [--infinity] [--vllm] [--json FILE] [--plot FILE]
 
 One contender runs at a time. sentence-transformers runs in this process; servers are asked over HTTP on
-loopback, with vectors as base64. Stops by itself.
+loopback, with vectors as base64. --large: a checkpoint of XLM-R large's shape, with random weights, on which
+no time depends. Stops by itself.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import contextlib
 import inspect
 import json
 import random
+import shutil
 import signal
 import statistics
 import sys
@@ -25,6 +27,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import torch
+import transformers
 
 from backends.checkpoints import DEFAULT_MODEL, locate
 from backends.tokens import open_tokenizer
@@ -38,6 +41,17 @@ TEXTS, LONGEST_TOKENS = 1024, 250
 CALL_TEXTS, BULK_CALLERS, TRICKLE_CALLERS, LONE_CALLS = 32, 16, 32, 60
 SHORT = "How do I reset my password?"
 SOURCES = ("json", "asyncio", "pathlib", "collections", "argparse", "logging", "email.message", "decimal")
+POOLING = "1_Pooling/config.json"
+BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    POOLING,
+)
 # The measured rate of matrix products is the best of so many tries of each.
 TRIES = 20
 
@@ -72,6 +86,32 @@ def make_texts(count: int, seed: int = 0) -> list[str]:
         start = dice.randrange(len(words) - length)
         texts.append(" ".join(words[start : start + length]))
     return texts
+
+
+def make_large(folder: Path) -> Path:
+    """XLM-R large, mean pooling. Its tokenizer is smaller than the real one's: the encoder does the same."""
+    source = locate(DEFAULT_MODEL)
+    config = transformers.XLMRobertaConfig(
+        vocab_size=30522,
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        max_position_embeddings=514,
+        type_vocab_size=1,
+        pad_token_id=0,
+        bos_token_id=101,
+        eos_token_id=102,
+    )
+    torch.manual_seed(0)
+    transformers.XLMRobertaModel(config).eval().save_pretrained(folder)
+    for name in BESIDE:
+        target = folder / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(source / name, target)
+    pooling = json.loads((source / POOLING).read_text()) | {"word_embedding_dimension": config.hidden_size}
+    (folder / POOLING).write_text(json.dumps(pooling))
+    return folder
 
 
 def texts_for(checkpoint: Path, count: int) -> tuple[list[str], float]:
@@ -251,7 +291,11 @@ def main() -> None:
     options = _options()
     # However this process is asked to end, its servers end with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    checkpoint = locate(options.model)
+    with tempfile.TemporaryDirectory() as folder:
+        _measure(options, make_large(Path(folder)) if options.large else locate(options.model))
+
+
+def _measure(options: argparse.Namespace, checkpoint: Path) -> None:
     texts, mean = texts_for(checkpoint, options.texts)
     print(f"{len(texts)} texts of {mean:.1f} tokens on average, {torch.get_num_threads()} cores")
     rate, texts_per_s = ceiling(checkpoint, mean)
@@ -281,6 +325,9 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="hub id or folder of a BERT-shaped checkpoint")
+    parser.add_argument(
+        "--large", action="store_true", help="a checkpoint of XLM-R large's shape, in its place"
+    )
     parser.add_argument("--texts", type=int, default=TEXTS)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--compile", action="store_true", help="also with `compile: true`")

@@ -95,6 +95,8 @@ class Edge:
             await self._answer(scope, wire)
         finally:
             wire.release()
+            # They lead back to the call itself: what is left of it would wait for the collector.
+            scope.pop("extensions", None)
             event = _finished(scope, exchange, time.perf_counter() - started_s)
             if exchange.timeline.trace is not None:
                 exchange.timeline.trace.finish(event)

@@ -21,7 +21,7 @@ from gateway.batching.fair_queue import Entry, FairQueue, Priority
 from gateway.batching.joining import Load, alike, parted
 from gateway.batching.portion import Portion
 from gateway.batching.slices import Bounds, Slice
-from gateway.batching.ticket import Attempt, Passenger, Ticket
+from gateway.batching.ticket import GONE, Attempt, Passenger, Ticket
 from gateway.batching.traced import begin_trace
 from gateway.errors import (
     LOADING_RETRY_S,
@@ -567,7 +567,9 @@ class Lane:
             del self._shared[key]
         ticket.done = True
         self._call_off(ticket)
-        if self._queue.remove(ticket.entry):
+        was_waiting = self._queue.remove(ticket.entry)
+        ticket.entry = GONE
+        if was_waiting:
             self.pump()
 
     def _call_off(self, ticket: Ticket) -> None:

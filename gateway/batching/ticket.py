@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,6 +33,11 @@ class Passenger(msgspec.Struct, frozen=True):
     queue_tokens: int | None = None
     join: bool = True
     trace: "CallTrace | None" = None
+
+
+# The entry of a ticket that nobody waits for any more: the two lead to each other while it is queued, and
+# what is left of them would wait for the collector, whose looks hold up everybody.
+GONE: Entry[Any] = Entry(None, "", 0)
 
 
 class Ticket:
