@@ -84,8 +84,8 @@ async def test_a_call_takes_the_limits_of_tenant_model_and_key_or_none(boot: Boo
         ]
 
     assert 429 == refused.status_code
-    assert "limit requests_per_hour (5) " in messages[0]
-    assert "limit key second requests_per_hour (3) " in messages[1]
+    assert "limit requests_per_hour (5): " in messages[0]
+    assert "limit key second requests_per_hour (3): " in messages[1]
     assert "1" == messages[2]
 
 
@@ -99,7 +99,7 @@ async def test_the_model_is_named_where_its_limit_refuses(boot: Boots, store: st
     assert {"limit": "2", "remaining": "1"} == shown
     assert "0" == refused.headers["x-ratelimit-remaining-requests"]
     assert int(refused.headers["retry-after"]) == 60
-    assert "limit model bge requests_per_hour (2) " in refused.json()["error"]["message"]
+    assert "limit model bge requests_per_hour (2): " in refused.json()["error"]["message"]
     assert (429, "Overloaded") == (tei.status_code, tei.json()["error_type"])
     assert "model bge" in tei.json()["error"]
 
