@@ -88,21 +88,23 @@ def make_texts(count: int, seed: int = 0) -> list[str]:
     return texts
 
 
-def make_large(folder: Path) -> Path:
-    """XLM-R large, mean pooling. Its tokenizer is smaller than the real one's: the encoder does the same."""
-    source = locate(DEFAULT_MODEL)
-    config = transformers.XLMRobertaConfig(
+def xlm_r(**shape: int) -> transformers.XLMRobertaConfig:
+    """Of the base model's shape where nothing else is said, with all-MiniLM's tokens."""
+    return transformers.XLMRobertaConfig(
         vocab_size=30522,
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        intermediate_size=4096,
         max_position_embeddings=514,
         type_vocab_size=1,
         pad_token_id=0,
         bos_token_id=101,
         eos_token_id=102,
+        **shape,
     )
+
+
+def make_large(folder: Path) -> Path:
+    """XLM-R large, mean pooling. Its tokenizer is smaller than the real one's: the encoder does the same."""
+    source = locate(DEFAULT_MODEL)
+    config = xlm_r(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
     torch.manual_seed(0)
     transformers.XLMRobertaModel(config).eval().save_pretrained(folder)
     for name in BESIDE:

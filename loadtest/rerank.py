@@ -27,7 +27,7 @@ import torch
 import transformers
 
 from backends.checkpoints import DEFAULT_MODEL, locate
-from loadtest.engine import KEY, PORT, gateway, make_texts, peak_mb
+from loadtest.engine import KEY, PORT, gateway, make_texts, peak_mb, xlm_r
 from tests.real.servers import prepared, running
 
 QUERY = "How do I read a JSON document from a file and change one of its keys?"
@@ -46,15 +46,7 @@ class Figures(msgspec.Struct):
 def make_checkpoint(folder: Path) -> Path:
     """XLM-R base with one label. The tokenizer is smaller than its own: the encoder does the same work."""
     source = locate(DEFAULT_MODEL)
-    config = transformers.XLMRobertaConfig(
-        vocab_size=30522,
-        max_position_embeddings=514,
-        type_vocab_size=1,
-        pad_token_id=0,
-        bos_token_id=101,
-        eos_token_id=102,
-        num_labels=1,
-    )
+    config = xlm_r(num_labels=1)
     torch.manual_seed(0)
     model = transformers.AutoModelForSequenceClassification.from_config(config)
     model.eval().save_pretrained(folder)

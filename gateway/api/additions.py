@@ -78,19 +78,11 @@ def _name(segment: str) -> str:
     return name
 
 
-class UpstreamAdded(msgspec.Struct):
-    """An upstream beside those of router.yaml; references stand in the place of secrets.
+class Added(msgspec.Struct):
+    """An upstream or a model beside those of router.yaml; references stand in the place of secrets.
 
     problem: why this gateway does not serve it, if it does not.
     """
-
-    name: str
-    settings: dict[str, Any]
-    problem: str | None
-
-
-class ModelAdded(msgspec.Struct):
-    """A model beside those of router.yaml. problem: why this gateway does not serve it, if it does not."""
 
     name: str
     settings: dict[str, Any]
@@ -107,15 +99,15 @@ def _named(listed: Iterable[Listed], segment: str) -> Listed:
 
 
 @get("/admin/upstreams", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def list_upstreams(adding: NamedDependency[AddingOrNot]) -> list[UpstreamAdded]:
+async def list_upstreams(adding: NamedDependency[AddingOrNot]) -> list[Added]:
     """All upstreams that were added to those of router.yaml."""
-    return [_upstream(one) for one in (await adding.listing()).upstreams]
+    return [_shown(one) for one in (await adding.listing()).upstreams]
 
 
 @get("/admin/upstreams/{name:str}", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def get_upstream(adding: NamedDependency[AddingOrNot], name: FromPath[str]) -> UpstreamAdded:
+async def get_upstream(adding: NamedDependency[AddingOrNot], name: FromPath[str]) -> Added:
     """One of them."""
-    return _upstream(_named((await adding.listing()).upstreams, name))
+    return _shown(_named((await adding.listing()).upstreams, name))
 
 
 @put(
@@ -147,15 +139,15 @@ async def remove_upstream(adding: NamedDependency[AddingOrNot], name: FromPath[s
 
 
 @get("/admin/models", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def list_added_models(adding: NamedDependency[AddingOrNot]) -> list[ModelAdded]:
+async def list_added_models(adding: NamedDependency[AddingOrNot]) -> list[Added]:
     """All models that were added to those of router.yaml."""
-    return [_model(one) for one in (await adding.listing()).models]
+    return [_shown(one) for one in (await adding.listing()).models]
 
 
 @get("/admin/models/{name:str}", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def get_added_model(adding: NamedDependency[AddingOrNot], name: FromPath[str]) -> ModelAdded:
+async def get_added_model(adding: NamedDependency[AddingOrNot], name: FromPath[str]) -> Added:
     """One of them."""
-    return _model(_named((await adding.listing()).models, name))
+    return _shown(_named((await adding.listing()).models, name))
 
 
 @put(
@@ -186,12 +178,8 @@ async def remove_model(adding: NamedDependency[AddingOrNot], name: FromPath[str]
     return await adding.remove("models", name)
 
 
-def _upstream(one: Listed) -> UpstreamAdded:
-    return UpstreamAdded(one.name, one.settings, one.problem)
-
-
-def _model(one: Listed) -> ModelAdded:
-    return ModelAdded(one.name, one.settings, one.problem)
+def _shown(one: Listed) -> Added:
+    return Added(one.name, one.settings, one.problem)
 
 
 HANDLERS = [

@@ -1,7 +1,6 @@
 """Counting many observations of a histogram in one go.
 
-prometheus-client takes a lock and walks the buckets for each observation, which on every call's path is a
-tenth of the call's cost.
+prometheus-client takes a lock and walks the buckets for each observation: ten times on every call's path.
 """
 
 from bisect import bisect_left
