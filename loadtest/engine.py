@@ -204,7 +204,7 @@ def ceiling(checkpoint: Path, tokens: float) -> tuple[float, float]:
 
 @torch.inference_mode()
 def _product_s(inputs: int, outputs: int) -> float:
-    layer = best_kind(torch.device("cpu"))(torch.nn.Linear(inputs, outputs), torch.bfloat16)
+    layer = best_kind(torch.device("cpu"), torch.bfloat16)(torch.nn.Linear(inputs, outputs), torch.bfloat16)
     rows = torch.randn(TYPICAL_TOKENS, inputs, dtype=torch.bfloat16)
     found = []
     for _ in range(TRIES):

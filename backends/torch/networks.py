@@ -15,6 +15,7 @@ from backends.contract import Output
 from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer
 from backends.torch.checkpoint import COLBERT_FILE, LEXICAL_FILE, OFFSET_POSITIONS, Recipe
+from backends.torch.fusing import fuse
 from backends.torch.heads import Classifier, Encoder, Head, Rectangle
 from backends.torch.kinds import ModelKind
 from backends.torch.language import LanguageHead
@@ -178,6 +179,7 @@ def _packed(encoder: Any, placing: Placing) -> Packed | None:
         if placing.compiled:
             raise ModelUnavailable(f"`compile` does not serve models of type {config.model_type}")
         return None
+    fuse(packed.encoder)
     convert(packed.encoder, _product(placing), placing.dtype)
     if placing.compiled:
         packed.encoder = _compiled(packed.encoder, placing.device)
@@ -185,7 +187,7 @@ def _packed(encoder: Any, placing: Placing) -> Packed | None:
 
 
 def _product(placing: Placing) -> Any:
-    return Product if placing.compiled else best_kind(placing.device)
+    return Product if placing.compiled else best_kind(placing.device, placing.dtype)
 
 
 def _compiled(encoder: nn.Module, device: torch.device) -> Any:

@@ -21,6 +21,7 @@ import uvloop
 
 from backends.errors import BackendError, Failed, Loading, Overloaded, TimedOut
 from backends.torch import wire
+from backends.torch.memory import keep_freed
 from backends.torch.models import Models, Report
 from backends.torch.stats import Watch
 from backends.tracing import PHASES_HEADER, is_recorded
@@ -139,6 +140,7 @@ def main() -> None:
         with contextlib.suppress(OSError):
             os.write(boot.status_fd, msgspec.json.encode(state) + b"\n")
 
+    keep_freed()
     # What is imported stays: looking through it for garbage after every load would hold up all threads.
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

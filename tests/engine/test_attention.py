@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.torch.attention import attend, runs
+from backends.torch.attention import Run, attend, attend_joined, runs
 
 LENGTHS = (3, 7, 7, 1, 9)
 
@@ -38,11 +38,23 @@ def test_every_sequence_sees_itself_alone(causal: bool, window: int, key_heads: 
 
 
 def test_neighbors_of_equal_lengths_are_one_run() -> None:
-    found = list(runs([0, 3, 10, 17, 18, 27], [0, 3, 8, 13, 14, 20]))
+    found = runs([0, 3, 10, 17, 18, 27], [0, 3, 8, 13, 14, 20])
 
-    assert [(0, 3, 0, 3, 1), (3, 17, 3, 13, 2), (17, 18, 13, 14, 1), (18, 27, 14, 20, 1)] == [
-        (queries.start, queries.stop, keys.start, keys.stop, count) for queries, keys, count in found
-    ]
+    assert found == [Run(3, 3, 1), Run(7, 5, 2), Run(1, 1, 1), Run(9, 6, 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_keys_and_values_may_lie_beside_each_other(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    joined = torch.randn(sum(LENGTHS), 3, 4, 8).to(dtype)
+    starts = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
+    q, k, v = joined.unbind(1)
+
+    out = attend_joined(joined, starts, max(LENGTHS), 0.3)
+
+    assert out.dtype == dtype
+    expected = attend(q, k, v, starts, starts, max(LENGTHS), 0.3, causal=False, window=0)
+    torch.testing.assert_close(out, expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("window", [0, 3])

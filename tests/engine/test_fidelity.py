@@ -23,7 +23,9 @@ async def embedded(engine: Engine, texts: list[str], size: int) -> Vectors:
     return np.concatenate([reply.vectors for reply in replies if isinstance(reply, Embedded)])
 
 
-@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.99999), ("bfloat16", 0.9995)])
+@pytest.mark.parametrize(
+    ("dtype", "least"), [("float32", 0.99999), ("bfloat16", 0.9995), ("float16", 0.9999)]
+)
 async def test_vectors_are_those_of_sentence_transformers(
     dtype: DTypeName, least: float, minilm: Path, engine_of: Engines, reference: Vectors
 ) -> None:
@@ -34,7 +36,9 @@ async def test_vectors_are_those_of_sentence_transformers(
     assert least <= cosines.min(), real_texts()[int(cosines.argmin())][:80]
 
 
-@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.999999), ("bfloat16", 0.9999)])
+@pytest.mark.parametrize(
+    ("dtype", "least"), [("float32", 0.999999), ("bfloat16", 0.9999), ("float16", 0.9999)]
+)
 async def test_a_text_has_the_same_vector_alone_and_in_any_batch(
     dtype: DTypeName, least: float, minilm: Path, engine_of: Engines
 ) -> None:

@@ -1,0 +1,99 @@
+"""Layers in fewer operations: which are replaced, and that they give what they gave."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers.activations import ACT2FN
+
+from backends.torch.fusing import FusedLayer, fuse
+from backends.torch.packing import pack
+from backends.torch.precision import INSIDE, ActivatedLinear, ArrangedProduct, Product, convert
+from tests.engine.checkpoints import ENCODERS, SMALL
+
+DESCENDANTS = {"bert", "roberta", "xlm-roberta", "electra"}
+PLACES = tuple(f"encoder.encoder.layer.{number}" for number in range(3))
+
+
+def packed_of(config: transformers.PretrainedConfig) -> nn.Module:
+    torch.manual_seed(0)
+    encoder = transformers.AutoModel.from_config(config, dtype=torch.float32).eval()
+    encoder.pooler = None
+    found = pack(encoder, first_position=config.pad_token_id + 1 if "roberta" in config.model_type else 0)
+    assert found is not None
+    return found
+
+
+def fused_layers(network: nn.Module) -> int:
+    return sum(isinstance(module, FusedLayer) for module in network.modules())
+
+
+def inputs_of(filled: int = 0) -> dict[str, torch.Tensor]:
+    """Sequences of 4, 9 and 2 tokens; the last `filled` of each are looked at by none."""
+    lengths = torch.tensor([4, 9, 2])
+    mask = (torch.arange(9) < lengths[:, None]).long()
+    ids = torch.randint(5, 900, mask.shape, generator=torch.Generator().manual_seed(1)) * mask
+    seen = (torch.arange(9) < (lengths - filled)[:, None]).long()
+    told = {"input_ids": ids, "attention_mask": seen}
+    return told | ({"tokens": mask} if filled else {})
+
+
+@pytest.mark.parametrize("name", sorted(name for name, (_, is_packed) in ENCODERS.items() if is_packed))
+@torch.inference_mode()
+def test_layers_of_berts_family_are_replaced_by_ones_that_give_the_same(name: str) -> None:
+    packed = packed_of(ENCODERS[name][0]())
+    expected = [packed(**inputs_of(filled)).last_hidden_state for filled in (0, 1)]
+
+    fuse(packed)
+
+    assert fused_layers(packed) == (3 if name in DESCENDANTS else 0)
+    found = [packed(**inputs_of(filled)).last_hidden_state for filled in (0, 1)]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_a_layer_that_does_more_than_its_parts_tell_stays() -> None:
+    packed = packed_of(ENCODERS["bert"][0]())
+    layer = packed.get_submodule(PLACES[1])
+    stock = layer.forward
+    layer.forward = lambda *given, **options: stock(*given, **options) + 0.01
+
+    fuse(packed)
+
+    assert [isinstance(packed.get_submodule(place), FusedLayer) for place in PLACES] == [True, False, True]
+
+
+@torch.inference_mode()
+def test_a_decoder_whose_tokens_look_back_only_stays() -> None:
+    packed = packed_of(transformers.BertConfig(**SMALL, is_decoder=True))
+
+    fuse(packed)
+
+    assert fused_layers(packed) == 0
+
+
+@pytest.mark.parametrize("kind", [Product, ArrangedProduct])
+@pytest.mark.parametrize(
+    "name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu", "relu", "tanh", "mish"]
+)
+@torch.inference_mode()
+def test_an_activation_inside_a_product_is_the_one_beside_it(name: str, kind: type[Product]) -> None:
+    torch.manual_seed(0)
+    linear, activation = nn.Linear(24, 40), ACT2FN[name]
+    network = nn.Sequential(ActivatedLinear(linear, activation))
+    rows = torch.randn(7, 24) * 3
+    expected = activation(linear(rows))
+
+    convert(network, kind, torch.float32)
+
+    assert type(network[0]) is kind
+    torch.testing.assert_close(network(rows), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_every_activation_that_onednn_computes_is_held_against_its_own() -> None:
+    tried = {
+        type(ACT2FN[name])
+        for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu", "relu", "tanh")
+    }
+
+    assert set(INSIDE) <= tried | {nn.SiLU}
