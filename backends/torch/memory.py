@@ -20,7 +20,7 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 # glibc's names for what is set with `mallopt`, and how much freed memory the process keeps. By itself it
 # gives large pieces back at once, and asking for them anew, page by page, took 7 % of a bulk load.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 KEPT_BYTES = 256 * 1024 * 1024
 # The most that glibc takes for this.
 LARGE_BYTES = 32 * 1024 * 1024
@@ -48,9 +48,13 @@ def files_bytes(checkpoint: Path) -> int:
 
 
 def keep_freed() -> None:
-    """Have what a forward pass frees stay with the process until `give_back`. For the whole process."""
+    """Have what a forward pass frees stay with the process until `give_back`. For the whole process, before it has
+    threads.
+    """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
+        # A thread's own arena consists of heaps of 64 MiB, which are given back whatever is set here.
+        set_option(M_ARENA_MAX, 1)
         set_option(M_MMAP_THRESHOLD, LARGE_BYTES)
         set_option(M_TRIM_THRESHOLD, KEPT_BYTES)
 

@@ -129,6 +129,7 @@ async def _answer(send: Send, status: int, body: bytes, told: Headers = ()) -> N
 
 def main() -> None:
     """Entry point of the child process."""
+    keep_freed()
     # The terminal's Ctrl-C is the parent's to handle; it stops its children itself, last.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
@@ -140,7 +141,6 @@ def main() -> None:
         with contextlib.suppress(OSError):
             os.write(boot.status_fd, msgspec.json.encode(state) + b"\n")
 
-    keep_freed()
     # What is imported stays: looking through it for garbage after every load would hold up all threads.
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
