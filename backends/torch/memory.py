@@ -48,8 +48,8 @@ def files_bytes(checkpoint: Path) -> int:
 
 
 def keep_freed() -> None:
-    """Have what a forward pass frees stay with the process until `give_back`. For the whole process, before it has
-    threads.
+    """Have what a forward pass frees stay with the process until `give_back`. Called before there are
+    threads: it is for the whole process.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
