@@ -106,7 +106,7 @@ class Replica:
 
     def succeeded(self, cargo: Cargo, took_s: float, now_s: float, *, full: bool) -> None:
         """It answered a batch; called before `ended`. full: no more could have been in flight."""
-        self.window.finished(cargo.tokens, now_s, full=full)
+        self.window.finished(cargo.tokens, now_s, self.batches, full=full)
         self._progress_s = now_s
         self._failures = 0
         self._successes += 1

@@ -2,11 +2,13 @@
 
 More in flight than the replica works on only means waiting inside it, where nobody can be let past; less
 leaves it idle. So the size is compared with a larger or smaller one, by turns, in spells in which the window
-was full all the time: the larger is kept where its slots bring a fair part of what they promise. By turns,
-so that what changes meanwhile changes both; several spells of each, so that chance evens out.
+was full all the time, or a larger one held more than the smaller could: the larger is kept where its slots
+bring a fair part of what they promise. By turns, so that what changes meanwhile changes both; several spells
+of each, so that chance evens out.
 """
 
-START = 6
+# Few: a server that computes one batch at a time does best with calls that travel together.
+START = 4
 CEILING = 64
 # One at work and one ready: with fewer a replica idles while a reply and the next batch travel.
 FLOOR = 2
@@ -43,6 +45,8 @@ class Window:
         self._fixed = fixed is not None
         self._started_s: float | None = None
         self._skip = self._batches = self._tokens = 0
+        # The most that a larger window held while it was tried.
+        self._most = 0
         self._reset(fixed or START)
 
     def _reset(self, size: int) -> None:
@@ -55,11 +59,13 @@ class Window:
         self._cut_s = -1.0
         self._compare(None)
 
-    def finished(self, tokens: int, now_s: float, *, full: bool) -> None:
-        """A batch came back well. full: no more could have been in flight until now."""
+    def finished(self, tokens: int, now_s: float, in_flight: int, *, full: bool) -> None:
+        """A batch came back well. in_flight: how many were, with it. full: no more could have been."""
         if self._fixed or now_s < self._resting_until_s:
             return
-        if not full:
+        # A larger window that all callers together do not fill shows what it brings them, all the same.
+        tries_larger = self.size > self._settled
+        if not full and not (tries_larger and in_flight > self._settled):
             # What this spell has seen so far tells nothing.
             self._begin(0)
             return
@@ -73,6 +79,8 @@ class Window:
             return
         self._batches += 1
         self._tokens += tokens
+        if tries_larger:
+            self._most = max(self._most, in_flight)
         took_s = now_s - self._started_s
         if self._batches >= SPELL_WINDOWS * self.size and took_s >= SPELL_S:
             self._learn(took_s, now_s)
@@ -96,6 +104,7 @@ class Window:
     def _compare(self, other: int | None) -> None:
         self._other = other
         self.size = self._settled
+        self._most = 0
         self._spells = {size: _Spells() for size in (self._settled, other) if size is not None}
         self._begin(0)
 
@@ -130,7 +139,7 @@ class Window:
         """Take the better of the two sizes, once that is known."""
         assert self._other is not None
         small, large = sorted((self._settled, self._other))
-        promised = large / small - 1
+        promised = (self._most or large) / small - 1
         share = (self._spells[large].rate / self._spells[small].rate - 1) / promised
         if self._spells[self._other].count < SPELLS and share < PLAIN:
             return False

@@ -9,10 +9,16 @@ from gateway.routing.window import CEILING, FLOOR, START, Window
 
 
 class Server:
-    """So many batches at once, each as long as jitter lets it; more wait their turn. Always has work."""
+    """So many batches at once, each as long as jitter lets it; more wait their turn.
 
-    def __init__(self, window: Window, parallel: int, batch_s: float, jitter: float, seed: int) -> None:
+    callers: as many batches as ever want to be in flight.
+    """
+
+    def __init__(
+        self, window: Window, parallel: int, batch_s: float, jitter: float, seed: int, callers: int = 10**6
+    ) -> None:
         self.window = window
+        self._callers = callers
         self.parallel = parallel
         self._batch_s = batch_s
         self._jitter = jitter
@@ -26,7 +32,7 @@ class Server:
         """Mean size over this time, weighted by it, and the sizes it had."""
         weighted, started_s, sizes = 0.0, self.now_s, []
         while self.now_s < until_s:
-            self._in_flight = max(self._in_flight, self.window.size)
+            self._in_flight = min(self._callers, max(self._in_flight, self.window.size))
             while len(self._ends) < min(self.parallel, self._in_flight):
                 spread = self._jitter * self._random.uniform(-1.7, 1.7)
                 heapq.heappush(self._ends, self.now_s + self._batch_s * (1 + spread))
@@ -34,9 +40,10 @@ class Server:
             weighted += self.window.size * (end_s - self.now_s)
             sizes.append(self.window.size)
             self.now_s = end_s
-            self._in_flight -= 1
             self.done += 1
-            self.window.finished(self._random.randint(400, 600), end_s, full=True)
+            full = self._in_flight >= self.window.size
+            self.window.finished(self._random.randint(400, 600), end_s, self._in_flight, full=full)
+            self._in_flight -= 1
         return weighted / (self.now_s - started_s), sizes
 
 
@@ -54,6 +61,24 @@ def test_the_window_settles_near_what_the_replica_does_at_once(
     assert max(FLOOR, parallel) * 0.8 <= mean <= max(FLOOR, parallel) * 1.6 + 1
     assert max(sizes) <= max(6, parallel * 2.4)
     assert (server.done - before) / (180 * parallel / 0.1) >= 0.88
+
+
+@pytest.mark.parametrize("callers", [5, 8])
+def test_callers_that_cannot_fill_a_larger_window_do_not_make_it_stay(callers: int) -> None:
+    server = Server(Window(), 2, 0.1, 0.3, 1, callers)
+    server.run(60)
+    mean, _ = server.run(120)
+
+    assert mean < 4
+
+
+@pytest.mark.parametrize("callers", [5, 8])
+def test_callers_that_cannot_fill_a_larger_window_have_it_where_it_brings_more(callers: int) -> None:
+    server = Server(Window(), 8, 0.1, 0.3, 1, callers)
+    server.run(60)
+    mean, _ = server.run(120)
+
+    assert mean >= callers
 
 
 def test_a_replica_that_takes_anything_gets_the_most_there_is() -> None:
@@ -80,7 +105,7 @@ def test_it_follows_a_replica_that_grows_or_shrinks() -> None:
 def test_a_window_that_was_not_full_learns_nothing() -> None:
     window = Window()
     for step in range(10_000):
-        window.finished(500, step * 0.1, full=False)
+        window.finished(500, step * 0.1, 1, full=False)
 
     assert window.size == START
 
