@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from backends.torch.attention import compute, compute_joined
+from backends.torch.memory import is_exhausted
 from backends.torch.precision import ActivatedLinear
 
 # float32 noise of one layer, whose outputs are normalized, stays below 1e-5.
@@ -52,12 +53,12 @@ class FusedLayer(nn.Module):
 
 def fuse(encoder: nn.Module) -> None:
     """Replace what layers of that kind there are. encoder: a float32 model with packed attention."""
-    for parent in list(encoder.modules()):
-        if isinstance(parent, nn.ModuleList):
-            for place, layer in enumerate(parent):
-                fused = _fused(layer)
-                if fused is not None:
-                    parent[place] = fused
+    # Whatever else is held here would be held twice until the end.
+    for layers in [one for one in encoder.modules() if isinstance(one, nn.ModuleList)]:
+        for place in range(len(layers)):
+            fused = _fused(layers[place])
+            if fused is not None:
+                layers[place] = fused
 
 
 @torch.inference_mode()
@@ -67,7 +68,9 @@ def _fused(layer: Any) -> FusedLayer | None:
         fused = FusedLayer(layer)
         found = fused(**_probe(layer))
         expected = layer(**_probe(layer))
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if is_exhausted(error):
+            raise
         return None
     alike = isinstance(expected, Tensor) and expected.shape == found.shape
     return fused if alike and bool((expected - found).abs().max() < TOLERANCE) else None

@@ -1,6 +1,7 @@
 """What a model holds in memory, how that goes back to the system, and how running out of it is told.
 
-Rule: what a model leaves is given back. What one forward pass frees is kept for the next.
+Rule: what a model leaves is given back. What one forward pass frees is kept for the next, save
+large pieces.
 """
 
 import ctypes
@@ -18,11 +19,11 @@ EXHAUSTED = ("can't allocate memory", "not enough memory")
 TOKENIZER_BYTES_A_WORD = 620
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
-# glibc's names for what is set with `mallopt`, and how much freed memory the process keeps. By itself it
-# gives large pieces back at once, and asking for them anew, page by page, took 7 % of a bulk load.
+# glibc's names for what is set with `mallopt`, and how much is kept free at the heap's top. By itself it
+# gives what lies there back at once, and asking for them anew, page by page, took 7 % of a bulk load.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 KEPT_BYTES = 256 * 1024 * 1024
-# The most that glibc takes for this.
+# Larger pieces come from the system and go back to it: the most that glibc takes for this.
 LARGE_BYTES = 32 * 1024 * 1024
 
 
@@ -48,8 +49,8 @@ def files_bytes(checkpoint: Path) -> int:
 
 
 def keep_freed() -> None:
-    """Have what a forward pass frees stay with the process until `give_back`. Called before there are
-    threads: it is for the whole process.
+    """Have what a forward pass frees stay with the process until `give_back`. For the whole process,
+    and best before it computes: arenas that threads have already stay.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:

@@ -86,7 +86,7 @@ class ArrangedProduct(nn.Module):
 
 def convert(network: nn.Module, kind: type[Product | ArrangedProduct], dtype: torch.dtype) -> None:
     """Put every linear layer of a network into a number format, one by one: few are held twice at a time."""
-    for parent in list(network.modules()):
+    for parent in [one for one in network.modules() if not isinstance(one, nn.Linear)]:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear) and type(child) in {nn.Linear, ActivatedLinear}:
                 setattr(parent, name, kind(child, dtype))
@@ -101,8 +101,9 @@ def best_kind(device: torch.device, dtype: torch.dtype) -> type[Product | Arrang
 # Whether oneDNN multiplies a number format on this processor.
 _ARRANGES: dict[torch.dtype, Callable[[], bool]] = {
     torch.float32: lambda: True,
-    torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,  # noqa: SLF001
-    torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,  # noqa: SLF001
+    # Looked up when asked: a torch without oneDNN has none of them.
+    torch.bfloat16: lambda: torch.ops.mkldnn._is_mkldnn_bf16_supported(),  # noqa: SLF001, PLW0108
+    torch.float16: lambda: torch.ops.mkldnn._is_mkldnn_fp16_supported(),  # noqa: SLF001, PLW0108
 }
 
 

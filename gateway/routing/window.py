@@ -45,8 +45,9 @@ class Window:
         self._fixed = fixed is not None
         self._started_s: float | None = None
         self._skip = self._batches = self._tokens = 0
-        # The most that a larger window held while it was tried.
-        self._most = 0
+        # The most that were in flight in this spell, and in those of the larger size; how many batches found
+        # no more in flight there than the smaller size takes.
+        self._held = self._most = self._unfilled = 0
         self._reset(fixed or START)
 
     def _reset(self, size: int) -> None:
@@ -65,9 +66,8 @@ class Window:
             return
         # A larger window that all callers together do not fill shows what it brings them, all the same.
         tries_larger = self.size > self._settled
-        if not full and not (tries_larger and in_flight > self._settled):
-            # What this spell has seen so far tells nothing.
-            self._begin(0)
+        if not (in_flight > self._settled if tries_larger else full):
+            self._not_counted(now_s, tries_larger=tries_larger)
             return
         if self._skip > 0:
             self._skip -= 1
@@ -79,11 +79,17 @@ class Window:
             return
         self._batches += 1
         self._tokens += tokens
-        if tries_larger:
-            self._most = max(self._most, in_flight)
+        self._held = max(self._held, in_flight)
         took_s = now_s - self._started_s
         if self._batches >= SPELL_WINDOWS * self.size and took_s >= SPELL_S:
             self._learn(took_s, now_s)
+
+    def _not_counted(self, now_s: float, *, tries_larger: bool) -> None:
+        """What this spell has seen so far tells nothing; nor will a larger size that nobody needs."""
+        self._begin(0)
+        self._unfilled += tries_larger
+        if self._unfilled >= SPELL_WINDOWS * self.size:
+            self._missed(now_s)
 
     def refused(self, now_s: float, sent_s: float | None = None) -> None:
         """The replica said that it is full: less, and no more for a while.
@@ -104,7 +110,7 @@ class Window:
     def _compare(self, other: int | None) -> None:
         self._other = other
         self.size = self._settled
-        self._most = 0
+        self._most = self._unfilled = 0
         self._spells = {size: _Spells() for size in (self._settled, other) if size is not None}
         self._begin(0)
 
@@ -112,7 +118,7 @@ class Window:
         """A new spell; skip: batches that were sent at another size come back first."""
         self._skip = skip
         self._started_s = None
-        self._batches = self._tokens = 0
+        self._batches = self._tokens = self._held = 0
 
     def _learn(self, took_s: float, now_s: float) -> None:
         assert self._other is not None
@@ -120,6 +126,8 @@ class Window:
         seen.count += 1
         seen.tokens += self._tokens
         seen.seconds += took_s
+        if self.size > self._settled:
+            self._most = max(self._most, self._held)
         if self.size == self._other and self._decided(now_s):
             return
         before, self.size = self.size, self._other if self.size == self._settled else self._settled
@@ -144,17 +152,22 @@ class Window:
         if self._spells[self._other].count < SPELLS and share < PLAIN:
             return False
         if (large if share >= WORTH else small) == self._other:
-            self._settled = self._other
+            # No more than was seen to be of use.
+            self._settled = self._most or self._other
             self._misses, self._rest_s = 0, REST_S
             self._compare(self._step())
             return True
+        self._missed(now_s)
+        return True
+
+    def _missed(self, now_s: float) -> None:
+        """The other size was not better: the other way next, then a rest."""
         self._growing = not self._growing
         self._misses += 1
         if self._misses < 2:
             self._compare(self._step())
         else:
             self._rest(now_s)
-        return True
 
     def _rest(self, now_s: float) -> None:
         self._misses = 0

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
 from backends.contract import Embed, Embedded
 from backends.errors import ModelUnavailable
@@ -29,6 +31,21 @@ async def test_a_compiled_model_gives_the_same_vectors(minilm: Path, tmp_path: P
         both.append(reply.vectors)
 
     np.testing.assert_allclose(both[0], both[1], atol=1e-4)
+
+
+@pytest.mark.timeout(180)
+async def test_a_compiled_model_is_compiled_once_for_all_lengths(minilm: Path, tmp_path: Path) -> None:
+    make_encoder(ENCODERS["bert"][0](), minilm, tmp_path)
+    # What other models were compiled for counts towards the compiler's bound too.
+    torch.compiler.reset()
+    counters.clear()
+    engine = Engine(loaded(tmp_path, compiled=True), batch_tokens=256, queue_tokens=10**9)
+
+    for words in range(2, 14):
+        await engine.run(Embed(("word " * words, "word " * (words // 2))))
+
+    # The first batch's shape, and then any.
+    assert 1 <= counters["stats"]["unique_graphs"] <= 2
 
 
 def test_without_a_compiler_the_engine_says_what_is_missing(

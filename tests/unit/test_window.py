@@ -63,13 +63,35 @@ def test_the_window_settles_near_what_the_replica_does_at_once(
     assert (server.done - before) / (180 * parallel / 0.1) >= 0.88
 
 
-@pytest.mark.parametrize("callers", [5, 8])
-def test_callers_that_cannot_fill_a_larger_window_do_not_make_it_stay(callers: int) -> None:
-    server = Server(Window(), 2, 0.1, 0.3, 1, callers)
+@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("callers", [4, 5, 6, 8, 9])
+def test_callers_that_cannot_fill_a_larger_window_do_not_make_it_stay(callers: int, parallel: int) -> None:
+    server = Server(Window(), parallel, 0.1, 0.3, 1, callers)
     server.run(60)
-    mean, _ = server.run(120)
+    mean, _ = server.run(400)
 
-    assert mean < 4
+    assert mean < 3.5
+
+
+def test_a_window_that_something_else_keeps_from_being_filled_goes_on_learning() -> None:
+    window = Window()
+    for step in range(10_000):
+        # Much waits, and yet no more may be in flight: a server's own bound, or a slot kept for another.
+        window.finished(500, step * 0.1, 4, full=True)
+
+    assert window.size <= START
+
+
+def test_what_a_larger_window_held_is_all_that_is_kept_of_it() -> None:
+    server = Server(Window(), 5, 0.1, 0.3, 1, callers=5)
+    server.run(60)
+    _, sizes = server.run(120)
+    server = Server(server.window, 1, 0.1, 0.3, 2, callers=5)
+    server.run(120)
+    mean, _ = server.run(300)
+
+    assert 5 in sizes
+    assert mean < 3.5
 
 
 @pytest.mark.parametrize("callers", [5, 8])
@@ -78,7 +100,7 @@ def test_callers_that_cannot_fill_a_larger_window_have_it_where_it_brings_more(c
     server.run(60)
     mean, _ = server.run(120)
 
-    assert mean >= callers
+    assert mean >= callers * 0.8
 
 
 def test_a_replica_that_takes_anything_gets_the_most_there_is() -> None:
