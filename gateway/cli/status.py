@@ -1,9 +1,11 @@
 """`gateway status`: what a running gateway is doing, on a terminal or as JSON."""
 
 import argparse
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Event
 
 import msgspec
 from rich.console import Console, RenderableType
@@ -100,11 +102,19 @@ def _show_once(asker: Asker, look: Look) -> None:
 
 def _follow(asker: Asker, look: Look) -> None:
     """Until Ctrl-C. Raises: Refused."""
+    interrupted = Event()
+
+    def interrupt(*_: object) -> None:
+        # Where it meets a callback or a finalizer, Python drops the exception.
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     with Live(look, screen=True, auto_refresh=False) as live:
-        while True:
+        while not interrupted.is_set():
             try:
                 look.saw(asker.get(PATH, Snapshot))
             except Away as error:
                 look.missed(str(error))
             live.refresh()
-            time.sleep(LOOK_EVERY_S)
+            interrupted.wait(LOOK_EVERY_S)
