@@ -145,7 +145,7 @@ def _computed(
 
 def _number(tensor: Tensor) -> torch.dtype:
     """In which numbers attention is computed fastest: bfloat16 gains nothing in products as small as those of
-    a short sequence, except by matrix units (AVX-512, 8 to 128 tokens: float32 takes 0.5 to 0.8 of the time).
+    a short sequence, except by matrix units.
     """
     return tensor.dtype if tensor.device.type != "cpu" or IN_UNITS.get(tensor.dtype) else torch.float32
 

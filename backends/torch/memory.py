@@ -20,7 +20,7 @@ TOKENIZER_BYTES_A_WORD = 620
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 # glibc's names for what is set with `mallopt`, and how much is kept free at the heap's top. By itself it
-# gives what lies there back at once, and asking for them anew, page by page, took 7 % of a bulk load.
+# gives what lies there back at once, and has it anew from the system, page by page, in every pass.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 KEPT_BYTES = 256 * 1024 * 1024
 # Larger pieces come from the system and go back to it: the most that glibc takes for this.
