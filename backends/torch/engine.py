@@ -1,19 +1,18 @@
-"""One model's work: schedule → run → resolve, a forward pass at a time on the thread that computes.
+"""One model's work: schedule → run → resolve, forward passes on the threads that compute.
 
-Engines of several models share that thread and take turns. Tokenizing happens on other threads before work
+Engines of several models share those threads and take turns. Tokenizing happens on other threads before work
 enters the queue. Knows nothing of HTTP.
-Invariant: only the computing thread touches the head; only the event loop touches futures.
+Invariant: only threads that compute touch the head; only the event loop touches futures.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
-from threading import Lock, Thread
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from time import perf_counter
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -36,8 +35,7 @@ from backends.torch.planner import plan
 from backends.torch.preparing import Prepared
 from backends.torch.sequences import Row
 from backends.torch.stats import Recorder, Watch
-
-T = TypeVar("T")
+from backends.torch.threads import ForwardThreads
 
 logger = logging.getLogger(__name__)
 
@@ -45,39 +43,10 @@ logger = logging.getLogger(__name__)
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
 # However little memory there is, a forward is planned for this much.
 BATCH_TOKENS_LEAST = 64
+# Less than this is not shared out: a pass over little is done sooner by a team.
+PART_TOKENS_LEAST = 64
 # How many forwards' worth of waiting work is sorted by length together.
 FORWARDS_AHEAD = 2
-
-
-class ForwardThread:
-    """The one thread that computes on a device, for all models there, in the order in which it is asked.
-
-    OpenMP gives every thread that ever computed a team of its own. Two teams are more threads than cores, and
-    then each sleeps between any two operations instead of spinning: a short text took twice as long.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        Thread(target=self._run, name="forward", daemon=True).start()
-        # From here on its team is as large as the machine, however many threads others are given later.
-        self.submit(torch.get_num_threads)
-
-    def submit(self, function: Callable[[], T]) -> "Future[T]":
-        """Have a function run there, after those before it."""
-        future: Future[T] = Future()
-
-        def task() -> None:
-            try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
-                future.set_exception(error)
-
-        self._tasks.put(task)
-        return future
-
-    def _run(self) -> None:
-        while True:
-            self._tasks.get()()
 
 
 class Job:
@@ -123,12 +92,17 @@ class Batch(NamedTuple):
     members: Sequence[Member]
     outputs: frozenset[Output]
 
+    @property
+    def tokens(self) -> int:
+        """Of all its sequences."""
+        return _tokens(self.members)
+
 
 class Engine:
     """One loaded checkpoint with a bounded queue in front of it.
 
     batch_tokens: tokens of one forward; less from when so many did not fit into memory. queue_tokens: the
-    bound; past it work is refused. thread: where it computes, in turns with others.
+    bound; past it work is refused. threads: where it computes, in turns with others.
     relieve: frees what memory it can, called there when a forward has run out of it. recorder: counts what it
     does, for as long as the process lives.
     """
@@ -139,7 +113,7 @@ class Engine:
         *,
         batch_tokens: int,
         queue_tokens: int,
-        thread: ForwardThread | None = None,
+        threads: ForwardThreads | None = None,
         relieve: Callable[[], None] = give_back,
         recorder: Recorder | None = None,
     ) -> None:
@@ -150,10 +124,11 @@ class Engine:
         self._queued_tokens = 0
         self._queue: deque[Job] = deque()
         self._planned: deque[Batch] = deque()
-        # Guards the queue, and whether a turn is due.
+        # Guards the queue, what is planned, what jobs lack, and how many turns are due or being taken.
         self._lock = Lock()
-        self._is_due = False
-        self._thread = thread or ForwardThread()
+        self._turns = 0
+        self._threads = threads or ForwardThreads(torch.device("cpu"))
+        self._turns_most = self._threads.count if loaded.reentrant else 1
         self._relieve = relieve
         self.recorder = recorder or Recorder()
 
@@ -203,50 +178,62 @@ class Engine:
                 raise Overloaded("the engine's queue is full")
             self._queue.append(job)
             self._queued_tokens += job.tokens
-            if self._is_due:
-                return
-            self._is_due = True
-        self._thread.submit(self._turn)
+            self._ask_for_turn()
 
-    def _turn(self) -> None:
-        """One forward pass; then whoever else waits for the thread goes first."""
+    def _ask_for_turn(self) -> None:
+        """One more, if fewer are due than can be taken at once."""
+        if self._turns < self._turns_most:
+            self._turns += 1
+            self._threads.enter(self._turn)
+
+    def _turn(self) -> bool:
+        """One forward pass; then whoever else waits for a thread goes first. False: nothing is left."""
+        with self._lock:
+            batch = self._next()
+            if batch is None:
+                self._turns -= 1
+                return False
+            self.recorder.batch(len(batch.members), batch.tokens)
+            if self._planned or self._queue:
+                self._ask_for_turn()
+        self._threads.take_cores()
+        self._forward(batch)
+        return True
+
+    def _next(self) -> Batch | None:
         if not self._planned:
             self._planned.extend(self._batches(self._schedule()))
-        if self._planned:
-            self._forward(self._planned.popleft())
-        with self._lock:
-            self._is_due = bool(self._planned or self._queue)
-            if not self._is_due:
-                return
-        self._thread.submit(self._turn)
+        return self._planned.popleft() if self._planned else None
 
     def _schedule(self) -> list[Job]:
         """Take jobs in order, enough for a few forwards.
 
         More than one forward's worth, because likes can then share one.
         """
-        with self._lock:
-            jobs: list[Job] = []
-            tokens, most = 0, self.batch_tokens * FORWARDS_AHEAD
-            while self._queue and (not jobs or tokens + self._queue[0].tokens <= most):
-                job = self._queue.popleft()
-                self._queued_tokens -= job.tokens
-                if not job.done.cancelled():
-                    job.began_s = perf_counter()
-                    jobs.append(job)
-                    tokens += job.tokens
-            return jobs
+        jobs: list[Job] = []
+        tokens, most = 0, self.batch_tokens * FORWARDS_AHEAD
+        while self._queue and (not jobs or tokens + self._queue[0].tokens <= most):
+            job = self._queue.popleft()
+            self._queued_tokens -= job.tokens
+            if not job.done.cancelled():
+                job.began_s = perf_counter()
+                jobs.append(job)
+                tokens += job.tokens
+        return jobs
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[Batch]:
         for outputs in {job.outputs for job in jobs}:
             alike = [(job, i) for job in jobs if job.outputs == outputs for i in range(job.missing)]
             lengths = [len(job.sequences[i].ids) for job, i in alike]
-            for batch in plan(lengths, self.batch_tokens, packed=self._loaded.packed):
+            most = min(self.batch_tokens, self._part(lengths))
+            for batch in plan(lengths, most, packed=self._loaded.packed):
                 yield Batch([alike[index] for index in batch], outputs)
 
+    def _part(self, lengths: Sequence[int]) -> int:
+        """Tokens of each of as many passes as there are turns at once; together they have room for all."""
+        return max(PART_TOKENS_LEAST, sum(lengths) // self._turns_most + max(lengths))
+
     def _forward(self, batch: Batch) -> None:
-        tokens = sum(len(job.sequences[i].ids) for job, i in batch.members)
-        self.recorder.batch(len(batch.members), tokens)
         self._compute(batch.members, batch.outputs)
         for job in {job for job, _ in batch.members}:
             # What is done leaves at once, while the next forward runs.
@@ -265,11 +252,11 @@ class Engine:
             self._compute(members[:half], outputs)
             self._compute(members[half:], outputs)
         elif not is_exhausted(failed) or (failed := self._run(members, outputs)) is not None:
-            _fail(members[0], failed)
+            self._fail(members[0], failed)
 
     def _out_of_memory(self, members: Sequence[Member]) -> None:
         """Make room, and plan smaller from now on: what did not fit once will not the next time."""
-        tokens = sum(len(job.sequences[i].ids) for job, i in members)
+        tokens = _tokens(members)
         self.out_of_memory += 1
         if len(members) > 1:
             self.batch_tokens = min(self.batch_tokens, max(tokens // 2, BATCH_TOKENS_LEAST))
@@ -288,16 +275,26 @@ class Engine:
         for (job, place), row in zip(members, rows, strict=True):
             if not row.is_finite():
                 job.error = Failed(f"the model gave no finite numbers for input {place}")
-            job.give(place, row)
+        with self._lock:
+            for (job, place), row in zip(members, rows, strict=True):
+                job.give(place, row)
         return None
 
+    def _fail(self, member: Member, failed: Exception) -> None:
+        job, place = member
+        job.error = _failure(member, failed)
+        with self._lock:
+            job.give(place, None)
 
-def _fail(member: Member, failed: Exception) -> None:
+
+def _tokens(members: Sequence[Member]) -> int:
+    return sum(len(job.sequences[i].ids) for job, i in members)
+
+
+def _failure(member: Member, failed: Exception) -> Failed:
     job, place = member
     if is_exhausted(failed):
         tokens = len(job.sequences[place].ids)
-        job.error = Failed(f"there is not enough memory for input {place}, of {tokens} tokens, even alone")
-    else:
-        logger.error("a forward pass failed", exc_info=failed)
-        job.error = Failed(f"the model failed: {type(failed).__name__}")
-    job.give(place, None)
+        return Failed(f"there is not enough memory for input {place}, of {tokens} tokens, even alone")
+    logger.error("a forward pass failed", exc_info=failed)
+    return Failed(f"the model failed: {type(failed).__name__}")

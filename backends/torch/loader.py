@@ -21,10 +21,9 @@ from backends.torch.sequences import LOGITS, Sequence
 from backends.torch.template import pair_template
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
-# Tokens of one forward pass. A processor gains little from more (two cores, MiniLM, no padding: 252 texts/s
-# at 1,024, 260 at 2,048, 267 at 4,096), and whoever comes next waits for the whole batch; a GPU is kept busy
-# only by many.
-CPU_BATCH_TOKENS = 2048
+# Tokens of one forward pass. A processor gains nothing from more, and whoever comes next waits for the whole
+# batch; a GPU is kept busy only by many.
+CPU_BATCH_TOKENS = 1024
 GPU_BATCH_TOKENS = 16384
 # A later slice of a bigger call must not wait for long behind an earlier one.
 BATCH_INPUTS = 32
@@ -36,6 +35,7 @@ class Loaded(msgspec.Struct, frozen=True):
     """Everything the engine runs with: recipe, ways with texts, network, and what to say about them.
 
     packed: whether a forward pass computes no padding. batch_tokens: how many tokens one should hold.
+    reentrant: whether two may run at once.
     """
 
     recipe: Recipe
@@ -44,6 +44,7 @@ class Loaded(msgspec.Struct, frozen=True):
     capabilities: Capabilities
     packed: bool = False
     batch_tokens: int = CPU_BATCH_TOKENS
+    reentrant: bool = True
 
 
 def load(
@@ -87,7 +88,7 @@ def load(
         overhead_tokens=_overhead(recipe, tokenizer, template),
     )
     batch_tokens = CPU_BATCH_TOKENS if place.type == "cpu" else GPU_BATCH_TOKENS
-    return Loaded(recipe, preparer, opened.head, told, opened.packed, batch_tokens)
+    return Loaded(recipe, preparer, opened.head, told, opened.packed, batch_tokens, opened.reentrant)
 
 
 def describe(

@@ -1,7 +1,7 @@
 """The models of one engine's process: loaded when asked for, kept under a memory budget, left when idle.
 
 Invariant: only the event loop's thread touches what is here; loading has a thread of its own that ends with
-it, and computing has one for each device. One model is loaded at a time. A model with work in flight never
+it, and each device has those that compute. One model is loaded at a time. A model with work in flight never
 leaves memory: where its turn to leave has come, it takes no more, and ends what it has.
 """
 
@@ -20,12 +20,13 @@ from backends.checkpoints import locate
 from backends.contract import Capabilities, ModelState, Reply, Residence, Unloaded, Work
 from backends.errors import Loading, ModelUnavailable
 from backends.torch import memory, wire
-from backends.torch.engine import Engine, ForwardThread
+from backends.torch.engine import Engine
 from backends.torch.hosted import Arrival, Model
 from backends.torch.loader import Loaded, best_device
 from backends.torch.loading import Opens, There, described, in_a_thread_of_its_own, opened
 from backends.torch.residency import Resident, who_is_idle, who_leaves
 from backends.torch.stats import Recorder, Stats, Watch
+from backends.torch.threads import ForwardThreads
 
 Report: TypeAlias = Callable[[wire.State], None]
 
@@ -53,7 +54,7 @@ class Models:
         self._report = report
         self._opens = opens or opened
         self._loop = asyncio.get_running_loop()
-        self._threads: dict[torch.device, ForwardThread] = {}
+        self._threads: dict[torch.device, ForwardThreads] = {}
         self._turn = asyncio.Lock()
 
     def __contains__(self, name: str) -> bool:
@@ -236,7 +237,7 @@ class Models:
             loaded,
             batch_tokens=model.batch_tokens(loaded),
             queue_tokens=model.boot.queue_tokens,
-            thread=self._thread(model.boot),
+            threads=self._threads_of(model.boot),
             relieve=partial(self._relieve_soon, model),
             recorder=model.recorder,
         )
@@ -316,16 +317,16 @@ class Models:
 
     # Where a model computes.
 
-    def _thread(self, boot: wire.ModelBoot) -> ForwardThread:
+    def _threads_of(self, boot: wire.ModelBoot) -> ForwardThreads:
         device = best_device(boot.device)
         if device not in self._threads:
-            self._threads[device] = ForwardThread()
+            self._threads[device] = ForwardThreads(device)
         return self._threads[device]
 
     def _there(self, boot: wire.ModelBoot) -> There:
         """Where a model's first batches run, and are compiled."""
-        thread = self._thread(boot)
-        return lambda warm_up: thread.submit(warm_up).result()
+        threads = self._threads_of(boot)
+        return lambda warm_up: threads.submit(warm_up).result()
 
 
 UNLOADED: Mapping[Unloaded, str] = {

@@ -51,12 +51,20 @@ class Placing(msgspec.Struct, frozen=True):
 
 
 class Opened(NamedTuple):
-    """A network ready to run. packed: whether it computes no padding. outputs: what `Encode` may ask for."""
+    """A network ready to run. packed: whether it computes no padding. outputs: what `Encode` may ask for.
+
+    reentrant: whether two passes may run at once.
+    """
 
     head: Head
     packed: bool
     outputs: frozenset[Output]
+    reentrant: bool = True
 
+
+# Where transformers puts code that comes with a checkpoint.
+CODE_BESIDE_WEIGHTS = "transformers_modules"
+UPDATED_ROTATIONS = frozenset({"dynamic", "longrope"})
 
 Readers: TypeAlias = Mapping[Output, Reader]
 
@@ -64,7 +72,8 @@ Readers: TypeAlias = Mapping[Output, Reader]
 def open_head(source: Source, placing: Placing) -> Opened:
     """The network with what is read off its end. Raises: ModelUnavailable."""
     model = _stock(source).to(placing.device).eval()
-    return OPENERS[source.recipe.kind](model, source, placing)
+    reentrant = _is_reentrant(model)
+    return OPENERS[source.recipe.kind](model, source, placing)._replace(reentrant=reentrant)
 
 
 def _open_dense(model: Any, source: Source, placing: Placing) -> Opened:
@@ -196,7 +205,21 @@ def _compiled(encoder: nn.Module, device: torch.device) -> Any:
             "`compile: true` needs a C++ compiler (g++ or clang++) on the path; install one, or leave it out"
         )
     # Frozen weights can be laid out for the matrix units, as `ArrangedProduct` does without a compiler.
-    return torch.compile(encoder, dynamic=True, options={"freezing": True})
+    # Passes beside each other have fewer threads than one that is alone.
+    options: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
+    return torch.compile(encoder, dynamic=True, options=options)
+
+
+def _is_reentrant(model: nn.Module) -> bool:
+    """Whether a pass leaves everything as it was: nothing is known of code beside weights, and some rotary
+    embeddings write down what the lengths of each batch make of their frequencies.
+    """
+    for module in model.modules():
+        told = getattr(module, "rope_type", None)
+        kinds = set(told.values()) if isinstance(told, dict) else {told}
+        if kinds & UPDATED_ROTATIONS or type(module).__module__.startswith(CODE_BESIDE_WEIGHTS):
+            return False
+    return True
 
 
 def _rectangle(model: Any, device: torch.device, *, tells_tokens: bool = False) -> Rectangle:

@@ -1,0 +1,182 @@
+"""The threads that compute: who comes next, on how many cores, and what two passes at once may not do."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Barrier, Event, Lock
+from time import sleep
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from backends.contract import Embed, Embedded, Output
+from backends.torch.engine import Engine
+from backends.torch.heads import Head
+from backends.torch.loader import Loaded
+from backends.torch.sequences import Row, Sequence
+from backends.torch.threads import ForwardThreads
+from tests.engine.checkpoints import DECODERS, make_encoder
+from tests.engine.conftest import Engines
+from tests.engine.engines import loaded
+
+CPU = torch.device("cpu")
+LONG_S = 20.0
+
+
+def test_who_is_alone_has_all_cores_and_who_is_not_a_share() -> None:
+    threads = ForwardThreads(CPU, cores=2)
+    one_began, two_ended = Event(), Event()
+
+    def one() -> int:
+        cores = torch.get_num_threads()
+        one_began.set()
+        assert two_ended.wait(LONG_S)
+        return cores
+
+    first = threads.submit(one)
+    assert one_began.wait(LONG_S)
+    second = threads.submit(torch.get_num_threads)
+    assert second.result(LONG_S) == 1
+    two_ended.set()
+
+    assert first.result(LONG_S) == 2
+    assert threads.submit(torch.get_num_threads).result(LONG_S) == 2
+
+
+@pytest.mark.parametrize(("cores", "alone", "share"), [(1, 1, 1), (2, 2, 1), (3, 3, 1), (8, 5, 4), (16, 9, 8)])
+def test_their_teams_have_no_more_threads_than_there_are_cores(cores: int, alone: int, share: int) -> None:
+    threads = ForwardThreads(CPU, cores)
+    both = Barrier(threads.count)
+
+    def beside() -> int:
+        both.wait(LONG_S)
+        threads.take_cores()
+        both.wait(LONG_S)
+        return torch.get_num_threads()
+
+    assert threads.submit(torch.get_num_threads).result(LONG_S) == alone
+    together = [threads.submit(beside) for _ in range(threads.count)]
+    assert [one.result(LONG_S) for one in together] == [share] * threads.count
+    # What their teams hold beside themselves: the one's while it is alone, the others' while they rest.
+    assert alone + (threads.count - 1) * (share - 1) <= cores
+
+
+def test_another_device_computes_one_pass_at_a_time() -> None:
+    assert ForwardThreads(torch.device("cuda"), cores=8).count == 1
+
+
+def test_who_wants_more_waits_behind_the_others() -> None:
+    threads = ForwardThreads(CPU, cores=1)
+    order: list[str] = []
+    hold, done = Event(), Event()
+
+    def twice() -> bool:
+        hold.wait(LONG_S)
+        order.append("one")
+        return order.count("one") < 2
+
+    def last() -> bool:
+        done.set()
+        return False
+
+    threads.enter(twice)
+    threads.enter(lambda: order.append("other") is not None)
+    hold.set()
+    while order.count("one") < 2:
+        sleep(0.001)
+    threads.enter(last)
+
+    assert done.wait(LONG_S)
+    assert order == ["one", "other", "one"]
+
+
+def test_what_breaks_takes_no_thread_along() -> None:
+    threads = ForwardThreads(CPU, cores=1)
+
+    def broken() -> bool:
+        raise RuntimeError("boom")
+
+    threads.enter(broken)
+    failed: Future[None] = threads.submit(lambda: int("boom") and None)
+
+    assert isinstance(failed.exception(LONG_S), ValueError)
+    assert threads.submit(lambda: 5).result(LONG_S) == 5
+
+
+class Counting:
+    """Tells each sequence's length as its row. most: how many passes there ever were at once."""
+
+    def __init__(self, both: Barrier | None = None) -> None:
+        self.most = self._now = 0
+        self._lock = Lock()
+        self._both = both
+
+    def run(self, sequences: list[Sequence], outputs: frozenset[Output]) -> list[Row]:
+        assert outputs == {Output.DENSE}
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        if self._both is not None:
+            self._both.wait(LONG_S)
+        sleep(0.0002)
+        with self._lock:
+            self._now -= 1
+        return [Row(np.full(384, len(one.ids), dtype=np.float32)) for one in sequences]
+
+
+@pytest.fixture
+def eager_switches() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def engine_with(head: Head, whole: Loaded, *, reentrant: bool = True) -> Engine:
+    one = Loaded(whole.recipe, whole.preparer, head, whole.capabilities, packed=True, reentrant=reentrant)
+    return Engine(one, batch_tokens=64, queue_tokens=10**9, threads=ForwardThreads(CPU, cores=2))
+
+
+async def test_one_call_is_computed_by_two_passes_at_once(minilm: Path, engine_of: Engines) -> None:
+    head = Counting(Barrier(2))
+    engine = engine_with(head, engine_of(minilm, "float32")._loaded)
+
+    reply = await engine.run(Embed(("x " * 60,) * 2))
+
+    assert isinstance(reply, Embedded)
+    assert head.most == 2
+
+
+@pytest.mark.usefixtures("eager_switches")
+@pytest.mark.parametrize("reentrant", [True, False])
+async def test_every_text_has_its_own_row_however_passes_overlap(
+    minilm: Path, engine_of: Engines, reentrant: bool
+) -> None:
+    head = Counting()
+    engine = engine_with(head, engine_of(minilm, "float32")._loaded, reentrant=reentrant)
+    calls = [tuple("x " * (1 + (call * 7 + i) % 30) for i in range(24)) for call in range(40)]
+
+    replies = await asyncio.gather(*(engine.run(Embed(texts, normalize=False)) for texts in calls))
+
+    for texts, reply in zip(calls, replies, strict=True):
+        assert isinstance(reply, Embedded)
+        assert reply.vectors[:, 0].tolist() == [len(text) // 2 + 2 for text in texts]
+    assert head.most == (2 if reentrant else 1)
+    counted = engine.recorder.snapshot(0).distributions["te_batch_next_tokens"].total
+    assert counted == sum(len(text) // 2 + 2 for texts in calls for text in texts)
+
+
+@pytest.mark.parametrize(("kind", "reentrant"), [("default", True), ("dynamic", False)])
+def test_a_network_that_changes_with_what_it_computes_computes_one_pass_at_a_time(
+    kind: str, reentrant: bool, minilm: Path, tmp_path: Path
+) -> None:
+    config = DECODERS["qwen3"]()
+    assert isinstance(config, Qwen3Config)
+    config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+
+    assert loaded(make_encoder(config, minilm, tmp_path)).reentrant is reentrant
