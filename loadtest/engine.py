@@ -2,9 +2,9 @@
 
     .venv/bin/python -m loadtest.engine [--large] [--infinity] [--vllm] [--json FILE] [--plot FILE]
 
-One contender runs at a time. sentence-transformers runs in this process; servers are asked over HTTP on
-loopback, with vectors as base64. --large: a checkpoint of XLM-R large's shape, with random weights, on which
-no time depends. Stops by itself.
+One contender runs at a time. sentence-transformers runs in a process of its own, called there; servers are
+asked over HTTP on loopback, with vectors as base64. --large: a checkpoint of XLM-R large's shape, with random
+weights, on which no time depends. Stops by itself.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import inspect
 import json
+import os
 import random
 import shutil
 import signal
@@ -20,8 +21,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 
 import aiohttp
@@ -132,7 +135,7 @@ def _docs() -> Iterator[str]:
 
 
 def in_process(checkpoint: Path, texts: list[str], dtype: str, repeats: int) -> Figures:
-    """sentence-transformers, batches of 32; it sorts by length itself."""
+    """sentence-transformers in this process, batches of 32; it sorts by length itself."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(checkpoint), device="cpu", model_kwargs={"dtype": dtype})
@@ -147,7 +150,8 @@ def in_process(checkpoint: Path, texts: list[str], dtype: str, repeats: int) -> 
         started_s = time.perf_counter()
         model.encode([SHORT], show_progress_bar=False)
         waits_ms.append((time.perf_counter() - started_s) * 1e3)
-    return Figures(f"sentence-transformers {dtype}", statistics.median(rates), None, *_wait_ms(waits_ms))
+    found = Figures(f"sentence-transformers {dtype}", statistics.median(rates), None, *_wait_ms(waits_ms))
+    return msgspec.structs.replace(found, peak_mb=peak_mb(os.getpid()))
 
 
 async def over_http(name: str, asked: Asked, texts: list[str], repeats: int) -> Figures:
@@ -305,7 +309,8 @@ def _measure(options: argparse.Namespace, checkpoint: Path) -> None:
     found = [Figures("ceiling of this machine", texts_per_s)]
     if options.in_process:
         for dtype in ("float32", "bfloat16"):
-            found.append(in_process(checkpoint, texts, dtype, options.repeats))
+            with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+                found.append(alone.submit(in_process, checkpoint, texts, dtype, options.repeats).result())
             print(f"{found[-1].name}: {found[-1].bulk_per_s:.0f} texts/s", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         for contender in contenders(options, checkpoint, Path(folder)):

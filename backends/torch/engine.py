@@ -1,7 +1,7 @@
 """One model's work: schedule → run → resolve, forward passes on the threads that compute.
 
 Engines of several models share those threads and take turns. Tokenizing happens on other threads before work
-enters the queue. Knows nothing of HTTP.
+enters the queue, but for a few words. Knows nothing of HTTP.
 Invariant: only threads that compute touch the head; only the event loop touches futures.
 """
 
@@ -19,6 +19,7 @@ import torch
 from backends.contract import (
     Detokenize,
     Detokenized,
+    Embed,
     Output,
     Reply,
     Tokenize,
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 # Two keep the queues filled while one waits for the GIL; more only take cores from the forward.
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
+# So many characters are tokenized in less time than another thread takes to be woken.
+AT_ONCE_CHARACTERS = 500
 # However little memory there is, a forward is planned for this much.
 BATCH_TOKENS_LEAST = 64
 # Less than this is not shared out: a pass over little is done sooner by a team.
@@ -150,7 +153,10 @@ class Engine:
         loop = asyncio.get_running_loop()
         if isinstance(work, Tokenize | Detokenize):
             return await loop.run_in_executor(TOKENIZING, self._translate, work)
-        prepared = await loop.run_in_executor(TOKENIZING, self._loaded.preparer.prepare, work)
+        if isinstance(work, Embed) and sum(map(len, work.inputs)) <= AT_ONCE_CHARACTERS:
+            prepared = self._loaded.preparer.prepare(work)
+        else:
+            prepared = await loop.run_in_executor(TOKENIZING, self._loaded.preparer.prepare, work)
         job = Job(prepared)
         self._enqueue(job)
         await job.done

@@ -17,37 +17,68 @@ logger = logging.getLogger(__name__)
 
 # Three lengths, none first or last the longest, so that a mix-up of any two shows.
 PROBE_LENGTHS = (5, 11, 2)
+# What a product's number of rows is a multiple of, and of how many binary digits a smaller one is.
+ROUND, DIGITS = 32, 4
 # float32 noise stays below 1e-5 of a vector's length; a sequence that sees its neighbour is far above.
 PROBE_TOLERANCE = 1e-3
 
 
 class Rows:
-    """Where the tokens of a rectangle lie. mask: (rows, longest), 1 = a token, padded on the right."""
+    """Where the tokens of a rectangle lie. mask: (rows, longest), 1 = a token, padded on the right.
+
+    Behind them lie spare ones, a sequence by themselves, which make their number a round one.
+    """
 
     def __init__(self, mask: Tensor) -> None:
         self._shape = mask.shape
         self._index = mask.flatten().nonzero().squeeze(1)
-        self.starts = _starts(mask)
-        self.longest = int(mask.shape[1])
+        self._tokens = len(self._index)
+        self._spare = spare(self._tokens) if mask.device.type == "cpu" else 0
+        self._columns = int(mask.shape[1])
+        self.starts = self._starts(mask)
+        self.longest = max(self._columns, self._spare)
 
     def seen(self, attended: Tensor) -> dict[str, Any]:
         """What attention is told where not all tokens are looked at. attended: as the mask, 1 = looked at."""
-        index = attended.flatten()[self._index].nonzero().squeeze(1)
-        return {"seen": index, "cu_seq_lens_k": _starts(attended), "max_length_k": self.longest}
+        looked_at = pad(attended.flatten()[self._index], (0, self._spare), value=1)
+        return {
+            "seen": looked_at.nonzero().squeeze(1),
+            "cu_seq_lens_k": self._starts(attended),
+            "max_length_k": self.longest,
+        }
 
     def positions(self) -> Tensor:
         """(1, tokens): each sequence counts from 0."""
-        return (self._index % self.longest).unsqueeze(0)
+        return self._filled(self._index % self._columns)
 
     def pack(self, rectangle: Tensor) -> Tensor:
         """(rows, longest) → (1, tokens)."""
-        return rectangle.flatten()[self._index].unsqueeze(0)
+        return self._filled(rectangle.flatten()[self._index])
 
     def unpack(self, tokens: Tensor) -> Tensor:
         """(1, tokens, dim) → (rows, longest, dim), zeros where there is no token."""
         rectangle = tokens.new_zeros(self._shape.numel(), tokens.shape[-1])
-        rectangle[self._index] = tokens[0]
+        rectangle[self._index] = tokens[0, : self._tokens]
         return rectangle.unflatten(0, self._shape)
+
+    def _filled(self, tokens: Tensor) -> Tensor:
+        return pad(tokens, (0, self._spare)).unsqueeze(0)
+
+    def _starts(self, mask: Tensor) -> Tensor:
+        """Where each sequence starts when all lie end to end, and where the last ends: int32."""
+        lengths = mask.sum(dim=1, dtype=torch.int32)
+        if self._spare:
+            lengths = pad(lengths, (0, 1), value=self._spare)
+        return pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+
+
+def spare(tokens: int) -> int:
+    """How many make it a round number: of four binary digits, or a multiple of 32.
+
+    For every number of rows that it has not multiplied lately oneDNN writes code anew. That takes up to half
+    as long as the product itself, and more than a small one, and keeps half a megabyte.
+    """
+    return -tokens % min(ROUND, 1 << max(0, tokens.bit_length() - DIGITS))
 
 
 class Packed(nn.Module):
@@ -96,11 +127,6 @@ class Packed(nn.Module):
         """Leave the encoder as it was."""
         if self.pooler is not None:
             self.encoder.pooler = self.pooler
-
-
-def _starts(mask: Tensor) -> Tensor:
-    """Where each row's tokens start when all lie end to end, and where the last ends: (rows + 1,) int32."""
-    return pad(mask.sum(dim=1, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0))
 
 
 @torch.inference_mode()

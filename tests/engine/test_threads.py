@@ -47,7 +47,9 @@ def test_who_is_alone_has_all_cores_and_who_is_not_a_share() -> None:
     assert threads.submit(torch.get_num_threads).result(LONG_S) == 2
 
 
-@pytest.mark.parametrize(("cores", "alone", "share"), [(1, 1, 1), (2, 2, 1), (3, 3, 1), (8, 5, 4), (16, 9, 8)])
+@pytest.mark.parametrize(
+    ("cores", "alone", "share"), [(1, 1, 1), (2, 2, 1), (3, 3, 1), (8, 5, 4), (16, 9, 8)]
+)
 def test_their_teams_have_no_more_threads_than_there_are_cores(cores: int, alone: int, share: int) -> None:
     threads = ForwardThreads(CPU, cores)
     both = Barrier(threads.count)
