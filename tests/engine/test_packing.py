@@ -1,5 +1,7 @@
 """Where the tokens of a rectangle lie when they lie end to end."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ def test_what_is_packed_is_unpacked_where_it_was(lengths: tuple[int, ...]) -> No
     starts = rows.starts.tolist()
     assert starts[: len(lengths) + 1] == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     assert starts[-1] == tokens.shape[1]
-    assert rows.longest >= max(end - start for start, end in zip(starts, starts[1:], strict=False))
+    assert rows.longest >= max(end - start for start, end in pairwise(starts))
 
 
 def test_every_token_belongs_to_a_sequence_of_what_is_looked_at() -> None:
