@@ -49,17 +49,6 @@ class Call(msgspec.Struct, frozen=True):
     role: Role | None = None
 
 
-class Caller(msgspec.Struct, frozen=True):
-    """Who is on the line, as the transport tells it.
-
-    api_key: the secret itself; it goes no further than the keyring. timeout_s: what the caller asked
-    for in x-timeout-s.
-    """
-
-    api_key: str | None = None
-    timeout_s: float | None = None
-
-
 def truncation(call: Call, models: Truncate) -> Truncate:
     """What happens to inputs that are too long: the call's own wish, else the model's setting.
 

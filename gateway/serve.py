@@ -12,7 +12,7 @@ import msgspec
 
 from backends.contract import Embedded, Encoded, Reply
 from gateway.admission import Admission
-from gateway.calls import Call, Caller, Deadline, operation_of
+from gateway.calls import Call, Deadline, operation_of
 from gateway.config import Config
 from gateway.dispatch import Dispatcher
 from gateway.quotas.limits import Standing
@@ -20,6 +20,13 @@ from gateway.routing.routes import Route, Routes
 from gateway.tenants.keyring import Keyring, Tenant
 from gateway.timeline import Timeline
 from gateway.upstreams import Upstream
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who is on the line. timeout_s: what the caller asked for in x-timeout-s."""
+
+    tenant: Tenant
+    timeout_s: float | None = None
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -67,7 +74,7 @@ class Gateway:
 
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """A call's whole life. Raises: GatewayError."""
-        tenant = self.keyring.identify(caller.api_key)
+        tenant = caller.tenant
         timeline.tenant = tenant.name
         operation = operation_of(call.work)
         timeline.operation = operation.value

@@ -10,13 +10,13 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Capabilities, Operation, Reply
 from gateway.api.exchange import Exchange
-from gateway.api.identity import Identity, api_key_of
+from gateway.api.identity import Identity
 from gateway.api.paths import Dialect
-from gateway.calls import Call, Caller, inputs_of
+from gateway.calls import Call, inputs_of
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.quotas.ledger import rate_limit_headers
 from gateway.routing.routes import Route
-from gateway.serve import Gateway, Served
+from gateway.serve import Caller, Gateway, Served
 
 
 class Api:
@@ -33,7 +33,8 @@ class Api:
         exchange.inputs = len(inputs_of(call.work))
         if _is_bulk(exchange):
             call = msgspec.structs.replace(call, bulk=True)
-        served = await self.gateway.serve(call, caller_of(exchange), exchange.timeline)
+        caller = Caller(self.identity.of(exchange), _timeout_asked(exchange))
+        served = await self.gateway.serve(call, caller, exchange.timeline)
         exchange.tokens = served.reply.tokens
         return served
 
@@ -112,10 +113,10 @@ def empty() -> Response[bytes]:
     return Response(b"", media_type="text/plain")
 
 
-def caller_of(exchange: Exchange) -> Caller:
-    """Who is on the line. Raises: InvalidInput."""
+def _timeout_asked(exchange: Exchange) -> float | None:
+    """Raises: InvalidInput."""
     sent = exchange.header(b"x-timeout-s", NOT_SENT)
-    return Caller(api_key_of(exchange), None if sent is NOT_SENT else _timeout_s(sent))
+    return None if sent is NOT_SENT else _timeout_s(sent)
 
 
 def _is_bulk(exchange: Exchange) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from litestar import Request
 
 from gateway.api.paths import Dialect
+from gateway.tenants.keyring import Tenant
 from gateway.timeline import Timeline
 
 REQUEST_ID_CHARACTERS_MAX = 128
@@ -43,6 +44,8 @@ class Exchange:
         self.readable_by: list[tuple[bytes, bytes]] = []
         self._by_name = dict(headers)
         self.timeline = Timeline()
+        # Whose key it carries, once that is known.
+        self.tenant: Tenant | None = None
         self.status = 500
         self.outcome = "ok"
         self.inputs = 0

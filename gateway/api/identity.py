@@ -30,10 +30,15 @@ class Identity:
         self._guesses = Guesses()
 
     def of(self, exchange: Exchange) -> Tenant:
-        """The tenant of the request's key.
+        """The tenant of the request's key, looked up once.
 
         Raises: Unauthenticated; AuthThrottled where the address has shown too many wrong keys.
         """
+        if exchange.tenant is None:
+            exchange.tenant = self._found(exchange)
+        return exchange.tenant
+
+    def _found(self, exchange: Exchange) -> Tenant:
         try:
             return self._keyring.identify(api_key_of(exchange))
         except Unauthenticated:
