@@ -8,8 +8,8 @@ import contextlib
 import fcntl
 import struct
 import termios
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import httptools
@@ -17,8 +17,8 @@ import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-# Under this name an application finds, among a call's ASGI extensions, what writes a whole answer at once.
-WHOLE_ANSWER = "whole_answer"
+# Under this name an application finds a call's `Line` among its ASGI extensions.
+LINE = "line"
 # Headers, and words of `connection`, by which a client asks for another protocol.
 UPGRADING = frozenset({b"upgrade", b"http2-settings"})
 
@@ -40,6 +40,39 @@ class Refusal(msgspec.Struct, frozen=True):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         return head.encode() + body
+
+
+class Line:
+    """The connection that a call came by, past ASGI's messages. gone: called if it ends before the answer."""
+
+    def __init__(self, protocol: "BoundedProtocol", cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+        self.gone: Callable[[], None] | None = None
+
+    def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Write an answer in one go, at a fraction of what its parts cost; its length is among the headers.
+
+        False where it must go the long way: the client is waited for or has gone, or the connection ends.
+        """
+        cycle, protocol = self._cycle, self._protocol
+        lines = [*cycle.default_headers, *headers]
+        head = b"".join([STATUS_LINE[status], *[b"%b: %b\r\n" % line for line in lines], b"\r\n"])
+        if not cycle.keep_alive or cycle.response_started or head.count(b"\n") != len(lines) + 2:
+            return False
+        if protocol.flow.write_paused and not protocol.transport.is_closing():
+            return False
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        protocol.transport.write_whole(head, body)  # type: ignore[attr-defined]
+        cycle.on_response()
+        return True
+
+    def lost(self) -> None:
+        """The client has gone."""
+        self._cycle.disconnected = not self._cycle.response_complete
+        if self._cycle.disconnected and self.gone is not None:
+            self.gone()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -70,6 +103,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client owes the head of its first request."""
+        # Of the requests that have come and are not answered, in order.
+        self._lines: deque[Line] = deque()
         super().connection_made(_Together(transport, self.loop))  # type: ignore[arg-type]
         self.flow = _Flow(self.transport, self.pipeline)
         self._expect(self.head_timeout_s)
@@ -79,6 +114,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_reading_timer()
         if self._writing is not None:
             self._writing.cancel()
+        while self._lines:
+            self._lines.popleft().lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -134,7 +171,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_reading_timer()
         super().on_headers_complete()
-        self.scope["extensions"] = {WHOLE_ANSWER: partial(self._answer_whole, self.cycle)}  # type: ignore[dict-item]
+        self._lines.append(Line(self, self.cycle))
+        self.scope["extensions"] = {LINE: self._lines[-1]}  # type: ignore[dict-item]
 
     def on_message_complete(self) -> None:
         """Nothing is owed until the next request begins."""
@@ -161,30 +199,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """What is left of an answer is watched too, or it would stay for as long as the client likes."""
         was_last = not self.pipeline
+        if self._lines:
+            self._lines.popleft()
         super().on_response_complete()
         if self._refusal is not None and was_last:
             self._end(self._refusal)
         if self.transport.get_write_buffer_size():
             self._watch_writing()
-
-    def _answer_whole(
-        self, cycle: RequestResponseCycle, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
-    ) -> bool:
-        """Write an answer in one go, at a fraction of what its parts cost; its length is among the headers.
-
-        False where it must go the long way: the client is waited for or has gone, or the connection ends.
-        """
-        lines = [*cycle.default_headers, *headers]
-        head = b"".join([STATUS_LINE[status], *[b"%b: %b\r\n" % line for line in lines], b"\r\n"])
-        if not cycle.keep_alive or cycle.response_started or head.count(b"\n") != len(lines) + 2:
-            return False
-        if self.flow.write_paused and not self.transport.is_closing():
-            return False
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        self.transport.write_whole(head, body)  # type: ignore[attr-defined]
-        cycle.on_response()
-        return True
 
     def _watch_writing(self) -> None:
         if self._writing is None:

@@ -7,7 +7,6 @@ Knows no dialect but through `failures`; decides nothing about a call's content.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from litestar.config.cors import CORSConfig
@@ -17,7 +16,7 @@ from gateway.api.failures import plain_headers, rendered
 from gateway.api.paths import SLASH, dialect_of, is_for_operators, settled, template_of
 from gateway.errors import BodyTooLarge, GatewayError, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import CallFinished, Observe
-from gateway.http_protocol import WHOLE_ANSWER
+from gateway.http_protocol import LINE, Line
 from gateway.in_flight import COME_BACK_S, InFlight
 
 if TYPE_CHECKING:
@@ -30,8 +29,6 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-# What writes a status, headers and a body in one go, or says that it cannot.
-WholeAnswer: TypeAlias = Callable[[int, Sequence[tuple[bytes, bytes]], bytes], bool]
 
 # Answered while draining too: whoever asks them wants to know just that.
 PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics", "/admin/status"})
@@ -40,8 +37,6 @@ LIVENESS = frozenset({"/livez", "/readyz"})
 # What nginx logs where a client hung up first; nobody reads it on the wire.
 CALLER_GONE = 499
 LENGTH_DIGITS_MAX = 18
-# A call that is over sooner is not worth a task that waits for its caller to hang up.
-WATCH_AFTER_S = 0.02
 
 
 class Edge:
@@ -113,16 +108,18 @@ class Edge:
             await _send_failure(error, wire)
             return
         scope["path"] = settled(path)
-        if (whole := scope.get("extensions", {}).get(WHOLE_ANSWER)) is not None:
-            scope["extensions"] = {**scope["extensions"], WHOLE_ANSWER: partial(wire.send_whole, whole)}
+        line: Line | None = scope.get("extensions", {}).get(LINE)
+        if line is not None:
+            wire.hold(line)
+            scope["extensions"] = {LINE: wire}
         scope["state"] = {**scope.get("state", {}), STATE_KEY: wire.exchange}
         try:
             await self._app(scope, wire.receive, wire.send)
         except asyncio.CancelledError:
-            wire.stop_watching()
+            wire.let_go()
             await self._cut_off(wire)
         finally:
-            wire.stop_watching()
+            wire.let_go()
 
     async def _cut_off(self, wire: "_Wire") -> None:
         """What becomes of a call that was cancelled; raises where nobody here did it."""
@@ -167,10 +164,9 @@ class _Wire:
         self._send = send
         self._in_flight = in_flight
         self.answering = False
+        self._line: Line | None = None
         self._cancel: Callable[[], object] | None = None
         self._held_bytes = 0
-        self._watcher: asyncio.Task[None] | None = None
-        self._watching: asyncio.TimerHandle | None = None
 
     def enter(self) -> None:
         self._in_flight.enter()
@@ -178,6 +174,16 @@ class _Wire:
         assert running is not None
         self._cancel = running.cancel
         self._in_flight.cancels.add(self._cancel)
+
+    def hold(self, line: Line) -> None:
+        """Hear of it where the caller hangs up."""
+        self._line = line
+        line.gone = self._gone
+
+    def let_go(self) -> None:
+        """The answer is whole: what becomes of the connection from here on is no hanging up."""
+        if self._line is not None:
+            self._line.gone = None
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -187,10 +193,7 @@ class _Wire:
             raise asyncio.CancelledError
         if message["type"] == "http.request":
             # A permit for what has come, not for what was announced: announcing costs a caller nothing.
-            self._hold(len(message["body"]))
-            if not message.get("more_body", False) and self._watching is None:
-                loop, running = asyncio.get_running_loop(), asyncio.current_task()
-                self._watching = loop.call_later(WATCH_AFTER_S, self._begin_watching, running)
+            self._hold_bytes(len(message["body"]))
         return message
 
     async def send(self, message: Message) -> None:
@@ -200,17 +203,16 @@ class _Wire:
                 # What comes next on this connection would be refused: the client opens another, elsewhere.
                 message["headers"].append((b"connection", b"close"))
         elif not message.get("more_body", False):
-            # The answer is whole: what the server tells from here on is no hanging up.
-            self.stop_watching()
+            self.let_go()
         await self._send(message)
 
-    def send_whole(
-        self, whole: WholeAnswer, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
-    ) -> bool:
-        """Answer in one go; False where it must go the long way."""
-        if self._in_flight.draining or not whole(status, self._begin(status, headers), body):
+    def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        """As the line's own, which it stands for inside the application."""
+        if self._line is None or self._in_flight.draining:
             return False
-        self.stop_watching()
+        if not self._line.answer(status, self._begin(status, headers), body):
+            return False
+        self.let_go()
         return True
 
     def _begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -218,29 +220,18 @@ class _Wire:
         self.exchange.status = status
         return [*headers, (b"x-request-id", self.exchange.request_id.encode())]
 
-    def _begin_watching(self, running: "asyncio.Task[Any] | None") -> None:
-        self._watcher = asyncio.create_task(self._watch(running))
-
-    def stop_watching(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-
     def release(self) -> None:
         self._in_flight.release(self._held_bytes)
         if self._cancel is not None:
             self._in_flight.cancels.discard(self._cancel)
             self._in_flight.leave()
 
-    async def _watch(self, running: "asyncio.Task[Any] | None") -> None:
-        """Once the body is read, the next thing a server tells is that the caller has gone."""
-        message = await self._receive()
-        if message["type"] == "http.disconnect" and running is not None:
-            self.caller_gone = True
-            running.cancel()
+    def _gone(self) -> None:
+        self.caller_gone = True
+        if self._cancel is not None:
+            self._cancel()
 
-    def _hold(self, size: int) -> None:
+    def _hold_bytes(self, size: int) -> None:
         self._in_flight.hold(size)
         self._held_bytes += size
 

@@ -18,7 +18,7 @@ from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import failed, plain_headers
 from gateway.api.paths import NAME, Dialect, template_and_name
 from gateway.errors import BodyTooLarge, InvalidInput, MalformedBody
-from gateway.http_protocol import WHOLE_ANSWER
+from gateway.http_protocol import LINE
 
 # ASGI's receive and send, as any server and framework hand them over.
 Receive = Callable[[], Awaitable[Any]]
@@ -99,8 +99,8 @@ class Straight:
             headers = plain_headers(told)
         headers += exchange.readable_by
         headers.append((b"content-length", b"%d" % len(body)))
-        whole = scope.get("extensions", {}).get(WHOLE_ANSWER)
-        if whole is not None and len(body) <= AT_ONCE_BYTES and whole(status, headers, body):
+        line = scope.get("extensions", {}).get(LINE)
+        if line is not None and len(body) <= AT_ONCE_BYTES and line.answer(status, headers, body):
             return
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if len(body) > AT_ONCE_BYTES:

@@ -1,6 +1,7 @@
 """What callers see when replicas are dead, die, are full or slow."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.events import AttemptFinished, ReplicaChanged
+from gateway.http_protocol import LINE
 from tests.backends.wrong_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
 from tests.fakes.hooks import Gate, answering, breaking, hooked, until
@@ -359,18 +361,24 @@ async def test_a_cancelled_caller_that_waits_is_never_sent(boot: Boots) -> None:
     assert [["first"]] == [body["input"] for _, body in server.requests]
 
 
+class Held:
+    """A connection, as far as a call can tell."""
+
+    gone: Callable[[], None] | None = None
+
+
 async def test_a_caller_that_hangs_up_frees_its_slot(boot: Boots) -> None:
-    gate, asked = Gate(), asyncio.Event()
+    gate, line = Gate(), Held()
     async with boot({"tei-0": hooked(gate)}) as gateway:
 
         async def receive() -> dict[str, Any]:
-            if not asked.is_set():
-                asked.set()
-                return {"type": "http.request", "body": b'{"input": "a"}', "more_body": False}
-            await until(lambda: gate.waiting == 1)
-            return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": b'{"input": "a"}', "more_body": False}
 
-        call = asyncio.create_task(asgi(gateway)(post_scope(gateway), receive, ignored))
+        scope = {**post_scope(gateway), "extensions": {LINE: line}}
+        call = asyncio.create_task(asgi(gateway)(scope, receive, ignored))
+        await until(lambda: gate.waiting == 1)
+        assert line.gone is not None
+        line.gone()
         await asyncio.wait([call], timeout=2)
         held = gate.waiting
         gate.opened.set()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import uvicorn
 
-from gateway.http_protocol import WHOLE_ANSWER, BoundedProtocol
+from gateway.http_protocol import LINE, BoundedProtocol
 
 # More than any buffer between two sockets holds; and so little that a server's writing is never paused.
 SIZES = {"/large": 30_000_000, "/small": 60_000}
@@ -190,10 +190,10 @@ async def whole_answer(scope: Any, receive: Any, send: Any) -> None:
     """Answers in one go where the server lets it, and tells in the body whether it did."""
     while (await receive()).get("more_body"):
         pass
-    whole = scope["extensions"][WHOLE_ANSWER]
+    line = scope["extensions"][LINE]
     body, value = b"whole", scope["query_string"].replace(b"%0A", b"\n")
     headers = [(b"content-length", b"5"), (b"x-told", value)]
-    if whole(200, headers, body):
+    if line.answer(200, headers, body):
         return
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"parts"})
@@ -235,6 +235,45 @@ async def test_whole_answers_come_in_the_order_of_requests_that_were_sent_at_onc
             assert await reader.readexactly(5) == b"whole"
 
 
+async def test_who_is_being_answered_hears_of_the_end_of_the_connection() -> None:
+    asked, told, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    answered: list[bool] = []
+
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        scope["extensions"][LINE].gone = told.set
+        asked.set()
+        await told.wait()
+        answered.append(True)
+        ended.set()
+
+    async with connected(application=waiting) as (_, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(asked.wait(), 5)
+        writer.transport.abort()
+        await asyncio.wait_for(ended.wait(), 5)
+
+    assert answered == [True]
+
+
+async def test_an_answered_call_hears_nothing_of_the_end_of_the_connection() -> None:
+    told: list[str] = []
+
+    async def answering(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        line = scope["extensions"][LINE]
+        line.gone = lambda: told.append(scope["path"])
+        assert line.answer(200, [(b"content-length", b"0")], b"")
+
+    async with connected(application=answering) as (reader, writer):
+        writer.write(b"POST /one HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+
+    assert told == []
+
+
 async def echo(scope: Any, receive: Any, send: Any) -> None:
     """Tells path and body; /slow waits until the test lets it."""
     body = b""
@@ -247,7 +286,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         await Impatient.released.wait()
     told = scope["path"].encode() + b"=" + body
     headers = [(b"content-length", b"%d" % len(told))]
-    if not scope["extensions"][WHOLE_ANSWER](200, headers, told):
+    if not scope["extensions"][LINE].answer(200, headers, told):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": told})
 
