@@ -1,7 +1,8 @@
 """Text to token ids with a checkpoint's own tokenizer; the one door to the `tokenizers` package.
 
 Knows nothing of torch: the gateway counts with it, the engine computes with it.
-Rule: every function here is CPU-bound and releases the GIL inside; call it off the event loop.
+Rule: every function here is CPU-bound and releases the GIL inside; call it off the event loop,
+but for a few words.
 """
 
 from collections.abc import Sequence

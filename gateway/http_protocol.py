@@ -167,10 +167,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head is whole; the body is owed next."""
         if self.parser.should_upgrade():
             return
+        # Raises where the target cannot be read: then it is still a head that is wrong.
+        super().on_headers_complete()
         self._in_head = self._head_begun = False
         self._head_bytes = 0
         self._stop_reading_timer()
-        super().on_headers_complete()
         self._lines.append(Line(self, self.cycle))
         self.scope["extensions"] = {LINE: self._lines[-1]}  # type: ignore[dict-item]
 
@@ -182,6 +183,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_reading_timer()
         super().on_message_complete()
+        # A large body has stopped the reading; whether its sender goes is only heard while there is some.
+        self.flow.resume_reading()
 
     def _keep_time(self) -> None:
         """Of what the client owes now: a body, or the rest of a head that has begun."""

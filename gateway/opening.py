@@ -26,7 +26,7 @@ OpenReplica = Callable[[Kind, ReplicaSpec], Backend]
 # An engine restarts on this machine and is worth asking often; a remote server is not ours to hammer.
 ENGINE_PROBES = Waits(0.05, 0.25, patient=True)
 REMOTE_PROBES = Waits(0.5, 5.0)
-# One batch runs, one is ready: more in flight would only wait where nobody can be let past.
+# Two run, or one runs and one is ready: more in flight would only wait where nobody can be let past.
 ENGINE_WINDOW = 2
 
 

@@ -127,9 +127,11 @@ class Engine:
         self._queued_tokens = 0
         self._queue: deque[Job] = deque()
         self._planned: deque[Batch] = deque()
-        # Guards the queue, what is planned, what jobs lack, and how many turns are due or being taken.
+        # Guards the queue, what is planned, what jobs lack, how many turns are asked for or taken,
+        # and whether one has yet to begin.
         self._lock = Lock()
         self._turns = 0
+        self._is_due = False
         self._threads = threads or ForwardThreads(torch.device("cpu"))
         self._turns_most = self._threads.count if loaded.reentrant else 1
         self._relieve = relieve
@@ -153,7 +155,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         if isinstance(work, Tokenize | Detokenize):
             return await loop.run_in_executor(TOKENIZING, self._translate, work)
-        if isinstance(work, Embed) and sum(map(len, work.inputs)) <= AT_ONCE_CHARACTERS:
+        if isinstance(work, Embed) and self._characters(work) <= AT_ONCE_CHARACTERS:
             prepared = self._loaded.preparer.prepare(work)
         else:
             prepared = await loop.run_in_executor(TOKENIZING, self._loaded.preparer.prepare, work)
@@ -167,6 +169,11 @@ class Engine:
             return answer(self._loaded.recipe, work, prepared, rows)
         # Comparing takes milliseconds, in which the event loop would answer nobody.
         return await loop.run_in_executor(TOKENIZING, answer, self._loaded.recipe, work, prepared, rows)
+
+    def _characters(self, work: Embed) -> int:
+        """At most, with the longest prompt before each input."""
+        prompts = self._loaded.recipe.prompts.values()
+        return sum(map(len, work.inputs)) + len(work.inputs) * max(map(len, prompts), default=0)
 
     def _translate(self, work: Tokenize | Detokenize) -> Reply:
         """What the tokenizer does alone."""
@@ -187,14 +194,16 @@ class Engine:
             self._ask_for_turn()
 
     def _ask_for_turn(self) -> None:
-        """One more, if fewer are due than can be taken at once."""
-        if self._turns < self._turns_most:
+        """One more, if fewer are taken than can be at once; one that has yet to begin finds what is there."""
+        if self._turns < self._turns_most and not self._is_due:
             self._turns += 1
+            self._is_due = True
             self._threads.enter(self._turn)
 
     def _turn(self) -> bool:
         """One forward pass; then whoever else waits for a thread goes first. False: nothing is left."""
         with self._lock:
+            self._is_due = False
             batch = self._next()
             if batch is None:
                 self._turns -= 1
@@ -231,17 +240,25 @@ class Engine:
         for outputs in {job.outputs for job in jobs}:
             alike = [(job, i) for job in jobs if job.outputs == outputs for i in range(job.missing)]
             lengths = [len(job.sequences[i].ids) for job, i in alike]
-            most = min(self.batch_tokens, self._part(lengths))
+            most = self.batch_tokens if self._turns_most == 1 else min(self.batch_tokens, self._part(lengths))
             for batch in plan(lengths, most, packed=self._loaded.packed):
                 yield Batch([alike[index] for index in batch], outputs)
 
     def _part(self, lengths: Sequence[int]) -> int:
-        """Tokens of each of as many passes as there are turns at once; together they have room for all."""
-        return max(PART_TOKENS_LEAST, sum(lengths) // self._turns_most + max(lengths))
+        """Tokens of each of two passes, as alike as lengths allow; the second has room for the rest."""
+        return max(PART_TOKENS_LEAST, (sum(lengths) + max(lengths)) // self._turns_most + 1)
 
     def _forward(self, batch: Batch) -> None:
-        self._compute(batch.members, batch.outputs)
-        for job in {job for job, _ in batch.members}:
+        jobs = {job for job, _ in batch.members}
+        try:
+            self._compute(batch.members, batch.outputs)
+        except Exception:
+            # Whoever waits for these hears of it, and the engine goes on.
+            logger.exception("a turn broke")
+            for job in jobs:
+                job.error = job.error or Failed("the engine broke")
+                job.resolve()
+        for job in jobs:
             # What is done leaves at once, while the next forward runs.
             if job.missing == 0:
                 job.resolve()

@@ -3,6 +3,7 @@
 Whatever stands between the two is the architecture's own code. Knows nothing of batches or padding.
 """
 
+from threading import local
 from typing import Any
 
 import torch
@@ -11,15 +12,15 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 
 class Handed(nn.Module):
-    """Stands where the encoder was, and hands on the token vectors that it is given."""
+    """Stands where the encoder was, and hands on the token vectors that it is given in the same thread."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden: Tensor | None = None
+        self.given = local()
 
     def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
         """What an encoder would return."""
-        return BaseModelOutputWithPast(last_hidden_state=self.hidden)
+        return BaseModelOutputWithPast(last_hidden_state=self.given.hidden)
 
 
 def _widen(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -47,12 +48,12 @@ class LanguageHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(tokens, dim) of any float dtype → (tokens, vocabulary)."""
-        self._handed.hidden = hidden.unsqueeze(0)
+        self._handed.given.hidden = hidden.unsqueeze(0)
         try:
             # No architecture looks at the ids but to hand them to its encoder.
             return self._model(input_ids=self._ids(hidden)).logits[0]
         finally:
-            self._handed.hidden = None
+            self._handed.given.hidden = None
 
     @staticmethod
     def _ids(hidden: Tensor) -> Tensor:

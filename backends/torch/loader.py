@@ -64,7 +64,7 @@ def load(
     dtype: None is bfloat16 where the processor multiplies it in hardware, else float32.
     device: None is cuda where there is one, else cpu.
     said: what the operator says of the checkpoint. trusted: whether code beside its weights may run.
-    there: runs the first batches where all others will be.
+    there: runs the first batches where others will be.
     Raises: ModelUnavailable.
     """
     recipe = read_recipe(checkpoint, said)

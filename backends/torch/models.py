@@ -326,7 +326,7 @@ class Models:
     def _there(self, boot: wire.ModelBoot) -> There:
         """Where a model's first batches run, and are compiled."""
         threads = self._threads_of(boot)
-        return lambda warm_up: threads.submit(warm_up).result()
+        return lambda warm_up: threads.warm_up(warm_up).result()
 
 
 UNLOADED: Mapping[Unloaded, str] = {

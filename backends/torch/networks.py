@@ -65,6 +65,8 @@ class Opened(NamedTuple):
 # Where transformers puts code that comes with a checkpoint.
 CODE_BESIDE_WEIGHTS = "transformers_modules"
 UPDATED_ROTATIONS = frozenset({"dynamic", "longrope"})
+# Models that keep something of a pass in themselves.
+REMEMBERING = frozenset({"big_bird", "recurrent_gemma"})
 
 Readers: TypeAlias = Mapping[Output, Reader]
 
@@ -210,10 +212,12 @@ def _compiled(encoder: nn.Module, device: torch.device) -> Any:
     return torch.compile(encoder, dynamic=True, options=options)
 
 
-def _is_reentrant(model: nn.Module) -> bool:
+def _is_reentrant(model: Any) -> bool:
     """Whether a pass leaves everything as it was: nothing is known of code beside weights, and some rotary
     embeddings write down what the lengths of each batch make of their frequencies.
     """
+    if model.config.model_type in REMEMBERING:
+        return False
     for module in model.modules():
         told = getattr(module, "rope_type", None)
         kinds = set(told.values()) if isinstance(told, dict) else {told}

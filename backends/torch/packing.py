@@ -15,8 +15,9 @@ from backends.torch.attention import PACKED, register
 
 logger = logging.getLogger(__name__)
 
-# Three lengths, none first or last the longest, so that a mix-up of any two shows.
-PROBE_LENGTHS = (5, 11, 2)
+# Three lengths, none first or last the longest, so that a mix-up of any two shows; and of a number of tokens
+# that is rounded up.
+PROBE_LENGTHS = (5, 11, 3)
 # What a product's number of rows is a multiple of, and of how many binary digits a smaller one is.
 ROUND, DIGITS = 32, 4
 # float32 noise stays below 1e-5 of a vector's length; a sequence that sees its neighbour is far above.

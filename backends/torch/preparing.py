@@ -1,6 +1,6 @@
 """From a piece of work to the sequences that the network computes: prompts, roles, pairs, templates, cutting.
 
-Rule: CPU-bound; called off the event loop. Knows nothing of torch, queues or replies.
+Rule: CPU-bound; called off the event loop, but for a few words. Knows nothing of torch, queues or replies.
 """
 
 from collections.abc import Sequence as Many

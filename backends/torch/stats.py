@@ -90,7 +90,7 @@ class Watch:
 
 
 class Recorder:
-    """Counts. Invariant: the forward's thread alone calls `batch`, the event loop alone all else."""
+    """Counts. Invariant: one thread at a time calls `batch`, the event loop alone all else."""
 
     def __init__(self) -> None:
         self._counters: dict[str, Counter[str]] = {name: Counter() for name in COUNTERS}

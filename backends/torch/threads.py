@@ -2,7 +2,7 @@
 
 On a processor two passes beside each other, each with its share of the cores, do more than one after the
 other with all of them: threads of a team wait for each other at the end of every operation, and for whatever
-else takes a core from one of them. A pass that is alone has all cores.
+else takes a core from one of them. A pass that is alone has all cores but those that resting teams keep.
 """
 
 import logging
@@ -31,7 +31,8 @@ class ForwardThreads:
 
     OpenMP gives every thread that computes a team of its own. More threads than cores in all teams, and each
     sleeps between any two operations instead of spinning: a short text took twice as long. So none of these
-    ends, their teams have no more threads than there are cores, and nobody else computes.
+    ends, nobody else computes, and whoever is alone leaves room for the teams of those that rest: of 2 cores
+    it has both, of 8 five.
     """
 
     def __init__(self, device: torch.device, cores: int | None = None) -> None:
@@ -64,6 +65,17 @@ class ForwardThreads:
         self.enter(turn)
         return future
 
+    def warm_up(self, function: Callable[[], T]) -> "Future[T]":
+        """Have a function run there by each size of team: compiled code is for one of them."""
+
+        def by_each() -> T:
+            self._take(self._share)
+            function()
+            self._take(self._alone if self._own.place == 0 else self._share)
+            return function()
+
+        return self.submit(by_each)
+
     def enter(self, turn: Turn) -> None:
         """Have a turn taken."""
         with self._lock:
@@ -71,14 +83,16 @@ class ForwardThreads:
             self._deal()
 
     def take_cores(self) -> None:
-        """Called there, before a pass: all cores if nobody else computes, else a share of them.
+        """Called there, before a pass: as many as there are for one that is alone, else a share of them.
 
         Only the first ever has a larger team than its share; whoever comes while nobody computes is given to
         the first.
         """
         with self._lock:
             is_alone = self._own.place == 0 and len(self._resting) == self.count - 1
-        team = self._alone if is_alone else self._share
+        self._take(self._alone if is_alone else self._share)
+
+    def _take(self, team: int) -> None:
         if team != self._own.team:
             torch.set_num_threads(team)
             self._own.team = team
@@ -105,3 +119,5 @@ class ForwardThreads:
                 if wants_more:
                     self._waiting.append(turn)
                 self._deal()
+            # Nothing of it stays here while this thread rests: it may be all that still holds a model.
+            del turn

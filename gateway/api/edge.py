@@ -176,9 +176,8 @@ class _Wire:
         self._in_flight.cancels.add(self._cancel)
 
     def hold(self, line: Line) -> None:
-        """Hear of it where the caller hangs up."""
+        """By which the call came."""
         self._line = line
-        line.gone = self._gone
 
     def let_go(self) -> None:
         """The answer is whole: what becomes of the connection from here on is no hanging up."""
@@ -186,6 +185,9 @@ class _Wire:
             self._line.gone = None
 
     async def receive(self) -> Message:
+        if self._line is not None:
+            # From here on; what is asked without a body is done to its end.
+            self._line.gone = self._gone
         message = await self._receive()
         if message["type"] == "http.disconnect":
             # In the middle of its body: there is nobody to answer.

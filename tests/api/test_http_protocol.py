@@ -235,12 +235,14 @@ async def test_whole_answers_come_in_the_order_of_requests_that_were_sent_at_onc
             assert await reader.readexactly(5) == b"whole"
 
 
-async def test_who_is_being_answered_hears_of_the_end_of_the_connection() -> None:
+@pytest.mark.parametrize("body_bytes", [0, 100_000])
+async def test_who_is_being_answered_hears_of_the_end_of_the_connection(body_bytes: int) -> None:
     asked, told, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
     answered: list[bool] = []
 
     async def waiting(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
+        while (await receive())["more_body"]:
+            pass
         scope["extensions"][LINE].gone = told.set
         asked.set()
         await told.wait()
@@ -248,7 +250,9 @@ async def test_who_is_being_answered_hears_of_the_end_of_the_connection() -> Non
         ended.set()
 
     async with connected(application=waiting) as (_, writer):
-        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % body_bytes)
+        await asyncio.sleep(0.05)
+        writer.write(b"x" * body_bytes)
         await asyncio.wait_for(asked.wait(), 5)
         writer.transport.abort()
         await asyncio.wait_for(ended.wait(), 5)

@@ -4,16 +4,19 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from threading import Barrier, Event, Lock
-from time import sleep
+from time import monotonic, sleep
+from weakref import ref
 
 import numpy as np
 import pytest
 import torch
 from transformers import Qwen3Config
 
-from backends.contract import Embed, Embedded, Output
+from backends.contract import Embed, Embedded, Encode, Encoded, Output
+from backends.errors import Failed
 from backends.torch.engine import Engine
 from backends.torch.heads import Head
 from backends.torch.loader import Loaded
@@ -22,6 +25,8 @@ from backends.torch.threads import ForwardThreads
 from tests.engine.checkpoints import DECODERS, make_encoder
 from tests.engine.conftest import Engines
 from tests.engine.engines import loaded
+from tests.engine.test_sparse import make_splade
+from tests.engine.texts import real_texts
 
 CPU = torch.device("cpu")
 LONG_S = 20.0
@@ -182,3 +187,63 @@ def test_a_network_that_changes_with_what_it_computes_computes_one_pass_at_a_tim
     config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
 
     assert loaded(make_encoder(config, minilm, tmp_path)).reentrant is reentrant
+
+
+def test_a_thread_that_rests_holds_nothing_of_what_it_did() -> None:
+    threads = ForwardThreads(CPU, cores=1)
+    held = Counting()
+    seen = ref(held)
+    threads.submit(partial(setattr, held, "most", 1)).result(LONG_S)
+
+    del held
+    until_s = monotonic() + LONG_S
+    while seen() is not None and monotonic() < until_s:
+        sleep(0.001)
+
+    assert seen() is None
+
+
+def test_both_sizes_of_team_are_warmed_up() -> None:
+    threads = ForwardThreads(CPU, cores=2)
+    sizes: list[int] = []
+
+    threads.warm_up(lambda: sizes.append(torch.get_num_threads())).result(LONG_S)
+
+    assert sizes == [1, 2]
+
+
+@pytest.mark.usefixtures("eager_switches")
+async def test_passes_of_a_language_models_end_do_not_see_each_others_tokens(
+    minilm: Path, tmp_path: Path
+) -> None:
+    make_splade("bert", minilm, tmp_path)
+    one = loaded(tmp_path / "splade")
+    engine = Engine(one, batch_tokens=64, queue_tokens=10**9, threads=ForwardThreads(CPU, cores=2))
+    works = [Encode((text,), frozenset({Output.SPARSE})) for text in real_texts() if len(text) > 12][:60]
+    expected = [await engine.run(work) for work in works]
+
+    found = await asyncio.gather(*(engine.run(work) for work in works))
+
+    for one_alone, beside in zip(expected, found, strict=True):
+        assert isinstance(one_alone, Encoded)
+        assert isinstance(beside, Encoded)
+        assert one_alone.sparse is not None
+        assert beside.sparse is not None
+        assert beside.sparse[0].indices.tolist() == one_alone.sparse[0].indices.tolist()
+        np.testing.assert_allclose(beside.sparse[0].values, one_alone.sparse[0].values, atol=1e-4)
+
+
+async def test_a_turn_that_breaks_is_told_and_the_next_is_taken(minilm: Path, engine_of: Engines) -> None:
+    class Odd:
+        def run(self, sequences: list[Sequence], outputs: frozenset[Output]) -> list[Row]:
+            assert outputs == {Output.DENSE}
+            lengths = [len(one.ids) for one in sequences]
+            # Too few rows: nothing that the engine looks for.
+            return [Row(np.ones(384, dtype=np.float32)) for n in lengths if n != 7]
+
+    engine = engine_with(Odd(), engine_of(minilm, "float32")._loaded)
+
+    for _ in range(3):
+        with pytest.raises(Failed):
+            await asyncio.wait_for(engine.run(Embed(("x " * 5,))), LONG_S)
+    assert isinstance(await engine.run(Embed(("x",))), Embedded)
