@@ -13,6 +13,8 @@ Item: TypeAlias = str | tuple[str, str]
 ModelWork: TypeAlias = Embed | Encode | Rerank | Score | Classify
 Some = TypeVar("Some", bound=ModelWork)
 
+# So many are tokenized in less time than a thread takes to be woken, twice over on busy cores.
+AT_ONCE_CHARACTERS = 400
 # TEI looks at no more characters than this for each token a model may use: so that a book costs what a
 # page does. Nothing that a model would have seen is lost.
 CHARACTERS_PER_TOKEN = 250

@@ -21,7 +21,7 @@ from backends.contract import (
 )
 from backends.contract import Work as BackendWork
 from backends.errors import ModelUnavailable
-from backends.texts import ModelWork, each_text, items_of
+from backends.texts import AT_ONCE_CHARACTERS, ModelWork, each_text, items_of
 from gateway import config
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds, bounds_of, tightest, token_bounds
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 # Threads of its own: counting that nobody waits for any more must not hold up anything else.
 COUNTING = ThreadPoolExecutor(2, "count")
-
-# So many characters are counted in less time than a thread takes to be woken, twice over on busy cores.
-AT_ONCE = 400
 
 MIXED = "mixed"
 # refused: the replicas that answer are of another vector space.
@@ -197,7 +194,10 @@ class Upstream:
         if tokenizer is None or isinstance(work, Tokenize | Detokenize):
             return None
         prompt = sent.prompt() or ""
-        if isinstance(work, Embed) and characters_of(work) + len(prompt) * len(work.inputs) <= AT_ONCE:
+        if (
+            isinstance(work, Embed)
+            and characters_of(work) + len(prompt) * len(work.inputs) <= AT_ONCE_CHARACTERS
+        ):
             return _lengths(tokenizer, work, prompt)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(COUNTING, _lengths, tokenizer, work, prompt)

@@ -29,6 +29,7 @@ from backends.contract import (
     operation_of,
 )
 from backends.errors import BackendError, Failed, InvalidWork, Overloaded, UnsupportedWork
+from backends.texts import AT_ONCE_CHARACTERS
 from backends.torch.answering import answer
 from backends.torch.loader import Loaded
 from backends.torch.memory import give_back, is_exhausted
@@ -42,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 # Two keep the queues filled while one waits for the GIL; more only take cores from the forward.
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
-# So many characters are tokenized in less time than another thread takes to be woken.
-AT_ONCE_CHARACTERS = 500
 # However little memory there is, a forward is planned for this much.
 BATCH_TOKENS_LEAST = 64
 # Less than this is not shared out: a pass over little is done sooner by a team.
