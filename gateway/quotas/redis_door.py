@@ -246,7 +246,8 @@ class RedisDoor:
         for start in range(0, len(boarding), PIPELINE_MAX):
             batch = [Packed(run, *run.pack()) for run in boarding[start : start + PIPELINE_MAX]]
             number = next(self._numbers)
-            trip = Errand(self._execute(batch), self._timeout_s, partial(self._back, number, batch))
+            held = None if self._is_cluster else self._written(batch)
+            trip = Errand(self._execute(batch, held), self._timeout_s, partial(self._back, number, batch))
             self._trips[number] = trip
 
     def _back(self, number: int, batch: Sequence[Packed], result: Any) -> None:
@@ -268,11 +269,28 @@ class RedisDoor:
         for run in boarding:
             run.landed(error)
 
-    async def _execute(self, batch: Sequence[Packed]) -> list[Any]:
+    def _written(self, batch: Sequence[Packed]) -> Any:
+        """A connection at rest that the batch has been written to; None where there is none.
+
+        At once, not by the task that reads the replies: a busy loop may take longer to come to that than
+        the trip takes, and then comes to rest until the replies are there.
+        """
+        if not self._held:
+            return None
+        connection = self._held.pop()
+        # redis-py's own way to write is a coroutine.
+        writer = connection._writer  # noqa: SLF001
+        # One that is closed, or is about to be, says so to whom reads its replies.
+        if writer is not None and not writer.is_closing():
+            writer.writelines(_commands(batch, by_source=self._by_source))
+        return connection
+
+    async def _execute(self, batch: Sequence[Packed], held: Any) -> list[Any]:
+        """held: a connection that the batch has been written to already, if there was one at rest."""
         if self._is_cluster:
             # A cluster's pipeline carries no scripts: each goes to its own node, all at once.
             return await asyncio.gather(*(self._single(one) for one in batch), return_exceptions=True)
-        replies = await self._pipeline(batch, by_source=self._by_source)
+        replies = await self._pipeline(batch, held, by_source=self._by_source)
         missed = [i for i, reply in enumerate(replies) if _wants_source(reply)]
         if missed:
             # A server that forgot a script learns it again from EVAL; a proxy that blocks EVALSHA stays.
@@ -282,23 +300,24 @@ class RedisDoor:
                 replies[i] = reply
         return replies
 
-    async def _pipeline(self, batch: Sequence[Packed], *, by_source: bool) -> list[Any]:
+    async def _pipeline(self, batch: Sequence[Packed], held: Any = None, *, by_source: bool) -> list[Any]:
         """Straight over a connection: redis-py's pipeline packs in Python, at a third of a call's cost."""
-        commands = [_command(one, by_source=by_source) for one in batch]
-        if self._held:
+        if held is not None:
             try:
-                return await self._over(self._held.pop(), commands)
+                return await self._replies(held, len(batch))
             except (BrokenConnection, OSError):
                 # It broke while nobody looked. Scripts may run twice: they know what they have done.
                 pass
-        return await self._over(await self._client.connection_pool.get_connection(), commands)
+        connection = await self._client.connection_pool.get_connection()
+        return await self._replies(connection, len(batch), _commands(batch, by_source=by_source))
 
-    async def _over(self, connection: Any, commands: Sequence[bytes]) -> list[Any]:
-        """The replies over a connection that is kept for the next trip, if nothing happens to it."""
+    async def _replies(self, connection: Any, number: int, commands: Sequence[bytes] = ()) -> list[Any]:
+        """So many, to what has been written and commands; the connection is kept if nothing happens to it."""
         replies: list[Any] | None = None
         try:
-            await connection.send_packed_command(commands)
-            replies = [await _reply(connection) for _ in commands]
+            if commands:
+                await connection.send_packed_command(commands)
+            replies = [await _reply(connection) for _ in range(number)]
             return replies
         finally:
             if replies is not None and len(self._held) < TRIPS_MAX:
@@ -335,6 +354,10 @@ class RedisDoor:
                 late.exception()  # Heard: it has been told as a miss already.
 
         late.add_done_callback(ended)
+
+
+def _commands(batch: Sequence[Packed], *, by_source: bool) -> list[bytes]:
+    return [_command(one, by_source=by_source) for one in batch]
 
 
 def _command(one: Packed, *, by_source: bool) -> bytes:

@@ -292,6 +292,46 @@ async def test_many_checks_of_one_turn_travel_together(own_redis: RedisServer) -
     assert reads(own_redis) - before < 60
 
 
+async def test_a_check_is_with_the_store_before_a_busy_loop_comes_round_again(own_redis: RedisServer) -> None:
+    async with running(own_redis, keep=False) as gateway:
+        await gateway.call()
+        await gateway.ledger.settled()
+        before = scripts(own_redis)
+        ask = Ask("now", "acme", LIMITS, Cost(), 60 * SECOND_US, "m")
+        reserving = asyncio.create_task(gateway.ledger.reserve(ask))
+        # It is asked for in one turn and leaves in the next; then the loop does nothing but look.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        ends_s = time.monotonic() + 5
+        while scripts(own_redis) == before and time.monotonic() < ends_s:
+            time.sleep(0.01)  # noqa: ASYNC251 - the loop is to be busy
+        seen = scripts(own_redis) - before
+        gateway.ledger.settle(await reserving, Cost())
+
+    assert 1 == seen
+
+
+async def test_a_connection_that_broke_at_rest_loses_no_check(own_redis: RedisServer) -> None:
+    async with running(own_redis) as gateway:
+        await gateway.call()
+        await gateway.ledger.settled()
+        for settle_s in (0, 0.05):
+            own_redis.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            # Once before this side has heard of it, once after.
+            await asyncio.sleep(settle_s)
+            assert not await gateway.call()
+            await gateway.ledger.settled()
+
+    assert [] == gateway.changes
+
+
+def scripts(server: RedisServer) -> int:
+    """How many scripts the server has run by their names."""
+    lines = server.command("INFO", "commandstats").splitlines()
+    found = next((line for line in lines if line.startswith("cmdstat_evalsha:")), "calls=0,")
+    return int(found.partition("calls=")[2].partition(",")[0])
+
+
 def reads(server: RedisServer) -> int:
     """How often the server has read from a socket: few, where much travels together."""
     lines = server.command("INFO", "stats").splitlines()
