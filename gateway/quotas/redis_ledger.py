@@ -43,6 +43,8 @@ RENEW_EVERY_S = 5.0
 ALIVE_S = 10.0
 # How long the end of a process may wait for what has not been told yet.
 FLUSH_S = 2.0
+# Where so many slots in flight are left, and half of the limit, nobody waits for one that is given back.
+PLENTY = 64
 GATEWAYS_KEY = "gw:gateways"
 GATEWAYS_TTL_S = 3600
 
@@ -132,10 +134,10 @@ class RedisLedger:
     def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
         """What cannot be told soon is told when the store is back, or counts as spent."""
         ask = reservation.ask
-        holds_slot = self._open.pop(ask.id, None) is not None
+        awaited = self._open.pop(ask.id, None) is not None and _is_short(reservation.standings)
         if reservation.degraded:
             return self._local.settle(reservation, actual, self._account(ask.tenant).today())
-        self._account(ask.tenant).settle(ask, actual, urgent=holds_slot)
+        self._account(ask.tenant).settle(ask, actual, urgent=awaited)
         return corrected(reservation, actual)
 
     async def settled(self) -> None:
@@ -383,6 +385,12 @@ class LocalShare:
         told, at_us = self._seen[tenant][limit]
         [standing] = standings([limit], [told])
         return standing.remaining if time.time_ns() // 1000 < at_us + standing.reset_us else None
+
+
+def _is_short(left: Sequence[Standing]) -> bool:
+    """Whether somebody may wait for a slot in flight."""
+    slots = [one for one in left if one.limit.period == "in_flight"]
+    return any(one.remaining < max(PLENTY, one.limit.amount // 2) for one in slots)
 
 
 def _renewal(taken: Reservation) -> tuple[str, int, int, list[str]]:

@@ -311,6 +311,26 @@ async def test_a_check_is_with_the_store_before_a_busy_loop_comes_round_again(ow
     assert 1 == seen
 
 
+@pytest.mark.parametrize(("slots", "told"), [(1, 1), (63, 1), (1000, 0)])
+async def test_a_slot_that_somebody_may_wait_for_is_given_back_at_once(
+    own_redis: RedisServer, slots: int, told: int
+) -> None:
+    limits = (parse_limit("requests_in_flight", slots),)
+    async with running(own_redis, keep=False) as gateway, running(own_redis, keep=False) as other:
+        taken = await gateway.ledger.reserve(Ask("one", "acme", limits, Cost(), 60 * SECOND_US))
+        before = scripts(own_redis)
+        gateway.ledger.settle(taken, Cost())
+        # Of two turns one is for all that have work for the store, and in the next it leaves.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        seen = scripts(own_redis) - before
+        await gateway.ledger.settled()
+        left = await other.ledger.reserve(Ask("two", "acme", limits, Cost(), 60 * SECOND_US))
+
+    assert told == seen
+    assert slots - 1 == left.standings[0].remaining
+
+
 async def test_a_connection_that_broke_at_rest_loses_no_check(own_redis: RedisServer) -> None:
     async with running(own_redis) as gateway:
         await gateway.call()
