@@ -8,7 +8,7 @@ Invariant: only threads that compute touch the head; only the event loop touches
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from time import perf_counter
@@ -215,8 +215,12 @@ class Engine:
         return True
 
     def _next(self) -> Batch | None:
-        if not self._planned:
-            self._planned.extend(self._batches(self._schedule()))
+        while not self._planned and (jobs := self._schedule()):
+            try:
+                self._planned.extend(list(self._batches(jobs)))
+            except Exception:
+                logger.exception("batches could not be planned")
+                _break(jobs)
         return self._planned.popleft() if self._planned else None
 
     def _schedule(self) -> list[Job]:
@@ -254,9 +258,7 @@ class Engine:
         except Exception:
             # Whoever waits for these hears of it, and the engine goes on.
             logger.exception("a turn broke")
-            for job in jobs:
-                job.error = job.error or Failed("the engine broke")
-                job.resolve()
+            _break(jobs)
         for job in jobs:
             # What is done leaves at once, while the next forward runs.
             if job.missing == 0:
@@ -307,6 +309,13 @@ class Engine:
         job.error = _failure(member, failed)
         with self._lock:
             job.give(place, None)
+
+
+def _break(jobs: Iterable[Job]) -> None:
+    """Tell whoever waits for these that nothing more comes."""
+    for job in jobs:
+        job.error = job.error or Failed("the engine broke")
+        job.resolve()
 
 
 def _tokens(members: Sequence[Member]) -> int:

@@ -44,6 +44,7 @@ class ForwardThreads:
         # Guards who waits and who rests.
         self._lock = Lock()
         self._waiting: deque[Turn] = deque()
+        self._waiting_for_first: deque[Turn] = deque()
         self._resting = set(range(self.count))
         self._handed: list[SimpleQueue[Turn]] = [SimpleQueue() for _ in range(self.count)]
         self._own = local()
@@ -52,16 +53,7 @@ class ForwardThreads:
 
     def submit(self, function: Callable[[], T]) -> "Future[T]":
         """Have a function run there once."""
-        future: Future[T] = Future()
-
-        def turn() -> bool:
-            try:
-                self.take_cores()
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
-                future.set_exception(error)
-            return False
-
+        future, turn = self._asked(function)
         self.enter(turn)
         return future
 
@@ -71,10 +63,15 @@ class ForwardThreads:
         def by_each() -> T:
             self._take(self._share)
             function()
-            self._take(self._alone if self._own.place == 0 else self._share)
+            self._take(self._alone)
             return function()
 
-        return self.submit(by_each)
+        future, turn = self._asked(by_each)
+        with self._lock:
+            # Only the first has teams of both sizes.
+            self._waiting_for_first.append(turn)
+            self._deal()
+        return future
 
     def enter(self, turn: Turn) -> None:
         """Have a turn taken."""
@@ -92,16 +89,32 @@ class ForwardThreads:
             is_alone = self._own.place == 0 and len(self._resting) == self.count - 1
         self._take(self._alone if is_alone else self._share)
 
+    def _asked(self, function: Callable[[], T]) -> "tuple[Future[T], Turn]":
+        future: Future[T] = Future()
+
+        def turn() -> bool:
+            try:
+                self.take_cores()
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+                future.set_exception(error)
+            return False
+
+        return future, turn
+
     def _take(self, team: int) -> None:
         if team != self._own.team:
             torch.set_num_threads(team)
             self._own.team = team
 
     def _deal(self) -> None:
-        while self._waiting and self._resting:
+        while self._resting:
             place = min(self._resting)
+            waiting = self._waiting_for_first if place == 0 and self._waiting_for_first else self._waiting
+            if not waiting:
+                break
             self._resting.discard(place)
-            self._handed[place].put(self._waiting.popleft())
+            self._handed[place].put(waiting.popleft())
 
     def _run(self, place: int) -> None:
         # Asked once, a thread has its own number of threads from there on, whatever others are given.

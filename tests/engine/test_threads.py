@@ -20,6 +20,7 @@ from backends.errors import Failed
 from backends.torch.engine import Engine
 from backends.torch.heads import Head
 from backends.torch.loader import Loaded
+from backends.torch.planner import plan
 from backends.torch.sequences import Row, Sequence
 from backends.torch.threads import ForwardThreads
 from tests.engine.checkpoints import DECODERS, make_encoder
@@ -212,6 +213,23 @@ def test_both_sizes_of_team_are_warmed_up() -> None:
     assert sizes == [1, 2]
 
 
+def test_both_sizes_are_warmed_up_whoever_computes_meanwhile() -> None:
+    threads = ForwardThreads(CPU, cores=2)
+    sizes: list[int] = []
+    ended = Event()
+    computing = threads.submit(partial(ended.wait, LONG_S))
+
+    warmed = threads.warm_up(lambda: sizes.append(torch.get_num_threads()))
+    # Whoever comes after it does not wait for the first as well.
+    assert threads.submit(lambda: True).result(LONG_S)
+    assert not sizes
+    ended.set()
+
+    assert computing.result(LONG_S)
+    warmed.result(LONG_S)
+    assert sizes == [1, 2]
+
+
 @pytest.mark.usefixtures("eager_switches")
 async def test_passes_of_a_language_models_end_do_not_see_each_others_tokens(
     minilm: Path, tmp_path: Path
@@ -231,6 +249,23 @@ async def test_passes_of_a_language_models_end_do_not_see_each_others_tokens(
         assert beside.sparse is not None
         assert beside.sparse[0].indices.tolist() == one_alone.sparse[0].indices.tolist()
         np.testing.assert_allclose(beside.sparse[0].values, one_alone.sparse[0].values, atol=1e-4)
+
+
+async def test_what_cannot_be_planned_is_told_and_the_rest_is_computed(
+    minilm: Path, engine_of: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(minilm, "float32")
+
+    def planned(lengths: list[int], most: int, *, packed: bool) -> list[list[int]]:
+        assert max(lengths) < 20
+        return plan(lengths, most, packed=packed)
+
+    monkeypatch.setattr("backends.torch.engine.plan", planned)
+
+    for _ in range(engine._turns_most + 1):
+        with pytest.raises(Failed):
+            await asyncio.wait_for(engine.run(Embed(("x " * 50,))), LONG_S)
+    assert isinstance(await asyncio.wait_for(engine.run(Embed(("x",))), LONG_S), Embedded)
 
 
 async def test_a_turn_that_breaks_is_told_and_the_next_is_taken(minilm: Path, engine_of: Engines) -> None:
