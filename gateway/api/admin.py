@@ -4,6 +4,7 @@ No key is needed from this machine on a loopback listener, where `admin.keys` li
 """
 
 import re
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -238,6 +239,8 @@ async def create_key(
             raise InvalidInput(f"{field}: {problem}", param=field)
     check_limits(data.limits)
     key, stored = make_key(data.tenant, data.id, _moment(data.expires), data.scopes, data.models, data.limits)
+    if stored.expires_s is not None and stored.expires_s <= time.time():
+        raise InvalidInput("expires: that is in the past", param="expires")
     try:
         if any(one.id == stored.id for one in await admin.store.keys()):
             raise InvalidInput(f"there is a key {stored.id!r} already", param="id")

@@ -101,8 +101,12 @@ class Routes:
 
         Raises: InvalidInput, OperationUnsupported.
         """
-        own = {Operation.RERANK: self._defaults.rerank, Operation.CLASSIFY: self._defaults.classify}
-        preferred = own.get(operation, self._defaults.embed)
+        defaults = self._defaults
+        own = {
+            Operation.RERANK: ("rerank", defaults.rerank),
+            Operation.CLASSIFY: ("classify", defaults.classify),
+        }
+        field, preferred = own.get(operation, ("embed", defaults.embed))
         if preferred is not None:
             return preferred
         able = [name for name, model in self._models.items() if self._offers(model, operation)]
@@ -110,7 +114,10 @@ class Routes:
             return able[0]
         if not able:
             raise OperationUnsupported(f"no model here does {operation}", param="model")
-        raise InvalidInput("name a model: this gateway serves several", param="model")
+        raise InvalidInput(
+            f"name a model: this gateway serves several, and its config sets no `defaults.{field}`",
+            param="model",
+        )
 
     def _offers(self, model: config.Model, operation: Operation) -> bool:
         offered = self._offered(model.upstream)

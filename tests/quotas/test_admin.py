@@ -209,6 +209,15 @@ async def test_what_is_no_day_and_no_moment_is_refused(
     assert ("2027-01-31" if isinstance(written, str) else "expires") in reply.json()["error"]
 
 
+async def test_a_key_that_has_expired_already_is_not_made(boot: Boots, own_redis: RedisServer) -> None:
+    async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
+        reply = await gateway.post("/admin/keys", {"tenant": "acme", "expires": "2026-01-31"})
+        listed = (await gateway.client.get("/admin/keys")).json()
+
+    assert (422, []) == (reply.status_code, listed)
+    assert "expires: that is in the past" == reply.json()["error"]
+
+
 HERE = {"host": "localhost:8080", "authorization": ""}
 
 

@@ -371,6 +371,7 @@ def test_where_several_can_the_caller_must_name_one(names: list[str], operation:
         routes(*names).default(operation)
 
     assert "model" == caught.value.param
+    assert f"`defaults.{operation}`" in caught.value.message
 
 
 def test_where_none_can_that_is_said() -> None:
