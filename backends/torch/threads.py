@@ -32,7 +32,7 @@ class ForwardThreads:
     OpenMP gives every thread that computes a team of its own. More threads than cores in all teams, and each
     sleeps between any two operations instead of spinning: a short text took twice as long. So none of these
     ends, nobody else computes, and whoever is alone leaves room for the teams of those that rest: of 2 cores
-    it has both, of 8 five.
+    it has both, of 8 five. Only a warm-up takes more than that, where others compute beside it.
     """
 
     def __init__(self, device: torch.device, cores: int | None = None) -> None:

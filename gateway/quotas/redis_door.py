@@ -246,7 +246,7 @@ class RedisDoor:
         for start in range(0, len(boarding), PIPELINE_MAX):
             batch = [Packed(run, *run.pack()) for run in boarding[start : start + PIPELINE_MAX]]
             number = next(self._numbers)
-            held = None if self._is_cluster else self._written(batch)
+            held = None if self._is_cluster else self._written(batch, by_source=self._by_source)
             trip = Errand(self._execute(batch, held), self._timeout_s, partial(self._back, number, batch))
             self._trips[number] = trip
 
@@ -269,20 +269,25 @@ class RedisDoor:
         for run in boarding:
             run.landed(error)
 
-    def _written(self, batch: Sequence[Packed]) -> Any:
+    def _written(self, batch: Sequence[Packed], *, by_source: bool) -> Any:
         """A connection at rest that the batch has been written to; None where there is none.
 
         At once, not by the task that reads the replies: a busy loop may take longer to come to that than
         the trip takes, and then comes to rest until the replies are there.
         """
-        if not self._held:
+        try:
+            commands = _commands(batch, by_source=by_source) if self._held else []
+        except (TypeError, ValueError):
+            # The task packs them again, and tells those aboard.
+            return None
+        if not commands:
             return None
         connection = self._held.pop()
         # redis-py's own way to write is a coroutine.
         writer = connection._writer  # noqa: SLF001
         # One that is closed, or is about to be, says so to whom reads its replies.
         if writer is not None and not writer.is_closing():
-            writer.writelines(_commands(batch, by_source=self._by_source))
+            writer.writelines(commands)
         return connection
 
     async def _execute(self, batch: Sequence[Packed], held: Any) -> list[Any]:
@@ -294,7 +299,9 @@ class RedisDoor:
         missed = [i for i, reply in enumerate(replies) if _wants_source(reply)]
         if missed:
             # A server that forgot a script learns it again from EVAL; a proxy that blocks EVALSHA stays.
-            again = await self._pipeline([batch[i] for i in missed], by_source=True)
+            unknown = [batch[i] for i in missed]
+            held = self._written(unknown, by_source=True)
+            again = await self._pipeline(unknown, held, by_source=True)
             self._by_source = not any(isinstance(replies[i], NoScriptError) for i in missed)
             for i, reply in zip(missed, again, strict=True):
                 replies[i] = reply

@@ -43,7 +43,7 @@ RENEW_EVERY_S = 5.0
 ALIVE_S = 10.0
 # How long the end of a process may wait for what has not been told yet.
 FLUSH_S = 2.0
-# Where so many slots in flight are left, and half of the limit, nobody waits for one that is given back.
+# Where so many slots in flight are left, and half of the limit, hardly anybody waits for one.
 PLENTY = 64
 GATEWAYS_KEY = "gw:gateways"
 GATEWAYS_TTL_S = 3600
@@ -134,7 +134,7 @@ class RedisLedger:
     def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
         """What cannot be told soon is told when the store is back, or counts as spent."""
         ask = reservation.ask
-        awaited = self._open.pop(ask.id, None) is not None and _is_short(reservation.standings)
+        awaited = self._open.pop(ask.id, None) is not None and self._slots_are_short(ask)
         if reservation.degraded:
             return self._local.settle(reservation, actual, self._account(ask.tenant).today())
         self._account(ask.tenant).settle(ask, actual, urgent=awaited)
@@ -192,6 +192,11 @@ class RedisLedger:
             account = Account(tenant, self._door, self._availability, self._heard, self._now_us)
             self._accounts[tenant] = account
         return account
+
+    def _slots_are_short(self, ask: Ask) -> bool:
+        """Whether somebody may wait for a slot in flight, by what the store told last."""
+        slots = [one for one in ask.limits if one.period == "in_flight"]
+        return any(self._local.left(ask.tenant, one) < max(PLENTY, one.amount // 2) for one in slots)
 
     def _heard(self, tenant: str, told: Sequence[tuple[Limit, Told]], error: StoreAway | None) -> None:
         if error is not None:
@@ -320,6 +325,11 @@ class LocalShare:
             if not away and (share := self._shares.pop((tenant, limit), None)):
                 self._ledger.forget(tenant, share)
 
+    def left(self, tenant: str, limit: Limit) -> int:
+        """How many slots of a limit in flight the store told of last; none where it never did."""
+        (used, *_), _ = self._seen[tenant].get(limit, ((limit.amount,), 0))
+        return limit.amount - used
+
     def begin(self) -> None:
         """The store has just gone: nothing of an earlier absence counts any more."""
         self._ledger = MemoryLedger()
@@ -385,12 +395,6 @@ class LocalShare:
         told, at_us = self._seen[tenant][limit]
         [standing] = standings([limit], [told])
         return standing.remaining if time.time_ns() // 1000 < at_us + standing.reset_us else None
-
-
-def _is_short(left: Sequence[Standing]) -> bool:
-    """Whether somebody may wait for a slot in flight."""
-    slots = [one for one in left if one.limit.period == "in_flight"]
-    return any(one.remaining < max(PLENTY, one.limit.amount // 2) for one in slots)
 
 
 def _renewal(taken: Reservation) -> tuple[str, int, int, list[str]]:
