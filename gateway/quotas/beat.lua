@@ -4,9 +4,10 @@
 -- Answers msgpack: how many they are.
 local ask = cmsgpack.unpack(ARGV[1])
 local now = now_us(ask.now)
+-- First what a full server refuses: after any other write it would take it.
+redis.call('ZADD', KEYS[1], now, ask.id)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ask.alive)
 -- Who was heard of in the future was so before the clock stepped back.
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. string.format('%.0f', now), '+inf')
-redis.call('ZADD', KEYS[1], now, ask.id)
 redis.call('EXPIRE', KEYS[1], ask.ttl)
 return cmsgpack.pack(redis.call('ZCARD', KEYS[1]))

@@ -166,6 +166,20 @@ async def test_a_server_that_was_restarted_is_used_again(own_redis: RedisServer)
         assert not await gateway.call()
 
 
+async def test_a_server_that_is_full_is_not_back_before_it_takes_something(own_redis: RedisServer) -> None:
+    async with running(own_redis) as gateway:
+        await gateway.call()
+        FULL(own_redis)
+        await swallow(gateway.call, 4)
+        beats = scripts(own_redis) + 3
+        # It is asked every second whether it is back.
+        await gateway.until(lambda: scripts(own_redis) >= beats)
+        assert [True] == gateway.changes
+        own_redis.command("CONFIG", "SET", "maxmemory", "0")
+        await gateway.until(lambda: gateway.changes == [True, False])
+        assert not await gateway.call()
+
+
 async def test_what_was_in_flight_when_it_went_is_settled_when_it_is_back(own_redis: RedisServer) -> None:
     async with running(own_redis) as gateway:
         ask = Ask("flying", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US, "m")
