@@ -246,7 +246,7 @@ class RedisDoor:
         for start in range(0, len(boarding), PIPELINE_MAX):
             batch = [Packed(run, *run.pack()) for run in boarding[start : start + PIPELINE_MAX]]
             number = next(self._numbers)
-            held = None if self._is_cluster else self._written(batch, by_source=self._by_source)
+            held = self._written(batch, by_source=self._by_source)
             trip = Errand(self._execute(batch, held), self._timeout_s, partial(self._back, number, batch))
             self._trips[number] = trip
 
@@ -275,12 +275,12 @@ class RedisDoor:
         At once, not by the task that reads the replies: a busy loop may take longer to come to that than
         the trip takes, and then comes to rest until the replies are there.
         """
+        if not self._held:
+            return None
         try:
-            commands = _commands(batch, by_source=by_source) if self._held else []
+            commands = _commands(batch, by_source=by_source)
         except (TypeError, ValueError):
             # The task packs them again, and tells those aboard.
-            return None
-        if not commands:
             return None
         connection = self._held.pop()
         # redis-py's own way to write is a coroutine.
@@ -307,7 +307,7 @@ class RedisDoor:
                 replies[i] = reply
         return replies
 
-    async def _pipeline(self, batch: Sequence[Packed], held: Any = None, *, by_source: bool) -> list[Any]:
+    async def _pipeline(self, batch: Sequence[Packed], held: Any, *, by_source: bool) -> list[Any]:
         """Straight over a connection: redis-py's pipeline packs in Python, at a third of a call's cost."""
         if held is not None:
             try:
