@@ -37,6 +37,8 @@ class Asker:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Refused(f"{url} is no address such as http://127.0.0.1:8080")
+        # Without a name and a password, which may stand before it.
+        self._address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._connection = _connection(parts.scheme, parts.hostname, _port(parts.netloc, url), ca)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
@@ -47,7 +49,7 @@ class Asker:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise Away(f"the gateway does not answer: {reason}") from error
+            raise Away(f"the gateway at {self._address} does not answer: {reason}") from error
         if status >= 500:
             raise Away(f"the gateway answers {status}: {_said(body)}")
         if status != 200:

@@ -23,27 +23,33 @@ async def embedded(engine: Engine, texts: list[str], size: int) -> Vectors:
     return np.concatenate([reply.vectors for reply in replies if isinstance(reply, Embedded)])
 
 
+# Few processors have instructions for float16; without, it takes so many times as long as the others.
+SLOW = 4
+
+
 @pytest.mark.parametrize(
-    ("dtype", "least"), [("float32", 0.99999), ("bfloat16", 0.9995), ("float16", 0.9999)]
+    ("dtype", "least", "every"), [("float32", 0.99999, 1), ("bfloat16", 0.9995, 1), ("float16", 0.9999, SLOW)]
 )
 async def test_vectors_are_those_of_sentence_transformers(
-    dtype: DTypeName, least: float, minilm: Path, engine_of: Engines, reference: Vectors
+    dtype: DTypeName, least: float, every: int, minilm: Path, engine_of: Engines, reference: Vectors
 ) -> None:
-    vectors = await embedded(engine_of(minilm, dtype), real_texts(), 32)
+    texts = real_texts()[::every]
+    vectors = await embedded(engine_of(minilm, dtype), texts, 32)
 
-    assert len(real_texts()) >= 200
-    cosines = (vectors * reference).sum(axis=1)
-    assert least <= cosines.min(), real_texts()[int(cosines.argmin())][:80]
+    assert len(texts) >= 200 / every
+    cosines = (vectors * reference[::every]).sum(axis=1)
+    assert least <= cosines.min(), texts[int(cosines.argmin())][:80]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "least"), [("float32", 0.999999), ("bfloat16", 0.9999), ("float16", 0.9999)]
+    ("dtype", "least", "every"),
+    [("float32", 0.999999, 1), ("bfloat16", 0.9999, 1), ("float16", 0.9999, SLOW)],
 )
 async def test_a_text_has_the_same_vector_alone_and_in_any_batch(
-    dtype: DTypeName, least: float, minilm: Path, engine_of: Engines
+    dtype: DTypeName, least: float, every: int, minilm: Path, engine_of: Engines
 ) -> None:
     engine = engine_of(minilm, dtype)
-    texts = real_texts()[:60]
+    texts = real_texts()[:60:every]
 
     together = await embedded(engine, texts, len(texts))
     alone = await embedded(engine, texts, 1)
@@ -64,7 +70,7 @@ def reference_scores(checkpoint: Path, query: str, documents: list[str]) -> Vect
 
 async def test_rerank_scores_are_those_of_transformers(cross_encoder: Path, engine_of: Engines) -> None:
     engine = engine_of(cross_encoder, "float32")
-    documents = [pair[1] for pair, _ in labelled_pairs()][:60]
+    documents = [pair[1] for pair, _ in labelled_pairs()][:24]
     everything = []
     for query in [pair[0] for pair, _ in labelled_pairs()][:6:2]:
         reply = await engine.run(Rerank(query, tuple(documents)))

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
-from gateway.cli.asking import Asker, Refused
+from gateway.cli.asking import Asker, Away, Refused
 from gateway.cli.status import Look
 from gateway.cli.status_view import plain
 from gateway.telemetry.snapshot import Snapshot
@@ -183,13 +184,19 @@ def test_a_gateway_that_is_not_there_is_one_clear_line(config: Path, words: tupl
     ended = status(config, *words)
 
     assert (1, "") == (ended.returncode, ended.stdout)
-    assert re.fullmatch(r"the gateway does not answer: .+\n", ended.stderr)
+    address = f"http://{yaml.safe_load(config.read_text())['listen']}"
+    assert re.fullmatch(rf"the gateway at {address} does not answer: .+\n", ended.stderr)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://127.0.0.1", "http://127.0.0.1:port", "http://"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(Refused, match="no address"):
         Asker(url, None)
+
+
+def test_what_is_told_of_an_address_is_no_password() -> None:
+    with pytest.raises(Away, match=r"the gateway at http://127.0.0.1:1 does not answer"):
+        Asker("http://operator:secret@127.0.0.1:1", None).get("/admin/status", Snapshot)
 
 
 def test_what_answers_and_is_no_gateway_is_told(upstream: str) -> None:
