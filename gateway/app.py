@@ -5,17 +5,21 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import lru_cache, partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from litestar import Litestar
 from litestar.config.cors import CORSConfig
+from litestar.connection import ASGIConnection
 from litestar.di import Provide
+from litestar.handlers import BaseRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
+from litestar.types import Scope
 
 from backends.registry import open_replica
 from gateway import __version__
@@ -80,6 +84,9 @@ Follow = Callable[[Config, Mapping[str, str]], "asyncio.Task[None]"]
 
 # How long a stopping worker waits for its last spans to leave.
 LAST_SPANS_S = 2.5
+# Where in a request's state stands what handlers are given of the gateway that it came to, by name.
+SHARED_KEY = "shared"
+SHARED = ("api", "in_flight", "exporter", "watched", "admin", "adding")
 
 HANDLERS = [
     one
@@ -198,14 +205,12 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         "admin": operators,
         "adding": AddingOrNot(outside.adding),
     }
-    cors = _cors(config.cors)
+    cors, body_bytes = config.cors, config.limits.body_bytes
     traces = outside.traces or _traces(config)
-    litestar = _litestar(config, shared, _running(fleet, closing, beside, traces), cors)
-    # Litestar's types of the same three things are TypedDicts, which no plain mapping matches.
-    straight = Straight(cast("ASGIApp", litestar), HANDLERS, api, config.limits.body_bytes)
+    straight = Straight(_of_gateway(_litestar(body_bytes, cors), shared), HANDLERS, api, body_bytes)
     return Application(
-        Edge(straight, in_flight, config.limits.body_bytes, observe, boot.admin_port, cors, traces),
-        litestar.lifespan,
+        Edge(straight, in_flight, body_bytes, observe, boot.admin_port, _cors(cors), traces),
+        partial(_running, fleet, closing, beside, traces),
         in_flight,
         gateway,
         Follower(fleet, api, operators, exporter, recent, in_flight).follow,
@@ -213,9 +218,35 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     )
 
 
-def _given(value: Any) -> Provide:
-    """A collaborator as Litestar hands it to handlers, by name."""
-    return Provide(lambda: value, sync_to_thread=False, use_cache=True)
+def _given(name: str) -> Provide:
+    """A collaborator of the gateway that a request came to, as Litestar hands it to handlers."""
+
+    def given(scope: Scope) -> Any:
+        return _shared(scope)[name]
+
+    return Provide(given, sync_to_thread=False)
+
+
+def _shared(scope: Any) -> Mapping[str, Any]:
+    shared: Mapping[str, Any] = scope["state"][SHARED_KEY]
+    return shared
+
+
+async def _guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Whatever the gateway asks of who calls a handler for operators."""
+    await _shared(connection.scope)["admin"].guard(connection, handler)
+
+
+def _of_gateway(app: Litestar, shared: Mapping[str, Any]) -> ASGIApp:
+    """The routes, in front of one gateway."""
+    # Litestar's types of the same three things are TypedDicts, which no plain mapping matches.
+    routes = cast("ASGIApp", app)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        scope.setdefault("state", {})[SHARED_KEY] = shared
+        await routes(scope, receive, send)
+
+    return answer
 
 
 class _Litestar(Litestar):
@@ -226,28 +257,21 @@ class _Litestar(Litestar):
         return [*plugins, MsgspecDIPlugin()]
 
 
-def _litestar(
-    config: Config,
-    shared: Mapping[str, Any],
-    running: AbstractAsyncContextManager[None],
-    cors: CORSConfig | None,
-) -> Litestar:
-    @asynccontextmanager
-    async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        async with running:
-            yield
-
+@lru_cache(maxsize=16)
+def _litestar(body_bytes: int, cors: Cors | None) -> Litestar:
+    """The routes. To register them takes longer than all else of building a gateway: done once a process,
+    because they know nothing of whose they are.
+    """
     return _Litestar(
         HANDLERS,
         dependencies={
             "exchange": Provide(exchange_of_request, sync_to_thread=False),
-            **{name: _given(value) for name, value in shared.items()},
+            **{name: _given(name) for name in SHARED},
         },
-        guards=[shared["admin"].guard],
+        guards=[_guard],
         exception_handlers=failures.HANDLERS,
-        cors_config=cors,
-        request_max_body_size=config.limits.body_bytes,
-        lifespan=[lifespan],
+        cors_config=_cors(cors),
+        request_max_body_size=body_bytes,
         # Litestar's own would turn on httpx's line for every upstream request.
         logging_config=None,
         openapi_config=OpenAPIConfig(

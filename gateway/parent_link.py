@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 from collections.abc import Callable
 from itertools import count
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ from gateway.events import Observe, ProcessRestarted
 # An engine may have to load a model first.
 RELOAD_TIMEOUT_S = 600.0
 LISTING_TIMEOUT_S = 10.0
+# The parent ends a worker of which it has heard nothing for several times as long.
+ALIVE_EVERY_S = 1.0
 
 _Answer = TypeVar("_Answer", Outcome, Listing)
 
@@ -42,6 +45,14 @@ class ParentLink:
         while line:
             # A signal may cut a long one short.
             line = line[os.write(self._status_fd, line) :]
+
+    async def keep_alive(self) -> None:
+        """Say again and again that this loop turns; runs until cancelled."""
+        while True:
+            # A parent that is stopped reads nothing: to wait for it would stop the calls too.
+            if select.select([], [self._status_fd], [], 0)[1]:
+                self.tell(pipes.Alive())
+            await asyncio.sleep(ALIVE_EVERY_S)
 
     async def ask_reload(self) -> Outcome:
         """Have the parent read the file again. Raises: TimeoutError."""
@@ -78,8 +89,6 @@ class ParentLink:
                 self._heard(number, outcome)
             case pipes.Told(number, listing):
                 self._heard(number, listing)
-            case pipes.Ping(number):
-                self.tell(pipes.Pong(number))
             case ProcessRestarted() as news:
                 assert self._observe is not None
                 self._observe(news)

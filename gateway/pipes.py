@@ -29,12 +29,6 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     outcome: Outcome
 
 
-class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Whether the worker's event loop still turns; the number comes back."""
-
-    number: int
-
-
 class ModelLine(msgspec.Struct, frozen=True):
     """A model as the banner shows it; operations empty: no replica of it was reached."""
 
@@ -80,10 +74,8 @@ class AskedListing(msgspec.Struct, frozen=True, tag="asked_listing"):
     number: int
 
 
-class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    """It does."""
-
-    number: int
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """The worker's event loop turns; told again and again."""
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
@@ -93,5 +85,5 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
     listing: Listing
 
 
-ToWorker: TypeAlias = Follow | Answered | ProcessRestarted | Ping | Told
-ToParent: TypeAlias = Ready | Followed | Drained | Asked | AskedListing | Pong
+ToWorker: TypeAlias = Follow | Answered | ProcessRestarted | Told
+ToParent: TypeAlias = Ready | Followed | Drained | Asked | AskedListing | Alive

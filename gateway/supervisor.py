@@ -32,7 +32,7 @@ from gateway.restarts import Restarts
 from gateway.shares import worker_share
 from gateway.taking_over import TakingOver
 from gateway.telemetry.metrics import forget_worker
-from gateway.watching import WORKER_EVERY_S, Pings
+from gateway.watching import WORKER_EVERY_S, Signs
 
 logger = logging.getLogger("gateway")
 
@@ -87,7 +87,7 @@ class Supervisor:
         self._restarts = Restarts(self._tell_restarted)
         self._numbers = count()
         self._workers: list[Child] = []
-        self._pings: list[Pings] = []
+        self._signs: list[Signs] = []
         self._retiring: set[asyncio.Task[None]] = set()
         self._progress = progress
         self._ready = ready
@@ -129,11 +129,11 @@ class Supervisor:
     async def _run(self, places: Places) -> None:
         await self._now.start(self._engines)
         self._workers = workers = [self._worker(number, places) for number in range(self._config.workers)]
-        self._pings = [Pings(one.send) for one in workers]
+        self._signs = [Signs() for _ in workers]
         running = [asyncio.create_task(one.keep_running()) for one in workers]
         running += [
-            asyncio.create_task(watching.watch(one, pings.answered, WORKER_EVERY_S))
-            for one, pings in zip(workers, self._pings, strict=True)
+            asyncio.create_task(watching.watch(one, signs.answered, WORKER_EVERY_S))
+            for one, signs in zip(workers, self._signs, strict=True)
         ]
         running.append(asyncio.create_task(self._reload_once_up()))
         running.append(asyncio.create_task(self._follow_once_up()))
@@ -253,6 +253,7 @@ class Supervisor:
 
     def _worker_ended(self, name: str, number: int, metrics: str | None, reason: EndReason, how: str) -> None:
         self._answers.gone(number)
+        self._signs[number].forget()
         if metrics is not None:
             forget_worker(metrics, number)
         self._restarts.ended(name, reason, how)
@@ -264,9 +265,9 @@ class Supervisor:
             worker.send(line)
 
     def _worker_said(self, number: int, address: str, line: bytes) -> None:
+        self._signs[number].heard()
         match msgspec.json.decode(line, type=pipes.ToParent):
             case pipes.Ready():
-                self._pings[number].heard_ready()
                 self._reported.add(number)
                 if not self._up.is_set() and len(self._reported) == self._config.workers:
                     self._up.set()
@@ -275,8 +276,6 @@ class Supervisor:
                 self._answers.heard_followed(reload, number, problem)
             case pipes.Drained(reload):
                 self._answers.heard_drained(reload, number)
-            case pipes.Pong(pinged):
-                self._pings[number].heard(pinged)
             case pipes.Asked(asked, edit):
                 self._reloads.ask(edit or "file", partial(self._answer, number, asked))
             case pipes.AskedListing(asked):

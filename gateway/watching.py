@@ -3,18 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from itertools import count
 
-import msgspec
-
-from gateway import pipes
 from gateway.child import Child
 
 logger = logging.getLogger("gateway")
 
 # How often in a row. A busy machine, or one long turn of an event loop, is no reason to lose calls.
 MISSES_MAX = 4
-WORKER_EVERY_S = 2.0
+WORKER_EVERY_S = 3.0
 
 
 async def watch(child: Child, answers: Callable[[], Awaitable[bool]], every_s: float) -> None:
@@ -40,40 +36,25 @@ async def watch(child: Child, answers: Callable[[], Awaitable[bool]], every_s: f
                 misses = 0
 
 
-class Pings:
-    """Whether a worker's event loop still turns. send: one line to it; False where there is no process."""
+class Signs:
+    """Of a worker's life: whatever it says over its pipe, unasked.
 
-    def __init__(self, send: Callable[[bytes], bool], timeout_s: float = WORKER_EVERY_S) -> None:
-        self._send = send
-        self._timeout_s = timeout_s
-        self._numbers = count()
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._is_ready = False
+    What it is asked comes to it by way of a thread beside its loop; one that serves calls must not be ended
+    because that thread is late.
+    """
+
+    def __init__(self) -> None:
+        self._heard = False
+
+    def heard(self) -> None:
+        """It said something."""
+        self._heard = True
+
+    def forget(self) -> None:
+        """Its process has ended."""
+        self._heard = False
 
     async def answered(self) -> bool:
-        """Ask once, and wait."""
-        if self._is_ready:
-            self._is_ready = False
-            return True
-        number = next(self._numbers)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        try:
-            if not self._send(msgspec.json.encode(pipes.Ping(number))):
-                return False
-            async with asyncio.timeout(self._timeout_s):
-                await answer
-        except TimeoutError:
-            return False
-        finally:
-            del self._waiting[number]
-        return True
-
-    def heard_ready(self) -> None:
-        """It says so by itself, before anybody has asked."""
-        self._is_ready = True
-
-    def heard(self, number: int) -> None:
-        """An answer; one that comes too late is none."""
-        answer = self._waiting.get(number)
-        if answer is not None and not answer.done():
-            answer.set_result(None)
+        """Whether there was a sign since it was last asked for."""
+        heard, self._heard = self._heard, False
+        return heard

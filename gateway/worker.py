@@ -119,7 +119,8 @@ async def _serve(boot: WorkerBoot, told: Iterator[bytes]) -> None:
     config = uvicorn.Config(
         application.asgi,
         http=BoundedProtocol,
-        lifespan="on",
+        # What runs beside the calls begins before and ends after this server does.
+        lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -133,10 +134,15 @@ async def _serve(boot: WorkerBoot, told: Iterator[bytes]) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    reporting = asyncio.create_task(_report(application, link, server))
-    await server.serve(sockets=_sockets(boot))
+    reporting = [
+        asyncio.create_task(link.keep_alive()),
+        asyncio.create_task(_report(application, link, server)),
+    ]
+    async with application.lifespan():
+        await server.serve(sockets=_sockets(boot))
     lines.flush()
-    reporting.cancel()
+    for one in reporting:
+        one.cancel()
 
 
 def _sockets(boot: WorkerBoot) -> list[socket.socket]:

@@ -136,7 +136,8 @@ class Running:
     def spread(self) -> None:
         """Let it use every core from now on."""
         for pid in family(self.process.pid):
-            os.sched_setaffinity(pid, range(os.cpu_count() or 1))
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), range(os.cpu_count() or 1))
 
     def usage(self) -> Usage:
         """Of all its processes."""

@@ -59,20 +59,21 @@ async def serving(server: FakeTei, config: str, send_bytes: int = 0) -> AsyncIte
     )
     application = build(Boot(parse_config(config, {}, Path.cwd()), None), outside)
     web = uvicorn.Server(
-        uvicorn.Config(application.asgi, http=BoundedProtocol, lifespan="on", log_config=None)
+        uvicorn.Config(application.asgi, http=BoundedProtocol, lifespan="off", log_config=None)
     )
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     if send_bytes:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
-    running = asyncio.create_task(web.serve([listener]))
-    try:
-        (upstream,) = application.gateway.upstreams.values()
-        await comes_to(1, lambda: len(upstream.lane._pool.usable()))
-        await comes_to(True, lambda: web.started)
-        yield Serving(application, listener.getsockname()[1], events)
-    finally:
-        web.should_exit = True
-        await running
+    async with application.lifespan():
+        running = asyncio.create_task(web.serve([listener]))
+        try:
+            (upstream,) = application.gateway.upstreams.values()
+            await comes_to(1, lambda: len(upstream.lane._pool.usable()))
+            await comes_to(True, lambda: web.started)
+            yield Serving(application, listener.getsockname()[1], events)
+        finally:
+            web.should_exit = True
+            await running
 
 
 async def comes_to(expected: object, look: Callable[[], object]) -> None:

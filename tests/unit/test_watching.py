@@ -1,6 +1,8 @@
 """Who no longer answers is killed; who never did, and a parent that was paused itself, is left alone."""
 
 import asyncio
+import fcntl
+import os
 import time
 from collections.abc import Callable
 
@@ -8,7 +10,8 @@ import msgspec
 import pytest
 
 from gateway import pipes
-from gateway.watching import MISSES_MAX, Pings, watch
+from gateway.parent_link import ALIVE_EVERY_S, ParentLink
+from gateway.watching import MISSES_MAX, WORKER_EVERY_S, Signs, watch
 
 EVERY_S = 0.01
 
@@ -78,28 +81,51 @@ async def test_a_pause_of_the_watcher_itself_counts_for_nothing() -> None:
     assert [] == await watched(answer, 2 * MISSES_MAX)
 
 
-@pytest.mark.parametrize(("times", "heard"), [(0, False), (1, True)])
-async def test_a_ping_is_answered_by_its_own_number(times: int, heard: bool) -> None:
-    sent: list[pipes.Ping] = []
+async def test_whatever_it_says_is_a_sign_of_life_once() -> None:
+    signs = Signs()
+    signs.heard()
+    signs.heard()
 
-    def send(line: bytes) -> bool:
-        sent.append(msgspec.json.decode(line, type=pipes.Ping))
-        # That of the ping before is too late.
-        asyncio.get_running_loop().call_soon(pings.heard, sent[-1].number - 1 + times)
-        return True
-
-    pings = Pings(send, EVERY_S)
-
-    assert [heard, heard] == [await pings.answered() for _ in range(2)]
-    assert [0, 1] == [one.number for one in sent]
+    assert [True, False] == [await signs.answered() for _ in range(2)]
 
 
-async def test_what_says_that_it_is_ready_has_answered_once() -> None:
-    pings = Pings(lambda _: True, EVERY_S)
-    pings.heard_ready()
+async def test_what_the_process_before_it_said_is_no_sign_of_the_next() -> None:
+    signs = Signs()
+    signs.heard()
+    signs.forget()
 
-    assert [True, False] == [await pings.answered() for _ in range(2)]
+    assert not await signs.answered()
 
 
-async def test_without_a_process_nobody_answers() -> None:
-    assert not await Pings(lambda _: False, 30).answered()
+async def said(read_fd: int, lines: int) -> list[object]:
+    """The next lines of a worker's pipe."""
+    found: list[bytes] = []
+    while len(found) < lines:
+        found += (await asyncio.to_thread(os.read, read_fd, 65536)).splitlines()
+    return [msgspec.json.decode(line, type=pipes.ToParent) for line in found]
+
+
+async def test_a_worker_says_unasked_that_it_lives_several_times_a_look() -> None:
+    read_fd, write_fd = os.pipe()
+    telling = asyncio.create_task(ParentLink(write_fd).keep_alive())
+    async with asyncio.timeout(30):
+        assert [pipes.Alive()] * 2 == await said(read_fd, 2)
+    telling.cancel()
+    os.close(read_fd)
+    os.close(write_fd)
+
+    assert 2 * ALIVE_EVERY_S < WORKER_EVERY_S
+
+
+async def test_a_parent_that_reads_nothing_holds_up_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.parent_link.ALIVE_EVERY_S", 0)
+    read_fd, write_fd = os.pipe()
+    room = fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ)
+    telling = asyncio.create_task(ParentLink(write_fd).keep_alive())
+    # More turns than there is room for: one that waited would end none of them.
+    async with asyncio.timeout(30):
+        for _ in range(room // len(msgspec.json.encode(pipes.Alive())) + 1):
+            await asyncio.sleep(0)
+    telling.cancel()
+    os.close(read_fd)
+    os.close(write_fd)
