@@ -18,6 +18,8 @@ logger = logging.getLogger("gateway")
 
 RESTART_FIRST_S = 0.1
 RESTART_LONGEST_S = 5.0
+# What it may write in one line: what hundreds of models can do is one.
+LINE_BYTES_MAX = 64 * 1024 * 1024
 # A child that ran this long died of something new: it is restarted at once again.
 STABLE_S = 30.0
 
@@ -132,7 +134,7 @@ class Child:
 async def _read_lines(fd: int, report: Report) -> None:
     """Pass on each line of a child's status pipe until the child has closed it."""
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
+    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     with os.fdopen(fd, "rb") as pipe:
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         while line := await reader.readline():

@@ -1,4 +1,6 @@
-"""The worker's end of the pipes to its parent: another config and news come in, answers go out."""
+"""The worker's end of the pipes to its parent: another config and news come in, answers and signs of life
+go out.
+"""
 
 import asyncio
 import os
@@ -48,9 +50,11 @@ class ParentLink:
 
     async def keep_alive(self) -> None:
         """Say again and again that this loop turns; runs until cancelled."""
+        room = select.poll()
+        room.register(self._status_fd, select.POLLOUT)
         while True:
             # A parent that is stopped reads nothing: to wait for it would stop the calls too.
-            if select.select([], [self._status_fd], [], 0)[1]:
+            if room.poll(0):
                 self.tell(pipes.Alive())
             await asyncio.sleep(ALIVE_EVERY_S)
 

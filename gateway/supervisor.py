@@ -32,7 +32,7 @@ from gateway.restarts import Restarts
 from gateway.shares import worker_share
 from gateway.taking_over import TakingOver
 from gateway.telemetry.metrics import forget_worker
-from gateway.watching import WORKER_EVERY_S, Signs
+from gateway.watching import WORKER_EVERY_S, WORKER_GRACE, Signs
 
 logger = logging.getLogger("gateway")
 
@@ -132,7 +132,7 @@ class Supervisor:
         self._signs = [Signs() for _ in workers]
         running = [asyncio.create_task(one.keep_running()) for one in workers]
         running += [
-            asyncio.create_task(watching.watch(one, signs.answered, WORKER_EVERY_S))
+            asyncio.create_task(watching.watch(one, signs.answered, WORKER_EVERY_S, WORKER_GRACE))
             for one, signs in zip(workers, self._signs, strict=True)
         ]
         running.append(asyncio.create_task(self._reload_once_up()))

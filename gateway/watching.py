@@ -10,13 +10,18 @@ logger = logging.getLogger("gateway")
 
 # How often in a row. A busy machine, or one long turn of an event loop, is no reason to lose calls.
 MISSES_MAX = 4
-WORKER_EVERY_S = 3.0
+WORKER_EVERY_S = 4.0
+# A worker that has not said anything in a minute will not.
+WORKER_GRACE = 11
 
 
-async def watch(child: Child, answers: Callable[[], Awaitable[bool]], every_s: float) -> None:
+async def watch(
+    child: Child, answers: Callable[[], Awaitable[bool]], every_s: float, grace: int | None = None
+) -> None:
     """Ask again and again; runs until cancelled. answers: gives up after every_s at the latest.
 
-    What has not answered yet is still being started. A pause of this process itself counts for nothing.
+    What has not answered yet is still being started: it has so many misses more, or any number. A pause of
+    this process itself counts for nothing.
     """
     loop = asyncio.get_running_loop()
     pid: int | None = None
@@ -24,7 +29,7 @@ async def watch(child: Child, answers: Callable[[], Awaitable[bool]], every_s: f
     while True:
         await asyncio.sleep(every_s)
         if child.pid != pid:
-            pid, misses = child.pid, None
+            pid, misses = child.pid, None if grace is None else -grace
         asked_s = loop.time()
         if await answers():
             misses = 0

@@ -28,6 +28,7 @@ from gateway.api.additions import Adding
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config import ListenerTls
 from gateway.events import ProcessRestarted
+from gateway.fleet import tell_why
 from gateway.http_protocol import BoundedProtocol
 from gateway.parent_link import ParentLink
 from gateway.pipes import ModelLine, Ready
@@ -138,11 +139,17 @@ async def _serve(boot: WorkerBoot, told: Iterator[bytes]) -> None:
         asyncio.create_task(link.keep_alive()),
         asyncio.create_task(_report(application, link, server)),
     ]
-    async with application.lifespan():
-        await server.serve(sockets=_sockets(boot))
-    lines.flush()
     for one in reporting:
-        one.cancel()
+        one.add_done_callback(tell_why)
+    try:
+        async with application.lifespan():
+            await server.serve(sockets=_sockets(boot))
+            # uvicorn has given its handler back: nothing cuts short what is told to Redis last.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        lines.flush()
+        for one in reporting:
+            one.cancel()
 
 
 def _sockets(boot: WorkerBoot) -> list[socket.socket]:

@@ -137,7 +137,9 @@ class Running:
         """Let it use every core from now on."""
         for pid in family(self.process.pid):
             for thread in Path(f"/proc/{pid}/task").iterdir():
-                os.sched_setaffinity(int(thread.name), range(os.cpu_count() or 1))
+                # One may end just now.
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(thread.name), range(os.cpu_count() or 1))
 
     def usage(self) -> Usage:
         """Of all its processes."""

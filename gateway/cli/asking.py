@@ -35,11 +35,12 @@ class Asker:
 
     def __init__(self, url: str, key: str | None, ca: Path | None = None) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Refused(f"{url} is no address such as http://127.0.0.1:8080")
         # Without a name and a password, which may stand before it.
+        shown = url.rpartition("@")[2]
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Refused(f"{shown} is no address such as http://127.0.0.1:8080")
+        self._connection = _connection(parts.scheme, parts.hostname, _port(parts.netloc, shown), ca)
         self._address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        self._connection = _connection(parts.scheme, parts.hostname, _port(parts.netloc, url), ca)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
     def get(self, path: str, kind: type[Kind]) -> Kind:
@@ -88,11 +89,11 @@ def _connection(scheme: str, host: str, port: int | None, ca: Path | None) -> ht
     return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
 
 
-def _port(netloc: str, url: str) -> int | None:
+def _port(netloc: str, shown: str) -> int | None:
     try:
         return urlsplit(f"//{netloc}").port
     except ValueError as error:
-        raise Refused(f"{url} is no address such as http://127.0.0.1:8080") from error
+        raise Refused(f"{shown} is no address such as http://127.0.0.1:8080") from error
 
 
 def _said(body: bytes) -> str:

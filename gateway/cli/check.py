@@ -1,4 +1,4 @@
-"""`gateway check`: every problem of a router.yaml at once; nothing is started or contacted."""
+"""`gateway check`: problems of a router.yaml, many at a time; nothing is started or contacted."""
 
 from collections.abc import Mapping, Sized
 from pathlib import Path

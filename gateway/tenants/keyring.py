@@ -21,6 +21,8 @@ from gateway.quotas.limits import Limit, parse_limit
 
 # The tenant of the key that is made, or taken from GATEWAY_API_KEY, where none is configured.
 FIRST_TENANT = "default"
+# Of what stands in headers and paths, which have bounds of their own.
+NAME_CHARACTERS_MAX = 1000
 # Whose keys `admin.keys` are: nobody who calls models.
 OPERATORS = "operators"
 OPERATOR_SCOPES = ("admin", "metrics")
@@ -250,6 +252,8 @@ def name_problem(name: str | None) -> str | None:
         return None
     if not name.isprintable() or name.strip() != name or name in ("", ".", ".."):
         return "a name is not empty, and has no spaces around it and nothing that cannot be shown"
+    if len(name) > NAME_CHARACTERS_MAX:
+        return f"a name has {NAME_CHARACTERS_MAX} characters at most"
     return "a name has no /" if "/" in name else None
 
 

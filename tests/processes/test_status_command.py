@@ -195,8 +195,10 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 
 def test_what_is_told_of_an_address_is_no_password() -> None:
-    with pytest.raises(Away, match=r"the gateway at http://127.0.0.1:1 does not answer"):
+    with pytest.raises(Away, match=r"^the gateway at http://127.0.0.1:1 does not answer"):
         Asker("http://operator:secret@127.0.0.1:1", None).get("/admin/status", Snapshot)
+    with pytest.raises(Refused, match=r"^127.0.0.1:port is no address"):
+        Asker("http://operator:secret@127.0.0.1:port", None)
 
 
 def test_what_answers_and_is_no_gateway_is_told(upstream: str) -> None:

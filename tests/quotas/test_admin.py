@@ -153,13 +153,13 @@ async def test_who_is_no_operator_has_no_body_read(
 async def test_a_key_is_not_named_so_that_no_path_leads_to_it_and_no_client_sends_it(
     boot: Boots, own_redis: RedisServer
 ) -> None:
-    ids = ("a/b", "", "équipe", "a b")
+    ids = ("a/b", "", "équipe", "a b", "a" * 1001)
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
         replies = [await gateway.post("/admin/keys", {"tenant": "acme", "id": id_}) for id_ in ids]
         unicode = await gateway.post("/admin/keys", {"tenant": "équipe", "id": "a-b"})
 
-    assert [422] * 4 == [reply.status_code for reply in replies]
-    assert ["id"] * 4 == [reply.json()["error"].split(":")[0] for reply in replies]
+    assert [422] * 5 == [reply.status_code for reply in replies]
+    assert ["id"] * 5 == [reply.json()["error"].split(":")[0] for reply in replies]
     assert 200 == unicode.status_code
     assert unicode.json()["key"].startswith("gw_a-b_")
 

@@ -31,7 +31,7 @@ class Watched:
         self.pid += 1
 
 
-async def watched(answer: Callable[[int, Watched], bool], looks: int) -> list[int]:
+async def watched(answer: Callable[[int, Watched], bool], looks: int, grace: int | None = None) -> list[int]:
     """Which processes were killed, given what each look found."""
     child, seen, over = Watched(), 0, asyncio.Event()
 
@@ -42,7 +42,7 @@ async def watched(answer: Callable[[int, Watched], bool], looks: int) -> list[in
             over.set()
         return answer(seen, child)
 
-    watching = asyncio.create_task(watch(child, answers, EVERY_S))  # type: ignore[arg-type]
+    watching = asyncio.create_task(watch(child, answers, EVERY_S, grace))  # type: ignore[arg-type]
     async with asyncio.timeout(30):
         await over.wait()
     watching.cancel()
@@ -68,6 +68,14 @@ async def test_one_that_ended_by_itself_meanwhile_begins_anew() -> None:
         return seen == 1
 
     assert [] == await watched(answer, 3 * MISSES_MAX)
+
+
+async def test_one_that_never_answers_has_so_many_misses_more() -> None:
+    def never(_: int, __: Watched) -> bool:
+        return False
+
+    assert [] == await watched(never, 2 + MISSES_MAX, grace=3)
+    assert [1] == await watched(never, 4 + MISSES_MAX, grace=3)
 
 
 async def test_a_pause_of_the_watcher_itself_counts_for_nothing() -> None:
@@ -126,6 +134,10 @@ async def test_a_parent_that_reads_nothing_holds_up_no_worker(monkeypatch: pytes
     async with asyncio.timeout(30):
         for _ in range(room // len(msgspec.json.encode(pipes.Alive())) + 1):
             await asyncio.sleep(0)
+        # Once it is read again, it hears more.
+        read = 0
+        while read < 2 * room:
+            read += len(await asyncio.to_thread(os.read, read_fd, room))
     telling.cancel()
     os.close(read_fd)
     os.close(write_fd)

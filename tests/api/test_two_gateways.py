@@ -1,0 +1,31 @@
+"""Two gateways in one process: routes are the same ones, and each answers for itself."""
+
+from gateway.tenants.keyring import key_digest
+from tests.conftest import Boots, Running
+from tests.fakes.tei import FakeTei
+
+
+def config(model: str, key: str) -> str:
+    return f"""
+admin: {{keys: ["{key_digest(key)}"]}}
+upstreams: {{one: {{backend: tei, replicas: ["http://tei-0"]}}}}
+models: {{{model}: {{upstream: one}}}}
+"""
+
+
+async def asked(gateway: Running, key: str) -> tuple[list[str], int]:
+    """The models that it names, and its answer to a key of an operator."""
+    models = (await gateway.client.get("/v1/models")).json()["data"]
+    status = await gateway.client.get("/admin/status", headers={"authorization": f"Bearer {key}"})
+    return [one["id"] for one in models], status.status_code
+
+
+async def test_what_is_asked_of_one_is_answered_by_that_one(boot: Boots) -> None:
+    async with (
+        boot({"tei-0": FakeTei()}, config("a", "operator-of-a")) as a,
+        boot({"tei-0": FakeTei()}, config("b", "operator-of-b")) as b,
+    ):
+        assert (["a"], 200) == await asked(a, "operator-of-a")
+        assert (["b"], 401) == await asked(b, "operator-of-a")
+        assert (["a"], 401) == await asked(a, "operator-of-b")
+        assert (["b"], 200) == await asked(b, "operator-of-b")

@@ -1,0 +1,23 @@
+"""What a parent hears of its children."""
+
+import asyncio
+import os
+import signal
+
+from gateway.child import Child
+
+# Says two lines to the number that its first line of standard input holds.
+TALKER = "tests.fakes.talker"
+
+
+async def test_a_line_is_heard_however_long_it_is() -> None:
+    heard: list[bytes] = []
+    child = Child("talker", TALKER, lambda fd: str(fd).encode(), heard.append, (), os.environ)
+    running = asyncio.create_task(child.keep_running())
+    async with asyncio.timeout(30):
+        while len(heard) < 2:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.01)
+    await child.stop(signal.SIGTERM, 10)
+    await running
+
+    assert [1_000_001, 6] == [len(line) for line in heard[:2]]
