@@ -237,13 +237,15 @@ async def broken(gateway: Gateway, count: int) -> list[Found]:
     servers.control(gateway.stub, base_ms=0.0)
     await _until(lambda: _open_reservations(gateway.store) == 0)
     settled_s = time.monotonic() - gone_s
+    # Before others call again: what they use is told within some milliseconds.
+    left, opened = _left(gateway, files), _open_reservations(gateway.store)
     after = await gateway.beside()
     return [
         Found("broken", "calls broken off; of these in flight", f"{BROKEN}; {sent.inputs}"),
         Found("broken", "tokens queued after", servers.counted(gateway.server, "gateway_lane_queued_tokens")),
-        Found("broken", "reservations and slots open in Redis after", _open_reservations(gateway.store)),
+        Found("broken", "reservations and slots open in Redis after", opened),
         Found("broken", "all was settled after, s, at most", round(settled_s, 1)),
-        Found("broken", "descriptors left behind", _left(gateway, files)),
+        Found("broken", "descriptors left behind", left),
         Found("broken", "memory before, after, MB", f"{before.rss_mb}, {memory(gateway.worker).rss_mb}"),
         Found("broken", "failed calls after them", after.failed),
         Found("broken", "p50 of calls after them, ms", after.p50_ms),
