@@ -48,7 +48,7 @@ class ParentLink:
             # A signal may cut a long one short.
             line = line[os.write(self._status_fd, line) :]
 
-    async def keep_alive(self) -> None:
+    async def tell_alive(self) -> None:
         """Say again and again that this loop turns; runs until cancelled."""
         room = select.poll()
         room.register(self._status_fd, select.POLLOUT)

@@ -136,7 +136,7 @@ async def _serve(boot: WorkerBoot, told: Iterator[bytes]) -> None:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     reporting = [
-        asyncio.create_task(link.keep_alive()),
+        asyncio.create_task(link.tell_alive()),
         asyncio.create_task(_report(application, link, server)),
     ]
     for one in reporting:

@@ -49,12 +49,6 @@ ODDITIES = (
 )
 
 
-def some_texts() -> list[int]:
-    """The places of all phrases and oddities among the real texts, and of some of the others."""
-    odd = len(PHRASES) + len(ODDITIES)
-    return [*range(odd), *range(odd, len(real_texts()), 4)]
-
-
 def real_texts() -> list[str]:
     """At least 200 texts, none empty, in a fixed order."""
     docstrings = []

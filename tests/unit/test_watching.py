@@ -115,7 +115,7 @@ async def said(read_fd: int, lines: int) -> list[object]:
 
 async def test_a_worker_says_unasked_that_it_lives_several_times_a_look() -> None:
     read_fd, write_fd = os.pipe()
-    telling = asyncio.create_task(ParentLink(write_fd).keep_alive())
+    telling = asyncio.create_task(ParentLink(write_fd).tell_alive())
     async with asyncio.timeout(30):
         assert [pipes.Alive()] * 2 == await said(read_fd, 2)
     telling.cancel()
@@ -129,7 +129,7 @@ async def test_a_parent_that_reads_nothing_holds_up_no_worker(monkeypatch: pytes
     monkeypatch.setattr("gateway.parent_link.ALIVE_EVERY_S", 0)
     read_fd, write_fd = os.pipe()
     room = fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ)
-    telling = asyncio.create_task(ParentLink(write_fd).keep_alive())
+    telling = asyncio.create_task(ParentLink(write_fd).tell_alive())
     # More turns than there is room for: one that waited would end none of them.
     async with asyncio.timeout(30):
         for _ in range(room // len(msgspec.json.encode(pipes.Alive())) + 1):
