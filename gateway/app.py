@@ -57,7 +57,7 @@ from gateway.config import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
 from gateway.fleet import Fleet, Means, tell_why
-from gateway.following import Follower, serving_of, sources_of
+from gateway.processes.worker_reload import Follower, serving_of, sources_of
 from gateway.in_flight import InFlight
 from gateway.opening import OpenReplica
 from gateway.quotas.ledger import Ledger, MemoryLedger

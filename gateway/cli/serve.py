@@ -15,8 +15,8 @@ from gateway.cli.check import show_problems
 from gateway.config import Config
 from gateway.config_file import ConfigError, load_config
 from gateway.quotas.redis_door import RedisDoor, StoreAway
-from gateway.reloading import Source
-from gateway.supervisor import StartError, Supervisor
+from gateway.processes.reload_queue import Source
+from gateway.processes.supervisor import StartError, Supervisor
 from gateway.telemetry.log_lines import write_lines
 from gateway.tenants.keyring import key_digest, new_key
 from gateway.tenants.store import TenantStore

@@ -25,7 +25,7 @@ from gateway.cli.check import show_problems
 from gateway.cli.store import TIMEOUT_S, show_line
 from gateway.config import Config, Upstream
 from gateway.config_file import ConfigError, load_config
-from gateway.engines import EngineFailed, running_engine
+from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.opening import replica_of
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.routing.discovery import resolve

@@ -192,7 +192,7 @@ def test_who_starts_again_has_what_was_added(place: Place) -> None:
         put(one, "upstreams/x", place.tei(api_key="${UPSTREAM_KEY}"))
         put(one, "models/x", {"upstream": "x"})
         put(one, "models/y", {"upstream": "one"})
-        killed = {pid for pid, line in one.children().items() if "gateway.worker" in line}
+        killed = {pid for pid, line in one.children().items() if "gateway.processes.worker" in line}
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         assert wait_until(lambda: not killed & one.children().keys() and answers(one, "x"))

@@ -106,7 +106,7 @@ def gateway(config: Path, tmp_path: Path) -> Iterator[Served]:
 
 
 def workers(gateway: Served) -> list[int]:
-    return [pid for pid, line in gateway.children().items() if "gateway.worker" in line]
+    return [pid for pid, line in gateway.children().items() if "gateway.processes.worker" in line]
 
 
 def call(gateway: Served, text: str = "a") -> int:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 
-from gateway.child import Child
+from gateway.processes.child import Child
 
 # Says two lines to the number that its first line of standard input holds.
 TALKER = "tests.fakes.talker"

@@ -7,8 +7,8 @@ import pytest
 
 from backends.torch import wire
 from gateway.config import EngineSettings, Upstream
-from gateway.engine_set import Engine, loading_problems
-from gateway.engines import Group
+from gateway.processes.engine_pool import Engine, loading_problems
+from gateway.processes.engine_process import Group
 
 ONE = Upstream(backend="torch", model="one")
 TWO = Upstream(backend="torch", model="two", preload=False)

@@ -4,9 +4,9 @@ import msgspec
 
 from backends.contract import ModelState
 from backends.torch import wire
-from gateway.child import Child
+from gateway.processes.child import Child
 from gateway.config import EngineSettings, Upstream
-from gateway.engines import Group, engine_child
+from gateway.processes.engine_process import Group, engine_child
 
 
 def boot(child: Child) -> wire.Boot:

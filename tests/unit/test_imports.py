@@ -6,7 +6,7 @@ import sys
 BUILT = """
 import asyncio, sys
 from pathlib import Path
-import gateway.worker
+import gateway.processes.worker
 from gateway.app import Boot, build
 from gateway.config_file import parse_config
 

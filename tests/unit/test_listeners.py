@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway import listeners
+from gateway.processes import listeners
 
 
 def taken(listener: socket.socket) -> int:

@@ -11,11 +11,11 @@ from gateway.additions.kept import KeptAdditions
 from gateway.additions.store import AdditionsInMemory, Standing
 from gateway.changes import Outcome
 from gateway.config import Config
-from gateway.engine_set import Engine, EngineSet
+from gateway.processes.engine_pool import Engine, EngineSet
 from gateway.quotas.redis_door import StoreAway
-from gateway.reloading import Reloads, Source, Work
-from gateway.restarts import Restarts
-from gateway.taking_over import EDITS_MAX, TakingOver
+from gateway.processes.reload_queue import Reloads, Source, Work
+from gateway.processes.restarts import Restarts
+from gateway.processes.config_applier import EDITS_MAX, TakingOver
 from tests.unit.test_additions import FILE, TEI
 
 TWO, MORE = Put("upstreams", "two", TEI), Put("models", "more", {"upstream": "two"})

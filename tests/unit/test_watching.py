@@ -9,9 +9,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gateway import pipes
-from gateway.parent_link import ALIVE_EVERY_S, ParentLink
-from gateway.watching import MISSES_MAX, WORKER_EVERY_S, Signs, watch
+from gateway.processes import messages as pipes
+from gateway.processes.worker_link import ALIVE_EVERY_S, ParentLink
+from gateway.processes.liveness import MISSES_MAX, WORKER_EVERY_S, Signs, watch
 
 EVERY_S = 0.01
 
@@ -126,7 +126,7 @@ async def test_a_worker_says_unasked_that_it_lives_several_times_a_look() -> Non
 
 
 async def test_a_parent_that_reads_nothing_holds_up_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.parent_link.ALIVE_EVERY_S", 0)
+    monkeypatch.setattr("gateway.processes.worker_link.ALIVE_EVERY_S", 0)
     read_fd, write_fd = os.pipe()
     room = fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ)
     telling = asyncio.create_task(ParentLink(write_fd).tell_alive())

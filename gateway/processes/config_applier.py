@@ -13,9 +13,9 @@ from gateway.additions.store import Standing
 from gateway.changes import Outcome, changed, live_parts
 from gateway.config import Config
 from gateway.config_file import ConfigError, Problem
-from gateway.engine_set import Engine, EngineSet, loading_problems
+from gateway.processes.engine_pool import Engine, EngineSet, loading_problems
 from gateway.quotas.redis_door import StoreAway
-from gateway.reloading import Source, Work, tell, without_a_key
+from gateway.processes.reload_queue import Source, Work, tell, without_a_key
 
 # How long new engines' models may take to load.
 LOAD_TIMEOUT_S = 550.0

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway import pipes
+from gateway.processes import messages as pipes
 from gateway.additions.entries import Edit, Listing
 from gateway.app import Follow
 from gateway.changes import Outcome

@@ -23,15 +23,15 @@ import msgspec
 import uvicorn
 import uvloop
 
-from gateway import listeners
+from gateway.processes import listeners
 from gateway.api.additions import Adding
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config import ListenerTls
 from gateway.events import ProcessRestarted
 from gateway.fleet import tell_why
 from gateway.http_protocol import BoundedProtocol
-from gateway.parent_link import ParentLink
-from gateway.pipes import ModelLine, Ready
+from gateway.processes.worker_link import ParentLink
+from gateway.processes.messages import ModelLine, Ready
 from gateway.telemetry.access_log import log_change
 from gateway.telemetry.log_lines import call_lines, write_lines
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from gateway.child import Child
+from gateway.processes.child import Child
 
 logger = logging.getLogger("gateway")
 

@@ -17,22 +17,24 @@ from itertools import count
 import msgspec
 
 from backends.torch import wire
-from gateway import listeners, pipes, watching
+from gateway.processes import messages as pipes
+from gateway.processes import liveness as watching
+from gateway.processes import listeners
 from gateway.additions.kept import KeptAdditions
 from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
 from gateway.changes import Outcome
-from gateway.child import Child
+from gateway.processes.child import Child
 from gateway.config import Config
-from gateway.engine_set import Engine, EngineSet
-from gateway.engines import KILL_AFTER_S, child_environment
+from gateway.processes.engine_pool import Engine, EngineSet
+from gateway.processes.engine_process import KILL_AFTER_S, child_environment
 from gateway.events import EndReason, ProcessRestarted
 from gateway.quotas.redis_door import RedisDoor
-from gateway.reloading import Answers, Reloads, Source, watch
-from gateway.restarts import Restarts
+from gateway.processes.reload_queue import Answers, Reloads, Source, watch
+from gateway.processes.restarts import Restarts
 from gateway.shares import worker_share
-from gateway.taking_over import TakingOver
+from gateway.processes.config_applier import TakingOver
 from gateway.telemetry.metrics import forget_worker
-from gateway.watching import WORKER_EVERY_S, WORKER_GRACE, Signs
+from gateway.processes.liveness import WORKER_EVERY_S, WORKER_GRACE, Signs
 
 logger = logging.getLogger("gateway")
 
@@ -249,7 +251,7 @@ class Supervisor:
             environment = {**environment, "PROMETHEUS_MULTIPROC_DIR": places.metrics}
         self._restarts.expect(name)
         ended = partial(self._worker_ended, name, number, places.metrics)
-        return Child(name, "gateway.worker", boot, report, fds, environment, ended)
+        return Child(name, "gateway.processes.worker", boot, report, fds, environment, ended)
 
     def _worker_ended(self, name: str, number: int, metrics: str | None, reason: EndReason, how: str) -> None:
         self._answers.gone(number)

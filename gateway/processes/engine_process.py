@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from backends.torch import wire
-from gateway.child import Child
+from gateway.processes.child import Child
 from gateway.config import EngineSettings, Upstream
 from gateway.events import EndReason
 
