@@ -53,7 +53,7 @@ from gateway.api.identity import Identity
 from gateway.api.reference import ReferenceRenderPlugin
 from gateway.api.status import Watched
 from gateway.api.straight import Straight
-from gateway.config import Config, Cors, host_and_port, is_loopback
+from gateway.config.schema import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
 from gateway.fleet import Fleet, Means, tell_why

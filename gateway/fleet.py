@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.config import Upstream as UpstreamConfig
+from gateway.config.schema import Upstream as UpstreamConfig
 from gateway.events import Event, Observe, ReplicaChanged, ResidenceTold, SpaceChecked
 from gateway.opening import OpenReplica, open_upstream, replica_of, watching, work_beside
 from gateway.routing.discovery import Resolve, let_go

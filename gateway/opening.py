@@ -10,7 +10,7 @@ import msgspec
 from backends.contract import Backend, ReplicaSpec, TellsResidence, Tls
 from backends.registry import Kind
 from gateway.batching.lane import Lane, Rules
-from gateway.config import Upstream as UpstreamConfig
+from gateway.config.schema import Upstream as UpstreamConfig
 from gateway.events import Observe
 from gateway.routing.discovery import Discovery, Resolve
 from gateway.routing.pool import Pool, Replica

@@ -13,7 +13,7 @@ import msgspec
 from backends.contract import Embedded, Encoded, Reply
 from gateway.admission import Admission
 from gateway.calls import Call, Deadline, operation_of
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.quotas.limits import Standing
 from gateway.routing.routes import Route, Routes

@@ -22,7 +22,7 @@ from backends.contract import (
 from backends.contract import Work as BackendWork
 from backends.errors import ModelUnavailable
 from backends.texts import AT_ONCE_CHARACTERS, ModelWork, each_text, items_of
-from gateway import config
+from gateway.config.schema import schema as config
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds, bounds_of, tightest, token_bounds
 from gateway.calls import Call, Similarity, Work, characters_of

@@ -21,7 +21,7 @@ from backends.vllm import VllmBackend
 from gateway.api.additions import Adding
 from gateway.api.admin import Reload
 from gateway.app import Application, Boot, Collaborators, build
-from gateway.config_file import parse_config
+from gateway.config.schema.load import parse_config
 from gateway.events import Event
 from gateway.quotas.ledger import Ledger
 from gateway.routing.discovery import Resolve, resolve

@@ -12,7 +12,7 @@ import msgspec
 import uvicorn
 
 from gateway.app import Application, Boot, Collaborators, build
-from gateway.config_file import parse_config
+from gateway.config.schema.load import parse_config
 from gateway.events import Event
 from gateway.http_protocol import BoundedProtocol
 from tests.conftest import KEY, remote_backend

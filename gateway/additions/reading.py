@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from backends.checkpoints import is_path
-from gateway.config import Model, Upstream
-from gateway.config_file import (
+from gateway.config.schema import Model, Upstream
+from gateway.config.schema.load import (
     ConfigError,
     Problem,
     anchored,

@@ -19,14 +19,14 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, Schema
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from gateway import config
+from gateway.config.schema import schema as config
 from gateway.api.body import OnePass
 from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.failures import documented
 from gateway.api.identity import Identity
-from gateway.changes import Change, Outcome
-from gateway.config import Scope, is_loopback, limit_problems
-from gateway.config_file import Problem
+from gateway.config.schema.diff import Change, Outcome
+from gateway.config.schema import Scope, is_loopback, limit_problems
+from gateway.config.schema.load import Problem
 from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFound, QuotaUnavailable
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.redis_door import StoreAway

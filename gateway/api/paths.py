@@ -7,7 +7,7 @@ the name is all that is left.
 
 from typing import Literal
 
-from gateway.config import OPERATION_SEGMENTS
+from gateway.config.schema import OPERATION_SEGMENTS
 
 # rerank: Cohere's and Jina's /v1/rerank, whose errors both read.
 Dialect = Literal["openai", "tei", "cohere", "rerank", "vllm", "infinity", "sie"]

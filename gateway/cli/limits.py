@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gateway.config import LimitAmount, limit_problems
+from gateway.config.schema import LimitAmount, limit_problems
 
 
 def limits_of(written: Sequence[str]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from gateway.cli.status import status
 from gateway.cli.tenants import tenants
 from gateway.cli.usage import usage
 from gateway.cli.verify import verify
-from gateway.config import Scope
+from gateway.config.schema import Scope
 
 EPILOG = """\
 environment:

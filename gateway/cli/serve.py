@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from gateway.cli.banner import FirstKey, show_banner
 from gateway.cli.check import show_problems
-from gateway.config import Config
-from gateway.config_file import ConfigError, load_config
+from gateway.config.schema import Config
+from gateway.config.schema.load import ConfigError, load_config
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.processes.reload_queue import Source
 from gateway.processes.supervisor import StartError, Supervisor

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.check import show_problems
-from gateway.config_file import ConfigError, load_config
+from gateway.config.schema.load import ConfigError, load_config
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.tenants.store import TenantStore
 

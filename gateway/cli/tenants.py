@@ -9,7 +9,7 @@ from rich.table import Table
 from gateway.cli.limits import limits_of, shown_limits
 from gateway.cli.store import Action, run_with_store, show_line, show_table
 from gateway.cli.unknown import show_unknown_models
-from gateway.config import Tenant
+from gateway.config.schema import Tenant
 from gateway.tenants.keyring import name_problem
 from gateway.tenants.store import TenantStore
 

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from gateway.cli.check import show_problems
 from gateway.cli.store import TIMEOUT_S, show_line, show_table
-from gateway.config import Config
-from gateway.config_file import ConfigError, load_config
+from gateway.config.schema import Config
+from gateway.config.schema.load import ConfigError, load_config
 from gateway.errors import GatewayError
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.quotas.redis_ledger import RedisLedger, Rules

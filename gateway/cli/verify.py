@@ -23,8 +23,8 @@ from gateway.additions.composing import composed
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.check import show_problems
 from gateway.cli.store import TIMEOUT_S, show_line
-from gateway.config import Config, Upstream
-from gateway.config_file import ConfigError, load_config
+from gateway.config.schema import Config, Upstream
+from gateway.config.schema.load import ConfigError, load_config
 from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.opening import replica_of
 from gateway.quotas.redis_door import RedisDoor, StoreAway

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from gateway.additions.entries import Additions, Edit, Put, UnknownAddition
 from gateway.additions.kept import KeptAdditions
 from gateway.additions.store import Standing
-from gateway.changes import Outcome, changed, live_parts
-from gateway.config import Config
-from gateway.config_file import ConfigError, Problem
+from gateway.config.schema.diff import Outcome, changed, live_parts
+from gateway.config.schema import Config
+from gateway.config.schema.load import ConfigError, Problem
 from gateway.processes.engine_pool import Engine, EngineSet, loading_problems
 from gateway.quotas.redis_door import StoreAway
 from gateway.processes.reload_queue import Source, Work, tell, without_a_key

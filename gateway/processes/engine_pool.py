@@ -12,7 +12,7 @@ from itertools import count
 
 from backends.torch import wire
 from gateway.processes.child import Child
-from gateway.config import Config, EngineSettings, Upstream
+from gateway.config.schema import Config, EngineSettings, Upstream
 from gateway.processes.engine_process import KILL_AFTER_S, Group, engine_child, model_boots
 from gateway.processes.restarts import Restarts
 from gateway.processes.liveness import watch

@@ -13,7 +13,7 @@ import msgspec
 
 from backends.torch import wire
 from gateway.processes.child import Child
-from gateway.config import EngineSettings, Upstream
+from gateway.config.schema import EngineSettings, Upstream
 from gateway.events import EndReason
 
 # What Python, the Hub's tools and the numeric libraries read.

@@ -8,7 +8,7 @@ that no connection waits for a dead one; the parent's holds the port meanwhile a
 import contextlib
 import socket
 
-from gateway.config import host_and_port
+from gateway.config.schema import host_and_port
 
 BACKLOG = 2048
 

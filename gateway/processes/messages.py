@@ -9,8 +9,8 @@ from typing import TypeAlias
 import msgspec
 
 from gateway.additions.entries import Edit, Listing
-from gateway.changes import Outcome
-from gateway.config import Config
+from gateway.config.schema.diff import Outcome
+from gateway.config.schema import Config
 from gateway.events import ProcessRestarted
 
 

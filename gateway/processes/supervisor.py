@@ -22,16 +22,16 @@ from gateway.processes import liveness as watching
 from gateway.processes import listeners
 from gateway.additions.kept import KeptAdditions
 from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
-from gateway.changes import Outcome
+from gateway.config.schema.diff import Outcome
 from gateway.processes.child import Child
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.processes.engine_pool import Engine, EngineSet
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
 from gateway.events import EndReason, ProcessRestarted
 from gateway.quotas.redis_door import RedisDoor
 from gateway.processes.reload_queue import Answers, Reloads, Source, watch
 from gateway.processes.restarts import Restarts
-from gateway.shares import worker_share
+from gateway.config.worker_share import worker_share
 from gateway.processes.config_applier import TakingOver
 from gateway.telemetry.metrics import forget_worker
 from gateway.processes.liveness import WORKER_EVERY_S, WORKER_GRACE, Signs

@@ -26,7 +26,7 @@ import uvloop
 from gateway.processes import listeners
 from gateway.api.additions import Adding
 from gateway.app import Application, Boot, Collaborators, build
-from gateway.config import ListenerTls
+from gateway.config.schema import ListenerTls
 from gateway.events import ProcessRestarted
 from gateway.fleet import tell_why
 from gateway.http_protocol import BoundedProtocol

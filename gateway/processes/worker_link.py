@@ -14,7 +14,7 @@ import msgspec
 from gateway.processes import messages as pipes
 from gateway.additions.entries import Edit, Listing
 from gateway.app import Follow
-from gateway.changes import Outcome
+from gateway.config.schema.diff import Outcome
 from gateway.events import Observe, ProcessRestarted
 
 # An engine may have to load a model first.

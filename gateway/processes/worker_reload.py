@@ -12,7 +12,7 @@ from backends.contract import Operation
 from backends.torch.client import TorchBackend
 from gateway.api.admin import Admin
 from gateway.api.answering import Api
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.fleet import Fleet
 from gateway.in_flight import InFlight
 from gateway.routing.routes import Routes

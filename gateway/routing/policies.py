@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from random import Random
 
-from gateway.config import Policy
+from gateway.config.schema import Policy
 
 
 def ranked(policy: Policy, loads: Sequence[int], turn: int, random: Random) -> list[int]:

@@ -8,7 +8,7 @@ import msgspec
 
 from backends.contract import Backend, Capabilities, Embed, Embedded, Reply, Residence, Work
 from backends.errors import BackendError, Failed, Overloaded
-from gateway.config import Policy
+from gateway.config.schema import Policy
 from gateway.events import Observe, ReplicaChanged
 from gateway.routing.health import PROVEN_BY, USABLE, Happened, State, after, lesson
 from gateway.routing.policies import ranked

@@ -12,7 +12,7 @@ from contextlib import suppress
 from backends.canaries import CANARIES, embed_all, request_inputs
 from backends.contract import Backend, Capabilities, Operation
 from backends.errors import InvalidWork, UnsupportedWork
-from gateway.config import Upstream
+from gateway.config.schema import Upstream
 from gateway.events import Observe, SpaceChecked, SpaceOutcome
 from gateway.quotas.redis_door import StoreAway
 from gateway.spaces.fingerprint import Fingerprint, fingerprint_of, likeness, needed_cosine

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from gateway.config import Logs
+from gateway.config.schema import Logs
 from gateway.events import CallFinished, Event
 from gateway.telemetry.access_log import QUIET_ROUTES, EventLine, call_fields, call_line, log_change
 

@@ -31,7 +31,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from backends.tracing import Carrier, Phases
 from gateway import __version__
-from gateway.config import Tracing
+from gateway.config.schema import Tracing
 from gateway.events import AttemptStarted, CallFinished
 
 # What OpenTelemetry calls our operations; it has no word for the others yet.

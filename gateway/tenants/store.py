@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from gateway import config
-from gateway.config import limit_problems
+from gateway.config.schema import schema as config
+from gateway.config.schema import limit_problems
 from gateway.quotas.redis_door import RedisDoor, StoreAway, script
 from gateway.tenants.keyring import Keyring, StoredKey
 

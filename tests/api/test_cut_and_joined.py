@@ -43,7 +43,7 @@ from backends.contract import (
 from backends.contract import Work as BackendWork
 from backends.errors import Failed, Lost, Overloaded, Unavailable
 from backends.vectors import pair_cosines
-from gateway import config
+from gateway.config.schema import schema as config
 from gateway.admission import Grant
 from gateway.batching.lane import Lane, Rules
 from gateway.calls import Call, Deadline, Similarity, Work

@@ -7,9 +7,9 @@ import pytest
 from backends.contract import Backend, ReplicaSpec
 from backends.http import HttpDoor
 from backends.registry import Kind
-from gateway.changes import Change, Outcome
-from gateway.config import Upstream
-from gateway.config_file import Problem
+from gateway.config.schema.diff import Change, Outcome
+from gateway.config.schema import Upstream
+from gateway.config.schema.load import Problem
 from gateway.events import Event, ReplicaChanged, StoreChanged
 from gateway.fleet import Fleet, Means, Voice
 from gateway.routing.discovery import resolve

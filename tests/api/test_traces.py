@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gateway.config import Tracing
+from gateway.config.schema import Tracing
 from gateway.events import CallFinished
 from gateway.telemetry.tracing import sampled
 from tests.conftest import CONFIG, KEY, Running, running_gateway

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway import config
+from gateway.config.schema import schema as config
 from gateway.batching.lane import Lane, Rules
 from gateway.batching.slices import Bounds
 from gateway.errors import NoReplica

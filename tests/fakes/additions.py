@@ -3,9 +3,9 @@
 from gateway.additions.composing import Composed, composed, listing_of
 from gateway.additions.entries import Additions, Edit, Listing, Put, UnknownAddition, edited
 from gateway.api.additions import Adding
-from gateway.changes import Outcome, changed
-from gateway.config import Config
-from gateway.config_file import ConfigError
+from gateway.config.schema.diff import Outcome, changed
+from gateway.config.schema import Config
+from gateway.config.schema.load import ConfigError
 
 
 class ReadingParent:

@@ -8,7 +8,7 @@ import pytest
 
 from backends.canaries import EDITION
 from backends.contract import Capabilities, Embed, Embedded, Operation, Reply, Work
-from gateway.config import Upstream
+from gateway.config.schema import Upstream
 from gateway.events import Event, SpaceChecked
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.spaces import space as spaces

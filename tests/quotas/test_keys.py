@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.config import Key
-from gateway.config_file import parse_config
+from gateway.config.schema import Key
+from gateway.config.schema.load import parse_config
 from gateway.errors import QuotaUnavailable, Unauthenticated
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest

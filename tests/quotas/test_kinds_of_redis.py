@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import config
+from gateway.config.schema import schema as config
 from gateway.errors import QuotaExceeded
 from gateway.events import Event, StoreChanged
 from gateway.quotas.ledger import Ask

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from gateway import config
+from gateway.config.schema import schema as config
 from gateway.additions.store import ADDED
 from gateway.errors import Unauthenticated
 from gateway.quotas.ledger import UNITS

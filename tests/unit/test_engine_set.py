@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from backends.torch import wire
-from gateway.config import EngineSettings, Upstream
+from gateway.config.schema import EngineSettings, Upstream
 from gateway.processes.engine_pool import Engine, loading_problems
 from gateway.processes.engine_process import Group
 

@@ -5,7 +5,7 @@ import msgspec
 from backends.contract import ModelState
 from backends.torch import wire
 from gateway.processes.child import Child
-from gateway.config import EngineSettings, Upstream
+from gateway.config.schema import EngineSettings, Upstream
 from gateway.processes.engine_process import Group, engine_child
 
 

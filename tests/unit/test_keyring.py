@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import config
-from gateway.config import KEY_DIGEST
+from gateway.config.schema import schema as config
+from gateway.config.schema import KEY_DIGEST
 from gateway.errors import Unauthenticated
 from gateway.quotas.limits import Limit
 from gateway.tenants.keyring import FIRST_TENANT, Keyring, StoredKey, Tenant, key_digest, new_key

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.config import Key, Tenant
+from gateway.config.schema import Key, Tenant
 from gateway.errors import ScopeForbidden, Unauthenticated
 from gateway.quotas.limits import Limit
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest, new_key

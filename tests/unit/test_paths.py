@@ -15,7 +15,7 @@ from gateway.api.paths import (
     template_and_name,
     template_of,
 )
-from gateway.config import OPERATION_SEGMENTS
+from gateway.config.schema import OPERATION_SEGMENTS
 
 many = settings(max_examples=200, deadline=None)
 

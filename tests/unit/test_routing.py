@@ -21,8 +21,8 @@ from backends.errors import (
     UnsupportedWork,
 )
 from backends.tei import open_replica
-from gateway import config
-from gateway.config import Policy
+from gateway.config.schema import schema as config
+from gateway.config.schema import Policy
 from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, OperationUnsupported
 from gateway.events import Event, ReplicaChanged
 from gateway.routing.health import Happened, State, after, lesson

@@ -5,9 +5,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import Config
-from gateway.config_file import parse_config
-from gateway.shares import worker_share
+from gateway.config.schema import Config
+from gateway.config.schema.load import parse_config
+from gateway.config.worker_share import worker_share
 
 CONFIG = """
 workers: {workers}

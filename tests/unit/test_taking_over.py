@@ -9,8 +9,8 @@ import pytest
 from gateway.additions.entries import Additions, Put, Remove
 from gateway.additions.kept import KeptAdditions
 from gateway.additions.store import AdditionsInMemory, Standing
-from gateway.changes import Outcome
-from gateway.config import Config
+from gateway.config.schema.diff import Outcome
+from gateway.config.schema import Config
 from gateway.processes.engine_pool import Engine, EngineSet
 from gateway.quotas.redis_door import StoreAway
 from gateway.processes.reload_queue import Reloads, Source, Work

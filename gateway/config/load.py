@@ -20,7 +20,7 @@ import msgspec
 import yaml
 
 from backends.checkpoints import is_path
-from gateway.config import (
+from gateway.config.schema import (
     KEY_DIGEST,
     OPERATION_SEGMENTS,
     Config,

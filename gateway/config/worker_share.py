@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.config import Config, Upstream
+from gateway.config.schema import Config, Upstream
 
 
 def worker_share(config: Config) -> Config:
