@@ -14,7 +14,7 @@ from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, Reservation
 from gateway.quotas.limits import SECOND_US, Cost, Limit, Standing
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
-from gateway.upstreams import Sent, Upstream
+from gateway.upstreams.upstream import Sent, Upstream
 
 
 class Grant:

@@ -56,10 +56,10 @@ from gateway.api.straight import Straight
 from gateway.config.schema import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
-from gateway.fleet import Fleet, Means, tell_why
+from gateway.upstreams.registry import Fleet, Means, tell_why
 from gateway.processes.worker_reload import Follower, serving_of, sources_of
 from gateway.in_flight import InFlight
-from gateway.opening import OpenReplica
+from gateway.upstreams.factory import OpenReplica
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_door import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger
@@ -187,7 +187,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         Dispatcher(),
     )
     in_flight = InFlight(config.limits.in_flight_bytes)
-    exporter.watch(sources_of(gateway.upstreams, in_flight))
+    exporter.watch(sources_of(gateway.upstreams.upstream, in_flight))
     api = Api(gateway, Identity(gateway.keyring, config.trusted_proxies), config.limits.inputs)
     store = None if config.quotas.store == "memory" else TenantStore(_door(config))
     beside = [ledger.keep(), keep_measuring(exporter.late)]

@@ -32,7 +32,7 @@ from gateway.errors import (
     UpstreamFailed,
 )
 from gateway.timeline import Timeline
-from gateway.upstreams import texts_of
+from gateway.upstreams.upstream import texts_of
 
 # A replica that is full says nothing of when it will not be.
 OVERLOADED_RETRY_S = 2

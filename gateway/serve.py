@@ -19,7 +19,7 @@ from gateway.quotas.limits import Standing
 from gateway.routing.routes import Route, Routes
 from gateway.tenants.keyring import Keyring, Tenant
 from gateway.timeline import Timeline
-from gateway.upstreams import Upstream
+from gateway.upstreams.upstream import Upstream
 
 
 class Caller(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from litestar.types import ExceptionHandlersMap
 from gateway.api.choices import choices_of
 from gateway.api.exchange import Exchange, exchange_of
 from gateway.api.paths import Dialect
-from gateway.decoding import IDS_REFUSED
+from gateway.upstreams.token_ids import IDS_REFUSED
 from gateway.errors import (
     FACTS,
     BodyTooLarge,

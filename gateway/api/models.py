@@ -12,7 +12,7 @@ from gateway.api.answering import Api
 from gateway.api.exchange import exchange_of
 from gateway.api.failures import documented
 from gateway.errors import ModelNotFound
-from gateway.upstreams import UpstreamState
+from gateway.upstreams.upstream import UpstreamState
 
 FAILURES = documented("openai")
 

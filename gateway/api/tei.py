@@ -246,7 +246,7 @@ async def info(
     tenant = api.identity.of(exchange_of(request.scope))
     asked = model_name(name) or gateway.routes.speaker()
     route = gateway.routes.resolve(tenant, asked, Operation.TOKENIZE)
-    upstream = gateway.upstreams[route.upstream]
+    upstream = gateway.upstreams.upstream[route.upstream]
     if upstream.capabilities is None:
         raise ModelLoading("the model has not told what it is yet")
     answer = described(route.model, upstream.capabilities, api.inputs_max, route.truncate != "error")

@@ -26,7 +26,7 @@ from gateway.cli.store import TIMEOUT_S, show_line
 from gateway.config.schema import Config, Upstream
 from gateway.config.schema.load import ConfigError, load_config
 from gateway.processes.engine_process import EngineFailed, running_engine
-from gateway.opening import replica_of
+from gateway.upstreams.factory import replica_of
 from gateway.quotas.redis_door import RedisDoor, StoreAway
 from gateway.routing.discovery import resolve
 from gateway.spaces.comparison import Given, Pair, Report, Standing, report_on

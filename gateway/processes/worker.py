@@ -28,7 +28,7 @@ from gateway.api.additions import Adding
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config.schema import ListenerTls
 from gateway.events import ProcessRestarted
-from gateway.fleet import tell_why
+from gateway.upstreams.registry import tell_why
 from gateway.http_protocol import BoundedProtocol
 from gateway.processes.worker_link import ParentLink
 from gateway.processes.messages import ModelLine, Ready
@@ -174,7 +174,7 @@ def _tls_options(tls: ListenerTls) -> dict[str, Any]:
 async def _report(application: Application, link: ParentLink, server: uvicorn.Server) -> None:
     gateway = application.gateway
     # The prober owns the event of joining; polling for it while starting keeps the two apart.
-    while not server.started or not all(one.settled for one in gateway.upstreams.values()):  # noqa: ASYNC110
+    while not server.started or not all(one.settled for one in gateway.upstreams.upstream.values()):  # noqa: ASYNC110
         await asyncio.sleep(SETTLE_POLL_S)
     link.tell(Ready(tuple(_line(application, name) for name in gateway.serving.config.models)))
 

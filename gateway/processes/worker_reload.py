@@ -13,13 +13,13 @@ from backends.torch.client import TorchBackend
 from gateway.api.admin import Admin
 from gateway.api.answering import Api
 from gateway.config.schema import Config
-from gateway.fleet import Fleet
+from gateway.upstreams.registry import Fleet
 from gateway.in_flight import InFlight
 from gateway.routing.routes import Routes
 from gateway.serve import Serving
 from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
 from gateway.telemetry.recent import Recent
-from gateway.upstreams import Upstream
+from gateway.upstreams.upstream import Upstream
 
 
 @dataclass(frozen=True, slots=True)

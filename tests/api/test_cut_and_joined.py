@@ -57,7 +57,7 @@ from gateway.routing.window import Window
 from gateway.spaces.space import VectorSpace
 from gateway.tenants.keyring import Tenant
 from gateway.timeline import Timeline
-from gateway.upstreams import BoundsNow, Upstream
+from gateway.upstreams.upstream import BoundsNow, Upstream
 from tests.fakes.tei import score_of, vector_of
 
 # Longer inputs are told to have been cut.

@@ -11,7 +11,7 @@ from gateway.config.schema.diff import Change, Outcome
 from gateway.config.schema import Upstream
 from gateway.config.schema.load import Problem
 from gateway.events import Event, ReplicaChanged, StoreChanged
-from gateway.fleet import Fleet, Means, Voice
+from gateway.upstreams.registry import Fleet, Means, Voice
 from gateway.routing.discovery import resolve
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running

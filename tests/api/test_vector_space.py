@@ -14,7 +14,7 @@ from gateway.routing import prober
 from gateway.routing.health import Happened
 from gateway.routing.pool import Pool, Replica
 from gateway.spaces.space import VectorSpace
-from gateway.upstreams import Upstream
+from gateway.upstreams.upstream import Upstream
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import RERANKER, until
 from tests.fakes.replicas import HeldReplica

@@ -26,7 +26,7 @@ from gateway.config.schema import schema as config
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds, bounds_of, tightest, token_bounds
 from gateway.calls import Call, Similarity, Work, characters_of
-from gateway.decoding import IdDecoder
+from gateway.upstreams.token_ids import IdDecoder
 from gateway.prompts import with_prompt, with_roles
 from gateway.routing.pool import Pool
 from gateway.spaces.space import VectorSpace

@@ -19,7 +19,7 @@ from gateway.routing.residence import keep_following
 from gateway.routing.window import Window
 from gateway.spaces.space import VectorSpace
 from gateway.spaces.store import FingerprintStore
-from gateway.upstreams import BoundsNow, Upstream
+from gateway.upstreams.upstream import BoundsNow, Upstream
 
 OpenReplica = Callable[[Kind, ReplicaSpec], Backend]
 
