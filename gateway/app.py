@@ -61,7 +61,7 @@ from gateway.processes.worker_reload import Follower, serving_of, sources_of
 from gateway.in_flight import InFlight
 from gateway.upstreams.factory import OpenReplica
 from gateway.quotas.ledger import Ledger, MemoryLedger
-from gateway.quotas.redis_door import RedisDoor
+from gateway.store.redis_client import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger
 from gateway.quotas.redis_ledger import Rules as QuotaRules
 from gateway.routing.discovery import Resolve, resolve

@@ -23,7 +23,7 @@ from redis import Redis
 
 from gateway.quotas.ledger import Ask, Ledger, MemoryLedger, Reservation
 from gateway.quotas.limits import SECOND_US, Cost, Standing, parse_limit
-from gateway.quotas.redis_door import RedisDoor
+from gateway.store.redis_client import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger, Rules
 
 PORT = 16398

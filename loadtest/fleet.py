@@ -15,7 +15,7 @@ from statistics import median
 
 import msgspec
 
-from gateway.quotas.redis_door import RedisDoor
+from gateway.store.redis_client import RedisDoor
 from gateway.quotas.redis_ledger import ALIVE_S, BEAT, GATEWAYS_KEY, GATEWAYS_TTL_S, HEARTBEAT_S
 from gateway.spaces.space import FOLLOW_EVERY_S
 from gateway.spaces.store import SPACES

@@ -28,7 +28,7 @@ import msgspec
 from gateway.errors import QuotaExceeded
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, MemoryLedger, Reservation
 from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, parse_limit
-from gateway.quotas.redis_door import RedisDoor
+from gateway.store.redis_client import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger, Rules
 
 PORT = 16399

@@ -10,7 +10,7 @@ from gateway.additions.entries import Additions, Edit, Listing, Part, edited
 from gateway.additions.store import AdditionStore, Standing
 from gateway.config.schema import Config
 from gateway.config.schema.load import Problem
-from gateway.quotas.redis_door import StoreAway
+from gateway.store.redis_client import StoreAway
 
 # Every gateway follows within about a second.
 LOOK_EVERY_S = 1.0

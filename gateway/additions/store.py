@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.additions.entries import Additions
-from gateway.quotas.redis_door import RedisDoor, StoreAway, script
+from gateway.store.redis_client import RedisDoor, StoreAway, script
 
 # One hash: the version, and all additions as JSON.
 ADDED = "gw:{store}:added"

@@ -29,7 +29,7 @@ from gateway.config.schema import Scope, is_loopback, limit_problems
 from gateway.config.schema.load import Problem
 from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFound, QuotaUnavailable
 from gateway.quotas.ledger import Ledger
-from gateway.quotas.redis_door import StoreAway
+from gateway.store.redis_client import StoreAway
 from gateway.quotas.usage import UsageRow, as_csv, days_between
 from gateway.tenants.keyring import StoredKey, id_problem, is_nowhere, make_key, name_problem
 from gateway.tenants.store import TenantStore

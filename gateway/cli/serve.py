@@ -14,7 +14,7 @@ from gateway.cli.banner import FirstKey, show_banner
 from gateway.cli.check import show_problems
 from gateway.config.schema import Config
 from gateway.config.schema.load import ConfigError, load_config
-from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.processes.reload_queue import Source
 from gateway.processes.supervisor import StartError, Supervisor
 from gateway.telemetry.log_lines import write_lines

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from gateway.cli.check import show_problems
 from gateway.config.schema.load import ConfigError, load_config
-from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.tenants.store import TenantStore
 
 # A person waits longer than a call does.

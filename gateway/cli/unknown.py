@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.store import show_line
-from gateway.quotas.redis_door import StoreAway
+from gateway.store.redis_client import StoreAway
 from gateway.tenants.keyring import is_nowhere
 from gateway.tenants.store import TenantStore
 

@@ -27,7 +27,7 @@ from gateway.config.schema import Config, Upstream
 from gateway.config.schema.load import ConfigError, load_config
 from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.upstreams.factory import replica_of
-from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.routing.discovery import resolve
 from gateway.spaces.comparison import Given, Pair, Report, Standing, report_on
 from gateway.spaces.fingerprint import Fingerprint, fingerprint_of

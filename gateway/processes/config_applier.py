@@ -14,7 +14,7 @@ from gateway.config.schema.diff import Outcome, changed, live_parts
 from gateway.config.schema import Config
 from gateway.config.schema.load import ConfigError, Problem
 from gateway.processes.engine_pool import Engine, EngineSet, loading_problems
-from gateway.quotas.redis_door import StoreAway
+from gateway.store.redis_client import StoreAway
 from gateway.processes.reload_queue import Source, Work, tell, without_a_key
 
 # How long new engines' models may take to load.

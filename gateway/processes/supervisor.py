@@ -28,7 +28,7 @@ from gateway.config.schema import Config
 from gateway.processes.engine_pool import Engine, EngineSet
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
 from gateway.events import EndReason, ProcessRestarted
-from gateway.quotas.redis_door import RedisDoor
+from gateway.store.redis_client import RedisDoor
 from gateway.processes.reload_queue import Answers, Reloads, Source, watch
 from gateway.processes.restarts import Restarts
 from gateway.config.worker_share import worker_share

@@ -18,7 +18,7 @@ import msgspec
 from gateway.quotas.availability import Availability
 from gateway.quotas.ledger import LEASE_US, NOTHING, UNITS, Ask, day_of
 from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Standing, Unit
-from gateway.quotas.redis_door import RedisDoor, StoreAway, script
+from gateway.store.redis_client import RedisDoor, StoreAway, script
 
 OPERATE = script("meters", "operate")
 # A run of so many of each holds the store for about a millisecond.

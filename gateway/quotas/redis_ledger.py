@@ -30,7 +30,7 @@ from gateway.quotas.ledger import (
     refusal,
 )
 from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Standing, Unit
-from gateway.quotas.redis_door import RedisDoor, StoreAway, script
+from gateway.store.redis_client import RedisDoor, StoreAway, script
 from gateway.quotas.usage import UsageRow
 
 WhenUnavailable = Literal["local", "refuse", "allow"]

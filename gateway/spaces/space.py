@@ -14,7 +14,7 @@ from backends.contract import Backend, Capabilities, Operation
 from backends.errors import InvalidWork, UnsupportedWork
 from gateway.config.schema import Upstream
 from gateway.events import Observe, SpaceChecked, SpaceOutcome
-from gateway.quotas.redis_door import StoreAway
+from gateway.store.redis_client import StoreAway
 from gateway.spaces.fingerprint import Fingerprint, fingerprint_of, likeness, needed_cosine
 from gateway.spaces.store import FingerprintStore
 

@@ -1,7 +1,7 @@
 """The fingerprints that gateways share, in Redis: one for each upstream, made by whoever comes first."""
 
 from backends.canaries import EDITION
-from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.spaces.fingerprint import Fingerprint, decoded, encoded
 
 # Those of other canaries stand elsewhere: releases that know different ones do not meet.

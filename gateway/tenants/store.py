@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.config.schema import schema as config
 from gateway.config.schema import limit_problems
-from gateway.quotas.redis_door import RedisDoor, StoreAway, script
+from gateway.store.redis_client import RedisDoor, StoreAway, script
 from gateway.tenants.keyring import Keyring, StoredKey
 
 # Under one hash tag: a script changes them together.

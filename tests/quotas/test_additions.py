@@ -7,7 +7,7 @@ import pytest
 from gateway.additions.entries import Additions, Put
 from gateway.additions.kept import KeptAdditions
 from gateway.additions.store import ADDED, AdditionsInRedis
-from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.store.redis_client import RedisDoor, StoreAway
 from tests.quotas.redis_server import RedisServer
 from tests.unit.test_additions import TEI, file
 

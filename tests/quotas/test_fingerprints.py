@@ -10,7 +10,7 @@ from backends.canaries import EDITION
 from backends.contract import Capabilities, Embed, Embedded, Operation, Reply, Work
 from gateway.config.schema import Upstream
 from gateway.events import Event, SpaceChecked
-from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.spaces import space as spaces
 from gateway.spaces.fingerprint import Fingerprint, fingerprint_of
 from gateway.spaces.space import VectorSpace

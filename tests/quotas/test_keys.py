@@ -14,7 +14,7 @@ import pytest
 from gateway.config.schema import Key
 from gateway.config.schema.load import parse_config
 from gateway.errors import QuotaUnavailable, Unauthenticated
-from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from tests.processes.conftest import KEY, Served, wait_until

@@ -14,7 +14,7 @@ from gateway.errors import QuotaExceeded
 from gateway.events import Event, StoreChanged
 from gateway.quotas.ledger import Ask
 from gateway.quotas.limits import SECOND_US, Cost, parse_limit
-from gateway.quotas.redis_door import RedisDoor, StoreAway
+from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.quotas.redis_ledger import RedisLedger, Rules
 from gateway.tenants.keyring import StoredKey, key_digest
 from gateway.tenants.store import TenantStore

@@ -23,7 +23,7 @@ from gateway.quotas.limits import (
     period_end_us,
     period_start_us,
 )
-from gateway.quotas.redis_door import RedisDoor, script
+from gateway.store.redis_client import RedisDoor, script
 from gateway.quotas.redis_ledger import RedisLedger, Rules
 from tests.quotas.redis_server import RedisServer
 

@@ -15,7 +15,7 @@ from gateway.errors import QuotaExceeded, QuotaUnavailable
 from gateway.events import Event, StoreChanged
 from gateway.quotas.ledger import Ask
 from gateway.quotas.limits import SECOND_US, Cost, Limit, parse_limit
-from gateway.quotas.redis_door import RedisDoor, Script, StoreAway
+from gateway.store.redis_client import RedisDoor, Script, StoreAway
 from gateway.quotas.redis_ledger import RedisLedger, Rules, WhenUnavailable
 from tests.quotas.redis_server import RedisServer
 from tests.quotas.test_ledgers_agree import Clock

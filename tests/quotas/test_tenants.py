@@ -16,7 +16,7 @@ from gateway.config.schema import schema as config
 from gateway.additions.store import ADDED
 from gateway.errors import Unauthenticated
 from gateway.quotas.ledger import UNITS
-from gateway.quotas.redis_door import RedisDoor
+from gateway.store.redis_client import RedisDoor
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import KEYS, TENANTS, TenantStore, keep_up_to_date
 from tests.conftest import KEY, Boots, Running

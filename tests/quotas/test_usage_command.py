@@ -10,7 +10,7 @@ import pytest
 from gateway.events import Event
 from gateway.quotas.ledger import Ask
 from gateway.quotas.limits import SECOND_US, Cost
-from gateway.quotas.redis_door import RedisDoor
+from gateway.store.redis_client import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger, Rules
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer

@@ -12,7 +12,7 @@ from gateway.additions.store import AdditionsInMemory, Standing
 from gateway.config.schema.diff import Outcome
 from gateway.config.schema import Config
 from gateway.processes.engine_pool import Engine, EngineSet
-from gateway.quotas.redis_door import StoreAway
+from gateway.store.redis_client import StoreAway
 from gateway.processes.reload_queue import Reloads, Source, Work
 from gateway.processes.restarts import Restarts
 from gateway.processes.config_applier import EDITS_MAX, TakingOver
