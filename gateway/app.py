@@ -66,7 +66,7 @@ from gateway.quotas.redis_ledger import RedisLedger
 from gateway.quotas.redis_ledger import Rules as QuotaRules
 from gateway.routing.discovery import Resolve, resolve
 from gateway.serve import Gateway
-from gateway.spaces.store import FingerprintStore
+from gateway.vector_spaces.store import FingerprintStore
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import keep_measuring

@@ -29,9 +29,9 @@ from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.upstreams.factory import replica_of
 from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.routing.discovery import resolve
-from gateway.spaces.comparison import Given, Pair, Report, Standing, report_on
-from gateway.spaces.fingerprint import Fingerprint, fingerprint_of
-from gateway.spaces.store import FingerprintStore
+from gateway.vector_spaces.comparison import Given, Pair, Report, Standing, report_on
+from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of
+from gateway.vector_spaces.store import FingerprintStore
 
 REQUEST_TIMEOUT_S = 30.0
 TEXTS_MAX = 10_000

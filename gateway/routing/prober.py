@@ -22,7 +22,7 @@ from backends.errors import (
 )
 from gateway.routing.health import USABLE, Happened, State
 from gateway.routing.pool import Pool, Replica
-from gateway.spaces.space import VectorSpace
+from gateway.vector_spaces.space import VectorSpace
 
 PROBE_TIMEOUT_S = 5.0
 # How often a replica that is up is looked at, and after how long without work it is asked.

@@ -12,7 +12,7 @@ from backends.errors import BackendError
 from gateway.events import Observe, ResidenceTold
 from gateway.routing.health import USABLE
 from gateway.routing.pool import Pool, Replica
-from gateway.spaces.space import VectorSpace
+from gateway.vector_spaces.space import VectorSpace
 
 LOOK_EVERY_S = 1.0
 TIMEOUT_S = 5.0

@@ -17,8 +17,8 @@ from gateway.routing.pool import Pool, Replica
 from gateway.routing.prober import Waits, keep_watching
 from gateway.routing.residence import keep_following
 from gateway.routing.window import Window
-from gateway.spaces.space import VectorSpace
-from gateway.spaces.store import FingerprintStore
+from gateway.vector_spaces.space import VectorSpace
+from gateway.vector_spaces.store import FingerprintStore
 from gateway.upstreams.upstream import BoundsNow, Upstream
 
 OpenReplica = Callable[[Kind, ReplicaSpec], Backend]

@@ -18,7 +18,7 @@ from gateway.upstreams.factory import OpenReplica, open_upstream, replica_of, wa
 from gateway.routing.discovery import Resolve, let_go
 from gateway.routing.health import Happened
 from gateway.routing.pool import Replica
-from gateway.spaces.store import FingerprintStore
+from gateway.vector_spaces.store import FingerprintStore
 from gateway.upstreams.upstream import Upstream
 
 DRAIN_POLL_S = 0.1

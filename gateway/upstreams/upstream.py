@@ -29,7 +29,7 @@ from gateway.calls import Call, Similarity, Work, characters_of
 from gateway.upstreams.token_ids import IdDecoder
 from gateway.prompts import with_prompt, with_roles
 from gateway.routing.pool import Pool
-from gateway.spaces.space import VectorSpace
+from gateway.vector_spaces.space import VectorSpace
 
 if TYPE_CHECKING:
     # The tokenizers package is loaded only where something is counted.

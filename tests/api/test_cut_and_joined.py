@@ -54,7 +54,7 @@ from gateway.routing.health import Happened, State
 from gateway.routing.pool import Pool, Replica
 from gateway.routing.routes import Route
 from gateway.routing.window import Window
-from gateway.spaces.space import VectorSpace
+from gateway.vector_spaces.space import VectorSpace
 from gateway.tenants.keyring import Tenant
 from gateway.timeline import Timeline
 from gateway.upstreams.upstream import BoundsNow, Upstream

@@ -13,7 +13,7 @@ from gateway.events import ReplicaChanged, SpaceChecked
 from gateway.routing import prober
 from gateway.routing.health import Happened
 from gateway.routing.pool import Pool, Replica
-from gateway.spaces.space import VectorSpace
+from gateway.vector_spaces.space import VectorSpace
 from gateway.upstreams.upstream import Upstream
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import RERANKER, until

@@ -11,10 +11,10 @@ from backends.contract import Capabilities, Embed, Embedded, Operation, Reply, W
 from gateway.config.schema import Upstream
 from gateway.events import Event, SpaceChecked
 from gateway.store.redis_client import RedisDoor, StoreAway
-from gateway.spaces import space as spaces
-from gateway.spaces.fingerprint import Fingerprint, fingerprint_of
-from gateway.spaces.space import VectorSpace
-from gateway.spaces.store import SPACES, FingerprintStore
+from gateway.vector_spaces import space as spaces
+from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of
+from gateway.vector_spaces.space import VectorSpace
+from gateway.vector_spaces.store import SPACES, FingerprintStore
 from tests.fakes.tei import vector_of
 from tests.quotas.redis_server import RedisServer
 

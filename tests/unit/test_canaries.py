@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from backends.canaries import CANARIES, embed_all, identity_of, least_cosine, request_inputs, row_cosines
 from backends.contract import Capabilities, Embed, Embedded, Operation, Tokenized, Vectors, Work
 from backends.errors import Failed
-from gateway.spaces.fingerprint import (
+from gateway.vector_spaces.fingerprint import (
     ACROSS_MIN_COSINE,
     SAME_MIN_COSINE,
     decoded,

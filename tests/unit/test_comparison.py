@@ -5,8 +5,8 @@ import pytest
 
 from backends.contract import Capabilities, Vectors
 from backends.registry import Kind
-from gateway.spaces.comparison import Given, report_on
-from gateway.spaces.fingerprint import fingerprint_of
+from gateway.vector_spaces.comparison import Given, report_on
+from gateway.vector_spaces.fingerprint import fingerprint_of
 
 ROWS = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
 ROWS /= np.linalg.norm(ROWS, axis=1, keepdims=True)

@@ -15,8 +15,8 @@ from backends.errors import InvalidWork, UnsupportedWork
 from gateway.config.schema import Upstream
 from gateway.events import Observe, SpaceChecked, SpaceOutcome
 from gateway.store.redis_client import StoreAway
-from gateway.spaces.fingerprint import Fingerprint, fingerprint_of, likeness, needed_cosine
-from gateway.spaces.store import FingerprintStore
+from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of, likeness, needed_cosine
+from gateway.vector_spaces.store import FingerprintStore
 
 # How soon this gateway learns that another fingerprint was accepted.
 FOLLOW_EVERY_S = 2.0

@@ -2,7 +2,7 @@
 
 from backends.canaries import EDITION
 from gateway.store.redis_client import RedisDoor, StoreAway
-from gateway.spaces.fingerprint import Fingerprint, decoded, encoded
+from gateway.vector_spaces.fingerprint import Fingerprint, decoded, encoded
 
 # Those of other canaries stand elsewhere: releases that know different ones do not meet.
 SPACES = f"gw:spaces:{EDITION}"

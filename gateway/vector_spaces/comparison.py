@@ -9,7 +9,7 @@ import numpy as np
 from backends.canaries import least_cosine
 from backends.contract import Vectors
 from backends.registry import Kind
-from gateway.spaces.fingerprint import Fingerprint, likeness, needed_cosine
+from gateway.vector_spaces.fingerprint import Fingerprint, likeness, needed_cosine
 
 
 class Given(msgspec.Struct, frozen=True):
