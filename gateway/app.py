@@ -46,13 +46,13 @@ from gateway.api import (
 )
 from gateway.api.additions import Adding, AddingOrNot
 from gateway.api.admin import Admin, Reload
-from gateway.api.answering import Api
-from gateway.api.edge import ASGIApp, Edge
-from gateway.api.exchange import exchange_of_request
-from gateway.api.identity import Identity
+from gateway.api.server.responses import Api
+from gateway.api.server.middleware import ASGIApp, Edge
+from gateway.api.server.request_context import exchange_of_request
+from gateway.api.server.authentication import Identity
 from gateway.api.reference import ReferenceRenderPlugin
 from gateway.api.status import Watched
-from gateway.api.straight import Straight
+from gateway.api.server.router import Straight
 from gateway.config.schema import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe

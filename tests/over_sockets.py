@@ -14,7 +14,7 @@ import uvicorn
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config.schema.load import parse_config
 from gateway.events import Event
-from gateway.http_protocol import BoundedProtocol
+from gateway.api.server.http_protocol import BoundedProtocol
 from tests.conftest import KEY, remote_backend
 from tests.fakes.tei import FakeTei
 

@@ -20,10 +20,10 @@ from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway.config.schema import schema as config
-from gateway.api.body import OnePass
-from gateway.api.exchange import Exchange, exchange_of
-from gateway.api.failures import documented
-from gateway.api.identity import Identity
+from gateway.api.server.body import OnePass
+from gateway.api.server.request_context import Exchange, exchange_of
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.authentication import Identity
 from gateway.config.schema.diff import Change, Outcome
 from gateway.config.schema import Scope, is_loopback, limit_problems
 from gateway.config.schema.load import Problem

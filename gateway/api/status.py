@@ -12,7 +12,7 @@ from litestar.di import NamedDependency
 
 from gateway import __version__
 from gateway.api.admin import OPERATORS
-from gateway.api.failures import documented
+from gateway.api.server.error_bodies import documented
 from gateway.config.schema import Config
 from gateway.serve import Gateway
 from gateway.telemetry.metrics import Metrics

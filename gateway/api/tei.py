@@ -27,13 +27,13 @@ from backends.contract import (
     Truncate,
 )
 from gateway import __version__
-from gateway.api.answering import EMPTY, STRAIGHT, Answer, Api, empty, finished, reply_as
-from gateway.api.body import ModelName
-from gateway.api.exchange import Exchange, exchange_of
-from gateway.api.failures import documented
+from gateway.api.server.responses import EMPTY, STRAIGHT, Answer, Api, empty, finished, reply_as
+from gateway.api.server.body import ModelName
+from gateway.api.server.request_context import Exchange, exchange_of
+from gateway.api.server.error_bodies import documented
 from gateway.api.inputs import Inputs, read_texts
-from gateway.api.paths import model_name
-from gateway.api.rendering import json_bytes
+from gateway.api.server.paths import model_name
+from gateway.api.server.encoding import json_bytes
 from gateway.calls import Call, Similarity, characters_of
 from gateway.errors import EmptyInput, ModelLoading, NoReplica
 from gateway.serve import Served

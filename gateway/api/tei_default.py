@@ -15,10 +15,10 @@ from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Operation, Output, Reranked
-from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as
-from gateway.api.body import ModelName
-from gateway.api.exchange import Exchange
-from gateway.api.failures import documented
+from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.server.body import ModelName
+from gateway.api.server.request_context import Exchange
+from gateway.api.server.error_bodies import documented
 from gateway.api.predict import Prediction, PredictRequest, predict
 from gateway.api.tei import (
     Dimensions,

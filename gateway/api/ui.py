@@ -9,7 +9,7 @@ from pathlib import Path
 from litestar import Response, get
 from litestar.openapi.datastructures import ResponseSpec
 
-from gateway.api.failures import documented
+from gateway.api.server.error_bodies import documented
 
 FAILURES = documented("tei")
 FOLDER = Path(__file__).parent / "page"

@@ -31,12 +31,12 @@ from backends.contract import (
     Vectors,
 )
 from backends.vectors import shaped
-from gateway.api.answering import STRAIGHT, Answer, Api, finished, reply_as
-from gateway.api.body import ModelName
-from gateway.api.exchange import Exchange
-from gateway.api.failures import documented
+from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.server.body import ModelName
+from gateway.api.server.request_context import Exchange
+from gateway.api.server.error_bodies import documented
 from gateway.api.inputs import Inputs, read_texts
-from gateway.api.rendering import EncodingFormat, json_bytes
+from gateway.api.server.encoding import EncodingFormat, json_bytes
 from gateway.api.tei_outputs import check_token_vectors
 from gateway.api.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
 from gateway.calls import Call, Work

@@ -29,7 +29,7 @@ from gateway.app import Application, Boot, Collaborators, build
 from gateway.config.schema import ListenerTls
 from gateway.events import ProcessRestarted
 from gateway.upstreams.registry import tell_why
-from gateway.http_protocol import BoundedProtocol
+from gateway.api.server.http_protocol import BoundedProtocol
 from gateway.processes.worker_link import ParentLink
 from gateway.processes.messages import ModelLine, Ready
 from gateway.telemetry.access_log import log_change

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from backends.contract import Operation
 from backends.torch.client import TorchBackend
 from gateway.api.admin import Admin
-from gateway.api.answering import Api
+from gateway.api.server.responses import Api
 from gateway.config.schema import Config
 from gateway.upstreams.registry import Fleet
 from gateway.in_flight import InFlight

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.api.rendering import EmbeddingType, quantized
+from gateway.api.server.encoding import EmbeddingType, quantized
 from tests.conftest import CONFIG, Boots
 from tests.fakes.tei import FakeTei, vector_of
 

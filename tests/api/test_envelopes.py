@@ -8,8 +8,8 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.api.failures import ENVELOPES, FastAPIError, InfinityError
-from gateway.api.paths import Dialect
+from gateway.api.server.error_bodies import ENVELOPES, FastAPIError, InfinityError
+from gateway.api.server.paths import Dialect
 from gateway.errors import FACTS
 from gateway.events import CallFinished
 from gateway.tenants.keyring import key_digest

@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway.api.paths import SIE_PREFIXES
+from gateway.api.server.paths import SIE_PREFIXES
 from gateway.app import HANDLERS
 from gateway.config.schema.load import parse_config
 from tests.conftest import Running, running_gateway

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import uvicorn
 
-from gateway.http_protocol import LINE, BoundedProtocol
+from gateway.api.server.http_protocol import LINE, BoundedProtocol
 
 # More than any buffer between two sockets holds; and so little that a server's writing is never paused.
 SIZES = {"/large": 30_000_000, "/small": 60_000}

@@ -4,8 +4,8 @@ import base64
 
 import pytest
 
-from gateway.api.exchange import Exchange
-from gateway.api.identity import Identity, api_key_of
+from gateway.api.server.request_context import Exchange
+from gateway.api.server.authentication import Identity, api_key_of
 from gateway.tenants.guesses import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, Guesses
 from gateway.tenants.keyring import Keyring, key_digest
 from tests.conftest import Boots

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.api.paths import KNOWN, NAMED_ENDS, VERSIONED, template_of
+from gateway.api.server.paths import KNOWN, NAMED_ENDS, VERSIONED, template_of
 from gateway.config.schema import OPERATION_SEGMENTS
 from gateway.events import CallFinished, ReplicaChanged
 from gateway.telemetry.many import ManyHistogram

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from backends.contract import Embedded
 from gateway.api.openai import encode_embeddings
-from gateway.api.rendering import EncodingFormat
+from gateway.api.server.encoding import EncodingFormat
 from tests.conftest import KEY, Boots
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei, vector_of

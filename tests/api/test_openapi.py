@@ -19,7 +19,7 @@ from gateway.api import (
     tokens,
     vllm,
 )
-from gateway.api.paths import KNOWN
+from gateway.api.server.paths import KNOWN
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.api.answering import Api
+from gateway.api.server.responses import Api
 from gateway.api.rerank import RerankRequest, decode_documents
 from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER, answering, hooked

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from backends.contract import Embedded, Encode, Encoded, Output, Terms
-from gateway.api.answering import Api
-from gateway.api.rendering import json_bytes, quantized
+from gateway.api.server.responses import Api
+from gateway.api.server.encoding import json_bytes, quantized
 from gateway.api.sie import EncodeParams, EncodeRequest, Item, OutputDtype, decode_encode, encode_items
 from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.api.edge import LIVENESS
+from gateway.api.server.middleware import LIVENESS
 from gateway.config.schema import Config, host_and_port
 from gateway.config.schema.load import parse_config
 from gateway.processes.engine_process import KILL_AFTER_S

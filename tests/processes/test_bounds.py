@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.http_protocol import BoundedProtocol
+from gateway.api.server.http_protocol import BoundedProtocol
 from tests.processes.conftest import KEY, Served
 
 CONFIG = """

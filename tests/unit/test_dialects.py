@@ -13,8 +13,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from backends.contract import Classify, Embed, Embedded, Rerank, Reranked, Score, Truncate
 from gateway.api import cohere, infinity, openai, predict, rerank, sie, tei, vllm
-from gateway.api.answering import Api
-from gateway.api.rendering import json_bytes, msgpack_bytes
+from gateway.api.server.responses import Api
+from gateway.api.server.encoding import json_bytes, msgpack_bytes
 from gateway.calls import Call
 
 many = settings(max_examples=100, deadline=None)

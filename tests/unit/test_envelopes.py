@@ -5,8 +5,8 @@ from typing import Any, get_args
 
 import pytest
 
-from gateway.api.failures import documented, rendered
-from gateway.api.paths import Dialect
+from gateway.api.server.error_bodies import documented, rendered
+from gateway.api.server.paths import Dialect
 from gateway.errors import FACTS, GatewayError, InvalidInput
 
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.paths import (
+from gateway.api.server.paths import (
     KNOWN,
     NAMED_ENDS,
     SLASH,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from gateway.api.rendering import EmbeddingType, json_bytes, msgpack_bytes, quantized, vector_items
+from gateway.api.server.encoding import EmbeddingType, json_bytes, msgpack_bytes, quantized, vector_items
 
 many = settings(max_examples=100, deadline=None)
 VECTORS = arrays(

@@ -9,7 +9,7 @@ from litestar.dto.data_structures import DTOFieldDefinition
 from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
-from gateway.api.choices import note_choices
+from gateway.api.server.allowed_values import note_choices
 
 T = TypeVar("T")
 # Longer than any name that a config holds, short enough to be repeated in an error.

@@ -7,7 +7,7 @@ from typing import Any
 
 from litestar import Request
 
-from gateway.api.paths import Dialect
+from gateway.api.server.paths import Dialect
 from gateway.tenants.keyring import Tenant
 from gateway.timeline import Timeline
 

@@ -18,9 +18,9 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.types import ExceptionHandlersMap
 
-from gateway.api.choices import choices_of
-from gateway.api.exchange import Exchange, exchange_of
-from gateway.api.paths import Dialect
+from gateway.api.server.allowed_values import choices_of
+from gateway.api.server.request_context import Exchange, exchange_of
+from gateway.api.server.paths import Dialect
 from gateway.upstreams.token_ids import IDS_REFUSED
 from gateway.errors import (
     FACTS,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 
-from gateway.api.exchange import Exchange
+from gateway.api.server.request_context import Exchange
 from gateway.errors import AuthThrottled, Unauthenticated
 from gateway.tenants.guesses import Guesses
 from gateway.tenants.keyring import Keyring, Tenant
