@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from backends.contract import Embedded
-from gateway.api.openai import encode_embeddings
+from gateway.api.dialects.openai import encode_embeddings
 from gateway.api.server.encoding import EncodingFormat
 from tests.conftest import KEY, Boots
 from tests.fakes.hooks import RERANKER

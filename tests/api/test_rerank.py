@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gateway.api.server.responses import Api
-from gateway.api.rerank import RerankRequest, decode_documents
+from gateway.api.dialects.rerank import RerankRequest, decode_documents
 from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER, answering, hooked
 from tests.fakes.tei import FakeTei, score_of, vector_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends.contract import Capabilities, Operation
-from gateway.api import tei
+from gateway.api.dialects import tei
 from tests.conftest import Boots
 from tests.fakes.hooks import RERANKER, answering, hooked
 from tests.fakes.tei import FakeTei, score_of, vector_of

@@ -19,8 +19,8 @@ from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_
 from gateway.api.server.body import ModelName
 from gateway.api.server.request_context import Exchange
 from gateway.api.server.error_bodies import documented
-from gateway.api.predict import Prediction, PredictRequest, predict
-from gateway.api.tei import (
+from gateway.api.dialects.tei_predict import Prediction, PredictRequest, predict
+from gateway.api.dialects.tei import (
     Dimensions,
     Direction,
     EmbedRequest,
@@ -34,7 +34,7 @@ from gateway.api.tei import (
     encode_rerank,
     similarity,
 )
-from gateway.api.tei_outputs import EncodeRequest, Weight, embed_sparse
+from gateway.api.dialects.tei_outputs import EncodeRequest, Weight, embed_sparse
 
 FAILURES = documented("tei")
 ANSWERS: Any = (

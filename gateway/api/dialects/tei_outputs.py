@@ -14,9 +14,9 @@ from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_
 from gateway.api.server.body import ModelName
 from gateway.api.server.request_context import Exchange
 from gateway.api.server.error_bodies import documented
-from gateway.api.inputs import Inputs, read_texts
+from gateway.api.dialects.inputs import Inputs, read_texts
 from gateway.api.server.encoding import json_bytes
-from gateway.api.tei import Direction, compute_headers, side_of
+from gateway.api.dialects.tei import Direction, compute_headers, side_of
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 

@@ -17,7 +17,7 @@ from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_
 from gateway.api.server.body import ModelName
 from gateway.api.server.request_context import Exchange
 from gateway.api.server.error_bodies import documented
-from gateway.api.inputs import check_ids
+from gateway.api.dialects.inputs import check_ids
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 

@@ -16,7 +16,7 @@ from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_
 from gateway.api.server.body import ModelName
 from gateway.api.server.request_context import Exchange
 from gateway.api.server.error_bodies import documented
-from gateway.api.openai import Dimensions
+from gateway.api.dialects.openai import Dimensions
 from gateway.api.server.encoding import EmbeddingType, json_bytes, vector_items
 from gateway.calls import Call
 from gateway.errors import InvalidInput

@@ -19,7 +19,7 @@ from gateway.api.server.body import ModelName
 from gateway.api.server.request_context import Exchange
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.encoding import json_bytes
-from gateway.api.tei import NAMELESS_LABEL, Direction, compute_headers, side_of
+from gateway.api.dialects.tei import NAMELESS_LABEL, Direction, compute_headers, side_of
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 

@@ -31,7 +31,7 @@ from gateway.api.server.responses import EMPTY, STRAIGHT, Answer, Api, empty, fi
 from gateway.api.server.body import ModelName
 from gateway.api.server.request_context import Exchange, exchange_of
 from gateway.api.server.error_bodies import documented
-from gateway.api.inputs import Inputs, read_texts
+from gateway.api.dialects.inputs import Inputs, read_texts
 from gateway.api.server.paths import model_name
 from gateway.api.server.encoding import json_bytes
 from gateway.calls import Call, Similarity, characters_of
