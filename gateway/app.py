@@ -44,14 +44,14 @@ from gateway.api import (
     ui,
     vllm,
 )
-from gateway.api.additions import Adding, AddingOrNot
-from gateway.api.admin import Admin, Reload
+from gateway.api.operators.added_models import Adding, AddingOrNot
+from gateway.api.operators.admin import Admin, Reload
 from gateway.api.server.responses import Api
 from gateway.api.server.middleware import ASGIApp, Edge
 from gateway.api.server.request_context import exchange_of_request
 from gateway.api.server.authentication import Identity
-from gateway.api.reference import ReferenceRenderPlugin
-from gateway.api.status import Watched
+from gateway.api.operators.docs_page import ReferenceRenderPlugin
+from gateway.api.operators.status import Watched
 from gateway.api.server.router import Straight
 from gateway.config.schema import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher

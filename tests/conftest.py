@@ -18,8 +18,8 @@ from backends.registry import Kind
 from backends.registry import open_replica as open_real_replica
 from backends.tei import TeiBackend
 from backends.vllm import VllmBackend
-from gateway.api.additions import Adding
-from gateway.api.admin import Reload
+from gateway.api.operators.added_models import Adding
+from gateway.api.operators.admin import Reload
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config.schema.load import parse_config
 from gateway.events import Event

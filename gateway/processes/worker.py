@@ -24,7 +24,7 @@ import uvicorn
 import uvloop
 
 from gateway.processes import listeners
-from gateway.api.additions import Adding
+from gateway.api.operators.added_models import Adding
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config.schema import ListenerTls
 from gateway.events import ProcessRestarted

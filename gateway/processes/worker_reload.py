@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from backends.contract import Operation
 from backends.torch.client import TorchBackend
-from gateway.api.admin import Admin
+from gateway.api.operators.admin import Admin
 from gateway.api.server.responses import Api
 from gateway.config.schema import Config
 from gateway.upstreams.registry import Fleet

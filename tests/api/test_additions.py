@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from gateway.additions.entries import Edit, Listed, Listing, Put, Remove
-from gateway.api.additions import SETTINGS_BYTES_MAX, Adding
+from gateway.api.operators.added_models import SETTINGS_BYTES_MAX, Adding
 from gateway.config.schema.diff import Change, Outcome
 from gateway.config.schema.load import Problem
 from tests.api.test_reload import ONE, TENANTS

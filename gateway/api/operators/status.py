@@ -11,7 +11,7 @@ from litestar import get
 from litestar.di import NamedDependency
 
 from gateway import __version__
-from gateway.api.admin import OPERATORS
+from gateway.api.operators.admin import OPERATORS
 from gateway.api.server.error_bodies import documented
 from gateway.config.schema import Config
 from gateway.serve import Gateway

@@ -15,7 +15,7 @@ from litestar.params import FromPath, JSONBody
 
 from gateway.config.schema import schema as config
 from gateway.additions.entries import Edit, Listed, Listing, Part, Put, Remove
-from gateway.api.admin import FAILURES, OPERATORS, ReloadShown, outcome_shown, problems_shown
+from gateway.api.operators.admin import FAILURES, OPERATORS, ReloadShown, outcome_shown, problems_shown
 from gateway.api.server.body import AsWritten
 from gateway.api.server.paths import model_name
 from gateway.config.schema.diff import Outcome
