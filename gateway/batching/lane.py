@@ -16,13 +16,13 @@ import msgspec
 from backends.contract import Reply, Work
 from backends.errors import BackendError, Failed, Loading, Lost, TimedOut, Unavailable
 from backends.tracing import carrier
-from gateway.batching.drain import DrainRate
+from gateway.batching.drain_rate import DrainRate
 from gateway.batching.fair_queue import Entry, FairQueue, Priority
 from gateway.batching.joining import Load, alike, parted
-from gateway.batching.portion import Portion
+from gateway.batching.batch_size import Portion
 from gateway.batching.slices import Bounds, Slice
 from gateway.batching.ticket import GONE, Attempt, Passenger, Ticket
-from gateway.batching.traced import begin_trace
+from gateway.batching.attempt_traces import begin_trace
 from gateway.errors import (
     LOADING_RETRY_S,
     DeadlineExceeded,
