@@ -32,7 +32,7 @@ from gateway.errors import (
     Overloaded,
 )
 from gateway.events import AttemptFinished, Observe, Waiting
-from gateway.routing.budget import Budget
+from gateway.routing.retry_budget import Budget
 from gateway.routing.latencies import Latencies
 from gateway.routing.pool import Pool, Replica, why_none
 

@@ -15,7 +15,7 @@ from gateway.events import Observe
 from gateway.routing.discovery import Discovery, Resolve
 from gateway.routing.pool import Pool, Replica
 from gateway.routing.prober import Waits, keep_watching
-from gateway.routing.residence import keep_following
+from gateway.routing.model_state import keep_following
 from gateway.routing.window import Window
 from gateway.vector_spaces.space import VectorSpace
 from gateway.vector_spaces.store import FingerprintStore

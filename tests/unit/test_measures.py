@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.batching.batch_size import MOST_TOKENS, START_TOKENS, Portion
-from gateway.routing.budget import FREE, Budget
+from gateway.routing.retry_budget import FREE, Budget
 from gateway.routing.latencies import ENOUGH, KEPT, Latencies
 
 
