@@ -6,7 +6,7 @@ import pytest
 
 from gateway.api.server.request_context import Exchange
 from gateway.api.server.authentication import Identity, api_key_of
-from gateway.tenants.guesses import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, Guesses
+from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, Guesses
 from gateway.tenants.keyring import Keyring, key_digest
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei

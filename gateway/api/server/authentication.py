@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from gateway.api.server.request_context import Exchange
 from gateway.errors import AuthThrottled, Unauthenticated
-from gateway.tenants.guesses import Guesses
+from gateway.tenants.guess_throttle import Guesses
 from gateway.tenants.keyring import Keyring, Tenant
 
 Network: TypeAlias = IPv4Network | IPv6Network
