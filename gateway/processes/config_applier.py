@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from gateway.additions.entries import Additions, Edit, Put, UnknownAddition
-from gateway.additions.kept import KeptAdditions
+from gateway.additions.state import KeptAdditions
 from gateway.additions.store import Standing
 from gateway.config.schema.diff import Outcome, changed, live_parts
 from gateway.config.schema import Config

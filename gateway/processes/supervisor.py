@@ -20,7 +20,7 @@ from backends.torch import wire
 from gateway.processes import messages as pipes
 from gateway.processes import liveness as watching
 from gateway.processes import listeners
-from gateway.additions.kept import KeptAdditions
+from gateway.additions.state import KeptAdditions
 from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
 from gateway.config.schema.diff import Outcome
 from gateway.processes.child import Child

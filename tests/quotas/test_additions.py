@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.additions.entries import Additions, Put
-from gateway.additions.kept import KeptAdditions
+from gateway.additions.state import KeptAdditions
 from gateway.additions.store import ADDED, AdditionsInRedis
 from gateway.store.redis_client import RedisDoor, StoreAway
 from tests.quotas.redis_server import RedisServer

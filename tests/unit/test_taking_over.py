@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.additions.entries import Additions, Put, Remove
-from gateway.additions.kept import KeptAdditions
+from gateway.additions.state import KeptAdditions
 from gateway.additions.store import AdditionsInMemory, Standing
 from gateway.config.schema.diff import Outcome
 from gateway.config.schema import Config
