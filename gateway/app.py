@@ -70,7 +70,7 @@ from gateway.vector_spaces.store import FingerprintStore
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import keep_measuring
-from gateway.telemetry.recent import Recent
+from gateway.telemetry.change_history import Recent
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
 

@@ -18,7 +18,7 @@ from gateway.in_flight import InFlight
 from gateway.routing.routes import Routes
 from gateway.serve import Serving
 from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
-from gateway.telemetry.recent import Recent
+from gateway.telemetry.change_history import Recent
 from gateway.upstreams.upstream import Upstream
 
 

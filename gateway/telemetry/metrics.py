@@ -44,7 +44,7 @@ from gateway.events import (
     Waiting,
 )
 from gateway.telemetry.engine_metrics import families, waiting_inputs
-from gateway.telemetry.many import ManyHistogram
+from gateway.telemetry.batched_histogram import ManyHistogram
 from gateway.telemetry.model_metrics import ModelMetrics
 from gateway.telemetry.process import ProcessShare
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.api.server.paths import KNOWN, NAMED_ENDS, VERSIONED, template_of
 from gateway.config.schema import OPERATION_SEGMENTS
 from gateway.events import CallFinished, ReplicaChanged
-from gateway.telemetry.many import ManyHistogram
+from gateway.telemetry.batched_histogram import ManyHistogram
 from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running

@@ -14,7 +14,7 @@ from gateway.events import (
     StoreChanged,
 )
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.recent import CHANGES_MAX, Recent
+from gateway.telemetry.change_history import CHANGES_MAX, Recent
 from gateway.telemetry.snapshot import (
     CallsShown,
     Durations,

@@ -16,7 +16,7 @@ from gateway.api.server.error_bodies import documented
 from gateway.config.schema import Config
 from gateway.serve import Gateway
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.recent import Recent
+from gateway.telemetry.change_history import Recent
 from gateway.telemetry.snapshot import LaneShown, ModelShown, ReplicaShown, Snapshot, StoreShown
 from gateway.telemetry.totals import Totals
 
