@@ -24,55 +24,51 @@ from litestar.types import Scope
 from backends.registry import open_replica
 from gateway import __version__
 from gateway.admission import Admission
-from gateway.api import (
-    additions,
-    admin,
+from gateway.api.dialects import (
     cohere,
-    failures,
     infinity,
-    models,
     openai,
-    predict,
-    probes,
+    openai_models,
     rerank,
     sie,
-    status,
     tei,
     tei_default,
     tei_outputs,
-    tokens,
-    ui,
+    tei_predict,
+    tokenize,
     vllm,
 )
+from gateway.api.operators import added_models, admin, probes, status, ui
 from gateway.api.operators.added_models import Adding, AddingOrNot
 from gateway.api.operators.admin import Admin, Reload
-from gateway.api.server.responses import Api
-from gateway.api.server.middleware import ASGIApp, Edge
-from gateway.api.server.request_context import exchange_of_request
-from gateway.api.server.authentication import Identity
 from gateway.api.operators.docs_page import ReferenceRenderPlugin
 from gateway.api.operators.status import Watched
+from gateway.api.server import error_bodies
+from gateway.api.server.authentication import Identity
+from gateway.api.server.middleware import ASGIApp, Edge
+from gateway.api.server.request_context import exchange_of_request
+from gateway.api.server.responses import Api
 from gateway.api.server.router import Straight
 from gateway.config.schema import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
-from gateway.upstreams.registry import Fleet, Means, tell_why
-from gateway.processes.worker_reload import Follower, serving_of, sources_of
 from gateway.in_flight import InFlight
-from gateway.upstreams.factory import OpenReplica
+from gateway.processes.worker_reload import Follower, serving_of, sources_of
 from gateway.quotas.ledger import Ledger, MemoryLedger
-from gateway.store.redis_client import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger
 from gateway.quotas.redis_ledger import Rules as QuotaRules
 from gateway.routing.discovery import Resolve, resolve
 from gateway.serve import Gateway
-from gateway.vector_spaces.store import FingerprintStore
+from gateway.store.redis_client import RedisDoor
 from gateway.telemetry.access_log import log_event
+from gateway.telemetry.change_history import Recent
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import keep_measuring
-from gateway.telemetry.change_history import Recent
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
+from gateway.upstreams.factory import OpenReplica
+from gateway.upstreams.registry import Fleet, Means, tell_why
+from gateway.vector_spaces.store import FingerprintStore
 
 FINGERPRINTS_TIMEOUT_S = 1.0
 if TYPE_CHECKING:
@@ -94,18 +90,18 @@ HANDLERS = [
         openai,
         tei,
         tei_outputs,
-        predict,
-        tokens,
+        tei_predict,
+        tokenize,
         tei_default,
         vllm,
         infinity,
         rerank,
         cohere,
         sie,
-        models,
+        openai_models,
         probes,
         admin,
-        additions,
+        added_models,
         status,
         ui,
     )
@@ -187,7 +183,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         Dispatcher(),
     )
     in_flight = InFlight(config.limits.in_flight_bytes)
-    exporter.watch(sources_of(gateway.upstreams.upstream, in_flight))
+    exporter.watch(sources_of(gateway.upstreams, in_flight))
     api = Api(gateway, Identity(gateway.keyring, config.trusted_proxies), config.limits.inputs)
     store = None if config.quotas.store == "memory" else TenantStore(_door(config))
     beside = [ledger.keep(), keep_measuring(exporter.late)]
@@ -269,7 +265,7 @@ def _litestar(body_bytes: int, cors: Cors | None) -> Litestar:
             **{name: _given(name) for name in SHARED},
         },
         guards=[_guard],
-        exception_handlers=failures.HANDLERS,
+        exception_handlers=error_bodies.HANDLERS,
         cors_config=_cors(cors),
         request_max_body_size=body_bytes,
         # Litestar's own would turn on httpx's line for every upstream request.

@@ -23,8 +23,8 @@ from redis import Redis
 
 from gateway.quotas.ledger import Ask, Ledger, MemoryLedger, Reservation
 from gateway.quotas.limits import SECOND_US, Cost, Standing, parse_limit
-from gateway.store.redis_client import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger, Rules
+from gateway.store.redis_client import RedisDoor
 
 PORT = 16398
 LIMITS = (parse_limit("tokens_per_minute", 2_000_000_000), parse_limit("tokens_per_day", 2_000_000_000))

@@ -81,10 +81,10 @@ class Gateway:
 
 async def idle(gateway: Gateway, count: int) -> list[Found]:
     """Connections that have had a call answered each, and stay open."""
-    alone, before, files = await gateway.beside(), memory(gateway.processes.worker), open_files(gateway.processes.worker)
+    alone, before, files = await gateway.beside(), memory(gateway.worker), open_files(gateway.worker)
     kept = await _called(gateway, count)
-    crowd, after = await gateway.beside(), memory(gateway.processes.worker)
-    held = open_files(gateway.processes.worker) - files
+    crowd, after = await gateway.beside(), memory(gateway.worker)
+    held = open_files(gateway.worker) - files
     for one in kept:
         one.close()
     await _files_back_to(gateway, files)
@@ -93,7 +93,7 @@ async def idle(gateway: Gateway, count: int) -> list[Found]:
         Found("idle", "memory before, MB", before.rss_mb),
         Found("idle", "memory beside them, MB", after.rss_mb),
         Found("idle", "KB a connection", round((after.private_mb - before.private_mb) * 1000 / held, 1)),
-        Found("idle", "memory after they have gone, MB", memory(gateway.processes.worker).rss_mb),
+        Found("idle", "memory after they have gone, MB", memory(gateway.worker).rss_mb),
         Found("idle", "a lone call's p50, p99 without them, ms", _quantiles(alone)),
         Found("idle", "the same beside them, ms", _quantiles(crowd)),
         Found("idle", "CPU of such a call, ms", f"{_cpu_ms(alone):.2f}, {_cpu_ms(crowd):.2f}"),
@@ -119,7 +119,7 @@ async def _called(gateway: Gateway, count: int) -> list[Connection]:
 
 async def silent(gateway: Gateway, count: int) -> list[Found]:
     """Connections that never send anything: how long they last."""
-    files = open_files(gateway.processes.worker)
+    files = open_files(gateway.worker)
     lasted_s: list[float] = []
     gate = asyncio.Semaphore(AT_ONCE)
 
@@ -157,11 +157,11 @@ async def slow(gateway: Gateway, count: int) -> list[Found]:
 
 async def _slow(gateway: Gateway, inputs: int) -> list[Found]:
     part = f"slow, {inputs} vectors"
-    alone, files, before = await gateway.beside(), open_files(gateway.processes.worker), memory(gateway.processes.worker)
+    alone, files, before = await gateway.beside(), open_files(gateway.worker), memory(gateway.worker)
     readers = [asyncio.create_task(_sip(gateway, inputs)) for _ in range(20)]
     beside = asyncio.create_task(gateway.beside(WRITE_S))
     await asyncio.sleep(WRITE_S / 3)
-    held, meanwhile = memory(gateway.processes.worker), await asyncio.to_thread(_large_call, gateway.port)
+    held, meanwhile = memory(gateway.worker), await asyncio.to_thread(_large_call, gateway.port)
     lasted_s, others = await asyncio.gather(*readers), await beside
     await _files_back_to(gateway, files)
     afterwards = await asyncio.to_thread(_large_call, gateway.port)
@@ -218,7 +218,7 @@ async def broken(gateway: Gateway, count: int) -> list[Found]:
     """A thousand calls that are broken off: some when they are in flight, the others while they wait."""
     del count
     await gateway.beside()
-    files, before = open_files(gateway.processes.worker), memory(gateway.processes.worker)
+    files, before = open_files(gateway.worker), memory(gateway.worker)
     servers.control(gateway.stub, reset=True, base_ms=3000.0)
     head, calls = gateway.server.target.head(), gateway.calls()
     kept = []
@@ -246,7 +246,7 @@ async def broken(gateway: Gateway, count: int) -> list[Found]:
         Found("broken", "reservations and slots open in Redis after", opened),
         Found("broken", "all was settled after, s, at most", round(settled_s, 1)),
         Found("broken", "descriptors left behind", left),
-        Found("broken", "memory before, after, MB", f"{before.rss_mb}, {memory(gateway.processes.worker).rss_mb}"),
+        Found("broken", "memory before, after, MB", f"{before.rss_mb}, {memory(gateway.worker).rss_mb}"),
         Found("broken", "failed calls after them", after.failed),
         Found("broken", "p50 of calls after them, ms", after.p50_ms),
     ]
@@ -270,12 +270,12 @@ def _quantiles(sample: Sample) -> str:
 
 
 def _left(gateway: Gateway, files: int) -> int:
-    return max(0, open_files(gateway.processes.worker) - files)
+    return max(0, open_files(gateway.worker) - files)
 
 
 async def _files_back_to(gateway: Gateway, files: int) -> None:
     """Until the worker has no more of them, or patience ends."""
-    await _until(lambda: open_files(gateway.processes.worker) <= files)
+    await _until(lambda: open_files(gateway.worker) <= files)
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -15,11 +15,11 @@ from statistics import median
 
 import msgspec
 
-from gateway.store.redis_client import RedisDoor
 from gateway.quotas.redis_ledger import ALIVE_S, BEAT, GATEWAYS_KEY, GATEWAYS_TTL_S, HEARTBEAT_S
+from gateway.store.redis_client import RedisDoor
+from gateway.tenants.store import LOOK_EVERY_S, TenantStore
 from gateway.vector_spaces.space import FOLLOW_EVERY_S
 from gateway.vector_spaces.store import SPACES
-from gateway.tenants.store import LOOK_EVERY_S, TenantStore
 from loadtest.processes import group
 from loadtest.servers import start_redis
 

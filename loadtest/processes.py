@@ -92,7 +92,9 @@ def open_files(pid: int) -> int:
 
 def workers_of(pid: int) -> list[int]:
     """The HTTP workers below a gateway."""
-    return [one for one in family(pid) if b"gateway.processes.worker" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return [
+        one for one in family(pid) if b"gateway.processes.worker" in Path(f"/proc/{one}/cmdline").read_bytes()
+    ]
 
 
 def machine_cpu_s() -> float:

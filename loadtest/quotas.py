@@ -28,8 +28,8 @@ import msgspec
 from gateway.errors import QuotaExceeded
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, MemoryLedger, Reservation
 from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, parse_limit
-from gateway.store.redis_client import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger, Rules
+from gateway.store.redis_client import RedisDoor
 
 PORT = 16399
 

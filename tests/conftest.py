@@ -21,7 +21,7 @@ from backends.vllm import VllmBackend
 from gateway.api.operators.added_models import Adding
 from gateway.api.operators.admin import Reload
 from gateway.app import Application, Boot, Collaborators, build
-from gateway.config.schema.load import parse_config
+from gateway.config.load import parse_config
 from gateway.events import Event
 from gateway.quotas.ledger import Ledger
 from gateway.routing.discovery import Resolve, resolve

@@ -11,10 +11,10 @@ import httpx
 import msgspec
 import uvicorn
 
-from gateway.app import Application, Boot, Collaborators, build
-from gateway.config.schema.load import parse_config
-from gateway.events import Event
 from gateway.api.server.http_protocol import BoundedProtocol
+from gateway.app import Application, Boot, Collaborators, build
+from gateway.config.load import parse_config
+from gateway.events import Event
 from tests.conftest import KEY, remote_backend
 from tests.fakes.tei import FakeTei
 

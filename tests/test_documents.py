@@ -11,8 +11,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from backends.torch.stats import BOUNDS, COUNTERS
+from gateway.config.load import parse_config
 from gateway.config.schema import Config, Key, Section
-from gateway.config.schema.load import parse_config
 from gateway.errors import FACTS
 from gateway.telemetry.metrics import Metrics
 

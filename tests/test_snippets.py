@@ -13,8 +13,8 @@ import yaml
 
 from backends.registry import Kind
 from gateway.cli.main import _parser
+from gateway.config.load import parse_config
 from gateway.config.schema import Config, Section, Upstream
-from gateway.config.schema.load import parse_config
 from gateway.errors import FACTS
 from tests.conftest import Boots
 from tests.fakes.additions import ReadingParent

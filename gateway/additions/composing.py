@@ -12,8 +12,8 @@ import msgspec
 
 from gateway.additions.entries import DEFINED, Additions, Listed, Listing, Part
 from gateway.additions.reading import Outside, as_shown, read_model, read_upstream
+from gateway.config.load import ConfigError, Problem
 from gateway.config.schema import Config, Model, Upstream
-from gateway.config.schema.load import ConfigError, Problem
 
 _Settings = TypeVar("_Settings", Upstream, Model)
 LATER = "its model is loaded once the gateway is up"

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from gateway.config.load import ConfigError, Problem
 from gateway.config.schema import Config
-from gateway.config.schema.load import ConfigError, Problem
 
 Part = Literal["upstreams", "models"]
 DEFINED = "router.yaml defines it, and the file wins"

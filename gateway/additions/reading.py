@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from backends.checkpoints import is_path
-from gateway.config.schema import Model, Upstream
-from gateway.config.schema.load import (
+from gateway.config.load import (
     ConfigError,
     Problem,
     anchored,
@@ -24,6 +23,7 @@ from gateway.config.schema.load import (
     upstream_problems,
     upstream_tls_problems,
 )
+from gateway.config.schema import Model, Upstream
 from gateway.tenants.keyring import name_problem
 
 NAME_CHARACTERS_MAX = 512

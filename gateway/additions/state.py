@@ -8,8 +8,8 @@ from typing import Any
 from gateway.additions.composing import Composed, composed, listing_of
 from gateway.additions.entries import Additions, Edit, Listing, Part, edited
 from gateway.additions.store import AdditionStore, Standing
+from gateway.config.load import Problem
 from gateway.config.schema import Config
-from gateway.config.schema.load import Problem
 from gateway.store.redis_client import StoreAway
 
 # Every gateway follows within about a second.

@@ -1,1 +1,1 @@
-"""The wires that are served: one file a dialect, each a decoder to a call and an encoder of a reply."""
+"""HTTP in front of the gateway: dialects of callers, operator endpoints, and the server below both."""

@@ -16,13 +16,13 @@ import msgspec
 from backends.contract import Reply, Work
 from backends.errors import BackendError, Failed, Loading, Lost, TimedOut, Unavailable
 from backends.tracing import carrier
+from gateway.batching.attempt_traces import begin_trace
+from gateway.batching.batch_size import Portion
 from gateway.batching.drain_rate import DrainRate
 from gateway.batching.fair_queue import Entry, FairQueue, Priority
 from gateway.batching.joining import Load, alike, parted
-from gateway.batching.batch_size import Portion
 from gateway.batching.slices import Bounds, Slice
 from gateway.batching.ticket import GONE, Attempt, Passenger, Ticket
-from gateway.batching.attempt_traces import begin_trace
 from gateway.errors import (
     LOADING_RETRY_S,
     DeadlineExceeded,
@@ -32,9 +32,9 @@ from gateway.errors import (
     Overloaded,
 )
 from gateway.events import AttemptFinished, Observe, Waiting
-from gateway.routing.retry_budget import Budget
 from gateway.routing.latencies import Latencies
 from gateway.routing.pool import Pool, Replica, why_none
+from gateway.routing.retry_budget import Budget
 
 # A slice that was being worked on at this many crashes may be their cause: it runs alone once more.
 LOSSES_MAX = 2

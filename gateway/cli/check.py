@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from gateway.config.schema.load import ConfigError, load_config
+from gateway.config.load import ConfigError, load_config
 
 
 def check(path: Path, environment: Mapping[str, str]) -> int:

@@ -12,11 +12,11 @@ from rich.markup import escape
 
 from gateway.cli.banner import FirstKey, show_banner
 from gateway.cli.check import show_problems
+from gateway.config.load import ConfigError, load_config
 from gateway.config.schema import Config
-from gateway.config.schema.load import ConfigError, load_config
-from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.processes.reload_queue import Source
 from gateway.processes.supervisor import StartError, Supervisor
+from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.telemetry.log_lines import write_lines
 from gateway.tenants.keyring import key_digest, new_key
 from gateway.tenants.store import TenantStore

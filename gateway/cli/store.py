@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.check import show_problems
-from gateway.config.schema.load import ConfigError, load_config
+from gateway.config.load import ConfigError, load_config
 from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.tenants.store import TenantStore
 

@@ -9,12 +9,12 @@ from rich.table import Table
 
 from gateway.cli.check import show_problems
 from gateway.cli.store import TIMEOUT_S, show_line, show_table
+from gateway.config.load import ConfigError, load_config
 from gateway.config.schema import Config
-from gateway.config.schema.load import ConfigError, load_config
 from gateway.errors import GatewayError
-from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.quotas.redis_ledger import RedisLedger, Rules
 from gateway.quotas.usage import USAGE_COLUMNS, UsageRow, as_csv, days_between
+from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.tenants.keyring import FIRST_TENANT
 from gateway.tenants.store import TenantStore
 

@@ -23,12 +23,12 @@ from gateway.additions.composing import composed
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.check import show_problems
 from gateway.cli.store import TIMEOUT_S, show_line
+from gateway.config.load import ConfigError, load_config
 from gateway.config.schema import Config, Upstream
-from gateway.config.schema.load import ConfigError, load_config
 from gateway.processes.engine_process import EngineFailed, running_engine
-from gateway.upstreams.factory import replica_of
-from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.routing.discovery import resolve
+from gateway.store.redis_client import RedisDoor, StoreAway
+from gateway.upstreams.factory import replica_of
 from gateway.vector_spaces.comparison import Given, Pair, Report, Standing, report_on
 from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of
 from gateway.vector_spaces.store import FingerprintStore

@@ -1,0 +1,1 @@
+"""Configuration: the typed `router.yaml`, its loader, and the difference between two versions."""

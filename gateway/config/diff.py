@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.config.load import Problem
 from gateway.config.schema import Config, Key, Section, digest_of
-from gateway.config.schema.load import Problem
 
 # What is taken over while the gateway runs. All else was given to sockets, processes and exporters at start.
 LIVE = ("upstreams", "engine", "models", "defaults", "tenants", "admin.keys", "admin.files", "limits.inputs")

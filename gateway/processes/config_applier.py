@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from gateway.additions.entries import Additions, Edit, Put, UnknownAddition
 from gateway.additions.state import KeptAdditions
 from gateway.additions.store import Standing
-from gateway.config.schema.diff import Outcome, changed, live_parts
+from gateway.config.diff import Outcome, changed, live_parts
+from gateway.config.load import ConfigError, Problem
 from gateway.config.schema import Config
-from gateway.config.schema.load import ConfigError, Problem
 from gateway.processes.engine_pool import Engine, EngineSet, loading_problems
-from gateway.store.redis_client import StoreAway
 from gateway.processes.reload_queue import Source, Work, tell, without_a_key
+from gateway.store.redis_client import StoreAway
 
 # How long new engines' models may take to load.
 LOAD_TIMEOUT_S = 550.0

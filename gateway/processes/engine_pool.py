@@ -11,11 +11,11 @@ from functools import partial
 from itertools import count
 
 from backends.torch import wire
-from gateway.processes.child import Child
 from gateway.config.schema import Config, EngineSettings, Upstream
+from gateway.processes.child import Child
 from gateway.processes.engine_process import KILL_AFTER_S, Group, engine_child, model_boots
-from gateway.processes.restarts import Restarts
 from gateway.processes.liveness import watch
+from gateway.processes.restarts import Restarts
 
 # Beside threads that compute and load, an engine's event loop may take its time.
 WATCH_EVERY_S = 5.0

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from backends.torch import wire
-from gateway.processes.child import Child
 from gateway.config.schema import EngineSettings, Upstream
 from gateway.events import EndReason
+from gateway.processes.child import Child
 
 # What Python, the Hub's tools and the numeric libraries read.
 CHILD_VARIABLES = re.compile(

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from gateway.additions.entries import Edit, Listing
-from gateway.config.schema.diff import Outcome
+from gateway.config.diff import Outcome
 from gateway.config.schema import Config
 from gateway.events import ProcessRestarted
 

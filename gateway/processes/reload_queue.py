@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from gateway.additions.entries import Edit
-from gateway.config.schema.diff import Outcome
+from gateway.config.diff import Outcome
+from gateway.config.load import Problem, load_config
 from gateway.config.schema import Config
-from gateway.config.schema.load import Problem, load_config
 
 LOOK_EVERY_S = 1.0
 

@@ -17,24 +17,24 @@ from itertools import count
 import msgspec
 
 from backends.torch import wire
-from gateway.processes import messages as pipes
-from gateway.processes import liveness as watching
-from gateway.processes import listeners
 from gateway.additions.state import KeptAdditions
 from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
-from gateway.config.schema.diff import Outcome
-from gateway.processes.child import Child
+from gateway.config.diff import Outcome
 from gateway.config.schema import Config
+from gateway.config.worker_share import worker_share
+from gateway.events import EndReason, ProcessRestarted
+from gateway.processes import listeners
+from gateway.processes import liveness as watching
+from gateway.processes import messages as pipes
+from gateway.processes.child import Child
+from gateway.processes.config_applier import TakingOver
 from gateway.processes.engine_pool import Engine, EngineSet
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
-from gateway.events import EndReason, ProcessRestarted
-from gateway.store.redis_client import RedisDoor
+from gateway.processes.liveness import WORKER_EVERY_S, WORKER_GRACE, Signs
 from gateway.processes.reload_queue import Answers, Reloads, Source, watch
 from gateway.processes.restarts import Restarts
-from gateway.config.worker_share import worker_share
-from gateway.processes.config_applier import TakingOver
+from gateway.store.redis_client import RedisDoor
 from gateway.telemetry.metrics import forget_worker
-from gateway.processes.liveness import WORKER_EVERY_S, WORKER_GRACE, Signs
 
 logger = logging.getLogger("gateway")
 

@@ -23,17 +23,17 @@ import msgspec
 import uvicorn
 import uvloop
 
-from gateway.processes import listeners
 from gateway.api.operators.added_models import Adding
+from gateway.api.server.http_protocol import BoundedProtocol
 from gateway.app import Application, Boot, Collaborators, build
 from gateway.config.schema import ListenerTls
 from gateway.events import ProcessRestarted
-from gateway.upstreams.registry import tell_why
-from gateway.api.server.http_protocol import BoundedProtocol
-from gateway.processes.worker_link import ParentLink
+from gateway.processes import listeners
 from gateway.processes.messages import ModelLine, Ready
+from gateway.processes.worker_link import ParentLink
 from gateway.telemetry.access_log import log_change
 from gateway.telemetry.log_lines import call_lines, write_lines
+from gateway.upstreams.registry import tell_why
 
 # Longer than any sensible client's keep-alive pool holds an idle connection.
 KEEP_ALIVE_S = 75
@@ -174,7 +174,7 @@ def _tls_options(tls: ListenerTls) -> dict[str, Any]:
 async def _report(application: Application, link: ParentLink, server: uvicorn.Server) -> None:
     gateway = application.gateway
     # The prober owns the event of joining; polling for it while starting keeps the two apart.
-    while not server.started or not all(one.settled for one in gateway.upstreams.upstream.values()):  # noqa: ASYNC110
+    while not server.started or not all(one.settled for one in gateway.upstreams.values()):  # noqa: ASYNC110
         await asyncio.sleep(SETTLE_POLL_S)
     link.tell(Ready(tuple(_line(application, name) for name in gateway.serving.config.models)))
 

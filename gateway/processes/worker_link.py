@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.processes import messages as pipes
 from gateway.additions.entries import Edit, Listing
 from gateway.app import Follow
-from gateway.config.schema.diff import Outcome
+from gateway.config.diff import Outcome
 from gateway.events import Observe, ProcessRestarted
+from gateway.processes import messages as pipes
 
 # An engine may have to load a model first.
 RELOAD_TIMEOUT_S = 600.0

@@ -13,12 +13,12 @@ from backends.torch.client import TorchBackend
 from gateway.api.operators.admin import Admin
 from gateway.api.server.responses import Api
 from gateway.config.schema import Config
-from gateway.upstreams.registry import Fleet
 from gateway.in_flight import InFlight
 from gateway.routing.routes import Routes
 from gateway.serve import Serving
-from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
 from gateway.telemetry.change_history import Recent
+from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
+from gateway.upstreams.registry import Fleet
 from gateway.upstreams.upstream import Upstream
 
 

@@ -30,8 +30,8 @@ from gateway.quotas.ledger import (
     refusal,
 )
 from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Standing, Unit
-from gateway.store.redis_client import RedisDoor, StoreAway, script
 from gateway.quotas.usage import UsageRow
+from gateway.store.redis_client import RedisDoor, StoreAway, script
 
 WhenUnavailable = Literal["local", "refuse", "allow"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from backends.contract import Operation, Truncate
-from gateway.config.schema import schema as config
+from gateway.config import schema as config
 from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, OperationUnsupported
 from gateway.quotas.limits import Limit, parse_limit
 from gateway.tenants.keyring import Tenant, model_scope

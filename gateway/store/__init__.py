@@ -1,0 +1,1 @@
+"""Redis client shared by quotas, keys, additions and fingerprints."""

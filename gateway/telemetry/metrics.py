@@ -43,8 +43,8 @@ from gateway.events import (
     StoreChanged,
     Waiting,
 )
-from gateway.telemetry.engine_metrics import families, waiting_inputs
 from gateway.telemetry.batched_histogram import ManyHistogram
+from gateway.telemetry.engine_metrics import families, waiting_inputs
 from gateway.telemetry.model_metrics import ModelMetrics
 from gateway.telemetry.process import ProcessShare
 

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from backends.contract import Operation
-from gateway.config.schema import schema as config
+from gateway.config import schema as config
 from gateway.errors import QuotaUnavailable, ScopeForbidden, Unauthenticated
 from gateway.quotas.limits import Limit, parse_limit
 

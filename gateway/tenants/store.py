@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.config.schema import schema as config
+from gateway.config import schema as config
 from gateway.config.schema import limit_problems
 from gateway.store.redis_client import RedisDoor, StoreAway, script
 from gateway.tenants.keyring import Keyring, StoredKey

@@ -1,0 +1,1 @@
+"""Upstreams: creation, registry, token counting, and their replicas and lane."""

@@ -13,13 +13,13 @@ from gateway.batching.lane import Lane, Rules
 from gateway.config.schema import Upstream as UpstreamConfig
 from gateway.events import Observe
 from gateway.routing.discovery import Discovery, Resolve
+from gateway.routing.model_state import keep_following
 from gateway.routing.pool import Pool, Replica
 from gateway.routing.prober import Waits, keep_watching
-from gateway.routing.model_state import keep_following
 from gateway.routing.window import Window
+from gateway.upstreams.upstream import BoundsNow, Upstream
 from gateway.vector_spaces.space import VectorSpace
 from gateway.vector_spaces.store import FingerprintStore
-from gateway.upstreams.upstream import BoundsNow, Upstream
 
 OpenReplica = Callable[[Kind, ReplicaSpec], Backend]
 

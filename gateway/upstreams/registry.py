@@ -14,12 +14,12 @@ import msgspec
 
 from gateway.config.schema import Upstream as UpstreamConfig
 from gateway.events import Event, Observe, ReplicaChanged, ResidenceTold, SpaceChecked
-from gateway.upstreams.factory import OpenReplica, open_upstream, replica_of, watching, work_beside
 from gateway.routing.discovery import Resolve, let_go
 from gateway.routing.health import Happened
 from gateway.routing.pool import Replica
-from gateway.vector_spaces.store import FingerprintStore
+from gateway.upstreams.factory import OpenReplica, open_upstream, replica_of, watching, work_beside
 from gateway.upstreams.upstream import Upstream
+from gateway.vector_spaces.store import FingerprintStore
 
 DRAIN_POLL_S = 0.1
 

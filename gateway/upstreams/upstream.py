@@ -22,13 +22,13 @@ from backends.contract import (
 from backends.contract import Work as BackendWork
 from backends.errors import ModelUnavailable
 from backends.texts import AT_ONCE_CHARACTERS, ModelWork, each_text, items_of
-from gateway.config.schema import schema as config
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds, bounds_of, tightest, token_bounds
 from gateway.calls import Call, Similarity, Work, characters_of
-from gateway.upstreams.token_ids import IdDecoder
+from gateway.config import schema as config
 from gateway.prompts import with_prompt, with_roles
 from gateway.routing.pool import Pool
+from gateway.upstreams.token_ids import IdDecoder
 from gateway.vector_spaces.space import VectorSpace
 
 if TYPE_CHECKING:

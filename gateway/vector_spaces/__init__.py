@@ -1,0 +1,1 @@
+"""Vector spaces: fingerprints of upstreams and the replicas that differ."""

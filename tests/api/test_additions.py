@@ -7,8 +7,8 @@ import pytest
 
 from gateway.additions.entries import Edit, Listed, Listing, Put, Remove
 from gateway.api.operators.added_models import SETTINGS_BYTES_MAX, Adding
-from gateway.config.schema.diff import Change, Outcome
-from gateway.config.schema.load import Problem
+from gateway.config.diff import Change, Outcome
+from gateway.config.load import Problem
 from tests.api.test_reload import ONE, TENANTS
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei

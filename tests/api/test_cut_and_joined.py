@@ -43,10 +43,10 @@ from backends.contract import (
 from backends.contract import Work as BackendWork
 from backends.errors import Failed, Lost, Overloaded, Unavailable
 from backends.vectors import pair_cosines
-from gateway.config.schema import schema as config
 from gateway.admission import Grant
 from gateway.batching.lane import Lane, Rules
 from gateway.calls import Call, Deadline, Similarity, Work
+from gateway.config import schema as config
 from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError
 from gateway.quotas.ledger import NOTHING, Ask, MemoryLedger, Reservation
@@ -54,10 +54,10 @@ from gateway.routing.health import Happened, State
 from gateway.routing.pool import Pool, Replica
 from gateway.routing.routes import Route
 from gateway.routing.window import Window
-from gateway.vector_spaces.space import VectorSpace
 from gateway.tenants.keyring import Tenant
 from gateway.timeline import Timeline
 from gateway.upstreams.upstream import BoundsNow, Upstream
+from gateway.vector_spaces.space import VectorSpace
 from tests.fakes.tei import score_of, vector_of
 
 # Longer inputs are told to have been cut.

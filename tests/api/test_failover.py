@@ -8,8 +8,8 @@ import httpx
 import numpy as np
 import pytest
 
-from gateway.events import AttemptFinished, ReplicaChanged
 from gateway.api.server.http_protocol import LINE
+from gateway.events import AttemptFinished, ReplicaChanged
 from tests.backends.wrong_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
 from tests.fakes.hooks import Gate, answering, breaking, hooked, until

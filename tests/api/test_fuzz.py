@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
 
 from gateway.api.server.paths import SIE_PREFIXES
 from gateway.app import HANDLERS
-from gateway.config.schema.load import parse_config
+from gateway.config.load import parse_config
 from tests.conftest import Running, running_gateway
 from tests.fakes.additions import ReadingParent
 from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER

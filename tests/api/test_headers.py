@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import Embedded, Operation, Truncate
-from gateway.api.server.responses import reply_headers
 from gateway.api.server.error_bodies import rendered
 from gateway.api.server.paths import Dialect
+from gateway.api.server.responses import reply_headers
 from gateway.errors import FACTS, GatewayError
 from gateway.quotas.ledger import MemoryLedger
 from gateway.routing.routes import Route

@@ -4,8 +4,8 @@ import base64
 
 import pytest
 
-from gateway.api.server.request_context import Exchange
 from gateway.api.server.authentication import Identity, api_key_of
+from gateway.api.server.request_context import Exchange
 from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, Guesses
 from gateway.tenants.keyring import Keyring, key_digest
 from tests.conftest import Boots

@@ -5,20 +5,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api import (
-    admin,
+from gateway.api.dialects import (
     cohere,
     infinity,
     openai,
-    predict,
     rerank,
     sie,
     tei,
     tei_default,
     tei_outputs,
-    tokens,
+    tei_predict,
+    tokenize,
     vllm,
 )
+from gateway.api.operators import admin
 from gateway.api.server.paths import KNOWN
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
@@ -37,12 +37,12 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/encode/{name}": sie.EncodeRequest,
     "/v1/score/{name}": sie.ScoreRequest,
     "/similarity": tei.SimilarityRequest,
-    "/tokenize": tokens.TokenizeRequest,
-    "/decode": tokens.DecodeRequest,
-    "/detokenize": tokens.DetokenizeRequest,
+    "/tokenize": tokenize.TokenizeRequest,
+    "/decode": tokenize.DecodeRequest,
+    "/detokenize": tokenize.DetokenizeRequest,
     "/embed_all": tei_outputs.EncodeRequest,
     "/embed_sparse": tei_outputs.EncodeRequest,
-    "/predict": predict.PredictRequest,
+    "/predict": tei_predict.PredictRequest,
     "/": tei_default.DefaultRequest,
     "": tei_default.DefaultRequest,
     "/score": vllm.ScoreRequest,

@@ -7,13 +7,13 @@ import pytest
 from backends.contract import Backend, ReplicaSpec
 from backends.http import HttpDoor
 from backends.registry import Kind
-from gateway.config.schema.diff import Change, Outcome
+from gateway.config.diff import Change, Outcome
+from gateway.config.load import Problem
 from gateway.config.schema import Upstream
-from gateway.config.schema.load import Problem
 from gateway.events import Event, ReplicaChanged, StoreChanged
-from gateway.upstreams.registry import Fleet, Means, Voice
 from gateway.routing.discovery import resolve
 from gateway.tenants.keyring import key_digest
+from gateway.upstreams.registry import Fleet, Means, Voice
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import Gate, hooked, until
 from tests.fakes.replicas import HeldReplica

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.api.server.responses import Api
 from gateway.api.dialects.rerank import RerankRequest, decode_documents
+from gateway.api.server.responses import Api
 from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER, answering, hooked
 from tests.fakes.tei import FakeTei, score_of, vector_of

@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 from backends.contract import Embedded, Encode, Encoded, Output, Terms
-from gateway.api.server.responses import Api
+from gateway.api.dialects.sie import (
+    EncodeParams,
+    EncodeRequest,
+    Item,
+    OutputDtype,
+    decode_encode,
+    encode_items,
+)
 from gateway.api.server.encoding import json_bytes, quantized
-from gateway.api.dialects.sie import EncodeParams, EncodeRequest, Item, OutputDtype, decode_encode, encode_items
+from gateway.api.server.responses import Api
 from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei, score_of, vector_of

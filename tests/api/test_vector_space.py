@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from gateway.config.schema import schema as config
 from gateway.batching.lane import Lane, Rules
 from gateway.batching.slices import Bounds
+from gateway.config import schema as config
 from gateway.errors import NoReplica
 from gateway.events import ReplicaChanged, SpaceChecked
 from gateway.routing import prober
 from gateway.routing.health import Happened
 from gateway.routing.pool import Pool, Replica
-from gateway.vector_spaces.space import VectorSpace
 from gateway.upstreams.upstream import Upstream
+from gateway.vector_spaces.space import VectorSpace
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import RERANKER, until
 from tests.fakes.replicas import HeldReplica

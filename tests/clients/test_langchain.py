@@ -123,7 +123,7 @@ def test_openai_embeddings_token_ids_are_decoded_where_the_config_names_their_vo
     gateway: Gateway,
 ) -> None:
     texts = ["an apple", "Größe und 向量\n"]
-    as_ids = openais(gateway, gateway.upstreams.token_ids).embed_documents(texts)
+    as_ids = openais(gateway, gateway.decoding).embed_documents(texts)
     as_texts = openais(gateway, gateway.model, check_embedding_ctx_length=False).embed_documents(texts)
 
     for one, other in zip(as_ids, as_texts, strict=True):

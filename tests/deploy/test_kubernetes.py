@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from gateway.api.server.middleware import LIVENESS
+from gateway.config.load import parse_config
 from gateway.config.schema import Config, host_and_port
-from gateway.config.schema.load import parse_config
 from gateway.processes.engine_process import KILL_AFTER_S
 from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Bundle, Manifest, bundle, containers, labels_of
 

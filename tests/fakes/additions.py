@@ -3,9 +3,9 @@
 from gateway.additions.composing import Composed, composed, listing_of
 from gateway.additions.entries import Additions, Edit, Listing, Put, UnknownAddition, edited
 from gateway.api.operators.added_models import Adding
-from gateway.config.schema.diff import Outcome, changed
+from gateway.config.diff import Outcome, changed
+from gateway.config.load import ConfigError
 from gateway.config.schema import Config
-from gateway.config.schema.load import ConfigError
 
 
 class ReadingParent:

@@ -43,7 +43,7 @@ def embed(url: str, texts: list[str]) -> httpx.Response:
 def test_a_killed_engine_costs_twenty_callers_nothing_but_time(config: Path) -> None:
     gateway = Served(config).wait_until_up()
     try:
-        engine = gateway.processes.child("backends.torch.server")
+        engine = gateway.child("backends.torch.server")
         texts = [[f"some words of a text {n} {i} " * 12 for i in range(16)] for n in range(20)]
         with ThreadPoolExecutor(20) as callers:
             waiting = [callers.submit(embed, gateway.url, own) for own in texts]
@@ -52,7 +52,7 @@ def test_a_killed_engine_costs_twenty_callers_nothing_but_time(config: Path) -> 
             statuses = [one.result().status_code for one in waiting]
 
         assert statuses == [200] * 20
-        assert engine != gateway.processes.child("backends.torch.server")
+        assert engine != gateway.child("backends.torch.server")
     finally:
         gateway.stop()
 
@@ -71,7 +71,7 @@ def test_an_engine_that_is_not_back_by_the_deadline_is_a_503_that_says_when_to_c
     path.write_text(ENGINE.format(deadline_s=1))
     gateway = Served(path).wait_until_up()
     try:
-        engine_process_kill(gateway.processes.child("backends.torch.server"))
+        engine_process_kill(gateway.child("backends.torch.server"))
         reply = embed(gateway.url, ["a"])
 
         assert reply.status_code == 503

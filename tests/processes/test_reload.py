@@ -135,7 +135,7 @@ def test_a_worker_that_is_started_again_starts_with_what_is_served(
     operator.write(0, models=("n",))
     with gateway.client() as client:
         client.post("/admin/reload")
-    os.kill(gateway.processes.child("gateway.processes.worker"), signal.SIGKILL)
+    os.kill(gateway.child("gateway.processes.worker"), signal.SIGKILL)
 
     def serves() -> bool:
         try:

@@ -12,7 +12,7 @@ import uvicorn
 from cryptography.hazmat.primitives import serialization
 
 from gateway.app import Boot, Collaborators, build
-from gateway.config.schema.load import ConfigError, Problem, load_config
+from gateway.config.load import ConfigError, Problem, load_config
 from gateway.events import Event, ReplicaChanged
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY

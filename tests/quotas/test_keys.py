@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.config.load import parse_config
 from gateway.config.schema import Key
-from gateway.config.schema.load import parse_config
 from gateway.errors import QuotaUnavailable, Unauthenticated
 from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.schema import schema as config
+from gateway.config import schema as config
 from gateway.errors import QuotaExceeded
 from gateway.events import Event, StoreChanged
 from gateway.quotas.ledger import Ask
 from gateway.quotas.limits import SECOND_US, Cost, parse_limit
-from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.quotas.redis_ledger import RedisLedger, Rules
+from gateway.store.redis_client import RedisDoor, StoreAway
 from gateway.tenants.keyring import StoredKey, key_digest
 from gateway.tenants.store import TenantStore
 from tests.processes.conftest import wait_until

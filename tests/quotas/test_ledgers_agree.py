@@ -23,8 +23,8 @@ from gateway.quotas.limits import (
     period_end_us,
     period_start_us,
 )
-from gateway.store.redis_client import RedisDoor, script
 from gateway.quotas.redis_ledger import RedisLedger, Rules
+from gateway.store.redis_client import RedisDoor, script
 from tests.quotas.redis_server import RedisServer
 
 # A moment before midnight at the end of a leap year's February.

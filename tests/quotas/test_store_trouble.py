@@ -15,8 +15,8 @@ from gateway.errors import QuotaExceeded, QuotaUnavailable
 from gateway.events import Event, StoreChanged
 from gateway.quotas.ledger import Ask
 from gateway.quotas.limits import SECOND_US, Cost, Limit, parse_limit
-from gateway.store.redis_client import RedisDoor, Script, StoreAway
 from gateway.quotas.redis_ledger import RedisLedger, Rules, WhenUnavailable
+from gateway.store.redis_client import RedisDoor, Script, StoreAway
 from tests.quotas.redis_server import RedisServer
 from tests.quotas.test_ledgers_agree import Clock
 
@@ -92,7 +92,7 @@ async def test_whatever_is_wrong_with_it_three_misses_change_the_mode_once(
         trouble(own_redis)
         assert [True] * 6 == [await gateway.call() for _ in range(6)]
 
-    assert [True] == gateway.config.schema.diff
+    assert [True] == gateway.changes
 
 
 async def test_a_store_that_is_late_once_refuses_no_tenant_that_was_idle(own_redis: RedisServer) -> None:
@@ -103,7 +103,7 @@ async def test_a_store_that_is_late_once_refuses_no_tenant_that_was_idle(own_red
 
         assert late
         assert not await gateway.call()
-    assert [] == gateway.config.schema.diff
+    assert [] == gateway.changes
 
 
 async def test_refuse_answers_503_and_nothing_else(own_redis: RedisServer) -> None:
@@ -135,11 +135,11 @@ async def test_when_it_is_back_local_use_has_been_charged(own_redis: RedisServer
         await gateway.call(100)
         own_redis.freeze()
         await swallow(gateway.call, 4)
-        assert [True] == gateway.config.schema.diff
+        assert [True] == gateway.changes
         await asyncio.sleep(1.2)
         assert await gateway.call(300)
         own_redis.thaw()
-        await gateway.until(lambda: gateway.config.schema.diff == [True, False])
+        await gateway.until(lambda: gateway.changes == [True, False])
         assert not await gateway.call(590)
         with pytest.raises(QuotaExceeded):
             await gateway.call(20)
@@ -153,7 +153,7 @@ async def test_a_server_that_forgot_its_scripts_and_data_goes_on(own_redis: Redi
         own_redis.command("FLUSHALL")
         assert not await gateway.call(900)
 
-    assert [] == gateway.config.schema.diff
+    assert [] == gateway.changes
 
 
 async def test_a_server_that_was_restarted_is_used_again(own_redis: RedisServer) -> None:
@@ -162,7 +162,7 @@ async def test_a_server_that_was_restarted_is_used_again(own_redis: RedisServer)
         own_redis.kill()
         await swallow(gateway.call, 4)
         own_redis.restart()
-        await gateway.until(lambda: gateway.config.schema.diff == [True, False])
+        await gateway.until(lambda: gateway.changes == [True, False])
         assert not await gateway.call()
 
 
@@ -174,9 +174,9 @@ async def test_a_server_that_is_full_is_not_back_before_it_takes_something(own_r
         beats = scripts(own_redis) + 3
         # It is asked every second whether it is back.
         await gateway.until(lambda: scripts(own_redis) >= beats)
-        assert [True] == gateway.config.schema.diff
+        assert [True] == gateway.changes
         own_redis.command("CONFIG", "SET", "maxmemory", "0")
-        await gateway.until(lambda: gateway.config.schema.diff == [True, False])
+        await gateway.until(lambda: gateway.changes == [True, False])
         assert not await gateway.call()
 
 
@@ -188,7 +188,7 @@ async def test_what_was_in_flight_when_it_went_is_settled_when_it_is_back(own_re
         gateway.ledger.settle(taken, Cost(tokens=100))
         await swallow(gateway.call, 4)
         own_redis.thaw()
-        await gateway.until(lambda: gateway.config.schema.diff == [True, False])
+        await gateway.until(lambda: gateway.changes == [True, False])
         assert not await gateway.call(800)
 
 
@@ -364,7 +364,7 @@ async def test_a_connection_that_breaks_at_rest_loses_no_check(own_redis: RedisS
         assert not await checking
         await gateway.ledger.settled()
 
-    assert [] == gateway.config.schema.diff
+    assert [] == gateway.changes
 
 
 async def test_a_script_is_learnt_by_the_only_connection_there_may_be(own_redis: RedisServer) -> None:
@@ -529,7 +529,7 @@ async def test_one_tenants_broken_state_is_no_absence_of_the_store(
         redis.command("DEL", f"gw:{{{bad}}}:limits")
         assert not (await ledger.reserve(asked("mended", tenant=bad))).degraded
 
-    assert [] == gateway.config.schema.diff
+    assert [] == gateway.changes
     assert 1 == sum(bad in record.getMessage() for record in caplog.records)
 
 

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from gateway.config.schema import schema as config
 from gateway.additions.store import ADDED
+from gateway.config import schema as config
 from gateway.errors import Unauthenticated
 from gateway.quotas.ledger import UNITS
 from gateway.store.redis_client import RedisDoor

@@ -10,8 +10,8 @@ import pytest
 from gateway.events import Event
 from gateway.quotas.ledger import Ask
 from gateway.quotas.limits import SECOND_US, Cost
-from gateway.store.redis_client import RedisDoor
 from gateway.quotas.redis_ledger import RedisLedger, Rules
+from gateway.store.redis_client import RedisDoor
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer
 

@@ -18,8 +18,8 @@ from gateway.additions.entries import (
 )
 from gateway.additions.reading import HIDDEN, Outside, as_shown, read_model, read_upstream
 from gateway.additions.store import AdditionsInMemory
+from gateway.config.load import ConfigError, parse_config
 from gateway.config.schema import Config, Upstream
-from gateway.config.schema.load import ConfigError, parse_config
 
 FILE = 'upstreams: {one: {backend: tei, replicas: ["http://a"]}}\nmodels: {bge: {upstream: one}}\n'
 TEI = {"backend": "tei", "replicas": ["http://b"]}

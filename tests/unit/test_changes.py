@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.schema.diff import Change, changed, live_parts
+from gateway.config.diff import Change, changed, live_parts
+from gateway.config.load import parse_config
 from gateway.config.schema import Config
-from gateway.config.schema.load import parse_config
 from gateway.tenants.keyring import key_digest
 
 CONFIG = f"""

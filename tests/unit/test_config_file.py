@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from gateway.config.load import ConfigError, Problem, _missing_exporter, load_config, parse_config
 from gateway.config.schema import Config, Key, host_and_port
-from gateway.config.schema.load import ConfigError, Problem, _missing_exporter, load_config, parse_config
 from gateway.tenants.keyring import key_digest
 
 INVALID = Path(__file__).parent.parent / "configs" / "invalid"

@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from backends.contract import Classify, Embed, Embedded, Rerank, Reranked, Score, Truncate
-from gateway.api.dialects import sie
-from gateway.api.dialects import tei
-from gateway.api.dialects import vllm
-from gateway.api.dialects import rerank
-from gateway.api.dialects import cohere
-from gateway.api.dialects import openai
+from gateway.api.dialects import cohere, infinity, openai, rerank, sie, tei, vllm
 from gateway.api.dialects import tei_predict as predict
-from gateway.api.dialects import infinity
-from gateway.api.server.responses import Api
 from gateway.api.server.encoding import json_bytes, msgpack_bytes
+from gateway.api.server.responses import Api
 from gateway.calls import Call
 
 many = settings(max_examples=100, deadline=None)

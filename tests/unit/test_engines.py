@@ -4,8 +4,8 @@ import msgspec
 
 from backends.contract import ModelState
 from backends.torch import wire
-from gateway.processes.child import Child
 from gateway.config.schema import EngineSettings, Upstream
+from gateway.processes.child import Child
 from gateway.processes.engine_process import Group, engine_child
 
 

@@ -8,7 +8,7 @@ import asyncio, sys
 from pathlib import Path
 import gateway.processes.worker
 from gateway.app import Boot, build
-from gateway.config.schema.load import parse_config
+from gateway.config.load import parse_config
 
 CONFIG = "upstreams: {u: {backend: tei, replicas: ['http://tei']}}\\nmodels: {m: {upstream: u}}"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.schema import schema as config
+from gateway.config import schema as config
 from gateway.config.schema import KEY_DIGEST
 from gateway.errors import Unauthenticated
 from gateway.quotas.limits import Limit

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.batching.batch_size import MOST_TOKENS, START_TOKENS, Portion
-from gateway.routing.retry_budget import FREE, Budget
 from gateway.routing.latencies import ENOUGH, KEPT, Latencies
+from gateway.routing.retry_budget import FREE, Budget
 
 
 @pytest.mark.parametrize("jitter", [0, 0.3])

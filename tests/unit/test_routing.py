@@ -21,7 +21,7 @@ from backends.errors import (
     UnsupportedWork,
 )
 from backends.tei import open_replica
-from gateway.config.schema import schema as config
+from gateway.config import schema as config
 from gateway.config.schema import Policy
 from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, OperationUnsupported
 from gateway.events import Event, ReplicaChanged

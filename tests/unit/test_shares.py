@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.load import parse_config
 from gateway.config.schema import Config
-from gateway.config.schema.load import parse_config
 from gateway.config.worker_share import worker_share
 
 CONFIG = """

@@ -13,8 +13,8 @@ from gateway.events import (
     SpaceChecked,
     StoreChanged,
 )
-from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.change_history import CHANGES_MAX, Recent
+from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.snapshot import (
     CallsShown,
     Durations,

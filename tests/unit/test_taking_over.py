@@ -9,13 +9,13 @@ import pytest
 from gateway.additions.entries import Additions, Put, Remove
 from gateway.additions.state import KeptAdditions
 from gateway.additions.store import AdditionsInMemory, Standing
-from gateway.config.schema.diff import Outcome
+from gateway.config.diff import Outcome
 from gateway.config.schema import Config
+from gateway.processes.config_applier import EDITS_MAX, TakingOver
 from gateway.processes.engine_pool import Engine, EngineSet
-from gateway.store.redis_client import StoreAway
 from gateway.processes.reload_queue import Reloads, Source, Work
 from gateway.processes.restarts import Restarts
-from gateway.processes.config_applier import EDITS_MAX, TakingOver
+from gateway.store.redis_client import StoreAway
 from tests.unit.test_additions import FILE, TEI
 
 TWO, MORE = Put("upstreams", "two", TEI), Put("models", "more", {"upstream": "two"})

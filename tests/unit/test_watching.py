@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from gateway.processes import messages as pipes
-from gateway.processes.worker_link import ALIVE_EVERY_S, ParentLink
 from gateway.processes.liveness import MISSES_MAX, WORKER_EVERY_S, Signs, watch
+from gateway.processes.worker_link import ALIVE_EVERY_S, ParentLink
 
 EVERY_S = 0.01
 

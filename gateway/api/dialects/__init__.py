@@ -1,0 +1,1 @@
+"""Wire dialects: one module per API that callers speak."""

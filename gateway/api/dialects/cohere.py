@@ -12,12 +12,12 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from backends.contract import Embed, Embedded, Truncate
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
-from gateway.api.server.body import ModelName
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.error_bodies import documented
 from gateway.api.dialects.openai import Dimensions
+from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EmbeddingType, json_bytes, vector_items
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import Exchange
+from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.prompts import Role

@@ -15,11 +15,11 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from backends.contract import Classified, Classify, Embed, Embedded, Operation, Rerank, Reranked
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
 from gateway.api.server.body import ModelName
-from gateway.api.server.request_context import Exchange, exchange_of
-from gateway.api.server.error_bodies import documented
 from gateway.api.server.encoding import EncodingFormat, json_bytes, vector_items
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import Exchange, exchange_of
+from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.serve import Served

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from backends.contract import Operation
 from backends.texts import MOST_IDS
-from gateway.api.server.responses import Api
 from gateway.api.server.request_context import Exchange
+from gateway.api.server.responses import Api
 from gateway.errors import EmptyInput, InvalidInput
 
 # Ids stand beside texts because a union of two kinds of list cannot be told apart before it is read.

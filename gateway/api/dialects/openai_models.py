@@ -8,9 +8,9 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from backends.contract import ModelState
-from gateway.api.server.responses import Api
-from gateway.api.server.request_context import exchange_of
 from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import exchange_of
+from gateway.api.server.responses import Api
 from gateway.errors import ModelNotFound
 from gateway.upstreams.upstream import UpstreamState
 

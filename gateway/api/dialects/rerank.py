@@ -17,12 +17,12 @@ from msgspec import UNSET, UnsetType
 from backends.contract import Operation, Rerank, Reranked
 from backends.texts import most_tokens
 from gateway.api.dialects import tei
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as, straight_by
-from gateway.api.server.body import ModelName
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.error_bodies import documented
-from gateway.api.server.encoding import json_bytes
 from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
+from gateway.api.server.body import ModelName
+from gateway.api.server.encoding import json_bytes
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import Exchange
+from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as, straight_by
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.serve import Served

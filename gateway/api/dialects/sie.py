@@ -16,10 +16,10 @@ from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Embed, Embedded, Encode, Encoded, Output, Rerank, Reranked
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.error_bodies import documented
 from gateway.api.server.encoding import json_bytes, msgpack_bytes, quantized
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import Exchange
+from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.prompts import Role

@@ -27,13 +27,13 @@ from backends.contract import (
     Truncate,
 )
 from gateway import __version__
-from gateway.api.server.responses import EMPTY, STRAIGHT, Answer, Api, empty, finished, reply_as
-from gateway.api.server.body import ModelName
-from gateway.api.server.request_context import Exchange, exchange_of
-from gateway.api.server.error_bodies import documented
 from gateway.api.dialects.inputs import Inputs, read_texts
-from gateway.api.server.paths import model_name
+from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.paths import model_name
+from gateway.api.server.request_context import Exchange, exchange_of
+from gateway.api.server.responses import EMPTY, STRAIGHT, Answer, Api, empty, finished, reply_as
 from gateway.calls import Call, Similarity, characters_of
 from gateway.errors import EmptyInput, ModelLoading, NoReplica
 from gateway.serve import Served
@@ -246,7 +246,7 @@ async def info(
     tenant = api.identity.of(exchange_of(request.scope))
     asked = model_name(name) or gateway.routes.speaker()
     route = gateway.routes.resolve(tenant, asked, Operation.TOKENIZE)
-    upstream = gateway.upstreams.upstream[route.upstream]
+    upstream = gateway.upstreams[route.upstream]
     if upstream.capabilities is None:
         raise ModelLoading("the model has not told what it is yet")
     answer = described(route.model, upstream.capabilities, api.inputs_max, route.truncate != "error")

@@ -15,11 +15,6 @@ from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Operation, Output, Reranked
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
-from gateway.api.server.body import ModelName
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.error_bodies import documented
-from gateway.api.dialects.tei_predict import Prediction, PredictRequest, predict
 from gateway.api.dialects.tei import (
     Dimensions,
     Direction,
@@ -35,6 +30,11 @@ from gateway.api.dialects.tei import (
     similarity,
 )
 from gateway.api.dialects.tei_outputs import EncodeRequest, Weight, embed_sparse
+from gateway.api.dialects.tei_predict import Prediction, PredictRequest, predict
+from gateway.api.server.body import ModelName
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import Exchange
+from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
 
 FAILURES = documented("tei")
 ANSWERS: Any = (

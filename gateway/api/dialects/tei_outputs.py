@@ -10,13 +10,13 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from backends.contract import Encode, Encoded, Operation, Output, Terms
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
-from gateway.api.server.body import ModelName
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.error_bodies import documented
 from gateway.api.dialects.inputs import Inputs, read_texts
-from gateway.api.server.encoding import json_bytes
 from gateway.api.dialects.tei import Direction, compute_headers, side_of
+from gateway.api.server.body import ModelName
+from gateway.api.server.encoding import json_bytes
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import Exchange
+from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 

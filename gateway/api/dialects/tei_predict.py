@@ -14,12 +14,12 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from backends.contract import Classified, Classify, Operation, Reply, Reranked, Score
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
-from gateway.api.server.body import ModelName
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.error_bodies import documented
-from gateway.api.server.encoding import json_bytes
 from gateway.api.dialects.tei import NAMELESS_LABEL, Direction, compute_headers, side_of
+from gateway.api.server.body import ModelName
+from gateway.api.server.encoding import json_bytes
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import Exchange
+from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 

@@ -13,11 +13,11 @@ from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Detokenize, Detokenized, Token, Tokenize, Tokenized
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as, straight_by
-from gateway.api.server.body import ModelName
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.error_bodies import documented
 from gateway.api.dialects.inputs import check_ids
+from gateway.api.server.body import ModelName
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import Exchange
+from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as, straight_by
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 

@@ -31,14 +31,14 @@ from backends.contract import (
     Vectors,
 )
 from backends.vectors import shaped
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
-from gateway.api.server.body import ModelName
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.error_bodies import documented
 from gateway.api.dialects.inputs import Inputs, read_texts
-from gateway.api.server.encoding import EncodingFormat, json_bytes
 from gateway.api.dialects.tei_outputs import check_token_vectors
 from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
+from gateway.api.server.body import ModelName
+from gateway.api.server.encoding import EncodingFormat, json_bytes
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import Exchange
+from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
 from gateway.calls import Call, Work
 from gateway.errors import EmptyInput, InvalidInput, OperationUnsupported
 from gateway.serve import Served

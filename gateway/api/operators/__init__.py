@@ -1,0 +1,1 @@
+"""Endpoints for operators: admin API, status, probes, metrics, and the web page."""

@@ -13,13 +13,13 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from gateway.config.schema import schema as config
 from gateway.additions.entries import Edit, Listed, Listing, Part, Put, Remove
 from gateway.api.operators.admin import FAILURES, OPERATORS, ReloadShown, outcome_shown, problems_shown
 from gateway.api.server.body import AsWritten
 from gateway.api.server.paths import model_name
-from gateway.config.schema.diff import Outcome
-from gateway.config.schema.load import type_problems
+from gateway.config import schema as config
+from gateway.config.diff import Outcome
+from gateway.config.load import type_problems
 from gateway.errors import DeadlineExceeded, InvalidInput, NotFound
 
 # With what else it says, a line to the parent stays below the 64 KiB that its reader takes.

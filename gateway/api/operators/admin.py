@@ -19,18 +19,18 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, Schema
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from gateway.config.schema import schema as config
-from gateway.api.server.body import OnePass
-from gateway.api.server.request_context import Exchange, exchange_of
-from gateway.api.server.error_bodies import documented
 from gateway.api.server.authentication import Identity
-from gateway.config.schema.diff import Change, Outcome
+from gateway.api.server.body import OnePass
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import Exchange, exchange_of
+from gateway.config import schema as config
+from gateway.config.diff import Change, Outcome
+from gateway.config.load import Problem
 from gateway.config.schema import Scope, is_loopback, limit_problems
-from gateway.config.schema.load import Problem
 from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFound, QuotaUnavailable
 from gateway.quotas.ledger import Ledger
-from gateway.store.redis_client import StoreAway
 from gateway.quotas.usage import UsageRow, as_csv, days_between
+from gateway.store.redis_client import StoreAway
 from gateway.tenants.keyring import StoredKey, id_problem, is_nowhere, make_key, name_problem
 from gateway.tenants.store import TenantStore
 

@@ -8,9 +8,9 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.api.operators.admin import HOST
-from gateway.api.server.responses import EMPTY, Api, empty
-from gateway.api.server.request_context import Exchange, exchange_of
 from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import Exchange, exchange_of
+from gateway.api.server.responses import EMPTY, Api, empty
 from gateway.errors import ModelLoading, ShuttingDown
 from gateway.in_flight import InFlight
 from gateway.telemetry.metrics import Metrics

@@ -15,8 +15,8 @@ from gateway.api.operators.admin import OPERATORS
 from gateway.api.server.error_bodies import documented
 from gateway.config.schema import Config
 from gateway.serve import Gateway
-from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.change_history import Recent
+from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.snapshot import LaneShown, ModelShown, ReplicaShown, Snapshot, StoreShown
 from gateway.telemetry.totals import Totals
 

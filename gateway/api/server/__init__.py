@@ -1,0 +1,1 @@
+"""HTTP server: protocol, middleware, router, authentication, and bodies in and out."""

@@ -19,9 +19,8 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.types import ExceptionHandlersMap
 
 from gateway.api.server.allowed_values import choices_of
-from gateway.api.server.request_context import Exchange, exchange_of
 from gateway.api.server.paths import Dialect
-from gateway.upstreams.token_ids import IDS_REFUSED
+from gateway.api.server.request_context import Exchange, exchange_of
 from gateway.errors import (
     FACTS,
     BodyTooLarge,
@@ -34,6 +33,7 @@ from gateway.errors import (
     NotFound,
     QuotaExceeded,
 )
+from gateway.upstreams.token_ids import IDS_REFUSED
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from litestar.config.cors import CORSConfig
 
-from gateway.api.server.request_context import STATE_KEY, Exchange, request_id_from
 from gateway.api.server.error_bodies import plain_headers, rendered
+from gateway.api.server.http_protocol import LINE, Line
 from gateway.api.server.paths import SLASH, dialect_of, is_for_operators, settled, template_of
+from gateway.api.server.request_context import STATE_KEY, Exchange, request_id_from
 from gateway.errors import BodyTooLarge, GatewayError, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import CallFinished, Observe
-from gateway.api.server.http_protocol import LINE, Line
 from gateway.in_flight import COME_BACK_S, InFlight
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from litestar import Response
 from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Capabilities, Operation, Reply
-from gateway.api.server.request_context import Exchange
 from gateway.api.server.authentication import Identity
 from gateway.api.server.paths import Dialect
+from gateway.api.server.request_context import Exchange
 from gateway.calls import Call, inputs_of
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.quotas.ledger import rate_limit_headers

@@ -12,13 +12,13 @@ import msgspec
 from litestar.handlers import HTTPRouteHandler
 from litestar.utils.path import normalize_path
 
-from gateway.api.server.responses import STRAIGHT, Answer, Api, spoken_by
 from gateway.api.server.allowed_values import note_choices
-from gateway.api.server.request_context import Exchange, exchange_of
 from gateway.api.server.error_bodies import failed, plain_headers
-from gateway.api.server.paths import NAME, Dialect, template_and_name
-from gateway.errors import BodyTooLarge, InvalidInput, MalformedBody
 from gateway.api.server.http_protocol import LINE
+from gateway.api.server.paths import NAME, Dialect, template_and_name
+from gateway.api.server.request_context import Exchange, exchange_of
+from gateway.api.server.responses import STRAIGHT, Answer, Api, spoken_by
+from gateway.errors import BodyTooLarge, InvalidInput, MalformedBody
 
 # ASGI's receive and send, as any server and framework hand them over.
 Receive = Callable[[], Awaitable[Any]]

@@ -1,1 +1,0 @@
-"""Which vectors an upstream gives: the fingerprint of its vector space, and whether replicas fit it."""
