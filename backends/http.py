@@ -35,7 +35,7 @@ def countdown(timeout_s: float) -> Callable[[], float]:
     return lambda: max(0.0, ends_s - time.monotonic())
 
 
-class Answer(msgspec.Struct, frozen=True):
+class UpstreamResponse(msgspec.Struct, frozen=True):
     """One complete HTTP answer, whatever its status."""
 
     status: int
@@ -66,19 +66,19 @@ class HttpDoor:
         self._transport: Transport | None = None if transport is None else OverHttpx(transport)
         self._open = partial(_transport, self.base_url, socket_path, tls or Tls(), idle_s, ip)
 
-    async def get(self, path: str, timeout_s: float) -> Answer:
+    async def get(self, path: str, timeout_s: float) -> UpstreamResponse:
         """Raises: Unavailable, Lost, TimedOut, Failed."""
         return await self._send("GET", path, b"", None, timeout_s)
 
     async def post(
         self, path: str, body: bytes, timeout_s: float, content_type: str = "application/json"
-    ) -> Answer:
+    ) -> UpstreamResponse:
         """Raises: Unavailable, Lost, TimedOut, Failed."""
         return await self._send("POST", path, body, content_type, timeout_s)
 
     async def _send(
         self, method: str, path: str, body: bytes, content_type: str | None, timeout_s: float
-    ) -> Answer:
+    ) -> UpstreamResponse:
         try:
             async with asyncio.timeout(timeout_s):
                 if self._transport is None:
@@ -89,13 +89,13 @@ class HttpDoor:
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise _translated(error, timeout_s) from error
 
-    def _answer(self, arrived: Arrived) -> Answer:
+    def _answer(self, arrived: Arrived) -> UpstreamResponse:
         """Raises: Failed."""
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in arrived.headers}
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Failed("the reply is compressed, which was not asked for")
         body = arrived.body if arrived.status == 200 else self._without_secrets(arrived.body)
-        return Answer(arrived.status, headers, body)
+        return UpstreamResponse(arrived.status, headers, body)
 
     def _without_secrets(self, body: bytes) -> bytes:
         """What a server says of a failure may reach a caller: not with what the gateway shows it."""

@@ -37,7 +37,7 @@ from backends.contract import (
 )
 from backends.counting import Counted, Counter, open_counter, prompted
 from backends.errors import BackendError, Failed, Overloaded, TimedOut, Unavailable, UnsupportedWork
-from backends.http import SHORT_IDLE_S, Answer, HttpDoor, countdown
+from backends.http import SHORT_IDLE_S, HttpDoor, UpstreamResponse, countdown
 from backends.openai_wire import Ragged, chosen_model, decode_embeddings, error_of
 from backends.outputs import check_outputs
 from backends.replies import check_dimensions, fitted, label_scores, matrices_of, readable, scores_in_order
@@ -120,7 +120,7 @@ class Found(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
 
-def decode_models(answer: Answer) -> list[Model]:
+def decode_models(answer: UpstreamResponse) -> list[Model]:
     """Raises: Failed where it is not Infinity's."""
     try:
         return msgspec.json.decode(answer.body, type=Models).data
@@ -226,7 +226,10 @@ def encode(work: Embed | Encode | Rerank | Classify, model: str) -> tuple[str, B
 
 
 def decode(
-    work: Embed | Encode | Rerank | Classify, answer: Answer, counted: Counted, labels: tuple[str, ...] = ()
+    work: Embed | Encode | Rerank | Classify,
+    answer: UpstreamResponse,
+    counted: Counted,
+    labels: tuple[str, ...] = (),
 ) -> Reply:
     """The reply in an answer of status 200. labels: of a classifier.
 
@@ -247,14 +250,14 @@ def decode(
             return Classified(labels, scores, counted.tokens, counted.truncated)
 
 
-def decode_scores(answer: Answer, expected: int) -> Vectors:
+def decode_scores(answer: UpstreamResponse, expected: int) -> Vectors:
     """(expected,) float32 in document order. Raises: Failed."""
     with readable():
         ranks = msgspec.json.decode(answer.body, type=Ranks).results
     return scores_in_order([(one.index, one.relevance_score) for one in ranks], expected)
 
 
-def decode_matrices(answer: Answer, expected: int) -> tuple[Vectors, ...]:
+def decode_matrices(answer: UpstreamResponse, expected: int) -> tuple[Vectors, ...]:
     """For each input (its tokens, dim) float32. Raises: Failed."""
     with readable():
         items = sorted(msgspec.json.decode(answer.body, type=Matrices).data, key=lambda item: item.index)
@@ -263,7 +266,7 @@ def decode_matrices(answer: Answer, expected: int) -> tuple[Vectors, ...]:
         return matrices_of([item.embedding for item in items], expected, None)
 
 
-def decode_predictions(answer: Answer) -> list[list[tuple[str, float]]]:
+def decode_predictions(answer: UpstreamResponse) -> list[list[tuple[str, float]]]:
     """(label, score) of every label of each input, as they come. Raises: Failed."""
     with readable():
         lists = msgspec.json.decode(answer.body, type=Predictions).data
@@ -283,7 +286,7 @@ def ordered_labels(
     return named if set(named) == set(told) else tuple(sorted(told))
 
 
-def failure(answer: Answer) -> BackendError:
+def failure(answer: UpstreamResponse) -> BackendError:
     """What an answer of another status than 200 means."""
     match answer.status:
         case 401 | 403:
@@ -302,7 +305,7 @@ def failure(answer: Answer) -> BackendError:
     return Failed(f"the upstream answered with status {answer.status}")
 
 
-def found_vectors(answer: Answer) -> Found:
+def found_vectors(answer: UpstreamResponse) -> Found:
     """What the vectors of the probe are. Raises: Failed where they are quantized, or none."""
     try:
         vectors, _ = decode_embeddings(answer.body, len(PROBE))
@@ -387,7 +390,9 @@ class InfinityBackend:
             scores[places] = decode_scores(answer, len(places))
         return Reranked(scores, counted.tokens, counted.truncated)
 
-    async def _post(self, work: Embed | Encode | Rerank | Classify, model: str, timeout_s: float) -> Answer:
+    async def _post(
+        self, work: Embed | Encode | Rerank | Classify, model: str, timeout_s: float
+    ) -> UpstreamResponse:
         path, body = encode(work, model)
         answer = await self._http.post(path, msgspec.json.encode(body), timeout_s)
         if answer.status != 200:

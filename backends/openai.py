@@ -32,7 +32,7 @@ from backends.errors import (
     Unavailable,
     UnsupportedWork,
 )
-from backends.http import IDLE_S, SHORT_IDLE_S, Answer, HttpDoor, countdown
+from backends.http import IDLE_S, SHORT_IDLE_S, HttpDoor, UpstreamResponse, countdown
 from backends.openai_wire import chosen_model, decode_embeddings, decode_models, error_of
 from backends.replies import check_dimensions, check_tokens, fitted, truncated
 
@@ -91,7 +91,7 @@ def encode(work: Embed, facing: Facing) -> Body:
     return name | {"input": work.inputs} | form
 
 
-def decode(work: Embed, answer: Answer, facing: Facing, counted: Counted | None) -> Embedded:
+def decode(work: Embed, answer: UpstreamResponse, facing: Facing, counted: Counted | None) -> Embedded:
     """The reply in an answer of status 200. counted: by the model's own tokenizer, if it is here.
 
     Raises: Failed where it is not an answer to this work.
@@ -105,7 +105,7 @@ def decode(work: Embed, answer: Answer, facing: Facing, counted: Counted | None)
     return Embedded(fitted(vectors, work), told, truncated(work, told, facing.max_tokens))
 
 
-def failure(answer: Answer) -> BackendError:
+def failure(answer: UpstreamResponse) -> BackendError:
     """What an answer of another status than 200 means."""
     error = error_of(answer)
     said = error.message.lower()
@@ -184,7 +184,7 @@ class OpenAIBackend:
             raise Failed("its replies tell no usage: name the model's `tokenizer`")
         return msgspec.structs.replace(facing, width=vectors.shape[1])
 
-    async def _post(self, work: Embed, facing: Facing, timeout_s: float) -> Answer:
+    async def _post(self, work: Embed, facing: Facing, timeout_s: float) -> UpstreamResponse:
         body = msgspec.json.encode(encode(work, facing))
         return await self._http.post(f"{self._path}/embeddings", body, timeout_s)
 

@@ -13,7 +13,7 @@ import pybase64
 
 from backends.contract import Vectors
 from backends.errors import Failed
-from backends.http import Answer
+from backends.http import UpstreamResponse
 from backends.replies import check_vectors, float32, readable
 
 # Names in a message; a hosted server lists hundreds.
@@ -100,7 +100,7 @@ def _row(embedding: str | list[float]) -> Vectors:
     return float32(embedding)
 
 
-def decode_models(answer: Answer) -> list[Model]:
+def decode_models(answer: UpstreamResponse) -> list[Model]:
     """Raises: Failed where it is no list of models."""
     try:
         return msgspec.json.decode(answer.body, type=Models).data
@@ -123,7 +123,7 @@ def chosen_model(models: Sequence[str], asked: str | None) -> str:
     return models[0]
 
 
-def error_of(answer: Answer) -> Error:
+def error_of(answer: UpstreamResponse) -> Error:
     """What an answer says went wrong: nested in `error`, flat in `message`, or nothing to be read."""
     try:
         body = msgspec.json.decode(answer.body)

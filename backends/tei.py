@@ -38,7 +38,7 @@ from backends.contract import (
     operation_of,
 )
 from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable, UnsupportedWork
-from backends.http import Answer, HttpDoor, countdown
+from backends.http import HttpDoor, UpstreamResponse, countdown
 from backends.openai_wire import decode_embeddings
 from backends.outputs import check_outputs, output_of, parts_of, whole_of
 from backends.replies import (
@@ -218,7 +218,7 @@ def _prompt(name: str | None) -> Body:
     return {"prompt_name": name} if name else {}
 
 
-def decode(work: Work, path: str, answer: Answer, info: Info) -> Reply:
+def decode(work: Work, path: str, answer: UpstreamResponse, info: Info) -> Reply:
     """The reply in an answer of status 200.
 
     Raises: Failed where it is not an answer to this work.
@@ -243,14 +243,14 @@ def _check_count(given: Sequence[object], inputs: Sequence[object]) -> None:
         raise Failed(f"asked for {len(inputs)} inputs, got {len(given)}")
 
 
-def _embedded(work: Embed, path: str, answer: Answer, info: Info) -> Embedded:
+def _embedded(work: Embed, path: str, answer: UpstreamResponse, info: Info) -> Embedded:
     vectors, tokens = _vectors(path, answer, len(work.inputs))
     check_tokens(tokens, len(work.inputs), info.max_input_length)
     cut = _truncated(work, tokens, info)
     return Embedded(_fitted(vectors, work), tokens, cut)
 
 
-def _decode_native(work: Encode | Rerank | Score | Classify, answer: Answer, info: Info) -> Reply:
+def _decode_native(work: Encode | Rerank | Score | Classify, answer: UpstreamResponse, info: Info) -> Reply:
     tokens, expected = _header_tokens(answer), len(inputs_of(work))
     check_tokens(tokens, expected, info.max_input_length)
     cut = _truncated(work, tokens, info)
@@ -268,18 +268,18 @@ def _decode_native(work: Encode | Rerank | Score | Classify, answer: Answer, inf
             return _encoded(work, answer, info, Encoded(tokens, truncated=cut))
 
 
-def _predictions(answer: Answer) -> list[list[tuple[str, float]]]:
+def _predictions(answer: UpstreamResponse) -> list[list[tuple[str, float]]]:
     lists = msgspec.json.decode(answer.body, type=list[list[Prediction]])
     return [[(one.label, one.score) for one in each] for each in lists]
 
 
-def _one_score_each(answer: Answer, expected: int) -> Vectors:
+def _one_score_each(answer: UpstreamResponse, expected: int) -> Vectors:
     """A reranker has one label, whatever its name."""
     rows = [[score for _, score in one] for one in _predictions(answer)]
     return checked_scores(rows, expected, 1)[:, 0].copy()
 
 
-def _encoded(work: Encode, answer: Answer, info: Info, empty: Encoded) -> Encoded:
+def _encoded(work: Encode, answer: UpstreamResponse, info: Info, empty: Encoded) -> Encoded:
     if output_of(work) is Output.TOKENS:
         lists = msgspec.json.decode(answer.body, type=list[list[list[float]]])
         matrices = matrices_of(lists, len(work.inputs), info.max_input_length)
@@ -296,7 +296,7 @@ def _truncated(work: ModelWork, tokens: int, info: Info) -> tuple[int, ...] | No
     return truncated(work, tokens, info.max_input_length, prompt_known=known)
 
 
-def _vectors(path: str, answer: Answer, expected: int) -> tuple[Vectors, int]:
+def _vectors(path: str, answer: UpstreamResponse, expected: int) -> tuple[Vectors, int]:
     if path == "/embed":
         vectors = float32(msgspec.json.decode(answer.body, type=list[list[float]]))
         check_vectors(vectors, expected)
@@ -313,12 +313,12 @@ def _fitted(vectors: Vectors, work: Embed) -> Vectors:
     return vectors if done else fitted(vectors, work)
 
 
-def _header_tokens(answer: Answer) -> int:
+def _header_tokens(answer: UpstreamResponse) -> int:
     value = answer.headers.get("x-compute-tokens", "0")
     return int(value) if value.isdecimal() else 0
 
 
-def failure(answer: Answer) -> BackendError:
+def failure(answer: UpstreamResponse) -> BackendError:
     """What an answer of another status than 200 means."""
     try:
         body = msgspec.json.decode(answer.body, type=ErrorBody)

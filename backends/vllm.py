@@ -46,7 +46,7 @@ from backends.errors import (
     Unavailable,
     UnsupportedWork,
 )
-from backends.http import SHORT_IDLE_S, Answer, HttpDoor, countdown
+from backends.http import SHORT_IDLE_S, HttpDoor, UpstreamResponse, countdown
 from backends.openai_wire import chosen_model, decode_embeddings, decode_models
 from backends.outputs import check_outputs, output_of, parts_of, whole_of
 from backends.replies import check_dimensions, check_tokens, fitted, gauge, readable, terms_of, truncated
@@ -198,7 +198,7 @@ def _classify_body(work: Classify, facing: Facing) -> Body:
     return {"input": work.inputs, "use_activation": not work.raw_scores}
 
 
-def decode(work: ModelWork, answer: Answer, facing: Facing, labels: tuple[str, ...] = ()) -> Reply:
+def decode(work: ModelWork, answer: UpstreamResponse, facing: Facing, labels: tuple[str, ...] = ()) -> Reply:
     """The reply in an answer of status 200. labels: of a classifier.
 
     Raises: Failed where it is not an answer to this work.
@@ -220,7 +220,7 @@ def decode(work: ModelWork, answer: Answer, facing: Facing, labels: tuple[str, .
             return Classified(labels, found, *_counted(told, work, facing))
 
 
-def _encoded(work: Encode, answer: Answer, facing: Facing) -> Encoded:
+def _encoded(work: Encode, answer: UpstreamResponse, facing: Facing) -> Encoded:
     expected, kind = len(work.inputs), output_of(work)
     if kind is Output.SPARSE:
         weights, told = decode_embeddings(answer.body, expected)
@@ -280,7 +280,7 @@ class VllmBackend:
             raise Failed("GET /v1/models is not vLLM's: it tells no max_model_len")
         facing = Facing(model, max_tokens, await self._version(left()))
 
-        async def ask(path: str, body: Body) -> Answer:
+        async def ask(path: str, body: Body) -> UpstreamResponse:
             return await self._post(path, {"model": model} | body, left())
 
         try:
@@ -297,7 +297,7 @@ class VllmBackend:
             return msgspec.json.decode(answer.body, type=Version).version if answer.status == 200 else ""
         return ""
 
-    async def _post(self, path: str, body: Body, timeout_s: float) -> Answer:
+    async def _post(self, path: str, body: Body, timeout_s: float) -> UpstreamResponse:
         return unmasked(await self._http.post(path, msgspec.json.encode(body), timeout_s))
 
     async def run(self, work: Work, timeout_s: float) -> Reply:

@@ -12,7 +12,7 @@ import numpy as np
 
 from backends.contract import Output, Vectors
 from backends.errors import Failed
-from backends.http import Answer
+from backends.http import UpstreamResponse
 from backends.openai_wire import decode_embeddings
 from backends.vectors import sigmoid
 from backends.vllm_wire import (
@@ -39,7 +39,7 @@ NOT_OFFERED = frozenset({400, 404, 405, 501})
 # A dense vector has next to no zeros, the weights of a vocabulary's terms little else.
 SPARSE_SHARE = 0.5
 
-Ask: TypeAlias = Callable[[str, Body], Awaitable[Answer]]
+Ask: TypeAlias = Callable[[str, Body], Awaitable[UpstreamResponse]]
 # What asks for vectors that are not normalized: since 0.20, and before.
 Switch: TypeAlias = Literal["use_activation", "normalize"]
 Scores: TypeAlias = Literal["on_request", "logits", "sigmoid"]
@@ -168,7 +168,7 @@ async def _with_token_vectors(facing: Facing, ask: Ask) -> Facing:
     return msgspec.structs.replace(facing, token_width=plain[0].shape[1], raw_tokens=differs)
 
 
-async def _tried(ask: Ask, path: str, body: Body) -> Answer | None:
+async def _tried(ask: Ask, path: str, body: Body) -> UpstreamResponse | None:
     """The answer, or None where that is not offered."""
     answer = await ask(path, body)
     if answer.status in NOT_OFFERED:

@@ -10,7 +10,7 @@ import msgspec
 
 from backends.contract import Token, Vectors
 from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable
-from backends.http import Answer
+from backends.http import UpstreamResponse
 from backends.openai_wire import Usage, error_of
 from backends.replies import checked_scores, matrices_of, readable, scores_in_order
 
@@ -82,7 +82,7 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-def unmasked(answer: Answer) -> Answer:
+def unmasked(answer: UpstreamResponse) -> UpstreamResponse:
     """Up to 0.11 an error could come with status 200; it gets the status that it tells."""
     if answer.status != 200 or b'"error"' not in answer.body[:64]:
         return answer
@@ -91,14 +91,14 @@ def unmasked(answer: Answer) -> Answer:
     return msgspec.structs.replace(answer, status=honest)
 
 
-def scores(answer: Answer, expected: int) -> tuple[Vectors, int | None]:
+def scores(answer: UpstreamResponse, expected: int) -> tuple[Vectors, int | None]:
     """(expected,) float32 in document order, and the tokens where they are told. Raises: Failed."""
     with readable():
         reply = msgspec.json.decode(answer.body, type=ScoreReply)
     return scores_in_order([(one.index, one.score) for one in reply.data], expected), reply.usage.tokens
 
 
-def classes(answer: Answer, expected: int, labels: int | None = None) -> tuple[Vectors, int | None]:
+def classes(answer: UpstreamResponse, expected: int, labels: int | None = None) -> tuple[Vectors, int | None]:
     """(expected, labels) float32 by class id, and the tokens. labels: None is as many as there are.
 
     Raises: Failed.
@@ -111,7 +111,7 @@ def classes(answer: Answer, expected: int, labels: int | None = None) -> tuple[V
 
 
 def token_vectors(
-    answer: Answer, expected: int, max_tokens: int | None
+    answer: UpstreamResponse, expected: int, max_tokens: int | None
 ) -> tuple[tuple[Vectors, ...], int | None]:
     """For each input (its tokens, dim) float32, and the tokens where they are told. Raises: Failed."""
     with readable():
@@ -133,13 +133,13 @@ def tokenize_body(text: str, *, special: bool) -> Body:
     return {"prompt": text, "add_special_tokens": special, "return_token_strs": True}
 
 
-def token_list(answer: Answer) -> TokenizeReply:
+def token_list(answer: UpstreamResponse) -> TokenizeReply:
     """Of POST /tokenize. Raises: Failed."""
     with readable():
         return msgspec.json.decode(answer.body, type=TokenizeReply)
 
 
-def detokenized(answer: Answer) -> str:
+def detokenized(answer: UpstreamResponse) -> str:
     """Of POST /detokenize. Raises: Failed."""
     with readable():
         return msgspec.json.decode(answer.body, type=DetokenizeReply).prompt
@@ -158,7 +158,7 @@ def as_tokens(reply: TokenizeReply, specials: tuple[int, int]) -> tuple[Token, .
     )
 
 
-def failure(answer: Answer) -> BackendError:
+def failure(answer: UpstreamResponse) -> BackendError:
     """What an answer of another status than 200 means."""
     error = error_of(answer)
     match answer.status:

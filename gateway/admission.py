@@ -11,10 +11,10 @@ from gateway.calls import Call, Deadline, inputs_of
 from gateway.errors import DeadlineExceeded, GatewayError
 from gateway.events import Decision, Observe, QuotaDecided
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, Reservation
-from gateway.quotas.limits import SECOND_US, Cost, Limit, Standing
+from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
-from gateway.upstreams.upstream import Sent, Upstream
+from gateway.upstreams.upstream import PreparedWork, Upstream
 
 
 class Grant:
@@ -35,13 +35,13 @@ class Grant:
         reservation: Reservation,
         ledger: Ledger,
         deadline: Deadline,
-        sent: Sent,
+        sent: PreparedWork,
         input_tokens: Sequence[int] | None = None,
     ) -> None:
         self.tenant = tenant
         self.route = route
         self.upstream = upstream
-        self.standings: tuple[Standing, ...] = reservation.standings
+        self.limit_statuses: tuple[LimitStatus, ...] = reservation.limit_statuses
         self.sent = sent
         self.input_tokens = input_tokens
         self._tokens = 0
@@ -73,7 +73,7 @@ class Grant:
         used = Cost(reserved.requests, self._tokens + unanswered, reserved.inputs)
         if not _callers_doing(error, self._deadline):
             used = NOTHING
-        self.standings = self._ledger.settle(self._reservation, used)
+        self.limit_statuses = self._ledger.settle(self._reservation, used)
 
 
 class Admission:
@@ -94,7 +94,7 @@ class Admission:
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable, DeadlineExceeded.
         """
         limits = tenant.limits + route.limits
-        sent = upstream.sent(call, route.prompts)
+        sent = upstream.prepare(call, route.prompts)
         limited = not _is_free(call) and "tokens" in [limit.unit for limit in limits]
         counted = None
         if (limited or upstream.counts_here) and upstream.may_count(sent):
@@ -127,7 +127,7 @@ class Admission:
         return reservation
 
 
-async def _counted(upstream: Upstream, sent: Sent, deadline: Deadline) -> list[int] | None:
+async def _counted(upstream: Upstream, sent: PreparedWork, deadline: Deadline) -> list[int] | None:
     """The tokens of each input, where the upstream's tokenizer can be opened. Raises: DeadlineExceeded."""
     try:
         async with asyncio.timeout_at(deadline.at_s):

@@ -39,21 +39,21 @@ from gateway.api.dialects import (
     vllm,
 )
 from gateway.api.operators import added_models, admin, probes, status, ui
-from gateway.api.operators.added_models import Adding, AddingOrNot
+from gateway.api.operators.added_models import Adding, AdditionsApi
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.docs_page import ReferenceRenderPlugin
 from gateway.api.operators.status import Watched
 from gateway.api.server import error_bodies
-from gateway.api.server.authentication import Identity
-from gateway.api.server.middleware import ASGIApp, Edge
-from gateway.api.server.request_context import exchange_of_request
+from gateway.api.server.authentication import Authenticator
+from gateway.api.server.middleware import ASGIApp, Middleware
+from gateway.api.server.request_context import context_of_request
 from gateway.api.server.responses import Api
-from gateway.api.server.router import Straight
+from gateway.api.server.router import Router
 from gateway.config.schema import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
 from gateway.in_flight import InFlight
-from gateway.processes.worker_reload import Follower, serving_of, sources_of
+from gateway.processes.worker_reload import WorkerReload, serving_of, sources_of
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import RedisLedger
 from gateway.quotas.redis_ledger import Rules as QuotaRules
@@ -67,7 +67,7 @@ from gateway.telemetry.process import keep_measuring
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from gateway.upstreams.factory import OpenReplica
-from gateway.upstreams.registry import Fleet, Means, tell_why
+from gateway.upstreams.registry import Dependencies, UpstreamRegistry, tell_why
 from gateway.vector_spaces.store import FingerprintStore
 
 FINGERPRINTS_TIMEOUT_S = 1.0
@@ -146,7 +146,7 @@ class Application(msgspec.Struct, frozen=True):
     observe: takes what only the process hears of.
     """
 
-    asgi: Edge
+    asgi: Middleware
     lifespan: Callable[[], AbstractAsyncContextManager[None]]
     in_flight: InFlight
     gateway: Gateway
@@ -167,7 +167,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         outside.observe(event)
 
     fingerprints = None if config.quotas.store == "memory" else _fingerprints(config)
-    fleet = Fleet(Means(outside.open_replica, outside.look_up, observe, fingerprints))
+    fleet = UpstreamRegistry(Dependencies(outside.open_replica, outside.look_up, observe, fingerprints))
     fleet.follow(config.upstreams, boot.engines)
     ledger = outside.ledger or _ledger(config, observe)
     gateway = Gateway(
@@ -184,7 +184,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     )
     in_flight = InFlight(config.limits.in_flight_bytes)
     exporter.watch(sources_of(gateway.upstreams, in_flight))
-    api = Api(gateway, Identity(gateway.keyring, config.trusted_proxies), config.limits.inputs)
+    api = Api(gateway, Authenticator(gateway.keyring, config.trusted_proxies), config.limits.inputs)
     store = None if config.quotas.store == "memory" else TenantStore(_door(config))
     beside = [ledger.keep(), keep_measuring(exporter.late)]
     if boot.worker is not None:
@@ -192,24 +192,24 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     if store is not None:
         beside.append(_follow_keys(gateway.keyring, store, config.quotas.key_grace_s))
     closing = [ledger.aclose, *([fingerprints.aclose] if fingerprints else [])]
-    operators = Admin(config, ledger, store, api.identity, outside.reload, is_loopback=is_open)
+    operators = Admin(config, ledger, store, api.authenticator, outside.reload, is_loopback=is_open)
     shared = {
         "api": api,
         "in_flight": in_flight,
         "exporter": exporter,
         "watched": Watched(gateway, exporter, recent, config, boot.worker or 0, time.time()),
         "admin": operators,
-        "adding": AddingOrNot(outside.adding),
+        "adding": AdditionsApi(outside.adding),
     }
     cors, body_bytes = config.cors, config.limits.body_bytes
     traces = outside.traces or _traces(config)
-    straight = Straight(_of_gateway(_litestar(body_bytes, cors), shared), HANDLERS, api, body_bytes)
+    straight = Router(_of_gateway(_litestar(body_bytes, cors), shared), HANDLERS, api, body_bytes)
     return Application(
-        Edge(straight, in_flight, body_bytes, observe, boot.admin_port, _cors(cors), traces),
+        Middleware(straight, in_flight, body_bytes, observe, boot.admin_port, _cors(cors), traces),
         partial(_running, fleet, closing, beside, traces),
         in_flight,
         gateway,
-        Follower(fleet, api, operators, exporter, recent, in_flight).follow,
+        WorkerReload(fleet, api, operators, exporter, recent, in_flight).follow,
         observe,
     )
 
@@ -261,7 +261,7 @@ def _litestar(body_bytes: int, cors: Cors | None) -> Litestar:
     return _Litestar(
         HANDLERS,
         dependencies={
-            "exchange": Provide(exchange_of_request, sync_to_thread=False),
+            "context": Provide(context_of_request, sync_to_thread=False),
             **{name: _given(name) for name in SHARED},
         },
         guards=[_guard],
@@ -293,7 +293,7 @@ def _cors(cors: Cors | None) -> CORSConfig | None:
 
 @asynccontextmanager
 async def _running(
-    fleet: Fleet,
+    fleet: UpstreamRegistry,
     closing: Sequence[Callable[[], Coroutine[Any, Any, None]]],
     beside: Sequence[Coroutine[Any, Any, None]],
     traces: "CallTraces | None",

@@ -15,9 +15,9 @@ from backends.contract import Work as BackendWork
 from backends.vectors import pair_cosines
 from gateway.admission import Grant
 from gateway.batching.fair_queue import Priority
-from gateway.batching.lane import Carried, Lane
+from gateway.batching.lane import Lane, SliceReply
 from gateway.batching.slices import Slice, cut, join
-from gateway.batching.ticket import Passenger
+from gateway.batching.ticket import Owner
 from gateway.calls import Call, Work, truncation
 from gateway.errors import (
     LOADING_RETRY_S,
@@ -53,13 +53,13 @@ class Dispatcher:
         await upstream.lane.wait_joined(deadline_s)
         timeline.lap("queue")
         truncate = truncation(call, grant.route.truncate)
-        sent = upstream.sent(call, grant.route.prompts, grant.sent)
+        sent = upstream.prepare(call, grant.route.prompts, grant.sent)
         work, counted = _with_truncation(sent.work, truncate), grant.input_tokens
         slices = cut(work, counted or sent.most_tokens(), upstream.bounds, exact=counted is not None)
-        passenger = self._passenger(grant, call, timeline)
-        upstream.lane.check_room(sum(piece.tokens for piece in slices), passenger)
+        owner = self._passenger(grant, call, timeline)
+        upstream.lane.check_room(sum(piece.tokens for piece in slices), owner)
         try:
-            carried = await _carry(slices, upstream.lane, grant, passenger, deadline_s)
+            carried = await _carry(slices, upstream.lane, grant, owner, deadline_s)
             reply = join(slices, [one.reply for one in carried])
         except errors.BackendError as error:
             raise translated(error) from error
@@ -67,11 +67,11 @@ class Dispatcher:
         timeline.move("upstream", "queue", max(one.queued_s for one in carried))
         return scored(call.work, reply) if upstream.by_cosine(call.work) else reply
 
-    def _passenger(self, grant: Grant, call: Call, timeline: Timeline) -> Passenger:
+    def _passenger(self, grant: Grant, call: Call, timeline: Timeline) -> Owner:
         tenant = grant.tenant
         # A caller may lower the class of its own call, and nobody may raise it.
         priority: Priority = "bulk" if call.bulk else tenant.priority
-        return Passenger(
+        return Owner(
             tenant.name,
             next(self._flows),
             tenant.weight,
@@ -83,8 +83,8 @@ class Dispatcher:
 
 
 async def _carry(
-    slices: Sequence[Slice], lane: Lane, grant: Grant, passenger: Passenger, deadline_s: float
-) -> list[Carried]:
+    slices: Sequence[Slice], lane: Lane, grant: Grant, owner: Owner, deadline_s: float
+) -> list[SliceReply]:
     """All slices, or the first error; then the others are called off."""
 
     def unanswered(piece: Slice) -> None:
@@ -92,8 +92,8 @@ async def _carry(
         if not isinstance(piece.work, Tokenize | Detokenize):
             grant.count_unanswered(piece.tokens)
 
-    async def one(piece: Slice) -> Carried:
-        carried = await lane.submit(piece, passenger, deadline_s, unanswered)
+    async def one(piece: Slice) -> SliceReply:
+        carried = await lane.submit(piece, owner, deadline_s, unanswered)
         grant.count(carried.reply.tokens)
         return carried
 

@@ -15,7 +15,7 @@ from gateway.admission import Admission
 from gateway.calls import Call, Deadline, operation_of
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
-from gateway.quotas.limits import Standing
+from gateway.quotas.limits import LimitStatus
 from gateway.routing.routes import Route, Routes
 from gateway.tenants.keyring import Keyring, Tenant
 from gateway.timeline import Timeline
@@ -37,7 +37,7 @@ class Served(msgspec.Struct, frozen=True):
     reply: Reply
     tenant: Tenant
     route: Route
-    standings: tuple[Standing, ...]
+    limit_statuses: tuple[LimitStatus, ...]
     degraded: bool = False
     fingerprint: str | None = None
 
@@ -89,7 +89,7 @@ class Gateway:
                 timeline.lap("quota")
                 reply = await self._dispatcher.dispatch(grant, call, deadline.at_s, timeline)
             space = upstream.fingerprint if _holds_vectors(reply) else None
-        return Served(reply, tenant, route, grant.standings, grant.degraded, space)
+        return Served(reply, tenant, route, grant.limit_statuses, grant.degraded, space)
 
 
 def _holds_vectors(reply: Reply) -> bool:

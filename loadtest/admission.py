@@ -22,7 +22,7 @@ import msgspec
 from redis import Redis
 
 from gateway.quotas.ledger import Ask, Ledger, MemoryLedger, Reservation
-from gateway.quotas.limits import SECOND_US, Cost, Standing, parse_limit
+from gateway.quotas.limits import SECOND_US, Cost, LimitStatus, parse_limit
 from gateway.quotas.redis_ledger import RedisLedger, Rules
 from gateway.store.redis_client import RedisDoor
 
@@ -47,7 +47,7 @@ class Driver(MemoryLedger):
         """Always."""
         return Reservation(ask, ())
 
-    def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
+    def settle(self, reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
         """Nothing."""
         del reservation, actual
         return ()

@@ -71,7 +71,7 @@ class Figures(msgspec.Struct):
     peak_mb: float | None = None
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ReloadRequest(msgspec.Struct, frozen=True):
     """Where a server takes OpenAI's embeddings call."""
 
     url: str
@@ -154,7 +154,7 @@ def in_process(checkpoint: Path, texts: list[str], dtype: str, repeats: int) -> 
     return msgspec.structs.replace(found, peak_mb=peak_mb(os.getpid()))
 
 
-async def over_http(name: str, asked: Asked, texts: list[str], repeats: int) -> Figures:
+async def over_http(name: str, asked: ReloadRequest, texts: list[str], repeats: int) -> Figures:
     """Bulk, trickle and a lone caller against one server."""
     headers = {"authorization": f"Bearer {asked.key}"}
     connector = aiohttp.TCPConnector(limit=0)
@@ -247,12 +247,12 @@ def peak_mb(pid: int) -> float:
     return total
 
 
-Contender = tuple[str, Asked, Callable[[], contextlib.AbstractContextManager[int]]]
+Contender = tuple[str, ReloadRequest, Callable[[], contextlib.AbstractContextManager[int]]]
 
 
 def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> Iterator[Contender]:
     """Every server that was asked for, and how to start it."""
-    ours = Asked(f"http://127.0.0.1:{PORT}/v1/embeddings", "m")
+    ours = ReloadRequest(f"http://127.0.0.1:{PORT}/v1/embeddings", "m")
     modes = {"float32": ", dtype: float32", "bfloat16": ", dtype: bfloat16"}
     if options.compile:
         modes["bfloat16, compile"] = ", dtype: bfloat16, compile: true"
@@ -260,13 +260,13 @@ def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> I
         yield f"this gateway {name}", ours, partial(gateway, checkpoint, settings, folder)
     health, log = f"http://127.0.0.1:{PORT}/health", folder / "peer.log"
     if options.infinity:
-        theirs = Asked(f"http://127.0.0.1:{PORT}/embeddings", checkpoint.name)
+        theirs = ReloadRequest(f"http://127.0.0.1:{PORT}/embeddings", checkpoint.name)
         for dtype in ("float32", "bfloat16"):
             start = prepared("infinity", checkpoint, PORT, ["--dtype", dtype])
             yield f"Infinity {dtype}", theirs, partial(running, *start, health, log)
     if options.vllm:
         start = prepared("vllm", checkpoint, PORT)
-        theirs = Asked(f"http://127.0.0.1:{PORT}/v1/embeddings", checkpoint.name)
+        theirs = ReloadRequest(f"http://127.0.0.1:{PORT}/v1/embeddings", checkpoint.name)
         yield "vLLM bfloat16", theirs, partial(running, *start, health, log)
 
 

@@ -63,7 +63,7 @@ class Told(msgspec.Struct):
     cpu_s: float
 
 
-class Line(msgspec.Struct, frozen=True):
+class ConnectionHandle(msgspec.Struct, frozen=True):
     """One line of a process' book. at_us: on Redis' clock. tokens: as reserved, or as settled."""
 
     kind: Literal["done", "admitted", "settling"]
@@ -80,7 +80,7 @@ class Book:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
-    def write(self, line: Line) -> None:
+    def write(self, line: ConnectionHandle) -> None:
         """At once, unbuffered."""
         os.write(self._fd, msgspec.json.encode(line) + b"\n")
 
@@ -108,7 +108,7 @@ async def drive(
 
     def note(kind: Literal["done", "admitted", "settling"], ask: Ask, at_us: int, tokens: int) -> None:
         if book is not None:
-            book.write(Line(kind, ask.id, time.time(), ask.tenant, at_us, tokens))
+            book.write(ConnectionHandle(kind, ask.id, time.time(), ask.tenant, at_us, tokens))
 
     async def caller() -> None:
         for number in numbers:
@@ -169,10 +169,10 @@ def door() -> RedisDoor:
 
 def read(book: Path) -> list[Made]:
     """What one process admitted; what it was not seen to settle counts in full."""
-    admitted: dict[str, Line] = {}
-    settling: dict[str, Line] = {}
+    admitted: dict[str, ConnectionHandle] = {}
+    settling: dict[str, ConnectionHandle] = {}
     for text in book.read_bytes().splitlines():
-        line = msgspec.json.decode(text, type=Line)
+        line = msgspec.json.decode(text, type=ConnectionHandle)
         {"admitted": admitted, "settling": settling, "done": {}}[line.kind][line.id] = line
     return [
         Made(
@@ -265,7 +265,7 @@ def _kill_halfway(process: BaseProcess, book: Path, calls: int) -> float:
     while time.monotonic() < end_s:
         if book.exists():
             lines = book.read_bytes().splitlines()[:-1]
-            done = [msgspec.json.decode(line, type=Line) for line in lines if b'"done"' in line]
+            done = [msgspec.json.decode(line, type=ConnectionHandle) for line in lines if b'"done"' in line]
             if done and done[-1].tokens >= calls // 2:
                 process.kill()
                 return time.time()
@@ -289,7 +289,7 @@ async def returned(load: Load, made: list[Made], dead: list[Made], killed_s: flo
         ledger.settle(taken, NOTHING)
         await ledger.settled()
         mine = 1 if limit.period == "in_flight" else 0
-        return limit.amount - taken.standings[0].remaining - mine
+        return limit.amount - taken.limit_statuses[0].remaining - mine
 
     async def total(limits: list[Limit]) -> int:
         return sum([await used(tenant, limit) for tenant in tenants for limit in limits])

@@ -41,7 +41,7 @@ class EngineApp:
         self._models = models
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """UpstreamResponse one request."""
         # Names may hold slashes; the last segment is what is asked of the model.
         name, _, asked = scope["path"].removeprefix("/").rpartition("/")
         if name not in self._models:

@@ -117,7 +117,7 @@ class ForwardThreads:
             self._handed[place].put(waiting.popleft())
 
     def _run(self, place: int) -> None:
-        # Asked once, a thread has its own number of threads from there on, whatever others are given.
+        # ReloadRequest once, a thread has its own number of threads from there on, whatever others are given.
         self._own.place, self._own.team = place, torch.get_num_threads()
         while True:
             turn = self._handed[place].get()

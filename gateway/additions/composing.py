@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.additions.entries import DEFINED, Additions, Listed, Listing, Part
-from gateway.additions.reading import Outside, as_shown, read_model, read_upstream
+from gateway.additions.reading import SecretSources, as_shown, read_model, read_upstream
 from gateway.config.load import ConfigError, Problem
 from gateway.config.schema import Config, Model, Upstream
 
@@ -40,7 +40,7 @@ def composed(
     """Both together. environment: the gateway's. unusable: why upstreams, by name, cannot be used though
     their settings can be read. with_engines: whether those that need an engine are part of it. Reads files.
     """
-    outside = Outside(environment, Path(file.admin.files) if file.admin.files else None)
+    outside = SecretSources(environment, Path(file.admin.files) if file.admin.files else None)
     left_out: dict[tuple[Part, str], tuple[Problem, ...]] = {}
 
     def upstream(name: str, written: Any) -> Upstream:

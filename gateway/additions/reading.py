@@ -49,14 +49,14 @@ NO_FILES = "names a file of the gateway's machine, and `admin.files`, the folder
 LEADS_OUT = "leads out of `admin.files`"
 
 
-class Outside(msgspec.Struct, frozen=True):
+class SecretSources(msgspec.Struct, frozen=True):
     """What additions may take of this machine. files: the one folder whose files they may name."""
 
     environment: Mapping[str, str]
     files: Path | None
 
 
-def read_upstream(name: str, written: Any, outside: Outside) -> Upstream:
+def read_upstream(name: str, written: Any, outside: SecretSources) -> Upstream:
     """An upstream's settings. Raises: ConfigError with all problems."""
     path = f"upstreams.{name}"
     _refuse([*_name_problems(name, path), *type_problems(written, Upstream, path)])
@@ -109,7 +109,7 @@ def _refuse(problems: Iterable[Problem]) -> None:
         raise ConfigError(list(by_path.values()))
 
 
-def _completed(upstream: Upstream, path: str, outside: Outside) -> Upstream:
+def _completed(upstream: Upstream, path: str, outside: SecretSources) -> Upstream:
     """With secrets in the place of references, and files found."""
     _refuse(
         [
@@ -214,7 +214,7 @@ def _is_below(place: Path, folder: Path) -> bool:
     return place.resolve().is_relative_to(folder.resolve())
 
 
-def _with_secrets(upstream: Upstream, path: str, outside: Outside) -> Upstream:
+def _with_secrets(upstream: Upstream, path: str, outside: SecretSources) -> Upstream:
     problems: list[Problem] = []
 
     def filled(value: str, place: str) -> str:
@@ -233,7 +233,7 @@ def _with_secrets(upstream: Upstream, path: str, outside: Outside) -> Upstream:
     return found
 
 
-def _filled(value: str, outside: Outside) -> str:
+def _filled(value: str, outside: SecretSources) -> str:
     """Raises: ValueError with what is wrong, and never with what was read."""
     found = REFERENCE.fullmatch(value)
     if found is None:

@@ -18,7 +18,7 @@ LOOK_EVERY_S = 1.0
 logger = logging.getLogger("gateway")
 
 
-class KeptAdditions:
+class AdditionsState:
     """environment: what references to variables are filled from."""
 
     def __init__(self, store: AdditionStore, environment: Mapping[str, str]) -> None:

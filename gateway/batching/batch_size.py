@@ -15,7 +15,7 @@ KEPT = 0.95
 SPREAD = 0.1
 
 
-class Portion:
+class BatchSizer:
     """Learnt from how long batches take: a line through their times by their tokens."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Which slices may travel together in one upstream request, as one piece of work, and whose part of the
 reply is whose. Pure.
 
-Invariant: `parted` gives each slice the answers of its own inputs, in order, and the tokens of the parts
+Invariant: `split_reply` gives each slice the answers of its own inputs, in order, and the tokens of the parts
 add up to those of the reply.
 """
 
@@ -55,7 +55,7 @@ def joined(pieces: Sequence[Slice]) -> Slice:
     return Slice(0, work, len(inputs), sum(piece.tokens for piece in pieces))
 
 
-def parted(pieces: Sequence[Slice], reply: Reply) -> list[Reply]:
+def split_reply(pieces: Sequence[Slice], reply: Reply) -> list[Reply]:
     """Each slice's own reply."""
     if len(pieces) == 1:
         return [reply]

@@ -17,12 +17,12 @@ from backends.contract import Reply, Work
 from backends.errors import BackendError, Failed, Loading, Lost, TimedOut, Unavailable
 from backends.tracing import carrier
 from gateway.batching.attempt_traces import begin_trace
-from gateway.batching.batch_size import Portion
+from gateway.batching.batch_size import BatchSizer
 from gateway.batching.drain_rate import DrainRate
 from gateway.batching.fair_queue import Entry, FairQueue, Priority
-from gateway.batching.joining import Load, alike, parted
+from gateway.batching.joining import Load, alike, split_reply
 from gateway.batching.slices import Bounds, Slice
-from gateway.batching.ticket import GONE, Attempt, Passenger, Ticket
+from gateway.batching.ticket import GONE, Attempt, Owner, Ticket
 from gateway.errors import (
     LOADING_RETRY_S,
     DeadlineExceeded,
@@ -52,7 +52,7 @@ AWAY_RETRY_S = 5
 HEDGE_QUANTILE = 0.95
 
 
-class Carried(msgspec.Struct, frozen=True):
+class SliceReply(msgspec.Struct, frozen=True):
     """A slice's reply, and how long the slice waited for a replica."""
 
     reply: Reply
@@ -109,7 +109,7 @@ class Lane:
         self._retries = Budget(rules.retry_share, clock())
         self._hedges = Budget(rules.hedge_share, clock())
         self._singles = Latencies()
-        self._portion = Portion()
+        self._portion = BatchSizer()
         pool.changed = self.pump
         pool.given_up = self._give_up
 
@@ -153,25 +153,25 @@ class Lane:
     async def submit(
         self,
         piece: Slice,
-        passenger: Passenger,
+        owner: Owner,
         deadline_s: float,
         unanswered: Callable[[Slice], None] = lambda _: None,
-    ) -> Carried:
+    ) -> SliceReply:
         """Have a slice done by some replica before the deadline, on the lane's clock.
 
         unanswered: told of a slice that a replica worked on, but whose reply nobody has taken.
         Raises: BackendError where the last replica tried refused or failed; NoReplica,
         DeadlineExceeded.
         """
-        self._saw(passenger.tenant)
-        key = (passenger.tenant, passenger.priority, piece.work)
+        self._saw(owner.tenant)
+        key = (owner.tenant, owner.priority, piece.work)
         ticket = self._shared.get(key)
         # One that is done has told its waiters, who have not left yet: nobody would tell another.
         if ticket is None or ticket.done:
-            ticket = self._shared[key] = Ticket(piece, passenger, deadline_s, self._clock())
+            ticket = self._shared[key] = Ticket(piece, owner, deadline_s, self._clock())
             self._enqueue(ticket)
-        if passenger.trace is not None:
-            ticket.traces.append(passenger.trace)
+        if owner.trace is not None:
+            ticket.traces.append(owner.trace)
         waiter = ticket.wait(deadline_s)
         self._pump_soon()
         # asyncio's own timeout costs several times as much, on every call.
@@ -180,7 +180,7 @@ class Lane:
         try:
             reply = await waiter
             taken = True
-            return Carried(reply, ticket.queued_s)
+            return SliceReply(reply, ticket.queued_s)
         except TimeoutError as error:
             raise self._late(ticket) from error
         finally:
@@ -190,7 +190,7 @@ class Lane:
             if ticket.leave(waiter):
                 self._forget(key, ticket)
 
-    def check_room(self, tokens: int, passenger: Passenger) -> None:
+    def check_room(self, tokens: int, owner: Owner) -> None:
         """Whether a whole call of so many tokens may join the queue: the lane's bound, and its tenant's.
 
         Raises: Overloaded.
@@ -198,8 +198,8 @@ class Lane:
         # An empty queue takes any call, or one that is larger than the bound could never pass.
         if len(self._queue) and self._queue.tokens + tokens > self._rules.queue_tokens:
             raise self._overloaded("too much is waiting for this model", self._queue.tokens)
-        own = self._queue.tokens_of(passenger.tenant) if len(self._queue) else 0
-        if passenger.queue_tokens is not None and own and own + tokens > passenger.queue_tokens:
+        own = self._queue.tokens_of(owner.tenant) if len(self._queue) else 0
+        if owner.queue_tokens is not None and own and own + tokens > owner.queue_tokens:
             raise self._overloaded("too much of yours is waiting for this model", own)
 
     def _overloaded(self, message: str, waiting_tokens: int) -> Overloaded:
@@ -258,7 +258,7 @@ class Lane:
         self.pump()
 
     def _replica_for(self, ticket: Ticket) -> Replica | None:
-        tenant = ticket.passenger.tenant
+        tenant = ticket.owner.tenant
         alone = not self._others_active(tenant)
         return self._pool.pick(ticket.piece.inputs, ticket.tried, tenant, alone=alone)
 
@@ -270,7 +270,7 @@ class Lane:
         bounds = self._bounds()
         # What waits is spread over the slots that are free: alone where there are enough, together where not.
         calls_most = -(-(len(self._queue) + 1) // max(1, self._pool.free_slots()))
-        if first.passenger.priority == "interactive":
+        if first.owner.priority == "interactive":
             most = max(self._portion.tokens, load.tokens)
             bounds = msgspec.structs.replace(bounds, tokens=min(bounds.tokens, most))
         passed = set(barred)
@@ -298,7 +298,7 @@ class Lane:
 
     def _tenants_may_share(self, first: Ticket, other: Ticket, replica: Replica) -> bool:
         """Only where each one's tokens are known, both allow it, and neither spoilt a batch lately."""
-        one, two = first.passenger, other.passenger
+        one, two = first.owner, other.owner
         if one.tenant == two.tenant:
             return True
         told = replica.capabilities
@@ -307,7 +307,7 @@ class Lane:
         return counted and one.join and two.join and trusted
 
     def _takes(self, replica: Replica, load: Load, ticket: Ticket, bounds: Bounds) -> bool:
-        tenant = ticket.passenger.tenant
+        tenant = ticket.owner.tenant
         alone = not self._others_active(tenant)
         return load.within(bounds) and self._pool.admits(replica, load.inputs, tenant, alone=alone)
 
@@ -423,8 +423,8 @@ class Lane:
         full = attempt.replica.full or bool(len(self._queue))
         self._pool.succeeded(attempt.replica, attempt.cargo, took_s, now_s, full=full)
         pieces = [ticket.piece for ticket in attempt.tickets]
-        told = zip(attempt.tickets, parted(pieces, reply), strict=True)
-        if len(pieces) > 1 and self._others_active(attempt.tickets[0].passenger.tenant):
+        told = zip(attempt.tickets, split_reply(pieces, reply), strict=True)
+        if len(pieces) > 1 and self._others_active(attempt.tickets[0].owner.tenant):
             self._tell_one_by_one(told)
         else:
             for ticket, own in told:
@@ -435,7 +435,7 @@ class Lane:
         if not self._untold:
             asyncio.get_running_loop().call_soon(self._tell_next)
         for ticket, reply in told:
-            self._untold.setdefault(ticket.passenger.tenant, deque()).append((ticket, reply))
+            self._untold.setdefault(ticket.owner.tenant, deque()).append((ticket, reply))
 
     def _tell_next(self) -> None:
         tenant, waiting = self._untold.popitem(last=False)
@@ -484,7 +484,7 @@ class Lane:
             if ticket.done:
                 continue
             if not error.retryable and ticket.part is not None:
-                self._suspects[ticket.passenger.tenant] = self._clock() + SUSPECT_S
+                self._suspects[ticket.owner.tenant] = self._clock() + SUSPECT_S
             ticket.last_error = error
             ticket.losses += isinstance(error, Lost)
             deadly = ticket.losses >= LOSSES_MAX and len(attempt.tickets) == 1
@@ -547,7 +547,7 @@ class Lane:
         if ticket.done or not attempt.wanted() or len(self._queue):
             return
         avoid = {attempt.replica, *ticket.tried}
-        replica = self._pool.pick(1, avoid, ticket.passenger.tenant, alone=False)
+        replica = self._pool.pick(1, avoid, ticket.owner.tenant, alone=False)
         if replica is not None and self._hedges.take(self._clock()):
             self._send([ticket], replica, hedge=True)
 

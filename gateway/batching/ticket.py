@@ -12,14 +12,14 @@ from backends.tracing import Carrier
 from gateway.batching.fair_queue import Entry, Priority
 from gateway.batching.joining import joined
 from gateway.batching.slices import Slice
-from gateway.routing.pool import Cargo, Replica
+from gateway.routing.pool import BatchLoad, Replica
 
 if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.
     from gateway.telemetry.tracing import AttemptTrace, CallTrace
 
 
-class Passenger(msgspec.Struct, frozen=True):
+class Owner(msgspec.Struct, frozen=True):
     """Whose slice it is.
 
     flow: the call it is part of. queue_tokens: its tenant's own bound. join: whether it may share a batch
@@ -47,12 +47,12 @@ class Ticket:
     refused and split; it travels with others of that part only. traces: of the calls that wait for it.
     """
 
-    def __init__(self, piece: Slice, passenger: Passenger, deadline_s: float, now_s: float) -> None:
+    def __init__(self, piece: Slice, owner: Owner, deadline_s: float, now_s: float) -> None:
         self.piece = piece
-        self.passenger = passenger
+        self.owner = owner
         self.deadline_s = deadline_s
         self.entry: Entry[Ticket] = Entry(
-            self, passenger.tenant, piece.tokens, passenger.flow, passenger.weight, passenger.priority
+            self, owner.tenant, piece.tokens, owner.flow, owner.weight, owner.priority
         )
         self.waiters: set[asyncio.Future[Reply]] = set()
         self.done = False
@@ -108,8 +108,8 @@ class Attempt:
         self.started_s = started_s
         self.hedge = hedge
         self.piece = joined([one.piece for one in tickets])
-        tenants = tuple({one.passenger.tenant for one in tickets})
-        self.cargo = Cargo(self.piece.inputs, self.piece.tokens, tenants)
+        tenants = tuple({one.owner.tenant for one in tickets})
+        self.cargo = BatchLoad(self.piece.inputs, self.piece.tokens, tenants)
         self.task: asyncio.Task[None] | None = None
         self.hedging: asyncio.TimerHandle | None = None
         self.outcome = "cancelled"

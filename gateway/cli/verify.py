@@ -270,8 +270,8 @@ def _cell(cosines: Mapping[tuple[str, str], float | None], row: str, column: str
 
 def _findings(report: Report) -> list[str]:
     """What is not as it should be, in words."""
-    strays = [_stray(one.name, one.upstream, one.stored) for one in report.members if one.stored]
-    lines = [line for line in strays if line]
+    is_foreign = [_stray(one.name, one.upstream, one.stored) for one in report.members if one.stored]
+    lines = [line for line in is_foreign if line]
     lines += [_difference(pair) for pair in report.pairs if not pair.fits]
     lines += [
         f"{pair.one} and {pair.other} count tokens differently"

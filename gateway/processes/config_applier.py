@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from gateway.additions.entries import Additions, Edit, Put, UnknownAddition
-from gateway.additions.state import KeptAdditions
+from gateway.additions.state import AdditionsState
 from gateway.additions.store import Standing
 from gateway.config.diff import Outcome, changed, live_parts
 from gateway.config.load import ConfigError, Problem
@@ -31,14 +31,14 @@ logger = logging.getLogger("gateway")
 HandOver = Callable[[Config, Sequence[Engine]], Awaitable[None]]
 
 
-class TakingOver:
+class ConfigApplier:
     """What is served now, and the one way to serve something else. One work at a time.
 
     file: as it was read at the start. has_first_key: whether a key was made then that stands in for tenants.
     """
 
     def __init__(
-        self, file: Config, source: Source, kept: KeptAdditions, hand_over: HandOver, *, has_first_key: bool
+        self, file: Config, source: Source, kept: AdditionsState, hand_over: HandOver, *, has_first_key: bool
     ) -> None:
         self._file = file
         self._source = source

@@ -41,7 +41,7 @@ async def watch(
                 misses = 0
 
 
-class Signs:
+class Heartbeats:
     """Of a worker's life: whatever it says over its pipe, unasked.
 
     What it is asked comes to it by way of a thread beside its loop; one that serves calls must not be ended

@@ -22,7 +22,7 @@ class Follow(msgspec.Struct, frozen=True, tag="follow"):
     engines: Mapping[str, str]
 
 
-class Answered(msgspec.Struct, frozen=True, tag="answered"):
+class ReloadReply(msgspec.Struct, frozen=True, tag="answered"):
     """How the reload ended that a worker asked for by that number."""
 
     number: int
@@ -46,7 +46,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     models: tuple[ModelLine, ...]
 
 
-class Followed(msgspec.Struct, frozen=True, tag="followed"):
+class ConfigAck(msgspec.Struct, frozen=True, tag="followed"):
     """New calls go by that config now; problem: or not, and why."""
 
     number: int
@@ -59,7 +59,7 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     number: int
 
 
-class Asked(msgspec.Struct, frozen=True, tag="asked"):
+class ReloadRequest(msgspec.Struct, frozen=True, tag="asked"):
     """An operator wants the file read again, or something added or removed; the number comes back with the
     answer.
     """
@@ -74,16 +74,16 @@ class AskedListing(msgspec.Struct, frozen=True, tag="asked_listing"):
     number: int
 
 
-class Alive(msgspec.Struct, frozen=True, tag="alive"):
+class Heartbeat(msgspec.Struct, frozen=True, tag="alive"):
     """The worker's event loop turns; told again and again."""
 
 
-class Told(msgspec.Struct, frozen=True, tag="told"):
+class ListingReply(msgspec.Struct, frozen=True, tag="told"):
     """What was added, for whoever asked by that number."""
 
     number: int
     listing: Listing
 
 
-ToWorker: TypeAlias = Follow | Answered | ProcessRestarted | Told
-ToParent: TypeAlias = Ready | Followed | Drained | Asked | AskedListing | Alive
+ToWorker: TypeAlias = Follow | ReloadReply | ProcessRestarted | ListingReply
+ToParent: TypeAlias = Ready | ConfigAck | Drained | ReloadRequest | AskedListing | Heartbeat

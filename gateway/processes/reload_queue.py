@@ -47,7 +47,7 @@ Work: TypeAlias = Literal["file", "added"] | Edit
 Tell: TypeAlias = Callable[[Outcome], None]
 
 
-class Reloads:
+class ReloadQueue:
     """Runs one reload after another, for whoever asks."""
 
     def __init__(self, reload: Callable[[Work], Awaitable[Outcome]]) -> None:
@@ -92,7 +92,7 @@ def _together(waiting: Iterable[tuple[Work, Tell]]) -> list[tuple[Work, list[Tel
     return found
 
 
-class Answers:
+class WorkerAcks:
     """What workers said of the reloads that are going on, each by its number.
 
     A worker that ends is no hindrance: it is started again with what the others follow.

@@ -17,7 +17,7 @@ from itertools import count
 import msgspec
 
 from backends.torch import wire
-from gateway.additions.state import KeptAdditions
+from gateway.additions.state import AdditionsState
 from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
 from gateway.config.diff import Outcome
 from gateway.config.schema import Config
@@ -27,11 +27,11 @@ from gateway.processes import listeners
 from gateway.processes import liveness as watching
 from gateway.processes import messages as pipes
 from gateway.processes.child import Child
-from gateway.processes.config_applier import TakingOver
+from gateway.processes.config_applier import ConfigApplier
 from gateway.processes.engine_pool import Engine, EngineSet
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
-from gateway.processes.liveness import WORKER_EVERY_S, WORKER_GRACE, Signs
-from gateway.processes.reload_queue import Answers, Reloads, Source, watch
+from gateway.processes.liveness import WORKER_EVERY_S, WORKER_GRACE, Heartbeats
+from gateway.processes.reload_queue import ReloadQueue, Source, WorkerAcks, watch
 from gateway.processes.restarts import Restarts
 from gateway.store.redis_client import RedisDoor
 from gateway.telemetry.metrics import forget_worker
@@ -80,16 +80,16 @@ class Supervisor:
         self._first_key_digest = first_key_digest
         self._first_key_waits = first_key_waits
         self._environment = child_environment(source.environment)
-        self._kept = KeptAdditions(_addition_store(config), source.environment)
-        self._now = TakingOver(
+        self._kept = AdditionsState(_addition_store(config), source.environment)
+        self._now = ConfigApplier(
             config, source, self._kept, self._tell_workers, has_first_key=first_key_digest is not None
         )
-        self._reloads = Reloads(self._now.done)
-        self._answers = Answers()
+        self._reloads = ReloadQueue(self._now.done)
+        self._answers = WorkerAcks()
         self._restarts = Restarts(self._tell_restarted)
         self._numbers = count()
         self._workers: list[Child] = []
-        self._signs: list[Signs] = []
+        self._signs: list[Heartbeats] = []
         self._retiring: set[asyncio.Task[None]] = set()
         self._progress = progress
         self._ready = ready
@@ -131,7 +131,7 @@ class Supervisor:
     async def _run(self, places: Places) -> None:
         await self._now.start(self._engines)
         self._workers = workers = [self._worker(number, places) for number in range(self._config.workers)]
-        self._signs = [Signs() for _ in workers]
+        self._signs = [Heartbeats() for _ in workers]
         running = [asyncio.create_task(one.keep_running()) for one in workers]
         running += [
             asyncio.create_task(watching.watch(one, signs.answered, WORKER_EVERY_S, WORKER_GRACE))
@@ -274,19 +274,19 @@ class Supervisor:
                 if not self._up.is_set() and len(self._reported) == self._config.workers:
                     self._up.set()
                     self._ready(line, address)
-            case pipes.Followed(reload, problem):
+            case pipes.ConfigAck(reload, problem):
                 self._answers.heard_followed(reload, number, problem)
             case pipes.Drained(reload):
                 self._answers.heard_drained(reload, number)
-            case pipes.Asked(asked, edit):
+            case pipes.ReloadRequest(asked, edit):
                 self._reloads.ask(edit or "file", partial(self._answer, number, asked))
             case pipes.AskedListing(asked):
-                self._tell(number, pipes.Told(asked, self._kept.listing))
+                self._tell(number, pipes.ListingReply(asked, self._kept.listing))
 
     def _answer(self, worker: int, asked: int, outcome: Outcome) -> None:
-        self._tell(worker, pipes.Answered(asked, outcome))
+        self._tell(worker, pipes.ReloadReply(asked, outcome))
 
-    def _tell(self, worker: int, told: pipes.Answered | pipes.Told) -> None:
+    def _tell(self, worker: int, told: pipes.ReloadReply | pipes.ListingReply) -> None:
         self._workers[worker].send(msgspec.json.encode(told))
 
 

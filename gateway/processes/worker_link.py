@@ -55,16 +55,16 @@ class ParentLink:
         while True:
             # A parent that is stopped reads nothing: to wait for it would stop the calls too.
             if room.poll(0):
-                self.tell(pipes.Alive())
+                self.tell(pipes.Heartbeat())
             await asyncio.sleep(ALIVE_EVERY_S)
 
     async def ask_reload(self) -> Outcome:
         """Have the parent read the file again. Raises: TimeoutError."""
-        return await self._answer(pipes.Asked, RELOAD_TIMEOUT_S, Outcome)
+        return await self._answer(pipes.ReloadRequest, RELOAD_TIMEOUT_S, Outcome)
 
     async def ask_edit(self, edit: Edit) -> Outcome:
         """Have the parent add or remove something. Raises: TimeoutError."""
-        return await self._answer(lambda number: pipes.Asked(number, edit), RELOAD_TIMEOUT_S, Outcome)
+        return await self._answer(lambda number: pipes.ReloadRequest(number, edit), RELOAD_TIMEOUT_S, Outcome)
 
     async def ask_listing(self) -> Listing:
         """What was added. Raises: TimeoutError."""
@@ -89,9 +89,9 @@ class ParentLink:
         match msgspec.json.decode(line, type=pipes.ToWorker):
             case pipes.Follow() as wanted:
                 self._serve(wanted)
-            case pipes.Answered(number, outcome):
+            case pipes.ReloadReply(number, outcome):
                 self._heard(number, outcome)
-            case pipes.Told(number, listing):
+            case pipes.ListingReply(number, listing):
                 self._heard(number, listing)
             case ProcessRestarted() as news:
                 assert self._observe is not None
@@ -107,7 +107,7 @@ class ParentLink:
         try:
             drained = self._follow(wanted.config, wanted.engines)
         except OSError as error:
-            self.tell(pipes.Followed(wanted.number, str(error)))
+            self.tell(pipes.ConfigAck(wanted.number, str(error)))
             return
-        self.tell(pipes.Followed(wanted.number))
+        self.tell(pipes.ConfigAck(wanted.number))
         drained.add_done_callback(lambda _: self.tell(pipes.Drained(wanted.number)))

@@ -18,15 +18,15 @@ from gateway.routing.routes import Routes
 from gateway.serve import Serving
 from gateway.telemetry.change_history import Recent
 from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
-from gateway.upstreams.registry import Fleet
+from gateway.upstreams.registry import UpstreamRegistry
 from gateway.upstreams.upstream import Upstream
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
+class WorkerReload:
     """Whatever has to know which config is served."""
 
-    fleet: Fleet
+    fleet: UpstreamRegistry
     api: Api
     admin: Admin
     exporter: Metrics

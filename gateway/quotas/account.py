@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.quotas.availability import Availability
 from gateway.quotas.ledger import LEASE_US, NOTHING, UNITS, Ask, day_of
-from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Standing, Unit
+from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, LimitStatus, Unit
 from gateway.store.redis_client import RedisDoor, StoreAway, script
 
 OPERATE = script("meters", "operate")
@@ -40,7 +40,7 @@ DECODER = msgspec.msgpack.Decoder()
 Key = TypeVar("Key")
 
 # What the store tells of a limit: what is used, when it is back, and a rate's rest.
-Told = Sequence[int]
+LimitState = Sequence[int]
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Settlement(msgspec.Struct, frozen=True):
     mark_us: int
 
 
-class Wish(msgspec.Struct, eq=False):
+class PendingReserve(msgspec.Struct, eq=False):
     """A reserve and who waits for it. departed: the store may have heard of it."""
 
     ask: Ask
@@ -60,22 +60,22 @@ class Wish(msgspec.Struct, eq=False):
     departed: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ReserveReply(msgspec.Struct, frozen=True):
     """What the store said to a reserve. blocking: the place of the limit without room, from one; or zero."""
 
     ok: bool
     blocking: int
     wait_us: int
-    standings: tuple[Standing, ...]
+    limit_statuses: tuple[LimitStatus, ...]
     at_us: int
 
 
-class Flight(msgspec.Struct, frozen=True):
+class SentBatch(msgspec.Struct, frozen=True):
     """What one run carries."""
 
     limits: Sequence[Limit]
     settlements: Sequence[Settlement]
-    wishes: Sequence[Wish]
+    wishes: Sequence[PendingReserve]
 
 
 class Account:
@@ -88,7 +88,7 @@ class Account:
         tenant: str,
         door: RedisDoor,
         availability: Availability,
-        heard: Callable[[str, Sequence[tuple[Limit, Told]], StoreAway | None], None],
+        heard: Callable[[str, Sequence[tuple[Limit, LimitState]], StoreAway | None], None],
         now_us: Callable[[], int] | None = None,
     ) -> None:
         self._tenant = tenant
@@ -96,27 +96,27 @@ class Account:
         self._availability = availability
         self._heard = heard
         self._now_us = now_us
-        self._wishes: list[Wish] = []
+        self._wishes: list[PendingReserve] = []
         self._settlements: dict[str, Settlement] = {}
         self._boarded = False
-        self._flight: Flight | None = None
+        self._flight: SentBatch | None = None
         self._next_waits = False
         # How far the store's clock is ahead of this gateway's.
         self._ahead_us = 0
         self._landing: asyncio.Future[StoreAway | None] | None = None
 
-    async def reserve(self, ask: Ask) -> Answer:
+    async def reserve(self, ask: Ask) -> ReserveReply:
         """Raises: StoreAway; what the store may have heard of it is closed at nothing then."""
-        wish = Wish(ask, asyncio.get_running_loop().create_future())
+        wish = PendingReserve(ask, asyncio.get_running_loop().create_future())
         self._wishes.append(wish)
-        self.board()
+        self.enqueue()
         try:
             reply, at_us = await wish.answer
         except (StoreAway, asyncio.CancelledError):
             self._take_back(wish)
             raise
         ok, blocking, wait_us, *told = reply
-        return Answer(ok, blocking, wait_us, standings(ask.limits, told), at_us)
+        return ReserveReply(ok, blocking, wait_us, limit_statuses(ask.limits, told), at_us)
 
     def settle(self, ask: Ask, actual: Cost, *, urgent: bool, day: str | None = None) -> None:
         """Hand over what a reservation cost. urgent: somebody may wait for its slot. day: None is today."""
@@ -124,7 +124,7 @@ class Account:
         if self._availability.away:
             return
         if urgent:
-            self.board()
+            self.enqueue()
         else:
             self._door.board_within(self, SETTLE_WITHIN_S)
 
@@ -136,19 +136,19 @@ class Account:
         """Wait until all that was handed over so far has been told. Raises: StoreAway."""
         last = next(reversed(self._settlements.values()), None)
         while last is not None and self._settlements.get(last.ask.id) is last:
-            self.board()
+            self.enqueue()
             self._landing = self._landing or asyncio.get_running_loop().create_future()
             error = await asyncio.shield(self._landing)
             if error is not None:
                 raise error
 
-    def board(self) -> None:
+    def enqueue(self) -> None:
         """Travel with the turn's trip, or after the run that is on its way, if there is anything to tell."""
         if self._flight is not None:
             self._next_waits = True
         elif not self._boarded and (self._wishes or self._settlements):
             self._boarded = True
-            self._door.board(self)
+            self._door.enqueue(self)
 
     def pack(self) -> tuple[list[str], bytes]:
         """The keys and the argument of the run that departs now."""
@@ -156,7 +156,7 @@ class Account:
         wishes, self._wishes = self._wishes[:RESERVES_MAX], self._wishes[RESERVES_MAX:]
         for wish in wishes:
             wish.departed = True
-        places, days = Places[Limit](1), Places[str](len(keys_of(self._tenant)) + 1)
+        places, days = IndexOf[Limit](1), IndexOf[str](len(keys_of(self._tenant)) + 1)
         argument = {
             "now": self._now_us() if self._now_us else 0,
             "lease": LEASE_US,
@@ -166,15 +166,15 @@ class Account:
             "reserves": [_reserve_asked(one.ask, places) for one in wishes],
             "limits": [_described(limit) for limit in places],
         }
-        self._boarded, self._flight = False, Flight(tuple(places), settlements, wishes)
+        self._boarded, self._flight = False, SentBatch(tuple(places), settlements, wishes)
         self._next_waits = bool(self._wishes) or len(settlements) == SETTLES_MAX
         return keys_of(self._tenant) + [usage_key(self._tenant, day) for day in days], ENCODER.encode(
             argument
         )
 
-    def landed(self, reply: bytes | StoreAway) -> None:
+    def on_reply(self, reply: bytes | StoreAway) -> None:
         """Hand out what the store said to the run that is back."""
-        flight, self._flight, self._boarded = self._flight or Flight((), (), ()), None, False
+        flight, self._flight, self._boarded = self._flight or SentBatch((), (), ()), None, False
         landing, self._landing = self._landing, None
         if isinstance(reply, StoreAway):
             self._failed(flight, reply)
@@ -183,7 +183,7 @@ class Account:
         if landing is not None:
             landing.set_result(reply if isinstance(reply, StoreAway) else None)
 
-    def _succeeded(self, flight: Flight, reply: bytes) -> None:
+    def _succeeded(self, flight: SentBatch, reply: bytes) -> None:
         now_us, told, answers = DECODER.decode(reply)
         self._ahead_us = now_us - self._clock_us()
         for one in flight.settlements:
@@ -193,9 +193,9 @@ class Account:
             if not wish.answer.done():
                 wish.answer.set_result((answer, now_us))
         if self._next_waits:
-            self.board()
+            self.enqueue()
 
-    def _failed(self, flight: Flight, error: StoreAway) -> None:
+    def _failed(self, flight: SentBatch, error: StoreAway) -> None:
         """Who waited behind it hears the same; settlements stay for the next run."""
         wishes, self._wishes = [*flight.wishes, *self._wishes], []
         self._heard(self._tenant, (), error)
@@ -203,7 +203,7 @@ class Account:
             if not wish.answer.done():
                 wish.answer.set_exception(error)
 
-    def _take_back(self, wish: Wish) -> None:
+    def _take_back(self, wish: PendingReserve) -> None:
         """Nobody waits for it any more. What has departed may be heard late, or even after this."""
         if wish.departed:
             self._hand_over(wish.ask, NOTHING, mark_us=wish.ask.expires_us)
@@ -220,7 +220,7 @@ class Account:
         return self._now_us() if self._now_us else time.time_ns() // 1000
 
 
-class Places(dict[Key, int], Generic[Key]):
+class IndexOf(dict[Key, int], Generic[Key]):
     """Gives each key a number, in the order in which they are first asked for."""
 
     def __init__(self, first: int) -> None:
@@ -246,29 +246,29 @@ def field_of(limit: Limit) -> str:
     return f"{limit.name}={limit.amount}"
 
 
-def standings(limits: Sequence[Limit], told: Sequence[Told]) -> tuple[Standing, ...]:
+def limit_statuses(limits: Sequence[Limit], told: Sequence[LimitState]) -> tuple[LimitStatus, ...]:
     """What the store told, in the limits' own units."""
     return tuple([_standing(limit, *one) for limit, one in zip(limits, told, strict=True)])
 
 
-def _standing(limit: Limit, used: int, reset_us: int, rest: int = 0) -> Standing:
+def _standing(limit: Limit, used: int, reset_us: int, rest: int = 0) -> LimitStatus:
     """used: for a rate the debt in whole microseconds, and rest its fraction, in parts of the amount."""
     window_us = WINDOWS_US.get(limit.period)
     if window_us is None:
-        return Standing(limit, max(0, limit.amount - used), reset_us)
+        return LimitStatus(limit, max(0, limit.amount - used), reset_us)
     debt = used * limit.amount + rest
     remaining = max(0, window_us * limit.amount - debt) // window_us
-    return Standing(limit, remaining, -(-debt // limit.amount))
+    return LimitStatus(limit, remaining, -(-debt // limit.amount))
 
 
-def _reserve_asked(ask: Ask, places: Places[Limit]) -> tuple[Any, ...]:
+def _reserve_asked(ask: Ask, places: IndexOf[Limit]) -> tuple[Any, ...]:
     amounts: list[int] = []
     for limit in ask.limits:
         amounts += (places[limit], *_parts(limit, ask.cost.of(limit.unit)))
     return ask.id, ask.expires_us, ask.shadow, amounts
 
 
-def _settle_asked(settlement: Settlement, places: Places[Limit], days: Places[str]) -> tuple[Any, ...]:
+def _settle_asked(settlement: Settlement, places: IndexOf[Limit], days: IndexOf[str]) -> tuple[Any, ...]:
     ask, actual = settlement.ask, settlement.actual
     amounts: list[int] = []
     for limit in ask.limits:

@@ -19,8 +19,8 @@ from gateway.quotas.limits import (
     WINDOWS_US,
     Cost,
     Limit,
+    LimitStatus,
     Meter,
-    Standing,
     Unit,
     meter_for,
     period_end_us,
@@ -62,13 +62,13 @@ class Ask(msgspec.Struct, frozen=True):
 class Reservation(msgspec.Struct, frozen=True):
     """What a call holds until it is settled.
 
-    standings: its limits after it was taken. degraded: counted here, because the shared store is away.
+    limit_statuses: its limits after it was taken. degraded: counted here, because the shared store is away.
     over: the limit that would have refused it, where the ask was a shadow's. at_us: when, on the ledger's
     clock.
     """
 
     ask: Ask
-    standings: tuple[Standing, ...]
+    limit_statuses: tuple[LimitStatus, ...]
     degraded: bool = False
     over: Limit | None = None
     at_us: int = 0
@@ -83,7 +83,7 @@ class Ledger(Protocol):
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """
 
-    def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
+    def settle(self, reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
         """Make the reserve true, once; a second time changes nothing. Never raises, and waits for nothing:
         a ledger that is shared is told later.
 
@@ -144,7 +144,7 @@ class MemoryLedger:
         heappush(self._ends, (now_us + ask.expires_us, self._number, ask.id))
         return Reservation(ask, tuple(meter.standing(now_us) for meter in meters), over=over, at_us=now_us)
 
-    def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
+    def settle(self, reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
         """The limits after the correction."""
         now_us = self._now()
         self._expire(now_us)
@@ -234,12 +234,12 @@ def _costs(ask: Ask, limit: Limit) -> str:
     return f"costs {cost} {named}"
 
 
-def corrected(reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
+def corrected(reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
     """A reservation's limits once what it did not use is back, as far as one who only reserved can tell."""
-    return tuple([_corrected(one, reservation.ask.cost, actual) for one in reservation.standings])
+    return tuple([_corrected(one, reservation.ask.cost, actual) for one in reservation.limit_statuses])
 
 
-def _corrected(standing: Standing, reserved: Cost, actual: Cost) -> Standing:
+def _corrected(standing: LimitStatus, reserved: Cost, actual: Cost) -> LimitStatus:
     limit = standing.limit
     back = 1 if limit.period == "in_flight" else reserved.of(limit.unit) - actual.of(limit.unit)
     if not back:
@@ -250,24 +250,24 @@ def _corrected(standing: Standing, reserved: Cost, actual: Cost) -> Standing:
         reset_us = max(0, reset_us + -(back * WINDOWS_US[limit.period] // limit.amount))
     elif limit.period == "in_flight" and remaining == limit.amount:
         reset_us = 0
-    return Standing(limit, remaining, reset_us)
+    return LimitStatus(limit, remaining, reset_us)
 
 
 def refusal(
-    ask: Ask, limit: Limit, wait_us: int, standings: Sequence[Standing], at_us: int | None = None
+    ask: Ask, limit: Limit, wait_us: int, limit_statuses: Sequence[LimitStatus], at_us: int | None = None
 ) -> QuotaExceeded:
     """What a caller hears whose limit has no room: the exact wait, rounded up to whole seconds.
 
-    standings: what is known of the limits. at_us: when it was asked, on the ledger's clock; None where what
-    is waited for is not the limit's next period.
+    limit_statuses: what is known of the limits. at_us: when it was asked, on the ledger's clock; None where
+    what is waited for is not the limit's next period.
     """
     exact_s = -(-wait_us // SECOND_US)
     calendar = limit.period in ("day", "month")
-    left = next((_left(one) for one in standings if one.limit == limit), "")
+    left = next((_left(one) for one in limit_statuses if one.limit == limit), "")
     anew = ""
     if calendar and at_us is not None:
         anew = f"it starts anew on {day_of(period_end_us(limit.period, at_us))} (UTC), "
-    headers = rate_limit_headers(standings)
+    headers = rate_limit_headers(limit_statuses)
     if exact_s > RETRY_AFTER_MAX_S:
         headers["x-should-retry"] = "false"
     return QuotaExceeded(
@@ -280,7 +280,7 @@ def refusal(
     )
 
 
-def _left(standing: Standing) -> str:
+def _left(standing: LimitStatus) -> str:
     """What remains, before what is asked for."""
     match standing.remaining:
         case 0:
@@ -290,10 +290,10 @@ def _left(standing: Standing) -> str:
     return f"{standing.remaining} are left, and "
 
 
-def rate_limit_headers(standings: Sequence[Standing]) -> dict[str, str]:
+def rate_limit_headers(limit_statuses: Sequence[LimitStatus]) -> dict[str, str]:
     """OpenAI's x-ratelimit-*: for each unit, the limit with the least remaining share."""
-    tightest: dict[Unit, tuple[float, Standing]] = {}
-    for one in standings:
+    tightest: dict[Unit, tuple[float, LimitStatus]] = {}
+    for one in limit_statuses:
         unit, share = one.limit.unit, one.remaining / max(1, one.limit.amount)
         if unit not in tightest or share < tightest[unit][0]:
             tightest[unit] = share, one

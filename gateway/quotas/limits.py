@@ -59,7 +59,7 @@ class Cost(msgspec.Struct, frozen=True):
         return amount
 
 
-class Standing(msgspec.Struct, frozen=True):
+class LimitStatus(msgspec.Struct, frozen=True):
     """A limit as it is now: what is left, and in how many microseconds all of it is back."""
 
     limit: Limit
@@ -134,11 +134,11 @@ class RateMeter:
         """Close a reservation at what was reserved."""
         self.give_back(number, 0, 0)
 
-    def standing(self, now_us: int) -> Standing:
+    def standing(self, now_us: int) -> LimitStatus:
         """What is left now."""
         debt, window = self._debt(now_us), self.limit.amount * self._window_us
         remaining = max(0, window - debt) // self._window_us
-        return Standing(self.limit, remaining, -(-debt // self.limit.amount))
+        return LimitStatus(self.limit, remaining, -(-debt // self.limit.amount))
 
     def _debt(self, now_us: int) -> int:
         """Ticks until the bucket is full again."""
@@ -189,10 +189,10 @@ class CalendarMeter:
         """Close a reservation at what was reserved."""
         self._started_us.pop(number, None)
 
-    def standing(self, now_us: int) -> Standing:
+    def standing(self, now_us: int) -> LimitStatus:
         """What is left now."""
         self._roll(now_us)
-        return Standing(self.limit, max(0, self.limit.amount - self._used), self._end_us - now_us)
+        return LimitStatus(self.limit, max(0, self.limit.amount - self._used), self._end_us - now_us)
 
     def _roll(self, now_us: int) -> None:
         if now_us >= self._end_us:
@@ -231,11 +231,11 @@ class FlightMeter:
     def forget(self, number: int) -> None:
         """The slot stays taken until its lease ends."""
 
-    def standing(self, now_us: int) -> Standing:
+    def standing(self, now_us: int) -> LimitStatus:
         """Free slots; reset is when the last lease ends at the latest."""
         self._expire(now_us)
         last_us = next(reversed(self._ends_us.values()), now_us)
-        return Standing(self.limit, max(0, self.limit.amount - len(self._ends_us)), last_us - now_us)
+        return LimitStatus(self.limit, max(0, self.limit.amount - len(self._ends_us)), last_us - now_us)
 
     def _expire(self, now_us: int) -> None:
         while self._ends_us:

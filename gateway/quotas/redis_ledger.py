@@ -17,7 +17,15 @@ import msgspec
 
 from gateway.errors import QuotaExceeded, QuotaUnavailable
 from gateway.events import Observe, StoreChanged
-from gateway.quotas.account import STATE_TTL_S, Account, Told, field_of, keys_of, standings, usage_key
+from gateway.quotas.account import (
+    STATE_TTL_S,
+    Account,
+    LimitState,
+    field_of,
+    keys_of,
+    limit_statuses,
+    usage_key,
+)
 from gateway.quotas.availability import Availability
 from gateway.quotas.ledger import (
     LEASE_US,
@@ -29,7 +37,7 @@ from gateway.quotas.ledger import (
     corrected,
     refusal,
 )
-from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, Standing, Unit
+from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, LimitStatus, Unit
 from gateway.quotas.usage import UsageRow
 from gateway.store.redis_client import RedisDoor, StoreAway, script
 
@@ -125,13 +133,13 @@ class RedisLedger:
         over = ask.limits[answer.blocking - 1] if answer.blocking else None
         if not answer.ok:
             assert over is not None
-            raise refusal(ask, over, answer.wait_us, answer.standings, answer.at_us)
-        taken = Reservation(ask, answer.standings, over=over, at_us=answer.at_us)
+            raise refusal(ask, over, answer.wait_us, answer.limit_statuses, answer.at_us)
+        taken = Reservation(ask, answer.limit_statuses, over=over, at_us=answer.at_us)
         if any(limit.period == "in_flight" for limit in ask.limits):
             self._open[ask.id] = taken
         return taken
 
-    def settle(self, reservation: Reservation, actual: Cost) -> tuple[Standing, ...]:
+    def settle(self, reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
         """What cannot be told soon is told when the store is back, or counts as spent."""
         ask = reservation.ask
         awaited = self._open.pop(ask.id, None) is not None and self._slots_are_short(ask)
@@ -198,7 +206,7 @@ class RedisLedger:
         slots = [one for one in ask.limits if one.period == "in_flight"]
         return any(self._local.left(ask.tenant, one) < max(PLENTY, one.amount // 2) for one in slots)
 
-    def _heard(self, tenant: str, told: Sequence[tuple[Limit, Told]], error: StoreAway | None) -> None:
+    def _heard(self, tenant: str, told: Sequence[tuple[Limit, LimitState]], error: StoreAway | None) -> None:
         if error is not None:
             self._could_not_run(tenant, error)
             return
@@ -249,7 +257,7 @@ class RedisLedger:
     async def _catch_up(self) -> None:
         """Tell the store what it has missed; each thing is forgotten once it has been told."""
         for account in self._accounts.values():
-            account.board()
+            account.enqueue()
         self._owing += self._local.owed()
         while self._owing:
             owed = self._owing[0]
@@ -307,14 +315,14 @@ class LocalShare:
     def __init__(self) -> None:
         self._ledger = MemoryLedger()
         # What was last told of each limit, and when.
-        self._seen: dict[str, dict[Limit, tuple[Told, int]]] = defaultdict(dict)
+        self._seen: dict[str, dict[Limit, tuple[LimitState, int]]] = defaultdict(dict)
         self._shares: dict[tuple[str, Limit], Limit] = {}
         self._asked: dict[str, Ask] = {}
         self._owed: dict[tuple[str, tuple[Limit, ...], str, str], Cost] = {}
         self._owed_to_rates: dict[tuple[str, Limit], int] = defaultdict(int)
         self._numbers = count()
 
-    def saw(self, tenant: str, told: Sequence[tuple[Limit, Told]], *, away: bool) -> None:
+    def saw(self, tenant: str, told: Sequence[tuple[Limit, LimitState]], *, away: bool) -> None:
         """Note what the store told of a tenant's limits. Unless it is away, it is what counts again, and no
         share that was made for a call that missed it.
         """
@@ -346,7 +354,7 @@ class LocalShare:
         self._asked[ask.id] = ask
         return msgspec.structs.replace(taken, degraded=True)
 
-    def settle(self, reservation: Reservation, actual: Cost, day: str) -> tuple[Standing, ...]:
+    def settle(self, reservation: Reservation, actual: Cost, day: str) -> tuple[LimitStatus, ...]:
         """Count what was used, here and as owed for that day."""
         ask = self._asked.pop(reservation.ask.id, None)
         if ask is not None:
@@ -393,7 +401,7 @@ class LocalShare:
         if limit not in self._seen[tenant]:
             return None
         told, at_us = self._seen[tenant][limit]
-        [standing] = standings([limit], [told])
+        [standing] = limit_statuses([limit], [told])
         return standing.remaining if time.time_ns() // 1000 < at_us + standing.reset_us else None
 
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import urlsplit
 
-from gateway.routing.health import Happened
+from gateway.routing.health import ReplicaEvent
 from gateway.routing.pool import Pool, Replica
 
 LOOK_EVERY_S = 5.0
@@ -87,7 +87,9 @@ class Discovery:
     def _went(self, address: str) -> None:
         replica = self._here.pop(address)
         self._watching.pop(replica).cancel()
-        self._pool.learn(replica, Happened.VANISHED, f"{self._host} no longer has the address {address}")
+        self._pool.transition(
+            replica, ReplicaEvent.VANISHED, f"{self._host} no longer has the address {address}"
+        )
         task = asyncio.create_task(let_go(self._pool, replica))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

@@ -29,7 +29,7 @@ class State(StrEnum):
     GONE = "gone"
 
 
-class Happened(StrEnum):
+class ReplicaEvent(StrEnum):
     """What was learnt of a replica, from a probe or from its attempts.
 
     failing: several failures in a row. stalled: work in flight, and nothing comes back, a probe neither.
@@ -48,41 +48,41 @@ class Happened(StrEnum):
 
 
 _BAD = (
-    Happened.JOIN_FAILED,
-    Happened.UNREACHED,
-    Happened.LOST,
-    Happened.FAILING,
-    Happened.STALLED,
-    Happened.STRAYED,
+    ReplicaEvent.JOIN_FAILED,
+    ReplicaEvent.UNREACHED,
+    ReplicaEvent.LOST,
+    ReplicaEvent.FAILING,
+    ReplicaEvent.STALLED,
+    ReplicaEvent.STRAYED,
 )
 
-TRANSITIONS: dict[tuple[State, Happened], State] = {
-    (State.JOINING, Happened.JOINED): State.UP,
-    (State.JOINING, Happened.JOIN_FAILED): State.DOWN,
-    (State.JOINING, Happened.STRAYED): State.DOWN,
-    (State.DOWN, Happened.JOINED): State.PROBATION,
-    (State.PROBATION, Happened.PROVEN): State.UP,
-    **{(state, Happened.VANISHED): State.GONE for state in State},
+TRANSITIONS: dict[tuple[State, ReplicaEvent], State] = {
+    (State.JOINING, ReplicaEvent.JOINED): State.UP,
+    (State.JOINING, ReplicaEvent.JOIN_FAILED): State.DOWN,
+    (State.JOINING, ReplicaEvent.STRAYED): State.DOWN,
+    (State.DOWN, ReplicaEvent.JOINED): State.PROBATION,
+    (State.PROBATION, ReplicaEvent.PROVEN): State.UP,
+    **{(state, ReplicaEvent.VANISHED): State.GONE for state in State},
     **{(state, bad): State.DOWN for state in (State.UP, State.PROBATION) for bad in _BAD},
 }
 USABLE = frozenset({State.UP, State.PROBATION})
 
 
-def after(state: State, happened: Happened) -> State:
+def after(state: State, happened: ReplicaEvent) -> State:
     """The state that follows."""
     return TRANSITIONS.get((state, happened), state)
 
 
-def lesson(error: BackendError, failures: int, *, last: bool) -> Happened | None:
+def event_of(error: BackendError, failures: int, *, last: bool) -> ReplicaEvent | None:
     """What an attempt's error says about the replica itself; None if nothing.
 
     failures: how many in a row, this one included. last: no other replica is usable; one that at least
     answers is not given up then, for it may be the callers' doing.
     """
     if isinstance(error, Unavailable):
-        return Happened.UNREACHED
+        return ReplicaEvent.UNREACHED
     if isinstance(error, Lost):
-        return Happened.LOST
+        return ReplicaEvent.LOST
     if isinstance(error, Failed | TimedOut) and failures >= FAILURES_MAX and not last:
-        return Happened.FAILING
+        return ReplicaEvent.FAILING
     return None

@@ -10,7 +10,7 @@ from backends.contract import Backend, Capabilities, Embed, Embedded, Reply, Res
 from backends.errors import BackendError, Failed, Overloaded
 from gateway.config.schema import Policy
 from gateway.events import Observe, ReplicaChanged
-from gateway.routing.health import PROVEN_BY, USABLE, Happened, State, after, lesson
+from gateway.routing.health import PROVEN_BY, USABLE, ReplicaEvent, State, after, event_of
 from gateway.routing.policies import ranked
 from gateway.routing.window import Window
 
@@ -22,7 +22,7 @@ STALL_TIMES = 3
 EXTREMES_KEPT = 0.98
 
 
-class Cargo(msgspec.Struct, frozen=True):
+class BatchLoad(msgspec.Struct, frozen=True):
     """What a batch puts on a replica, and whose it is."""
 
     inputs: int
@@ -40,7 +40,7 @@ class Replica:
         self.state = State.JOINING
         self.capabilities: Capabilities | None = None
         # Whether it gives vectors of another space than its upstream's.
-        self.strays = False
+        self.is_foreign = False
         # Of the vectors that it gave when its space was looked at; None where it was not.
         self.width: int | None = None
         # Whether its model is in memory, as it said last; None where that is no question.
@@ -85,7 +85,7 @@ class Replica:
         if width != expected:
             raise Failed(f"its vectors have {width} dimensions, and had {self.width} when it joined")
 
-    def started(self, cargo: Cargo, now_s: float) -> None:
+    def started(self, cargo: BatchLoad, now_s: float) -> None:
         """A batch is on its way."""
         if not self.batches:
             self._progress_s = now_s
@@ -94,7 +94,7 @@ class Replica:
         self.inputs += cargo.inputs
         self.tokens += cargo.tokens
 
-    def ended(self, cargo: Cargo) -> None:
+    def ended(self, cargo: BatchLoad) -> None:
         """A batch is no longer in flight, whatever became of it."""
         self.batches -= 1
         self.batches_of.subtract(cargo.tenants)
@@ -104,7 +104,7 @@ class Replica:
         self.inputs -= cargo.inputs
         self.tokens -= cargo.tokens
 
-    def succeeded(self, cargo: Cargo, took_s: float, now_s: float, *, full: bool) -> None:
+    def succeeded(self, cargo: BatchLoad, took_s: float, now_s: float, *, full: bool) -> None:
         """It answered a batch; called before `ended`. full: no more could have been in flight."""
         self.window.finished(cargo.tokens, now_s, self.batches, full=full)
         self._progress_s = now_s
@@ -182,15 +182,15 @@ class Pool:
 
     def only_usable(self, replica: Replica) -> bool:
         """Whether no other replica that gives this upstream's vectors is given work."""
-        return not any(not one.strays for one in self.usable([replica]))
+        return not any(not one.is_foreign for one in self.usable([replica]))
 
     def mixed(self) -> bool:
         """Whether a replica that is given work gives vectors of another space."""
-        return any(one.strays and one.state in USABLE for one in self.replicas)
+        return any(one.is_foreign and one.state in USABLE for one in self.replicas)
 
     def refused(self) -> bool:
         """Whether one is kept out because of its vectors."""
-        return any(one.strays and one.state is State.DOWN for one in self.replicas)
+        return any(one.is_foreign and one.state is State.DOWN for one in self.replicas)
 
     def loading(self) -> bool:
         """Whether a model of this upstream is on its way into memory."""
@@ -253,11 +253,13 @@ class Pool:
             self._told = next((one.capabilities for one in self.replicas if one.capabilities), None)
         return self._told
 
-    def succeeded(self, replica: Replica, cargo: Cargo, took_s: float, now_s: float, *, full: bool) -> None:
+    def succeeded(
+        self, replica: Replica, cargo: BatchLoad, took_s: float, now_s: float, *, full: bool
+    ) -> None:
         """A replica answered a batch."""
         replica.succeeded(cargo, took_s, now_s, full=full)
         if replica.state is State.PROBATION and replica.proven:
-            self.learn(replica, Happened.PROVEN, "it does its work")
+            self.transition(replica, ReplicaEvent.PROVEN, "it does its work")
 
     def failed(self, replica: Replica, error: BackendError, now_s: float, sent_s: float) -> None:
         """A replica failed a batch, sent at that time, by no fault of the caller's."""
@@ -265,16 +267,16 @@ class Pool:
             replica.refused(now_s, sent_s)
             return
         last = not self.usable([replica])
-        if (happened := lesson(error, replica.failed(), last=last)) is not None:
-            self.learn(replica, happened, error.message)
+        if (happened := event_of(error, replica.failed(), last=last)) is not None:
+            self.transition(replica, happened, error.message)
 
     def describe_anew(self, replica: Replica, told: Capabilities) -> None:
         """A replica was started again with something else, and nobody noticed that it was away."""
         replica.capabilities = told
         self._told = None
 
-    def learn(
-        self, replica: Replica, happened: Happened, reason: str, told: Capabilities | None = None
+    def transition(
+        self, replica: Replica, happened: ReplicaEvent, reason: str, told: Capabilities | None = None
     ) -> None:
         """Move a replica along the table, and tell those who wait for one."""
         replica.capabilities = told or replica.capabilities
@@ -286,7 +288,7 @@ class Pool:
             replica.came_back()
         replica.state = state
         self._observe(ReplicaChanged(self.upstream, replica.name, state.value, reason))
-        if happened is Happened.STALLED:
+        if happened is ReplicaEvent.STALLED:
             self.given_up(replica)
         self.changed()
 

@@ -20,7 +20,7 @@ from backends.errors import (
     Unavailable,
     UnsupportedWork,
 )
-from gateway.routing.health import USABLE, Happened, State
+from gateway.routing.health import USABLE, ReplicaEvent, State
 from gateway.routing.pool import Pool, Replica
 from gateway.vector_spaces.space import VectorSpace
 
@@ -80,25 +80,25 @@ async def _joins(pool: Pool, replica: Replica, space: VectorSpace | None, *, pat
     except BackendError as error:
         # An engine that is still loading has not failed to join: it is not there yet.
         if not (patient and replica.state is State.JOINING):
-            pool.learn(replica, Happened.JOIN_FAILED, error.message)
+            pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.message)
         return False
     if space is not None and _stays_out(pool, replica, space):
-        pool.learn(replica, Happened.STRAYED, space.why(replica.name))
+        pool.transition(replica, ReplicaEvent.STRAYED, space.why(replica.name))
         return False
-    pool.learn(replica, Happened.JOINED, _told(told), told)
+    pool.transition(replica, ReplicaEvent.JOINED, _told(told), told)
     return True
 
 
 async def _check_space(replica: Replica, told: Capabilities, space: VectorSpace | None) -> None:
     """Raises: BackendError."""
     if space is not None:
-        replica.strays = not await space.check(replica.name, replica.backend, told)
+        replica.is_foreign = not await space.check(replica.name, replica.backend, told)
         replica.width = space.width(replica.name)
 
 
 def _stays_out(pool: Pool, replica: Replica, space: VectorSpace) -> bool:
     """Whether it gives other vectors and is not needed: one that was in use stays, where it is the last."""
-    if not (replica.strays and space.refuses):
+    if not (replica.is_foreign and space.refuses):
         return False
     return replica.capabilities is None or not pool.only_usable(replica)
 
@@ -107,9 +107,9 @@ def _leave_if_astray(pool: Pool, replica: Replica, space: VectorSpace | None) ->
     """What its vectors are held against may have changed too."""
     if space is None:
         return
-    replica.strays = space.strays(replica.name)
+    replica.is_foreign = space.is_foreign(replica.name)
     if replica.state in USABLE and _stays_out(pool, replica, space):
-        pool.learn(replica, Happened.STRAYED, space.why(replica.name))
+        pool.transition(replica, ReplicaEvent.STRAYED, space.why(replica.name))
 
 
 def _told(told: Capabilities) -> str:
@@ -149,7 +149,7 @@ async def _ask_who_it_is(pool: Pool, replica: Replica, space: VectorSpace | None
             await _check_space(replica, told, space)
             pool.describe_anew(replica, told)
     except (Unavailable, Lost, TimedOut) as error:
-        pool.learn(replica, Happened.UNREACHED, error.message)
+        pool.transition(replica, ReplicaEvent.UNREACHED, error.message)
     except BackendError:
         # It is there; what it cannot say of itself now, it has said when it joined.
         return
@@ -174,7 +174,7 @@ async def _question(pool: Pool, replica: Replica, told: Capabilities) -> None:
     try:
         await _work_a_little(replica, told)
     except BackendError as error:
-        pool.learn(replica, Happened.STALLED, f"work is out and nothing comes back: {error.message}")
+        pool.transition(replica, ReplicaEvent.STALLED, f"work is out and nothing comes back: {error.message}")
 
 
 async def _work_a_little(replica: Replica, told: Capabilities) -> None:

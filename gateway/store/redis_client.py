@@ -84,13 +84,13 @@ class Run(Protocol):
     def script(self) -> Script:
         """What runs."""
 
-    def board(self) -> None:
+    def enqueue(self) -> None:
         """Join the next trip, where there still is a reason to."""
 
     def pack(self) -> tuple[Sequence[str], bytes]:
         """Its keys, all under one hash tag, and its argument."""
 
-    def landed(self, reply: bytes | StoreAway) -> None:
+    def on_reply(self, reply: bytes | StoreAway) -> None:
         """Take the answer, once for each time that it boarded; one that was turned away was never packed."""
 
 
@@ -102,14 +102,14 @@ class Single:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._packed = keys, argument
 
-    def board(self) -> None:
+    def enqueue(self) -> None:
         """It has."""
 
     def pack(self) -> tuple[Sequence[str], bytes]:
         """As it was given."""
         return self._packed
 
-    def landed(self, reply: bytes | StoreAway) -> None:
+    def on_reply(self, reply: bytes | StoreAway) -> None:
         """Tell whoever waits, if anybody still does."""
         if self.answer.done():
             return
@@ -127,7 +127,7 @@ class Packed(msgspec.Struct, frozen=True):
     argument: bytes
 
 
-class Errand:
+class BoundedTask:
     """Work at the store that has so long to end. told: what it gave, or a StoreAway, once."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], timeout_s: float, told: Callable[[Any], None]) -> None:
@@ -187,7 +187,7 @@ class RedisDoor:
         # Those in no hurry, and when they leave at the latest.
         self._patient: dict[Run, None] = {}
         self._last_call: asyncio.TimerHandle | None = None
-        self._trips: dict[int, Errand] = {}
+        self._trips: dict[int, BoundedTask] = {}
         self._late: set[asyncio.Future[Any]] = set()
         # Connections at rest: the pool asks each one that it hands out how it is, for half of a trip's cost.
         self._held: list[Any] = []
@@ -195,7 +195,7 @@ class RedisDoor:
         # Some proxies know EVAL only; found out once.
         self._by_source = False
 
-    def board(self, run: Run) -> None:
+    def enqueue(self, run: Run) -> None:
         """All that board in one turn of the loop, or while two trips are on the way, travel together."""
         if not self._boarding and len(self._trips) < TRIPS_MAX:
             asyncio.get_running_loop().call_soon(self._depart)
@@ -210,13 +210,13 @@ class RedisDoor:
     async def run(self, program: Script, keys: Sequence[str], argument: bytes) -> bytes:
         """Run a script. Raises: StoreAway."""
         one = Single(program, keys, argument)
-        self.board(one)
+        self.enqueue(one)
         return await one.answer
 
     async def ask(self, *command: Any) -> Any:
         """One plain command. Raises: StoreAway."""
         told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        errand = Errand(self._client.execute_command(*command), self._timeout_s, told.set_result)
+        errand = BoundedTask(self._client.execute_command(*command), self._timeout_s, told.set_result)
         try:
             result = await told
         finally:
@@ -239,7 +239,7 @@ class RedisDoor:
     def _call_patient(self) -> None:
         patient, self._patient, self._last_call = self._patient, {}, None
         for run in patient:
-            run.board()
+            run.enqueue()
 
     def _depart(self) -> None:
         boarding, self._boarding = self._boarding, []
@@ -247,7 +247,9 @@ class RedisDoor:
             batch = [Packed(run, *run.pack()) for run in boarding[start : start + PIPELINE_MAX]]
             number = next(self._numbers)
             held = self._written(batch, by_source=self._by_source)
-            trip = Errand(self._execute(batch, held), self._timeout_s, partial(self._back, number, batch))
+            trip = BoundedTask(
+                self._execute(batch, held), self._timeout_s, partial(self._back, number, batch)
+            )
             self._trips[number] = trip
 
     def _back(self, number: int, batch: Sequence[Packed], result: Any) -> None:
@@ -259,7 +261,7 @@ class RedisDoor:
             self._turn_away(StoreAway(_reason(result), number))
         for one, reply in zip(batch, replies, strict=True):
             failure = StoreAway(_reason(reply), number, alone=_is_scripts_own(reply))
-            one.run.landed(reply if isinstance(reply, bytes) else failure)
+            one.run.on_reply(reply if isinstance(reply, bytes) else failure)
         if self._boarding and len(self._trips) < TRIPS_MAX:
             self._depart()
 
@@ -267,7 +269,7 @@ class RedisDoor:
         """Who has waited behind a trip that got no answer has no time for another."""
         boarding, self._boarding = self._boarding, []
         for run in boarding:
-            run.landed(error)
+            run.on_reply(error)
 
     def _written(self, batch: Sequence[Packed], *, by_source: bool) -> Any:
         """A connection at rest that the batch has been written to; None where there is none.
@@ -342,7 +344,7 @@ class RedisDoor:
                 raise
             return await self._client.eval(script.source, len(one.keys), *one.keys, one.argument)
 
-    def _over_with(self, errand: Errand) -> None:
+    def _over_with(self, errand: BoundedTask) -> None:
         """Nobody waits for it any more; one that is late may make the connection that the next trip wants."""
         late = errand.task
         errand.stop()

@@ -73,7 +73,7 @@ async def watching(observe: Observe, upstream: Upstream, replica: Replica) -> No
             both.create_task(keep_following(pool, replica, replica.backend, space, observe))
 
 
-def work_beside(
+def background_tasks(
     upstream: Upstream, open_replica: OpenReplica, look_up: Resolve, observe: Observe
 ) -> list[Coroutine[Any, Any, None]]:
     """What runs for as long as the upstream does, beside its listed replicas: names are looked up."""

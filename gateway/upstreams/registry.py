@@ -15,9 +15,9 @@ import msgspec
 from gateway.config.schema import Upstream as UpstreamConfig
 from gateway.events import Event, Observe, ReplicaChanged, ResidenceTold, SpaceChecked
 from gateway.routing.discovery import Resolve, let_go
-from gateway.routing.health import Happened
+from gateway.routing.health import ReplicaEvent
 from gateway.routing.pool import Replica
-from gateway.upstreams.factory import OpenReplica, open_upstream, replica_of, watching, work_beside
+from gateway.upstreams.factory import OpenReplica, background_tasks, open_upstream, replica_of, watching
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.store import FingerprintStore
 
@@ -26,7 +26,7 @@ DRAIN_POLL_S = 0.1
 logger = logging.getLogger("gateway")
 
 
-class Means(msgspec.Struct, frozen=True):
+class Dependencies(msgspec.Struct, frozen=True):
     """What upstreams are opened with. fingerprints: those that gateways share, if any."""
 
     open_replica: OpenReplica
@@ -35,7 +35,7 @@ class Means(msgspec.Struct, frozen=True):
     fingerprints: FingerprintStore | None = None
 
 
-class Voice:
+class ScopedObserver:
     """What is told of an upstream; of its replicas only until it is left: another may have their names."""
 
     def __init__(self, observe: Observe) -> None:
@@ -48,13 +48,15 @@ class Voice:
             self._observe(event)
 
 
-class AtWork:
+class RunningUpstream:
     """One upstream, and the tasks that go on beside it.
 
     engine: where its engine has its model, if it has one. voice: what means observe with.
     """
 
-    def __init__(self, upstream: Upstream, engine: str | None, means: Means, voice: Voice) -> None:
+    def __init__(
+        self, upstream: Upstream, engine: str | None, means: Dependencies, voice: ScopedObserver
+    ) -> None:
         self.upstream = upstream
         self.engine = engine
         self.voice = voice
@@ -64,14 +66,14 @@ class AtWork:
 
     def start(self) -> None:
         """From now on its replicas are spoken to."""
-        for one in work_beside(
+        for one in background_tasks(
             self.upstream, self._means.open_replica, self._means.look_up, self._means.observe
         ):
             self._beside(one)
         for replica in self.upstream.pool.replicas:
             self._watch(replica)
 
-    def exchange(self, settings: UpstreamConfig) -> None:
+    def update_replicas(self, settings: UpstreamConfig) -> None:
         """Take these replicas; who was there before stays as it is."""
         before, after = self.upstream.settings.replicas, settings.replicas
         self.upstream.settings = settings
@@ -83,7 +85,9 @@ class AtWork:
                 self._watch(replica)
         for replica in [one for one in self._watching if one.name not in after]:
             self._watching.pop(replica).cancel()
-            self.upstream.pool.learn(replica, Happened.VANISHED, "it is no longer in the configuration")
+            self.upstream.pool.transition(
+                replica, ReplicaEvent.VANISHED, "it is no longer in the configuration"
+            )
             self._beside(let_go(self.upstream.pool, replica))
 
     async def drained(self) -> None:
@@ -114,13 +118,13 @@ class AtWork:
         task.add_done_callback(tell_why)
 
 
-class Fleet:
+class UpstreamRegistry:
     """Opens what a config names. Nothing is contacted before `start`."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: Dependencies) -> None:
         self._means = means
-        self._at_work: dict[str, AtWork] = {}
-        self._leaving: dict[asyncio.Task[None], list[AtWork]] = {}
+        self._at_work: dict[str, RunningUpstream] = {}
+        self._leaving: dict[asyncio.Task[None], list[RunningUpstream]] = {}
         self._started = False
 
     @property
@@ -134,7 +138,9 @@ class Fleet:
         for one in self._at_work.values():
             one.start()
 
-    def follow(self, wanted: Mapping[str, UpstreamConfig], engines: Mapping[str, str]) -> list[AtWork]:
+    def follow(
+        self, wanted: Mapping[str, UpstreamConfig], engines: Mapping[str, str]
+    ) -> list[RunningUpstream]:
         """Be what a config names; gives back what is no part of it any more, to be retired.
 
         engines: upstream → where its engine has its model. Raises: OSError where a file cannot be read; then
@@ -151,13 +157,13 @@ class Fleet:
                 if self._started:
                     one.start()
             elif one.upstream.settings != wanted[name]:
-                one.exchange(wanted[name])
+                one.update_replicas(wanted[name])
         left = [one for name, one in before.items() if now.get(name) is not one]
         for one in left:
             one.voice.is_left = True
         return left
 
-    def retire(self, left: Iterable[AtWork]) -> "asyncio.Task[None]":
+    def retire(self, left: Iterable[RunningUpstream]) -> "asyncio.Task[None]":
         """Let them end what they have, and close them; the task ends when all are closed."""
         leaving = list(left)
         task = asyncio.create_task(_all_drained(leaving))
@@ -176,19 +182,19 @@ class Fleet:
         for one in [*self._at_work.values(), *leaving]:
             await one.aclose()
 
-    def _kept(self, name: str, settings: UpstreamConfig, engine: str | None) -> AtWork | None:
+    def _kept(self, name: str, settings: UpstreamConfig, engine: str | None) -> RunningUpstream | None:
         one = self._at_work.get(name)
         if one is None or one.engine != engine or not _same_but_replicas(one.upstream.settings, settings):
             return None
         return one
 
-    def _opened(self, name: str, settings: UpstreamConfig, engines: Mapping[str, str]) -> AtWork:
-        voice = Voice(self._means.observe)
+    def _opened(self, name: str, settings: UpstreamConfig, engines: Mapping[str, str]) -> RunningUpstream:
+        voice = ScopedObserver(self._means.observe)
         means = msgspec.structs.replace(self._means, observe=voice.observe)
         upstream = open_upstream(
             name, settings, engines, means.open_replica, means.observe, means.fingerprints
         )
-        return AtWork(upstream, engines.get(name), means, voice)
+        return RunningUpstream(upstream, engines.get(name), means, voice)
 
 
 def _same_but_replicas(old: UpstreamConfig, new: UpstreamConfig) -> bool:
@@ -197,7 +203,7 @@ def _same_but_replicas(old: UpstreamConfig, new: UpstreamConfig) -> bool:
     return old == (msgspec.structs.replace(new, replicas=old.replicas) if listed else new)
 
 
-async def _all_drained(leaving: Iterable[AtWork]) -> None:
+async def _all_drained(leaving: Iterable[RunningUpstream]) -> None:
     await asyncio.gather(*(one.drained() for one in leaving))
 
 

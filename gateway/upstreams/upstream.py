@@ -43,7 +43,7 @@ MIXED = "mixed"
 UpstreamState = Literal["ready", "loading", "refused", "unavailable"]
 
 
-class Sent:
+class PreparedWork:
     """One call as replicas are asked for it, given what they were known to do: told."""
 
     __slots__ = ("_most_tokens", "told", "work")
@@ -145,7 +145,9 @@ class Upstream:
         offered = self.capabilities.operations if self.capabilities else frozenset()
         return Operation.RERANK not in offered and Operation.EMBED in offered
 
-    def sent(self, call: Call, prompts: Mapping[str, str], known: Sent | None = None) -> Sent:
+    def prepare(
+        self, call: Call, prompts: Mapping[str, str], known: PreparedWork | None = None
+    ) -> PreparedWork:
         """What replicas are asked for: what is scored by cosine is embedded, a query first, with the prompts
         of their roles; each text of pairs once.
 
@@ -155,7 +157,7 @@ class Upstream:
         told = self.capabilities
         if known is not None and known.told is told:
             return known
-        return Sent(self._prompted(call, prompts, told), told)
+        return PreparedWork(self._prompted(call, prompts, told), told)
 
     def _prompted(self, call: Call, prompts: Mapping[str, str], told: Capabilities | None) -> BackendWork:
         work = self._as_work(call.work)
@@ -177,7 +179,7 @@ class Upstream:
                 return Embed(texts_of(work))
         return work
 
-    def may_count(self, sent: Sent) -> bool:
+    def may_count(self, sent: PreparedWork) -> bool:
         """Whether `exact_tokens` may know more than `most_tokens`, if its tokenizer can be opened."""
         work, told = sent.work, sent.told
         if told is None or told.max_input_tokens is None or not (self.settings.tokenizer or told.checkpoint):
@@ -187,7 +189,7 @@ class Upstream:
         # Not the tokenizer alone knows what the pairs of such a reranker become.
         return not (isinstance(work, Rerank) and told.overhead_tokens)
 
-    async def exact_tokens(self, sent: Sent) -> list[int] | None:
+    async def exact_tokens(self, sent: PreparedWork) -> list[int] | None:
         """The tokens of each input as the model will count them; None without a tokenizer."""
         tokenizer = await self._open(sent) if self.may_count(sent) else None
         work = sent.work
@@ -202,7 +204,7 @@ class Upstream:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(COUNTING, _lengths, tokenizer, work, prompt)
 
-    async def _open(self, sent: Sent) -> "TextTokenizer | None":
+    async def _open(self, sent: PreparedWork) -> "TextTokenizer | None":
         assert sent.told is not None
         assert sent.told.max_input_tokens is not None
         source = self.settings.tokenizer or sent.told.checkpoint or ""

@@ -54,7 +54,7 @@ class VectorSpace:
         """What callers are told; None while nobody has embedded anything."""
         return None if self._standing is None else self._standing.id
 
-    def strays(self, replica: str) -> bool:
+    def is_foreign(self, replica: str) -> bool:
         """Whether a replica's vectors were not those of this space when it was last asked."""
         return self._outcomes.get(replica) == "differs"
 
@@ -64,7 +64,7 @@ class VectorSpace:
         return None if given is None else given.dimensions
 
     def why(self, replica: str) -> str:
-        """What is wrong with a replica that strays, for its operator."""
+        """What is wrong with a replica that is_foreign, for its operator."""
         standing, given = self._standing, self._given[replica]
         assert standing is not None
         if given.dimensions != standing.dimensions:
@@ -93,7 +93,7 @@ class VectorSpace:
             return True
         self._given[replica] = given
         self._judge(replica)
-        return not self.strays(replica)
+        return not self.is_foreign(replica)
 
     async def keep(self) -> None:
         """Follow the store; runs until cancelled."""

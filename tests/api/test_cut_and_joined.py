@@ -50,7 +50,7 @@ from gateway.config import schema as config
 from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError
 from gateway.quotas.ledger import NOTHING, Ask, MemoryLedger, Reservation
-from gateway.routing.health import Happened, State
+from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.pool import Pool, Replica
 from gateway.routing.routes import Route
 from gateway.routing.window import Window
@@ -220,13 +220,13 @@ class World:
         self.upstream = Upstream("up", upstream_settings, self.pool, lane, space)
         self.dispatcher = Dispatcher()
         for replica, backend in zip(replicas, backends, strict=True):
-            self.pool.learn(replica, Happened.JOINED, "", backend.told)
+            self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.told)
 
     def revive(self) -> None:
         """What the prober does, at once."""
         for replica in self.pool.replicas:
             if replica.state is State.DOWN:
-                self.pool.learn(replica, Happened.JOINED, "")
+                self.pool.transition(replica, ReplicaEvent.JOINED, "")
 
     async def call(self, index: int, work: Work) -> tuple[Reply, int] | None:
         """The reply and the tokens counted for it; None where the replicas failed it."""
@@ -234,7 +234,7 @@ class World:
         route = Route("m", "up", Operation.EMBED, Truncate.RIGHT, 60)
         deadline = Deadline(asyncio.get_running_loop().time() + 30)
         reservation = Reservation(Ask(str(index), tenant.name, (), NOTHING, 10**9, "m"), ())
-        sent = self.upstream.sent(Call(work), {})
+        sent = self.upstream.prepare(Call(work), {})
         with Grant(tenant, route, self.upstream, reservation, MemoryLedger(), deadline, sent) as grant:
             try:
                 reply = await self.dispatcher.dispatch(grant, Call(work), deadline.at_s, Timeline())

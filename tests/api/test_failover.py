@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from gateway.api.server.http_protocol import LINE
+from gateway.api.server.http_protocol import CONNECTION
 from gateway.events import AttemptFinished, ReplicaChanged
 from tests.backends.wrong_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
@@ -374,7 +374,7 @@ async def test_a_caller_that_hangs_up_frees_its_slot(boot: Boots) -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b'{"input": "a"}', "more_body": False}
 
-        scope = {**post_scope(gateway), "extensions": {LINE: line}}
+        scope = {**post_scope(gateway), "extensions": {CONNECTION: line}}
         call = asyncio.create_task(asgi(gateway)(scope, receive, ignored))
         await until(lambda: gate.waiting == 1)
         assert line.gone is not None

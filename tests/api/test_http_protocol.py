@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import uvicorn
 
-from gateway.api.server.http_protocol import LINE, BoundedProtocol
+from gateway.api.server.http_protocol import CONNECTION, BoundedProtocol
 
 # More than any buffer between two sockets holds; and so little that a server's writing is never paused.
 SIZES = {"/large": 30_000_000, "/small": 60_000}
@@ -190,7 +190,7 @@ async def whole_answer(scope: Any, receive: Any, send: Any) -> None:
     """Answers in one go where the server lets it, and tells in the body whether it did."""
     while (await receive()).get("more_body"):
         pass
-    line = scope["extensions"][LINE]
+    line = scope["extensions"][CONNECTION]
     body, value = b"whole", scope["query_string"].replace(b"%0A", b"\n")
     headers = [(b"content-length", b"5"), (b"x-told", value)]
     if line.answer(200, headers, body):
@@ -243,7 +243,7 @@ async def test_who_is_being_answered_hears_of_the_end_of_the_connection(body_byt
     async def waiting(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["more_body"]:
             pass
-        scope["extensions"][LINE].gone = told.set
+        scope["extensions"][CONNECTION].gone = told.set
         asked.set()
         await told.wait()
         answered.append(True)
@@ -265,7 +265,7 @@ async def test_an_answered_call_hears_nothing_of_the_end_of_the_connection() -> 
 
     async def answering(scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        line = scope["extensions"][LINE]
+        line = scope["extensions"][CONNECTION]
         line.gone = lambda: told.append(scope["path"])
         assert line.answer(200, [(b"content-length", b"0")], b"")
 
@@ -290,7 +290,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         await Impatient.released.wait()
     told = scope["path"].encode() + b"=" + body
     headers = [(b"content-length", b"%d" % len(told))]
-    if not scope["extensions"][LINE].answer(200, headers, told):
+    if not scope["extensions"][CONNECTION].answer(200, headers, told):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": told})
 

@@ -4,8 +4,8 @@ import base64
 
 import pytest
 
-from gateway.api.server.authentication import Identity, api_key_of
-from gateway.api.server.request_context import Exchange
+from gateway.api.server.authentication import Authenticator, api_key_of
+from gateway.api.server.request_context import RequestContext
 from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, Guesses
 from gateway.tenants.keyring import Keyring, key_digest
 from tests.conftest import Boots
@@ -63,7 +63,7 @@ def basic(text: str) -> str:
     ],
 )
 def test_a_key_is_read_from_every_form_of_the_header(sent: str, key: str | None) -> None:
-    assert key == api_key_of(Exchange("id", "/embed", [(b"authorization", sent.encode())], "10.0.0.1"))
+    assert key == api_key_of(RequestContext("id", "/embed", [(b"authorization", sent.encode())], "10.0.0.1"))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_key_is_read_from_every_form_of_the_header(sent: str, key: str | None)
 def test_a_forwarded_address_counts_where_the_proxy_is_trusted(
     peer: str, forwarded: str, address: str
 ) -> None:
-    exchange = Exchange("id", "/embed", [(b"x-forwarded-for", forwarded.encode())], peer)
-    identity = Identity(Keyring({}, key_digest("k")), ["10.0.0.0/8"])
+    context = RequestContext("id", "/embed", [(b"x-forwarded-for", forwarded.encode())], peer)
+    identity = Authenticator(Keyring({}, key_digest("k")), ["10.0.0.0/8"])
 
-    assert address == identity.address_of(exchange)
+    assert address == identity.address_of(context)

@@ -9,7 +9,7 @@ from backends.errors import BackendError, Failed, InvalidWork, Lost, Overloaded,
 from gateway.batching.lane import SUSPECT_S, Rules
 from gateway.batching.slices import Bounds
 from gateway.errors import DeadlineExceeded
-from gateway.routing.health import Happened, State
+from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.latencies import ENOUGH
 from tests.fakes.hooks import until
 from tests.fakes.replicas import Rig, assert_vectors, reply_to, tokens_of
@@ -310,7 +310,7 @@ async def test_a_batch_that_saw_two_crashes_runs_alone_once_and_then_fails() -> 
     for _ in range(2):
         (await rig.sent("good", "bad")).fail(Lost("it died"))
         await until(lambda: rig.replicas[0].state is State.DOWN)
-        rig.pool.learn(rig.replicas[0], Happened.JOINED, "")
+        rig.pool.transition(rig.replicas[0], ReplicaEvent.JOINED, "")
     (await rig.sent("good")).succeed()
     (await rig.sent("bad")).fail(Lost("it died"))
 
@@ -323,8 +323,8 @@ async def test_a_batch_that_saw_two_crashes_runs_alone_once_and_then_fails() -> 
 async def test_a_replica_that_is_back_has_one_batch_at_a_time_until_it_is_proven() -> None:
     rig = Rig(window=4)
     replica = rig.replicas[0]
-    rig.pool.learn(replica, Happened.LOST, "")
-    rig.pool.learn(replica, Happened.JOINED, "")
+    rig.pool.transition(replica, ReplicaEvent.LOST, "")
+    rig.pool.transition(replica, ReplicaEvent.JOINED, "")
     rig.bounds = Bounds(inputs=1)
     calls = [rig.call(text) for text in "abcdef"]
     for text in "abc":
@@ -360,7 +360,7 @@ async def test_a_batch_that_was_given_up_and_fails_nevertheless_is_handed_back_o
     rig.one.doing = clings
     call, other = rig.call("a"), rig.call("b")
     await until(lambda: bool(rig.one.all and rig.backends[1].open))
-    rig.pool.learn(rig.replicas[0], Happened.STALLED, "silent")
+    rig.pool.transition(rig.replicas[0], ReplicaEvent.STALLED, "silent")
     await until(lambda: not rig.replicas[0].batches)
 
     assert tokens_of("a") == rig.lane.queued_tokens
@@ -469,7 +469,7 @@ async def test_a_replica_that_is_gone_costs_no_caller_anything(how: str) -> None
     if how == "hung":
         await until(lambda: rig.replicas[0].batches == 4)
         # What the prober says of a replica that holds work and answers no probe.
-        rig.pool.learn(rig.replicas[0], Happened.STALLED, "silent")
+        rig.pool.transition(rig.replicas[0], ReplicaEvent.STALLED, "silent")
     for index, reply in enumerate(await asyncio.gather(*calls)):
         assert_vectors(reply, f"text {index}")
 

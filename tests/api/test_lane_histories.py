@@ -13,7 +13,7 @@ from backends.errors import BackendError, Failed, InvalidWork, Lost, Overloaded,
 from gateway.batching.lane import Rules
 from gateway.batching.slices import Bounds
 from gateway.errors import GatewayError
-from gateway.routing.health import Happened, State
+from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.window import Window
 from tests.fakes.replicas import Rig, assert_vectors, reply_to
 
@@ -90,7 +90,7 @@ class Chance:
         """What the prober does, at once."""
         for replica in self.rig.replicas:
             if replica.state is State.DOWN:
-                self.rig.pool.learn(replica, Happened.JOINED, "")
+                self.rig.pool.transition(replica, ReplicaEvent.JOINED, "")
 
     async def call(self, one: dict[str, Any]) -> None:
         """One caller from start to end, and what it may hear."""

@@ -7,7 +7,7 @@ import pytest
 from backends.contract import Reply
 from gateway.routing import prober
 from gateway.routing.health import State
-from gateway.routing.pool import STALL_S, Cargo
+from gateway.routing.pool import STALL_S, BatchLoad
 from gateway.routing.prober import Waits, keep_watching
 from tests.fakes.hooks import until
 from tests.fakes.replicas import Rig, assert_vectors, reply_to
@@ -72,15 +72,15 @@ async def test_a_replica_that_is_slow_and_answers_a_probe_keeps_its_work() -> No
 async def test_a_replica_is_given_several_times_what_its_slowest_batch_took() -> None:
     replica = Rig().replicas[0]
     assert replica.patience_s(30) == 30
-    replica.succeeded(Cargo(1, 10, ["acme"]), 0.02, 0.0, full=False)
+    replica.succeeded(BatchLoad(1, 10, ["acme"]), 0.02, 0.0, full=False)
     assert replica.patience_s(30) == STALL_S
-    replica.started(Cargo(32, 16_000, ["acme"]), 0.0)
+    replica.started(BatchLoad(32, 16_000, ["acme"]), 0.0)
     # Nothing so large was ever done here: nobody knows how long it takes.
     assert replica.patience_s(30) == 30
-    replica.succeeded(Cargo(32, 16_000, ["acme"]), 2.0, 1.0, full=False)
+    replica.succeeded(BatchLoad(32, 16_000, ["acme"]), 2.0, 1.0, full=False)
     assert replica.patience_s(30) == 6
     for _ in range(10):
-        replica.succeeded(Cargo(1, 10, ["acme"]), 0.02, 1.0, full=False)
+        replica.succeeded(BatchLoad(1, 10, ["acme"]), 0.02, 1.0, full=False)
     # Small calls since do not make it look slower than it is.
     assert replica.patience_s(30) == pytest.approx(6)
     assert not replica.silent(6.9, 30)

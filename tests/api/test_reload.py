@@ -13,7 +13,7 @@ from gateway.config.schema import Upstream
 from gateway.events import Event, ReplicaChanged, StoreChanged
 from gateway.routing.discovery import resolve
 from gateway.tenants.keyring import key_digest
-from gateway.upstreams.registry import Fleet, Means, Voice
+from gateway.upstreams.registry import Dependencies, ScopedObserver, UpstreamRegistry
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import Gate, hooked, until
 from tests.fakes.replicas import HeldReplica
@@ -190,7 +190,7 @@ async def _status(gateway: Running) -> list[list[str]]:
 
 async def test_what_is_left_tells_no_more_of_replicas_whose_names_another_may_have() -> None:
     told: list[Event] = []
-    voice = Voice(told.append)
+    voice = ScopedObserver(told.append)
     events: list[Event] = [
         ReplicaChanged("one", "http://a", "down", "away"),
         StoreChanged(away=True, reason=""),
@@ -214,7 +214,7 @@ async def test_what_cannot_be_opened_changes_nothing() -> None:
             raise FileNotFoundError("no such file")
         return HeldReplica()
 
-    fleet = Fleet(Means(opened, resolve, lambda _: None))
+    fleet = UpstreamRegistry(Dependencies(opened, resolve, lambda _: None))
     one = Upstream(backend="tei", replicas=("http://old",))
     fleet.follow({"one": one}, {})
     before = fleet.upstreams

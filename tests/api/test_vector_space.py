@@ -11,7 +11,7 @@ from gateway.config import schema as config
 from gateway.errors import NoReplica
 from gateway.events import ReplicaChanged, SpaceChecked
 from gateway.routing import prober
-from gateway.routing.health import Happened
+from gateway.routing.health import ReplicaEvent
 from gateway.routing.pool import Pool, Replica
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
@@ -334,8 +334,8 @@ async def test_callers_do_not_wait_for_an_engine_that_is_kept_out() -> None:
     waiting = asyncio.create_task(lane.wait_joined(clock() + 60))
     await asyncio.sleep(0)
     assert ("loading", False) == (upstream.state, upstream.settled)
-    engine.strays = True
-    pool.learn(engine, Happened.STRAYED, "another model")
+    engine.is_foreign = True
+    pool.transition(engine, ReplicaEvent.STRAYED, "another model")
 
     with pytest.raises(NoReplica, match="another space"):
         async with asyncio.timeout(10):

@@ -24,7 +24,7 @@ from backends.contract import (
 )
 from backends.counting import Counted
 from backends.errors import BackendError, Failed
-from backends.http import Answer
+from backends.http import UpstreamResponse
 from tests.backends.wrong_replies import packed
 
 EMBED, RERANK = Embed(("a", "b")), Rerank("q", ("a", "b"))
@@ -52,7 +52,7 @@ LABELS = {
 }
 PAIRS = b'[[{"score":0.5,"label":"x"}],[{"score":0.25,"label":"x"}]]'
 
-Decode = Callable[[Answer], Reply]
+Decode = Callable[[UpstreamResponse], Reply]
 # Adapter and operation: a right answer, and what reads it.
 READERS: dict[str, tuple[bytes, Decode]] = {
     "tei": (EMBEDDINGS, lambda a: tei.decode(EMBED, "/v1/embeddings", a, TEI)),
@@ -104,7 +104,7 @@ def test_no_body_becomes_a_wrong_vector(reader: str, data: st.DataObject) -> Non
     whole, decode = READERS[reader]
     body = data.draw(damaged(whole) | plain.map(lambda value: json.dumps(value).encode()))
     try:
-        reply = decode(Answer(200, {"x-compute-tokens": "6"}, body))
+        reply = decode(UpstreamResponse(200, {"x-compute-tokens": "6"}, body))
     except Failed:
         return
     numbers = reply.vectors if isinstance(reply, Embedded) else reply.scores  # type: ignore[union-attr]
@@ -118,13 +118,13 @@ def test_no_body_becomes_a_wrong_vector(reader: str, data: st.DataObject) -> Non
 @settings(max_examples=300, deadline=None)
 @given(status=st.integers(201, 599), body=st.binary() | plain.map(lambda value: json.dumps(value).encode()))
 def test_every_other_answer_is_some_failure(adapter: str, status: int, body: bytes) -> None:
-    assert isinstance(FAILURES[adapter](Answer(status, {}, body)), BackendError)
+    assert isinstance(FAILURES[adapter](UpstreamResponse(status, {}, body)), BackendError)
 
 
 @settings(max_examples=300, deadline=None)
 @given(body=st.binary() | plain.map(lambda value: json.dumps(value).encode()))
 def test_a_masked_error_is_looked_for_in_any_body(body: bytes) -> None:
-    assert vllm_wire.unmasked(Answer(200, {}, body)).status in {200, *range(400, 600)}
+    assert vllm_wire.unmasked(UpstreamResponse(200, {}, body)).status in {200, *range(400, 600)}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_no_body_becomes_wrong_terms_or_token_vectors(
 ) -> None:
     body = data.draw(damaged(whole) | plain.map(lambda value: json.dumps(value).encode()))
     try:
-        reply = decode(Answer(200, {"x-compute-tokens": "6"}, body))
+        reply = decode(UpstreamResponse(200, {"x-compute-tokens": "6"}, body))
     except Failed:
         return
     assert isinstance(reply, Encoded)

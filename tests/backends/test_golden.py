@@ -16,7 +16,7 @@ from backends import infinity, vllm_wire
 from backends.checkpoints import DEFAULT_MODEL, locate
 from backends.contract import Load, ReplicaSpec, TellsLoad
 from backends.errors import Failed, InvalidWork
-from backends.http import Answer
+from backends.http import UpstreamResponse
 from backends.registry import Kind
 from tests.conftest import remote_backend
 from tests.fakes.hooks import LABELS
@@ -119,6 +119,6 @@ def test_a_recorded_refusal_is_the_callers_only_where_an_input_is_at_fault(name:
     read = infinity.failure if name.startswith("infinity") else vllm_wire.failure
     for title, refused in recorded(name)["refusals"].items():
         said = refused["response"]
-        error = read(Answer(said["status"], said["headers"], json.dumps(said["json"]).encode()))
+        error = read(UpstreamResponse(said["status"], said["headers"], json.dumps(said["json"]).encode()))
 
         assert (title, type(error)) == (title, InvalidWork if (name, title) in CALLERS else Failed)

@@ -132,7 +132,7 @@ def saying(*parts: bytes) -> Speak:
 
 
 async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-    """Answer nothing until the client hangs up."""
+    """UpstreamResponse nothing until the client hangs up."""
     await reader.read()
 
 

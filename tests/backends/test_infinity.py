@@ -29,7 +29,7 @@ from backends.errors import (
     Unavailable,
     UnsupportedWork,
 )
-from backends.http import Answer, HttpDoor
+from backends.http import HttpDoor, UpstreamResponse
 from backends.infinity import CHARACTERS_MAX, InfinityBackend, as_read, decode, encode, failure
 from backends.vectors import sigmoid
 from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
@@ -280,7 +280,7 @@ async def test_the_url_prefix_is_part_of_the_address(small_files: str) -> None:
     ids=str,
 )
 def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
-    error = failure(Answer(status, {}, body_of(body)))
+    error = failure(UpstreamResponse(status, {}, body_of(body)))
 
     assert expected is type(error)
     assert "secret" not in error.message
@@ -289,7 +289,7 @@ def test_what_another_status_means(status: int, body: Any, expected: type[Backen
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
 def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
     with pytest.raises(Failed):
-        decode(Embed(("a", "b")), Answer(200, {}, body_of(body)), COUNTED)
+        decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), COUNTED)
 
 
 NOT_RANKS: dict[str, Any] = {
@@ -308,7 +308,7 @@ NOT_RANKS: dict[str, Any] = {
 @pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
 def test_what_is_no_ranking_of_the_documents_is_a_failure(body: Any) -> None:
     with pytest.raises(Failed):
-        decode(Rerank("q", ("a", "b")), Answer(200, {}, body_of(body)), COUNTED)
+        decode(Rerank("q", ("a", "b")), UpstreamResponse(200, {}, body_of(body)), COUNTED)
 
 
 @pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"data": [{"id": "m"}]}'])

@@ -18,7 +18,7 @@ from backends.errors import (
     Unavailable,
     UnsupportedWork,
 )
-from backends.http import Answer, HttpDoor
+from backends.http import HttpDoor, UpstreamResponse
 from backends.openai import Facing, OpenAIBackend, decode, encode, failure, route
 from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.hooks import answering, breaking
@@ -116,7 +116,9 @@ async def test_vectors_come_back_as_asked(base64: bool, dimensions: int | None) 
 
 
 async def test_a_server_that_gives_longer_vectors_is_normalized_here() -> None:
-    reply = decode(Embed(("a", "b")), Answer(200, {}, body_of(packed([3.0, 4.0], [0.0, 2.0]))), FACING, None)
+    reply = decode(
+        Embed(("a", "b")), UpstreamResponse(200, {}, body_of(packed([3.0, 4.0], [0.0, 2.0]))), FACING, None
+    )
 
     np.testing.assert_allclose([[0.6, 0.8], [0.0, 1.0]], reply.vectors, rtol=1e-6)
 
@@ -206,7 +208,7 @@ def envelope(message: str, code: str | None = None, kind: str = "invalid_request
     ids=str,
 )
 def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
-    error = failure(Answer(status, {}, body_of(body)))
+    error = failure(UpstreamResponse(status, {}, body_of(body)))
 
     assert expected is type(error)
     assert "secret" not in error.message
@@ -215,7 +217,7 @@ def test_what_another_status_means(status: int, body: Any, expected: type[Backen
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
 def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
     with pytest.raises(Failed):
-        decode(Embed(("a", "b")), Answer(200, {}, body_of(body)), FACING, None)
+        decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING, None)
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 500])

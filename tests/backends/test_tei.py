@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backends.contract import Embed, Embedded, Operation, Rerank, Reranked, Tokenize, Tokenized, Truncate
 from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable
-from backends.http import Answer, HttpDoor
+from backends.http import HttpDoor, UpstreamResponse
 from backends.tei import Info, TeiBackend, capabilities, decode, encode, failure
 from tests.fakes.hooks import RERANKER, answering, hooked
 from tests.fakes.tei import FakeTei, score_of, vector_of
@@ -39,9 +39,9 @@ async def joined(server: FakeTei, headers: dict[str, str] | None = None) -> TeiB
     return backend
 
 
-def answer(body: Any, tokens: str = "2") -> Answer:
+def answer(body: Any, tokens: str = "2") -> UpstreamResponse:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Answer(200, {"x-compute-tokens": tokens}, raw)
+    return UpstreamResponse(200, {"x-compute-tokens": tokens}, raw)
 
 
 def packed(*rows: list[float], indices: list[int] | None = None) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def test_info_tells_what_a_model_does(model_type: dict[str, Any], operations: se
 )
 def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    error = failure(Answer(status, {}, raw))
+    error = failure(UpstreamResponse(status, {}, raw))
 
     assert expected is type(error)
     assert error.message
@@ -180,12 +180,12 @@ def test_what_another_status_means(status: int, body: Any, expected: type[Backen
 def test_a_failure_of_the_upstream_shows_nothing_of_its_body(status: int) -> None:
     body = json.dumps({"error": "secret of the upstream", "error_type": "Backend"}).encode()
 
-    assert "secret" not in failure(Answer(status, {}, body)).message
+    assert "secret" not in failure(UpstreamResponse(status, {}, body)).message
 
 
 def test_only_what_is_empty_is_told_apart() -> None:
-    empty = failure(Answer(400, {}, b'{"error":"no","error_type":"Empty"}'))
-    wrong = failure(Answer(422, {}, b'{"error":"no","error_type":"Validation"}'))
+    empty = failure(UpstreamResponse(400, {}, b'{"error":"no","error_type":"Empty"}'))
+    wrong = failure(UpstreamResponse(422, {}, b'{"error":"no","error_type":"Validation"}'))
 
     assert (True, False) == (empty.empty, wrong.empty)
 

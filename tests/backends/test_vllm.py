@@ -28,7 +28,7 @@ from backends.errors import (
     Unavailable,
     UnsupportedWork,
 )
-from backends.http import Answer, HttpDoor
+from backends.http import HttpDoor, UpstreamResponse
 from backends.vectors import sigmoid
 from backends.vllm import VllmBackend, decode, encode
 from backends.vllm_probe import Facing, kind_of_scores, specials_around
@@ -296,7 +296,7 @@ def envelope(status: int, kind: str, message: str) -> dict[str, Any]:
     ids=str,
 )
 def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
-    error = failure(Answer(status, {}, body_of(body)))
+    error = failure(UpstreamResponse(status, {}, body_of(body)))
 
     assert expected is type(error)
     assert "secret" not in error.message
@@ -314,19 +314,21 @@ def test_what_another_status_means(status: int, body: Any, expected: type[Backen
     ids=str,
 )
 def test_an_error_of_status_200_gets_the_status_that_it_tells(body: Any, status: int) -> None:
-    assert status == unmasked(Answer(200, {}, body_of(body))).status
+    assert status == unmasked(UpstreamResponse(200, {}, body_of(body))).status
 
 
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
 def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
     with pytest.raises(Failed):
-        decode(Embed(("a", "b")), Answer(200, {}, body_of(body)), FACING)
+        decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING)
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 33}, {"prompt_tokens": -1}])
 def test_tokens_that_cannot_be_true_are_not_believed(usage: Any) -> None:
     with pytest.raises(Failed):
-        decode(Embed(("a", "b")), Answer(200, {}, body_of(packed([1.0], [1.0], usage=usage))), FACING)
+        decode(
+            Embed(("a", "b")), UpstreamResponse(200, {}, body_of(packed([1.0], [1.0], usage=usage))), FACING
+        )
 
 
 def ranks(*pairs: tuple[int, Any]) -> dict[str, Any]:
@@ -350,7 +352,7 @@ NOT_RANKS: dict[str, Any] = {
 @pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
 def test_what_is_no_scoring_of_the_documents_is_a_failure(body: Any) -> None:
     with pytest.raises(Failed):
-        decode(Rerank("q", ("a", "b")), Answer(200, {}, body_of(body)), FACING)
+        decode(Rerank("q", ("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING)
 
 
 @pytest.mark.parametrize("asked", ["fake/model", "other"])

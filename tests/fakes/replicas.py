@@ -9,9 +9,9 @@ from backends.contract import Capabilities, Embed, Embedded, Operation, Reply, W
 from backends.errors import BackendError, TimedOut
 from gateway.batching.lane import Lane, Rules
 from gateway.batching.slices import Bounds, Slice
-from gateway.batching.ticket import Passenger
+from gateway.batching.ticket import Owner
 from gateway.events import AttemptFinished, Event
-from gateway.routing.health import Happened
+from gateway.routing.health import ReplicaEvent
 from gateway.routing.pool import Pool, Replica
 from gateway.routing.window import Window
 from tests.fakes.hooks import until
@@ -20,7 +20,7 @@ from tests.fakes.tei import vector_of
 RULES = Rules(10**9, 30, holds=False)
 
 
-class Sent:
+class PreparedWork:
     """One request that a replica was sent, unanswered until the test says so."""
 
     def __init__(self, work: Work) -> None:
@@ -60,16 +60,16 @@ class HeldReplica:
 
     def __init__(self, *, tells: bool = True) -> None:
         self.told = Capabilities("m", frozenset({Operation.EMBED}), tells_input_tokens=tells)
-        self.all: list[Sent] = []
-        self.open: list[Sent] = []
-        self.cancelled: list[Sent] = []
+        self.all: list[PreparedWork] = []
+        self.open: list[PreparedWork] = []
+        self.cancelled: list[PreparedWork] = []
         self.doing: Doing | None = None
 
     async def describe(self, timeout_s: float) -> Capabilities:  # noqa: ARG002
         return self.told
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
-        sent = Sent(work)
+        sent = PreparedWork(work)
         self.all.append(sent)
         if self.doing is not None:
             return await self.doing(sent.texts)
@@ -109,7 +109,7 @@ class Rig:
         self.pool = Pool("up", self.replicas, "least_tokens", self.events.append, seed=0)
         self.lane = Lane(self.pool, rules, self.events.append, self.clock, lambda: self.bounds)
         for replica, backend in zip(self.replicas, self.backends, strict=True):
-            self.pool.learn(replica, Happened.JOINED, "", backend.told)
+            self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.told)
         self._flows = 0
 
     @property
@@ -132,15 +132,15 @@ class Rig:
     ) -> "asyncio.Task[Reply]":
         """Submit a call; each is another flow."""
         self._flows += 1
-        passenger = Passenger(tenant, self._flows, **whose)  # type: ignore[arg-type]
+        owner = Owner(tenant, self._flows, **whose)  # type: ignore[arg-type]
         asked = work or Embed(texts)
         piece = Slice(0, asked, len(asked.inputs), sum(map(tokens_of, asked.inputs)), sum(map(len, texts)))
-        return asyncio.create_task(self._submit(piece, passenger, self.clock() + within_s))
+        return asyncio.create_task(self._submit(piece, owner, self.clock() + within_s))
 
-    async def _submit(self, piece: Slice, passenger: Passenger, deadline_s: float) -> Reply:
-        return (await self.lane.submit(piece, passenger, deadline_s)).reply
+    async def _submit(self, piece: Slice, owner: Owner, deadline_s: float) -> Reply:
+        return (await self.lane.submit(piece, owner, deadline_s)).reply
 
-    async def sent(self, *texts: str, to: int = 0) -> Sent:
+    async def sent(self, *texts: str, to: int = 0) -> PreparedWork:
         """Wait until a replica holds a request of these texts."""
         held = self.backends[to].open
         await until(lambda: any(one.texts == list(texts) for one in held))

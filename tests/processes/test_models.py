@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 MODELS = 10
 SECONDS = 6.0
-LINE = "  m{n}: {{backend: torch, model: {path}, dtype: float32, preload: {preload}{more}}}\n"
+CONNECTION = "  m{n}: {{backend: torch, model: {path}, dtype: float32, preload: {preload}{more}}}\n"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def config_of(
 ) -> Path:
     """Upstreams and models m0, m1, …; first: whether the first is loaded at the start."""
     upstreams = "".join(
-        LINE.format(n=n, path=checkpoint, preload=str(first and n == 0).lower(), more=more)
+        CONNECTION.format(n=n, path=checkpoint, preload=str(first and n == 0).lower(), more=more)
         for n in range(count)
     )
     models = "".join(f"  m{n}: {{upstream: m{n}}}\n" for n in range(count))

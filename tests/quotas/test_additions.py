@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.additions.entries import Additions, Put
-from gateway.additions.state import KeptAdditions
+from gateway.additions.state import AdditionsState
 from gateway.additions.store import ADDED, AdditionsInRedis
 from gateway.store.redis_client import RedisDoor, StoreAway
 from tests.quotas.redis_server import RedisServer
@@ -38,7 +38,7 @@ async def test_of_two_who_change_them_at_once_one_looks_again(store: AdditionsIn
 async def test_what_cannot_be_read_is_named_once_and_changes_nothing(
     store: AdditionsInRedis, redis: RedisServer, written: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = KeptAdditions(store, {})
+    kept = AdditionsState(store, {})
     redis.command("HSET", ADDED, "version", "v", "additions", written)
     for _ in range(2):
         with pytest.raises(StoreAway):
@@ -55,6 +55,6 @@ async def test_what_another_release_knows_more_is_kept_out_of_the_way(
 ) -> None:
     redis.command("HSET", ADDED, "version", "v", "additions", '{"upstreams": {"x": 5}, "later": {}}')
     standing = await store.standing()
-    found = await KeptAdditions(store, {}).composed(file(), standing.additions)
+    found = await AdditionsState(store, {}).composed(file(), standing.additions)
 
     assert ({"one"}, {("upstreams", "x")}) == (found.config.upstreams.keys(), found.left_out.keys())

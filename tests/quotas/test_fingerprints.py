@@ -101,7 +101,7 @@ async def test_an_accepted_fingerprint_is_followed_and_held_against_who_is_there
     keeping = [asyncio.create_task(one.space.keep()) for one in (first, second)]
     await operator.store.replace("up", accepted)
     async with asyncio.timeout(10):
-        while not (first.space.strays("r0") and not second.space.strays("r1")):  # noqa: ASYNC110
+        while not (first.space.is_foreign("r0") and not second.space.is_foreign("r1")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     for task in keeping:
         task.cancel()
@@ -154,7 +154,7 @@ async def test_what_joined_without_redis_is_held_against_what_stands_there_at_th
     await second.check(Model())
 
     assert await first.check(Model(), "r1")
-    assert first.space.strays("r0")
+    assert first.space.is_foreign("r0")
     assert ["fits", "differs", "fits"] == first.alarms
 
 

@@ -40,9 +40,9 @@ async def ledger_on(url: str) -> AsyncIterator[tuple[RedisLedger, list[Event]]]:
 async def call(ledger: RedisLedger, tenant: str) -> int:
     """One call, reserved and settled; how many requests it left."""
     ask = Ask(secrets.token_hex(8), tenant, LIMITS, Cost(tokens=9), 60 * SECOND_US, "m")
-    standings = ledger.settle(await ledger.reserve(ask), Cost(tokens=5, inputs=1))
+    limit_statuses = ledger.settle(await ledger.reserve(ask), Cost(tokens=5, inputs=1))
     await ledger.settled()
-    return standings[0].remaining
+    return limit_statuses[0].remaining
 
 
 async def counts(url: str) -> None:

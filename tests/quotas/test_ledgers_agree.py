@@ -78,7 +78,7 @@ async def _outcome(ledger: Ledger, ask: Ask) -> Reservation | GatewayError:
 
 def _shown(answer: Reservation | GatewayError) -> Any:
     if isinstance(answer, Reservation):
-        return answer.standings, answer.over
+        return answer.limit_statuses, answer.over
     return answer.kind, answer.message, answer.retry_after_s, answer.headers
 
 

@@ -231,7 +231,7 @@ async def test_a_reserve_that_nobody_waits_for_any_more_holds_nothing(own_redis:
         await gateway.ledger.settled()
         taken = await gateway.ledger.reserve(Ask("next", "acme", limits, Cost(), 60 * SECOND_US))
 
-    assert 0 == taken.standings[0].remaining
+    assert 0 == taken.limit_statuses[0].remaining
 
 
 async def test_a_reserve_that_is_heard_after_it_was_closed_takes_nothing(own_redis: RedisServer) -> None:
@@ -293,8 +293,8 @@ async def test_what_one_run_cannot_carry_goes_in_the_next(own_redis: RedisServer
         await gateway.ledger.settled()
         probe = await gateway.ledger.reserve(Ask("probe", "acme", limits, Cost(), 60 * SECOND_US))
 
-    assert sorted(range(700, 1000)) == sorted(one.standings[0].remaining for one in taken)
-    assert 999 == probe.standings[0].remaining
+    assert sorted(range(700, 1000)) == sorted(one.limit_statuses[0].remaining for one in taken)
+    assert 999 == probe.limit_statuses[0].remaining
 
 
 async def test_many_checks_of_one_turn_travel_together(own_redis: RedisServer) -> None:
@@ -348,7 +348,7 @@ async def test_a_slot_that_somebody_may_wait_for_is_given_back_at_once(
         left = await other.ledger.reserve(Ask("two", "acme", limits, Cost(), 60 * SECOND_US))
 
     assert told == seen
-    assert slots - 1 - others == left.standings[1].remaining
+    assert slots - 1 - others == left.limit_statuses[1].remaining
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 10], ids=lambda turns: f"{turns} turns before")
@@ -471,8 +471,8 @@ async def test_a_gateway_whose_clock_is_days_off_counts_redis_days(
         await wrong.ledger.settled()
         rows = await good.ledger.usage("acme", [today])
 
-    assert 0 == taken.standings[0].remaining
-    assert 0 < taken.standings[0].reset_us <= 31 * 86400 * SECOND_US
+    assert 0 == taken.limit_statuses[0].remaining
+    assert 0 < taken.limit_statuses[0].reset_us <= 31 * 86400 * SECOND_US
     assert [(2, 1500)] == [(row.requests, row.tokens) for row in rows]
 
 
@@ -545,7 +545,7 @@ async def test_closing_a_ledger_charges_what_was_used_without_the_store(own_redi
         # It is back, and no heartbeat has told so yet.
         own_redis.thaw()
     async with running(own_redis, keep=False) as another:
-        assert 700 == (await another.ledger.reserve(asked("after"))).standings[0].remaining
+        assert 700 == (await another.ledger.reserve(asked("after"))).limit_statuses[0].remaining
 
 
 async def test_what_could_not_be_charged_at_once_is_charged_later(own_redis: RedisServer) -> None:
@@ -562,7 +562,7 @@ async def test_what_could_not_be_charged_at_once_is_charged_later(own_redis: Red
         await ledger._catch_up()
         await ledger.settled()
     async with running(own_redis, keep=False) as another:
-        assert 800 == (await another.ledger.reserve(asked("after"))).standings[0].remaining
+        assert 800 == (await another.ledger.reserve(asked("after"))).limit_statuses[0].remaining
 
 
 async def test_an_absence_leaves_no_rate_in_debt_for_longer_than_its_window(own_redis: RedisServer) -> None:
@@ -579,7 +579,7 @@ async def test_an_absence_leaves_no_rate_in_debt_for_longer_than_its_window(own_
         ledger._availability.answered()
         await ledger._catch_up()
         await ledger.settled()
-        rate, month = (await ledger.reserve(asked("after", hour))).standings
+        rate, month = (await ledger.reserve(asked("after", hour))).limit_statuses
         rows = await ledger.usage("acme", [datetime.now(UTC).date().isoformat()])
 
     assert 0 == rate.remaining
@@ -601,7 +601,7 @@ async def test_what_was_used_before_midnight_is_charged_to_that_day(own_redis: R
     ledger._availability.answered()
     await ledger._catch_up()
     await ledger.settled()
-    day, month = (await ledger.reserve(asked("after", limits))).standings
+    day, month = (await ledger.reserve(asked("after", limits))).limit_statuses
     rows = await ledger.usage("acme", ["2027-01-15", "2027-01-16"])
     await ledger.aclose()
 
@@ -622,7 +622,7 @@ async def test_a_call_in_flight_keeps_its_slot_when_the_store_is_emptied(own_red
         taken = await ledger.reserve(asked("third", one, 1))
 
     # What the first was charged has been forgotten, and so is not given back.
-    assert [0, 999] == [standing.remaining for standing in taken.standings]
+    assert [0, 999] == [standing.remaining for standing in taken.limit_statuses]
 
 
 async def test_a_late_renewal_gives_no_slot_to_a_call_that_is_over(own_redis: RedisServer) -> None:
@@ -634,7 +634,7 @@ async def test_a_late_renewal_gives_no_slot_to_a_call_that_is_over(own_redis: Re
         await ledger.settled()
         ledger._open["over"] = over
         await ledger._renew()
-        assert 0 == (await ledger.reserve(asked("next", one))).standings[0].remaining
+        assert 0 == (await ledger.reserve(asked("next", one))).limit_statuses[0].remaining
 
 
 async def test_a_clock_that_steps_back_makes_nobody_wait_for_the_step(own_redis: RedisServer) -> None:
@@ -653,4 +653,4 @@ async def test_a_clock_that_steps_back_makes_nobody_wait_for_the_step(own_redis:
     free = await ledger.reserve(asked("free", slot))
     await ledger.aclose()
 
-    assert [0, 0] == [one.standings[0].remaining for one in (half, free)]
+    assert [0, 0] == [one.limit_statuses[0].remaining for one in (half, free)]

@@ -16,7 +16,7 @@ from gateway.additions.entries import (
     UnknownAddition,
     edited,
 )
-from gateway.additions.reading import HIDDEN, Outside, as_shown, read_model, read_upstream
+from gateway.additions.reading import HIDDEN, SecretSources, as_shown, read_model, read_upstream
 from gateway.additions.store import AdditionsInMemory
 from gateway.config.load import ConfigError, parse_config
 from gateway.config.schema import Config, Upstream
@@ -32,7 +32,7 @@ def file(text: str = FILE) -> Config:
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Outside:
+def outside(tmp_path: Path) -> SecretSources:
     """A folder with a secret, as Kubernetes mounts one, and one beside it that is nobody's business."""
     (tmp_path / "private").write_text("private")
     folder = tmp_path / "files"
@@ -43,17 +43,19 @@ def outside(tmp_path: Path) -> Outside:
     (folder / "two-lines").write_text("a\nb\n")
     (folder / "empty").write_text("\n")
     (folder / "checkpoint").mkdir()
-    return Outside({"UPSTREAM_KEY": "of-the-environment", "HOME": "/home", "UPSTREAM_EMPTY": ""}, folder)
+    return SecretSources(
+        {"UPSTREAM_KEY": "of-the-environment", "HOME": "/home", "UPSTREAM_EMPTY": ""}, folder
+    )
 
 
-def problems(settings: Any, outside: Outside, name: str = "x") -> dict[str, str]:
+def problems(settings: Any, outside: SecretSources, name: str = "x") -> dict[str, str]:
     with pytest.raises(ConfigError) as refused:
         read_upstream(name, settings, outside)
     assert SECRET not in str(refused.value)
     return {one.path.removeprefix("upstreams.x."): one.message for one in refused.value.problems}
 
 
-def test_references_are_filled_from_what_was_set_apart(outside: Outside) -> None:
+def test_references_are_filled_from_what_was_set_apart(outside: SecretSources) -> None:
     headers = {"authorization": "Bearer ${file:token}", "x-key": "${UPSTREAM_KEY}"}
     found = read_upstream("x", {**TEI, "api_key": "${file:./token}", "headers": headers}, outside)
 
@@ -80,7 +82,9 @@ def test_references_are_filled_from_what_was_set_apart(outside: Outside) -> None
         ("${file:empty}", "empty"),
     ],
 )
-def test_other_secrets_and_those_written_out_are_refused(outside: Outside, value: str, told: str) -> None:
+def test_other_secrets_and_those_written_out_are_refused(
+    outside: SecretSources, value: str, told: str
+) -> None:
     assert told in problems({**TEI, "api_key": value}, outside)["api_key"]
 
 
@@ -98,13 +102,13 @@ def test_what_somebody_wrote_to_the_store_by_other_ways_is_hidden_where_it_is_sh
 
 
 @pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding"])
-def test_what_a_request_says_itself_is_no_header_of_an_upstream(outside: Outside, name: str) -> None:
+def test_what_a_request_says_itself_is_no_header_of_an_upstream(outside: SecretSources, name: str) -> None:
     settings = {**TEI, "headers": {name: "${UPSTREAM_KEY}"}}
     assert {f"headers.{name}": "is not for a config to say"} == problems(settings, outside)
 
 
-def test_without_a_folder_no_file_is_read(outside: Outside) -> None:
-    none = Outside(outside.environment, None)
+def test_without_a_folder_no_file_is_read(outside: SecretSources) -> None:
+    none = SecretSources(outside.environment, None)
 
     assert "`admin.files`" in problems({**TEI, "api_key": "${file:token}"}, none)["api_key"]
     assert "`admin.files`" in problems({**TORCH, "model": "/models/bge"}, none)["model"]
@@ -141,19 +145,21 @@ def test_without_a_folder_no_file_is_read(outside: Outside) -> None:
         ({**TORCH, "trust_remote_code": True}, "trust_remote_code"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_path(outside: Outside, settings: dict[str, Any], path: str) -> None:
+def test_what_is_wrong_is_told_by_its_path(
+    outside: SecretSources, settings: dict[str, Any], path: str
+) -> None:
     assert path in problems(settings, outside)
 
 
 @pytest.mark.parametrize(
     "settings", [None, [], "text", {**TORCH, "model": "./\0"}, {**TEI, "tls": {"ca": "./" + "x" * 5000}}]
 )
-def test_what_can_be_no_upstream_is_a_problem_and_no_crash(outside: Outside, settings: Any) -> None:
+def test_what_can_be_no_upstream_is_a_problem_and_no_crash(outside: SecretSources, settings: Any) -> None:
     assert problems(settings, outside)
 
 
 @pytest.mark.parametrize("name", ["", " x", "a\nb", "a//b", "../x", "x" * 513])
-def test_names_are_such_as_can_be_shown_and_asked_for(outside: Outside, name: str) -> None:
+def test_names_are_such_as_can_be_shown_and_asked_for(outside: SecretSources, name: str) -> None:
     for read in (
         lambda: read_upstream(name, TEI, outside),
         lambda: read_model(name, {"upstream": "x"}, ["x"]),
@@ -166,11 +172,11 @@ def test_names_are_such_as_can_be_shown_and_asked_for(outside: Outside, name: st
     "url",
     ["http://b", "https://b.example.org:8443/v1", "http://[::1]:80", "http://10.0.0.1:8080/", "http://tei_0"],
 )
-def test_addresses_that_can_be_called_are_taken(outside: Outside, url: str) -> None:
+def test_addresses_that_can_be_called_are_taken(outside: SecretSources, url: str) -> None:
     assert (url,) == read_upstream("x", {**TEI, "replicas": [url]}, outside).replicas
 
 
-def test_paths_are_relative_to_the_folder(outside: Outside) -> None:
+def test_paths_are_relative_to_the_folder(outside: SecretSources) -> None:
     assert outside.files is not None
     found = read_upstream("x", {**TORCH, "model": "./checkpoint"}, outside)
 
@@ -195,7 +201,7 @@ def test_the_file_wins_and_what_goes_by_what_is_left_out_is_left_out_too() -> No
     assert SECRET.encode() not in msgspec.json.encode(listing)
 
 
-def test_engines_of_additions_are_none_of_the_files(outside: Outside) -> None:
+def test_engines_of_additions_are_none_of_the_files(outside: SecretSources) -> None:
     text = FILE.replace("models:", "  #\nmodels:").replace(
         "{one:", "{mine: {backend: torch, model: a/b}, one:"
     )
@@ -254,7 +260,7 @@ async def test_who_does_not_know_what_stands_replaces_nothing() -> None:
     assert first.version == await store.version()
 
 
-def test_an_upstream_of_an_addition_is_as_the_same_of_the_file(outside: Outside) -> None:
+def test_an_upstream_of_an_addition_is_as_the_same_of_the_file(outside: SecretSources) -> None:
     text = FILE.replace("{one:", '{x: {backend: tei, replicas: ["http://b"], queue_tokens: "9"}, one:')
 
     assert file(text).upstreams["x"] == read_upstream("x", {**TEI, "queue_tokens": "9"}, outside)

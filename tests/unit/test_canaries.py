@@ -98,7 +98,7 @@ def test_how_like_they_must_be_is_by_kind_and_precision_unless_it_is_said() -> N
     assert 0.5 == needed_cosine(made, other_kind, 0.5)
 
 
-class Answers:
+class WorkerAcks:
     """A replica that embeds, and tells in what requests; or answers something else."""
 
     def __init__(self, *, wrong: object = None) -> None:
@@ -115,7 +115,7 @@ class Answers:
 
 @pytest.mark.parametrize(("most", "requests"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (None, [6])])
 async def test_canaries_travel_as_the_replica_takes_them(most: int | None, requests: list[int]) -> None:
-    replica = Answers()
+    replica = WorkerAcks()
     reply = await embed_all(replica, CANARIES, most, 1)  # type: ignore[arg-type]
 
     assert requests == replica.requests
@@ -135,4 +135,4 @@ def test_a_request_holds_what_replica_and_operator_allow(
 @pytest.mark.parametrize("wrong", [Tokenized(()), Embedded(np.ones((1, 3), np.float32), 1)])
 async def test_what_is_not_one_vector_for_each_text_is_refused(wrong: object) -> None:
     with pytest.raises(Failed):
-        await embed_all(Answers(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]
+        await embed_all(WorkerAcks(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]

@@ -110,7 +110,7 @@ class Told:
     def __getattr__(self, name: str) -> Any:
         return getattr(API, name)
 
-    def told(self, *_: Any) -> None:
+    def capabilities_of(self, *_: Any) -> None:
         """No capabilities."""
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import Embed, Embedded, Rerank, Truncate
-from gateway.batching.joining import Load, alike, joined, parted
+from gateway.batching.joining import Load, alike, joined, split_reply
 from gateway.batching.slices import Bounds, Slice
 
 many = settings(max_examples=200, deadline=None)
@@ -35,7 +35,7 @@ def test_each_slice_gets_its_own_rows_tokens_and_truncated(
     cut = data.draw(st.one_of(st.none(), st.sets(st.integers(0, count - 1))))
     truncated = None if cut is None else tuple(sorted(cut))
     vectors = np.arange(count, dtype=np.float32).reshape(count, 1)
-    replies = parted(pieces, Embedded(vectors, tokens, truncated, each))
+    replies = split_reply(pieces, Embedded(vectors, tokens, truncated, each))
 
     rows = dict(zip(whole.work.inputs, vectors[:, 0], strict=True))
     assert tokens == sum(reply.tokens for reply in replies)
@@ -64,7 +64,9 @@ def test_exact_tokens_are_each_slices_own_where_the_replica_counts_the_same(
     total = sum(tokens for _, tokens in sizes)
     rows = np.zeros((sum(inputs for inputs, _ in sizes), 1), np.float32)
 
-    assert [tokens for _, tokens in sizes] == [one.tokens for one in parted(pieces, Embedded(rows, total))]
+    assert [tokens for _, tokens in sizes] == [
+        one.tokens for one in split_reply(pieces, Embedded(rows, total))
+    ]
 
 
 def test_a_slice_alone_is_sent_and_answered_as_it_is() -> None:
@@ -72,7 +74,7 @@ def test_a_slice_alone_is_sent_and_answered_as_it_is() -> None:
     reply = Embedded(np.zeros((2, 1), np.float32), 3)
 
     assert piece is joined([piece])
-    assert reply is parted([piece], reply)[0]
+    assert reply is split_reply([piece], reply)[0]
 
 
 @many

@@ -19,7 +19,7 @@ from gateway.quotas.ledger import (
     duration,
     rate_limit_headers,
 )
-from gateway.quotas.limits import SECOND_US, Cost, Limit, Standing, parse_limit
+from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus, parse_limit
 
 NOON_US = 1_709_208_000 * SECOND_US  # 2024-02-29T12:00:00Z
 
@@ -50,8 +50,8 @@ def limits(**amounts: int) -> tuple[Limit, ...]:
     return tuple(parse_limit(name, amount) for name, amount in amounts.items())
 
 
-def remaining(standings: tuple[Standing, ...]) -> dict[str, int]:
-    return {one.limit.name: one.remaining for one in standings}
+def remaining(limit_statuses: tuple[LimitStatus, ...]) -> dict[str, int]:
+    return {one.limit.name: one.remaining for one in limit_statuses}
 
 
 NUMBERS = count()
@@ -80,7 +80,7 @@ async def test_a_reservation_takes_from_every_limit_its_unit(ledger: MemoryLedge
         "tokens_per_hour": 3000,
         "inputs_per_day": 70,
         "requests_in_flight": 3,
-    } == remaining(taken.standings)
+    } == remaining(taken.limit_statuses)
 
 
 @pytest.mark.parametrize("blocking", [one.name for one in ALL])
@@ -93,7 +93,7 @@ async def test_a_refusal_takes_from_no_limit(ledger: MemoryLedger, blocking: str
 
     untouched = await reserve(ledger, "acme", others, Cost(requests=0))
     expected = {one.name: one.amount - (one.period == "in_flight") for one in others}
-    assert expected == remaining(untouched.standings)
+    assert expected == remaining(untouched.limit_statuses)
 
 
 async def test_tenants_do_not_share_limits(ledger: MemoryLedger) -> None:
@@ -101,14 +101,14 @@ async def test_tenants_do_not_share_limits(ledger: MemoryLedger) -> None:
     await reserve(ledger, "acme", held, Cost())
     other = await reserve(ledger, "globex", held, Cost())
 
-    assert {"requests_per_minute": 0} == remaining(other.standings)
+    assert {"requests_per_minute": 0} == remaining(other.limit_statuses)
     await refused(ledger, held, Cost())
 
 
 async def test_a_tenant_without_limits_is_never_refused(ledger: MemoryLedger) -> None:
     taken = await reserve(ledger, "acme", (), Cost(tokens=10**12))
 
-    assert () == taken.standings
+    assert () == taken.limit_statuses
     assert () == ledger.settle(taken, Cost(tokens=1))
 
 
@@ -138,7 +138,7 @@ async def test_a_refund_is_as_if_the_call_had_not_been(ledger: MemoryLedger, clo
     ledger.settle(before, Cost(requests=0))
 
     after = await reserve(ledger, "acme", ALL, Cost(requests=0))
-    assert before.standings == after.standings
+    assert before.limit_statuses == after.limit_statuses
 
 
 async def test_a_refund_after_a_while_leaves_what_others_used(ledger: MemoryLedger, clock: FakeClock) -> None:
@@ -255,7 +255,7 @@ async def test_a_call_over_a_whole_limit_is_told_that_it_can_never_pass(
         await reserve(ledger, "acme", held, Cost(tokens=11))
 
     taken = await reserve(ledger, "acme", held, Cost(tokens=10))
-    assert {name: 0, "requests_per_minute": 0} == remaining(taken.standings)
+    assert {name: 0, "requests_per_minute": 0} == remaining(taken.limit_statuses)
 
 
 async def test_what_can_never_pass_is_said_before_what_must_wait(ledger: MemoryLedger) -> None:
@@ -326,13 +326,13 @@ async def test_no_clock_admits_more_than_its_latest_time_allows(plan: list[tuple
         assert admitted <= 60 + (latest_us - first_us) / SECOND_US
 
 
-def standing(name: str, amount: int, left: int, reset_us: int = 0) -> Standing:
-    return Standing(parse_limit(name, amount), left, reset_us)
+def standing(name: str, amount: int, left: int, reset_us: int = 0) -> LimitStatus:
+    return LimitStatus(parse_limit(name, amount), left, reset_us)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_headers_show_for_each_unit_the_limit_with_the_least_remaining_share(order: int) -> None:
-    standings = [
+    limit_statuses = [
         standing("tokens_per_minute", 100, 50, 30 * SECOND_US),
         standing("tokens_per_day", 1000, 60, 3600 * SECOND_US),
         standing("requests_per_minute", 10, 9, SECOND_US),
@@ -346,7 +346,7 @@ def test_headers_show_for_each_unit_the_limit_with_the_least_remaining_share(ord
         "x-ratelimit-remaining-requests": "1",
         "x-ratelimit-reset-requests": "0ms",
     }
-    assert expected == rate_limit_headers(standings[::order])
+    assert expected == rate_limit_headers(limit_statuses[::order])
 
 
 def test_without_limits_there_are_no_headers() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batching.batch_size import MOST_TOKENS, START_TOKENS, Portion
+from gateway.batching.batch_size import MOST_TOKENS, START_TOKENS, BatchSizer
 from gateway.routing.latencies import ENOUGH, KEPT, Latencies
 from gateway.routing.retry_budget import FREE, Budget
 
@@ -26,7 +26,7 @@ from gateway.routing.retry_budget import FREE, Budget
 def test_a_portion_is_what_fits_the_target_or_is_worth_a_batch(
     fixed_s: float, token_s: float, expected: int, jitter: float
 ) -> None:
-    random, portion, seen = Random(1), Portion(), []
+    random, portion, seen = Random(1), BatchSizer(), []
     for _ in range(600):
         full = random.random() < 0.7
         tokens = int(portion.tokens * random.uniform(0.9, 1)) if full else random.randint(5, 200)
@@ -39,7 +39,7 @@ def test_a_portion_is_what_fits_the_target_or_is_worth_a_batch(
 
 
 def test_single_queries_tell_nothing_of_a_full_batch() -> None:
-    portion = Portion()
+    portion = BatchSizer()
     for _ in range(1000):
         portion.finished(10, 0.02)
 

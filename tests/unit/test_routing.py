@@ -25,9 +25,9 @@ from gateway.config import schema as config
 from gateway.config.schema import Policy
 from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, OperationUnsupported
 from gateway.events import Event, ReplicaChanged
-from gateway.routing.health import Happened, State, after, lesson
+from gateway.routing.health import ReplicaEvent, State, after, event_of
 from gateway.routing.policies import ranked
-from gateway.routing.pool import Cargo, Pool, Replica
+from gateway.routing.pool import BatchLoad, Pool, Replica
 from gateway.routing.routes import Route, Routes
 from gateway.routing.window import Window
 from gateway.tenants.keyring import Tenant
@@ -90,45 +90,45 @@ def test_two_choices_spreads_equal_replicas_and_spares_the_busiest() -> None:
 @pytest.mark.parametrize(
     ("state", "happened", "expected"),
     [
-        (State.JOINING, Happened.JOINED, State.UP),
-        (State.JOINING, Happened.JOIN_FAILED, State.DOWN),
-        (State.JOINING, Happened.UNREACHED, State.JOINING),
-        (State.JOINING, Happened.LOST, State.JOINING),
-        (State.UP, Happened.JOINED, State.UP),
-        (State.UP, Happened.JOIN_FAILED, State.DOWN),
-        (State.UP, Happened.UNREACHED, State.DOWN),
-        (State.UP, Happened.LOST, State.DOWN),
-        (State.DOWN, Happened.JOINED, State.PROBATION),
-        (State.DOWN, Happened.JOIN_FAILED, State.DOWN),
-        (State.DOWN, Happened.UNREACHED, State.DOWN),
-        (State.DOWN, Happened.LOST, State.DOWN),
-        (State.DOWN, Happened.PROVEN, State.DOWN),
-        (State.UP, Happened.FAILING, State.DOWN),
-        (State.UP, Happened.STALLED, State.DOWN),
-        (State.JOINING, Happened.STRAYED, State.DOWN),
-        (State.UP, Happened.STRAYED, State.DOWN),
-        (State.PROBATION, Happened.STRAYED, State.DOWN),
-        (State.PROBATION, Happened.PROVEN, State.UP),
-        (State.PROBATION, Happened.FAILING, State.DOWN),
-        (State.PROBATION, Happened.STALLED, State.DOWN),
-        (State.PROBATION, Happened.JOINED, State.PROBATION),
+        (State.JOINING, ReplicaEvent.JOINED, State.UP),
+        (State.JOINING, ReplicaEvent.JOIN_FAILED, State.DOWN),
+        (State.JOINING, ReplicaEvent.UNREACHED, State.JOINING),
+        (State.JOINING, ReplicaEvent.LOST, State.JOINING),
+        (State.UP, ReplicaEvent.JOINED, State.UP),
+        (State.UP, ReplicaEvent.JOIN_FAILED, State.DOWN),
+        (State.UP, ReplicaEvent.UNREACHED, State.DOWN),
+        (State.UP, ReplicaEvent.LOST, State.DOWN),
+        (State.DOWN, ReplicaEvent.JOINED, State.PROBATION),
+        (State.DOWN, ReplicaEvent.JOIN_FAILED, State.DOWN),
+        (State.DOWN, ReplicaEvent.UNREACHED, State.DOWN),
+        (State.DOWN, ReplicaEvent.LOST, State.DOWN),
+        (State.DOWN, ReplicaEvent.PROVEN, State.DOWN),
+        (State.UP, ReplicaEvent.FAILING, State.DOWN),
+        (State.UP, ReplicaEvent.STALLED, State.DOWN),
+        (State.JOINING, ReplicaEvent.STRAYED, State.DOWN),
+        (State.UP, ReplicaEvent.STRAYED, State.DOWN),
+        (State.PROBATION, ReplicaEvent.STRAYED, State.DOWN),
+        (State.PROBATION, ReplicaEvent.PROVEN, State.UP),
+        (State.PROBATION, ReplicaEvent.FAILING, State.DOWN),
+        (State.PROBATION, ReplicaEvent.STALLED, State.DOWN),
+        (State.PROBATION, ReplicaEvent.JOINED, State.PROBATION),
     ],
 )
-def test_a_replicas_life_is_this_table(state: State, happened: Happened, expected: State) -> None:
+def test_a_replicas_life_is_this_table(state: State, happened: ReplicaEvent, expected: State) -> None:
     assert expected is after(state, happened)
 
 
-@given(st.lists(st.sampled_from(Happened), max_size=20))
+@given(st.lists(st.sampled_from(ReplicaEvent), max_size=20))
 @settings(max_examples=100, deadline=None)
-def test_who_was_down_is_up_again_only_once_it_joined_and_proved_itself(history: list[Happened]) -> None:
+def test_who_was_down_is_up_again_only_once_it_joined_and_proved_itself(history: list[ReplicaEvent]) -> None:
     state = State.JOINING
     for happened in history:
         following = after(state, happened)
         if following is State.UP:
             assert state is not State.DOWN
-            assert state is not State.PROBATION or happened is Happened.PROVEN
+            assert state is not State.PROBATION or happened is ReplicaEvent.PROVEN
         if following is State.PROBATION:
-            assert state is State.PROBATION or happened is Happened.JOINED
+            assert state is State.PROBATION or happened is ReplicaEvent.JOINED
         assert following is not State.JOINING or state is State.JOINING
         state = following
 
@@ -136,8 +136,8 @@ def test_who_was_down_is_up_again_only_once_it_joined_and_proved_itself(history:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (Unavailable("refused"), Happened.UNREACHED),
-        (Lost("gone"), Happened.LOST),
+        (Unavailable("refused"), ReplicaEvent.UNREACHED),
+        (Lost("gone"), ReplicaEvent.LOST),
         (Overloaded("full"), None),
         (TimedOut("slow"), None),
         (InvalidWork("no"), None),
@@ -147,9 +147,9 @@ def test_who_was_down_is_up_again_only_once_it_joined_and_proved_itself(history:
     ],
 )
 def test_only_what_could_not_be_reached_or_died_is_ejected(
-    error: BackendError, expected: Happened | None
+    error: BackendError, expected: ReplicaEvent | None
 ) -> None:
-    assert expected is lesson(error, 1, last=False)
+    assert expected is event_of(error, 1, last=False)
 
 
 class Watched:
@@ -165,7 +165,7 @@ class Watched:
         """With every replica up."""
         for replica in self.replicas:
             what = Capabilities(replica.name, frozenset(Operation), **told)
-            self.pool.learn(replica, Happened.JOINED, "", what)
+            self.pool.transition(replica, ReplicaEvent.JOINED, "", what)
         return self
 
 
@@ -195,9 +195,9 @@ def test_a_replica_that_failed_a_slice_is_not_picked_for_it_again() -> None:
 def test_a_full_window_is_no_room_until_a_batch_comes_back() -> None:
     watched = Watched(1).joined()
     for _ in range(2):
-        watched.replicas[0].started(Cargo(4, 100, ["acme"]), 0)
+        watched.replicas[0].started(BatchLoad(4, 100, ["acme"]), 0)
     assert watched.pool.pick(1, ()) is None
-    watched.replicas[0].ended(Cargo(4, 100, ["acme"]))
+    watched.replicas[0].ended(BatchLoad(4, 100, ["acme"]))
 
     assert watched.replicas[0] is watched.pool.pick(1, ())
 
@@ -209,7 +209,7 @@ def test_a_replicas_permits_are_kept_but_a_batch_over_all_of_them_may_go_alone(
     in_flight: int, more: int, *, room: bool
 ) -> None:
     replica = Watched(1).joined(concurrent_inputs=8).replicas[0]
-    replica.started(Cargo(in_flight, 0, ["acme"]), 0)
+    replica.started(BatchLoad(in_flight, 0, ["acme"]), 0)
 
     assert room == replica.has_room(more, slots=9)
 
@@ -217,8 +217,8 @@ def test_a_replicas_permits_are_kept_but_a_batch_over_all_of_them_may_go_alone(
 def test_a_change_of_state_is_observed_once_and_told() -> None:
     watched, told = Watched(1), []
     watched.pool.changed = lambda: told.append(watched.replicas[0].state)
-    for happened in (Happened.JOINED, Happened.JOINED, Happened.LOST, Happened.UNREACHED):
-        watched.pool.learn(watched.replicas[0], happened, happened.value)
+    for happened in (ReplicaEvent.JOINED, ReplicaEvent.JOINED, ReplicaEvent.LOST, ReplicaEvent.UNREACHED):
+        watched.pool.transition(watched.replicas[0], happened, happened.value)
 
     assert [
         ReplicaChanged("up", "r0", "up", "joined"),
@@ -232,7 +232,7 @@ def test_a_replica_that_went_down_still_tells_what_the_upstream_can_do() -> None
     assert watched.pool.joining()
     assert watched.pool.capabilities() is None
     watched.joined()
-    watched.pool.learn(watched.replicas[0], Happened.LOST, "")
+    watched.pool.transition(watched.replicas[0], ReplicaEvent.LOST, "")
 
     told = watched.pool.capabilities()
     assert "r0" == (told.model_id if told else None)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from gateway.additions.entries import Additions, Put, Remove
-from gateway.additions.state import KeptAdditions
+from gateway.additions.state import AdditionsState
 from gateway.additions.store import AdditionsInMemory, Standing
 from gateway.config.diff import Outcome
 from gateway.config.schema import Config
-from gateway.processes.config_applier import EDITS_MAX, TakingOver
+from gateway.processes.config_applier import EDITS_MAX, ConfigApplier
 from gateway.processes.engine_pool import Engine, EngineSet
-from gateway.processes.reload_queue import Reloads, Source, Work
+from gateway.processes.reload_queue import ReloadQueue, Source, Work
 from gateway.processes.restarts import Restarts
 from gateway.store.redis_client import StoreAway
 from tests.unit.test_additions import FILE, TEI
@@ -52,14 +52,14 @@ class Parent:
         self.store = Store()
         self.handed: list[list[str]] = []
         source = Source(self.file, {})
-        self.kept = KeptAdditions(self.store, {})
+        self.kept = AdditionsState(self.store, {})
         self._source = source
-        self.now: TakingOver
+        self.now: ConfigApplier
 
     async def start(self) -> None:
         """From the file and what stands."""
         file = await self._source.read()
-        self.now = TakingOver(file, self._source, self.kept, self._hand_over, has_first_key=True)
+        self.now = ConfigApplier(file, self._source, self.kept, self._hand_over, has_first_key=True)
         await self.now.start(EngineSet(lambda: "/nowhere", {}, lambda _: None, Restarts(lambda *_: None)))
 
     async def _hand_over(self, _: Config, left: Sequence[Engine]) -> None:
@@ -140,7 +140,7 @@ async def test_who_asks_for_the_same_is_answered_by_one_and_each_edit_is_done() 
         done.append(work)
         return Outcome()
 
-    reloads = Reloads(do)
+    reloads = ReloadQueue(do)
     asked: list[Work] = ["file", TWO, "file", "added", TWO, "added"]
     for work in asked:
         reloads.ask(work, lambda _, work=work: told.append(work))  # type: ignore[misc]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gateway.processes import messages as pipes
-from gateway.processes.liveness import MISSES_MAX, WORKER_EVERY_S, Signs, watch
+from gateway.processes.liveness import MISSES_MAX, WORKER_EVERY_S, Heartbeats, watch
 from gateway.processes.worker_link import ALIVE_EVERY_S, ParentLink
 
 EVERY_S = 0.01
@@ -90,7 +90,7 @@ async def test_a_pause_of_the_watcher_itself_counts_for_nothing() -> None:
 
 
 async def test_whatever_it_says_is_a_sign_of_life_once() -> None:
-    signs = Signs()
+    signs = Heartbeats()
     signs.heard()
     signs.heard()
 
@@ -98,7 +98,7 @@ async def test_whatever_it_says_is_a_sign_of_life_once() -> None:
 
 
 async def test_what_the_process_before_it_said_is_no_sign_of_the_next() -> None:
-    signs = Signs()
+    signs = Heartbeats()
     signs.heard()
     signs.forget()
 
@@ -117,7 +117,7 @@ async def test_a_worker_says_unasked_that_it_lives_several_times_a_look() -> Non
     read_fd, write_fd = os.pipe()
     telling = asyncio.create_task(ParentLink(write_fd).tell_alive())
     async with asyncio.timeout(30):
-        assert [pipes.Alive()] * 2 == await said(read_fd, 2)
+        assert [pipes.Heartbeat()] * 2 == await said(read_fd, 2)
     telling.cancel()
     os.close(read_fd)
     os.close(write_fd)
@@ -132,7 +132,7 @@ async def test_a_parent_that_reads_nothing_holds_up_no_worker(monkeypatch: pytes
     telling = asyncio.create_task(ParentLink(write_fd).tell_alive())
     # More turns than there is room for: one that waited would end none of them.
     async with asyncio.timeout(30):
-        for _ in range(room // len(msgspec.json.encode(pipes.Alive())) + 1):
+        for _ in range(room // len(msgspec.json.encode(pipes.Heartbeat())) + 1):
             await asyncio.sleep(0)
         # Once it is read again, it hears more.
         read = 0

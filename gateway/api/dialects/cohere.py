@@ -16,8 +16,8 @@ from gateway.api.dialects.openai import Dimensions
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EmbeddingType, json_bytes, vector_items
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.prompts import Role
@@ -162,40 +162,40 @@ def meta_of(reply: Embedded, version: str) -> dict[str, Any]:
 @post(
     ["/v2/embed", "/models/{name:str}/v2/embed"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(EmbedByTypeResponse, description="Vectors of each type that was asked for")}
     | FAILURES,
     tags=["Cohere and Jina"],
 )
 async def embed_v2(
     data: JSONBody[EmbedV2Request],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Turn texts into vectors."""
     if data.max_tokens is not None:
         raise InvalidInput("`max_tokens` is not supported: cut texts before", param="max_tokens")
     images = data.images is not None
     call = decode_embed(data, [] if images else texts_of(data), name, api)
     call = msgspec.structs.replace(call, bulk=bool(data.priority))
-    served = await api.serve(exchange, call)
-    reply: Embedded = reply_as(served.reply, Embedded)
+    served = await api.serve(context, call)
+    reply: Embedded = expect_reply(served.reply, Embedded)
     body = {
-        "id": exchange.request_id,
+        "id": context.request_id,
         "response_type": "embeddings_by_type",
         "embeddings": encode_by_type(reply, data.embedding_types or ["float"]),
         "meta": meta_of(reply, "2"),
     }
     if data.texts is not None:
         body["texts"] = data.texts
-    return finished(exchange, served, json_bytes(body))
+    return respond(context, served, json_bytes(body))
 
 
 @post(
     ["/v1/embed", "/models/{name:str}/v1/embed"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={
         200: ResponseSpec(
             EITHER_RESPONSE,
@@ -207,22 +207,22 @@ async def embed_v2(
 )
 async def embed_v1(
     data: JSONBody[EmbedV1Request],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Turn texts into vectors, as Cohere's first version did."""
-    served = await api.serve(exchange, decode_embed(data, data.texts or [], name, api))
-    reply: Embedded = reply_as(served.reply, Embedded)
+    served = await api.serve(context, decode_embed(data, data.texts or [], name, api))
+    reply: Embedded = expect_reply(served.reply, Embedded)
     kinds = data.embedding_types
     body = {
-        "id": exchange.request_id,
+        "id": context.request_id,
         "response_type": "embeddings_by_type" if kinds else "embeddings_floats",
         "embeddings": encode_by_type(reply, kinds) if kinds else list(reply.vectors),
         "texts": data.texts,
         "meta": meta_of(reply, "1"),
     }
-    return finished(exchange, served, json_bytes(body))
+    return respond(context, served, json_bytes(body))
 
 
 HANDLERS = [embed_v1, embed_v2]

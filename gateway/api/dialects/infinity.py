@@ -18,8 +18,8 @@ from backends.contract import Classified, Classify, Embed, Embedded, Operation, 
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EncodingFormat, json_bytes, vector_items
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange, exchange_of
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.server.request_context import RequestContext, context_of
+from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.serve import Served
@@ -225,63 +225,63 @@ def encode_labels(reply: Classified) -> list[list[dict[str, Any]]]:
 @post(
     "/infinity/embeddings",
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(EmbeddingsResponse, description="One vector for each input")} | FAILURES,
     tags=["Infinity"],
 )
 async def embeddings(
     data: JSONBody[EmbeddingsRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,  # noqa: ARG001 - what every handler is given
-) -> Answer:
+) -> HttpReply:
     """Turn texts into vectors."""
-    served = await api.serve(exchange, decode_embeddings(data, api))
+    served = await api.serve(context, decode_embeddings(data, api))
     items = [
         {"object": "embedding", "embedding": item, "index": index}
         for index, item in enumerate(
-            vector_items(reply_as(served.reply, Embedded).vectors, data.encoding_format)
+            vector_items(expect_reply(served.reply, Embedded).vectors, data.encoding_format)
         )
     ]
-    return finished(exchange, served, encode_listed("list", {"data": items}, served))
+    return respond(context, served, encode_listed("list", {"data": items}, served))
 
 
 @post(
     "/infinity/rerank",
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(RerankResponse, description="Documents, best first")} | FAILURES,
     tags=["Infinity"],
 )
 async def rerank(
     data: JSONBody[RerankRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,  # noqa: ARG001 - what every handler is given
-) -> Answer:
+) -> HttpReply:
     """Order documents by how well they answer a query."""
-    served = await api.serve(exchange, decode_rerank(data, api))
-    ranks = encode_ranks(reply_as(served.reply, Reranked), data)
-    return finished(exchange, served, encode_listed("rerank", {"results": ranks}, served))
+    served = await api.serve(context, decode_rerank(data, api))
+    ranks = encode_ranks(expect_reply(served.reply, Reranked), data)
+    return respond(context, served, encode_listed("rerank", {"results": ranks}, served))
 
 
 @post(
     "/infinity/classify",
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(ClassifyResponse, description="The labels of each input")} | FAILURES,
     tags=["Infinity"],
 )
 async def classify(
     data: JSONBody[ClassifyRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,  # noqa: ARG001 - what every handler is given
-) -> Answer:
+) -> HttpReply:
     """Tell how well each label fits."""
-    served = await api.serve(exchange, decode_classify(data, api))
-    labels = encode_labels(reply_as(served.reply, Classified))
-    return finished(exchange, served, encode_listed("classify", {"data": labels}, served))
+    served = await api.serve(context, decode_classify(data, api))
+    labels = encode_labels(expect_reply(served.reply, Classified))
+    return respond(context, served, encode_listed("classify", {"data": labels}, served))
 
 
 WORDS = {Operation.EMBED: "embed", Operation.RERANK: "rerank", Operation.CLASSIFY: "classify"}
@@ -300,7 +300,7 @@ def described(name: str, api: Api) -> ModelItem:
 @get("/infinity/models", tags=["Infinity"])
 async def models(request: Request[Any, Any, Any], api: NamedDependency[Api]) -> ModelList:
     """The models that this key may use."""
-    tenant = api.identity.of(exchange_of(request.scope))
+    tenant = api.authenticator.authenticate(context_of(request.scope))
     return ModelList([described(name, api) for name in api.gateway.routes.names(tenant)])
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from backends.contract import Operation
 from backends.texts import MOST_IDS
-from gateway.api.server.request_context import Exchange
+from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import Api
 from gateway.errors import EmptyInput, InvalidInput
 
@@ -17,7 +17,7 @@ Inputs: TypeAlias = str | list[str | int | list[int]]
 
 
 async def read_texts(
-    given: Inputs, field: str, model: str | None, exchange: Exchange, api: Api, operation: Operation
+    given: Inputs, field: str, model: str | None, context: RequestContext, api: Api, operation: Operation
 ) -> tuple[str, ...]:
     """The texts of a call, ids decoded; none of them may be empty.
 
@@ -29,7 +29,7 @@ async def read_texts(
     ids = [one for one in items if not isinstance(one, str)]
     if ids:
         api.texts([""] * len(items), field)
-        items = await _decoded(items, model, exchange, api, operation)
+        items = await _decoded(items, model, context, api, operation)
     return api.whole_texts([one for one in items if isinstance(one, str)], field)
 
 
@@ -56,10 +56,14 @@ def check_ids(ids: Sequence[int], field: str) -> None:
 
 
 async def _decoded(
-    items: Sequence[str | list[int]], model: str | None, exchange: Exchange, api: Api, operation: Operation
+    items: Sequence[str | list[int]],
+    model: str | None,
+    context: RequestContext,
+    api: Api,
+    operation: Operation,
 ) -> list[str | list[int]]:
     """The items with texts in the place of ids."""
-    route = api.route(exchange, model, operation)
+    route = api.route(context, model, operation)
     ids = [one for one in items if not isinstance(one, str)]
     texts = iter(await api.gateway.upstreams[route.upstream].ids.decode(ids, route.deadline_s))
     return [one if isinstance(one, str) else next(texts) for one in items]

@@ -18,8 +18,8 @@ from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EmbeddingType, EncodingFormat, json_bytes, vector_items
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.prompts import Role
@@ -113,20 +113,22 @@ class EmbeddingsResponse(msgspec.Struct):
     object: str = "list"
 
 
-async def decode_embeddings(data: EmbeddingsRequest, name: str | None, exchange: Exchange, api: Api) -> Call:
+async def decode_embeddings(
+    data: EmbeddingsRequest, name: str | None, context: RequestContext, api: Api
+) -> Call:
     """Raises: EmptyInput, InvalidInput, and what reading token ids raises."""
     for field in REFUSED:
         if getattr(data, field):
             raise InvalidInput(f"`{field}` is not supported", param=field)
     check_options(data)
     model = name or data.model
-    texts = await read_texts(inputs_of(data.input), "input", model, exchange, api, Operation.EMBED)
+    texts = await read_texts(inputs_of(data.input), "input", model, context, api, Operation.EMBED)
     normalize = data.normalized is not False and not is_raw(data)
     work = Embed(texts, normalize=normalize, dimensions=data.dimensions)
     role = data.input_type if data.task is None else ROLE_OF[data.task]
     truncate = data.truncate
     if data.truncate_prompt_tokens is not None:
-        told = api.told(model, Operation.EMBED)
+        told = api.capabilities_of(model, Operation.EMBED)
         truncate = truncate_of(data, told.max_input_tokens if told else None)
     return Call(work, model, truncate, side_of(data), role=role)
 
@@ -175,22 +177,22 @@ def encode_embeddings(reply: Embedded, model: str, encoding: EmbeddingType) -> b
         "/models/{name:str}/embeddings",
     ],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(EmbeddingsResponse, description="One vector for each input")} | FAILURES,
     tags=["OpenAI"],
 )
 async def embeddings(
     data: JSONBody[EmbeddingsRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Turn texts into vectors."""
     encoding = encoding_of(data)
-    served = await api.serve(exchange, await decode_embeddings(data, name, exchange, api))
-    reply = reply_as(served.reply, Embedded)
+    served = await api.serve(context, await decode_embeddings(data, name, context, api))
+    reply = expect_reply(served.reply, Embedded)
     body = encode_embeddings(reply, served.route.model, encoding)
-    return finished(exchange, served, body)
+    return respond(context, served, body)
 
 
 HANDLERS = [embeddings]

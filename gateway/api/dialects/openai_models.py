@@ -9,7 +9,7 @@ from litestar.params import FromPath
 
 from backends.contract import ModelState
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import exchange_of
+from gateway.api.server.request_context import context_of
 from gateway.api.server.responses import Api
 from gateway.errors import ModelNotFound
 from gateway.upstreams.upstream import UpstreamState
@@ -66,7 +66,7 @@ def _item(api: Api, name: str) -> ModelItem:
 @get("/v1/models", responses=FAILURES, tags=["OpenAI"])
 async def list_models(request: Request[Any, Any, Any], api: NamedDependency[Api]) -> ModelList:
     """The models that this key may use."""
-    tenant = api.identity.of(exchange_of(request.scope))
+    tenant = api.authenticator.authenticate(context_of(request.scope))
     return ModelList([_item(api, name) for name in api.gateway.routes.names(tenant)])
 
 
@@ -75,7 +75,7 @@ async def get_model(
     request: Request[Any, Any, Any], api: NamedDependency[Api], model: FromPath[str]
 ) -> ModelItem:
     """One model; its name may hold slashes."""
-    tenant = api.identity.of(exchange_of(request.scope))
+    tenant = api.authenticator.authenticate(context_of(request.scope))
     name = model.removeprefix("/")
     if name not in api.gateway.routes.names(tenant):
         raise ModelNotFound(f"there is no model {name!r} here", param="model")

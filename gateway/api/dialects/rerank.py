@@ -21,8 +21,8 @@ from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as, straight_by
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import DIRECT, Api, HttpReply, direct_by, expect_reply, respond
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.serve import Served
@@ -154,7 +154,7 @@ def decode_documents(data: RerankOptions, documents: Documents, name: str | None
     work = Rerank(data.query, texts, raw_scores=is_raw(data))
     truncate = data.truncation
     if data.truncate_prompt_tokens is not None:
-        told = api.told(model, Operation.RERANK)
+        told = api.capabilities_of(model, Operation.RERANK)
         truncate = truncate_of(data, told.max_input_tokens if told else None)
     return Call(work, model, truncate, side_of(data), bulk=bool(data.priority))
 
@@ -208,67 +208,67 @@ def _work_of(call: Call) -> Rerank:
     return call.work
 
 
-async def _answered(data: RerankOptions, call: Call, exchange: Exchange, api: Api) -> Answer:
+async def _answered(data: RerankOptions, call: Call, context: RequestContext, api: Api) -> HttpReply:
     """What clients of /v1/rerank read, Cohere's and Jina's."""
-    served = await api.serve(exchange, call)
-    reply, texts = reply_as(served.reply, Reranked), _work_of(call).documents
+    served = await api.serve(context, call)
+    reply, texts = expect_reply(served.reply, Reranked), _work_of(call).documents
     body = {
-        "id": exchange.request_id,
+        "id": context.request_id,
         "object": "list",
         "model": served.route.model,
         "results": encode_results(ranked(reply, data.top_n), data, texts),
         "usage": {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens},
         "meta": meta_of(data, texts, reply.tokens, "1"),
     }
-    return finished(exchange, served, json_bytes(body))
+    return respond(context, served, json_bytes(body))
 
 
 @post(
     ["/v1/rerank", "/models/{name:str}/v1/rerank"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(RerankResponse, description="Documents, best first")} | documented("rerank"),
     tags=["Cohere and Jina"],
 )
 async def rerank_v1(
     data: JSONBody[RerankRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Order documents by how well they answer a query."""
-    return await _answered(data, decode_documents(data, data.documents, name, api), exchange, api)
+    return await _answered(data, decode_documents(data, data.documents, name, api), context, api)
 
 
 @post(
     ["/v2/rerank", "/models/{name:str}/v2/rerank"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(RerankV2Response, description="Documents, best first")}
     | documented("cohere"),
     tags=["Cohere and Jina"],
 )
 async def rerank_v2(
     data: JSONBody[RerankRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Order documents by how well they answer a query, as Cohere's second version answers."""
     if data.top_n == 0:
         raise InvalidInput("`top_n` is at least 1; leave it out for all documents", param="top_n")
     call = decode_documents(data, data.documents, name, api)
-    served = await api.serve(exchange, call)
-    reply: Reranked = reply_as(served.reply, Reranked)
+    served = await api.serve(context, call)
+    reply: Reranked = expect_reply(served.reply, Reranked)
     meta = meta_of(data, _work_of(call).documents, reply.tokens, "2")
-    body = {"id": exchange.request_id, "results": ranked(reply, data.top_n), "meta": meta}
-    return finished(exchange, served, json_bytes(body))
+    body = {"id": context.request_id, "results": ranked(reply, data.top_n), "meta": meta}
+    return respond(context, served, json_bytes(body))
 
 
 @post(
     ["/rerank", "/models/{name:str}/rerank"],
     status_code=200,
-    opt=straight_by(texts="tei", documents="rerank"),
+    opt=direct_by(texts="tei", documents="rerank"),
     responses={
         200: ResponseSpec(
             EITHER_RESPONSE,
@@ -280,18 +280,18 @@ async def rerank_v2(
 )
 async def rerank(
     data: JSONBody[EitherRerankRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Order `texts` (TEI) or `documents` (Cohere, Jina) by how well they answer a query."""
     if not isinstance(data.documents, UnsetType):
-        return await _answered(data, decode_documents(data, data.documents, name, api), exchange, api)
+        return await _answered(data, decode_documents(data, data.documents, name, api), context, api)
     assert not isinstance(data.texts, UnsetType)
     call = tei.decode_rerank(_as_tei(data, data.texts), name, api)
-    served: Served = await api.serve(exchange, call)
-    body = tei.encode_rerank(reply_as(served.reply, Reranked), data.texts if data.return_text else None)
-    return finished(exchange, served, body, tei.compute_headers(exchange, served, call))
+    served: Served = await api.serve(context, call)
+    body = tei.encode_rerank(expect_reply(served.reply, Reranked), data.texts if data.return_text else None)
+    return respond(context, served, body, tei.compute_headers(context, served, call))
 
 
 def _as_tei(data: EitherRerankRequest, texts: list[str]) -> tei.RerankRequest:

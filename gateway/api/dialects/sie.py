@@ -18,15 +18,15 @@ from msgspec import UNSET, UnsetType
 from backends.contract import Embed, Embedded, Encode, Encoded, Output, Rerank, Reranked
 from gateway.api.server.encoding import json_bytes, msgpack_bytes, quantized
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.prompts import Role
 from gateway.serve import Served
 
 FAILURES = documented("sie")
-TAKES_MSGPACK = {**STRAIGHT, "msgpack": True}
+TAKES_MSGPACK = {**DIRECT, "msgpack": True}
 MSGPACK = "application/msgpack"
 
 OutputType = Literal["dense", "sparse", "multivector"]
@@ -259,12 +259,12 @@ def encode_scores(reply: Reranked, ids: Sequence[str | None]) -> list[dict[str, 
     ]
 
 
-def _answer(exchange: Exchange, served: Served, body: dict[str, Any]) -> Answer:
+def _answer(context: RequestContext, served: Served, body: dict[str, Any]) -> HttpReply:
     """JSON, or msgpack where the caller's Accept asks for that."""
-    accepted = exchange.header(b"accept").lower()
+    accepted = context.header(b"accept").lower()
     packed = "msgpack" in accepted
-    headers = {"x-sie-request-id": exchange.request_id}
-    answer = finished(exchange, served, msgpack_bytes(body) if packed else json_bytes(body), headers)
+    headers = {"x-sie-request-id": context.request_id}
+    answer = respond(context, served, msgpack_bytes(body) if packed else json_bytes(body), headers)
     return msgspec.structs.replace(answer, media_type=MSGPACK) if packed else answer
 
 
@@ -277,24 +277,24 @@ def _answer(exchange: Exchange, served: Served, body: dict[str, Any]) -> Answer:
 )
 async def encode(
     data: JSONBody[EncodeRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str],
-) -> Answer:
+) -> HttpReply:
     """Turn items into dense, sparse and multi-vector outputs in one call."""
-    served = await api.serve(exchange, decode_encode(data, name, api))
+    served = await api.serve(context, decode_encode(data, name, api))
     dtype = (data.params.output_dtype if data.params else None) or "float32"
-    reply = reply_as(served.reply, Embedded | Encoded)
+    reply = expect_reply(served.reply, Embedded | Encoded)
     body = {
         "model": served.route.model,
         "items": encode_items(reply, [one.id for one in items_of(data)], dtype),
-        "timing": _timing(exchange),
+        "timing": _timing(context),
     }
-    return _answer(exchange, served, body)
+    return _answer(context, served, body)
 
 
-def _timing(exchange: Exchange) -> dict[str, float]:
-    timeline = exchange.timeline
+def _timing(context: RequestContext) -> dict[str, float]:
+    timeline = context.timeline
     return {
         "total_ms": round(timeline.total_s() * 1000, 2),
         "queue_ms": timeline.milliseconds("queue"),
@@ -311,15 +311,15 @@ def _timing(exchange: Exchange) -> dict[str, float]:
 )
 async def score(
     data: JSONBody[ScoreRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str],
-) -> Answer:
+) -> HttpReply:
     """Order items by how well they answer a query."""
-    served = await api.serve(exchange, decode_score(data, name, api))
-    scores = encode_scores(reply_as(served.reply, Reranked), [one.id for one in data.items])
+    served = await api.serve(context, decode_score(data, name, api))
+    scores = encode_scores(expect_reply(served.reply, Reranked), [one.id for one in data.items])
     return _answer(
-        exchange, served, {"model": served.route.model, "query_id": data.query.id, "scores": scores}
+        context, served, {"model": served.route.model, "query_id": data.query.id, "scores": scores}
     )
 
 

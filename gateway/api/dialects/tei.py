@@ -32,8 +32,8 @@ from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.paths import model_name
-from gateway.api.server.request_context import Exchange, exchange_of
-from gateway.api.server.responses import EMPTY, STRAIGHT, Answer, Api, empty, finished, reply_as
+from gateway.api.server.request_context import RequestContext, context_of
+from gateway.api.server.responses import DIRECT, EMPTY, Api, HttpReply, empty, expect_reply, respond
 from gateway.calls import Call, Similarity, characters_of
 from gateway.errors import EmptyInput, ModelLoading, NoReplica
 from gateway.serve import Served
@@ -125,11 +125,11 @@ class InfoResponse(msgspec.Struct):
     last_error: str | None = None
 
 
-async def decode_embed(data: EmbedRequest, name: str | None, exchange: Exchange, api: Api) -> Call:
+async def decode_embed(data: EmbedRequest, name: str | None, context: RequestContext, api: Api) -> Call:
     """Raises: EmptyInput, InvalidInput, and what reading token ids raises."""
     model = name or data.model
     work = Embed(
-        await read_texts(data.inputs, "inputs", model, exchange, api, Operation.EMBED),
+        await read_texts(data.inputs, "inputs", model, context, api, Operation.EMBED),
         normalize=data.normalize,
         dimensions=data.dimensions,
         prompt_name=data.prompt_name,
@@ -181,9 +181,9 @@ def encode_rerank(reply: Reranked, texts: list[str] | None) -> bytes:
     return json_bytes(ranks)
 
 
-def compute_headers(exchange: Exchange, served: Served, call: Call) -> dict[str, str]:
+def compute_headers(context: RequestContext, served: Served, call: Call) -> dict[str, str]:
     """TEI's x-compute-* and x-*-time; milliseconds are whole, as TEI's are."""
-    timeline = exchange.timeline
+    timeline = context.timeline
     total = str(round(timeline.total_s() * 1000))
     return {
         "x-compute-type": "gateway",
@@ -200,41 +200,41 @@ def compute_headers(exchange: Exchange, served: Served, call: Call) -> dict[str,
 @post(
     ["/embed", "/models/{name:str}/embed"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(list[list[float]], description="One vector for each input")} | FAILURES,
     tags=["TEI"],
 )
 async def embed(
     data: JSONBody[EmbedRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Turn texts into vectors."""
-    call = await decode_embed(data, name, exchange, api)
-    served = await api.serve(exchange, call)
-    body = json_bytes(list(reply_as(served.reply, Embedded).vectors))
-    return finished(exchange, served, body, compute_headers(exchange, served, call))
+    call = await decode_embed(data, name, context, api)
+    served = await api.serve(context, call)
+    body = json_bytes(list(expect_reply(served.reply, Embedded).vectors))
+    return respond(context, served, body, compute_headers(context, served, call))
 
 
 @post(
     ["/similarity", "/models/{name:str}/similarity"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(list[float], description="A cosine for each sentence, in order")} | FAILURES,
     tags=["TEI"],
 )
 async def similarity(
     data: JSONBody[SimilarityRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Compare one text with others."""
     call = decode_similarity(data, name, api)
-    served = await api.serve(exchange, call)
-    body = json_bytes(reply_as(served.reply, Reranked).scores)
-    return finished(exchange, served, body, compute_headers(exchange, served, call))
+    served = await api.serve(context, call)
+    body = json_bytes(expect_reply(served.reply, Reranked).scores)
+    return respond(context, served, body, compute_headers(context, served, call))
 
 
 @get(["/info", "/models/{name:str}/info"], responses=FAILURES, tags=["TEI"])
@@ -243,7 +243,7 @@ async def info(
 ) -> InfoResponse:
     """What a model is and takes."""
     gateway = api.gateway
-    tenant = api.identity.of(exchange_of(request.scope))
+    tenant = api.authenticator.authenticate(context_of(request.scope))
     asked = model_name(name) or gateway.routes.speaker()
     route = gateway.routes.resolve(tenant, asked, Operation.TOKENIZE)
     upstream = gateway.upstreams[route.upstream]

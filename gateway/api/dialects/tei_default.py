@@ -33,8 +33,8 @@ from gateway.api.dialects.tei_outputs import EncodeRequest, Weight, embed_sparse
 from gateway.api.dialects.tei_predict import Prediction, PredictRequest, predict
 from gateway.api.server.body import ModelName
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
 
 FAILURES = documented("tei")
 ANSWERS: Any = (
@@ -45,7 +45,7 @@ ANSWERS: Any = (
     | list[list[Prediction]]
     | list[float]
 )
-Answering: TypeAlias = Callable[[Any, Exchange, Api, str | None], Coroutine[Any, Any, Answer]]
+Answering: TypeAlias = Callable[[Any, RequestContext, Api, str | None], Coroutine[Any, Any, HttpReply]]
 
 
 class DefaultRequest(msgspec.Struct, omit_defaults=True):
@@ -67,32 +67,32 @@ class DefaultRequest(msgspec.Struct, omit_defaults=True):
     model: ModelName | None = None
 
 
-async def _embedded(body: Any, exchange: Exchange, api: Api, name: str | None) -> Answer:
+async def _embedded(body: Any, context: RequestContext, api: Api, name: str | None) -> HttpReply:
     data = msgspec.convert(body, EmbedRequest)
-    return await embed.fn(data=data, exchange=exchange, api=api, name=name)  # type: ignore[no-any-return]
+    return await embed.fn(data=data, context=context, api=api, name=name)  # type: ignore[no-any-return]
 
 
-async def _sparse(body: Any, exchange: Exchange, api: Api, name: str | None) -> Answer:
+async def _sparse(body: Any, context: RequestContext, api: Api, name: str | None) -> HttpReply:
     data = msgspec.convert(body, EncodeRequest)
-    return await embed_sparse.fn(data=data, exchange=exchange, api=api, name=name)  # type: ignore[no-any-return]
+    return await embed_sparse.fn(data=data, context=context, api=api, name=name)  # type: ignore[no-any-return]
 
 
-async def _predicted(body: Any, exchange: Exchange, api: Api, name: str | None) -> Answer:
+async def _predicted(body: Any, context: RequestContext, api: Api, name: str | None) -> HttpReply:
     data = msgspec.convert(body, PredictRequest)
-    return await predict.fn(data=data, exchange=exchange, api=api, name=name)  # type: ignore[no-any-return]
+    return await predict.fn(data=data, context=context, api=api, name=name)  # type: ignore[no-any-return]
 
 
-async def _compared(body: Any, exchange: Exchange, api: Api, name: str | None) -> Answer:
+async def _compared(body: Any, context: RequestContext, api: Api, name: str | None) -> HttpReply:
     data = msgspec.convert(body, SimilarityRequest)
-    return await similarity.fn(data=data, exchange=exchange, api=api, name=name)  # type: ignore[no-any-return]
+    return await similarity.fn(data=data, context=context, api=api, name=name)  # type: ignore[no-any-return]
 
 
-async def _reranked(body: Any, exchange: Exchange, api: Api, name: str | None) -> Answer:
+async def _reranked(body: Any, context: RequestContext, api: Api, name: str | None) -> HttpReply:
     data = msgspec.convert(body, RerankRequest)
     call = decode_rerank(data, name, api)
-    served = await api.serve(exchange, call)
-    shown = encode_rerank(reply_as(served.reply, Reranked), data.texts if data.return_text else None)
-    return finished(exchange, served, shown, compute_headers(exchange, served, call))
+    served = await api.serve(context, call)
+    shown = encode_rerank(expect_reply(served.reply, Reranked), data.texts if data.return_text else None)
+    return respond(context, served, shown, compute_headers(context, served, call))
 
 
 def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> Answering:
@@ -109,24 +109,24 @@ def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> 
 @post(
     ["/", "/models/{name:str}"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(ANSWERS, description="What the model's default operation answers")}
     | FAILURES,
     tags=["TEI"],
 )
 async def default(
     data: JSONBody[DefaultRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Do what the model is for."""
     model = name or data.model or api.gateway.routes.speaker()
-    told = api.told(model, Operation.EMBED)
+    told = api.capabilities_of(model, Operation.EMBED)
     answer = default_of(told.operations, told.outputs) if told else _embedded
     if isinstance(data.inputs, SimilarityInputs):
         answer = _compared
-    return await answer(msgspec.to_builtins(data), exchange, api, model)
+    return await answer(msgspec.to_builtins(data), context, api, model)
 
 
 HANDLERS = [default]

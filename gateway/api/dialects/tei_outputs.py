@@ -15,8 +15,8 @@ from gateway.api.dialects.tei import Direction, compute_headers, side_of
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 
@@ -43,11 +43,11 @@ class Weight(msgspec.Struct):
 
 
 async def decode_encode(
-    data: EncodeRequest, output: Output, name: str | None, exchange: Exchange, api: Api
+    data: EncodeRequest, output: Output, name: str | None, context: RequestContext, api: Api
 ) -> Call:
     """Raises: EmptyInput, InvalidInput, and what reading token ids raises."""
     model = name or data.model
-    texts = await read_texts(data.inputs, "inputs", model, exchange, api, Operation.ENCODE)
+    texts = await read_texts(data.inputs, "inputs", model, context, api, Operation.ENCODE)
     if output is not Output.SPARSE:
         check_token_vectors(texts, "inputs")
     work = Encode(texts, frozenset({output}), prompt_name=data.prompt_name)
@@ -72,28 +72,28 @@ def encode_terms(terms: Terms) -> list[dict[str, object]]:
 @post(
     ["/embed_sparse", "/models/{name:str}/embed_sparse"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(list[list[Weight]], description="The terms of each input")} | FAILURES,
     tags=["TEI"],
 )
 async def embed_sparse(
     data: JSONBody[EncodeRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Turn texts into weights of terms."""
-    call = await decode_encode(data, Output.SPARSE, name, exchange, api)
-    served = await api.serve(exchange, call)
-    reply: Encoded = reply_as(served.reply, Encoded)
+    call = await decode_encode(data, Output.SPARSE, name, context, api)
+    served = await api.serve(context, call)
+    reply: Encoded = expect_reply(served.reply, Encoded)
     body = json_bytes([encode_terms(one) for one in reply.sparse or ()])
-    return finished(exchange, served, body, compute_headers(exchange, served, call))
+    return respond(context, served, body, compute_headers(context, served, call))
 
 
 @post(
     ["/embed_all", "/models/{name:str}/embed_all"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={
         200: ResponseSpec(list[list[list[float]]], description="A vector for each token of each input")
     }
@@ -102,16 +102,16 @@ async def embed_sparse(
 )
 async def embed_all(
     data: JSONBody[EncodeRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Turn texts into a vector for each token."""
-    call = await decode_encode(data, Output.TOKENS, name, exchange, api)
-    served = await api.serve(exchange, call)
-    reply: Encoded = reply_as(served.reply, Encoded)
+    call = await decode_encode(data, Output.TOKENS, name, context, api)
+    served = await api.serve(context, call)
+    reply: Encoded = expect_reply(served.reply, Encoded)
     body = json_bytes(list(reply.token_vectors or ()))
-    return finished(exchange, served, body, compute_headers(exchange, served, call))
+    return respond(context, served, body, compute_headers(context, served, call))
 
 
 HANDLERS = [embed_sparse, embed_all]

@@ -18,8 +18,8 @@ from gateway.api.dialects.tei import NAMELESS_LABEL, Direction, compute_headers,
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 
@@ -85,7 +85,7 @@ def _only_scores(model: str | None, api: Api) -> bool:
     """Whether a model that is named scores pairs itself, and tells no labels."""
     if model is None:
         return False
-    told = api.told(model, Operation.CLASSIFY)
+    told = api.capabilities_of(model, Operation.CLASSIFY)
     own = told.operations if told else frozenset()
     return Operation.RERANK in own and Operation.CLASSIFY not in own
 
@@ -94,7 +94,7 @@ def predictions_of(reply: Reply) -> list[list[dict[str, object]]]:
     """The labels of each input, best first."""
     if isinstance(reply, Reranked):
         return [[{"score": score, "label": NAMELESS_LABEL}] for score in reply.scores]
-    classified: Classified = reply_as(reply, Classified)
+    classified: Classified = expect_reply(reply, Classified)
     orders = np.argsort(-classified.scores, axis=1, kind="stable")
     return [
         [{"score": row[i], "label": classified.labels[i]} for i in order]
@@ -105,24 +105,24 @@ def predictions_of(reply: Reply) -> list[list[dict[str, object]]]:
 @post(
     ["/predict", "/models/{name:str}/predict"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(PREDICTIONS, description="The labels of the input, or of each of a batch")}
     | FAILURES,
     tags=["TEI"],
 )
 async def predict(
     data: JSONBody[PredictRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Tell how well each label fits."""
     items, batch = items_of(data.inputs)
     call = decode_predict(items, data, name, api)
-    served = await api.serve(exchange, call)
+    served = await api.serve(context, call)
     predictions = predictions_of(served.reply)
     body = json_bytes(predictions if batch else predictions[0])
-    return finished(exchange, served, body, compute_headers(exchange, served, call))
+    return respond(context, served, body, compute_headers(context, served, call))
 
 
 HANDLERS = [predict]

@@ -16,8 +16,8 @@ from backends.contract import Detokenize, Detokenized, Token, Tokenize, Tokenize
 from gateway.api.dialects.inputs import check_ids
 from gateway.api.server.body import ModelName
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as, straight_by
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import DIRECT, Api, HttpReply, direct_by, expect_reply, respond
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 
@@ -119,65 +119,65 @@ def decode_ids(given: list[int | list[int]], field: str, api: Api) -> tuple[tupl
 @post(
     ["/tokenize", "/models/{name:str}/tokenize"],
     status_code=200,
-    opt=straight_by(inputs="tei", prompt="vllm", messages="vllm"),
+    opt=direct_by(inputs="tei", prompt="vllm", messages="vllm"),
     responses={200: ResponseSpec(SHOWN, description="The tokens of each input")} | documented("tei", "vllm"),
     tags=["TEI", "vLLM"],
 )
 async def tokenize(
     data: JSONBody[TokenizeRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Show how texts become tokens."""
     call = decode_tokenize(data, name, api)
-    served = await api.serve(exchange, call)
-    inputs = reply_as(served.reply, Tokenized).inputs
+    served = await api.serve(context, call)
+    inputs = expect_reply(served.reply, Tokenized).inputs
     if data.prompt is UNSET:
-        return finished(exchange, served, msgspec.json.encode(inputs))
+        return respond(context, served, msgspec.json.encode(inputs))
     told = api.gateway.upstreams[served.route.upstream].capabilities
     longest = told.max_input_tokens if told else None
     body = encode_token_list(inputs[0], longest, strings=bool(data.return_token_strs))
-    return finished(exchange, served, body)
+    return respond(context, served, body)
 
 
 @post(
     ["/decode", "/models/{name:str}/decode"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(list[str], description="A text for each list of ids")} | documented("tei"),
     tags=["TEI"],
 )
 async def decode(
     data: JSONBody[DecodeRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Turn token ids back into texts."""
     work = Detokenize(decode_ids(data.ids, "ids", api), skip_special_tokens=data.skip_special_tokens)
-    served = await api.serve(exchange, Call(work, name or data.model))
-    return finished(exchange, served, msgspec.json.encode(reply_as(served.reply, Detokenized).texts))
+    served = await api.serve(context, Call(work, name or data.model))
+    return respond(context, served, msgspec.json.encode(expect_reply(served.reply, Detokenized).texts))
 
 
 @post(
     ["/detokenize", "/models/{name:str}/detokenize"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(DetokenizeResponse, description="The text of the ids")} | documented("vllm"),
     tags=["vLLM"],
 )
 async def detokenize(
     data: JSONBody[DetokenizeRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Turn token ids back into a text."""
     ids = decode_ids([list(data.tokens)], "tokens", api)
-    served = await api.serve(exchange, Call(Detokenize(ids, skip_special_tokens=False), name or data.model))
-    (text,) = reply_as(served.reply, Detokenized).texts
-    return finished(exchange, served, msgspec.json.encode(DetokenizeResponse(text)))
+    served = await api.serve(context, Call(Detokenize(ids, skip_special_tokens=False), name or data.model))
+    (text,) = expect_reply(served.reply, Detokenized).texts
+    return respond(context, served, msgspec.json.encode(DetokenizeResponse(text)))
 
 
 HANDLERS = [tokenize, decode, detokenize]

@@ -37,8 +37,8 @@ from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EncodingFormat, json_bytes
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange
-from gateway.api.server.responses import STRAIGHT, Answer, Api, finished, reply_as
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
 from gateway.calls import Call, Work
 from gateway.errors import EmptyInput, InvalidInput, OperationUnsupported
 from gateway.serve import Served
@@ -215,39 +215,39 @@ def decode_score(data: ScoreRequest, name: str | None, api: Api) -> Call:
     pairs = pairs_of(*sides_of(data))
     api.texts([""] * len(pairs), "documents")
     model = name or data.model
-    told = api.told(model, Operation.RERANK)
+    told = api.capabilities_of(model, Operation.RERANK)
     return called(Score(pairs, raw_scores=is_raw(data)), data, model, told)
 
 
-async def decode_classify(data: ClassifyRequest, name: str | None, exchange: Exchange, api: Api) -> Call:
+async def decode_classify(data: ClassifyRequest, name: str | None, context: RequestContext, api: Api) -> Call:
     """Raises: EmptyInput, InvalidInput, and what `Routes.resolve` raises."""
     check_options(data)
     model = name or data.model
-    texts = await _inputs(data.input, model, exchange, api, Operation.CLASSIFY)
-    told = api.told(model, Operation.CLASSIFY)
+    texts = await _inputs(data.input, model, context, api, Operation.CLASSIFY)
+    told = api.capabilities_of(model, Operation.CLASSIFY)
     return called(Classify(texts, raw_scores=is_raw(data)), data, model, told)
 
 
 async def _inputs(
-    given: Inputs | None, model: str | None, exchange: Exchange, api: Api, operation: Operation
+    given: Inputs | None, model: str | None, context: RequestContext, api: Api, operation: Operation
 ) -> tuple[str, ...]:
     if given is None:
         raise InvalidInput("`input` is missing", param="input")
-    return await read_texts(given, "input", model, exchange, api, operation)
+    return await read_texts(given, "input", model, context, api, operation)
 
 
-async def decode_pooling(data: PoolingRequest, name: str | None, exchange: Exchange, api: Api) -> Call:
+async def decode_pooling(data: PoolingRequest, name: str | None, context: RequestContext, api: Api) -> Call:
     """Raises: EmptyInput, InvalidInput, OperationUnsupported, and what `Routes.resolve` raises."""
     check_options(data)
     if data.dimensions is not None:
         raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
     model = name or data.model or api.gateway.routes.speaker()
-    told = api.told(model, Operation.EMBED)
+    told = api.capabilities_of(model, Operation.EMBED)
     task = data.task or task_of(told)
     operation = OPERATION_OF.get(task)
     if operation is None:
         raise OperationUnsupported(f"the task {task!r} is not supported by this gateway", param="task")
-    texts = await _inputs(data.input, model, exchange, api, operation)
+    texts = await _inputs(data.input, model, context, api, operation)
     work = pooled(operation, texts, told, raw=is_raw(data))
     return called(work, data, model, told)
 
@@ -313,7 +313,7 @@ def pooled_rows(reply: Reply, *, raw: bool) -> list[Vectors]:
             return list(reply.vectors)
         case Classified():
             return list(reply.scores)
-    encoded: Encoded = reply_as(reply, Encoded)
+    encoded: Encoded = expect_reply(reply, Encoded)
     if encoded.multivector is not None:
         return list(encoded.multivector)
     rows = encoded.token_vectors or ()
@@ -334,61 +334,61 @@ def pooling_items(rows: list[Vectors], encoding_format: EncodingFormat) -> list[
 @post(
     ["/score", "/v1/score", "/models/{name:str}/score", "/models/{name:str}/v1/score"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(ScoreResponse, description="A score for each pair")} | FAILURES,
     tags=["vLLM"],
 )
 async def score(
     data: JSONBody[ScoreRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Score pairs of texts."""
-    served = await api.serve(exchange, decode_score(data, name, api))
-    scores = reply_as(served.reply, Reranked).scores
+    served = await api.serve(context, decode_score(data, name, api))
+    scores = expect_reply(served.reply, Reranked).scores
     items = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
-    return finished(exchange, served, encode_listed("score", served, items))
+    return respond(context, served, encode_listed("score", served, items))
 
 
 @post(
     ["/classify", "/models/{name:str}/classify"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(ClassifyResponse, description="The classes of each input")} | FAILURES,
     tags=["vLLM"],
 )
 async def classify(
     data: JSONBody[ClassifyRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Tell how likely each class is."""
-    served = await api.serve(exchange, await decode_classify(data, name, exchange, api))
-    items = class_items(reply_as(served.reply, Classified))
-    return finished(exchange, served, encode_listed("classify", served, items))
+    served = await api.serve(context, await decode_classify(data, name, context, api))
+    items = class_items(expect_reply(served.reply, Classified))
+    return respond(context, served, encode_listed("classify", served, items))
 
 
 @post(
     ["/pooling", "/models/{name:str}/pooling"],
     status_code=200,
-    opt=STRAIGHT,
+    opt=DIRECT,
     responses={200: ResponseSpec(PoolingResponse, description="What the task gives of each input")}
     | FAILURES,
     tags=["vLLM"],
 )
 async def pooling(
     data: JSONBody[PoolingRequest],
-    exchange: NamedDependency[Exchange],
+    context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
-) -> Answer:
+) -> HttpReply:
     """Turn texts into vectors, classes, or a vector for each token."""
-    served = await api.serve(exchange, await decode_pooling(data, name, exchange, api))
+    served = await api.serve(context, await decode_pooling(data, name, context, api))
     rows = pooled_rows(served.reply, raw=is_raw(data))
     body = encode_listed("pool", served, pooling_items(rows, data.encoding_format))
-    return finished(exchange, served, body)
+    return respond(context, served, body)
 
 
 HANDLERS = [score, classify, pooling]

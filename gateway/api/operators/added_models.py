@@ -38,7 +38,7 @@ class Adding:
     listing: Callable[[], Awaitable[Listing]]
 
 
-class AddingOrNot:
+class AdditionsApi:
     """What these handlers are given; adding: None where nobody would add anything."""
 
     def __init__(self, adding: Adding | None) -> None:
@@ -99,13 +99,13 @@ def _named(listed: Iterable[Listed], segment: str) -> Listed:
 
 
 @get("/admin/upstreams", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def list_upstreams(adding: NamedDependency[AddingOrNot]) -> list[Added]:
+async def list_upstreams(adding: NamedDependency[AdditionsApi]) -> list[Added]:
     """All upstreams that were added to those of router.yaml."""
     return [_shown(one) for one in (await adding.listing()).upstreams]
 
 
 @get("/admin/upstreams/{name:str}", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def get_upstream(adding: NamedDependency[AddingOrNot], name: FromPath[str]) -> Added:
+async def get_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> Added:
     """One of them."""
     return _shown(_named((await adding.listing()).upstreams, name))
 
@@ -120,7 +120,7 @@ async def get_upstream(adding: NamedDependency[AddingOrNot], name: FromPath[str]
     opt=OPERATORS,
 )
 async def put_upstream(
-    data: JSONBody[dict[str, Any]], adding: NamedDependency[AddingOrNot], name: FromPath[str]
+    data: JSONBody[dict[str, Any]], adding: NamedDependency[AdditionsApi], name: FromPath[str]
 ) -> ReloadShown:
     """Add an upstream, or replace one that was added; secrets are references. Every gateway follows."""
     return await adding.put("upstreams", name, data)
@@ -133,19 +133,19 @@ async def put_upstream(
     tags=["Operators"],
     opt=OPERATORS,
 )
-async def remove_upstream(adding: NamedDependency[AddingOrNot], name: FromPath[str]) -> ReloadShown:
+async def remove_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadShown:
     """Remove an upstream that was added, and that serves no model any more."""
     return await adding.remove("upstreams", name)
 
 
 @get("/admin/models", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def list_added_models(adding: NamedDependency[AddingOrNot]) -> list[Added]:
+async def list_added_models(adding: NamedDependency[AdditionsApi]) -> list[Added]:
     """All models that were added to those of router.yaml."""
     return [_shown(one) for one in (await adding.listing()).models]
 
 
 @get("/admin/models/{name:str}", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def get_added_model(adding: NamedDependency[AddingOrNot], name: FromPath[str]) -> Added:
+async def get_added_model(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> Added:
     """One of them."""
     return _shown(_named((await adding.listing()).models, name))
 
@@ -160,7 +160,7 @@ async def get_added_model(adding: NamedDependency[AddingOrNot], name: FromPath[s
     opt=OPERATORS,
 )
 async def put_model(
-    data: JSONBody[dict[str, Any]], adding: NamedDependency[AddingOrNot], name: FromPath[str]
+    data: JSONBody[dict[str, Any]], adding: NamedDependency[AdditionsApi], name: FromPath[str]
 ) -> ReloadShown:
     """Add a model, or replace one that was added. Every gateway follows."""
     return await adding.put("models", name, data)
@@ -173,7 +173,7 @@ async def put_model(
     tags=["Operators"],
     opt=OPERATORS,
 )
-async def remove_model(adding: NamedDependency[AddingOrNot], name: FromPath[str]) -> ReloadShown:
+async def remove_model(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadShown:
     """Remove a model that was added; calls that have begun end as they would have."""
     return await adding.remove("models", name)
 

@@ -19,10 +19,10 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, Schema
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from gateway.api.server.authentication import Identity
+from gateway.api.server.authentication import Authenticator
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange, exchange_of
+from gateway.api.server.request_context import RequestContext, context_of
 from gateway.config import schema as config
 from gateway.config.diff import Change, Outcome
 from gateway.config.load import Problem
@@ -143,13 +143,13 @@ class Admin:
         served: config.Config,
         ledger: Ledger,
         store: TenantStore | None,
-        identity: Identity,
+        authenticator: Authenticator,
         reload: Reload | None,
         *,
         is_loopback: bool,
     ) -> None:
         self.ledger = ledger
-        self._identity = identity
+        self._authenticator = authenticator
         self._store = store
         self._reload = reload
         self._is_loopback = is_loopback
@@ -165,9 +165,9 @@ class Admin:
         """For Litestar, before it reads a body. Raises: Unauthenticated, AuthThrottled, ScopeForbidden."""
         if not handler.opt.get("operators"):
             return
-        exchange = exchange_of(connection.scope)
-        if not (self._is_open and comes_from_here(exchange)):
-            self._identity.of(exchange).require("admin")
+        context = context_of(connection.scope)
+        if not (self._is_open and comes_from_here(context)):
+            self._authenticator.authenticate(context).require("admin")
 
     @property
     def store(self) -> TenantStore:
@@ -186,19 +186,19 @@ class Admin:
         return self._reload
 
 
-def comes_from_here(exchange: Exchange) -> bool:
+def comes_from_here(context: RequestContext) -> bool:
     """Whether a request was made on this machine, by no web page and through no proxy.
 
     A page of another origin, or one whose name was made to lead here, is told by these headers; a proxy on
     this machine would let in the world. One that adds no header of its own speaks HTTP/1.0 unless it was told
     otherwise, as nginx does.
     """
-    names = [name for name, _ in exchange.headers]
+    names = [name for name, _ in context.headers]
     relayed = any(name in RELAYED or name.startswith(b"x-forwarded") for name in names)
-    foreign = exchange.header(b"sec-fetch-site", "none") not in ("none", "same-origin")
-    if relayed or foreign or names.count(b"host") != 1 or exchange.http_version == "1.0":
+    foreign = context.header(b"sec-fetch-site", "none") not in ("none", "same-origin")
+    if relayed or foreign or names.count(b"host") != 1 or context.http_version == "1.0":
         return False
-    found = HOST.fullmatch(exchange.header(b"host"))
+    found = HOST.fullmatch(context.header(b"host"))
     return found is not None and is_loopback((found["bracketed"] or found["plain"]).lower())
 
 

@@ -9,7 +9,7 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.api.operators.admin import HOST
 from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import Exchange, exchange_of
+from gateway.api.server.request_context import RequestContext, context_of
 from gateway.api.server.responses import EMPTY, Api, empty
 from gateway.errors import ModelLoading, ShuttingDown
 from gateway.in_flight import InFlight
@@ -43,20 +43,20 @@ async def metrics(
     request: Request[Any, Any, Any], api: NamedDependency[Api], exporter: NamedDependency[Metrics]
 ) -> Response[bytes]:
     """Prometheus' text format; beyond the loopback interface it needs a key for that."""
-    exchange = exchange_of(request.scope)
-    if not (exporter.is_open and by_address(exchange)):
-        api.identity.of(exchange).require("metrics")
+    context = context_of(request.scope)
+    if not (exporter.is_open and by_address(context)):
+        api.authenticator.authenticate(context).require("metrics")
     body, content_type = await exporter.render()
     # Litestar names the charset of a text itself.
     return Response(body, media_type=content_type.removesuffix("; charset=utf-8"))
 
 
-def by_address(exchange: Exchange) -> bool:
+def by_address(context: RequestContext) -> bool:
     """Whether a request names localhost or an address, or nothing at all, as who it asks.
 
     Any other name may have been made to lead here by the page of a stranger, which then reads the answer.
     """
-    hosts = [value.decode("latin-1") for name, value in exchange.headers if name == b"host"]
+    hosts = [value.decode("latin-1") for name, value in context.headers if name == b"host"]
     return all(_is_address(host) for host in hosts)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 
-from gateway.api.server.request_context import Exchange
+from gateway.api.server.request_context import RequestContext
 from gateway.errors import AuthThrottled, Unauthenticated
 from gateway.tenants.guess_throttle import Guesses
 from gateway.tenants.keyring import Keyring, Tenant
@@ -15,7 +15,7 @@ from gateway.tenants.keyring import Keyring, Tenant
 Network: TypeAlias = IPv4Network | IPv6Network
 
 
-class Identity:
+class Authenticator:
     """trusted_proxies: networks whose x-forwarded-for is believed."""
 
     def __init__(
@@ -29,20 +29,20 @@ class Identity:
         self._clock = clock
         self._guesses = Guesses()
 
-    def of(self, exchange: Exchange) -> Tenant:
+    def authenticate(self, context: RequestContext) -> Tenant:
         """The tenant of the request's key, looked up once.
 
         Raises: Unauthenticated; AuthThrottled where the address has shown too many wrong keys.
         """
-        if exchange.tenant is None:
-            exchange.tenant = self._found(exchange)
-        return exchange.tenant
+        if context.tenant is None:
+            context.tenant = self._found(context)
+        return context.tenant
 
-    def _found(self, exchange: Exchange) -> Tenant:
+    def _found(self, context: RequestContext) -> Tenant:
         try:
-            return self._keyring.identify(api_key_of(exchange))
+            return self._keyring.identify(api_key_of(context))
         except Unauthenticated:
-            address, now_s = self.address_of(exchange), self._clock()
+            address, now_s = self.address_of(context), self._clock()
             wait_s = self._guesses.wait_s(address, now_s)
             if wait_s > 0:
                 raise AuthThrottled(
@@ -51,10 +51,10 @@ class Identity:
             self._guesses.failed(address, now_s)
             raise
 
-    def address_of(self, exchange: Exchange) -> str:
+    def address_of(self, context: RequestContext) -> str:
         """Where the request comes from: past proxies that are trusted, never past one that is not."""
-        address = exchange.address
-        lines = [value for name, value in exchange.headers if name == b"x-forwarded-for"]
+        address = context.address
+        lines = [value for name, value in context.headers if name == b"x-forwarded-for"]
         forwarded = [one.strip() for one in b",".join(lines).decode("latin-1").split(",")]
         while self._is_trusted(address) and forwarded and forwarded[-1]:
             address = forwarded.pop()
@@ -68,12 +68,12 @@ class Identity:
         return any(place in network for network in self._trusted)
 
 
-def api_key_of(exchange: Exchange) -> str | None:
+def api_key_of(context: RequestContext) -> str | None:
     """The key as it was sent: a bearer token, or HTTP Basic's password, for clients that take a URL alone.
 
     A bare token is taken too: LlamaIndex's TEI reranker sends it so.
     """
-    sent = exchange.header(b"authorization")
+    sent = context.header(b"authorization")
     scheme, _, rest = sent.partition(" ")
     match scheme.lower():
         case "bearer":

@@ -20,7 +20,7 @@ from litestar.types import ExceptionHandlersMap
 
 from gateway.api.server.allowed_values import choices_of
 from gateway.api.server.paths import Dialect
-from gateway.api.server.request_context import Exchange, exchange_of
+from gateway.api.server.request_context import RequestContext, context_of
 from gateway.errors import (
     FACTS,
     BodyTooLarge,
@@ -288,17 +288,17 @@ TRANSLATIONS: tuple[tuple[type[Exception], Callable[[Any], GatewayError]], ...] 
 
 def answer_failure(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Litestar's hook: whatever a handler raised, rendered."""
-    status, body, headers = failed(error, exchange_of(request.scope))
+    status, body, headers = failed(error, context_of(request.scope))
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
-def failed(error: Exception, exchange: Exchange) -> tuple[int, bytes, dict[str, str]]:
+def failed(error: Exception, context: RequestContext) -> tuple[int, bytes, dict[str, str]]:
     """Status, body and headers of whatever a call ended in; a fault of ours is logged."""
     failure = as_gateway_error(error)
-    exchange.outcome = failure.kind
+    context.outcome = failure.kind
     if isinstance(failure, Internal):
-        logger.error("call %s failed", exchange.request_id, exc_info=error)
-    return rendered(failure, exchange.dialect)
+        logger.error("call %s failed", context.request_id, exc_info=error)
+    return rendered(failure, context.dialect)
 
 
 HANDLERS: ExceptionHandlersMap = {Exception: answer_failure, HTTPException: answer_failure}

@@ -17,8 +17,8 @@ import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-# Under this name an application finds a call's `Line` among its ASGI extensions.
-LINE = "line"
+# Under this name an application finds a call's `ConnectionHandle` among its ASGI extensions.
+CONNECTION = "line"
 # Headers, and words of `connection`, by which a client asks for another protocol.
 UPGRADING = frozenset({b"upgrade", b"http2-settings"})
 
@@ -42,7 +42,7 @@ class Refusal(msgspec.Struct, frozen=True):
         return head.encode() + body
 
 
-class Line:
+class ConnectionHandle:
     """The connection that a call came by, past ASGI's messages. gone: called if it ends before the answer."""
 
     def __init__(self, protocol: "BoundedProtocol", cycle: RequestResponseCycle) -> None:
@@ -104,7 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client owes the head of its first request."""
         # Of the requests that have come and are not answered, in order.
-        self._lines: deque[Line] = deque()
+        self._lines: deque[ConnectionHandle] = deque()
         super().connection_made(_Together(transport, self.loop))  # type: ignore[arg-type]
         self.flow = _Flow(self.transport, self.pipeline)
         self._expect(self.head_timeout_s)
@@ -172,8 +172,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._head_begun = False
         self._head_bytes = 0
         self._stop_reading_timer()
-        self._lines.append(Line(self, self.cycle))
-        self.scope["extensions"] = {LINE: self._lines[-1]}  # type: ignore[dict-item]
+        self._lines.append(ConnectionHandle(self, self.cycle))
+        self.scope["extensions"] = {CONNECTION: self._lines[-1]}  # type: ignore[dict-item]
 
     def on_message_complete(self) -> None:
         """Nothing is owed until the next request begins."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from litestar.config.cors import CORSConfig
 
 from gateway.api.server.error_bodies import plain_headers, rendered
-from gateway.api.server.http_protocol import LINE, Line
+from gateway.api.server.http_protocol import CONNECTION, ConnectionHandle
 from gateway.api.server.paths import SLASH, dialect_of, is_for_operators, settled, template_of
-from gateway.api.server.request_context import STATE_KEY, Exchange, request_id_from
+from gateway.api.server.request_context import STATE_KEY, RequestContext, request_id_from
 from gateway.errors import BodyTooLarge, GatewayError, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import CallFinished, Observe
 from gateway.in_flight import COME_BACK_S, InFlight
@@ -39,7 +39,7 @@ CALLER_GONE = 499
 LENGTH_DIGITS_MAX = 18
 
 
-class Edge:
+class Middleware:
     """ASGI around the application.
 
     body_bytes: `limits.body_bytes`. admin_port: operators' own. cors: which pages may read what is refused
@@ -65,13 +65,13 @@ class Edge:
         self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP call; anything else is passed on."""
+        """HttpReply one HTTP call; anything else is passed on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         client = scope.get("client")
         path = scope["path"]
-        exchange = Exchange(
+        context = RequestContext(
             "",
             template_of(path),
             scope["headers"],
@@ -79,12 +79,12 @@ class Edge:
             dialect_of(path),
             scope["http_version"],
         )
-        exchange.request_id = request_id_from(exchange.header(b"x-request-id"))
-        wire = _Wire(exchange, receive, send, self._in_flight)
+        context.request_id = request_id_from(context.header(b"x-request-id"))
+        wire = CallIO(context, receive, send, self._in_flight)
         if self._cors is not None:
-            exchange.readable_by = plain_headers(_readable_by(exchange.header(b"origin"), self._cors))
+            context.readable_by = plain_headers(_readable_by(context.header(b"origin"), self._cors))
         if self._traces is not None:
-            exchange.timeline.trace = _begun(self._traces, scope, exchange)
+            context.timeline.trace = _begun(self._traces, scope, context)
         started_s = time.perf_counter()
         try:
             await self._answer(scope, wire)
@@ -92,27 +92,27 @@ class Edge:
             wire.release()
             # They lead back to the call itself: what is left of it would wait for the collector.
             scope.pop("extensions", None)
-            event = _finished(scope, exchange, time.perf_counter() - started_s)
-            if exchange.timeline.trace is not None:
-                exchange.timeline.trace.finish(event)
+            event = _finished(scope, context, time.perf_counter() - started_s)
+            if context.timeline.trace is not None:
+                context.timeline.trace.finish(event)
             self._observe(event)
 
-    async def _answer(self, scope: Scope, wire: "_Wire") -> None:
+    async def _answer(self, scope: Scope, wire: "CallIO") -> None:
         path = scope["path"]
         try:
             if self._admin_port is not None:
                 _check_side(path, operators=scope["server"][1] == self._admin_port)
             self._check(path, wire)
         except GatewayError as error:
-            wire.exchange.outcome = error.kind
+            wire.context.outcome = error.kind
             await _send_failure(error, wire)
             return
         scope["path"] = settled(path)
-        line: Line | None = scope.get("extensions", {}).get(LINE)
+        line: ConnectionHandle | None = scope.get("extensions", {}).get(CONNECTION)
         if line is not None:
             wire.hold(line)
-            scope["extensions"] = {LINE: wire}
-        scope["state"] = {**scope.get("state", {}), STATE_KEY: wire.exchange}
+            scope["extensions"] = {CONNECTION: wire}
+        scope["state"] = {**scope.get("state", {}), STATE_KEY: wire.context}
         try:
             await self._app(scope, wire.receive, wire.send)
         except asyncio.CancelledError:
@@ -121,28 +121,28 @@ class Edge:
         finally:
             wire.let_go()
 
-    async def _cut_off(self, wire: "_Wire") -> None:
+    async def _cut_off(self, wire: "CallIO") -> None:
         """What becomes of a call that was cancelled; raises where nobody here did it."""
         if wire.caller_gone:
-            wire.exchange.status, wire.exchange.outcome = CALLER_GONE, "cancelled"
+            wire.context.status, wire.context.outcome = CALLER_GONE, "cancelled"
         elif self._in_flight.abandoned and not wire.answering:
             error = ShuttingDown("this gateway stopped before the call was done", retry_after_s=COME_BACK_S)
-            wire.exchange.outcome = error.kind
+            wire.context.outcome = error.kind
             await _send_failure(error, wire)
         else:
-            wire.exchange.outcome = "cancelled"
+            wire.context.outcome = "cancelled"
             raise asyncio.CancelledError
 
-    def _check(self, path: str, wire: "_Wire") -> None:
+    def _check(self, path: str, wire: "CallIO") -> None:
         """What can be refused by the head of a request alone. Raises: GatewayError."""
         if path not in PROBES and not path.endswith("/health"):
             wire.enter()
         if SLASH in path:
             raise NotFound("there is nothing at this path")
-        exchange = wire.exchange
-        if exchange.header(b"content-encoding", "identity").lower() != "identity":
+        context = wire.context
+        if context.header(b"content-encoding", "identity").lower() != "identity":
             raise UnsupportedMedia("send the body without content-encoding: compressed bodies are not read")
-        length = exchange.header(b"content-length").lstrip("0")
+        length = context.header(b"content-length").lstrip("0")
         # As text first: Python refuses to make a number of thousands of digits.
         if length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > self._body_bytes):
             raise BodyTooLarge("the body is larger than this gateway takes")
@@ -154,28 +154,29 @@ def _check_side(path: str, *, operators: bool) -> None:
         raise NotFound("there is nothing at this path on this listener")
 
 
-class _Wire:
+class CallIO:
     """One call's receive and send, with what they hold of the gateway's permits."""
 
-    def __init__(self, exchange: Exchange, receive: Receive, send: Send, in_flight: InFlight) -> None:
-        self.exchange = exchange
+    def __init__(self, context: RequestContext, receive: Receive, send: Send, in_flight: InFlight) -> None:
+        self.context = context
         self.caller_gone = False
         self._receive = receive
         self._send = send
         self._in_flight = in_flight
         self.answering = False
-        self._line: Line | None = None
+        self._line: ConnectionHandle | None = None
         self._cancel: Callable[[], object] | None = None
         self._held_bytes = 0
 
     def enter(self) -> None:
+        """Take a permit for this request."""
         self._in_flight.enter()
         running = asyncio.current_task()
         assert running is not None
         self._cancel = running.cancel
         self._in_flight.cancels.add(self._cancel)
 
-    def hold(self, line: Line) -> None:
+    def hold(self, line: ConnectionHandle) -> None:
         """By which the call came."""
         self._line = line
 
@@ -185,6 +186,7 @@ class _Wire:
             self._line.gone = None
 
     async def receive(self) -> Message:
+        """Receive the next ASGI message and hold the bytes of its body."""
         if self._line is not None:
             # From here on; what is asked without a body is done to its end.
             self._line.gone = self._gone
@@ -199,6 +201,7 @@ class _Wire:
         return message
 
     async def send(self, message: Message) -> None:
+        """Send an ASGI message; add the headers of every reply."""
         if message["type"] == "http.response.start":
             message["headers"] = self._begin(message["status"], message["headers"])
             if self._in_flight.draining:
@@ -219,10 +222,11 @@ class _Wire:
 
     def _begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         self.answering = True
-        self.exchange.status = status
-        return [*headers, (b"x-request-id", self.exchange.request_id.encode())]
+        self.context.status = status
+        return [*headers, (b"x-request-id", self.context.request_id.encode())]
 
     def release(self) -> None:
+        """Return the permit and the held bytes."""
         self._in_flight.release(self._held_bytes)
         if self._cancel is not None:
             self._in_flight.cancels.discard(self._cancel)
@@ -238,10 +242,10 @@ class _Wire:
         self._held_bytes += size
 
 
-async def _send_failure(error: GatewayError, wire: _Wire) -> None:
-    status, body, headers = rendered(error, wire.exchange.dialect)
+async def _send_failure(error: GatewayError, wire: CallIO) -> None:
+    status, body, headers = rendered(error, wire.context.dialect)
     headers["content-length"] = str(len(body))
-    plain = plain_headers(headers) + wire.exchange.readable_by
+    plain = plain_headers(headers) + wire.context.readable_by
     await wire.send({"type": "http.response.start", "status": status, "headers": plain})
     await wire.send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -254,29 +258,29 @@ def _readable_by(origin: str, cors: CORSConfig) -> dict[str, str]:
     return {"access-control-allow-origin": origin, "vary": "Origin", **allowed}
 
 
-def _begun(traces: "CallTraces", scope: Scope, exchange: Exchange) -> "CallTrace | None":
+def _begun(traces: "CallTraces", scope: Scope, context: RequestContext) -> "CallTrace | None":
     """A call's trace; whoever only watches leaves none."""
     path = scope["path"]
     if path in PROBES or path.endswith("/health"):
         return None
-    parent, state = exchange.header(b"traceparent"), exchange.header(b"tracestate")
-    name = f"{scope['method']} {exchange.route}"
-    return traces.begin(name, exchange.timeline.started_s, parent, state)
+    parent, state = context.header(b"traceparent"), context.header(b"tracestate")
+    name = f"{scope['method']} {context.route}"
+    return traces.begin(name, context.timeline.started_s, parent, state)
 
 
-def _finished(scope: Scope, exchange: Exchange, duration_s: float) -> CallFinished:
-    timeline = exchange.timeline
+def _finished(scope: Scope, context: RequestContext, duration_s: float) -> CallFinished:
+    timeline = context.timeline
     return CallFinished(
-        request_id=exchange.request_id,
+        request_id=context.request_id,
         method=scope["method"],
-        route=exchange.route,
-        status=exchange.status,
-        outcome=exchange.outcome,
+        route=context.route,
+        status=context.status,
+        outcome=context.outcome,
         duration_s=duration_s,
         tenant=timeline.tenant,
         model=timeline.model,
-        inputs=exchange.inputs,
-        tokens=exchange.tokens,
+        inputs=context.inputs,
+        tokens=context.tokens,
         operation=timeline.operation,
         stages=timeline.laps,
         trace_id=None if timeline.trace is None else timeline.trace.trace_id,

@@ -14,10 +14,10 @@ from gateway.timeline import Timeline
 REQUEST_ID_CHARACTERS_MAX = 128
 # No spaces: a log line's next field begins after one.
 REQUEST_ID = re.compile(r"[!-~]+")
-STATE_KEY = "exchange"
+STATE_KEY = "context"
 
 
-class Exchange:
+class RequestContext:
     """Filled while the call is answered, read when it is over.
 
     headers: of the request, names in lower case. address: of whoever holds the connection. http_version: as
@@ -57,17 +57,17 @@ class Exchange:
         return missing if value is None else value.decode("latin-1")
 
 
-def exchange_of(scope: Mapping[str, Any]) -> Exchange:
-    """The exchange that the outermost layer has put there."""
+def context_of(scope: Mapping[str, Any]) -> RequestContext:
+    """The context that the outermost layer has put there."""
     # The scope is an untyped dict by ASGI's definition; this is the one read of it.
     state: Any = scope["state"]
-    exchange: Exchange = state[STATE_KEY]
-    return exchange
+    context: RequestContext = state[STATE_KEY]
+    return context
 
 
-def exchange_of_request(request: Request[Any, Any, Any]) -> Exchange:
+def context_of_request(request: Request[Any, Any, Any]) -> RequestContext:
     """For handlers that Litestar calls itself."""
-    return exchange_of(request.scope)
+    return context_of(request.scope)
 
 
 def request_id_from(sent: str | None) -> str:

@@ -9,9 +9,9 @@ from litestar import Response
 from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Capabilities, Operation, Reply
-from gateway.api.server.authentication import Identity
+from gateway.api.server.authentication import Authenticator
 from gateway.api.server.paths import Dialect
-from gateway.api.server.request_context import Exchange
+from gateway.api.server.request_context import RequestContext
 from gateway.calls import Call, inputs_of
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.quotas.ledger import rate_limit_headers
@@ -22,30 +22,30 @@ from gateway.serve import Caller, Gateway, Served
 class Api:
     """What handlers are given: the gateway, whose key a request carries, and the bound on inputs."""
 
-    def __init__(self, gateway: Gateway, identity: Identity, inputs_max: int) -> None:
+    def __init__(self, gateway: Gateway, authenticator: Authenticator, inputs_max: int) -> None:
         self.gateway = gateway
-        self.identity = identity
+        self.authenticator = authenticator
         self.inputs_max = inputs_max
 
-    async def serve(self, exchange: Exchange, call: Call) -> Served:
+    async def serve(self, context: RequestContext, call: Call) -> Served:
         """Take a decoded call through the story, and note what the access log wants to know."""
-        exchange.timeline.lap("parse")
-        exchange.inputs = len(inputs_of(call.work))
-        if _is_bulk(exchange):
+        context.timeline.lap("parse")
+        context.inputs = len(inputs_of(call.work))
+        if _is_bulk(context):
             call = msgspec.structs.replace(call, bulk=True)
-        caller = Caller(self.identity.of(exchange), _timeout_asked(exchange))
-        served = await self.gateway.serve(call, caller, exchange.timeline)
-        exchange.tokens = served.reply.tokens
+        caller = Caller(self.authenticator.authenticate(context), _timeout_asked(context))
+        served = await self.gateway.serve(call, caller, context.timeline)
+        context.tokens = served.reply.tokens
         return served
 
-    def route(self, exchange: Exchange, model: str | None, operation: Operation) -> Route:
+    def route(self, context: RequestContext, model: str | None, operation: Operation) -> Route:
         """What the caller means by a model, for what must be known before a call is made.
 
         Raises: what `Routes.resolve` raises.
         """
-        return self.gateway.routes.resolve(self.identity.of(exchange), model, operation)
+        return self.gateway.routes.resolve(self.authenticator.authenticate(context), model, operation)
 
-    def told(self, model: str | None, operation: Operation) -> Capabilities | None:
+    def capabilities_of(self, model: str | None, operation: Operation) -> Capabilities | None:
         """What a model can do, or the operation's default; None while no replica of it has joined.
 
         Whether the caller may use it is asked when the call is served.
@@ -82,16 +82,16 @@ NOT_SENT = "not sent"
 # What tells all by its status.
 EMPTY = ResponseSpec(None, generate_examples=False, description="An empty body")
 # How a handler says that it takes and gives what `straight.py` hands it.
-STRAIGHT = {"straight": True}
+DIRECT = {"straight": True}
 
 
-def straight_by(**fields: Dialect) -> dict[str, Any]:
-    """Like STRAIGHT, for a path that dialects share: which one speaks is told by the field that a body has.
+def direct_by(**fields: Dialect) -> dict[str, Any]:
+    """Like DIRECT, for a path that dialects share: which one speaks is told by the field that a body has.
 
     Of the fields there is one in each body, in the struct UNSET where it is not; the first one's dialect
     answers what cannot be told.
     """
-    return {**STRAIGHT, "fields": fields}
+    return {**DIRECT, "fields": fields}
 
 
 def spoken_by(present: Container[str], fields: Mapping[str, Dialect]) -> Dialect | None:
@@ -100,7 +100,7 @@ def spoken_by(present: Container[str], fields: Mapping[str, Dialect]) -> Dialect
     return told.pop() if len(told) == 1 else None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HttpReply(msgspec.Struct, frozen=True):
     """What a handler gives back: a body, JSON unless it says otherwise, and the headers beside its own."""
 
     body: bytes
@@ -113,15 +113,15 @@ def empty() -> Response[bytes]:
     return Response(b"", media_type="text/plain")
 
 
-def _timeout_asked(exchange: Exchange) -> float | None:
+def _timeout_asked(context: RequestContext) -> float | None:
     """Raises: InvalidInput."""
-    sent = exchange.header(b"x-timeout-s", NOT_SENT)
+    sent = context.header(b"x-timeout-s", NOT_SENT)
     return None if sent is NOT_SENT else _timeout_s(sent)
 
 
-def _is_bulk(exchange: Exchange) -> bool:
+def _is_bulk(context: RequestContext) -> bool:
     """Raises: InvalidInput."""
-    sent = exchange.header(b"x-priority", "interactive").lower()
+    sent = context.header(b"x-priority", "interactive").lower()
     if sent not in ("interactive", "bulk"):
         raise InvalidInput("x-priority is interactive or bulk", param="x-priority")
     return sent == "bulk"
@@ -140,7 +140,7 @@ def _timeout_s(sent: str) -> float:
 
 def reply_headers(served: Served) -> dict[str, str]:
     """What every successful reply carries beside its body."""
-    headers = rate_limit_headers(served.standings)
+    headers = rate_limit_headers(served.limit_statuses)
     if served.degraded:
         headers["x-quota-mode"] = "degraded"
     if served.reply.truncated != ():
@@ -161,20 +161,20 @@ def _ranges(indices: tuple[int, ...] | None) -> str:
     return ",".join(runs)
 
 
-def finished(
-    exchange: Exchange, served: Served, body: bytes, headers: dict[str, str] | None = None
-) -> Answer:
+def respond(
+    context: RequestContext, served: Served, body: bytes, headers: dict[str, str] | None = None
+) -> HttpReply:
     """The HTTP reply; everything from here on is "encode" in server-timing."""
-    timeline = exchange.timeline
+    timeline = context.timeline
     timeline.lap("encode")
     all_headers = reply_headers(served)
     if headers:
         all_headers |= headers
     all_headers["server-timing"] = timeline.server_timing()
-    return Answer(body, all_headers)
+    return HttpReply(body, all_headers)
 
 
-def reply_as(reply: Reply, kind: Any) -> Any:
+def expect_reply(reply: Reply, kind: Any) -> Any:
     """A reply that must be of one kind, or of several; another is a fault of ours."""
     assert isinstance(reply, kind)
     return reply

@@ -14,10 +14,10 @@ from litestar.utils.path import normalize_path
 
 from gateway.api.server.allowed_values import note_choices
 from gateway.api.server.error_bodies import failed, plain_headers
-from gateway.api.server.http_protocol import LINE
+from gateway.api.server.http_protocol import CONNECTION
 from gateway.api.server.paths import NAME, Dialect, template_and_name
-from gateway.api.server.request_context import Exchange, exchange_of
-from gateway.api.server.responses import STRAIGHT, Answer, Api, spoken_by
+from gateway.api.server.request_context import RequestContext, context_of
+from gateway.api.server.responses import DIRECT, Api, HttpReply, spoken_by
 from gateway.errors import BodyTooLarge, InvalidInput, MalformedBody
 
 # ASGI's receive and send, as any server and framework hand them over.
@@ -30,7 +30,7 @@ AT_ONCE_BYTES = 64 * 1024
 MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
 
 
-class Way(msgspec.Struct, frozen=True):
+class Endpoint(msgspec.Struct, frozen=True):
     """One handler and how its bodies are read.
 
     fields: on a path that dialects share, which field tells which dialect. msgpack: for handlers that take
@@ -42,64 +42,64 @@ class Way(msgspec.Struct, frozen=True):
     msgpack: "msgspec.msgpack.Decoder[Any] | None"
     fields: Mapping[str, Dialect]
 
-    def decoded(self, body: bytes, exchange: Exchange) -> Any:
+    def decoded(self, body: bytes, context: RequestContext) -> Any:
         """The handler's struct; a body that tells its dialect settles whose errors the caller reads.
 
         Raises: InvalidInput, MalformedBody, what msgspec raises.
         """
-        if self.msgpack is not None and _is_msgpack(exchange):
+        if self.msgpack is not None and _is_msgpack(context):
             return _unpacked(self.msgpack, body)
         try:
             data = self.json.decode(body)
         except msgspec.ValidationError as error:
-            self._listen(_fields_of(body), exchange)
+            self._listen(_fields_of(body), context)
             note_choices(error, self.json.type)
             raise
         if self.fields:
             present = {field for field in self.fields if getattr(data, field) is not msgspec.UNSET}
-            if self._listen(present, exchange) is None:
+            if self._listen(present, context) is None:
                 names = " or ".join(f"`{field}`" for field in self.fields)
                 raise InvalidInput(f"the body has {names}, and not those of several dialects")
         return data
 
-    def _listen(self, present: Container[str], exchange: Exchange) -> Dialect | None:
+    def _listen(self, present: Container[str], context: RequestContext) -> Dialect | None:
         told = spoken_by(present, self.fields)
-        exchange.dialect = told or exchange.dialect
+        context.dialect = told or context.dialect
         return told
 
 
-class Straight:
-    """ASGI in front of Litestar. handlers: those that say so take `data`, `exchange`, `api` and a `name`."""
+class Router:
+    """ASGI in front of Litestar. handlers: those that say so take `data`, `context`, `api` and a `name`."""
 
     def __init__(self, app: ASGIApp, handlers: Iterable[Any], api: Api, body_bytes: int) -> None:
         self._app = app
         self._api = api
         self._body_bytes = body_bytes
-        self._ways: dict[str, Way] = {}
+        self._ways: dict[str, Endpoint] = {}
         for handler in handlers:
-            if isinstance(handler, HTTPRouteHandler) and STRAIGHT.items() <= handler.opt.items():
+            if isinstance(handler, HTTPRouteHandler) and DIRECT.items() <= handler.opt.items():
                 way = _way_of(handler)
                 self._ways.update((path, way) for path in handler.paths)
         # Those without a model's name in their path, as they are called.
         self._plain = {path: way for path, way in self._ways.items() if NAME not in path}
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Answer a call of such a handler; anything else goes on."""
+        """HttpReply a call of such a handler; anything else goes on."""
         way, name = self._way(scope["path"]) if scope["type"] == "http" else (None, None)
         if way is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        exchange = exchange_of(scope)
+        context = context_of(scope)
         try:
-            answer = await self._answer(way, exchange, name, receive)
+            answer = await self._answer(way, context, name, receive)
             status, body, headers = 200, answer.body, plain_headers(answer.headers)
             headers.append((b"content-type", answer.media_type.encode()))
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer
-            status, body, told = failed(error, exchange)
+            status, body, told = failed(error, context)
             headers = plain_headers(told)
-        headers += exchange.readable_by
+        headers += context.readable_by
         headers.append((b"content-length", b"%d" % len(body)))
-        line = scope.get("extensions", {}).get(LINE)
+        line = scope.get("extensions", {}).get(CONNECTION)
         if line is not None and len(body) <= AT_ONCE_BYTES and line.answer(status, headers, body):
             return
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -109,17 +109,19 @@ class Straight:
             body = b""
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def _way(self, path: str) -> tuple[Way | None, str | None]:
+    def _way(self, path: str) -> tuple[Endpoint | None, str | None]:
         """The handler of a path, and the model's name in it. Slashes too many do not count."""
         if (way := self._plain.get(path)) is not None:
             return way, None
         template, name = template_and_name(normalize_path(path))
         return self._ways.get(template), name
 
-    async def _answer(self, way: Way, exchange: Exchange, name: str | None, receive: Receive) -> Answer:
-        self._api.identity.of(exchange)
-        data = way.decoded(await self._body(receive), exchange)
-        answer: Answer = await way.handler.fn(data=data, exchange=exchange, api=self._api, name=name)
+    async def _answer(
+        self, way: Endpoint, context: RequestContext, name: str | None, receive: Receive
+    ) -> HttpReply:
+        self._api.authenticator.authenticate(context)
+        data = way.decoded(await self._body(receive), context)
+        answer: HttpReply = await way.handler.fn(data=data, context=context, api=self._api, name=name)
         return answer
 
     async def _body(self, receive: Receive) -> bytes:
@@ -136,9 +138,9 @@ class Straight:
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _way_of(handler: HTTPRouteHandler) -> Way:
+def _way_of(handler: HTTPRouteHandler) -> Endpoint:
     body = _body_of(handler)
-    return Way(
+    return Endpoint(
         handler,
         msgspec.json.Decoder(body),
         msgspec.msgpack.Decoder(body) if handler.opt.get("msgpack") else None,
@@ -152,8 +154,8 @@ def _body_of(handler: HTTPRouteHandler) -> Any:
     return annotation.__args__[0] if hasattr(annotation, "__args__") else annotation
 
 
-def _is_msgpack(exchange: Exchange) -> bool:
-    kind, _, _ = exchange.header(b"content-type").partition(";")
+def _is_msgpack(context: RequestContext) -> bool:
+    kind, _, _ = context.header(b"content-type").partition(";")
     return kind.strip().lower() in MSGPACK
 
 
