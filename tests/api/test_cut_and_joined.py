@@ -268,7 +268,7 @@ def assert_equal(one: Any, other: Any) -> None:
 
 def expected_of(world: World, work: Work) -> Reply:
     """What the call is worth, whole."""
-    asked = world.upstream.sent(Call(work), {}).work
+    asked = world.upstream.prepare(Call(work), {}).work
     # As the dispatcher asks it: the route's truncation is part of what is asked.
     if not isinstance(asked, Tokenize | Detokenize):
         asked = msgspec.structs.replace(asked, truncate=Truncate.RIGHT)
