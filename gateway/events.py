@@ -95,7 +95,7 @@ SpaceOutcome = Literal["fits", "differs", "unchecked"]
 class SpaceChecked(msgspec.Struct, frozen=True):
     """A replica's canaries were held against its upstream's fingerprint.
 
-    cosine: the least of the canaries'; None where it takes none. is_news: another outcome than the last one
+    cosine: the least of the canaries'; None where it takes none. changed: another outcome than the last one
     of this replica, or its first. reason is safe to log.
     """
 
@@ -104,7 +104,7 @@ class SpaceChecked(msgspec.Struct, frozen=True):
     outcome: SpaceOutcome
     cosine: float | None
     reason: str
-    is_news: bool
+    changed: bool
 
 
 class StoreChanged(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
     at_s: float = 0.0
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class QueueDepth(msgspec.Struct, frozen=True):
     """What a lane holds. oldest_s: how long the slice that waits longest has."""
 
     tokens: int = 0
@@ -140,7 +140,7 @@ class Waiting(msgspec.Struct, frozen=True):
     oldest_s: float = 0.0
 
 
-class ResidenceTold(msgspec.Struct, frozen=True):
+class ModelStateReported(msgspec.Struct, frozen=True):
     """An engine told of one of its models: what it holds, and what happened since it was last asked.
 
     unloads: how often it left memory, by why. out_of_memory: batches that did not fit into memory.
@@ -162,7 +162,7 @@ Event: TypeAlias = (
     | ReplicaChanged
     | QuotaDecided
     | SpaceChecked
-    | ResidenceTold
+    | ModelStateReported
     | ProcessRestarted
 )
 # Called synchronously on the path of a call: an exporter only counts or queues.

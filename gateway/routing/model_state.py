@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from backends.contract import Residence, TellsResidence, Unloaded
 from backends.errors import BackendError
-from gateway.events import Observe, ResidenceTold
+from gateway.events import ModelStateReported, Observe
 from gateway.routing.health import USABLE
 from gateway.routing.pool import Pool, Replica
 from gateway.vector_spaces.space import VectorSpace
@@ -35,15 +35,15 @@ async def keep_following(
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def change(upstream: str, before: Residence | None, now: Residence) -> ResidenceTold:
+def change(upstream: str, before: Residence | None, now: Residence) -> ModelStateReported:
     """What has happened since; nothing is known to have where there was nothing to compare with. Pure."""
     if before is None:
-        return ResidenceTold(upstream, now.state == "loaded", now.memory_bytes)
+        return ModelStateReported(upstream, now.state == "loaded", now.memory_bytes)
     began = before
     if now.loads < before.loads or now.failed_loads < before.failed_loads:
         # Another process counts from the beginning.
         began = Residence("unloaded")
-    return ResidenceTold(
+    return ModelStateReported(
         upstream,
         now.state == "loaded",
         now.memory_bytes,

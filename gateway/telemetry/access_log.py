@@ -6,8 +6,8 @@ from typing import Any, TypeAlias, get_args
 from gateway.events import (
     CallFinished,
     Event,
+    ModelStateReported,
     ReplicaChanged,
-    ResidenceTold,
     SpaceChecked,
     SpaceOutcome,
     Stage,
@@ -76,13 +76,13 @@ def log_event(event: Event) -> None:
 def log_change(event: Event) -> None:
     """The same without the lines of calls."""
     match event:
-        case ResidenceTold():
+        case ModelStateReported():
             _log_residence(event)
         case ReplicaChanged():
             _write(logging.WARNING if event.state == "down" else logging.INFO, event)
         case StoreChanged():
             _write(logging.WARNING if event.away else logging.INFO, event)
-        case SpaceChecked(is_news=True):
+        case SpaceChecked(changed=True):
             _write(SPACE_LEVELS[event.outcome], event)
 
 
@@ -92,7 +92,7 @@ def _write(level: int, event: Logged) -> None:
         logger.handle(logging.LogRecord(logger.name, level, "", 0, EventLine(event), None, None))
 
 
-def _log_residence(event: ResidenceTold) -> None:
+def _log_residence(event: ModelStateReported) -> None:
     if event.loads:
         logger.info("upstream %s: its model was loaded", event.upstream)
     for reason in event.unloads:

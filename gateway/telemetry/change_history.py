@@ -49,7 +49,7 @@ class Recent:
                 self._replica_changed(event)
             case StoreChanged():
                 self._note("quota store", "away" if event.away else "back", event.reason)
-            case SpaceChecked(is_news=True, outcome=outcome) if outcome != "fits":
+            case SpaceChecked(changed=True, outcome=outcome) if outcome != "fits":
                 self._note(_name(event), f"vectors: {outcome}", event.reason)
             case ProcessRestarted(times=times) if times:
                 what = "hung, started again" if event.reason == "hung" else "ended, started again"

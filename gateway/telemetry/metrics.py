@@ -35,13 +35,13 @@ from gateway.events import (
     AttemptFinished,
     CallFinished,
     Event,
+    ModelStateReported,
     ProcessRestarted,
+    QueueDepth,
     QuotaDecided,
     ReplicaChanged,
-    ResidenceTold,
     SpaceChecked,
     StoreChanged,
-    Waiting,
 )
 from gateway.telemetry.batched_histogram import ManyHistogram
 from gateway.telemetry.engine_metrics import families, waiting_inputs
@@ -101,7 +101,7 @@ class Sources(msgspec.Struct, frozen=True):
     lanes, engines: by upstream; in_flight: calls and bytes of bodies.
     """
 
-    lanes: Mapping[str, Callable[[], Waiting]] = {}
+    lanes: Mapping[str, Callable[[], QueueDepth]] = {}
     replicas: Callable[[], Iterable[ReplicaLoad]] = tuple
     in_flight: Callable[[], tuple[int, int]] = lambda: (0, 0)
     engines: Mapping[str, Callable[[float], Awaitable[Stats | None]]] = {}
@@ -190,7 +190,7 @@ class Metrics:
         match event:
             case SpaceChecked():
                 self._count_space(event)
-            case ResidenceTold():
+            case ModelStateReported():
                 self._models.observe(event, counts=self._counts_models)
             case StoreChanged():
                 self._store_away.set(1 if event.away else 0)

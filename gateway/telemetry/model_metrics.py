@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gateway.events import ResidenceTold
+from gateway.events import ModelStateReported
 
 
 class ModelMetrics:
@@ -43,7 +43,7 @@ class ModelMetrics:
             registry=registry,
         )
 
-    def observe(self, event: ResidenceTold, *, counts: bool) -> None:
+    def observe(self, event: ModelStateReported, *, counts: bool) -> None:
         """counts: whether this process is the one that adds up."""
         self._known.add(event.upstream)
         self._loaded.labels(event.upstream).set(1 if event.loaded else 0)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gateway.config.schema import Upstream as UpstreamConfig
-from gateway.events import Event, Observe, ReplicaChanged, ResidenceTold, SpaceChecked
+from gateway.events import Event, ModelStateReported, Observe, ReplicaChanged, SpaceChecked
 from gateway.routing.discovery import Resolve, let_go
 from gateway.routing.health import ReplicaEvent
 from gateway.routing.pool import Replica
@@ -44,7 +44,7 @@ class ScopedObserver:
 
     def observe(self, event: Event) -> None:
         """Pass on one event."""
-        if not (self.is_left and isinstance(event, ReplicaChanged | ResidenceTold | SpaceChecked)):
+        if not (self.is_left and isinstance(event, ReplicaChanged | ModelStateReported | SpaceChecked)):
             self._observe(event)
 
 

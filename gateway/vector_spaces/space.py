@@ -159,6 +159,6 @@ class VectorSpace:
         self._say(replica, "fits" if fits else "differs", likeness(standing, given), reason)
 
     def _say(self, replica: str, outcome: SpaceOutcome, cosine: float | None, reason: str) -> None:
-        is_news = self._outcomes.get(replica) != outcome
+        changed = self._outcomes.get(replica) != outcome
         self._outcomes[replica] = outcome
-        self._observe(SpaceChecked(self.upstream, replica, outcome, cosine, reason, is_news))
+        self._observe(SpaceChecked(self.upstream, replica, outcome, cosine, reason, changed))

@@ -309,7 +309,7 @@ async def live(history: dict[str, Any]) -> None:
         assert_same(expected, reply, *(["tokens"] if shared else []))
         assert reply.tokens == counted
         owed, given_ = owed + expected.tokens, given_ + counted
-    sent = [world.upstream.sent(Call(work), {}).work for work in history["works"]]
+    sent = [world.upstream.prepare(Call(work), {}).work for work in history["works"]]
     inputs = [one for work in sent for one in inputs_of(work)]
     if None not in got and len(set(inputs)) == len(inputs):
         assert owed == given_

@@ -53,7 +53,7 @@ def states(gateway: Running) -> list[tuple[str, str]]:
 
 def checks(gateway: Running) -> list[SpaceChecked]:
     """What was said of replicas' vectors, when it was news."""
-    return [one for one in gateway.events if isinstance(one, SpaceChecked) and one.is_news]
+    return [one for one in gateway.events if isinstance(one, SpaceChecked) and one.changed]
 
 
 async def fingerprint(gateway: Running) -> str | None:

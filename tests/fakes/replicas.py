@@ -20,7 +20,7 @@ from tests.fakes.tei import vector_of
 RULES = Rules(10**9, 30, holds=False)
 
 
-class PreparedWork:
+class SentWork:
     """One request that a replica was sent, unanswered until the test says so."""
 
     def __init__(self, work: Work) -> None:
@@ -60,16 +60,16 @@ class HeldReplica:
 
     def __init__(self, *, tells: bool = True) -> None:
         self.told = Capabilities("m", frozenset({Operation.EMBED}), tells_input_tokens=tells)
-        self.all: list[PreparedWork] = []
-        self.open: list[PreparedWork] = []
-        self.cancelled: list[PreparedWork] = []
+        self.all: list[SentWork] = []
+        self.open: list[SentWork] = []
+        self.cancelled: list[SentWork] = []
         self.doing: Doing | None = None
 
     async def describe(self, timeout_s: float) -> Capabilities:  # noqa: ARG002
         return self.told
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
-        sent = PreparedWork(work)
+        sent = SentWork(work)
         self.all.append(sent)
         if self.doing is not None:
             return await self.doing(sent.texts)
@@ -140,7 +140,7 @@ class Rig:
     async def _submit(self, piece: Slice, owner: Owner, deadline_s: float) -> Reply:
         return (await self.lane.submit(piece, owner, deadline_s)).reply
 
-    async def sent(self, *texts: str, to: int = 0) -> PreparedWork:
+    async def sent(self, *texts: str, to: int = 0) -> SentWork:
         """Wait until a replica holds a request of these texts."""
         held = self.backends[to].open
         await until(lambda: any(one.texts == list(texts) for one in held))

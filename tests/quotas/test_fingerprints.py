@@ -53,7 +53,7 @@ class Gateway:
 
     @property
     def alarms(self) -> list[str]:
-        return [one.outcome for one in self.events if isinstance(one, SpaceChecked) and one.is_news]
+        return [one.outcome for one in self.events if isinstance(one, SpaceChecked) and one.changed]
 
 
 @pytest.fixture
