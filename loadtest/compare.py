@@ -3,6 +3,9 @@
     .venv/bin/python -m loadtest.compare                     # some four minutes
     .venv/bin/python -m loadtest.compare --curves            # latency by rate, throughput by callers, too
     .venv/bin/python -m loadtest.compare --only gateway,sglang-router --repeats 5
+    .venv/bin/python -m loadtest.compare --only direct,gateway --tree ../before --repeats 7   # two versions
+
+--tree starts the gateway of another checkout too; each repeat measures both, in alternating order.
 
 The gateway runs with keys, exact quotas in a Redis of its own, and metrics. Peers do none of that, but for
 LiteLLM's master key. They come from the package index, once, into --cache; nginx where it is installed.
@@ -16,7 +19,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -179,6 +182,37 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
+def tree_table(rounds: Sequence[Round]) -> Table:
+    """Return the ratios of this checkout to each other one, paired within each repeat."""
+    shown = Table(title="this checkout ÷ the other, in the same repeat; medians (least-most)")
+    for column in ("", f"requests/s, {CALLERS} callers", "CPU a call", "p50, 1 caller", f"p99 at {RATE}/s"):
+        shown.add_column(column, justify="left" if not column else "right")
+    for name in dict.fromkeys(r.contender for r in rounds if r.contender.startswith("gateway:")):
+        many = _of(rounds, "gateway", "callers", CALLERS), _of(rounds, name, "callers", CALLERS)
+        single = _of(rounds, "gateway", "callers", 1), _of(rounds, name, "callers", 1)
+        steady = _of(rounds, "gateway", "rate", RATE), _of(rounds, name, "rate", RATE)
+        shown.add_row(
+            name,
+            _text(_paired(*many, lambda sample: sample.per_s)),
+            _text(_paired(*many, _cpu_per_call)),
+            _text(_paired(*single, lambda sample: sample.p50_ms)),
+            _text(_paired(*steady, lambda sample: sample.p99_ms)),
+        )
+    return shown
+
+
+def _paired(
+    ours: dict[int, Sample], other: dict[int, Sample], figure: Callable[[Sample], float]
+) -> Middle | None:
+    """Return the ratio of a figure over the repeats that measured both."""
+    return middle(figure(ours[repeat]) / figure(other[repeat]) for repeat in ours if repeat in other)
+
+
+def _cpu_per_call(sample: Sample) -> float:
+    cpu = sum(share for name, share in sample.cpu.items() if name.startswith("gateway"))
+    return cpu / sample.per_s
+
+
 def _text(value: Middle | None) -> str:
     return "" if value is None else str(value)
 
@@ -210,7 +244,8 @@ class Comparison:
         started.append(redis)
         self._beside = {"stub": _process(self._stub).usage, "redis": redis.usage}
         self._contenders = []
-        for name in options.only:
+        self._trees = {f"gateway:{tree.name}": tree for tree in options.tree}
+        for name in (*options.only, *self._trees):
             server = self._start(name, folder, redis_url)
             if server is not None:
                 self._contenders.append(server)
@@ -221,8 +256,10 @@ class Comparison:
         try:
             if name == "direct":
                 return Server("direct", self._stub.target)
-            if name == "gateway":
-                server = servers.start_gateway(folder, gateway_config(stub_port, redis_url))
+            if name == "gateway" or name in self._trees:
+                config = gateway_config(stub_port, redis_url)
+                tree = self._trees.get(name, servers.ROOT)
+                server = servers.start_gateway(folder, config, name=name, tree=tree)
             else:
                 server = servers.start_peer(name, folder, stub_port, self._options.cache)
         except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
@@ -232,9 +269,9 @@ class Comparison:
         return server
 
     async def run(self) -> None:
-        """A B C, A B C: what drifts, drifts for all."""
+        """Measure in turns, A B C, C B A: a drift of the machine then hits every contender."""
         for repeat in range(self._options.repeats):
-            for server in self._contenders:
+            for server in self._contenders if repeat % 2 == 0 else reversed(self._contenders):
                 await self._measure(server, repeat, "callers", CALLERS)
                 await self._measure(server, repeat, "callers", 1)
                 if self._carries(server, RATE):
@@ -291,6 +328,13 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(CONTENDERS))
+    parser.add_argument(
+        "--tree",
+        type=lambda text: Path(text).resolve(),
+        action="append",
+        default=[],
+        help="another checkout whose gateway is measured too; repeatable",
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3, help="measured, each sample")
     parser.add_argument("--warmup", type=float, default=0.7)
@@ -317,7 +361,10 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "compare.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-    Console(width=190).print(table(summary(result.rounds)))
+    console = Console(width=190)
+    console.print(table(summary(result.rounds)))
+    if options.tree:
+        console.print(tree_table(result.rounds))
     print(f"{result.machine}\nall figures: {path}; plots: .venv/bin/python -m loadtest.plots {path}")
 
 

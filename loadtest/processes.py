@@ -108,7 +108,13 @@ class Running:
     """A process on one core, and what it cost. log: where its output went."""
 
     def __init__(
-        self, command: Sequence[str], core: int, log: Path, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        core: int,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        working_directory: Path | None = None,
     ) -> None:
         pinned = ["taskset", "-c", str(core), *command]
         with log.open("wb") as output:
@@ -118,6 +124,7 @@ class Running:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **(environment or {})},
+                cwd=working_directory,
                 start_new_session=True,
             )
         self.log = log

@@ -4,6 +4,7 @@ Rule: what is measured has core 0 for itself; stub, load and Redis share core 1.
 """
 
 import http.client
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from loadtest.generator import Target, is_right
 from loadtest.processes import Running, Usage, free_port, listens
 from loadtest.stub import Stats
 
+# The checkout that this harness belongs to.
+ROOT = Path(__file__).resolve().parents[1]
 MEASURED_CORE, LOAD_CORE = 0, 1
 KEY = "sk-loadtest"
 
@@ -51,7 +54,8 @@ def start_stub(
 
 def start_redis(folder: Path) -> tuple[Running, str]:
     """An empty server without persistence, and its URL. Raises: RuntimeError where none is installed."""
-    executable = shutil.which("redis-server")
+    environment_bin = str(Path(sys.executable).parent)
+    executable = shutil.which("redis-server") or shutil.which("redis-server", path=environment_bin)
     if executable is None:
         raise RuntimeError("no redis-server on the path")
     port = free_port()
@@ -61,15 +65,33 @@ def start_redis(folder: Path) -> tuple[Running, str]:
     return redis, f"redis://127.0.0.1:{port}/0"
 
 
-def start_gateway(folder: Path, config: str, *, key: str = KEY, name: str = "gateway") -> Server:
-    """config: router.yaml without `listen`."""
+def start_gateway(
+    folder: Path, config: str, *, key: str = KEY, name: str = "gateway", tree: Path = ROOT
+) -> Server:
+    """Start the gateway of one checkout on the measured core.
+
+    config: router.yaml without `listen`. tree: the checkout whose code runs. Raises: RuntimeError.
+    """
+    environment = {"PYTHONPATH": str(tree)}
+    _require_code_of(tree, environment)
     port = free_port()
     path = folder / f"{name}.yaml"
     path.write_text(f"listen: 127.0.0.1:{port}\n{config}")
     command = [sys.executable, "-m", "gateway", "serve", "-c", str(path)]
-    process = Running(command, MEASURED_CORE, folder / f"{name}.log")
+    # `python -m` looks in the working directory before PYTHONPATH.
+    process = Running(command, MEASURED_CORE, folder / f"{name}.log", environment, working_directory=tree)
     process.wait_until(lambda: answers(port, "/readyz"))
     return Server(name, bearer(port, key), process)
+
+
+def _require_code_of(tree: Path, environment: dict[str, str]) -> None:
+    """Raise RuntimeError unless `import gateway` finds the package of this checkout."""
+    command = [sys.executable, "-c", "import gateway; print(gateway.__file__)"]
+    found = subprocess.run(
+        command, cwd=tree, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    if not found.stdout.startswith(f"{tree}/"):
+        raise RuntimeError(f"{tree} holds no gateway package: {found.stdout or found.stderr}")
 
 
 def bearer(port: int, key: str) -> Target:
