@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from backends.contract import Backend, Capabilities, Embed, Embedded, Vectors
+from backends.contract import Backend, Capabilities, Embed, EmbedReply, Vectors
 from backends.errors import Failed
 
 # Which set of texts it is: vectors of different ones cannot be compared.
@@ -29,7 +29,7 @@ REQUEST_INPUTS = 32
 
 async def embed_all(
     backend: Backend, texts: Sequence[str], batch_inputs: int | None, timeout_s: float
-) -> Embedded:
+) -> EmbedReply:
     """Texts as one replica embeds them, in as many requests as it needs; timeout_s is for each.
 
     Raises: BackendError.
@@ -37,12 +37,12 @@ async def embed_all(
     replies = []
     for piece in _pieces(texts, batch_inputs or REQUEST_INPUTS):
         reply = await backend.run(Embed(piece), timeout_s)
-        if not isinstance(reply, Embedded) or len(reply.vectors) != len(piece):
+        if not isinstance(reply, EmbedReply) or len(reply.vectors) != len(piece):
             raise Failed("the answer is not one vector for each text")
         replies.append(reply)
     if len({reply.vectors.shape[1] for reply in replies}) > 1:
         raise Failed("its vectors differ in length")
-    return Embedded(np.vstack([one.vectors for one in replies]), sum(one.tokens for one in replies), None)
+    return EmbedReply(np.vstack([one.vectors for one in replies]), sum(one.tokens for one in replies), None)
 
 
 def request_inputs(told: Capabilities, configured: int | None) -> int | None:

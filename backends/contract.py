@@ -98,7 +98,7 @@ class Rerank(msgspec.Struct, frozen=True, tag="rerank"):
 
 
 class Score(msgspec.Struct, frozen=True, tag="score"):
-    """Score each pair of a query and a document, as `Rerank` does for one query; `Reranked` answers."""
+    """Score each pair of a query and a document, as `Rerank` does for one query; `RerankReply` answers."""
 
     pairs: tuple[tuple[str, str], ...]
     raw_scores: bool = False
@@ -131,7 +131,7 @@ class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
 Work: TypeAlias = Embed | Encode | Rerank | Score | Classify | Tokenize | Detokenize
 
 
-class Embedded(msgspec.Struct, frozen=True, tag="embedded"):
+class EmbedReply(msgspec.Struct, frozen=True, tag="embedded"):
     """Vectors in input order.
 
     vectors: (n_inputs, dim) float32, each row of length 1 where normalize was asked.
@@ -146,38 +146,38 @@ class Embedded(msgspec.Struct, frozen=True, tag="embedded"):
     input_tokens: tuple[int, ...] | None = None
 
 
-class Terms(msgspec.Struct, frozen=True):
+class TermWeights(msgspec.Struct, frozen=True):
     """Term weights of one input: ids of the vocabulary, (k,) int32, rising; values (k,) float32, none 0."""
 
     indices: NDArray[np.int32]
     values: Vectors
 
 
-class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
+class EncodeReply(msgspec.Struct, frozen=True, tag="encoded"):
     """What was asked for of each input, in input order; None where it was not asked for.
 
     dense: (n_inputs, dim). multivector, token_vectors: for each input (its tokens, dim). The rest as in
-    `Embedded`.
+    `EmbedReply`.
     """
 
     tokens: int
     dense: Vectors | None = None
-    sparse: tuple[Terms, ...] | None = None
+    sparse: tuple[TermWeights, ...] | None = None
     multivector: tuple[Vectors, ...] | None = None
     token_vectors: tuple[Vectors, ...] | None = None
     truncated: tuple[int, ...] | None = ()
     input_tokens: tuple[int, ...] | None = None
 
 
-class Reranked(msgspec.Struct, frozen=True, tag="reranked"):
-    """Scores in document order: (n_documents,) float32. The rest as in `Embedded`."""
+class RerankReply(msgspec.Struct, frozen=True, tag="reranked"):
+    """Scores in document order: (n_documents,) float32. The rest as in `EmbedReply`."""
 
     scores: Vectors
     tokens: int
     truncated: tuple[int, ...] | None = ()
 
 
-class Classified(msgspec.Struct, frozen=True, tag="classified"):
+class ClassifyReply(msgspec.Struct, frozen=True, tag="classified"):
     """Scores in input order and the model's order of labels: (n_inputs, n_labels) float32."""
 
     labels: tuple[str, ...]
@@ -199,7 +199,7 @@ class Token(msgspec.Struct, frozen=True):
     stop: int | None = None
 
 
-class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):
+class TokenizeReply(msgspec.Struct, frozen=True, tag="tokenized"):
     """The tokens of each input, in input order. Tokenizing is free: tokens is always 0."""
 
     inputs: tuple[tuple[Token, ...], ...]
@@ -207,7 +207,7 @@ class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):
     truncated: tuple[int, ...] | None = ()
 
 
-class Detokenized(msgspec.Struct, frozen=True, tag="detokenized"):
+class DetokenizeReply(msgspec.Struct, frozen=True, tag="detokenized"):
     """One text for each list of ids. Free, as tokenizing is."""
 
     texts: tuple[str, ...]
@@ -215,7 +215,7 @@ class Detokenized(msgspec.Struct, frozen=True, tag="detokenized"):
     truncated: tuple[int, ...] | None = ()
 
 
-Reply: TypeAlias = Embedded | Encoded | Reranked | Classified | Tokenized | Detokenized
+Reply: TypeAlias = EmbedReply | EncodeReply | RerankReply | ClassifyReply | TokenizeReply | DetokenizeReply
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -225,7 +225,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     concurrent_inputs: how many inputs it takes in flight before it refuses.
     prompts: name → text put before an input, and which of them is put there unasked.
     checkpoint: where the weights and tokenizer lie, if on this machine.
-    tells_input_tokens: whether its replies hold `input_tokens`, so that several tenants can share one.
+    reports_input_tokens: whether its replies hold `input_tokens`, so that several tenants can share one.
     outputs: which kinds `Encode` may ask for. labels: of a classifier, in the order of its scores.
     score_kind: what a reranker's score is where raw ones are not asked for.
     overhead_tokens: the most that it adds to each pair beside the tokens of query and document.
@@ -248,7 +248,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     default_prompt: str | None = None
     checkpoint: str | None = None
     version: str | None = None
-    tells_input_tokens: bool = False
+    reports_input_tokens: bool = False
     outputs: frozenset[Output] = frozenset()
     labels: tuple[str, ...] = ()
     score_kind: ScoreKind | None = None
@@ -257,7 +257,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     loaded: bool = True
 
 
-class Tls(msgspec.Struct, frozen=True):
+class TlsFiles(msgspec.Struct, frozen=True):
     """Paths of PEM files. ca: who is trusted instead of the system's; certificate, private_key: our own."""
 
     ca: str | None = None
@@ -265,7 +265,7 @@ class Tls(msgspec.Struct, frozen=True):
     private_key: str | None = None
 
 
-class Load(msgspec.Struct, frozen=True):
+class QueueDepth(msgspec.Struct, frozen=True):
     """How busy a replica says it is. waiting_inputs: texts or pairs in its own queue, not yet begun."""
 
     waiting_inputs: int
@@ -273,7 +273,7 @@ class Load(msgspec.Struct, frozen=True):
 
 ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "failed"]
 # room: another was to be loaded. idle: nobody asked for it. out_of_memory: a batch of another did not fit.
-Unloaded: TypeAlias = Literal["room", "idle", "out_of_memory"]
+UnloadReason: TypeAlias = Literal["room", "idle", "out_of_memory"]
 
 
 class Residence(msgspec.Struct, frozen=True):
@@ -288,7 +288,7 @@ class Residence(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     loads: int = 0
     failed_loads: int = 0
-    unloads: dict[Unloaded, int] = {}
+    unloads: dict[UnloadReason, int] = {}
     out_of_memory: int = 0
 
 
@@ -304,7 +304,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     address: str
     model: str | None = None
     headers: Mapping[str, str] = {}
-    tls: Tls = Tls()
+    tls: TlsFiles = TlsFiles()
     tokenizer: str | None = None
     ip: str | None = None
 
@@ -329,10 +329,10 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class TellsLoad(Protocol):
+class ReportsQueueDepth(Protocol):
     """What a backend offers beside, where its wire has a signal of the server's own queue."""
 
-    async def load(self, timeout_s: float) -> Load | None:
+    async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
         """How much waits there now; None where this server does not say.
 
         Raises: BackendError.
@@ -340,7 +340,7 @@ class TellsLoad(Protocol):
 
 
 @runtime_checkable
-class TellsResidence(Protocol):
+class ReportsResidence(Protocol):
     """What a backend offers beside, where its model need not always be in memory."""
 
     async def residence(self, timeout_s: float) -> Residence:
@@ -351,10 +351,10 @@ class TellsResidence(Protocol):
 
 
 # What counts as one input: one vector, score, row of labels or token list comes back for each.
-Input: TypeAlias = str | tuple[str, str] | tuple[int, ...]
+WorkInput: TypeAlias = str | tuple[str, str] | tuple[int, ...]
 
 
-def inputs_of(work: Work) -> Sequence[Input]:
+def inputs_of(work: Work) -> Sequence[WorkInput]:
     """The inputs of a piece of work: texts, pairs of texts, or lists of ids."""
     match work:
         case Embed() | Encode() | Classify() | Tokenize() | Detokenize():

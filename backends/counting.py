@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from backends.checkpoints import locate_tokenizer
-from backends.contract import Detokenize, Detokenized, Embed, Encode, Tokenize, Tokenized, Work
+from backends.contract import Detokenize, DetokenizeReply, Embed, Encode, Tokenize, TokenizeReply, Work
 from backends.errors import InvalidWork, TimedOut
 from backends.texts import ModelWork, items_of
 from backends.tokens import TextTokenizer, open_tokenizer
@@ -50,15 +50,15 @@ class Counter:
         """Raises: InvalidWork where truncate is ERROR and an input is too long; TimedOut."""
         return await _off_loop(lambda: self._count(work), timeout_s)
 
-    async def explain(self, work: Tokenize, timeout_s: float) -> Tokenized:
+    async def explain(self, work: Tokenize, timeout_s: float) -> TokenizeReply:
         """The tokens of each input; a prompt must be in it already. Raises: TimedOut."""
         return await _off_loop(lambda: self._explain(work), timeout_s)
 
-    async def detokenize(self, work: Detokenize, timeout_s: float) -> Detokenized:
+    async def detokenize(self, work: Detokenize, timeout_s: float) -> DetokenizeReply:
         """The text of each list of ids. Raises: InvalidWork, TimedOut."""
         return await _off_loop(lambda: self._detokenize(work), timeout_s)
 
-    async def free(self, work: Tokenize | Detokenize, timeout_s: float) -> Tokenized | Detokenized:
+    async def free(self, work: Tokenize | Detokenize, timeout_s: float) -> TokenizeReply | DetokenizeReply:
         """What the tokenizer alone can do. Raises: InvalidWork, TimedOut."""
         if isinstance(work, Tokenize):
             return await self.explain(work, timeout_s)
@@ -68,13 +68,13 @@ class Counter:
         sequences = self._tokenizer.encode_items(items_of(work), work.truncate)
         return Counted(sum(sequences.lengths), sequences.truncated)
 
-    def _explain(self, work: Tokenize) -> Tokenized:
+    def _explain(self, work: Tokenize) -> TokenizeReply:
         lists = self._tokenizer.explain(work.inputs, add_special_tokens=work.add_special_tokens)
-        return Tokenized(tuple(tuple(one) for one in lists))
+        return TokenizeReply(tuple(tuple(one) for one in lists))
 
-    def _detokenize(self, work: Detokenize) -> Detokenized:
+    def _detokenize(self, work: Detokenize) -> DetokenizeReply:
         texts = self._tokenizer.decode(work.inputs, skip_special_tokens=work.skip_special_tokens)
-        return Detokenized(tuple(texts))
+        return DetokenizeReply(tuple(texts))
 
 
 async def open_counter(source: str, timeout_s: float) -> Counter:

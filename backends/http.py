@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from backends.connections import Arrived, Connections, Target, Transport, by_name, by_socket, target_of
-from backends.contract import Tls
+from backends.contract import TlsFiles
 from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
 from backends.tracing import carrier
 
@@ -52,7 +52,7 @@ class HttpDoor:
         headers: Mapping[str, str] | None = None,
         *,
         socket_path: str | None = None,
-        tls: Tls | None = None,
+        tls: TlsFiles | None = None,
         ip: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         idle_s: float = IDLE_S,
@@ -64,7 +64,7 @@ class HttpDoor:
         self._secrets = [part.encode() for part in shown if len(part) >= SECRET_CHARACTERS_MIN]
         self._targets: dict[tuple[str, str, str | None], Target] = {}
         self._transport: Transport | None = None if transport is None else OverHttpx(transport)
-        self._open = partial(_transport, self.base_url, socket_path, tls or Tls(), idle_s, ip)
+        self._open = partial(_transport, self.base_url, socket_path, tls or TlsFiles(), idle_s, ip)
 
     async def get(self, path: str, timeout_s: float) -> UpstreamResponse:
         """Raises: Unavailable, Lost, TimedOut, Failed."""
@@ -161,13 +161,15 @@ def _unreached(cause: BaseException | None) -> str:
     return "no connection to the replica"
 
 
-def _transport(base_url: str, socket_path: str | None, tls: Tls, idle_s: float, ip: str | None) -> Transport:
+def _transport(
+    base_url: str, socket_path: str | None, tls: TlsFiles, idle_s: float, ip: str | None
+) -> Transport:
     way = by_socket(socket_path) if socket_path else by_name(httpx.URL(base_url), _tls_context(tls), ip)
     return Connections(way, CONNECT_TIMEOUT_S, idle_s)
 
 
 @cache
-def _tls_context(tls: Tls) -> ssl.SSLContext:
+def _tls_context(tls: TlsFiles) -> ssl.SSLContext:
     # Reading the trust store takes tens of milliseconds; once a process is enough.
     context = httpx.create_ssl_context() if tls.ca is None else ssl.create_default_context(cafile=tls.ca)
     if tls.certificate is not None:

@@ -14,20 +14,20 @@ import numpy as np
 
 from backends.contract import (
     Capabilities,
-    Classified,
     Classify,
+    ClassifyReply,
     Detokenize,
     Embed,
-    Embedded,
+    EmbedReply,
     Encode,
-    Encoded,
-    Load,
+    EncodeReply,
     Operation,
     Output,
+    QueueDepth,
     ReplicaSpec,
     Reply,
     Rerank,
-    Reranked,
+    RerankReply,
     Score,
     Tokenize,
     Truncate,
@@ -238,16 +238,16 @@ def decode(
     match work:
         case Embed():
             vectors, _ = decode_embeddings(answer.body, len(work.inputs))
-            return Embedded(fitted(vectors, work), counted.tokens, counted.truncated)
+            return EmbedReply(fitted(vectors, work), counted.tokens, counted.truncated)
         case Encode():
             matrices = decode_matrices(answer, len(work.inputs))
-            return Encoded(counted.tokens, multivector=matrices, truncated=counted.truncated)
+            return EncodeReply(counted.tokens, multivector=matrices, truncated=counted.truncated)
         case Rerank():
-            return Reranked(decode_scores(answer, len(work.documents)), counted.tokens, counted.truncated)
+            return RerankReply(decode_scores(answer, len(work.documents)), counted.tokens, counted.truncated)
         case Classify():
             predictions = decode_predictions(answer)
             scores = label_scores(predictions, labels, len(work.inputs))
-            return Classified(labels, scores, counted.tokens, counted.truncated)
+            return ClassifyReply(labels, scores, counted.tokens, counted.truncated)
 
 
 def decode_scores(answer: UpstreamResponse, expected: int) -> Vectors:
@@ -381,14 +381,14 @@ class InfinityBackend:
         answer = await self._post(read, self._model, left())
         return decode(read, answer, counted, self._told.labels)
 
-    async def _score(self, work: Score, model: str, counted: Counted, timeout_s: float) -> Reranked:
+    async def _score(self, work: Score, model: str, counted: Counted, timeout_s: float) -> RerankReply:
         """Pairs, one query after another: the wire knows no pairs."""
         left = countdown(timeout_s)
         scores = np.empty(len(work.pairs), np.float32)
         for places, part in parts_of(work):
             answer = await self._post(part, model, left())
             scores[places] = decode_scores(answer, len(places))
-        return Reranked(scores, counted.tokens, counted.truncated)
+        return RerankReply(scores, counted.tokens, counted.truncated)
 
     async def _post(
         self, work: Embed | Encode | Rerank | Classify, model: str, timeout_s: float
@@ -399,10 +399,10 @@ class InfinityBackend:
             raise failure(answer)
         return answer
 
-    async def load(self, timeout_s: float) -> Load | None:
+    async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
         """queue_absolute counts inputs that wait. Raises: BackendError."""
         waiting = [one.stats.queue_absolute for one in await self._models(timeout_s) if one.id == self._model]
-        return Load(waiting[0]) if waiting else None
+        return QueueDepth(waiting[0]) if waiting else None
 
     async def aclose(self) -> None:
         """Close the connections to it."""

@@ -13,7 +13,7 @@ from backends.contract import (
     Capabilities,
     Detokenize,
     Embed,
-    Embedded,
+    EmbedReply,
     Operation,
     Output,
     ReplicaSpec,
@@ -91,18 +91,18 @@ def encode(work: Embed, facing: Facing) -> Body:
     return name | {"input": work.inputs} | form
 
 
-def decode(work: Embed, answer: UpstreamResponse, facing: Facing, counted: Counted | None) -> Embedded:
+def decode(work: Embed, answer: UpstreamResponse, facing: Facing, counted: Counted | None) -> EmbedReply:
     """The reply in an answer of status 200. counted: by the model's own tokenizer, if it is here.
 
     Raises: Failed where it is not an answer to this work.
     """
     vectors, told = decode_embeddings(answer.body, len(work.inputs))
     if counted is not None:
-        return Embedded(fitted(vectors, work), counted.tokens, counted.truncated)
+        return EmbedReply(fitted(vectors, work), counted.tokens, counted.truncated)
     if told is None:
         raise Failed("the upstream told no usage")
     check_tokens(told, len(work.inputs), facing.max_tokens)
-    return Embedded(fitted(vectors, work), told, truncated(work, told, facing.max_tokens))
+    return EmbedReply(fitted(vectors, work), told, truncated(work, told, facing.max_tokens))
 
 
 def failure(answer: UpstreamResponse) -> BackendError:

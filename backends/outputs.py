@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import Embed, Embedded, Encode, Encoded, Output, Reply
+from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Reply
 from backends.errors import Failed, UnsupportedWork
 
 
@@ -37,17 +37,17 @@ def output_of(work: Encode) -> Output:
     return output
 
 
-def whole_of(replies: Sequence[Reply]) -> Encoded:
+def whole_of(replies: Sequence[Reply]) -> EncodeReply:
     """The replies to the parts of one work, as one.
 
     Raises: Failed where a part was answered with something else.
     """
-    whole = Encoded(0)
+    whole = EncodeReply(0)
     for reply in replies:
         match reply:
-            case Embedded():
+            case EmbedReply():
                 whole = msgspec.structs.replace(whole, dense=reply.vectors)
-            case Encoded():
+            case EncodeReply():
                 whole = msgspec.structs.replace(
                     whole,
                     sparse=reply.sparse or whole.sparse,

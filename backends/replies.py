@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 import numpy as np
 
-from backends.contract import Embed, Terms, Truncate, Vectors
+from backends.contract import Embed, TermWeights, Truncate, Vectors
 from backends.errors import Failed, InvalidWork
 from backends.texts import ModelWork, items_of, shortened, surely_whole
 from backends.vectors import shaped
@@ -83,7 +83,7 @@ def scores_in_order(ranks: Sequence[tuple[int, float]], expected: int) -> Vector
     return scores
 
 
-def terms_of(entries: Iterable[tuple[int, float]]) -> Terms:
+def terms_of(entries: Iterable[tuple[int, float]]) -> TermWeights:
     """The term weights of one input, in any order; zeros are left out.
 
     Raises: Failed where a term comes twice, or a weight is not finite.
@@ -95,7 +95,7 @@ def terms_of(entries: Iterable[tuple[int, float]]) -> Terms:
     weights = float32([weight for _, weight in ordered])
     if not np.isfinite(weights).all():
         raise Failed("the upstream's weights hold numbers that are not finite")
-    return Terms(np.array(terms, dtype=np.int32), weights)
+    return TermWeights(np.array(terms, dtype=np.int32), weights)
 
 
 def matrices_of(

@@ -12,25 +12,25 @@ import msgspec
 
 from backends.contract import (
     Capabilities,
-    Classified,
     Classify,
+    ClassifyReply,
     Detokenize,
-    Detokenized,
+    DetokenizeReply,
     Embed,
-    Embedded,
+    EmbedReply,
     Encode,
-    Encoded,
-    Load,
+    EncodeReply,
     Operation,
     Output,
+    QueueDepth,
     ReplicaSpec,
     Reply,
     Rerank,
-    Reranked,
+    RerankReply,
     Score,
     Token,
     Tokenize,
-    Tokenized,
+    TokenizeReply,
     Truncate,
     Vectors,
     Work,
@@ -228,11 +228,11 @@ def decode(work: Work, path: str, answer: UpstreamResponse, info: Info) -> Reply
             case Tokenize():
                 lists = msgspec.json.decode(answer.body, type=list[list[Token]])
                 _check_count(lists, work.inputs)
-                return Tokenized(tuple(tuple(one) for one in lists))
+                return TokenizeReply(tuple(tuple(one) for one in lists))
             case Detokenize():
                 texts = msgspec.json.decode(answer.body, type=list[str])
                 _check_count(texts, work.inputs)
-                return Detokenized(tuple(texts))
+                return DetokenizeReply(tuple(texts))
             case Embed():
                 return _embedded(work, path, answer, info)
         return _decode_native(work, answer, info)
@@ -243,11 +243,11 @@ def _check_count(given: Sequence[object], inputs: Sequence[object]) -> None:
         raise Failed(f"asked for {len(inputs)} inputs, got {len(given)}")
 
 
-def _embedded(work: Embed, path: str, answer: UpstreamResponse, info: Info) -> Embedded:
+def _embedded(work: Embed, path: str, answer: UpstreamResponse, info: Info) -> EmbedReply:
     vectors, tokens = _vectors(path, answer, len(work.inputs))
     check_tokens(tokens, len(work.inputs), info.max_input_length)
     cut = _truncated(work, tokens, info)
-    return Embedded(_fitted(vectors, work), tokens, cut)
+    return EmbedReply(_fitted(vectors, work), tokens, cut)
 
 
 def _decode_native(work: Encode | Rerank | Score | Classify, answer: UpstreamResponse, info: Info) -> Reply:
@@ -258,14 +258,14 @@ def _decode_native(work: Encode | Rerank | Score | Classify, answer: UpstreamRes
         case Rerank():
             ranks = msgspec.json.decode(answer.body, type=list[Rank])
             scores = scores_in_order([(one.index, one.score) for one in ranks], expected)
-            return Reranked(scores, tokens, cut)
+            return RerankReply(scores, tokens, cut)
         case Score():
-            return Reranked(_one_score_each(answer, expected), tokens, cut)
+            return RerankReply(_one_score_each(answer, expected), tokens, cut)
         case Classify():
             labels = labels_of(info.model_type)
-            return Classified(labels, label_scores(_predictions(answer), labels, expected), tokens, cut)
+            return ClassifyReply(labels, label_scores(_predictions(answer), labels, expected), tokens, cut)
         case Encode():
-            return _encoded(work, answer, info, Encoded(tokens, truncated=cut))
+            return _encoded(work, answer, info, EncodeReply(tokens, truncated=cut))
 
 
 def _predictions(answer: UpstreamResponse) -> list[list[tuple[str, float]]]:
@@ -279,7 +279,7 @@ def _one_score_each(answer: UpstreamResponse, expected: int) -> Vectors:
     return checked_scores(rows, expected, 1)[:, 0].copy()
 
 
-def _encoded(work: Encode, answer: UpstreamResponse, info: Info, empty: Encoded) -> Encoded:
+def _encoded(work: Encode, answer: UpstreamResponse, info: Info, empty: EncodeReply) -> EncodeReply:
     if output_of(work) is Output.TOKENS:
         lists = msgspec.json.decode(answer.body, type=list[list[list[float]]])
         matrices = matrices_of(lists, len(work.inputs), info.max_input_length)
@@ -377,11 +377,11 @@ class TeiBackend:
             raise failure(answer)
         return decode(work, path, answer, info)
 
-    async def load(self, timeout_s: float) -> Load | None:
+    async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
         """te_queue_size counts inputs that wait. Raises: BackendError."""
         answer = await self._http.get("/metrics", timeout_s)
         waiting = gauge(answer.body, "te_queue_size") if answer.status == 200 else None
-        return None if waiting is None else Load(round(waiting))
+        return None if waiting is None else QueueDepth(round(waiting))
 
     async def aclose(self) -> None:
         """Close the connections to it."""

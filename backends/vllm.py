@@ -12,25 +12,25 @@ import numpy as np
 
 from backends.contract import (
     Capabilities,
-    Classified,
     Classify,
+    ClassifyReply,
     Detokenize,
-    Detokenized,
+    DetokenizeReply,
     Embed,
-    Embedded,
+    EmbedReply,
     Encode,
-    Encoded,
-    Load,
+    EncodeReply,
     Operation,
     Output,
+    QueueDepth,
     ReplicaSpec,
     Reply,
     Rerank,
-    Reranked,
+    RerankReply,
     Score,
-    Terms,
+    TermWeights,
     Tokenize,
-    Tokenized,
+    TokenizeReply,
     Truncate,
     Vectors,
     Work,
@@ -207,33 +207,33 @@ def decode(work: ModelWork, answer: UpstreamResponse, facing: Facing, labels: tu
     match work:
         case Embed():
             vectors, told = decode_embeddings(answer.body, expected)
-            return Embedded(fitted(vectors, work), *_counted(told, work, facing))
+            return EmbedReply(fitted(vectors, work), *_counted(told, work, facing))
         case Encode():
             return _encoded(work, answer, facing)
         case Rerank() | Score():
             found, told = scores(answer, expected)
             if not work.raw_scores and facing.scores != "sigmoid":
                 found = sigmoid(found)
-            return Reranked(found, *_counted(told, work, facing))
+            return RerankReply(found, *_counted(told, work, facing))
         case Classify():
             found, told = classes(answer, expected, facing.classes)
-            return Classified(labels, found, *_counted(told, work, facing))
+            return ClassifyReply(labels, found, *_counted(told, work, facing))
 
 
-def _encoded(work: Encode, answer: UpstreamResponse, facing: Facing) -> Encoded:
+def _encoded(work: Encode, answer: UpstreamResponse, facing: Facing) -> EncodeReply:
     expected, kind = len(work.inputs), output_of(work)
     if kind is Output.SPARSE:
         weights, told = decode_embeddings(answer.body, expected)
         tokens, cut = _counted(told, work, facing)
-        return Encoded(tokens, sparse=tuple(map(_terms, weights)), truncated=cut)
+        return EncodeReply(tokens, sparse=tuple(map(_terms, weights)), truncated=cut)
     matrices, told = token_vectors(answer, expected, facing.max_tokens)
     tokens, cut = _counted(told, work, facing)
     if kind is Output.TOKENS:
-        return Encoded(tokens, token_vectors=matrices, truncated=cut)
-    return Encoded(tokens, multivector=matrices, truncated=cut)
+        return EncodeReply(tokens, token_vectors=matrices, truncated=cut)
+    return EncodeReply(tokens, multivector=matrices, truncated=cut)
 
 
-def _terms(weights: Vectors) -> Terms:
+def _terms(weights: Vectors) -> TermWeights:
     """Of one input, from a weight for each term of the vocabulary."""
     places = np.flatnonzero(weights)
     return terms_of(zip(places.tolist(), weights[places].tolist(), strict=True))
@@ -324,7 +324,7 @@ class VllmBackend:
 
     async def _free(
         self, work: Tokenize | Detokenize, facing: Facing, timeout_s: float
-    ) -> Tokenized | Detokenized:
+    ) -> TokenizeReply | DetokenizeReply:
         if self._counter is not None:
             return await self._counter.free(work, timeout_s)
         if facing.specials is None:
@@ -333,7 +333,7 @@ class VllmBackend:
             return await self._tokenize(work, facing, facing.specials, timeout_s)
         return await self._detokenize(work, facing, timeout_s)
 
-    async def _detokenize(self, work: Detokenize, facing: Facing, timeout_s: float) -> Detokenized:
+    async def _detokenize(self, work: Detokenize, facing: Facing, timeout_s: float) -> DetokenizeReply:
         left = countdown(timeout_s)
         # The wire has no switch for it: those that stand around a text are known, and left out here.
         skipped = facing.special_ids if work.skip_special_tokens else frozenset[int]()
@@ -344,11 +344,11 @@ class VllmBackend:
             if answer.status != 200:
                 raise failure(answer)
             texts.append(detokenized(answer))
-        return Detokenized(tuple(texts))
+        return DetokenizeReply(tuple(texts))
 
     async def _tokenize(
         self, work: Tokenize, facing: Facing, around: tuple[int, int], timeout_s: float
-    ) -> Tokenized:
+    ) -> TokenizeReply:
         left = countdown(timeout_s)
         specials = around if work.add_special_tokens else (0, 0)
         shown = []
@@ -359,13 +359,13 @@ class VllmBackend:
             if answer.status != 200:
                 raise failure(answer)
             shown.append(as_tokens(token_list(answer), specials))
-        return Tokenized(tuple(shown))
+        return TokenizeReply(tuple(shown))
 
-    async def load(self, timeout_s: float) -> Load | None:
+    async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
         """Each input is a request of the engine's. Raises: BackendError."""
         answer = await self._http.get("/metrics", timeout_s)
         waiting = gauge(answer.body, "vllm:num_requests_waiting") if answer.status == 200 else None
-        return None if waiting is None else Load(round(waiting))
+        return None if waiting is None else QueueDepth(round(waiting))
 
     async def aclose(self) -> None:
         """Close the connections to it."""

@@ -28,7 +28,7 @@ class ScoreItem(msgspec.Struct, frozen=True):
     score: float
 
 
-class ScoreReply(msgspec.Struct, frozen=True):
+class ScoreResponse(msgspec.Struct, frozen=True):
     """POST /v1/score."""
 
     data: list[ScoreItem]
@@ -42,7 +42,7 @@ class ClassItem(msgspec.Struct, frozen=True):
     probs: list[float]
 
 
-class ClassReply(msgspec.Struct, frozen=True):
+class ClassifyResponse(msgspec.Struct, frozen=True):
     """POST /classify."""
 
     data: list[ClassItem]
@@ -56,21 +56,21 @@ class PoolingItem(msgspec.Struct, frozen=True):
     data: list[list[float]]
 
 
-class PoolingReply(msgspec.Struct, frozen=True):
+class PoolingResponse(msgspec.Struct, frozen=True):
     """POST /pooling, for the task token_embed."""
 
     data: list[PoolingItem]
     usage: Usage = Usage()
 
 
-class TokenizeReply(msgspec.Struct, frozen=True):
+class TokenizeResponse(msgspec.Struct, frozen=True):
     """POST /tokenize, for one text."""
 
     tokens: list[int]
     token_strs: list[str] | None = None
 
 
-class DetokenizeReply(msgspec.Struct, frozen=True):
+class DetokenizeResponse(msgspec.Struct, frozen=True):
     """POST /detokenize, for one list of ids."""
 
     prompt: str
@@ -94,7 +94,7 @@ def unmasked(answer: UpstreamResponse) -> UpstreamResponse:
 def scores(answer: UpstreamResponse, expected: int) -> tuple[Vectors, int | None]:
     """(expected,) float32 in document order, and the tokens where they are told. Raises: Failed."""
     with readable():
-        reply = msgspec.json.decode(answer.body, type=ScoreReply)
+        reply = msgspec.json.decode(answer.body, type=ScoreResponse)
     return scores_in_order([(one.index, one.score) for one in reply.data], expected), reply.usage.tokens
 
 
@@ -104,7 +104,7 @@ def classes(answer: UpstreamResponse, expected: int, labels: int | None = None) 
     Raises: Failed.
     """
     with readable():
-        reply = msgspec.json.decode(answer.body, type=ClassReply)
+        reply = msgspec.json.decode(answer.body, type=ClassifyResponse)
     rows = [one.probs for one in _in_order(reply.data)]
     many = labels if labels is not None else len(rows[0]) if rows else 0
     return checked_scores(rows, expected, many), reply.usage.tokens
@@ -115,7 +115,7 @@ def token_vectors(
 ) -> tuple[tuple[Vectors, ...], int | None]:
     """For each input (its tokens, dim) float32, and the tokens where they are told. Raises: Failed."""
     with readable():
-        reply = msgspec.json.decode(answer.body, type=PoolingReply)
+        reply = msgspec.json.decode(answer.body, type=PoolingResponse)
         lists = [one.data for one in _in_order(reply.data)]
         return matrices_of(lists, expected, max_tokens), reply.usage.tokens
 
@@ -133,19 +133,19 @@ def tokenize_body(text: str, *, special: bool) -> Body:
     return {"prompt": text, "add_special_tokens": special, "return_token_strs": True}
 
 
-def token_list(answer: UpstreamResponse) -> TokenizeReply:
+def token_list(answer: UpstreamResponse) -> TokenizeResponse:
     """Of POST /tokenize. Raises: Failed."""
     with readable():
-        return msgspec.json.decode(answer.body, type=TokenizeReply)
+        return msgspec.json.decode(answer.body, type=TokenizeResponse)
 
 
 def detokenized(answer: UpstreamResponse) -> str:
     """Of POST /detokenize. Raises: Failed."""
     with readable():
-        return msgspec.json.decode(answer.body, type=DetokenizeReply).prompt
+        return msgspec.json.decode(answer.body, type=DetokenizeResponse).prompt
 
 
-def as_tokens(reply: TokenizeReply, specials: tuple[int, int]) -> tuple[Token, ...]:
+def as_tokens(reply: TokenizeResponse, specials: tuple[int, int]) -> tuple[Token, ...]:
     """Of one text; there are no offsets on this wire, so start and stop stay None."""
     texts = reply.token_strs or [""] * len(reply.tokens)
     if len(texts) != len(reply.tokens):

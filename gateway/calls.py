@@ -10,12 +10,12 @@ from backends.contract import (
     Detokenize,
     Embed,
     Encode,
-    Input,
     Operation,
     Rerank,
     Score,
     Tokenize,
     Truncate,
+    WorkInput,
 )
 from backends.contract import inputs_of as backend_inputs_of
 from backends.contract import operation_of as backend_operation_of
@@ -72,7 +72,7 @@ def operation_of(work: Work) -> Operation:
     return Operation.EMBED if isinstance(work, Similarity) else backend_operation_of(work)
 
 
-def inputs_of(work: Work) -> Sequence[Input]:
+def inputs_of(work: Work) -> Sequence[WorkInput]:
     """What a call pays for, each once; a rerank's query is paid with each document."""
     return (work.source, *work.sentences) if isinstance(work, Similarity) else backend_inputs_of(work)
 
@@ -82,5 +82,5 @@ def characters_of(work: Work) -> int:
     return sum(_characters(one) for one in inputs_of(work))
 
 
-def _characters(given: Input) -> int:
+def _characters(given: WorkInput) -> int:
     return len(given) if isinstance(given, str) else sum(len(part) for part in given if isinstance(part, str))

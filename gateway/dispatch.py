@@ -10,7 +10,7 @@ from itertools import count
 import msgspec
 
 from backends import errors
-from backends.contract import Detokenize, Embedded, Reply, Reranked, Score, Tokenize, Truncate
+from backends.contract import Detokenize, EmbedReply, Reply, RerankReply, Score, Tokenize, Truncate
 from backends.contract import Work as BackendWork
 from backends.vectors import pair_cosines
 from gateway.admission import Grant
@@ -119,7 +119,7 @@ def scored(work: Work, reply: Reply) -> Reply:
 
     A score rests on a cut text where either of its two was cut.
     """
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     if isinstance(work, Score):
         place = {text: index for index, text in enumerate(texts_of(work))}
         pairs = [(place[query], place[document]) for query, document in work.pairs]
@@ -131,7 +131,7 @@ def scored(work: Work, reply: Reply) -> Reply:
     if truncated is not None:
         cut = set(truncated)
         truncated = tuple(index for index, pair in enumerate(pairs) if cut.intersection(pair))
-    return Reranked(scores, reply.tokens, truncated)
+    return RerankReply(scores, reply.tokens, truncated)
 
 
 def translated(error: errors.BackendError) -> GatewayError:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from backends.contract import Unloaded
+from backends.contract import UnloadReason
 
 # Where a call's time goes.
 Stage = Literal["parse", "auth", "quota", "queue", "upstream", "encode"]
@@ -151,7 +151,7 @@ class ModelStateReported(msgspec.Struct, frozen=True):
     memory_bytes: int
     loads: int = 0
     failed_loads: int = 0
-    unloads: dict[Unloaded, int] = {}
+    unloads: dict[UnloadReason, int] = {}
     out_of_memory: int = 0
 
 

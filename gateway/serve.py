@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from backends.contract import Embedded, Encoded, Reply
+from backends.contract import EmbedReply, EncodeReply, Reply
 from gateway.admission import Admission
 from gateway.calls import Call, Deadline, operation_of
 from gateway.config.schema import Config
@@ -93,7 +93,7 @@ class Gateway:
 
 
 def _holds_vectors(reply: Reply) -> bool:
-    return isinstance(reply, Embedded) or (isinstance(reply, Encoded) and reply.dense is not None)
+    return isinstance(reply, EmbedReply) or (isinstance(reply, EncodeReply) and reply.dense is not None)
 
 
 def _deadline(route: Route, caller: Caller) -> Deadline:

@@ -8,16 +8,16 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 from backends.contract import (
-    Classified,
     Classify,
+    ClassifyReply,
     Embed,
-    Embedded,
+    EmbedReply,
     Encode,
-    Encoded,
+    EncodeReply,
     Output,
     Reply,
     Rerank,
-    Reranked,
+    RerankReply,
     Score,
     Vectors,
     Work,
@@ -35,19 +35,19 @@ def answer(recipe: Recipe, work: Work, prepared: Prepared, rows: Many[Row]) -> R
     match work:
         case Embed():
             vectors = shaped(_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
-            return Embedded(vectors, tokens, cut, prepared.lengths)
+            return EmbedReply(vectors, tokens, cut, prepared.lengths)
         case Encode():
             return _encoded(work, prepared, rows)
         case Rerank() | Score():
             raw = work.raw_scores
             if prepared.compared:
-                return Reranked(_late_scores(prepared.compared, rows, raw=raw), tokens, cut)
+                return RerankReply(_late_scores(prepared.compared, rows, raw=raw), tokens, cut)
             logits = np.ascontiguousarray(_dense(rows)[:, 0])
-            return Reranked(logits if raw else sigmoid(logits), tokens, cut)
+            return RerankReply(logits if raw else sigmoid(logits), tokens, cut)
         case Classify():
             logits = _dense(rows)
             scores = logits if work.raw_scores else _label_scores(recipe, logits)
-            return Classified(recipe.labels, scores, tokens, cut)
+            return ClassifyReply(recipe.labels, scores, tokens, cut)
     raise UnsupportedWork("this engine does not do that")
 
 
@@ -80,12 +80,12 @@ def _label_scores(recipe: Recipe, logits: Vectors) -> Vectors:
     return softmax(logits)
 
 
-def _encoded(work: Encode, prepared: Prepared, rows: Many[Row]) -> Encoded:
+def _encoded(work: Encode, prepared: Prepared, rows: Many[Row]) -> EncodeReply:
     wanted = work.outputs
     dense = None
     if Output.DENSE in wanted:
         dense = shaped(_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
-    return Encoded(
+    return EncodeReply(
         sum(prepared.lengths),
         dense,
         tuple(one.terms for one in rows if one.terms is not None) if Output.SPARSE in wanted else None,

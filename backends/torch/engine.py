@@ -18,12 +18,12 @@ import torch
 
 from backends.contract import (
     Detokenize,
-    Detokenized,
+    DetokenizeReply,
     Embed,
     Output,
     Reply,
     Tokenize,
-    Tokenized,
+    TokenizeReply,
     Work,
     inputs_of,
     operation_of,
@@ -180,9 +180,9 @@ class Engine:
         tokenizer = preparer.tokenizer
         if isinstance(work, Detokenize):
             texts = tokenizer.decode(work.inputs, skip_special_tokens=work.skip_special_tokens)
-            return Detokenized(tuple(texts))
+            return DetokenizeReply(tuple(texts))
         explained = tokenizer.explain(preparer.prompted(work), add_special_tokens=work.add_special_tokens)
-        return Tokenized(tuple(tuple(tokens) for tokens in explained))
+        return TokenizeReply(tuple(tuple(tokens) for tokens in explained))
 
     def _enqueue(self, job: Job) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-from backends.contract import Capabilities, ModelState, Residence, Unloaded
+from backends.contract import Capabilities, ModelState, Residence, UnloadReason
 from backends.torch import memory, wire
 from backends.torch.engine import Engine
 from backends.torch.loader import Loaded
@@ -41,7 +41,7 @@ class Model:
         self.failed_s = 0.0
         self.loads = 0
         self.failed_loads = 0
-        self.unloads: Counter[Unloaded] = Counter()
+        self.unloads: Counter[UnloadReason] = Counter()
         self.ended = asyncio.Event()
         self.recorder = Recorder()
         self._batch_tokens: int | None = None
@@ -84,7 +84,7 @@ class Model:
         self.failed_s = now_s
         self.failed_loads += 1
 
-    def forget(self, why: Unloaded) -> None:
+    def forget(self, why: UnloadReason) -> None:
         """It has left memory."""
         assert self.engine is not None
         self._out_of_memory += self.engine.out_of_memory

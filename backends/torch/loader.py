@@ -176,7 +176,7 @@ def _capabilities(recipe: Recipe, outputs: frozenset[Output], width: int | None)
         pooling="+".join(recipe.pooling) if dense else POOLING_TOLD.get(recipe.kind),
         prompts=recipe.prompts,
         default_prompt=recipe.default_prompt,
-        tells_input_tokens=True,
+        reports_input_tokens=True,
         outputs=outputs,
         labels=recipe.labels,
         score_kind=SCORE_KINDS.get(recipe.kind) if Operation.RERANK in own else None,

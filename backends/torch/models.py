@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from backends.checkpoints import locate
-from backends.contract import Capabilities, ModelState, Reply, Residence, Unloaded, Work
+from backends.contract import Capabilities, ModelState, Reply, Residence, UnloadReason, Work
 from backends.errors import Loading, ModelUnavailable
 from backends.torch import memory, wire
 from backends.torch.engine import Engine
@@ -289,7 +289,7 @@ class Models:
         finally:
             model.is_leaving = False
 
-    def _leaves(self, model: Model, why: Unloaded) -> None:
+    def _leaves(self, model: Model, why: UnloadReason) -> None:
         if model.engine is not None and not model.in_flight:
             model.forget(why)
             self._say(model, "unloaded", UNLOADED[why])
@@ -329,7 +329,7 @@ class Models:
         return lambda warm_up: threads.warm_up(warm_up).result()
 
 
-UNLOADED: Mapping[Unloaded, str] = {
+UNLOADED: Mapping[UnloadReason, str] = {
     "room": "it made room for another",
     "idle": "nobody asked for it",
     "out_of_memory": "a batch of another needed its memory",

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from backends.contract import Terms, Vectors
+from backends.contract import TermWeights, Vectors
 from backends.torch.checkpoint import PoolingMode, Splade
 from backends.torch.pooling import pool
 from backends.torch.sequences import Sequence
@@ -81,7 +81,7 @@ class SpladeTerms:
         self._splade = splade
         self._step = max(1, CHUNK_BYTES // (4 * vocabulary))
 
-    def __call__(self, hidden: Hidden) -> list[Terms]:
+    def __call__(self, hidden: Hidden) -> list[TermWeights]:
         """For each sequence its terms."""
         flat = hidden.flat()
         ends = np.cumsum(hidden.lengths).tolist()
@@ -116,17 +116,17 @@ class LexicalTerms:
         self._layer = layer
         self._unused = np.array(sorted(unused), dtype=np.int32)
 
-    def __call__(self, hidden: Hidden) -> list[Terms]:
+    def __call__(self, hidden: Hidden) -> list[TermWeights]:
         """For each sequence its terms."""
         weights = hidden.split(self._layer(hidden.flat().float()).relu().squeeze(-1))
         return [self._largest(one.ids, row) for one, row in zip(hidden.sequences, weights, strict=True)]
 
-    def _largest(self, ids: list[int], weights: Vectors) -> Terms:
+    def _largest(self, ids: list[int], weights: Vectors) -> TermWeights:
         indices, places = np.unique(np.array(ids, dtype=np.int32), return_inverse=True)
         values = np.zeros(len(indices), dtype=np.float32)
         np.maximum.at(values, places, weights)
         kept = (values > 0) & ~np.isin(indices, self._unused) | ~np.isfinite(values)
-        return Terms(indices[kept], values[kept])
+        return TermWeights(indices[kept], values[kept])
 
 
 class LateVectors:
@@ -178,7 +178,7 @@ class NextWord:
         return found
 
 
-def _nonzero(weights: Vectors) -> Terms:
+def _nonzero(weights: Vectors) -> TermWeights:
     """weights: (vocabulary,)."""
     indices: NDArray[np.int32] = np.flatnonzero(weights).astype(np.int32)
-    return Terms(indices, weights[indices])
+    return TermWeights(indices, weights[indices])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from backends.contract import Output, Terms, Vectors
+from backends.contract import Output, TermWeights, Vectors
 
 # What a reranker and a classifier are asked for: their logits, which travel as the dense row.
 LOGITS = frozenset({Output.DENSE})
@@ -41,7 +41,7 @@ class Row(msgspec.Struct, frozen=True):
     """
 
     dense: Vectors | None = None
-    terms: Terms | None = None
+    terms: TermWeights | None = None
     multivector: Vectors | None = None
     token_vectors: Vectors | None = None
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import Embed, Embedded, Reply
+from backends.contract import Embed, EmbedReply, Reply
 from gateway.batching.slices import Bounds, Slice
 
 
@@ -59,7 +59,7 @@ def split_reply(pieces: Sequence[Slice], reply: Reply) -> list[Reply]:
     """Each slice's own reply."""
     if len(pieces) == 1:
         return [reply]
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     replies: list[Reply] = []
     shares = _token_shares(pieces, reply)
     start = 0
@@ -70,12 +70,12 @@ def split_reply(pieces: Sequence[Slice], reply: Reply) -> list[Reply]:
             truncated = tuple(index - start for index in truncated if start <= index < end)
         each = None if reply.input_tokens is None else reply.input_tokens[start:end]
         # A view: rows of one array, which no caller changes.
-        replies.append(Embedded(reply.vectors[start:end], tokens, truncated, each))
+        replies.append(EmbedReply(reply.vectors[start:end], tokens, truncated, each))
         start = end
     return replies
 
 
-def _token_shares(pieces: Sequence[Slice], reply: Embedded) -> list[int]:
+def _token_shares(pieces: Sequence[Slice], reply: EmbedReply) -> list[int]:
     """Tokens of each slice: as the replica told of each input, as counted here, or in proportion.
 
     In proportion only where all slices are one tenant's, so that its sum is right whatever the parts.

@@ -302,7 +302,9 @@ class Lane:
         if one.tenant == two.tenant:
             return True
         told = replica.capabilities
-        counted = (told is not None and told.tells_input_tokens) or (first.piece.exact and other.piece.exact)
+        counted = (told is not None and told.reports_input_tokens) or (
+            first.piece.exact and other.piece.exact
+        )
         trusted = not (self._suspect(one.tenant) or self._suspect(two.tenant))
         return counted and one.join and two.join and trusted
 

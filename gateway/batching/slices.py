@@ -13,23 +13,23 @@ import numpy as np
 
 from backends.contract import (
     Capabilities,
-    Classified,
     Classify,
+    ClassifyReply,
     Detokenize,
-    Detokenized,
+    DetokenizeReply,
     Embed,
-    Embedded,
+    EmbedReply,
     Encode,
-    Encoded,
-    Input,
+    EncodeReply,
     Reply,
     Rerank,
-    Reranked,
+    RerankReply,
     Score,
     Tokenize,
-    Tokenized,
+    TokenizeReply,
     Vectors,
     Work,
+    WorkInput,
     inputs_of,
 )
 from backends.errors import Failed
@@ -104,7 +104,7 @@ def token_bounds(
     return [b + pair_overhead for b in bounds]
 
 
-def _most(given: Input) -> int:
+def _most(given: WorkInput) -> int:
     if isinstance(given, str):
         return most_tokens(given)
     # Ids are tokens already, and are turned back for nothing.
@@ -152,14 +152,16 @@ def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:
     tokens = sum(reply.tokens for reply in replies)
     truncated = _joined_truncated(slices, replies)
     match replies[0]:
-        case Embedded():
-            parts = [one.vectors for one in replies if isinstance(one, Embedded)]
-            return Embedded(_stacked(parts), tokens, truncated)
-        case Encoded():
-            return _joined_encoded([one for one in replies if isinstance(one, Encoded)], tokens, truncated)
-        case Reranked() | Classified():
+        case EmbedReply():
+            parts = [one.vectors for one in replies if isinstance(one, EmbedReply)]
+            return EmbedReply(_stacked(parts), tokens, truncated)
+        case EncodeReply():
+            return _joined_encoded(
+                [one for one in replies if isinstance(one, EncodeReply)], tokens, truncated
+            )
+        case RerankReply() | ClassifyReply():
             return _joined_scores(replies, tokens, truncated)
-        case Tokenized() | Detokenized():
+        case TokenizeReply() | DetokenizeReply():
             return _joined_lists(replies)
 
 
@@ -170,26 +172,28 @@ def _stacked(parts: Sequence[Vectors]) -> Vectors:
 
 
 def _joined_scores(replies: Sequence[Reply], tokens: int, truncated: tuple[int, ...] | None) -> Reply:
-    scores = np.concatenate([one.scores for one in replies if isinstance(one, Reranked | Classified)])
-    if isinstance(replies[0], Reranked):
-        return Reranked(scores, tokens, truncated)
-    labels = {one.labels for one in replies if isinstance(one, Classified)}
+    scores = np.concatenate([one.scores for one in replies if isinstance(one, RerankReply | ClassifyReply)])
+    if isinstance(replies[0], RerankReply):
+        return RerankReply(scores, tokens, truncated)
+    labels = {one.labels for one in replies if isinstance(one, ClassifyReply)}
     if len(labels) > 1:
         raise Failed("the replicas of this model give different labels")
-    return Classified(labels.pop(), scores, tokens, truncated)
+    return ClassifyReply(labels.pop(), scores, tokens, truncated)
 
 
 def _joined_lists(replies: Sequence[Reply]) -> Reply:
-    if isinstance(replies[0], Tokenized):
-        lists = [one.inputs for one in replies if isinstance(one, Tokenized)]
-        return Tokenized(tuple(tokens for part in lists for tokens in part))
-    texts = [one.texts for one in replies if isinstance(one, Detokenized)]
-    return Detokenized(tuple(text for part in texts for text in part))
+    if isinstance(replies[0], TokenizeReply):
+        lists = [one.inputs for one in replies if isinstance(one, TokenizeReply)]
+        return TokenizeReply(tuple(tokens for part in lists for tokens in part))
+    texts = [one.texts for one in replies if isinstance(one, DetokenizeReply)]
+    return DetokenizeReply(tuple(text for part in texts for text in part))
 
 
-def _joined_encoded(replies: Sequence[Encoded], tokens: int, truncated: tuple[int, ...] | None) -> Encoded:
+def _joined_encoded(
+    replies: Sequence[EncodeReply], tokens: int, truncated: tuple[int, ...] | None
+) -> EncodeReply:
     dense = [one.dense for one in replies if one.dense is not None]
-    return Encoded(
+    return EncodeReply(
         tokens,
         _stacked(dense) if dense else None,
         _chained([one.sparse for one in replies]),
@@ -230,7 +234,7 @@ def _wire_sizes(work: Work, room: int | None) -> Sequence[int]:
     return [len(msgspec.json.encode(text)) + 1 for text in texts]
 
 
-def _most_bytes(given: Input) -> int:
+def _most_bytes(given: WorkInput) -> int:
     if isinstance(given, str):
         return len(given.encode()) * JSON_BYTES_PER_BYTE + 3
     return len(msgspec.json.encode(given)) + 1

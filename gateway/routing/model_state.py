@@ -7,7 +7,7 @@ and its canaries are embedded, once it has been loaded because somebody asked fo
 import asyncio
 from collections.abc import Mapping
 
-from backends.contract import Residence, TellsResidence, Unloaded
+from backends.contract import ReportsResidence, Residence, UnloadReason
 from backends.errors import BackendError
 from gateway.events import ModelStateReported, Observe
 from gateway.routing.health import USABLE
@@ -19,7 +19,7 @@ TIMEOUT_S = 5.0
 
 
 async def keep_following(
-    pool: Pool, replica: Replica, backend: TellsResidence, space: VectorSpace, observe: Observe
+    pool: Pool, replica: Replica, backend: ReportsResidence, space: VectorSpace, observe: Observe
 ) -> None:
     """Ask every LOOK_EVERY_S; runs until cancelled. backend: the replica's."""
     while True:
@@ -54,7 +54,7 @@ def change(upstream: str, before: Residence | None, now: Residence) -> ModelStat
     )
 
 
-def _more(before: Mapping[Unloaded, int], now: Mapping[Unloaded, int]) -> dict[Unloaded, int]:
+def _more(before: Mapping[UnloadReason, int], now: Mapping[UnloadReason, int]) -> dict[UnloadReason, int]:
     return {why: count - before.get(why, 0) for why, count in now.items() if count > before.get(why, 0)}
 
 

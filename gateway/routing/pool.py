@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 
-from backends.contract import Backend, Capabilities, Embed, Embedded, Reply, Residence, Work
+from backends.contract import Backend, Capabilities, Embed, EmbedReply, Reply, Residence, Work
 from backends.errors import BackendError, Failed, Overloaded
 from gateway.config.schema import Policy
 from gateway.events import Observe, ReplicaChanged
@@ -79,7 +79,7 @@ class Replica:
 
         Raises: Failed.
         """
-        if self.width is None or not isinstance(work, Embed) or not isinstance(reply, Embedded):
+        if self.width is None or not isinstance(work, Embed) or not isinstance(reply, EmbedReply):
             return
         width, expected = reply.vectors.shape[1], work.dimensions or self.width
         if width != expected:

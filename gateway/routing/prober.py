@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from backends.contract import Capabilities, Embed, Operation, Rerank, TellsLoad, Work
+from backends.contract import Capabilities, Embed, Operation, ReportsQueueDepth, Rerank, Work
 from backends.errors import (
     BackendError,
     InvalidWork,
@@ -161,10 +161,10 @@ def _model_of(told: Capabilities) -> tuple[str | None, ...]:
 
 async def _ask_load(replica: Replica) -> None:
     """How much waits inside it, where it tells: others than this gateway may send to it."""
-    if not isinstance(replica.backend, TellsLoad):
+    if not isinstance(replica.backend, ReportsQueueDepth):
         return
     try:
-        load = await replica.backend.load(PROBE_TIMEOUT_S)
+        load = await replica.backend.queue_depth(PROBE_TIMEOUT_S)
     except BackendError:
         load = None
     replica.waiting_inputs = load.waiting_inputs if load else 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from backends.contract import Backend, ReplicaSpec, TellsResidence, Tls
+from backends.contract import Backend, ReplicaSpec, ReportsResidence, TlsFiles
 from backends.registry import Kind
 from gateway.batching.lane import Lane, Rules
 from gateway.config.schema import Upstream as UpstreamConfig
@@ -69,7 +69,7 @@ async def watching(observe: Observe, upstream: Upstream, replica: Replica) -> No
     pool, space, clock = upstream.pool, upstream.space, asyncio.get_running_loop().time
     async with asyncio.TaskGroup() as both:
         both.create_task(keep_watching(pool, replica, _waits(upstream.settings), clock, space))
-        if isinstance(replica.backend, TellsResidence):
+        if isinstance(replica.backend, ReportsResidence):
             both.create_task(keep_following(pool, replica, replica.backend, space, observe))
 
 
@@ -103,7 +103,7 @@ def replica_of(
     headers = dict(settings.headers)
     if settings.api_key:
         headers["authorization"] = f"Bearer {settings.api_key}"
-    tls = Tls(settings.tls.ca, settings.tls.certificate, settings.tls.private_key)
+    tls = TlsFiles(settings.tls.ca, settings.tls.certificate, settings.tls.private_key)
     spec = ReplicaSpec(address, settings.model, headers, tls, settings.tokenizer, ip)
     window = settings.in_flight_batches or (ENGINE_WINDOW if settings.backend == "torch" else None)
     return Replica(label, open_replica(settings.backend, spec), Window(window))

@@ -17,24 +17,24 @@ from hypothesis import strategies as st
 
 from backends.contract import (
     Capabilities,
-    Classified,
     Classify,
+    ClassifyReply,
     Detokenize,
-    Detokenized,
+    DetokenizeReply,
     Embed,
-    Embedded,
+    EmbedReply,
     Encode,
-    Encoded,
+    EncodeReply,
     Operation,
     Output,
     Reply,
     Rerank,
-    Reranked,
+    RerankReply,
     Score,
-    Terms,
+    TermWeights,
     Token,
     Tokenize,
-    Tokenized,
+    TokenizeReply,
     Truncate,
     Vectors,
     inputs_of,
@@ -134,29 +134,29 @@ def done_whole(work: BackendWork, *, tells: bool = False) -> Reply:
     told = (sum(counts), cut)
     match work:
         case Embed():
-            return Embedded(_rows(marks), *told, counts if tells else None)
+            return EmbedReply(_rows(marks), *told, counts if tells else None)
         case Encode():
             return _encoded(work, marks, told)
         case Rerank() | Score():
-            return Reranked(np.array([score_of("", mark) for mark in marks], np.float32), *told)
+            return RerankReply(np.array([score_of("", mark) for mark in marks], np.float32), *told)
         case Classify():
-            return Classified(("no", "yes"), _rows(marks)[:, :2].copy(), *told)
+            return ClassifyReply(("no", "yes"), _rows(marks)[:, :2].copy(), *told)
         case Tokenize():
-            return Tokenized(tuple((Token(number(mark), mark, special=False),) for mark in marks))
+            return TokenizeReply(tuple((Token(number(mark), mark, special=False),) for mark in marks))
         case Detokenize():
-            return Detokenized(tuple(marks))
+            return DetokenizeReply(tuple(marks))
 
 
 def _rows(marks: list[str]) -> Vectors:
     return np.stack([vector_of(mark) for mark in marks])
 
 
-def _encoded(work: Encode, marks: list[str], told: tuple[int, tuple[int, ...]]) -> Encoded:
+def _encoded(work: Encode, marks: list[str], told: tuple[int, tuple[int, ...]]) -> EncodeReply:
     tokens, cut = told
     many = tuple(np.stack([vector_of(f"{mark}{i}") for i in range(number(mark) % 3 + 1)]) for mark in marks)
-    terms = tuple(Terms(np.array([number(mark)], np.int32), vector_of(mark)[:1]) for mark in marks)
+    terms = tuple(TermWeights(np.array([number(mark)], np.int32), vector_of(mark)[:1]) for mark in marks)
     asked = work.outputs
-    return Encoded(
+    return EncodeReply(
         tokens,
         _rows(marks) if Output.DENSE in asked else None,
         terms if Output.SPARSE in asked else None,
@@ -179,7 +179,7 @@ class Small:
             batch_tokens=history["batch_tokens"],
             batch_bytes=history["batch_bytes"],
             concurrent_inputs=history["concurrent_inputs"],
-            tells_input_tokens=history["tells"],
+            reports_input_tokens=history["tells"],
             outputs=frozenset(Output),
         )
 
@@ -192,7 +192,7 @@ class Small:
             await asyncio.sleep(0)
         if self._chance.random() < self._trouble:
             raise self._chance.choice(TROUBLE)("trouble")
-        return done_whole(work, tells=self.told.tells_input_tokens)
+        return done_whole(work, tells=self.told.reports_input_tokens)
 
     async def aclose(self) -> None:
         pass
@@ -260,7 +260,7 @@ def assert_equal(one: Any, other: Any) -> None:
         assert len(one) == len(other)
         for a, b in zip(one, other, strict=True):
             assert_equal(a, b)
-    elif isinstance(one, Terms):
+    elif isinstance(one, TermWeights):
         assert_same(one, other)
     else:
         assert one == other
@@ -275,12 +275,12 @@ def expected_of(world: World, work: Work) -> Reply:
     whole = done_whole(asked)
     if not isinstance(work, Similarity):
         return whole
-    assert isinstance(whole, Embedded)
+    assert isinstance(whole, EmbedReply)
     others = whole.vectors[1:]
     scores = pair_cosines(np.repeat(whole.vectors[:1], len(others), axis=0), others)
     cut = whole.truncated or ()
     shown = tuple(range(len(scores))) if 0 in cut else tuple(i - 1 for i in cut)
-    return Reranked(scores, whole.tokens, shown)
+    return RerankReply(scores, whole.tokens, shown)
 
 
 async def live(history: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.contract import Embedded, Operation, Truncate
+from backends.contract import EmbedReply, Operation, Truncate
 from gateway.api.server.error_bodies import rendered
 from gateway.api.server.paths import Dialect
 from gateway.api.server.responses import reply_headers
@@ -303,7 +303,7 @@ async def test_a_model_that_cuts_nothing_never_says_truncated(boot: Boots) -> No
 def served(truncated: tuple[int, ...] | None) -> Served:
     """A reply of which some inputs were cut."""
     route = Route("m", "u", Operation.EMBED, Truncate.RIGHT, 1.0)
-    reply = Embedded(np.ones((1, 1), np.float32), 1, truncated)
+    reply = EmbedReply(np.ones((1, 1), np.float32), 1, truncated)
     return Served(reply, Tenant("t"), route, ())
 
 

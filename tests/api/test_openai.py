@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from backends.contract import Embedded
+from backends.contract import EmbedReply
 from gateway.api.dialects.openai import encode_embeddings
 from gateway.api.server.encoding import EncodingFormat
 from tests.conftest import KEY, Boots
@@ -153,6 +153,6 @@ async def test_the_official_client_raises_its_own_errors(boot: Boots) -> None:
 def test_a_written_vector_reads_back_bit_for_bit(
     vectors: np.ndarray[Any, np.dtype[np.float32]], encoding_format: EncodingFormat
 ) -> None:
-    body = msgspec.json.decode(encode_embeddings(Embedded(vectors, 1), "m", encoding_format))
+    body = msgspec.json.decode(encode_embeddings(EmbedReply(vectors, 1), "m", encoding_format))
 
     assert vectors.tobytes() == b"".join(read(item).tobytes() for item in body["data"])

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.contract import Embedded, Encode, Encoded, Output, Terms
+from backends.contract import EmbedReply, Encode, EncodeReply, Output, TermWeights
 from gateway.api.dialects.sie import (
     EncodeParams,
     EncodeRequest,
@@ -168,11 +168,11 @@ def test_several_kinds_of_output_are_asked_for_in_one_call() -> None:
     assert Encode(("a",), frozenset({Output.SPARSE, Output.DENSE})) == work
 
 
-def encoded() -> Encoded:
+def encoded() -> EncodeReply:
     """Two inputs in every kind."""
     rows = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
-    terms = [Terms(np.array([3, 70], np.int32), np.array([0.5, 2], np.float32))] * 2
-    return Encoded(7, rows[:2], tuple(terms), (rows, rows[:1]))
+    terms = [TermWeights(np.array([3, 70], np.int32), np.array([0.5, 2], np.float32))] * 2
+    return EncodeReply(7, rows[:2], tuple(terms), (rows, rows[:1]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
@@ -191,7 +191,7 @@ def test_all_kinds_of_one_input_stand_side_by_side(dtype: OutputDtype) -> None:
 
 
 def test_a_kind_that_was_not_asked_for_is_left_out() -> None:
-    reply = Embedded(np.ones((1, 2), np.float32), 1)
+    reply = EmbedReply(np.ones((1, 2), np.float32), 1)
 
     (item,) = encode_items(reply, [None], "float32")
     assert {"dense"} == item.keys()

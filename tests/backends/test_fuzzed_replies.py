@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from backends import infinity, openai, tei, vllm, vllm_probe, vllm_wire
 from backends.contract import (
-    Classified,
     Classify,
+    ClassifyReply,
     Embed,
-    Embedded,
+    EmbedReply,
     Encode,
-    Encoded,
+    EncodeReply,
     Output,
     Reply,
     Rerank,
-    Reranked,
+    RerankReply,
     Score,
 )
 from backends.counting import Counted
@@ -107,8 +107,8 @@ def test_no_body_becomes_a_wrong_vector(reader: str, data: st.DataObject) -> Non
         reply = decode(UpstreamResponse(200, {"x-compute-tokens": "6"}, body))
     except Failed:
         return
-    numbers = reply.vectors if isinstance(reply, Embedded) else reply.scores  # type: ignore[union-attr]
-    assert isinstance(reply, Embedded | Reranked | Classified)
+    numbers = reply.vectors if isinstance(reply, EmbedReply) else reply.scores  # type: ignore[union-attr]
+    assert isinstance(reply, EmbedReply | RerankReply | ClassifyReply)
     assert (2, np.float32) == (len(numbers), numbers.dtype)
     assert np.isfinite(numbers).all()
     assert 0 <= reply.tokens <= 32
@@ -151,7 +151,7 @@ def test_no_body_becomes_wrong_terms_or_token_vectors(
         reply = decode(UpstreamResponse(200, {"x-compute-tokens": "6"}, body))
     except Failed:
         return
-    assert isinstance(reply, Encoded)
+    assert isinstance(reply, EncodeReply)
     for terms in reply.sparse or ():
         assert len(terms.indices) == len(terms.values)
         assert (np.diff(terms.indices) > 0).all()

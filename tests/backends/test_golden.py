@@ -14,7 +14,7 @@ import pytest
 
 from backends import infinity, vllm_wire
 from backends.checkpoints import DEFAULT_MODEL, locate
-from backends.contract import Load, ReplicaSpec, TellsLoad
+from backends.contract import QueueDepth, ReplicaSpec, ReportsQueueDepth
 from backends.errors import Failed, InvalidWork
 from backends.http import UpstreamResponse
 from backends.registry import Kind
@@ -100,8 +100,8 @@ async def test_a_recorded_conversation_ends_as_it_did(name: str, small_copies: d
         numbers = expected.pop("numbers", []), found.pop("numbers", [])
         assert (title, expected) == (title, found)
         np.testing.assert_allclose(*numbers, rtol=1e-6, atol=1e-6)
-    assert isinstance(backend, TellsLoad)
-    assert Load(0) == await backend.load(5.0)
+    assert isinstance(backend, ReportsQueueDepth)
+    assert QueueDepth(0) == await backend.queue_depth(5.0)
 
 
 # Everything else is what an adapter did wrong, or the operator: never the caller.

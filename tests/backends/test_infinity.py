@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from backends.contract import (
     Embed,
-    Embedded,
-    Load,
+    EmbedReply,
     Operation,
+    QueueDepth,
     Rerank,
-    Reranked,
+    RerankReply,
     Tokenize,
-    Tokenized,
+    TokenizeReply,
     Truncate,
 )
 from backends.counting import Counted
@@ -176,7 +176,7 @@ async def test_vectors_come_back_with_tokens_of_the_model(small_files: str) -> N
     server = FakeInfinity()
     reply = await (await joined(server, small_files)).run(Embed(("a", "many letters here")), 5.0)
 
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     np.testing.assert_allclose([vector_of("a"), vector_of("many letters here")], reply.vectors, rtol=1e-6)
     assert (3 + 5, ()) == (reply.tokens, reply.truncated)
 
@@ -184,7 +184,7 @@ async def test_vectors_come_back_with_tokens_of_the_model(small_files: str) -> N
 async def test_dimensions_are_cut_and_then_normalized(small_files: str) -> None:
     reply = await (await joined(FakeInfinity(), small_files)).run(Embed(("a",), dimensions=4), 5.0)
 
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     expected = vector_of("a")[:4] / np.linalg.norm(vector_of("a")[:4])
     np.testing.assert_allclose([expected], reply.vectors, rtol=1e-6)
 
@@ -240,7 +240,7 @@ async def test_scores_come_back_in_document_order(small_files: str, raw_scores: 
     backend = await joined(FakeInfinity(capability="rerank"), small_files)
     reply = await backend.run(Rerank("q", ("a", "", "c"), raw_scores=raw_scores), 5.0)
 
-    assert isinstance(reply, Reranked)
+    assert isinstance(reply, RerankReply)
     logits = np.array([logit_of("q", one) for one in ("a", "", "c")], np.float32)
     np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
     assert 5 + 4 + 5 == reply.tokens
@@ -249,7 +249,7 @@ async def test_scores_come_back_in_document_order(small_files: str, raw_scores: 
 async def test_tokens_are_shown_by_the_tokenizer(small_files: str) -> None:
     reply = await (await joined(FakeInfinity(), small_files)).run(Tokenize(("red blue",)), 5.0)
 
-    assert isinstance(reply, Tokenized)
+    assert isinstance(reply, TokenizeReply)
     assert [(None, None), (0, 3), (4, 8), (None, None)] == [(one.start, one.stop) for one in reply.inputs[0]]
 
 
@@ -339,7 +339,7 @@ async def test_its_queue_is_told(small_files: str) -> None:
     backend = await joined(server, small_files)
     server.queued = 17
 
-    assert Load(17) == await backend.load(5.0)
+    assert QueueDepth(17) == await backend.queue_depth(5.0)
 
 
 async def test_a_server_that_fails_at_the_probe_does_not_join(small_files: str) -> None:

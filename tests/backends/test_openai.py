@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.contract import Embed, Embedded, Operation, Rerank, TellsLoad, Tokenize, Tokenized, Truncate
+from backends.contract import (
+    Embed,
+    EmbedReply,
+    Operation,
+    ReportsQueueDepth,
+    Rerank,
+    Tokenize,
+    TokenizeReply,
+    Truncate,
+)
 from backends.errors import (
     BackendError,
     Failed,
@@ -109,7 +118,7 @@ async def test_vectors_come_back_as_asked(base64: bool, dimensions: int | None) 
     backend = await joined(FakeOpenAI(base64=base64))
     reply = await backend.run(Embed(("a", "b c"), dimensions=dimensions), 5.0)
 
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     raw = np.array([vector_of("a"), vector_of("b c")])[:, : dimensions or 8]
     np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1)[:, None], reply.vectors, rtol=1e-6)
     assert 3 + 4 == reply.tokens
@@ -179,7 +188,7 @@ async def test_the_tokenizer_brings_prompts_and_tokens(small_files: str) -> None
     shown = await backend.run(Tokenize(("red",)), 5.0)
 
     assert ["query: a"] == server.requests[-1][1]["input"]
-    assert isinstance(shown, Tokenized)
+    assert isinstance(shown, TokenizeReply)
     assert (0, 3) == (shown.inputs[0][1].start, shown.inputs[0][1].stop)
 
 
@@ -258,4 +267,4 @@ async def test_a_server_that_has_not_joined_is_unavailable() -> None:
 
 
 def test_the_wire_has_no_signal_of_load() -> None:
-    assert not isinstance(backend_of(FakeOpenAI()), TellsLoad)
+    assert not isinstance(backend_of(FakeOpenAI()), ReportsQueueDepth)

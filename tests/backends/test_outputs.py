@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from backends.contract import Embed, Embedded, Encode, Encoded, Output, Reranked, Terms
+from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, RerankReply, TermWeights
 from backends.errors import Failed, UnsupportedWork
 from backends.outputs import check_outputs, parts_of, whole_of
 from backends.replies import label_scores, matrices_of, terms_of
 
 ROWS = np.ones((1, 2), np.float32)
-TERMS = Terms(np.array([3], np.int32), np.array([0.5], np.float32))
+TERMS = TermWeights(np.array([3], np.int32), np.array([0.5], np.float32))
 
 
 def test_dense_is_asked_for_as_embedding_and_the_rest_one_by_one() -> None:
@@ -21,7 +21,7 @@ def test_dense_is_asked_for_as_embedding_and_the_rest_one_by_one() -> None:
 
 
 def test_an_inputs_tokens_are_counted_once() -> None:
-    parts = [Embedded(ROWS, 7), Encoded(7, sparse=(TERMS,)), Encoded(7, token_vectors=(ROWS,))]
+    parts = [EmbedReply(ROWS, 7), EncodeReply(7, sparse=(TERMS,)), EncodeReply(7, token_vectors=(ROWS,))]
     whole = whole_of(parts)
 
     assert (7, (), (TERMS,), None) == (whole.tokens, whole.truncated, whole.sparse, whole.multivector)
@@ -35,12 +35,12 @@ def test_an_inputs_tokens_are_counted_once() -> None:
 def test_what_any_part_cut_was_cut(
     told: tuple[tuple[int, ...] | None, ...], expected: tuple[int, ...] | None
 ) -> None:
-    assert expected == whole_of([Encoded(1, sparse=(), truncated=one) for one in told]).truncated
+    assert expected == whole_of([EncodeReply(1, sparse=(), truncated=one) for one in told]).truncated
 
 
 def test_a_reply_of_another_kind_is_a_failure() -> None:
     with pytest.raises(Failed):
-        whole_of([Reranked(ROWS[0], 1)])
+        whole_of([RerankReply(ROWS[0], 1)])
 
 
 def test_what_a_model_does_not_give_is_named() -> None:

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from backends.contract import Backend, Load, ReplicaSpec, TellsLoad
+from backends.contract import Backend, QueueDepth, ReplicaSpec, ReportsQueueDepth
 from backends.http import HttpDoor
 from backends.registry import BACKENDS, open_replica
 from backends.replies import gauge
@@ -34,18 +34,20 @@ def test_a_gauge_is_the_sum_of_its_samples(exposition: bytes, name: str, expecte
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "expected"), [(200, QUEUE, Load(3)), (200, b"", None), (404, b"", None)]
+    ("status", "body", "expected"), [(200, QUEUE, QueueDepth(3)), (200, b"", None), (404, b"", None)]
 )
-async def test_teis_queue_is_told_where_it_has_one(status: int, body: bytes, expected: Load | None) -> None:
+async def test_teis_queue_is_told_where_it_has_one(
+    status: int, body: bytes, expected: QueueDepth | None
+) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
 
-    assert expected == await TeiBackend(HttpDoor("http://tei", transport=transport)).load(1.0)
+    assert expected == await TeiBackend(HttpDoor("http://tei", transport=transport)).queue_depth(1.0)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_every_kind_opens_a_backend_without_sending_anything(kind: str) -> None:
     backend: Backend = open_replica(kind, ReplicaSpec("http://nowhere.invalid"))  # type: ignore[arg-type]
     try:
-        assert isinstance(backend, TellsLoad) is (kind in {"tei", "infinity", "vllm"})
+        assert isinstance(backend, ReportsQueueDepth) is (kind in {"tei", "infinity", "vllm"})
     finally:
         await backend.aclose()

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.contract import Embed, Embedded, Operation, Rerank, Reranked, Tokenize, Tokenized, Truncate
+from backends.contract import (
+    Embed,
+    EmbedReply,
+    Operation,
+    Rerank,
+    RerankReply,
+    Tokenize,
+    TokenizeReply,
+    Truncate,
+)
 from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable
 from backends.http import HttpDoor, UpstreamResponse
 from backends.tei import Info, TeiBackend, capabilities, decode, encode, failure
@@ -259,14 +268,14 @@ def test_a_server_that_knows_no_dimensions_never_passes_for_one_that_does(path: 
         reply = decode(Embed(("a",), dimensions=2), path, answer(body), INFO)
     except BackendError:
         return
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     np.testing.assert_allclose([[0.6, 0.8]], reply.vectors, rtol=1e-6)
 
 
 def test_rows_out_of_order_are_put_in_order() -> None:
     reply = decode(Embed(("a", "b")), OPENAI, answer(packed([2.0], [1.0], indices=[1, 0])), INFO)
 
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     np.testing.assert_array_equal([[1.0], [2.0]], reply.vectors)
     assert (np.float32, True) == (reply.vectors.dtype, reply.vectors.flags["C_CONTIGUOUS"])
 
@@ -335,7 +344,7 @@ async def test_vectors_come_back_bit_for_bit(options: dict[str, Any]) -> None:
     backend = await joined(FakeTei())
     reply = await backend.run(Embed(("a", "b c"), **options), 1.0)
 
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     width = options.get("dimensions", 8)
     raw = np.array([vector_of("a"), vector_of("b c")])[:, :width]
     expected = raw * 2 if options.get("normalize") is False else raw / np.linalg.norm(raw, axis=1)[:, None]
@@ -347,7 +356,7 @@ async def test_scores_come_back_in_document_order() -> None:
     backend = await joined(FakeTei(model_type=RERANKER))
     reply = await backend.run(Rerank("q", ("a", "", "c")), 1.0)
 
-    assert isinstance(reply, Reranked)
+    assert isinstance(reply, RerankReply)
     np.testing.assert_allclose([score_of("q", one) for one in ("a", "", "c")], reply.scores, rtol=1e-6)
     assert 0 < reply.tokens
 
@@ -355,7 +364,7 @@ async def test_scores_come_back_in_document_order() -> None:
 async def test_tokens_come_back_in_input_order() -> None:
     reply = await (await joined(FakeTei())).run(Tokenize(("red", "blue")), 1.0)
 
-    assert isinstance(reply, Tokenized)
+    assert isinstance(reply, TokenizeReply)
     assert ["red", "blue"] == [one[0].text for one in reply.inputs]
 
 

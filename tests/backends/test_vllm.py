@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from backends.contract import (
     Embed,
-    Embedded,
-    Load,
+    EmbedReply,
     Operation,
+    QueueDepth,
     Rerank,
-    Reranked,
+    RerankReply,
     Token,
     Tokenize,
-    Tokenized,
+    TokenizeReply,
     Truncate,
 )
 from backends.errors import (
@@ -116,7 +116,7 @@ async def test_the_switch_of_a_release_is_found_and_told(version: str, note: str
 async def test_vectors_mean_the_same_in_every_release(version: str, options: dict[str, Any]) -> None:
     reply = await (await joined(FakeVllm(version=version))).run(Embed(("a", "b c"), **options), 5.0)
 
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     raw = np.array([vector_of("a"), vector_of("b c")])[:, : options.get("dimensions", 8)]
     np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1)[:, None], reply.vectors, rtol=1e-6)
     assert (3 + 4, ()) == (reply.tokens, reply.truncated)
@@ -131,7 +131,7 @@ async def test_raw_vectors_are_raw_or_refused(version: str) -> None:
             await backend.run(work, 5.0)
     else:
         reply = await backend.run(work, 5.0)
-        assert isinstance(reply, Embedded)
+        assert isinstance(reply, EmbedReply)
         np.testing.assert_allclose([vector_of("a")[:4] * 2], reply.vectors, rtol=1e-6)
 
 
@@ -146,7 +146,7 @@ async def test_scores_mean_the_same_in_every_release(version: str, raw_scores: b
         return
     reply = await backend.run(work, 5.0)
 
-    assert isinstance(reply, Reranked)
+    assert isinstance(reply, RerankReply)
     logits = np.array([logit_of("q", one) for one in ("a", "", "c")], np.float32)
     np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
 
@@ -156,7 +156,7 @@ async def test_a_model_without_an_activation_of_its_own_gives_logits(raw_scores:
     backend = await joined(FakeVllm(task="classify", activation="none"))
     reply = await backend.run(Rerank("q", ("a", "b"), raw_scores=raw_scores), 5.0)
 
-    assert isinstance(reply, Reranked)
+    assert isinstance(reply, RerankReply)
     logits = np.array([logit_of("q", one) for one in ("a", "b")], np.float32)
     np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
 
@@ -187,7 +187,7 @@ async def test_what_is_too_long_is_cut_refused_or_not_expressible(version: str, 
 
     reply = await backend.run(work(Truncate.RIGHT), 5.0)
     assert (16, None) == (reply.tokens, reply.truncated)
-    if isinstance(reply, Embedded):
+    if isinstance(reply, EmbedReply):
         np.testing.assert_allclose([vector_of("w " * 13 + "w")], reply.vectors, rtol=1e-6)
     with pytest.raises(InvalidWork):
         await backend.run(work(Truncate.ERROR), 5.0)
@@ -236,7 +236,7 @@ async def test_its_tokens_are_shown_with_their_specials(special: bool) -> None:
     work = Tokenize(("red", "green blue"), add_special_tokens=special)
     reply = await (await joined(FakeVllm())).run(work, 5.0)
 
-    assert isinstance(reply, Tokenized)
+    assert isinstance(reply, TokenizeReply)
     assert [len(one) - 2 * special for one in reply.inputs] == [1, 2]
     assert [one.special for one in reply.inputs[0]] == ([True, False, True] if special else [False])
     assert Token(1005, "green", special=False) in reply.inputs[1]
@@ -245,7 +245,7 @@ async def test_its_tokens_are_shown_with_their_specials(special: bool) -> None:
 async def test_tokens_have_places_where_the_tokenizer_is_here(small_files: str) -> None:
     reply = await (await joined(FakeVllm(), small_files)).run(Tokenize(("red",)), 5.0)
 
-    assert isinstance(reply, Tokenized)
+    assert isinstance(reply, TokenizeReply)
     assert (0, 3) == (reply.inputs[0][1].start, reply.inputs[0][1].stop)
 
 
@@ -394,7 +394,7 @@ async def test_what_waits_at_its_engines_is_told() -> None:
     backend = await joined(server)
     server.waiting = 3
 
-    assert Load(6) == await backend.load(5.0)
+    assert QueueDepth(6) == await backend.queue_depth(5.0)
 
 
 async def test_a_server_that_is_busy_when_it_comes_back_is_known_from_before() -> None:

@@ -10,17 +10,17 @@ import pytest
 from backends.contract import (
     Backend,
     Capabilities,
-    Classified,
     Classify,
+    ClassifyReply,
     Detokenize,
-    Detokenized,
+    DetokenizeReply,
     Encode,
-    Encoded,
+    EncodeReply,
     Operation,
     Output,
     ReplicaSpec,
     Rerank,
-    Reranked,
+    RerankReply,
     Score,
     Truncate,
     Work,
@@ -86,7 +86,7 @@ def words(*texts: str) -> int:
 async def test_sparse_weights_are_those_of_each_text(kind: Kind, small_files: str) -> None:
     reply = await done(kind, "sparse", Encode(TEXTS, frozenset({Output.SPARSE})), small_files)
 
-    assert isinstance(reply, Encoded)
+    assert isinstance(reply, EncodeReply)
     assert words(*TEXTS) == reply.tokens
     found = [dict(zip(one.indices.tolist(), one.values.tolist(), strict=True)) for one in reply.sparse or ()]
     assert [weights_of(text) for text in TEXTS] == found
@@ -117,7 +117,7 @@ async def test_tei_gives_two_kinds_with_two_requests(small_files: str) -> None:
     work = Encode(TEXTS, frozenset({Output.DENSE, Output.TOKENS}), dimensions=4)
     reply = await backend.run(work, 5.0)
 
-    assert isinstance(reply, Encoded)
+    assert isinstance(reply, EncodeReply)
     assert ["/v1/embeddings", "/embed_all"] == [path for path, _ in server.requests]
     assert ((3, 4), words(*TEXTS)) == (reply.dense.shape if reply.dense is not None else (), reply.tokens)
     assert 3 == len(reply.token_vectors or ())
@@ -138,7 +138,7 @@ async def test_pairs_are_scored_in_their_order(kind: Kind, raw_scores: bool, sma
     logits = np.array(
         [logits_of(pair, 1)[0] if kind == "tei" else logit_of(*pair) for pair in PAIRS], np.float32
     )
-    assert isinstance(reply, Reranked)
+    assert isinstance(reply, RerankReply)
     np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
     assert 0 < reply.tokens
 
@@ -163,7 +163,7 @@ async def test_labels_are_scored_in_the_models_order(kind: Kind, small_files: st
     backend, told = await joined(kind, server_of(kind, "classify"), small_files)
     reply = await backend.run(Classify(TEXTS), 5.0)
 
-    assert isinstance(reply, Classified)
+    assert isinstance(reply, ClassifyReply)
     assert Operation.CLASSIFY in told.operations
     assert (told.labels, words(*TEXTS)) == (reply.labels, reply.tokens)
     assert 3 == len(reply.labels)
@@ -186,7 +186,7 @@ async def test_tei_classifies_a_pair_of_texts(small_files: str) -> None:
     backend, _ = await joined("tei", server, small_files)
     reply = await backend.run(Classify(("red", ("a", "b")), raw_scores=True), 5.0)
 
-    assert isinstance(reply, Classified)
+    assert isinstance(reply, ClassifyReply)
     assert [["red"], ["a", "b"]] == server.requests[-1][1]["inputs"]
     expected = [logits_of(("red",), 3), logits_of(("a", "b"), 3)]
     np.testing.assert_allclose(expected, reply.scores, rtol=1e-5)
@@ -213,7 +213,7 @@ async def test_the_checkpoints_files_name_the_labels(tmp_path: Path) -> None:
 async def test_ids_become_texts(kind: Kind, skip: bool, expected: tuple[str, ...], small_files: str) -> None:
     work = Detokenize(((101, 7, 102), (8, 9)), skip_special_tokens=skip)
 
-    assert Detokenized(expected) == await done(kind, "embed", work, small_files)
+    assert DetokenizeReply(expected) == await done(kind, "embed", work, small_files)
 
 
 @pytest.mark.parametrize("kind", ["infinity", "openai"])
@@ -221,7 +221,7 @@ async def test_ids_become_texts_by_the_tokenizer(kind: Kind, small_files: str) -
     works = [Detokenize(((1, 0, 2),), skip_special_tokens=skip) for skip in (True, False)]
     replies = [await done(kind, "embed", work, small_files) for work in works]
 
-    assert [Detokenized(("[UNK]",)), Detokenized(("[CLS] [UNK] [SEP]",))] == replies
+    assert [DetokenizeReply(("[UNK]",)), DetokenizeReply(("[CLS] [UNK] [SEP]",))] == replies
     with pytest.raises(InvalidWork, match="4711"):
         await done(kind, "embed", Detokenize(((1, 4711),)), small_files)
 

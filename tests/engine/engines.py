@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from backends.contract import Encode, Encoded, Output, Reply, Terms, Vectors, Work
+from backends.contract import Encode, EncodeReply, Output, Reply, TermWeights, Vectors, Work
 from backends.torch.engine import Engine
 from backends.torch.kinds import Said
 from backends.torch.loader import DTypeName, Loaded, describe, load
@@ -41,18 +41,18 @@ async def ask(engine: Engine, work: Work, kind: type[Kind]) -> Kind:
 
 async def encode(
     engine: Engine, texts: Sequence[str], *outputs: Output, prompt_name: str | None = None
-) -> Encoded:
-    return await ask(engine, Encode(tuple(texts), frozenset(outputs), prompt_name=prompt_name), Encoded)
+) -> EncodeReply:
+    return await ask(engine, Encode(tuple(texts), frozenset(outputs), prompt_name=prompt_name), EncodeReply)
 
 
 async def alone(
     engine: Engine, texts: Sequence[str], *outputs: Output, prompt_name: str | None = None
-) -> list[Encoded]:
+) -> list[EncodeReply]:
     """Each text in a call of its own, one after the other."""
     return [await encode(engine, [text], *outputs, prompt_name=prompt_name) for text in texts]
 
 
-def dense_of(terms: Terms, vocabulary: int = 30522) -> Vectors:
+def dense_of(terms: TermWeights, vocabulary: int = 30522) -> Vectors:
     """Terms as one weight for each of the vocabulary, after a look at their form."""
     assert terms.indices.dtype == np.int32
     assert (np.diff(terms.indices) > 0).all()

@@ -9,7 +9,7 @@ import torch
 from sentence_transformers.sentence_transformer import modules
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from backends.contract import Embed, Embedded, Rerank, Reranked, Vectors
+from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Vectors
 from backends.torch.engine import Engine
 from backends.torch.loader import Loaded, load
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier, make_encoder, make_sentence_model
@@ -28,7 +28,7 @@ async def vectors_of(one: Loaded, texts: list[str], size: int = 8) -> Vectors:
     replies = await asyncio.gather(
         *(engine.run(Embed(tuple(texts[i : i + size]))) for i in range(0, len(texts), size))
     )
-    return np.concatenate([reply.vectors for reply in replies if isinstance(reply, Embedded)])
+    return np.concatenate([reply.vectors for reply in replies if isinstance(reply, EmbedReply)])
 
 
 def assert_alike(vectors: Vectors, expected: Vectors) -> None:
@@ -111,7 +111,7 @@ async def test_prompts_by_name_agree_with_sentence_transformers(minilm: Path, tm
 
     for name in prompts:
         reply = await engine.run(Embed(tuple(TEXTS), prompt_name=name))
-        assert isinstance(reply, Embedded)
+        assert isinstance(reply, EmbedReply)
         expected = stock.encode(TEXTS, prompt_name=name, normalize_embeddings=True)
         np.testing.assert_allclose(reply.vectors, expected, atol=1e-5)
 
@@ -128,7 +128,7 @@ async def test_cross_encoders_agree_with_transformers(name: str, minilm: Path, t
         Rerank(QUERY, tuple(DOCUMENTS), raw_scores=True)
     )
 
-    assert isinstance(reply, Reranked)
+    assert isinstance(reply, RerankReply)
     assert without_padding == one.packed
     expected = logits_of(tmp_path, one.recipe.max_tokens)
     np.testing.assert_allclose(reply.scores, expected, atol=1e-4)

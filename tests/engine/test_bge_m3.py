@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
-from backends.contract import Embed, Embedded, Encode, Encoded, Output, Vectors
+from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Vectors
 from backends.errors import ModelUnavailable
 from backends.torch.loader import DTypeName
 from tests.engine.checkpoints import ENCODERS, make_encoder, make_sentence_model
@@ -78,7 +78,7 @@ async def test_what_is_asked_for_beside_it_changes_no_output(
     engine = engine_on(loaded(folder, dtype))
 
     everything = await encode(engine, TEXTS, *ALL)
-    dense = await ask(engine, Embed(tuple(TEXTS)), Embedded)
+    dense = await ask(engine, Embed(tuple(TEXTS)), EmbedReply)
     late = await encode(engine, TEXTS, Output.MULTIVECTOR)
 
     assert everything.dense is not None
@@ -90,14 +90,14 @@ async def test_what_is_asked_for_beside_it_changes_no_output(
     assert late.sparse is None
 
 
-def flat(reply: Encoded) -> Vectors:
+def flat(reply: EncodeReply) -> Vectors:
     return np.concatenate(reply.multivector or ())
 
 
 async def test_dimensions_cut_the_dense_vector_alone(checkpoint: tuple[Path, SentenceTransformer]) -> None:
     engine = engine_on(loaded(checkpoint[0]))
 
-    reply = await ask(engine, Encode(("a",), frozenset(ALL), dimensions=5), Encoded)
+    reply = await ask(engine, Encode(("a",), frozenset(ALL), dimensions=5), EncodeReply)
 
     assert reply.dense is not None
     assert reply.dense.shape == (1, 5)

@@ -8,7 +8,16 @@ import torch
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from backends.contract import Classified, Classify, Operation, Rerank, Reranked, Score, ScoreKind, Vectors
+from backends.contract import (
+    Classify,
+    ClassifyReply,
+    Operation,
+    Rerank,
+    RerankReply,
+    Score,
+    ScoreKind,
+    Vectors,
+)
 from backends.errors import UnsupportedWork
 from backends.torch.loader import DTypeName
 from tests.engine.checkpoints import ENCODERS, make_classifier
@@ -40,8 +49,8 @@ async def test_scores_of_texts_and_pairs_are_those_of_transformers(
     one = loaded(tmp_path)
     engine = engine_on(one)
 
-    raw = await ask(engine, Classify(INPUTS, raw_scores=True), Classified)
-    scores = await ask(engine, Classify(INPUTS), Classified)
+    raw = await ask(engine, Classify(INPUTS, raw_scores=True), ClassifyReply)
+    scores = await ask(engine, Classify(INPUTS), ClassifyReply)
 
     logits = torch.tensor(logits_of(tmp_path, one.recipe.max_tokens))
     many = problem.startswith("multi")
@@ -71,10 +80,10 @@ async def test_one_label_reranks_and_classifies(dtype: DTypeName, minilm: Path, 
     engine = engine_on(loaded(tmp_path, dtype))
     pairs = tuple(zip(TEXTS[:8], TEXTS[8:16], strict=True))
 
-    classified = await ask(engine, Classify(pairs), Classified)
-    scored = await ask(engine, Score(pairs), Reranked)
-    single = [await ask(engine, Rerank(q, (d,), raw_scores=True), Reranked) for q, d in pairs]
-    raw = await ask(engine, Score(pairs, raw_scores=True), Reranked)
+    classified = await ask(engine, Classify(pairs), ClassifyReply)
+    scored = await ask(engine, Score(pairs), RerankReply)
+    single = [await ask(engine, Rerank(q, (d,), raw_scores=True), RerankReply) for q, d in pairs]
+    raw = await ask(engine, Score(pairs, raw_scores=True), RerankReply)
 
     stock = CrossEncoder(str(tmp_path), device="cpu")
     close = 1e-4 if dtype == "float32" else 2e-2
@@ -88,7 +97,7 @@ async def test_a_cut_input_is_told(minilm: Path, tmp_path: Path) -> None:
     make_classifier(ENCODERS["bert"][0](), minilm, tmp_path, labels=2)
 
     reply = await ask(
-        engine_on(loaded(tmp_path)), Classify(("short", "word " * 300, ("a", "b " * 300))), Classified
+        engine_on(loaded(tmp_path)), Classify(("short", "word " * 300, ("a", "b " * 300))), ClassifyReply
     )
 
     assert reply.truncated == (1, 2)

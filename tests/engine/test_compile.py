@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.contract import Embed, Embedded
+from backends.contract import Embed, EmbedReply
 from backends.errors import ModelUnavailable
 from backends.torch.engine import Engine
 from backends.torch.loader import Loaded, load
@@ -57,7 +57,7 @@ async def test_a_compiled_model_gives_the_same_vectors(minilm: Path, tmp_path: P
     for compiled in (False, True):
         engine = Engine(loaded(tmp_path, compiled=compiled), batch_tokens=256, queue_tokens=10**9)
         reply = await engine.run(Embed(texts))
-        assert isinstance(reply, Embedded)
+        assert isinstance(reply, EmbedReply)
         both.append(reply.vectors)
 
     np.testing.assert_allclose(both[0], both[1], atol=1e-4)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.contract import Embed, Embedded, Output, Rerank, Tokenize, Tokenized, Truncate
+from backends.contract import Embed, EmbedReply, Output, Rerank, Tokenize, TokenizeReply, Truncate
 from backends.errors import BackendError, Failed, InvalidWork, Overloaded, UnsupportedWork
 from backends.torch.engine import Engine
 from backends.torch.loader import Loaded, load
@@ -23,9 +23,9 @@ def engine(minilm: Path, engine_of: Engines) -> Engine:
     return engine_of(minilm, "float32")
 
 
-async def embed(engine: Engine, work: Embed) -> Embedded:
+async def embed(engine: Engine, work: Embed) -> EmbedReply:
     reply = await engine.run(work)
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     return reply
 
 
@@ -82,7 +82,7 @@ async def test_what_the_model_cannot_do_is_the_callers_fault(
 async def test_tokens_are_shown_with_byte_offsets(engine: Engine) -> None:
     reply = await engine.run(Tokenize(("Größe 😀 x",)))
 
-    assert isinstance(reply, Tokenized)
+    assert isinstance(reply, TokenizeReply)
     text = "Größe 😀 x".encode()
     pieces = [text[one.start : one.stop].decode() for one in reply.inputs[0] if not one.special]
     assert "".join(pieces) == "Größe😀x"
@@ -95,7 +95,7 @@ async def test_a_full_queue_refuses_more(minilm: Path, engine_of: Engines) -> No
     replies = await asyncio.gather(*(engine.run(Embed((LONG,))) for _ in range(20)), return_exceptions=True)
 
     refused = [one for one in replies if isinstance(one, Overloaded)]
-    served = [one for one in replies if isinstance(one, Embedded)]
+    served = [one for one in replies if isinstance(one, EmbedReply)]
     assert refused
     assert served
     assert len(refused) + len(served) == 20
@@ -124,7 +124,7 @@ async def test_a_failing_forward_is_told_and_the_engine_goes_on(minilm: Path, en
     for words in (5, 6):
         with pytest.raises(Failed):
             await engine.run(Embed(("x " * words,)))
-    assert isinstance(await engine.run(Embed(("x",))), Embedded)
+    assert isinstance(await engine.run(Embed(("x",))), EmbedReply)
 
 
 async def test_a_text_that_fails_takes_nobody_along(minilm: Path, engine_of: Engines) -> None:
@@ -135,7 +135,7 @@ async def test_a_text_that_fails_takes_nobody_along(minilm: Path, engine_of: Eng
     )
 
     assert [words for words, one in enumerate(replies, 1) if isinstance(one, Failed)] == [5, 6]
-    assert sum(isinstance(one, Embedded) for one in replies) == 9
+    assert sum(isinstance(one, EmbedReply) for one in replies) == 9
 
 
 def with_files(minilm: Path, folder: Path, **files: object) -> Path:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from backends.contract import Embed, Embedded, Rerank, Reranked, Vectors
+from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Vectors
 from backends.torch.engine import Engine
 from backends.torch.loader import DTypeName
 from tests.engine.conftest import Engines
@@ -20,7 +20,7 @@ async def embedded(engine: Engine, texts: list[str], size: int) -> Vectors:
     replies = await asyncio.gather(
         *(engine.run(Embed(tuple(texts[i : i + size]))) for i in range(0, len(texts), size))
     )
-    return np.concatenate([reply.vectors for reply in replies if isinstance(reply, Embedded)])
+    return np.concatenate([reply.vectors for reply in replies if isinstance(reply, EmbedReply)])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def test_rerank_scores_are_those_of_transformers(cross_encoder: Path, engi
     everything = []
     for query in [pair[0] for pair, _ in labelled_pairs()][:6:2]:
         reply = await engine.run(Rerank(query, tuple(documents)))
-        assert isinstance(reply, Reranked)
+        assert isinstance(reply, RerankReply)
         expected = reference_scores(cross_encoder, query, documents)
         np.testing.assert_allclose(reply.scores, expected, atol=1e-4, rtol=0)
         everything.append(reply.scores)
@@ -84,6 +84,6 @@ async def test_raw_scores_are_the_logits_before_the_sigmoid(cross_encoder: Path,
     scores = await engine.run(work)
     raw = await engine.run(Rerank(work.query, work.documents, raw_scores=True))
 
-    assert isinstance(scores, Reranked)
-    assert isinstance(raw, Reranked)
+    assert isinstance(scores, RerankReply)
+    assert isinstance(raw, RerankReply)
     np.testing.assert_allclose(scores.scores, 1 / (1 + np.exp(-raw.scores)), atol=1e-6)

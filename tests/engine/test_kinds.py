@@ -8,14 +8,14 @@ import pytest
 
 from backends.contract import (
     Detokenize,
-    Detokenized,
+    DetokenizeReply,
     Embed,
-    Embedded,
+    EmbedReply,
     Encode,
-    Encoded,
+    EncodeReply,
     Operation,
     Output,
-    Terms,
+    TermWeights,
 )
 from backends.errors import InvalidWork, ModelUnavailable
 from backends.torch import wire
@@ -72,7 +72,7 @@ async def test_pooling_can_be_said(minilm: Path, tmp_path: Path) -> None:
     stock = make_sentence_model(encoder, tmp_path / "sentence", "lasttoken")
     one = loaded(encoder, said=Said(pooling="last_token"))
 
-    reply = await ask(engine_on(one), Embed(tuple(TEXTS[:8])), Embedded)
+    reply = await ask(engine_on(one), Embed(tuple(TEXTS[:8])), EmbedReply)
 
     expected = stock.encode(TEXTS[:8], normalize_embeddings=True)
     short = [i for i, n in enumerate(reply.input_tokens or ()) if n < 64]
@@ -98,7 +98,7 @@ async def test_prompts_by_role_are_those_of_sentence_transformers(
         ("query", reference.encode_query(TEXTS, normalize_embeddings=True)),
         ("document", reference.encode_document(TEXTS, normalize_embeddings=True)),
     ):
-        reply = await ask(engine, Embed(tuple(TEXTS), prompt_name=role), Embedded)
+        reply = await ask(engine, Embed(tuple(TEXTS), prompt_name=role), EmbedReply)
         np.testing.assert_allclose(reply.vectors, encoded, atol=1e-5)
 
 
@@ -120,8 +120,8 @@ async def test_ids_become_text_again(minilm: Path, tmp_path: Path) -> None:
     engine = engine_on(loaded(make_classifier(ENCODERS["bert"][0](), minilm, tmp_path)))
     ids = tuple(engine._loaded.preparer.tokenizer.encode(["Hello world"], "right").ids[0])
 
-    kept = await ask(engine, Detokenize((ids,), skip_special_tokens=False), Detokenized)
-    skipped = await ask(engine, Detokenize((ids, ())), Detokenized)
+    kept = await ask(engine, Detokenize((ids,), skip_special_tokens=False), DetokenizeReply)
+    skipped = await ask(engine, Detokenize((ids, ())), DetokenizeReply)
 
     assert kept.texts == ("[CLS] hello world [SEP]",)
     assert skipped.texts == ("hello world", "")
@@ -158,9 +158,9 @@ async def test_code_beside_the_weights_runs_only_where_it_is_trusted(
         loaded(folder)
     assert not list(cache.rglob("ran"))
     own = loaded(folder, trusted=True)
-    trusted = await ask(engine_on(own), Embed(("a",)), Embedded)
+    trusted = await ask(engine_on(own), Embed(("a",)), EmbedReply)
 
-    plain = await ask(engine_on(loaded(tmp_path / "plain")), Embed(("a",)), Embedded)
+    plain = await ask(engine_on(loaded(tmp_path / "plain")), Embed(("a",)), EmbedReply)
     assert list(cache.rglob("ran"))
     # Whether its passes may overlap is not known.
     assert not own.reentrant
@@ -169,13 +169,13 @@ async def test_code_beside_the_weights_runs_only_where_it_is_trusted(
 
 def test_every_array_of_a_reply_survives_the_socket() -> None:
     floats = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((1, 3), dtype=np.float32)]
-    terms = Terms(np.array([3, 70000], dtype=np.int32), np.array([0.5, 2], dtype=np.float32))
-    empty = Terms(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
-    sent = Encoded(5, floats[0], (terms, empty), tuple(floats), tuple(floats), (1,), (2, 3))
+    terms = TermWeights(np.array([3, 70000], dtype=np.int32), np.array([0.5, 2], dtype=np.float32))
+    empty = TermWeights(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
+    sent = EncodeReply(5, floats[0], (terms, empty), tuple(floats), tuple(floats), (1,), (2, 3))
 
     got = wire.reply_decoder.decode(wire.encoder.encode(sent))
 
-    assert isinstance(got, Encoded)
+    assert isinstance(got, EncodeReply)
     assert got.sparse is not None
     np.testing.assert_array_equal(got.dense, floats[0])
     np.testing.assert_array_equal(got.sparse[0].indices, [3, 70000])

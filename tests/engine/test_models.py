@@ -11,7 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from backends.contract import Embed, Embedded, Output, Residence
+from backends.contract import Embed, EmbedReply, Output, Residence
 from backends.errors import Loading, ModelUnavailable
 from backends.torch import wire
 from backends.torch.loader import Loaded
@@ -52,9 +52,9 @@ def boot_of(checkpoint: Path, names: str, **options: bool) -> wire.Boot:
     return wire.Boot("", 0, models)
 
 
-async def embed(models: Models, name: str) -> Embedded:
+async def embed(models: Models, name: str) -> EmbedReply:
     reply = await models.run(name, HELLO)
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     return reply
 
 
@@ -261,9 +261,9 @@ async def test_a_batch_that_finds_no_memory_is_split_and_the_ceiling_learnt(
     second = await models.run("a", work)
     whole = await models.run("b", work)
 
-    assert isinstance(first, Embedded)
-    assert isinstance(second, Embedded)
-    assert isinstance(whole, Embedded)
+    assert isinstance(first, EmbedReply)
+    assert isinstance(second, EmbedReply)
+    assert isinstance(whole, EmbedReply)
     np.testing.assert_allclose(first.vectors, whole.vectors, atol=1e-5)
     assert missed > 0
     assert models.residence("a").out_of_memory == missed
@@ -277,7 +277,7 @@ async def test_an_input_that_does_not_fit_alone_fails_alone(checkpoint: Path) ->
         *(models.run("a", Embed((text,))) for text in texts), return_exceptions=True
     )
 
-    assert [isinstance(one, Embedded) for one in replies] == [True, False, True]
+    assert [isinstance(one, EmbedReply) for one in replies] == [True, False, True]
     assert "not enough memory for input 0, of 82 tokens" in str(replies[1])
 
 

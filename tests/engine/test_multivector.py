@@ -13,7 +13,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
-from backends.contract import Operation, Output, Rerank, Reranked, Score, ScoreKind, Vectors
+from backends.contract import Operation, Output, Rerank, RerankReply, Score, ScoreKind, Vectors
 from backends.torch.loader import Loaded
 from gateway.batching.slices import token_bounds
 from tests.engine.checkpoints import ENCODERS, make_encoder
@@ -120,7 +120,7 @@ async def test_tokens_stay_below_what_is_reserved_for_them(
 
     for query, document in (("a", "b"), ("a " * 300, "b " * 300)):
         work = Rerank(query, (document,))
-        reply = await ask(engine_on(one), work, Reranked)
+        reply = await ask(engine_on(one), work, RerankReply)
         (most,) = token_bounds(work, told.max_input_tokens, pair_overhead=told.overhead_tokens)
         assert reply.tokens <= most
 
@@ -186,8 +186,8 @@ async def test_it_reranks_by_the_best_match_of_each_query_vector(minilm: Path, t
     engine = engine_on(one)
     query, documents = QUERIES[0], TEXTS[:12]
 
-    raw = await ask(engine, Rerank(query, tuple(documents), raw_scores=True), Reranked)
-    mean = await ask(engine, Rerank(query, tuple(documents)), Reranked)
+    raw = await ask(engine, Rerank(query, tuple(documents), raw_scores=True), RerankReply)
+    mean = await ask(engine, Rerank(query, tuple(documents)), RerankReply)
 
     expected = reference.similarity(reference.encode_query([query]), reference.encode_document(documents))[
         0
@@ -203,10 +203,10 @@ async def test_pairs_of_several_queries_are_scored_as_each_by_itself(minilm: Pat
     engine = engine_on(loaded(tmp_path / "late"))
     pairs = tuple((QUERIES[i % 3], TEXTS[i]) for i in range(9))
 
-    together = await ask(engine, Score(pairs), Reranked)
+    together = await ask(engine, Score(pairs), RerankReply)
 
     for i, (query, document) in enumerate(pairs):
-        single = await ask(engine, Rerank(query, (document,)), Reranked)
+        single = await ask(engine, Rerank(query, (document,)), RerankReply)
         np.testing.assert_allclose(together.scores[i], single.scores[0], atol=1e-5)
     assert together.scores.std() > 0.01
 
@@ -217,7 +217,7 @@ async def test_fillers_cost_nothing_and_cuts_are_told(minilm: Path, tmp_path: Pa
 
     query = await encode(engine, ["hi"], Output.MULTIVECTOR, prompt_name="query")
     long = await encode(engine, ["hi", "word " * 100], Output.MULTIVECTOR)
-    scored = await ask(engine, Rerank("hi", ("word " * 100, "a")), Reranked)
+    scored = await ask(engine, Rerank("hi", ("word " * 100, "a")), RerankReply)
 
     assert (query.input_tokens, len((query.multivector or ())[0])) == ((6,), 16)
     assert long.truncated == (1,)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from backends.contract import Embed, Embedded, Encode, Encoded, Output
+from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output
 from backends.errors import Failed
 from backends.torch.engine import Engine
 from backends.torch.heads import Head
@@ -156,7 +156,7 @@ async def test_one_call_is_computed_by_two_passes_at_once(minilm: Path, engine_o
 
     reply = await engine.run(Embed(("x " * 60,) * 2))
 
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     assert head.most == 2
 
 
@@ -172,7 +172,7 @@ async def test_every_text_has_its_own_row_however_passes_overlap(
     replies = await asyncio.gather(*(engine.run(Embed(texts, normalize=False)) for texts in calls))
 
     for texts, reply in zip(calls, replies, strict=True):
-        assert isinstance(reply, Embedded)
+        assert isinstance(reply, EmbedReply)
         assert reply.vectors[:, 0].tolist() == [len(text) // 2 + 2 for text in texts]
     assert head.most == (2 if reentrant else 1)
     counted = engine.recorder.snapshot(0).distributions["te_batch_next_tokens"].total
@@ -243,8 +243,8 @@ async def test_passes_of_a_language_models_end_do_not_see_each_others_tokens(
     found = await asyncio.gather(*(engine.run(work) for work in works))
 
     for one_alone, beside in zip(expected, found, strict=True):
-        assert isinstance(one_alone, Encoded)
-        assert isinstance(beside, Encoded)
+        assert isinstance(one_alone, EncodeReply)
+        assert isinstance(beside, EncodeReply)
         assert one_alone.sparse is not None
         assert beside.sparse is not None
         assert beside.sparse[0].indices.tolist() == one_alone.sparse[0].indices.tolist()
@@ -265,7 +265,7 @@ async def test_what_cannot_be_planned_is_told_and_the_rest_is_computed(
     for _ in range(engine._turns_most + 1):
         with pytest.raises(Failed):
             await asyncio.wait_for(engine.run(Embed(("x " * 50,))), LONG_S)
-    assert isinstance(await asyncio.wait_for(engine.run(Embed(("x",))), LONG_S), Embedded)
+    assert isinstance(await asyncio.wait_for(engine.run(Embed(("x",))), LONG_S), EmbedReply)
 
 
 async def test_a_turn_that_breaks_is_told_and_the_next_is_taken(minilm: Path, engine_of: Engines) -> None:
@@ -281,4 +281,4 @@ async def test_a_turn_that_breaks_is_told_and_the_next_is_taken(minilm: Path, en
     for _ in range(3):
         with pytest.raises(Failed):
             await asyncio.wait_for(engine.run(Embed(("x " * 5,))), LONG_S)
-    assert isinstance(await engine.run(Embed(("x",))), Embedded)
+    assert isinstance(await engine.run(Embed(("x",))), EmbedReply)

@@ -9,7 +9,7 @@ import torch
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from backends.contract import Operation, Rerank, Reranked, Score, ScoreKind, Truncate
+from backends.contract import Operation, Rerank, RerankReply, Score, ScoreKind, Truncate
 from backends.errors import InvalidWork, ModelUnavailable
 from backends.torch.kinds import Said
 from backends.torch.loader import DTypeName
@@ -50,14 +50,14 @@ def by_card(folder: Path, query: str, document: str) -> float:
 
 
 async def test_a_template_that_knows_no_queries_is_not_used(checkpoint: Path) -> None:
-    before = (await ask(engine_on(loaded(checkpoint, said=RERANK)), Rerank("q", ("d",)), Reranked)).scores
+    before = (await ask(engine_on(loaded(checkpoint, said=RERANK)), Rerank("q", ("d",)), RerankReply)).scores
     for other in (
         "{{ raise_exception('no such role') }}",
         "{% for m in messages %}{{ m['role'] }}{% endfor %}",
     ):
         (checkpoint / "chat_template.jinja").write_text(other)
 
-        reply = await ask(engine_on(loaded(checkpoint, said=RERANK)), Rerank("q", ("d",)), Reranked)
+        reply = await ask(engine_on(loaded(checkpoint, said=RERANK)), Rerank("q", ("d",)), RerankReply)
 
         np.testing.assert_allclose(reply.scores, before, atol=1e-6)
 
@@ -69,8 +69,8 @@ async def test_without_a_template_the_pair_is_put_as_the_model_card_says(
     one = loaded(checkpoint, dtype, RERANK)
     engine = engine_on(one)
 
-    raw = await ask(engine, Rerank(QUERY, DOCUMENTS, raw_scores=True), Reranked)
-    squeezed = await ask(engine, Rerank(QUERY, DOCUMENTS), Reranked)
+    raw = await ask(engine, Rerank(QUERY, DOCUMENTS, raw_scores=True), RerankReply)
+    squeezed = await ask(engine, Rerank(QUERY, DOCUMENTS), RerankReply)
 
     expected = np.array([by_card(checkpoint, QUERY, document) for document in DOCUMENTS])
     close = 1e-4 if dtype == "float32" else 0.1
@@ -94,7 +94,7 @@ async def test_a_checkpoint_of_sentence_transformers_brings_its_template_and_wor
     one = loaded(tmp_path / "stock")
     pairs = tuple(zip(TEXTS[:8], TEXTS[8:16], strict=True))
 
-    scored = await ask(engine_on(one), Score(pairs), Reranked)
+    scored = await ask(engine_on(one), Score(pairs), RerankReply)
 
     np.testing.assert_allclose(scored.scores, stock.predict(list(pairs)), atol=1e-4)
     assert scored.scores.std() > 0.01
@@ -107,8 +107,8 @@ async def test_a_document_that_is_too_long_leaves_the_question_whole(checkpoint:
     long = "apple " * 500 + "stone " * 500
     room = one.recipe.max_tokens
 
-    right = await ask(engine, Rerank("q", ("short", long)), Reranked)
-    left = await ask(engine, Rerank("q", ("short", long), truncate=Truncate.LEFT), Reranked)
+    right = await ask(engine, Rerank("q", ("short", long)), RerankReply)
+    left = await ask(engine, Rerank("q", ("short", long), truncate=Truncate.LEFT), RerankReply)
     pieces = [
         one.preparer.prepare(Rerank("q", (long,), truncate=side)).sequences[0].ids
         for side in (Truncate.RIGHT, Truncate.LEFT)
@@ -128,7 +128,7 @@ async def test_a_document_that_is_too_long_leaves_the_question_whole(checkpoint:
 async def test_tokens_stay_below_what_is_reserved_for_them(checkpoint: Path) -> None:
     one = loaded(checkpoint, said=RERANK)
 
-    reply = await ask(engine_on(one), Rerank(QUERY, ("a", "b c")), Reranked)
+    reply = await ask(engine_on(one), Rerank(QUERY, ("a", "b c")), RerankReply)
 
     counted = one.preparer.tokenizer.encode_pairs(QUERY, ("a", "b c"), Truncate.RIGHT).lengths
     most = sum(counted) + 2 * one.capabilities.overhead_tokens

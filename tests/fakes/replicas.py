@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from backends.contract import Capabilities, Embed, Embedded, Operation, Reply, Work
+from backends.contract import Capabilities, Embed, EmbedReply, Operation, Reply, Work
 from backends.errors import BackendError, TimedOut
 from gateway.batching.lane import Lane, Rules
 from gateway.batching.slices import Bounds, Slice
@@ -42,10 +42,10 @@ def tokens_of(text: str) -> int:
     return len(text) + 2
 
 
-def reply_to(texts: Sequence[str]) -> Embedded:
+def reply_to(texts: Sequence[str]) -> EmbedReply:
     """Each text's own vector and tokens."""
     each = tuple(tokens_of(text) for text in texts)
-    return Embedded(np.stack([vector_of(text) for text in texts]), sum(each), (), each)
+    return EmbedReply(np.stack([vector_of(text) for text in texts]), sum(each), (), each)
 
 
 # What a replica does with a request by itself.
@@ -59,7 +59,7 @@ class HeldReplica:
     """
 
     def __init__(self, *, tells: bool = True) -> None:
-        self.told = Capabilities("m", frozenset({Operation.EMBED}), tells_input_tokens=tells)
+        self.told = Capabilities("m", frozenset({Operation.EMBED}), reports_input_tokens=tells)
         self.all: list[SentWork] = []
         self.open: list[SentWork] = []
         self.cancelled: list[SentWork] = []
@@ -163,6 +163,6 @@ class Rig:
 
 def assert_vectors(reply: Reply, *texts: str) -> None:
     """Each text got its own vector, and the call its own tokens."""
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     np.testing.assert_array_equal([vector_of(text) for text in texts], reply.vectors)
     assert sum(map(tokens_of, texts)) == reply.tokens

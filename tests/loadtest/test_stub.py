@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.contract import Embed, Embedded, ReplicaSpec, Rerank, Reranked, Truncate
+from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, Truncate
 from backends.errors import InvalidWork, Lost, Overloaded, TimedOut, Unavailable
 from backends.tei import TeiBackend, open_replica
 from loadtest.stub import Connection, Stub
@@ -63,7 +63,7 @@ async def test_the_adapter_reads_the_vector_of_each_text(served: Served, normali
 
     reply = await backend.run(Embed(TEXTS, normalize=normalize), TIMEOUT_S)
 
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     assert reply.vectors.shape == (3, 8)
     np.testing.assert_array_equal(reply.vectors[:, :MARKED], marks(TEXTS))
     assert reply.tokens == 2 + 3 + 4
@@ -88,7 +88,7 @@ async def test_the_adapter_reads_scores(served: Served) -> None:
 
     reply = await backend.run(Rerank("query", TEXTS), TIMEOUT_S)
 
-    assert isinstance(reply, Reranked)
+    assert isinstance(reply, RerankReply)
     np.testing.assert_allclose(reply.scores, marks(TEXTS)[:, 0], atol=2**-15)
     await backend.aclose()
 
@@ -174,7 +174,7 @@ async def test_truncation_settings_are_understood(served: Served) -> None:
 
     reply = await backend.run(Embed(("a",), truncate=Truncate.LEFT, dimensions=4), TIMEOUT_S)
 
-    assert isinstance(reply, Embedded)
+    assert isinstance(reply, EmbedReply)
     assert reply.vectors.shape == (1, 4)
     await backend.aclose()
 
@@ -185,7 +185,7 @@ async def test_a_text_may_spoil_its_request_alone(served: Served) -> None:
 
     with pytest.raises(InvalidWork):
         await backend.run(Embed(("good", "a poisoned one")), TIMEOUT_S)
-    assert isinstance(await backend.run(Embed(("good",)), TIMEOUT_S), Embedded)
+    assert isinstance(await backend.run(Embed(("good",)), TIMEOUT_S), EmbedReply)
 
 
 @pytest.mark.parametrize(
@@ -211,4 +211,4 @@ async def test_a_text_may_have_no_answer(served: Served) -> None:
 
     with pytest.raises(TimedOut):
         await backend.run(Embed(("a slow one",)), 0.1)
-    assert isinstance(await backend.run(Embed(("another",)), TIMEOUT_S), Embedded)
+    assert isinstance(await backend.run(Embed(("another",)), TIMEOUT_S), EmbedReply)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from backends.canaries import EDITION
-from backends.contract import Capabilities, Embed, Embedded, Operation, Reply, Work
+from backends.contract import Capabilities, Embed, EmbedReply, Operation, Reply, Work
 from gateway.config.schema import Upstream
 from gateway.events import Event, SpaceChecked
 from gateway.store.redis_client import RedisDoor, StoreAway
@@ -33,7 +33,7 @@ class Model:
 
     async def run(self, work: Work, timeout_s: float) -> Reply:  # noqa: ARG002
         assert isinstance(work, Embed)
-        return Embedded(np.stack([vector_of(self.name + text) for text in work.inputs]), 1)
+        return EmbedReply(np.stack([vector_of(self.name + text) for text in work.inputs]), 1)
 
     async def aclose(self) -> None:
         pass

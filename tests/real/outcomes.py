@@ -3,7 +3,15 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from backends.contract import Classified, Detokenized, Embedded, Reply, Reranked, Tokenized, Work
+from backends.contract import (
+    ClassifyReply,
+    DetokenizeReply,
+    EmbedReply,
+    Reply,
+    RerankReply,
+    TokenizeReply,
+    Work,
+)
 from backends.errors import BackendError
 
 
@@ -16,17 +24,17 @@ async def outcome_of(run: Callable[[Work], Awaitable[Reply]], work: Work) -> dic
     truncated = None if reply.truncated is None else list(reply.truncated)
     told: dict[str, Any] = {"tokens": reply.tokens, "truncated": truncated}
     match reply:
-        case Embedded():
+        case EmbedReply():
             told["shape"] = list(reply.vectors.shape)
             told["numbers"] = reply.vectors[:, :4].tolist()
-        case Reranked():
+        case RerankReply():
             told["numbers"] = reply.scores.tolist()
-        case Classified():
+        case ClassifyReply():
             told["labels"] = list(reply.labels)
             told["numbers"] = reply.scores.tolist()
-        case Detokenized():
+        case DetokenizeReply():
             told["texts"] = list(reply.texts)
-        case Tokenized():
+        case TokenizeReply():
             told["ids"] = [[token.id for token in one] for one in reply.inputs]
             told["special"] = [[token.special for token in one] for one in reply.inputs]
     return told

@@ -96,7 +96,7 @@ async def conversation(server: Server, task: Task, url: str, model: Path) -> dic
         name: await outcome_of(lambda asked: backend.run(asked, 60.0), work)
         for name, work in WORKS[task].items()
     }
-    await backend.load(5.0)  # type: ignore[attr-defined]
+    await backend.queue_depth(5.0)  # type: ignore[attr-defined]
     await backend.aclose()
     return {
         "package": PACKAGES[server],

@@ -14,12 +14,12 @@ from backends.contract import (
     Capabilities,
     Classify,
     Embed,
-    Embedded,
-    Load,
+    EmbedReply,
     Operation,
+    QueueDepth,
+    ReportsQueueDepth,
     Rerank,
     Score,
-    TellsLoad,
 )
 from backends.registry import open_replica
 from backends.torch.engine import Engine
@@ -148,8 +148,8 @@ async def test_real_texts_give_the_engines_vectors_and_usage(embedder: Running) 
     async with embedder.joined() as (backend, _):
         parts = [await backend.run(Embed(texts[i : i + 25]), 120.0) for i in range(0, len(texts), 25)]
 
-    vectors = np.concatenate([part.vectors for part in parts if isinstance(part, Embedded)])
-    assert isinstance(expected, Embedded)
+    vectors = np.concatenate([part.vectors for part in parts if isinstance(part, EmbedReply)])
+    assert isinstance(expected, EmbedReply)
     cosines = (vectors * expected.vectors).sum(axis=1)
     print(f"{embedder.server}: min cosine {cosines.min():.5f}, {sum(part.tokens for part in parts)} tokens")  # noqa: T201
     assert expected.tokens == sum(part.tokens for part in parts)
@@ -181,12 +181,12 @@ async def test_what_each_is_is_learnt_when_it_joins(embedder: Running) -> None:
 
 async def test_load_is_told_while_calls_run(embedder: Running) -> None:
     async with embedder.joined() as (backend, _):
-        assert isinstance(backend, TellsLoad)
-        assert Load(0) == await backend.load(10.0)
+        assert isinstance(backend, ReportsQueueDepth)
+        assert QueueDepth(0) == await backend.queue_depth(10.0)
         work = asyncio.create_task(backend.run(Embed(("word " * 200,) * 400), 120.0))
-        seen = [await backend.load(30.0)]
+        seen = [await backend.queue_depth(30.0)]
         while not work.done():
-            seen.append(await backend.load(30.0))
+            seen.append(await backend.queue_depth(30.0))
         await work
 
     assert max(one.waiting_inputs for one in seen if one) > 0

@@ -7,7 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.contract import Backend, Capabilities, Classified, Classify, Operation, Rerank, Reranked, Score
+from backends.contract import (
+    Backend,
+    Capabilities,
+    Classify,
+    ClassifyReply,
+    Operation,
+    Rerank,
+    RerankReply,
+    Score,
+)
 from backends.errors import UnsupportedWork
 from backends.registry import open_replica
 from tests.real.classifier import LABELS, logits_by_transformers
@@ -66,7 +75,7 @@ async def test_labels_are_scored_as_transformers_scores_them(classifier: Running
     async with classifier.joined() as (backend, told):
         reply = await backend.run(Classify((*TEXTS, LONG)), 60.0)
 
-    assert isinstance(reply, Classified)
+    assert isinstance(reply, ClassifyReply)
     assert {Operation.CLASSIFY, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
     named = LABELS if classifier.server == "infinity" else ("LABEL_0", "LABEL_1", "LABEL_2")
     assert told.labels == reply.labels == named
@@ -82,7 +91,7 @@ async def test_raw_scores_of_labels_are_logits_or_refused(classifier: Running) -
             return
         reply = await backend.run(Classify(TEXTS, raw_scores=True), 60.0)
 
-    assert isinstance(reply, Classified)
+    assert isinstance(reply, ClassifyReply)
     np.testing.assert_allclose(logits_by_transformers(classifier.model, TEXTS), reply.scores, atol=0.35)
 
 
@@ -92,7 +101,7 @@ async def test_pairs_are_scored_as_their_queries_rank_them(reranker: Running, ra
         paired = await backend.run(Score(PAIRS, raw_scores=raw_scores), 60.0)
         each = [await backend.run(Rerank(q, (d,), raw_scores=raw_scores), 60.0) for q, d in PAIRS]
 
-    assert isinstance(paired, Reranked)
-    alone = [one.scores[0] for one in each if isinstance(one, Reranked)]
+    assert isinstance(paired, RerankReply)
+    alone = [one.scores[0] for one in each if isinstance(one, RerankReply)]
     np.testing.assert_allclose(alone, paired.scores, atol=SCORE_TOLERANCE, rtol=0.02)
     assert sum(one.tokens for one in each) == paired.tokens

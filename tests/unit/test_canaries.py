@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.canaries import CANARIES, embed_all, identity_of, least_cosine, request_inputs, row_cosines
-from backends.contract import Capabilities, Embed, Embedded, Operation, Tokenized, Vectors, Work
+from backends.contract import Capabilities, Embed, EmbedReply, Operation, TokenizeReply, Vectors, Work
 from backends.errors import Failed
 from gateway.vector_spaces.fingerprint import (
     ACROSS_MIN_COSINE,
@@ -110,7 +110,7 @@ class WorkerAcks:
         self.requests.append(len(work.inputs))
         if self.wrong is not None:
             return self.wrong
-        return Embedded(np.stack([vector_of(text) for text in work.inputs]), len(work.inputs))
+        return EmbedReply(np.stack([vector_of(text) for text in work.inputs]), len(work.inputs))
 
 
 @pytest.mark.parametrize(("most", "requests"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (None, [6])])
@@ -132,7 +132,7 @@ def test_a_request_holds_what_replica_and_operator_allow(
     assert most == request_inputs(Capabilities("m", frozenset(), batch_inputs=told), configured)
 
 
-@pytest.mark.parametrize("wrong", [Tokenized(()), Embedded(np.ones((1, 3), np.float32), 1)])
+@pytest.mark.parametrize("wrong", [TokenizeReply(()), EmbedReply(np.ones((1, 3), np.float32), 1)])
 async def test_what_is_not_one_vector_for_each_text_is_refused(wrong: object) -> None:
     with pytest.raises(Failed):
         await embed_all(WorkerAcks(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]

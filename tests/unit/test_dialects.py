@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from backends.contract import Classify, Embed, Embedded, Rerank, Reranked, Score, Truncate
+from backends.contract import Classify, Embed, EmbedReply, Rerank, RerankReply, Score, Truncate
 from gateway.api.dialects import cohere, infinity, openai, rerank, sie, tei, vllm
 from gateway.api.dialects import tei_predict as predict
 from gateway.api.server.encoding import json_bytes, msgpack_bytes
@@ -160,7 +160,7 @@ def test_pooling_for_vectors_is_an_embedding(texts: list[str]) -> None:
 @many
 @given(VECTORS)
 def test_vectors_are_read_back_the_same_from_every_dialect(vectors: np.ndarray) -> None:
-    reply = Embedded(vectors, 7)
+    reply = EmbedReply(vectors, 7)
     numbers = msgspec.json.decode(openai.encode_embeddings(reply, "m", "float"))
     packed = msgspec.json.decode(openai.encode_embeddings(reply, "m", "base64"))
     kinds = msgspec.json.decode(json_bytes(cohere.encode_by_type(reply, ["float", "base64"])))
@@ -189,7 +189,7 @@ def test_vectors_are_read_back_the_same_from_every_dialect(vectors: np.ndarray) 
 def test_scores_are_read_back_the_same_best_first_and_ties_in_order(
     scores: np.ndarray, top_n: int | None
 ) -> None:
-    reply = Reranked(scores, 7)
+    reply = RerankReply(scores, 7)
     ranks = rerank.ranked(reply, top_n)
     items = sie.encode_scores(reply, [None] * len(scores))
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.contract import Embed, Embedded, Rerank, Truncate
+from backends.contract import Embed, EmbedReply, Rerank, Truncate
 from gateway.batching.joining import Load, alike, joined, split_reply
 from gateway.batching.slices import Bounds, Slice
 
@@ -35,12 +35,12 @@ def test_each_slice_gets_its_own_rows_tokens_and_truncated(
     cut = data.draw(st.one_of(st.none(), st.sets(st.integers(0, count - 1))))
     truncated = None if cut is None else tuple(sorted(cut))
     vectors = np.arange(count, dtype=np.float32).reshape(count, 1)
-    replies = split_reply(pieces, Embedded(vectors, tokens, truncated, each))
+    replies = split_reply(pieces, EmbedReply(vectors, tokens, truncated, each))
 
     rows = dict(zip(whole.work.inputs, vectors[:, 0], strict=True))
     assert tokens == sum(reply.tokens for reply in replies)
     for piece, reply in zip(pieces, replies, strict=True):
-        assert isinstance(reply, Embedded)
+        assert isinstance(reply, EmbedReply)
         assert isinstance(piece.work, Embed)
         texts = piece.work.inputs
         assert [rows[text] for text in texts] == reply.vectors[:, 0].tolist()
@@ -65,13 +65,13 @@ def test_exact_tokens_are_each_slices_own_where_the_replica_counts_the_same(
     rows = np.zeros((sum(inputs for inputs, _ in sizes), 1), np.float32)
 
     assert [tokens for _, tokens in sizes] == [
-        one.tokens for one in split_reply(pieces, Embedded(rows, total))
+        one.tokens for one in split_reply(pieces, EmbedReply(rows, total))
     ]
 
 
 def test_a_slice_alone_is_sent_and_answered_as_it_is() -> None:
     (piece,) = pieces_of([(2, 9)])
-    reply = Embedded(np.zeros((2, 1), np.float32), 3)
+    reply = EmbedReply(np.zeros((2, 1), np.float32), 3)
 
     assert piece is joined([piece])
     assert reply is split_reply([piece], reply)[0]

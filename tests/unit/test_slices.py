@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 
 from backends.contract import (
     Capabilities,
-    Classified,
     Classify,
+    ClassifyReply,
     Detokenize,
-    Detokenized,
+    DetokenizeReply,
     Embed,
-    Embedded,
+    EmbedReply,
     Encode,
-    Encoded,
+    EncodeReply,
     Operation,
     Output,
     Reply,
     Rerank,
-    Reranked,
+    RerankReply,
     Score,
-    Terms,
+    TermWeights,
     Token,
     Tokenize,
-    Tokenized,
+    TokenizeReply,
     Work,
     inputs_of,
 )
@@ -79,38 +79,38 @@ def answer(work: Work, tokens: int = 0, truncated: tuple[int, ...] | None = ()) 
     vectors = np.stack([numbers, -numbers], axis=1)
     match work:
         case Embed():
-            return Embedded(vectors, tokens, truncated)
+            return EmbedReply(vectors, tokens, truncated)
         case Encode():
             matrices = tuple(vectors[[i] * (1 + int(n) % 3)] for i, n in enumerate(numbers))
-            terms = tuple(Terms(one.astype(np.int32), one) for one in numbers[:, None])
-            return Encoded(tokens, vectors, terms, matrices, truncated=truncated)
+            terms = tuple(TermWeights(one.astype(np.int32), one) for one in numbers[:, None])
+            return EncodeReply(tokens, vectors, terms, matrices, truncated=truncated)
         case Rerank() | Score():
-            return Reranked(numbers, tokens, truncated)
+            return RerankReply(numbers, tokens, truncated)
         case Classify():
-            return Classified(("yes", "no"), vectors, tokens, truncated)
+            return ClassifyReply(("yes", "no"), vectors, tokens, truncated)
         case Tokenize():
-            return Tokenized(tuple((Token(0, str(one), special=False),) for one in given))
+            return TokenizeReply(tuple((Token(0, str(one), special=False),) for one in given))
         case Detokenize():
-            return Detokenized(tuple(map(str, given)))
+            return DetokenizeReply(tuple(map(str, given)))
 
 
 def flat(reply: Reply) -> list[object]:
     """The answers alone, in order."""
     match reply:
-        case Embedded():
+        case EmbedReply():
             return list(reply.vectors.tolist())
-        case Encoded():
+        case EncodeReply():
             assert reply.dense is not None
             assert reply.sparse is not None
             assert reply.multivector is not None
             terms = [(one.indices.tolist(), one.values.tolist()) for one in reply.sparse]
             matrices = [one.tolist() for one in reply.multivector]
             return list(zip(reply.dense.tolist(), terms, matrices, strict=True))
-        case Reranked() | Classified():
+        case RerankReply() | ClassifyReply():
             return list(reply.scores.tolist())
-        case Tokenized():
+        case TokenizeReply():
             return list(reply.inputs)
-        case Detokenized():
+        case DetokenizeReply():
             return list(reply.texts)
 
 
@@ -250,7 +250,7 @@ def test_joined_vectors_are_contiguous_float32() -> None:
     slices = slices_of(2, 3)
     joined = join(slices, [answer(one.work) for one in slices])
 
-    assert isinstance(joined, Embedded)
+    assert isinstance(joined, EmbedReply)
     assert ((5, 2), np.float32) == (joined.vectors.shape, joined.vectors.dtype)
     assert joined.vectors.flags.c_contiguous
 
@@ -288,7 +288,7 @@ def test_no_input_can_be_more_tokens_than_its_bytes_the_prompts_and_specials(
 
 def test_vectors_of_different_widths_are_never_joined() -> None:
     slices = slices_of(1, 1)
-    replies = [Embedded(np.zeros((1, dim), dtype=np.float32), 1) for dim in (2, 3)]
+    replies = [EmbedReply(np.zeros((1, dim), dtype=np.float32), 1) for dim in (2, 3)]
 
     with pytest.raises(Failed, match="different widths"):
         join(slices, replies)

@@ -11,7 +11,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from backends.contract import Embed, Embedded, Truncate
+from backends.contract import Embed, EmbedReply, Truncate
 from gateway.api.dialects.openai import Dimensions
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EmbeddingType, json_bytes, vector_items
@@ -149,12 +149,12 @@ def _text_of(given: Input, index: int) -> str:
     )
 
 
-def encode_by_type(reply: Embedded, kinds: list[EmbeddingType]) -> dict[str, Any]:
+def encode_by_type(reply: EmbedReply, kinds: list[EmbeddingType]) -> dict[str, Any]:
     """Rows of each kind that was asked for, each once."""
     return {kind: vector_items(reply.vectors, kind) for kind in kinds}
 
 
-def meta_of(reply: Embedded, version: str) -> dict[str, Any]:
+def meta_of(reply: EmbedReply, version: str) -> dict[str, Any]:
     """Cohere's account of a call."""
     return {"api_version": {"version": version}, "billed_units": {"input_tokens": reply.tokens}}
 
@@ -180,7 +180,7 @@ async def embed_v2(
     call = decode_embed(data, [] if images else texts_of(data), name, api)
     call = msgspec.structs.replace(call, bulk=bool(data.priority))
     served = await api.serve(context, call)
-    reply: Embedded = expect_reply(served.reply, Embedded)
+    reply: EmbedReply = expect_reply(served.reply, EmbedReply)
     body = {
         "id": context.request_id,
         "response_type": "embeddings_by_type",
@@ -213,7 +213,7 @@ async def embed_v1(
 ) -> HttpReply:
     """Turn texts into vectors, as Cohere's first version did."""
     served = await api.serve(context, decode_embed(data, data.texts or [], name, api))
-    reply: Embedded = expect_reply(served.reply, Embedded)
+    reply: EmbedReply = expect_reply(served.reply, EmbedReply)
     kinds = data.embedding_types
     body = {
         "id": context.request_id,

@@ -14,7 +14,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from backends.contract import Classified, Classify, Embed, Embedded, Operation, Rerank, Reranked
+from backends.contract import Classify, ClassifyReply, Embed, EmbedReply, Operation, Rerank, RerankReply
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EncodingFormat, json_bytes, vector_items
 from gateway.api.server.error_bodies import documented
@@ -200,7 +200,7 @@ def encode_listed(kind: str, items: dict[str, Any], served: Served) -> bytes:
     return json_bytes({"object": kind} | items | tail)
 
 
-def encode_ranks(reply: Reranked, data: RerankRequest) -> list[dict[str, Any]]:
+def encode_ranks(reply: RerankReply, data: RerankRequest) -> list[dict[str, Any]]:
     """Best first, as many as were asked for."""
     order = np.argsort(-reply.scores, kind="stable")[: data.top_n]
     return [
@@ -213,7 +213,7 @@ def encode_ranks(reply: Reranked, data: RerankRequest) -> list[dict[str, Any]]:
     ]
 
 
-def encode_labels(reply: Classified) -> list[list[dict[str, Any]]]:
+def encode_labels(reply: ClassifyReply) -> list[list[dict[str, Any]]]:
     """The labels of each input, best first."""
     orders = np.argsort(-reply.scores, axis=1, kind="stable")
     return [
@@ -240,7 +240,7 @@ async def embeddings(
     items = [
         {"object": "embedding", "embedding": item, "index": index}
         for index, item in enumerate(
-            vector_items(expect_reply(served.reply, Embedded).vectors, data.encoding_format)
+            vector_items(expect_reply(served.reply, EmbedReply).vectors, data.encoding_format)
         )
     ]
     return respond(context, served, encode_listed("list", {"data": items}, served))
@@ -261,7 +261,7 @@ async def rerank(
 ) -> HttpReply:
     """Order documents by how well they answer a query."""
     served = await api.serve(context, decode_rerank(data, api))
-    ranks = encode_ranks(expect_reply(served.reply, Reranked), data)
+    ranks = encode_ranks(expect_reply(served.reply, RerankReply), data)
     return respond(context, served, encode_listed("rerank", {"results": ranks}, served))
 
 
@@ -280,7 +280,7 @@ async def classify(
 ) -> HttpReply:
     """Tell how well each label fits."""
     served = await api.serve(context, decode_classify(data, api))
-    labels = encode_labels(expect_reply(served.reply, Classified))
+    labels = encode_labels(expect_reply(served.reply, ClassifyReply))
     return respond(context, served, encode_listed("classify", {"data": labels}, served))
 
 

@@ -12,7 +12,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from backends.contract import Embed, Embedded, Operation
+from backends.contract import Embed, EmbedReply, Operation
 from gateway.api.dialects.inputs import Inputs, read_texts
 from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
 from gateway.api.server.body import ModelName
@@ -159,7 +159,7 @@ def encoding_of(data: EmbeddingsRequest) -> EmbeddingType:
     return asked[0]
 
 
-def encode_embeddings(reply: Embedded, model: str, encoding: EmbeddingType) -> bytes:
+def encode_embeddings(reply: EmbedReply, model: str, encoding: EmbeddingType) -> bytes:
     """The body; model is the name that the caller used."""
     items = [
         {"object": "embedding", "index": index, "embedding": item}
@@ -190,7 +190,7 @@ async def embeddings(
     """Turn texts into vectors."""
     encoding = encoding_of(data)
     served = await api.serve(context, await decode_embeddings(data, name, context, api))
-    reply = expect_reply(served.reply, Embedded)
+    reply = expect_reply(served.reply, EmbedReply)
     body = encode_embeddings(reply, served.route.model, encoding)
     return respond(context, served, body)
 

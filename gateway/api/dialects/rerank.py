@@ -14,7 +14,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Operation, Rerank, Reranked
+from backends.contract import Operation, Rerank, RerankReply
 from backends.texts import most_tokens
 from gateway.api.dialects import tei
 from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
@@ -170,7 +170,7 @@ def _text_of(document: str | Document, index: int) -> str:
     return document.text
 
 
-def ranked(reply: Reranked, top_n: int | None) -> list[dict[str, Any]]:
+def ranked(reply: RerankReply, top_n: int | None) -> list[dict[str, Any]]:
     """Best first, equal scores in the request's order, no more than top_n; 0 and None are all."""
     scores = reply.scores.tolist()
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
@@ -211,7 +211,7 @@ def _work_of(call: Call) -> Rerank:
 async def _answered(data: RerankOptions, call: Call, context: RequestContext, api: Api) -> HttpReply:
     """What clients of /v1/rerank read, Cohere's and Jina's."""
     served = await api.serve(context, call)
-    reply, texts = expect_reply(served.reply, Reranked), _work_of(call).documents
+    reply, texts = expect_reply(served.reply, RerankReply), _work_of(call).documents
     body = {
         "id": context.request_id,
         "object": "list",
@@ -259,7 +259,7 @@ async def rerank_v2(
         raise InvalidInput("`top_n` is at least 1; leave it out for all documents", param="top_n")
     call = decode_documents(data, data.documents, name, api)
     served = await api.serve(context, call)
-    reply: Reranked = expect_reply(served.reply, Reranked)
+    reply: RerankReply = expect_reply(served.reply, RerankReply)
     meta = meta_of(data, _work_of(call).documents, reply.tokens, "2")
     body = {"id": context.request_id, "results": ranked(reply, data.top_n), "meta": meta}
     return respond(context, served, json_bytes(body))
@@ -290,7 +290,9 @@ async def rerank(
     assert not isinstance(data.texts, UnsetType)
     call = tei.decode_rerank(_as_tei(data, data.texts), name, api)
     served: Served = await api.serve(context, call)
-    body = tei.encode_rerank(expect_reply(served.reply, Reranked), data.texts if data.return_text else None)
+    body = tei.encode_rerank(
+        expect_reply(served.reply, RerankReply), data.texts if data.return_text else None
+    )
     return respond(context, served, body, tei.compute_headers(context, served, call))
 
 

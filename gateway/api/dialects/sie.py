@@ -15,7 +15,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Embed, Embedded, Encode, Encoded, Output, Rerank, Reranked
+from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Rerank, RerankReply
 from gateway.api.server.encoding import json_bytes, msgpack_bytes, quantized
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.request_context import RequestContext
@@ -205,7 +205,7 @@ def _check(instruction: str | None, options: Options | None) -> None:
 
 
 def encode_items(
-    reply: Embedded | Encoded, ids: Sequence[str | None], dtype: OutputDtype
+    reply: EmbedReply | EncodeReply, ids: Sequence[str | None], dtype: OutputDtype
 ) -> list[dict[str, Any]]:
     """What each item became, with its id where it has one."""
     columns = dict(_columns(reply, dtype))
@@ -215,8 +215,8 @@ def encode_items(
     ]
 
 
-def _columns(reply: Embedded | Encoded, dtype: OutputDtype) -> "list[tuple[str, list[dict[str, Any]]]]":
-    if isinstance(reply, Embedded):
+def _columns(reply: EmbedReply | EncodeReply, dtype: OutputDtype) -> "list[tuple[str, list[dict[str, Any]]]]":
+    if isinstance(reply, EmbedReply):
         return [("dense", _dense(reply.vectors, dtype))]
     columns = []
     if reply.dense is not None:
@@ -249,7 +249,7 @@ def _typed(rows: Any, dtype: OutputDtype) -> Any:
     return rows if dtype == "float32" else quantized(rows, dtype)
 
 
-def encode_scores(reply: Reranked, ids: Sequence[str | None]) -> list[dict[str, Any]]:
+def encode_scores(reply: RerankReply, ids: Sequence[str | None]) -> list[dict[str, Any]]:
     """Best first, equal scores in the request's order."""
     scores = reply.scores.tolist()
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
@@ -284,7 +284,7 @@ async def encode(
     """Turn items into dense, sparse and multi-vector outputs in one call."""
     served = await api.serve(context, decode_encode(data, name, api))
     dtype = (data.params.output_dtype if data.params else None) or "float32"
-    reply = expect_reply(served.reply, Embedded | Encoded)
+    reply = expect_reply(served.reply, EmbedReply | EncodeReply)
     body = {
         "model": served.route.model,
         "items": encode_items(reply, [one.id for one in items_of(data)], dtype),
@@ -317,7 +317,7 @@ async def score(
 ) -> HttpReply:
     """Order items by how well they answer a query."""
     served = await api.serve(context, decode_score(data, name, api))
-    scores = encode_scores(expect_reply(served.reply, Reranked), [one.id for one in data.items])
+    scores = encode_scores(expect_reply(served.reply, RerankReply), [one.id for one in data.items])
     return _answer(
         context, served, {"model": served.route.model, "query_id": data.query.id, "scores": scores}
     )

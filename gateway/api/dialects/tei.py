@@ -18,12 +18,12 @@ from litestar.params import FromPath, JSONBody
 from backends.contract import (
     Capabilities,
     Embed,
-    Embedded,
+    EmbedReply,
     ModelState,
     Operation,
     Output,
     Rerank,
-    Reranked,
+    RerankReply,
     Truncate,
 )
 from gateway import __version__
@@ -171,7 +171,7 @@ def side_of(data: Sided) -> Truncate | None:
     return side if data.truncate or side is Truncate.LEFT else None
 
 
-def encode_rerank(reply: Reranked, texts: list[str] | None) -> bytes:
+def encode_rerank(reply: RerankReply, texts: list[str] | None) -> bytes:
     """Sorted by score, best first; on ties the higher index first, as TEI does."""
     scores = reply.scores.tolist()
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], -i))
@@ -213,7 +213,7 @@ async def embed(
     """Turn texts into vectors."""
     call = await decode_embed(data, name, context, api)
     served = await api.serve(context, call)
-    body = json_bytes(list(expect_reply(served.reply, Embedded).vectors))
+    body = json_bytes(list(expect_reply(served.reply, EmbedReply).vectors))
     return respond(context, served, body, compute_headers(context, served, call))
 
 
@@ -233,7 +233,7 @@ async def similarity(
     """Compare one text with others."""
     call = decode_similarity(data, name, api)
     served = await api.serve(context, call)
-    body = json_bytes(expect_reply(served.reply, Reranked).scores)
+    body = json_bytes(expect_reply(served.reply, RerankReply).scores)
     return respond(context, served, body, compute_headers(context, served, call))
 
 

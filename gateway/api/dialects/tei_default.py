@@ -14,7 +14,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Operation, Output, Reranked
+from backends.contract import Operation, Output, RerankReply
 from gateway.api.dialects.tei import (
     Dimensions,
     Direction,
@@ -91,7 +91,7 @@ async def _reranked(body: Any, context: RequestContext, api: Api, name: str | No
     data = msgspec.convert(body, RerankRequest)
     call = decode_rerank(data, name, api)
     served = await api.serve(context, call)
-    shown = encode_rerank(expect_reply(served.reply, Reranked), data.texts if data.return_text else None)
+    shown = encode_rerank(expect_reply(served.reply, RerankReply), data.texts if data.return_text else None)
     return respond(context, served, shown, compute_headers(context, served, call))
 
 

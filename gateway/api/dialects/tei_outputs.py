@@ -9,7 +9,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from backends.contract import Encode, Encoded, Operation, Output, Terms
+from backends.contract import Encode, EncodeReply, Operation, Output, TermWeights
 from gateway.api.dialects.inputs import Inputs, read_texts
 from gateway.api.dialects.tei import Direction, compute_headers, side_of
 from gateway.api.server.body import ModelName
@@ -63,7 +63,7 @@ def check_token_vectors(texts: tuple[str, ...], field: str) -> None:
         )
 
 
-def encode_terms(terms: Terms) -> list[dict[str, object]]:
+def encode_terms(terms: TermWeights) -> list[dict[str, object]]:
     """One input's weights as TEI lists them."""
     pairs = zip(terms.indices.tolist(), terms.values, strict=True)
     return [{"index": index, "value": value} for index, value in pairs]
@@ -85,7 +85,7 @@ async def embed_sparse(
     """Turn texts into weights of terms."""
     call = await decode_encode(data, Output.SPARSE, name, context, api)
     served = await api.serve(context, call)
-    reply: Encoded = expect_reply(served.reply, Encoded)
+    reply: EncodeReply = expect_reply(served.reply, EncodeReply)
     body = json_bytes([encode_terms(one) for one in reply.sparse or ()])
     return respond(context, served, body, compute_headers(context, served, call))
 
@@ -109,7 +109,7 @@ async def embed_all(
     """Turn texts into a vector for each token."""
     call = await decode_encode(data, Output.TOKENS, name, context, api)
     served = await api.serve(context, call)
-    reply: Encoded = expect_reply(served.reply, Encoded)
+    reply: EncodeReply = expect_reply(served.reply, EncodeReply)
     body = json_bytes(list(reply.token_vectors or ()))
     return respond(context, served, body, compute_headers(context, served, call))
 

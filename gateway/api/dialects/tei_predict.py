@@ -13,7 +13,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from backends.contract import Classified, Classify, Operation, Reply, Reranked, Score
+from backends.contract import Classify, ClassifyReply, Operation, Reply, RerankReply, Score
 from gateway.api.dialects.tei import NAMELESS_LABEL, Direction, compute_headers, side_of
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
@@ -92,9 +92,9 @@ def _only_scores(model: str | None, api: Api) -> bool:
 
 def predictions_of(reply: Reply) -> list[list[dict[str, object]]]:
     """The labels of each input, best first."""
-    if isinstance(reply, Reranked):
+    if isinstance(reply, RerankReply):
         return [[{"score": score, "label": NAMELESS_LABEL}] for score in reply.scores]
-    classified: Classified = expect_reply(reply, Classified)
+    classified: ClassifyReply = expect_reply(reply, ClassifyReply)
     orders = np.argsort(-classified.scores, axis=1, kind="stable")
     return [
         [{"score": row[i], "label": classified.labels[i]} for i in order]

@@ -12,7 +12,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Detokenize, Detokenized, Token, Tokenize, Tokenized
+from backends.contract import Detokenize, DetokenizeReply, Token, Tokenize, TokenizeReply
 from gateway.api.dialects.inputs import check_ids
 from gateway.api.server.body import ModelName
 from gateway.api.server.error_bodies import documented
@@ -132,7 +132,7 @@ async def tokenize(
     """Show how texts become tokens."""
     call = decode_tokenize(data, name, api)
     served = await api.serve(context, call)
-    inputs = expect_reply(served.reply, Tokenized).inputs
+    inputs = expect_reply(served.reply, TokenizeReply).inputs
     if data.prompt is UNSET:
         return respond(context, served, msgspec.json.encode(inputs))
     told = api.gateway.upstreams[served.route.upstream].capabilities
@@ -157,7 +157,7 @@ async def decode(
     """Turn token ids back into texts."""
     work = Detokenize(decode_ids(data.ids, "ids", api), skip_special_tokens=data.skip_special_tokens)
     served = await api.serve(context, Call(work, name or data.model))
-    return respond(context, served, msgspec.json.encode(expect_reply(served.reply, Detokenized).texts))
+    return respond(context, served, msgspec.json.encode(expect_reply(served.reply, DetokenizeReply).texts))
 
 
 @post(
@@ -176,7 +176,7 @@ async def detokenize(
     """Turn token ids back into a text."""
     ids = decode_ids([list(data.tokens)], "tokens", api)
     served = await api.serve(context, Call(Detokenize(ids, skip_special_tokens=False), name or data.model))
-    (text,) = expect_reply(served.reply, Detokenized).texts
+    (text,) = expect_reply(served.reply, DetokenizeReply).texts
     return respond(context, served, msgspec.json.encode(DetokenizeResponse(text)))
 
 

@@ -17,16 +17,16 @@ from litestar.params import FromPath, JSONBody
 
 from backends.contract import (
     Capabilities,
-    Classified,
     Classify,
+    ClassifyReply,
     Embed,
-    Embedded,
+    EmbedReply,
     Encode,
-    Encoded,
+    EncodeReply,
     Operation,
     Output,
     Reply,
-    Reranked,
+    RerankReply,
     Score,
     Vectors,
 )
@@ -293,7 +293,7 @@ def encode_listed(kind: str, served: Served, items: list[Any]) -> bytes:
     return json_bytes(head | {"model": served.route.model, "data": items, "usage": usage})
 
 
-def class_items(reply: Classified) -> list[Any]:
+def class_items(reply: ClassifyReply) -> list[Any]:
     """Classes by id, with the likeliest one's name."""
     return [
         {
@@ -309,11 +309,11 @@ def class_items(reply: Classified) -> list[Any]:
 def pooled_rows(reply: Reply, *, raw: bool) -> list[Vectors]:
     """Of each input its vector, its classes, or a vector for each token."""
     match reply:
-        case Embedded():
+        case EmbedReply():
             return list(reply.vectors)
-        case Classified():
+        case ClassifyReply():
             return list(reply.scores)
-    encoded: Encoded = expect_reply(reply, Encoded)
+    encoded: EncodeReply = expect_reply(reply, EncodeReply)
     if encoded.multivector is not None:
         return list(encoded.multivector)
     rows = encoded.token_vectors or ()
@@ -346,7 +346,7 @@ async def score(
 ) -> HttpReply:
     """Score pairs of texts."""
     served = await api.serve(context, decode_score(data, name, api))
-    scores = expect_reply(served.reply, Reranked).scores
+    scores = expect_reply(served.reply, RerankReply).scores
     items = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
     return respond(context, served, encode_listed("score", served, items))
 
@@ -366,7 +366,7 @@ async def classify(
 ) -> HttpReply:
     """Tell how likely each class is."""
     served = await api.serve(context, await decode_classify(data, name, context, api))
-    items = class_items(expect_reply(served.reply, Classified))
+    items = class_items(expect_reply(served.reply, ClassifyReply))
     return respond(context, served, encode_listed("classify", served, items))
 
 
