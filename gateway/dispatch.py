@@ -1,4 +1,4 @@
-"""Stage five: let replicas do it. Cuts a call into slices, sends them through the lane, joins the replies.
+"""Stage `dispatch`: cut a call into slices, send them through the lane, join the replies.
 
 The one place where a BackendError becomes a GatewayError.
 """
@@ -7,18 +7,15 @@ import asyncio
 from collections.abc import Sequence
 from itertools import count
 
-import msgspec
-
 from backends import errors
-from backends.contract import Detokenize, EmbedReply, Reply, RerankReply, Score, Tokenize, Truncate
-from backends.contract import Work as BackendWork
+from backends.contract import Detokenize, EmbedReply, Reply, RerankReply, Score, Tokenize
 from backends.vectors import pair_cosines
 from gateway.admission import Grant
 from gateway.batching.fair_queue import Priority
 from gateway.batching.lane import Lane, SliceReply
 from gateway.batching.slices import Slice, cut, join
 from gateway.batching.ticket import Owner
-from gateway.calls import Call, Work, truncation
+from gateway.calls import Work
 from gateway.errors import (
     LOADING_RETRY_S,
     DeadlineExceeded,
@@ -31,46 +28,45 @@ from gateway.errors import (
     Overloaded,
     UpstreamFailed,
 )
+from gateway.prepare import refresh, texts_of_pairs
 from gateway.timeline import Timeline
-from gateway.upstreams.upstream import texts_of
+from gateway.upstreams.model_inputs import ModelInputs
 
-# A replica that is full says nothing of when it will not be.
+# A replica that is full does not report when it will have room.
 OVERLOADED_RETRY_S = 2
 
 
 class Dispatcher:
-    """Sends each call by the upstream of its grant."""
+    """Sends granted calls through the lane of their upstream."""
 
     def __init__(self) -> None:
         self._flows = count()
 
-    async def dispatch(self, grant: Grant, call: Call, deadline_s: float, timeline: Timeline) -> Reply:
-        """The whole call's reply, in the caller's order.
+    async def dispatch(self, grant: Grant, lane: Lane, inputs: ModelInputs, timeline: Timeline) -> Reply:
+        """Return the reply to the whole call, in the caller's order.
 
-        deadline_s: on the event loop's clock. Raises: GatewayError.
+        Raises: GatewayError.
         """
-        upstream = grant.upstream
-        await upstream.lane.wait_joined(deadline_s)
+        await lane.wait_joined(grant.deadline.at_s)
         timeline.lap("queue")
-        truncate = truncation(call, grant.route.truncate)
-        sent = upstream.prepare(call, grant.route.prompts, grant.sent)
-        work, counted = _with_truncation(sent.work, truncate), grant.input_tokens
-        slices = cut(work, counted or sent.most_tokens(), upstream.bounds, exact=counted is not None)
-        owner = self._passenger(grant, call, timeline)
-        upstream.lane.check_room(sum(piece.tokens for piece in slices), owner)
+        prepared = refresh(inputs, grant.prepared)
+        is_exact = prepared.input_tokens is not None
+        slices = cut(prepared.work, prepared.most_tokens(), lane.bounds(), exact=is_exact)
+        owner = self._owner(grant, timeline)
+        lane.check_room(sum(piece.tokens for piece in slices), owner)
         try:
-            carried = await _carry(slices, upstream.lane, grant, owner, deadline_s)
-            reply = join(slices, [one.reply for one in carried])
+            replies = await _submit_all(slices, lane, grant, owner)
+            reply = join(slices, [slice_reply.reply for slice_reply in replies])
         except errors.BackendError as error:
             raise translated(error) from error
         timeline.lap("upstream")
-        timeline.move("upstream", "queue", max(one.queued_s for one in carried))
-        return scored(call.work, reply) if upstream.by_cosine(call.work) else reply
+        timeline.move("upstream", "queue", max(slice_reply.queued_s for slice_reply in replies))
+        return cosine_scores(prepared.call.work, reply) if prepared.by_cosine else reply
 
-    def _passenger(self, grant: Grant, call: Call, timeline: Timeline) -> Owner:
+    def _owner(self, grant: Grant, timeline: Timeline) -> Owner:
         tenant = grant.tenant
-        # A caller may lower the class of its own call, and nobody may raise it.
-        priority: Priority = "bulk" if call.bulk else tenant.priority
+        # A caller may lower the priority of its own call, and never raise it.
+        priority: Priority = "bulk" if grant.prepared.call.bulk else tenant.priority
         return Owner(
             tenant.name,
             next(self._flows),
@@ -82,46 +78,38 @@ class Dispatcher:
         )
 
 
-async def _carry(
-    slices: Sequence[Slice], lane: Lane, grant: Grant, owner: Owner, deadline_s: float
-) -> list[SliceReply]:
-    """All slices, or the first error; then the others are called off."""
+async def _submit_all(slices: Sequence[Slice], lane: Lane, grant: Grant, owner: Owner) -> list[SliceReply]:
+    """Return the replies to all slices; on the first error, cancel the other slices."""
 
-    def unanswered(piece: Slice) -> None:
-        # To tokenize is free.
+    def count_unanswered(piece: Slice) -> None:
+        # Tokenizing is free.
         if not isinstance(piece.work, Tokenize | Detokenize):
             grant.count_unanswered(piece.tokens)
 
-    async def one(piece: Slice) -> SliceReply:
-        carried = await lane.submit(piece, owner, deadline_s, unanswered)
-        grant.count(carried.reply.tokens)
-        return carried
+    async def submit(piece: Slice) -> SliceReply:
+        slice_reply = await lane.submit(piece, owner, grant.deadline.at_s, count_unanswered)
+        grant.count(slice_reply.reply.tokens)
+        return slice_reply
 
     if len(slices) == 1:
-        return [await one(slices[0])]
+        return [await submit(slices[0])]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(piece)) for piece in slices]
+            tasks = [group.create_task(submit(piece)) for piece in slices]
     except BaseExceptionGroup as failures:
-        # One error is one answer; which of several slices failed first does not matter to the caller.
+        # The caller gets one error; which of several slices failed first does not matter to it.
         raise failures.exceptions[0] from failures
     return [task.result() for task in tasks]
 
 
-def _with_truncation(work: BackendWork, truncate: Truncate) -> BackendWork:
-    if not isinstance(work, Tokenize | Detokenize):
-        return msgspec.structs.replace(work, truncate=truncate)
-    return work
+def cosine_scores(work: Work, reply: Reply) -> Reply:
+    """Return cosines as scores: of each pair, or of the first vector with each other vector.
 
-
-def scored(work: Work, reply: Reply) -> Reply:
-    """Cosines as scores: of each pair, or of the first vector with each other.
-
-    A score rests on a cut text where either of its two was cut.
+    A score counts as truncated if either of its two texts was cut.
     """
     assert isinstance(reply, EmbedReply)
     if isinstance(work, Score):
-        place = {text: index for index, text in enumerate(texts_of(work))}
+        place = {text: index for index, text in enumerate(texts_of_pairs(work))}
         pairs = [(place[query], place[document]) for query, document in work.pairs]
     else:
         pairs = [(0, index) for index in range(1, len(reply.vectors))]
@@ -135,7 +123,7 @@ def scored(work: Work, reply: Reply) -> Reply:
 
 
 def translated(error: errors.BackendError) -> GatewayError:
-    """What a backend's failure means for the caller."""
+    """Return what a failure of a backend means for the caller."""
     match error:
         case errors.InvalidWork(empty=True):
             return EmptyInput(error.message)

@@ -1,7 +1,8 @@
-"""THE STORY: what happens to a call between decode and encode. Read this first.
+"""The story: what happens to a call between decoding and encoding. Read this file first.
 
-Each stage takes what the one before it gave, so there is only one order: nothing reaches a replica
-without a grant, nothing is granted without a route, and no route is found for nobody.
+Each stage takes what the stage before it returned, so the types allow one order only: no route without a
+tenant, no work without a route, no grant without prepared work, and nothing reaches a replica without a
+grant.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from gateway.admission import Admission
 from gateway.calls import Call, Deadline, operation_of
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
+from gateway.prepare import prepare
 from gateway.quotas.limits import LimitStatus
 from gateway.routing.routes import Route, Routes
 from gateway.tenants.keyring import Keyring, Tenant
@@ -23,15 +25,17 @@ from gateway.upstreams.upstream import Upstream
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who is on the line. timeout_s: what the caller asked for in x-timeout-s."""
+    """Authenticated sender of a call. timeout_s: its `x-timeout-s` header, None without one."""
 
     tenant: Tenant
     timeout_s: float | None = None
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A reply and what its headers tell: whose it is, over which route, what is left, whether that was
-    counted without the shared store, and which vector space its vectors are in.
+    """Reply to a call, with the facts that its headers report.
+
+    limit_statuses: what remains of the limits. degraded: they were counted without the shared store.
+    fingerprint: id of the vector space of the reply's vectors; None for a reply without vectors.
     """
 
     reply: Reply
@@ -44,7 +48,7 @@ class Served(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """All that one config makes callable. Replaced whole: a call ends with the set that it began with."""
+    """Everything that one config makes callable; a reload replaces it whole, between two calls."""
 
     config: Config
     routes: Routes
@@ -52,7 +56,7 @@ class Serving:
 
 
 class Gateway:
-    """The collaborators of the story, built once, and the one reference to what is served now."""
+    """Collaborators of the story, built once, and the one reference to what is served now."""
 
     def __init__(
         self, keyring: Keyring, serving: Serving, admission: Admission, dispatcher: Dispatcher
@@ -64,40 +68,42 @@ class Gateway:
 
     @property
     def routes(self) -> Routes:
-        """Public names, as they are now."""
+        """Routes of the config that is served now."""
         return self.serving.routes
 
     @property
     def upstreams(self) -> Mapping[str, Upstream]:
-        """Upstreams by name, as they are now."""
+        """Upstreams by name, of the config that is served now."""
         return self.serving.upstreams
 
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
-        """A call's whole life. Raises: GatewayError."""
+        """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""
         tenant = caller.tenant
         timeline.tenant = tenant.name
         operation = operation_of(call.work)
         timeline.operation = operation.value
         tenant.require_operation(operation)
+        # Taken once: a reload in the middle of the call changes nothing for it.
         serving = self.serving
         route = serving.routes.resolve(tenant, call.model, operation)
         timeline.model = route.model
         timeline.lap("auth")
         deadline = _deadline(route, caller)
-        with serving.upstreams[route.upstream].held() as upstream:
-            with await self._admission.admit(tenant, route, upstream, call, deadline) as grant:
+        with serving.upstreams[route.upstream].hold() as upstream:
+            prepared = await prepare(upstream.inputs, tenant, route, call, deadline)
+            with await self._admission.admit(tenant, prepared, deadline) as grant:
                 timeline.lap("quota")
-                reply = await self._dispatcher.dispatch(grant, call, deadline.at_s, timeline)
-            space = upstream.fingerprint if _holds_vectors(reply) else None
-        return Served(reply, tenant, route, grant.limit_statuses, grant.degraded, space)
+                reply = await self._dispatcher.dispatch(grant, upstream.lane, upstream.inputs, timeline)
+            fingerprint = upstream.fingerprint if _has_vectors(reply) else None
+        return Served(reply, tenant, route, grant.limit_statuses, grant.degraded, fingerprint)
 
 
-def _holds_vectors(reply: Reply) -> bool:
+def _has_vectors(reply: Reply) -> bool:
     return isinstance(reply, EmbedReply) or (isinstance(reply, EncodeReply) and reply.dense is not None)
 
 
 def _deadline(route: Route, caller: Caller) -> Deadline:
-    """The model's deadline, or the caller's own if that is sooner."""
+    """Return the model's deadline, or the caller's own if that is sooner."""
     by_caller = caller.timeout_s is not None and caller.timeout_s < route.deadline_s
-    allowed_s = caller.timeout_s if by_caller and caller.timeout_s else route.deadline_s
-    return Deadline(asyncio.get_running_loop().time() + allowed_s, by_caller)
+    timeout_s = caller.timeout_s if by_caller and caller.timeout_s else route.deadline_s
+    return Deadline(asyncio.get_running_loop().time() + timeout_s, by_caller)

@@ -92,7 +92,7 @@ class Lane:
         self._rules = rules
         self._observe = observe
         self._clock = clock
-        self._bounds = bounds
+        self.bounds = bounds
         self._queue: FairQueue[Ticket] = FairQueue()
         # Who has called lately, the latest last; and whose inputs have spoilt a batch, until when.
         self._seen_s: OrderedDict[str, float] = OrderedDict()
@@ -267,7 +267,7 @@ class Lane:
         tickets, load = [first], Load().plus(first.piece)
         if first.alone or not len(self._queue):
             return tickets
-        bounds = self._bounds()
+        bounds = self.bounds()
         # What waits is spread over the slots that are free: alone where there are enough, together where not.
         calls_most = -(-(len(self._queue) + 1) // max(1, self._pool.free_slots()))
         if first.owner.priority == "interactive":

@@ -17,7 +17,8 @@ from gateway.routing.model_state import keep_following
 from gateway.routing.pool import Pool, Replica
 from gateway.routing.prober import Waits, keep_watching
 from gateway.routing.window import Window
-from gateway.upstreams.upstream import BoundsNow, Upstream
+from gateway.upstreams.batch_bounds import BatchBounds
+from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from gateway.vector_spaces.store import FingerprintStore
 
@@ -59,7 +60,7 @@ def open_upstream(
         hedge_share=settings.hedge_share,
         waits=settings.when_loading == "wait",
     )
-    lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, BoundsNow(pool, settings))
+    lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, BatchBounds(pool, settings))
     space = VectorSpace(name, settings, fingerprints, observe)
     return Upstream(name, settings, pool, lane, space)
 

@@ -49,6 +49,7 @@ from gateway.calls import Call, Deadline, Similarity, Work
 from gateway.config import schema as config
 from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError
+from gateway.prepare import PreparedWork, prepare
 from gateway.quotas.ledger import NOTHING, Ask, MemoryLedger, Reservation
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.pool import Pool, Replica
@@ -56,7 +57,8 @@ from gateway.routing.routes import Route
 from gateway.routing.window import Window
 from gateway.tenants.keyring import Tenant
 from gateway.timeline import Timeline
-from gateway.upstreams.upstream import BoundsNow, Upstream
+from gateway.upstreams.batch_bounds import BatchBounds
+from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.fakes.tei import score_of, vector_of
 
@@ -214,7 +216,7 @@ class World:
             Rules(10**9, 5, holds=False, retry_share=1.0),
             lambda _: None,
             clock,
-            BoundsNow(self.pool, upstream_settings),
+            BatchBounds(self.pool, upstream_settings),
         )
         space = VectorSpace("up", upstream_settings, None, lambda _: None)
         self.upstream = Upstream("up", upstream_settings, self.pool, lane, space)
@@ -228,16 +230,22 @@ class World:
             if replica.state is State.DOWN:
                 self.pool.transition(replica, ReplicaEvent.JOINED, "")
 
+    async def prepared(self, work: Work) -> PreparedWork:
+        """The work as replicas are asked for it."""
+        route = Route("m", "up", Operation.EMBED, Truncate.RIGHT, 60)
+        deadline = Deadline(asyncio.get_running_loop().time() + 30)
+        return await prepare(self.upstream.inputs, Tenant("any"), route, Call(work), deadline)
+
     async def call(self, index: int, work: Work) -> tuple[Reply, int] | None:
         """The reply and the tokens counted for it; None where the replicas failed it."""
         tenant = self.tenants[index % len(self.tenants)]
-        route = Route("m", "up", Operation.EMBED, Truncate.RIGHT, 60)
         deadline = Deadline(asyncio.get_running_loop().time() + 30)
         reservation = Reservation(Ask(str(index), tenant.name, (), NOTHING, 10**9, "m"), ())
-        sent = self.upstream.prepare(Call(work), {})
-        with Grant(tenant, route, self.upstream, reservation, MemoryLedger(), deadline, sent) as grant:
+        prepared = await self.prepared(work)
+        with Grant(tenant, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:
-                reply = await self.dispatcher.dispatch(grant, Call(work), deadline.at_s, Timeline())
+                upstream = self.upstream
+                reply = await self.dispatcher.dispatch(grant, upstream.lane, upstream.inputs, Timeline())
             except GatewayError:
                 return None
             return reply, grant._tokens
@@ -266,13 +274,9 @@ def assert_equal(one: Any, other: Any) -> None:
         assert one == other
 
 
-def expected_of(world: World, work: Work) -> Reply:
+async def expected_of(world: World, work: Work) -> Reply:
     """What the call is worth, whole."""
-    asked = world.upstream.prepare(Call(work), {}).work
-    # As the dispatcher asks it: the route's truncation is part of what is asked.
-    if not isinstance(asked, Tokenize | Detokenize):
-        asked = msgspec.structs.replace(asked, truncate=Truncate.RIGHT)
-    whole = done_whole(asked)
+    whole = done_whole((await world.prepared(work)).work)
     if not isinstance(work, Similarity):
         return whole
     assert isinstance(whole, EmbedReply)
@@ -302,14 +306,14 @@ async def live(history: dict[str, Any]) -> None:
             assert history["trouble"] > 0
             continue
         reply, counted = one
-        expected = expected_of(world, work)
+        expected = await expected_of(world, work)
         # A joined reply that tells no input's tokens is shared out: only all together are exact, and only
         # where none is computed once for several.
         shared = isinstance(work, Embed | Similarity) and not history["tells"]
         assert_same(expected, reply, *(["tokens"] if shared else []))
         assert reply.tokens == counted
         owed, given_ = owed + expected.tokens, given_ + counted
-    sent = [world.upstream.prepare(Call(work), {}).work for work in history["works"]]
+    sent = [(await world.prepared(work)).work for work in history["works"]]
     inputs = [one for work in sent for one in inputs_of(work)]
     if None not in got and len(set(inputs)) == len(inputs):
         assert owed == given_

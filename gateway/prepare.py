@@ -1,0 +1,182 @@
+"""Stage `prepare`: from a call to the work that replicas receive, with its prompt, tokens and cost.
+
+Runs between resolve and admit. Admission reserves what it found; dispatch cuts and sends it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+
+from backends.contract import Capabilities, Detokenize, Embed, Encode, Operation, Rerank, Score, Tokenize
+from backends.contract import Work as BackendWork
+from gateway.batching.slices import token_bounds
+from gateway.calls import Call, Deadline, Similarity, Work, inputs_of, truncation
+from gateway.errors import DeadlineExceeded
+from gateway.prompts import with_prompt, with_roles
+from gateway.quotas.limits import Cost
+from gateway.routing.routes import Route
+from gateway.tenants.keyring import Tenant
+from gateway.upstreams.model_inputs import ModelInputs
+
+
+class PreparedWork:
+    """One call as its upstream receives it.
+
+    capabilities: what the replicas had reported when it was prepared, None if none had joined.
+    by_cosine: the work embeds texts whose cosines are the scores that the caller asked for.
+    input_tokens: exact tokens of each input, None where they were not counted.
+    cost: the most that the call can cost; its tokens are 0 unless a limit counts tokens.
+    """
+
+    __slots__ = (
+        "_token_bounds",
+        "by_cosine",
+        "call",
+        "capabilities",
+        "cost",
+        "input_tokens",
+        "route",
+        "work",
+    )
+
+    def __init__(
+        self,
+        call: Call,
+        route: Route,
+        work: BackendWork,
+        capabilities: Capabilities | None,
+        *,
+        by_cosine: bool,
+    ) -> None:
+        self.call = call
+        self.route = route
+        self.work = work
+        self.capabilities = capabilities
+        self.by_cosine = by_cosine
+        self.input_tokens: list[int] | None = None
+        self.cost = Cost()
+        self._token_bounds: list[int] | None = None
+
+    @property
+    def prompt(self) -> str | None:
+        """Text that the replica puts before each input; None where only the replica knows it."""
+        work, capabilities = self.work, self.capabilities
+        if not isinstance(work, Embed | Encode | Tokenize) or capabilities is None:
+            return ""
+        name = capabilities.default_prompt if work.prompt_name is None else work.prompt_name
+        return capabilities.prompts.get(name) if name else ""
+
+    def most_tokens(self) -> list[int]:
+        """Return the tokens of each input: exact where they were counted, else an upper bound."""
+        if self.input_tokens is not None:
+            return self.input_tokens
+        if self._token_bounds is None:
+            capabilities = self.capabilities
+            most, overhead = (
+                (capabilities.max_input_tokens, capabilities.overhead_tokens) if capabilities else (None, 0)
+            )
+            self._token_bounds = token_bounds(self.work, most, self.prompt or "", pair_overhead=overhead)
+        return self._token_bounds
+
+
+async def prepare(
+    inputs: ModelInputs, tenant: Tenant, route: Route, call: Call, deadline: Deadline
+) -> PreparedWork:
+    """Return the work, counted exactly where a limit or a shared batch needs the number.
+
+    inputs: of the model that serves the route. Raises: DeadlineExceeded.
+    """
+    prepared = _build(inputs, call, route)
+    # Tokenizing is free, whatever the limits.
+    is_free = isinstance(call.work, Tokenize | Detokenize)
+    is_limited = not is_free and _has_token_limit(tenant, route)
+    if is_limited or inputs.always_counts:
+        prepared.input_tokens = await _count(inputs, prepared, deadline)
+    tokens = sum(prepared.most_tokens()) if is_limited else 0
+    prepared.cost = Cost(inputs=len(inputs_of(call.work)), tokens=tokens)
+    return prepared
+
+
+def refresh(inputs: ModelInputs, prepared: PreparedWork) -> PreparedWork:
+    """Return the work as the replicas of this moment need it.
+
+    Usually that is `prepared` itself. A replica that joined since may have reported other prompts, or
+    that it scores no pairs; then the work is built again, and its exact counts no longer apply.
+    """
+    capabilities = inputs.capabilities()
+    if capabilities is prepared.capabilities or capabilities == prepared.capabilities:
+        return prepared
+    return _build(inputs, prepared.call, prepared.route)
+
+
+def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
+    capabilities = inputs.capabilities()
+    by_cosine = scores_by_cosine(call.work, capabilities)
+    work = neutral_work(call.work, by_cosine=by_cosine)
+    if isinstance(work, Embed | Encode | Tokenize):
+        configured = {**inputs.prompts, **route.prompts}
+        work = _with_prompt(work, call, configured, capabilities)
+    if not isinstance(work, Tokenize | Detokenize):
+        work = msgspec.structs.replace(work, truncate=truncation(call, route.truncate))
+    return PreparedWork(call, route, work, capabilities, by_cosine=by_cosine)
+
+
+def _with_prompt(
+    work: Embed | Encode | Tokenize,
+    call: Call,
+    configured: Mapping[str, str],
+    capabilities: Capabilities | None,
+) -> BackendWork:
+    """Return the work with the prompt of its role; configured: prompts of the config by name."""
+    checkpoint_prompts = capabilities.prompts if capabilities else {}
+    if isinstance(call.work, Rerank) and isinstance(work, Embed):
+        default = capabilities.default_prompt if capabilities else None
+        return with_roles(work, {**checkpoint_prompts, **configured}, default)
+    return with_prompt(work, call.role, configured, checkpoint_prompts)
+
+
+async def _count(inputs: ModelInputs, prepared: PreparedWork, deadline: Deadline) -> list[int] | None:
+    """Return the exact tokens of each input, None where they cannot be counted here."""
+    work, capabilities, prompt = prepared.work, prepared.capabilities, prepared.prompt
+    if capabilities is None or prompt is None or isinstance(work, Tokenize | Detokenize):
+        return None
+    if not inputs.can_count(capabilities):
+        return None
+    if isinstance(work, Rerank) and capabilities.overhead_tokens:
+        # Such a reranker puts each pair into a template that its tokenizer alone does not know.
+        return None
+    try:
+        async with asyncio.timeout_at(deadline.at_s):
+            return await inputs.count(work, prompt, capabilities)
+    except TimeoutError as error:
+        raise DeadlineExceeded("the call's time ran out") from error
+
+
+def scores_by_cosine(work: Work, capabilities: Capabilities | None) -> bool:
+    """Return whether the scores of this work are cosines of embeddings, as no replica scores pairs."""
+    if not isinstance(work, Rerank | Score):
+        return isinstance(work, Similarity)
+    operations = capabilities.operations if capabilities else frozenset()
+    return Operation.RERANK not in operations and Operation.EMBED in operations
+
+
+def neutral_work(work: Work, *, by_cosine: bool) -> BackendWork:
+    """Return what replicas do for this work: for scores by cosine, embed each text, a query first."""
+    match work:
+        case Similarity():
+            return Embed((work.source, *work.sentences), prompt_name=work.prompt_name)
+        case Rerank() if by_cosine:
+            return Embed((work.query, *work.documents))
+        case Score() if by_cosine:
+            return Embed(texts_of_pairs(work))
+    return work
+
+
+def texts_of_pairs(work: Score) -> tuple[str, ...]:
+    """Return each text of some pairs once, in the order of first appearance."""
+    return tuple(dict.fromkeys(text for pair in work.pairs for text in pair))
+
+
+def _has_token_limit(tenant: Tenant, route: Route) -> bool:
+    return "tokens" in [limit.unit for limit in tenant.limits + route.limits]
