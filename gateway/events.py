@@ -132,7 +132,7 @@ class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
     at_s: float = 0.0
 
 
-class QueueDepth(msgspec.Struct, frozen=True):
+class LaneBacklog(msgspec.Struct, frozen=True):
     """What a lane holds. oldest_s: how long the slice that waits longest has."""
 
     tokens: int = 0

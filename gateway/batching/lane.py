@@ -31,7 +31,7 @@ from gateway.errors import (
     NoReplica,
     Overloaded,
 )
-from gateway.events import AttemptFinished, Observe, QueueDepth
+from gateway.events import AttemptFinished, LaneBacklog, Observe
 from gateway.routing.latencies import Latencies
 from gateway.routing.pool import Pool, Replica, why_none
 from gateway.routing.retry_budget import Budget
@@ -121,14 +121,14 @@ class Lane:
         """
         return self._queue.tokens + len(self._joining)
 
-    def waiting(self) -> QueueDepth:
+    def waiting(self) -> LaneBacklog:
         """What is in the queue, for whoever watches; walks all of it."""
         inputs, since_s = len(self._joining), self._clock()
         now_s = since_s
         for ticket in self._queue.items():
             inputs += ticket.piece.inputs
             since_s = min(since_s, ticket.waiting_since_s)
-        return QueueDepth(self.queued_tokens, inputs, now_s - since_s)
+        return LaneBacklog(self.queued_tokens, inputs, now_s - since_s)
 
     async def wait_joined(self, deadline_s: float) -> None:
         """Wait until some replica has told what it can do.

@@ -35,9 +35,9 @@ from gateway.events import (
     AttemptFinished,
     CallFinished,
     Event,
+    LaneBacklog,
     ModelStateReported,
     ProcessRestarted,
-    QueueDepth,
     QuotaDecided,
     ReplicaChanged,
     SpaceChecked,
@@ -101,7 +101,7 @@ class Sources(msgspec.Struct, frozen=True):
     lanes, engines: by upstream; in_flight: calls and bytes of bodies.
     """
 
-    lanes: Mapping[str, Callable[[], QueueDepth]] = {}
+    lanes: Mapping[str, Callable[[], LaneBacklog]] = {}
     replicas: Callable[[], Iterable[ReplicaLoad]] = tuple
     in_flight: Callable[[], tuple[int, int]] = lambda: (0, 0)
     engines: Mapping[str, Callable[[float], Awaitable[Stats | None]]] = {}
