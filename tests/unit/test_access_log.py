@@ -48,11 +48,11 @@ def test_nothing_is_written_below_the_level_and_for_who_only_watches(
         ("unchecked", logging.WARNING, "upstream up: the vectors of r0 cannot be checked (abc)"),
     ],
 )
-def test_what_is_news_of_a_replicas_vectors_is_told_once(
+def test_what_changed_of_a_replicas_vectors_is_told_once(
     caplog: pytest.LogCaptureFixture, outcome: SpaceOutcome, level: int, told: str
 ) -> None:
     caplog.set_level(logging.INFO, "gateway")
-    for is_news in (True, False):
-        log_event(SpaceChecked("up", "r0", outcome, 0.5, "abc", is_news=is_news))
+    for changed in (True, False):
+        log_event(SpaceChecked("up", "r0", outcome, 0.5, "abc", changed=changed))
 
     assert [(level, told)] == [(record.levelno, record.getMessage()) for record in caplog.records]

@@ -177,8 +177,8 @@ def test_a_replica_that_is_gone_is_forgotten() -> None:
 def test_the_store_and_strays_are_changes_and_what_fits_is_none() -> None:
     recent = Recent(lambda: 5.0)
     recent.observe(StoreChanged(away=True, reason="no connection"))
-    for outcome, is_news in (("fits", True), ("differs", False), ("differs", True)):
-        recent.observe(SpaceChecked("one", "r", outcome, 0.5, "why", is_news))
+    for outcome, changed in (("fits", True), ("differs", False), ("differs", True)):
+        recent.observe(SpaceChecked("one", "r", outcome, 0.5, "why", changed))
 
     assert [("one r", "vectors: differs"), ("quota store", "away")] == [
         (one.subject, one.what) for one in recent.changes()
