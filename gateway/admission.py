@@ -8,7 +8,7 @@ from gateway.calls import Deadline
 from gateway.errors import DeadlineExceeded, GatewayError
 from gateway.events import Decision, Observe, QuotaDecided
 from gateway.prepare import PreparedWork
-from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, Reservation
+from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, QuotaRequest, Reservation
 from gateway.quotas.limits import SECOND_US, Cost, LimitStatus
 from gateway.tenants.keyring import Tenant
 
@@ -53,7 +53,7 @@ class Grant:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Settle what the call cost, or refund it."""
-        reserved = self._reservation.ask.cost
+        reserved = self._reservation.request.cost
         unanswered = self._unanswered_tokens
         if reserved.tokens:
             # The reservation may be exact, where the bounds of slices are not: never charge above it.
@@ -85,7 +85,7 @@ class Admission:
     async def _reserve(self, tenant: Tenant, prepared: PreparedWork) -> Reservation:
         decision: Decision = "refused"
         route = prepared.route
-        ask = Ask(
+        ask = QuotaRequest(
             # Unique among all gateways, and cheap: a random prefix per process and a counter.
             id=f"{self._process}{next(self._numbers):x}",
             tenant=tenant.name,

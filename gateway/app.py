@@ -55,11 +55,10 @@ from gateway.events import Event, Observe
 from gateway.in_flight import InFlight
 from gateway.processes.worker_reload import WorkerReload, serving_of, sources_of
 from gateway.quotas.ledger import Ledger, MemoryLedger
-from gateway.quotas.redis_ledger import RedisLedger
-from gateway.quotas.redis_ledger import Rules as QuotaRules
+from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolve, resolve
 from gateway.serve import Gateway
-from gateway.store.redis_client import RedisDoor
+from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.change_history import Recent
 from gateway.telemetry.metrics import Metrics
@@ -175,7 +174,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
             config.tenants,
             boot.first_key_digest,
             operators=config.admin.keys,
-            first_waits=boot.first_key_waits,
+            first_key_pending=boot.first_key_waits,
             stored=config.quotas.store != "memory",
         ),
         serving_of(config, fleet.upstreams),
@@ -186,7 +185,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
     exporter.watch(sources_of(gateway.upstreams, in_flight))
     api = Api(gateway, Authenticator(gateway.keyring, config.trusted_proxies), config.limits.inputs)
     store = None if config.quotas.store == "memory" else TenantStore(_door(config))
-    beside = [ledger.keep(), keep_measuring(exporter.late)]
+    beside = [ledger.maintain(), keep_measuring(exporter.late)]
     if boot.worker is not None:
         beside.append(exporter.keep())
     if store is not None:
@@ -335,18 +334,18 @@ def _ledger(config: Config, observe: Observe) -> Ledger:
     quotas = config.quotas
     if quotas.store == "memory":
         return MemoryLedger()
-    rules = QuotaRules(quotas.when_unavailable, quotas.gateways)
+    rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
     return RedisLedger(_door(config), rules, secrets.token_hex(8), observe)
 
 
-def _door(config: Config) -> RedisDoor:
-    return RedisDoor(config.quotas.store, config.quotas.timeout_ms / 1000)
+def _door(config: Config) -> RedisClient:
+    return RedisClient(config.quotas.store, config.quotas.timeout_ms / 1000)
 
 
 def _fingerprints(config: Config) -> FingerprintStore:
     # No caller waits for it: a connection has the time to be made.
     timeout_s = max(FINGERPRINTS_TIMEOUT_S, config.quotas.timeout_ms / 1000)
-    return FingerprintStore(RedisDoor(config.quotas.store, timeout_s))
+    return FingerprintStore(RedisClient(config.quotas.store, timeout_s))
 
 
 async def _follow_keys(keyring: Keyring, store: TenantStore, grace_s: float) -> None:

@@ -21,10 +21,10 @@ from statistics import median
 import msgspec
 from redis import Redis
 
-from gateway.quotas.ledger import Ask, Ledger, MemoryLedger, Reservation
+from gateway.quotas.ledger import Ledger, MemoryLedger, QuotaRequest, Reservation
 from gateway.quotas.limits import SECOND_US, Cost, LimitStatus, parse_limit
-from gateway.quotas.redis_ledger import RedisLedger, Rules
-from gateway.store.redis_client import RedisDoor
+from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
+from gateway.store.redis_client import RedisClient
 
 PORT = 16398
 LIMITS = (parse_limit("tokens_per_minute", 2_000_000_000), parse_limit("tokens_per_day", 2_000_000_000))
@@ -43,7 +43,7 @@ class Measured(msgspec.Struct):
 class Driver(MemoryLedger):
     """Counts nothing: what is left is the cost of asking."""
 
-    async def reserve(self, ask: Ask) -> Reservation:
+    async def reserve(self, ask: QuotaRequest) -> Reservation:
         """Always."""
         return Reservation(ask, ())
 
@@ -63,7 +63,9 @@ async def drive(ledger: Ledger, calls: int, callers: int, tenants: int) -> list[
         for number in numbers:
             tenant, tokens = f"tenant-{dice.randrange(tenants)}", dice.randrange(1, 400)
             asked_s = time.perf_counter()
-            ask = Ask(f"{id(waited)}-{number}", tenant, LIMITS, Cost(1, tokens, 1), 60 * SECOND_US, "model")
+            ask = QuotaRequest(
+                f"{id(waited)}-{number}", tenant, LIMITS, Cost(1, tokens, 1), 60 * SECOND_US, "model"
+            )
             taken = await ledger.reserve(ask)
             reserved_s = time.perf_counter()
             await asyncio.sleep(dice.random() * SERVED_S)
@@ -72,7 +74,7 @@ async def drive(ledger: Ledger, calls: int, callers: int, tenants: int) -> list[
             waited.append(reserved_s - asked_s + time.perf_counter() - used_s)
 
     await asyncio.gather(*(caller() for _ in range(callers)))
-    await ledger.settled()
+    await ledger.flush()
     return sorted(waited)
 
 
@@ -98,8 +100,8 @@ async def compare(repeats: int, callers: int, tenants: int) -> dict[str, list[Me
     calls = 500 if callers == 1 else 6000
     redis = Redis(port=PORT)
     for _ in range(repeats):
-        door = RedisDoor(f"redis://127.0.0.1:{PORT}/0", timeout_s=5)
-        shared = RedisLedger(door, Rules(), "cost", lambda _: None)
+        door = RedisClient(f"redis://127.0.0.1:{PORT}/0", timeout_s=5)
+        shared = RedisLedger(door, OutagePolicy(), "cost", lambda _: None)
         ledgers: dict[str, Ledger] = {"driver": Driver(), "memory": MemoryLedger(), "redis": shared}
         for name, ledger in ledgers.items():
             found[name].append(await measure(ledger, redis, calls, callers, tenants))

@@ -16,7 +16,7 @@ from statistics import median
 import msgspec
 
 from gateway.quotas.redis_ledger import ALIVE_S, BEAT, GATEWAYS_KEY, GATEWAYS_TTL_S, HEARTBEAT_S
-from gateway.store.redis_client import RedisDoor
+from gateway.store.redis_client import RedisClient
 from gateway.tenants.store import LOOK_EVERY_S, TenantStore
 from gateway.vector_spaces.space import FOLLOW_EVERY_S
 from gateway.vector_spaces.store import SPACES
@@ -36,29 +36,31 @@ class Look(msgspec.Struct, frozen=True):
     ask: Callable[[int], Awaitable[object]]
 
 
-def looks(door: RedisDoor) -> list[Look]:
+def looks(door: RedisClient) -> list[Look]:
     """All that an idle gateway asks, given its number."""
     tenants = TenantStore(door)
 
     def beat(number: int) -> Awaitable[bytes]:
         alive_us = round(ALIVE_S * 1_000_000)
         argument = {"now": 0, "id": f"gateway-{number}", "alive": alive_us, "ttl": GATEWAYS_TTL_S}
-        return door.run(BEAT, [GATEWAYS_KEY], msgspec.msgpack.encode(argument))
+        return door.run_script(BEAT, [GATEWAYS_KEY], msgspec.msgpack.encode(argument))
 
     return [
         Look("heartbeat", HEARTBEAT_S, beat),
         Look("keys' version", LOOK_EVERY_S, lambda _: tenants.version()),
-        Look("fingerprint of an upstream", FOLLOW_EVERY_S, lambda _: door.ask("HGET", SPACES, "upstream")),
+        Look(
+            "fingerprint of an upstream", FOLLOW_EVERY_S, lambda _: door.execute("HGET", SPACES, "upstream")
+        ),
     ]
 
 
-async def redis_cpu_s(door: RedisDoor) -> float:
+async def redis_cpu_s(door: RedisClient) -> float:
     """What Redis has used until now."""
-    told = await door.ask("INFO", "cpu")
+    told = await door.execute("INFO", "cpu")
     return float(told["used_cpu_user"]) + float(told["used_cpu_sys"])
 
 
-async def cost_us(door: RedisDoor, look: Look, gateways: int) -> float:
+async def cost_us(door: RedisClient, look: Look, gateways: int) -> float:
     """CPU of Redis for one look, in µs, while all of the fleet are known."""
     for number in range(gateways):
         await look.ask(number)
@@ -70,9 +72,9 @@ async def cost_us(door: RedisDoor, look: Look, gateways: int) -> float:
 
 async def measure(url: str, gateways: int, repeats: int) -> None:
     """Print a line for each look, and one for all."""
-    door = RedisDoor(url, TIMEOUT_S)
+    door = RedisClient(url, TIMEOUT_S)
     total = 0.0
-    await door.ask("HSET", SPACES, "upstream", bytes(FINGERPRINT_BYTES))
+    await door.execute("HSET", SPACES, "upstream", bytes(FINGERPRINT_BYTES))
     print(f"{gateways} gateways of one worker and one upstream that embeds")
     for look in looks(door):
         costs = sorted([await cost_us(door, look, gateways) for _ in range(repeats)])

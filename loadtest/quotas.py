@@ -26,10 +26,10 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import QuotaExceeded
-from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, MemoryLedger, Reservation
+from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, MemoryLedger, QuotaRequest, Reservation
 from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, parse_limit
-from gateway.quotas.redis_ledger import RedisLedger, Rules
-from gateway.store.redis_client import RedisDoor
+from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
+from gateway.store.redis_client import RedisClient
 
 PORT = 16399
 
@@ -106,14 +106,18 @@ async def drive(
     numbers = iter(range(calls))
     expires_us = round(load.deadline_s * SECOND_US) + LEASE_US
 
-    def note(kind: Literal["done", "admitted", "settling"], ask: Ask, at_us: int, tokens: int) -> None:
+    def note(
+        kind: Literal["done", "admitted", "settling"], ask: QuotaRequest, at_us: int, tokens: int
+    ) -> None:
         if book is not None:
             book.write(ConnectionHandle(kind, ask.id, time.time(), ask.tenant, at_us, tokens))
 
     async def caller() -> None:
         for number in numbers:
             tenant, cost = f"tenant-{dice.randrange(tenants)}", dice.randrange(1, 400)
-            ask = Ask(f"{seed}-{number}", tenant, load.limits, Cost(tokens=cost), expires_us, "model")
+            ask = QuotaRequest(
+                f"{seed}-{number}", tenant, load.limits, Cost(tokens=cost), expires_us, "model"
+            )
             if number % 100 == 0:
                 note("done", ask, 0, number)
             try:
@@ -130,7 +134,7 @@ async def drive(
 
     cpu_s = time.process_time()
     await asyncio.gather(*(caller() for _ in range(callers)))
-    await ledger.settled()
+    await ledger.flush()
     told.cpu_s = time.process_time() - cpu_s
     return told
 
@@ -151,8 +155,8 @@ def gateway(
     """One process with a ledger of its own. shares: calls, callers, tenants."""
 
     async def run() -> Told:
-        ledger = RedisLedger(door(), Rules(), f"gateway-{seed}", lambda _: None)
-        keeping = asyncio.create_task(ledger.keep())
+        ledger = RedisLedger(door(), OutagePolicy(), f"gateway-{seed}", lambda _: None)
+        keeping = asyncio.create_task(ledger.maintain())
         try:
             return await drive(ledger, load, *shares, seed, Book(book))
         finally:
@@ -162,9 +166,9 @@ def gateway(
     results.put(msgspec.msgpack.encode(asyncio.run(run())))
 
 
-def door() -> RedisDoor:
+def door() -> RedisClient:
     """To the run's own server; with all the time that a crowded machine may need."""
-    return RedisDoor(f"redis://127.0.0.1:{PORT}/0", timeout_s=5)
+    return RedisClient(f"redis://127.0.0.1:{PORT}/0", timeout_s=5)
 
 
 def read(book: Path) -> list[Made]:
@@ -277,17 +281,17 @@ async def returned(load: Load, made: list[Made], dead: list[Made], killed_s: flo
     """How what a killed process held comes back: slots by their lease, reservations as spent at their end."""
     left = [one for one in dead if one.to_s is None]
     way = door()
-    ledger = RedisLedger(way, Rules(), "follower", lambda _: None)
+    ledger = RedisLedger(way, OutagePolicy(), "follower", lambda _: None)
     tenants = sorted({one.tenant for one in made})
     slots = [one for one in load.limits if one.period == "in_flight"]
     day = [one for one in load.limits if one.period == "day"]
 
     async def used(tenant: str, limit: Limit) -> int:
         """Of a limit, as a call of no cost sees it."""
-        ask = Ask(os.urandom(8).hex(), tenant, (limit,), Cost(requests=1), LEASE_US, shadow=True)
+        ask = QuotaRequest(os.urandom(8).hex(), tenant, (limit,), Cost(requests=1), LEASE_US, shadow=True)
         taken = await ledger.reserve(ask)
         ledger.settle(taken, NOTHING)
-        await ledger.settled()
+        await ledger.flush()
         mine = 1 if limit.period == "in_flight" else 0
         return limit.amount - taken.limit_statuses[0].remaining - mine
 
@@ -306,10 +310,10 @@ async def returned(load: Load, made: list[Made], dead: list[Made], killed_s: flo
     spent = await total(day)
     for one in left:
         # A settlement that comes after the end must change nothing.
-        ask = Ask(one.id, one.tenant, load.limits, Cost(tokens=one.reserved), LEASE_US)
+        ask = QuotaRequest(one.id, one.tenant, load.limits, Cost(tokens=one.reserved), LEASE_US)
         ledger.settle(Reservation(ask, ()), NOTHING)
-        await ledger.settled()
-    still_open = [int(await way.ask("HLEN", f"gw:{{{tenant}}}:open")) for tenant in tenants]
+        await ledger.flush()
+    still_open = [int(await way.execute("HLEN", f"gw:{{{tenant}}}:open")) for tenant in tenants]
     after = await total(day)
     await ledger.aclose()
     return {
@@ -329,7 +333,7 @@ async def cost(repeats: int) -> dict[str, list[float]]:
     for seed in range(repeats):
         ledgers: dict[str, Ledger] = {
             "memory": MemoryLedger(),
-            "redis": RedisLedger(door(), Rules(), "cost", lambda _: None),
+            "redis": RedisLedger(door(), OutagePolicy(), "cost", lambda _: None),
         }
         for name, ledger in ledgers.items():
             told = await drive(ledger, PLAIN, 4000, 32, 50, seed=1000 + seed)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.additions.entries import DEFINED, Additions, Listed, Listing, Part
+from gateway.additions.entries import DEFINED, AdditionEntry, Additions, Listing, Part
 from gateway.additions.reading import SecretSources, as_shown, read_model, read_upstream
 from gateway.config.load import ConfigError, Problem
 from gateway.config.schema import Config, Model, Upstream
@@ -19,7 +19,7 @@ _Settings = TypeVar("_Settings", Upstream, Model)
 LATER = "its model is loaded once the gateway is up"
 
 
-class Composed(msgspec.Struct, frozen=True):
+class ComposedConfig(msgspec.Struct, frozen=True):
     """What can be served. added: of it, which upstreams are no part of the file. left_out: why, by part and
     name, what is not served.
     """
@@ -29,14 +29,14 @@ class Composed(msgspec.Struct, frozen=True):
     left_out: Mapping[tuple[Part, str], tuple[Problem, ...]]
 
 
-def composed(
+def compose(
     file: Config,
     additions: Additions,
     environment: Mapping[str, str],
     unusable: Mapping[str, str],
     *,
     with_engines: bool = True,
-) -> Composed:
+) -> ComposedConfig:
     """Both together. environment: the gateway's. unusable: why upstreams, by name, cannot be used though
     their settings can be read. with_engines: whether those that need an engine are part of it. Reads files.
     """
@@ -56,7 +56,7 @@ def composed(
         "models", additions.models, file.models, lambda name, one: read_model(name, one, known), left_out
     )
     config = msgspec.structs.replace(file, upstreams=known, models=file.models | models)
-    return Composed(config, frozenset(upstreams), left_out)
+    return ComposedConfig(config, frozenset(upstreams), left_out)
 
 
 def _apart(upstream: Upstream) -> Upstream:
@@ -87,9 +87,9 @@ def _readable(
 def listing_of(additions: Additions, left_out: Mapping[tuple[Part, str], tuple[Problem, ...]]) -> Listing:
     """All additions as operators see them."""
 
-    def listed(part: Part, written: Mapping[str, Any]) -> tuple[Listed, ...]:
+    def listed(part: Part, written: Mapping[str, Any]) -> tuple[AdditionEntry, ...]:
         return tuple(
-            Listed(name, as_shown(one), _told(left_out.get((part, name))))
+            AdditionEntry(name, as_shown(one), _told(left_out.get((part, name))))
             for name, one in sorted(written.items())
         )
 

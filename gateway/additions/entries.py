@@ -49,7 +49,7 @@ class Remove(msgspec.Struct, frozen=True, tag="remove"):
 Edit: TypeAlias = Put | Remove
 
 
-class Listed(msgspec.Struct, frozen=True):
+class AdditionEntry(msgspec.Struct, frozen=True):
     """One addition as operators see it. problem: why this gateway does not serve it."""
 
     name: str
@@ -60,8 +60,8 @@ class Listed(msgspec.Struct, frozen=True):
 class Listing(msgspec.Struct, frozen=True):
     """All additions, by name."""
 
-    upstreams: tuple[Listed, ...] = ()
-    models: tuple[Listed, ...] = ()
+    upstreams: tuple[AdditionEntry, ...] = ()
+    models: tuple[AdditionEntry, ...] = ()
 
 
 class UnknownAddition(Exception):
@@ -72,7 +72,7 @@ class UnknownAddition(Exception):
         self.problem = Problem(f"{edit.part}.{edit.name}", "nothing was added by that name")
 
 
-def edited(file: Config, standing: Additions, edit: Edit) -> Additions:
+def apply_edit(file: Config, standing: Additions, edit: Edit) -> Additions:
     """What stands after an edit.
 
     Raises: ConfigError where it may not be; UnknownAddition.

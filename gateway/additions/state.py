@@ -5,12 +5,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from gateway.additions.composing import Composed, composed, listing_of
-from gateway.additions.entries import Additions, Edit, Listing, Part, edited
-from gateway.additions.store import AdditionStore, Standing
+from gateway.additions.composing import ComposedConfig, compose, listing_of
+from gateway.additions.entries import Additions, Edit, Listing, Part, apply_edit
+from gateway.additions.store import AdditionStore, StoredAdditions
 from gateway.config.load import Problem
 from gateway.config.schema import Config
-from gateway.store.redis_client import StoreAway
+from gateway.store.errors import StoreUnavailable
 
 # Every gateway follows within about a second.
 LOOK_EVERY_S = 1.0
@@ -24,13 +24,13 @@ class AdditionsState:
     def __init__(self, store: AdditionStore, environment: Mapping[str, str]) -> None:
         self._store = store
         self._environment = environment
-        self._standing = Standing()
+        self._standing = StoredAdditions()
         self._left_out: Mapping[tuple[Part, str], tuple[Problem, ...]] = {}
         # Upstreams whose models could not be loaded, as they were written, and why.
         self._unusable: dict[str, tuple[Any, str]] = {}
 
     @property
-    def standing(self) -> Standing:
+    def current(self) -> StoredAdditions:
         """What this gateway goes by."""
         return self._standing
 
@@ -39,19 +39,21 @@ class AdditionsState:
         """As operators see it."""
         return listing_of(self._standing.additions, self._left_out)
 
-    async def looked_up(self) -> Standing:
-        """What stands now. Raises: StoreAway."""
-        return await self._store.standing()
+    async def load(self) -> StoredAdditions:
+        """What stands now. Raises: StoreUnavailable."""
+        return await self._store.load()
 
-    async def edited(self, file: Config, edit: Edit) -> Standing:
+    async def preview(self, file: Config, edit: Edit) -> StoredAdditions:
         """What would stand after an edit, with the version before it.
 
-        Raises: StoreAway, ConfigError, UnknownAddition.
+        Raises: StoreUnavailable, ConfigError, UnknownAddition.
         """
-        before = await self._store.standing()
-        return Standing(before.version, edited(file, before.additions, edit))
+        before = await self._store.load()
+        return StoredAdditions(before.version, apply_edit(file, before.additions, edit))
 
-    async def composed(self, file: Config, additions: Additions, *, with_engines: bool = True) -> Composed:
+    async def compose(
+        self, file: Config, additions: Additions, *, with_engines: bool = True
+    ) -> ComposedConfig:
         """What can be served of both."""
         unusable = {
             name: why
@@ -60,14 +62,17 @@ class AdditionsState:
         }
         # A file system may be slow, and the parent has children to look after.
         return await asyncio.to_thread(
-            composed, file, additions, self._environment, unusable, with_engines=with_engines
+            compose, file, additions, self._environment, unusable, with_engines=with_engines
         )
 
-    async def stored(self, wanted: Standing) -> Standing | None:
-        """Replace what stands, if it is of that version still; None where it is not. Raises: StoreAway."""
+    async def store(self, wanted: StoredAdditions) -> StoredAdditions | None:
+        """Replace what stands, if it is of that version still; None where it is not.
+
+        Raises: StoreUnavailable.
+        """
         return await self._store.replace(wanted.version, wanted.additions)
 
-    def note_unusable(self, additions: Additions, why: Mapping[str, str]) -> None:
+    def mark_unusable(self, additions: Additions, why: Mapping[str, str]) -> None:
         """These are left out until they are written anew, or the file is read again."""
         for name, one in why.items():
             self._unusable[name] = additions.upstreams[name], one
@@ -77,7 +82,7 @@ class AdditionsState:
         for one in [name] if name is not None else list(self._unusable):
             self._unusable.pop(one, None)
 
-    def serve(self, standing: Standing, served: Composed) -> None:
+    def adopt(self, standing: StoredAdditions, served: ComposedConfig) -> None:
         """From now on this is what the gateway goes by; who is left out anew is named."""
         for key, problems in served.left_out.items():
             if problems != self._left_out.get(key):
@@ -91,7 +96,7 @@ class AdditionsState:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 version = await self._store.version()
-            except StoreAway:
+            except StoreUnavailable:
                 continue
             if version != self._standing.version:
                 await changed()

@@ -16,7 +16,8 @@ from gateway.config.load import ConfigError, load_config
 from gateway.config.schema import Config
 from gateway.processes.reload_queue import Source
 from gateway.processes.supervisor import StartError, Supervisor
-from gateway.store.redis_client import RedisDoor, StoreAway
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
 from gateway.telemetry.log_lines import write_lines
 from gateway.tenants.keyring import key_digest, new_key
 from gateway.tenants.store import TenantStore
@@ -55,7 +56,7 @@ def _first_key(config: Config, environment: Mapping[str, str], errors: Console) 
     try:
         if config.quotas.store != "memory" and asyncio.run(_holds_any(config.quotas.store)):
             return None
-    except StoreAway as error:
+    except StoreUnavailable as error:
         told = "until it is back calls are refused" if given else "no key is made; calls are refused"
         errors.print(f"[yellow]Redis is away[/] ({escape(str(error))}): {told}")
         return FirstKey(given, made=False, waits=True) if given else None
@@ -63,8 +64,8 @@ def _first_key(config: Config, environment: Mapping[str, str], errors: Console) 
 
 
 async def _holds_any(url: str) -> bool:
-    """Whether tenants or keys stand in Redis. Raises: StoreAway."""
-    store = TenantStore(RedisDoor(url, STORE_TIMEOUT_S))
+    """Whether tenants or keys stand in Redis. Raises: StoreUnavailable."""
+    store = TenantStore(RedisClient(url, STORE_TIMEOUT_S))
     try:
         return await store.holds_any()
     finally:

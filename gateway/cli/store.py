@@ -10,7 +10,8 @@ from rich.table import Table
 
 from gateway.cli.check import show_problems
 from gateway.config.load import ConfigError, load_config
-from gateway.store.redis_client import RedisDoor, StoreAway
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
 from gateway.tenants.store import TenantStore
 
 # A person waits longer than a call does.
@@ -32,7 +33,7 @@ def run_with_store(action: Action, arguments: argparse.Namespace, environment: M
     arguments.in_file, arguments.models_in_file = frozenset(config.tenants), frozenset(config.models)
     try:
         return asyncio.run(_run(action, config.quotas.store, arguments))
-    except StoreAway as error:
+    except StoreUnavailable as error:
         show_line(f"the store of tenants and keys is away: {error}")
         return 1
 
@@ -51,7 +52,7 @@ def show_table(table: Table) -> None:
 
 
 async def _run(action: Action, url: str, arguments: argparse.Namespace) -> int:
-    arguments.door = None if url == "memory" else RedisDoor(url, TIMEOUT_S)
+    arguments.door = None if url == "memory" else RedisClient(url, TIMEOUT_S)
     if arguments.door is None:
         return await action(None, arguments)
     store = TenantStore(arguments.door)

@@ -5,20 +5,20 @@ from collections.abc import Collection, Iterable
 
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.store import show_line
-from gateway.store.redis_client import StoreAway
-from gateway.tenants.keyring import is_nowhere
+from gateway.store.errors import StoreUnavailable
+from gateway.tenants.keyring import unknown_tenant_note
 from gateway.tenants.store import TenantStore
 
 
 async def show_unknown_tenant(store: TenantStore | None, arguments: argparse.Namespace) -> None:
-    """Say that nothing limits a tenant that was never set. Raises: StoreAway."""
+    """Say that nothing limits a tenant that was never set. Raises: StoreUnavailable."""
     tenant = arguments.tenant
     if tenant in arguments.in_file:
         return
     if store is None:
         show_line(f"tenant {tenant} is not in router.yaml yet")
     elif tenant not in await store.tenants():
-        show_line(is_nowhere(tenant))
+        show_line(unknown_tenant_note(tenant))
 
 
 async def show_unknown_models(arguments: argparse.Namespace, named: Iterable[str]) -> None:
@@ -38,6 +38,6 @@ async def _added(arguments: argparse.Namespace) -> Collection[str]:
     if arguments.door is None:
         return ()
     try:
-        return (await AdditionsInRedis(arguments.door).standing()).additions.models
-    except StoreAway:
+        return (await AdditionsInRedis(arguments.door).load()).additions.models
+    except StoreUnavailable:
         return ()

@@ -12,9 +12,10 @@ from gateway.cli.store import TIMEOUT_S, show_line, show_table
 from gateway.config.load import ConfigError, load_config
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
-from gateway.quotas.redis_ledger import RedisLedger, Rules
+from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.quotas.usage import USAGE_COLUMNS, UsageRow, as_csv, days_between
-from gateway.store.redis_client import RedisDoor, StoreAway
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import FIRST_TENANT
 from gateway.tenants.store import TenantStore
 
@@ -32,7 +33,7 @@ def usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     try:
         days = days_between(arguments.since, arguments.until)
         rows = asyncio.run(_read(config, arguments.tenant, days))
-    except StoreAway as error:
+    except StoreUnavailable as error:
         show_line(f"the store of tenants and keys is away: {error}")
         return 1
     except GatewayError as error:
@@ -43,9 +44,9 @@ def usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 async def _read(config: Config, tenant: str | None, days: Sequence[str]) -> list[UsageRow]:
-    """Of one tenant, or of all that there are. Raises: GatewayError, StoreAway."""
-    door = RedisDoor(config.quotas.store, TIMEOUT_S)
-    ledger = RedisLedger(door, Rules(), "command line", lambda _: None)
+    """Of one tenant, or of all that there are. Raises: GatewayError, StoreUnavailable."""
+    door = RedisClient(config.quotas.store, TIMEOUT_S)
+    ledger = RedisLedger(door, OutagePolicy(), "command line", lambda _: None)
     try:
         tenants = [tenant] if tenant is not None else await _tenants(config, TenantStore(door))
         return [row for name in tenants for row in await ledger.usage(name, days)]

@@ -19,7 +19,7 @@ from backends.canaries import CANARIES, embed_all, request_inputs
 from backends.contract import Operation
 from backends.errors import BackendError
 from backends.registry import open_replica
-from gateway.additions.composing import composed
+from gateway.additions.composing import compose
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.check import show_problems
 from gateway.cli.store import TIMEOUT_S, show_line
@@ -27,9 +27,10 @@ from gateway.config.load import ConfigError, load_config
 from gateway.config.schema import Config, Upstream
 from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.routing.discovery import resolve
-from gateway.store.redis_client import RedisDoor, StoreAway
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
 from gateway.upstreams.factory import replica_of
-from gateway.vector_spaces.comparison import Given, Pair, Report, Standing, report_on
+from gateway.vector_spaces.comparison import Pair, ReplicaVectors, Report, StoredMatch, report_on
 from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of
 from gateway.vector_spaces.store import FingerprintStore
 
@@ -61,7 +62,7 @@ def verify(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int
         show_problems(arguments.config, error)
     except CannotVerify as error:
         show_line(str(error))
-    except StoreAway as error:
+    except StoreUnavailable as error:
         show_line(f"the store of fingerprints is away: {error}")
     return 1
 
@@ -72,7 +73,7 @@ async def _verify(file: Config, arguments: argparse.Namespace, environment: Mapp
     if arguments.accept:
         _check_acceptable(config, arguments.names)
     texts = (*CANARIES, *_read_texts(arguments.texts))
-    given: list[Given] = []
+    given: list[ReplicaVectors] = []
     for name in names:
         asking = _Asking(name, config.upstreams[name], texts, environment)
         try:
@@ -89,15 +90,15 @@ async def _verify(file: Config, arguments: argparse.Namespace, environment: Mapp
 
 
 async def _with_additions(file: Config, environment: Mapping[str, str]) -> Config:
-    """With what operators have added in Redis. Raises: StoreAway."""
+    """With what operators have added in Redis. Raises: StoreUnavailable."""
     if file.quotas.store == "memory":
         return file
-    store = AdditionsInRedis(RedisDoor(file.quotas.store, TIMEOUT_S))
+    store = AdditionsInRedis(RedisClient(file.quotas.store, TIMEOUT_S))
     try:
-        additions = (await store.standing()).additions
+        additions = (await store.load()).additions
     finally:
         await store.aclose()
-    found = await asyncio.to_thread(composed, file, additions, environment, {})
+    found = await asyncio.to_thread(compose, file, additions, environment, {})
     for part, name in found.left_out:
         if part == "upstreams" and name not in file.upstreams:
             for one in found.left_out[part, name]:
@@ -146,7 +147,7 @@ class _Asking:
         self._texts = texts
         self._environment = environment
 
-    async def all(self) -> list[Given]:
+    async def all(self) -> list[ReplicaVectors]:
         """One for each replica; none where the upstream does not embed. Raises: CannotVerify."""
         async with self._places() as places:
             asked = [await self._ask(place) for place in places]
@@ -177,7 +178,7 @@ class _Asking:
             raise CannotVerify(f"{label}: the name has no address") from error
         return [Place(f"{label} {ip}", url, ip) for ip in found]
 
-    async def _ask(self, place: Place) -> Given | None:
+    async def _ask(self, place: Place) -> ReplicaVectors | None:
         settings = self._settings
         backend = replica_of(settings, place.name, place.address, place.ip, open_replica).backend
         try:
@@ -192,14 +193,14 @@ class _Asking:
             await backend.aclose()
         made = fingerprint_of(reply.vectors[: len(CANARIES)], settings.backend, told)
         needed = settings.vector_space.min_cosine
-        return Given(place.name, self._name, made, reply.vectors, reply.tokens, needed)
+        return ReplicaVectors(place.name, self._name, made, reply.vectors, reply.tokens, needed)
 
 
-async def _tell(config: Config, given: Sequence[Given], arguments: argparse.Namespace) -> int:
+async def _tell(config: Config, given: Sequence[ReplicaVectors], arguments: argparse.Namespace) -> int:
     """The report, held against what is stored; or what is stored made anew, and the report then."""
     store = None
     if config.quotas.store != "memory":
-        store = FingerprintStore(RedisDoor(config.quotas.store, TIMEOUT_S))
+        store = FingerprintStore(RedisClient(config.quotas.store, TIMEOUT_S))
     try:
         if arguments.accept and store is not None:
             await _accept(store, given)
@@ -216,11 +217,11 @@ async def _tell(config: Config, given: Sequence[Given], arguments: argparse.Name
 
 
 async def _stored(store: FingerprintStore | None, upstreams: set[str]) -> dict[str, Fingerprint]:
-    found = {} if store is None else {name: await store.standing(name) for name in sorted(upstreams)}
+    found = {} if store is None else {name: await store.load(name) for name in sorted(upstreams)}
     return {name: one for name, one in found.items() if one is not None}
 
 
-async def _accept(store: FingerprintStore, given: Sequence[Given]) -> None:
+async def _accept(store: FingerprintStore, given: Sequence[ReplicaVectors]) -> None:
     """Raises: CannotVerify where the replicas of one upstream differ."""
     pairs = report_on(given, {}).pairs
     upstream_of = {one.name: one.upstream for one in given}
@@ -281,7 +282,7 @@ def _findings(report: Report) -> list[str]:
     return lines or ["all that should agree does"]
 
 
-def _stray(name: str, upstream: str, stored: Standing) -> str:
+def _stray(name: str, upstream: str, stored: StoredMatch) -> str:
     if stored.fits:
         return ""
     return (

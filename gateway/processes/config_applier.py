@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from gateway.additions.entries import Additions, Edit, Put, UnknownAddition
 from gateway.additions.state import AdditionsState
-from gateway.additions.store import Standing
+from gateway.additions.store import StoredAdditions
 from gateway.config.diff import Outcome, changed, live_parts
 from gateway.config.load import ConfigError, Problem
 from gateway.config.schema import Config
 from gateway.processes.engine_pool import Engine, EngineSet, loading_problems
 from gateway.processes.reload_queue import Source, Work, tell, without_a_key
-from gateway.store.redis_client import StoreAway
+from gateway.store.errors import StoreUnavailable
 
 # How long new engines' models may take to load.
 LOAD_TIMEOUT_S = 550.0
@@ -55,13 +55,13 @@ class ConfigApplier:
         """
         self._engines = engines
         try:
-            standing = await self._kept.looked_up()
-        except StoreAway as error:
+            standing = await self._kept.load()
+        except StoreUnavailable as error:
             logger.warning("what was added is not known yet, and comes when Redis is back: %s", error)
         else:
-            served = await self._kept.composed(self._file, standing.additions, with_engines=False)
+            served = await self._kept.compose(self._file, standing.additions, with_engines=False)
             self.config = served.config
-            self._kept.serve(standing, served)
+            self._kept.adopt(standing, served)
         engines.replace(engines.needed(self.config))
 
     async def done(self, work: Work) -> Outcome:
@@ -72,22 +72,22 @@ class ConfigApplier:
             outcome = Outcome(problems=tuple(error.problems))
         except UnknownAddition as error:
             outcome = Outcome(problems=(error.problem,), kind="unknown")
-        except StoreAway as error:
+        except StoreUnavailable as error:
             outcome = Outcome(problems=(Problem("quotas.store", f"it is away: {error}"),), kind="away")
         tell(self._source, work, outcome)
         return outcome
 
     async def _tried(self, work: Work) -> Outcome:
-        """Raises: ConfigError, UnknownAddition, StoreAway."""
+        """Raises: ConfigError, UnknownAddition, StoreUnavailable."""
         match work:
             case "file":
                 file = await self._source.read()
                 if problems := without_a_key(file, has_first_key=self._has_first_key):
                     raise ConfigError(problems)
                 self._kept.forget_unusable()
-                return await self._serve(file, self._kept.standing)
+                return await self._serve(file, self._kept.current)
             case "added":
-                return await self._serve(self._file, await self._kept.looked_up())
+                return await self._serve(self._file, await self._kept.load())
             case _:
                 return await self._edit(work)
 
@@ -95,18 +95,18 @@ class ConfigApplier:
         self._kept.forget_unusable(edit.name)
         outcome, tries = OUTRUN, 0
         while outcome is OUTRUN and tries < EDITS_MAX:
-            wanted = await self._kept.edited(self._file, edit)
+            wanted = await self._kept.preview(self._file, edit)
             outcome = await self._serve(self._file, wanted, edit)
             tries += 1
         return outcome
 
-    async def _serve(self, file: Config, wanted: Standing, edit: Edit | None = None) -> Outcome:
+    async def _serve(self, file: Config, wanted: StoredAdditions, edit: Edit | None = None) -> Outcome:
         """Serve a file with what was added beside it.
 
         edit: what is not stored yet, with the version before it; where it is to blame nothing changes.
-        Raises: ConfigError, StoreAway.
+        Raises: ConfigError, StoreUnavailable.
         """
-        served = await self._kept.composed(file, wanted.additions)
+        served = await self._kept.compose(file, wanted.additions)
         if isinstance(edit, Put) and (problems := served.left_out.get((edit.part, edit.name))):
             raise ConfigError(list(problems))
         outcome = changed(self.config, served.config)
@@ -121,7 +121,7 @@ class ConfigApplier:
             return OUTRUN
         before, self.config = self.config, live_parts(self.config, served.config)
         self._file = file
-        self._kept.serve(standing, served)
+        self._kept.adopt(standing, served)
         if outcome.changes:
             await self._hand_over(before, self._engines.replace(needed))
         return outcome
@@ -137,16 +137,16 @@ class ConfigApplier:
         blamed = {name: why for name, why in refused.items() if name not in added or name in asked}
         if blamed:
             raise ConfigError([Problem(f"upstreams.{name}", why) for name, why in blamed.items()])
-        self._kept.note_unusable(additions, refused)
+        self._kept.mark_unusable(additions, refused)
 
-    async def _stored(self, wanted: Standing, new: Sequence[Engine]) -> Standing | None:
+    async def _stored(self, wanted: StoredAdditions, new: Sequence[Engine]) -> StoredAdditions | None:
         """An edit, stored; None where others were faster. What was started for it is stopped then.
 
-        Raises: StoreAway.
+        Raises: StoreUnavailable.
         """
         stored = None
         try:
-            stored = await self._kept.stored(wanted)
+            stored = await self._kept.store(wanted)
         finally:
             if stored is None:
                 await self._engines.stop(new)

@@ -33,7 +33,7 @@ from gateway.processes.engine_process import KILL_AFTER_S, child_environment
 from gateway.processes.liveness import WORKER_EVERY_S, WORKER_GRACE, Heartbeats
 from gateway.processes.reload_queue import ReloadQueue, Source, WorkerAcks, watch
 from gateway.processes.restarts import Restarts
-from gateway.store.redis_client import RedisDoor
+from gateway.store.redis_client import RedisClient
 from gateway.telemetry.metrics import forget_worker
 
 logger = logging.getLogger("gateway")
@@ -168,7 +168,7 @@ class Supervisor:
             await self._reloads.done("added")
 
         await self._up.wait()
-        if self._kept.standing.additions.upstreams:
+        if self._kept.current.additions.upstreams:
             await take()
         await self._kept.follow(take)
 
@@ -292,7 +292,7 @@ class Supervisor:
 
 def _addition_store(config: Config) -> AdditionsInMemory | AdditionsInRedis:
     store = config.quotas.store
-    return AdditionsInMemory() if store == "memory" else AdditionsInRedis(RedisDoor(store, STORE_TIMEOUT_S))
+    return AdditionsInMemory() if store == "memory" else AdditionsInRedis(RedisClient(store, STORE_TIMEOUT_S))
 
 
 def _bind(opened: Callable[[str], socket.socket], listen: str, key: str) -> socket.socket:

@@ -41,7 +41,7 @@ class WorkerReload:
         left = self.fleet.follow(config.upstreams, engines)
         upstreams = self.fleet.upstreams
         self.api.gateway.serving = serving_of(config, upstreams)
-        self.api.gateway.keyring.list_anew(config.tenants, config.admin.keys)
+        self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
         self.api.inputs_max = config.limits.inputs
         self.admin.follow(config)
         for one in left:

@@ -16,11 +16,13 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from gateway.quotas.availability import Availability
-from gateway.quotas.ledger import LEASE_US, NOTHING, UNITS, Ask, day_of
+from gateway.quotas.ledger import LEASE_US, NOTHING, UNITS, QuotaRequest, day_of
 from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, LimitStatus, Unit
-from gateway.store.redis_client import RedisDoor, StoreAway, script
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
+from gateway.store.scripts import load_script
 
-OPERATE = script("meters", "operate")
+OPERATE = load_script("meters", "operate")
 # A run of so many of each holds the store for about a millisecond.
 RESERVES_MAX = 64
 SETTLES_MAX = 64
@@ -46,7 +48,7 @@ LimitState = Sequence[int]
 class Settlement(msgspec.Struct, frozen=True):
     """What a reservation did cost. day: whose usage it is. mark_us: what to leave where nothing is open."""
 
-    ask: Ask
+    ask: QuotaRequest
     actual: Cost
     day: str
     mark_us: int
@@ -55,7 +57,7 @@ class Settlement(msgspec.Struct, frozen=True):
 class PendingReserve(msgspec.Struct, eq=False):
     """A reserve and who waits for it. departed: the store may have heard of it."""
 
-    ask: Ask
+    ask: QuotaRequest
     answer: asyncio.Future[Any]
     departed: bool = False
 
@@ -86,9 +88,9 @@ class Account:
     def __init__(
         self,
         tenant: str,
-        door: RedisDoor,
+        door: RedisClient,
         availability: Availability,
-        heard: Callable[[str, Sequence[tuple[Limit, LimitState]], StoreAway | None], None],
+        heard: Callable[[str, Sequence[tuple[Limit, LimitState]], StoreUnavailable | None], None],
         now_us: Callable[[], int] | None = None,
     ) -> None:
         self._tenant = tenant
@@ -103,22 +105,22 @@ class Account:
         self._next_waits = False
         # How far the store's clock is ahead of this gateway's.
         self._ahead_us = 0
-        self._landing: asyncio.Future[StoreAway | None] | None = None
+        self._landing: asyncio.Future[StoreUnavailable | None] | None = None
 
-    async def reserve(self, ask: Ask) -> ReserveReply:
-        """Raises: StoreAway; what the store may have heard of it is closed at nothing then."""
+    async def reserve(self, ask: QuotaRequest) -> ReserveReply:
+        """Raises: StoreUnavailable; what the store may have heard of it is closed at nothing then."""
         wish = PendingReserve(ask, asyncio.get_running_loop().create_future())
         self._wishes.append(wish)
         self.enqueue()
         try:
             reply, at_us = await wish.answer
-        except (StoreAway, asyncio.CancelledError):
+        except (StoreUnavailable, asyncio.CancelledError):
             self._take_back(wish)
             raise
         ok, blocking, wait_us, *told = reply
         return ReserveReply(ok, blocking, wait_us, limit_statuses(ask.limits, told), at_us)
 
-    def settle(self, ask: Ask, actual: Cost, *, urgent: bool, day: str | None = None) -> None:
+    def settle(self, ask: QuotaRequest, actual: Cost, *, urgent: bool, day: str | None = None) -> None:
         """Hand over what a reservation cost. urgent: somebody may wait for its slot. day: None is today."""
         self._hand_over(ask, actual, mark_us=0, day=day)
         if self._availability.away:
@@ -126,14 +128,14 @@ class Account:
         if urgent:
             self.enqueue()
         else:
-            self._door.board_within(self, SETTLE_WITHIN_S)
+            self._door.enqueue_within(self, SETTLE_WITHIN_S)
 
     def today(self) -> str:
         """The day (YYYY-MM-DD, UTC) by the store's clock, as far as it was told."""
         return _day((self._clock_us() + self._ahead_us) // DAY_US)
 
-    async def settled(self) -> None:
-        """Wait until all that was handed over so far has been told. Raises: StoreAway."""
+    async def flush(self) -> None:
+        """Wait until all that was handed over so far has been told. Raises: StoreUnavailable."""
         last = next(reversed(self._settlements.values()), None)
         while last is not None and self._settlements.get(last.ask.id) is last:
             self.enqueue()
@@ -172,16 +174,16 @@ class Account:
             argument
         )
 
-    def on_reply(self, reply: bytes | StoreAway) -> None:
+    def on_reply(self, reply: bytes | StoreUnavailable) -> None:
         """Hand out what the store said to the run that is back."""
         flight, self._flight, self._boarded = self._flight or SentBatch((), (), ()), None, False
         landing, self._landing = self._landing, None
-        if isinstance(reply, StoreAway):
+        if isinstance(reply, StoreUnavailable):
             self._failed(flight, reply)
         else:
             self._succeeded(flight, reply)
         if landing is not None:
-            landing.set_result(reply if isinstance(reply, StoreAway) else None)
+            landing.set_result(reply if isinstance(reply, StoreUnavailable) else None)
 
     def _succeeded(self, flight: SentBatch, reply: bytes) -> None:
         now_us, told, answers = DECODER.decode(reply)
@@ -195,7 +197,7 @@ class Account:
         if self._next_waits:
             self.enqueue()
 
-    def _failed(self, flight: SentBatch, error: StoreAway) -> None:
+    def _failed(self, flight: SentBatch, error: StoreUnavailable) -> None:
         """Who waited behind it hears the same; settlements stay for the next run."""
         wishes, self._wishes = [*flight.wishes, *self._wishes], []
         self._heard(self._tenant, (), error)
@@ -210,7 +212,7 @@ class Account:
         elif wish in self._wishes:
             self._wishes.remove(wish)
 
-    def _hand_over(self, ask: Ask, actual: Cost, mark_us: int, day: str | None = None) -> None:
+    def _hand_over(self, ask: QuotaRequest, actual: Cost, mark_us: int, day: str | None = None) -> None:
         # The first word counts: what was refunded is not charged after.
         if len(self._settlements) < UNSETTLED_MAX and ask.id not in self._settlements:
             self._settlements[ask.id] = Settlement(ask, actual, day or self.today(), mark_us)
@@ -261,7 +263,7 @@ def _standing(limit: Limit, used: int, reset_us: int, rest: int = 0) -> LimitSta
     return LimitStatus(limit, remaining, -(-debt // limit.amount))
 
 
-def _reserve_asked(ask: Ask, places: IndexOf[Limit]) -> tuple[Any, ...]:
+def _reserve_asked(ask: QuotaRequest, places: IndexOf[Limit]) -> tuple[Any, ...]:
     amounts: list[int] = []
     for limit in ask.limits:
         amounts += (places[limit], *_parts(limit, ask.cost.of(limit.unit)))

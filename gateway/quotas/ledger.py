@@ -41,7 +41,7 @@ HEADERS = {
 NOTHING = Cost(requests=0)
 
 
-class Ask(msgspec.Struct, frozen=True):
+class QuotaRequest(msgspec.Struct, frozen=True):
     """A wish to use something.
 
     id: makes a repeated reserve the same one. expires_us: from now; unsettled by then, it is spent.
@@ -67,7 +67,7 @@ class Reservation(msgspec.Struct, frozen=True):
     clock.
     """
 
-    ask: Ask
+    request: QuotaRequest
     limit_statuses: tuple[LimitStatus, ...]
     degraded: bool = False
     over: Limit | None = None
@@ -77,7 +77,7 @@ class Reservation(msgspec.Struct, frozen=True):
 class Ledger(Protocol):
     """The state of all quotas."""
 
-    async def reserve(self, ask: Ask) -> Reservation:
+    async def reserve(self, ask: QuotaRequest) -> Reservation:
         """Take a cost from all limits, or from none.
 
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
@@ -90,7 +90,7 @@ class Ledger(Protocol):
         Returns the limits as they stand then, as far as is known here.
         """
 
-    async def settled(self) -> None:
+    async def flush(self) -> None:
         """Wait until everything that was settled so far has been told to whoever shares this ledger.
 
         Raises: QuotaUnavailable; it is told when the store is back.
@@ -102,7 +102,7 @@ class Ledger(Protocol):
         Raises: QuotaUnavailable.
         """
 
-    async def keep(self) -> None:
+    async def maintain(self) -> None:
         """Whatever must go on beside the calls; runs until cancelled."""
 
     async def aclose(self) -> None:
@@ -118,37 +118,37 @@ class MemoryLedger:
         self._latest_us = 0
         self._number = 0
         self._meters: dict[tuple[str, Limit], Meter] = {}
-        self._open: dict[str, tuple[int, Ask]] = {}
+        self._open: dict[str, tuple[int, QuotaRequest]] = {}
         # Ends of reservations, soonest first; those of closed ones stay until their time comes.
         self._ends: list[tuple[int, int, str]] = []
         self._usage: dict[tuple[str, str, str], dict[Unit, int]] = defaultdict(dict)
 
-    async def reserve(self, ask: Ask) -> Reservation:
+    async def reserve(self, ask: QuotaRequest) -> Reservation:
         """Raises: QuotaExceeded, RequestExceedsLimit."""
         now_us = self._now()
         self._expire(now_us)
         meters = [self._meter(ask.tenant, limit) for limit in ask.limits]
         if ask.id in self._open:
-            return Reservation(ask, tuple(meter.standing(now_us) for meter in meters))
+            return Reservation(ask, tuple(meter.status(now_us) for meter in meters))
         if not ask.shadow:
             check_reachable(ask)
         waits = [(meter.wait_us(ask.cost.of(meter.limit.unit), now_us), meter) for meter in meters]
         longest_us, blocking = max(waits, key=lambda one: one[0], default=(0, None))
         over = blocking.limit if blocking is not None and longest_us > 0 else None
         if over is not None and not ask.shadow:
-            raise refusal(ask, over, longest_us, [meter.standing(now_us) for meter in meters], now_us)
+            raise refusal(ask, over, longest_us, [meter.status(now_us) for meter in meters], now_us)
         self._number += 1
         for meter in meters:
             meter.take(self._number, ask.cost.of(meter.limit.unit), now_us)
         self._open[ask.id] = (self._number, ask)
         heappush(self._ends, (now_us + ask.expires_us, self._number, ask.id))
-        return Reservation(ask, tuple(meter.standing(now_us) for meter in meters), over=over, at_us=now_us)
+        return Reservation(ask, tuple(meter.status(now_us) for meter in meters), over=over, at_us=now_us)
 
     def settle(self, reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
         """The limits after the correction."""
         now_us = self._now()
         self._expire(now_us)
-        ask = reservation.ask
+        ask = reservation.request
         meters = [self._meter(ask.tenant, limit) for limit in ask.limits]
         number, _ = self._open.pop(ask.id, (None, ask))
         if number is not None:
@@ -156,9 +156,9 @@ class MemoryLedger:
                 unit = meter.limit.unit
                 meter.give_back(number, ask.cost.of(unit), actual.of(unit))
             self._count(ask, actual, now_us)
-        return tuple(meter.standing(now_us) for meter in meters)
+        return tuple(meter.status(now_us) for meter in meters)
 
-    async def settled(self) -> None:
+    async def flush(self) -> None:
         """Nobody else has to be told."""
 
     async def usage(self, tenant: str, days: Sequence[str]) -> list[UsageRow]:
@@ -169,7 +169,7 @@ class MemoryLedger:
             if owner == tenant and day in days
         ]
 
-    async def keep(self) -> None:
+    async def maintain(self) -> None:
         """Nothing has to go on."""
 
     async def aclose(self) -> None:
@@ -195,7 +195,7 @@ class MemoryLedger:
                 for limit in ask.limits:
                     self._meter(ask.tenant, limit).forget(number)
 
-    def _count(self, ask: Ask, actual: Cost, now_us: int) -> None:
+    def _count(self, ask: QuotaRequest, actual: Cost, now_us: int) -> None:
         counts = self._usage[ask.tenant, day_of(now_us), ask.model]
         for unit in UNITS:
             counts[unit] = counts.get(unit, 0) + actual.of(unit)
@@ -211,7 +211,7 @@ def day_of(now_us: int) -> str:
     return datetime.fromtimestamp(now_us // SECOND_US, UTC).date().isoformat()
 
 
-def check_reachable(ask: Ask) -> None:
+def check_reachable(ask: QuotaRequest) -> None:
     """A call that costs more than a whole limit could wait for ever: say so at once.
 
     Raises: RequestExceedsLimit.
@@ -225,7 +225,7 @@ def check_reachable(ask: Ask) -> None:
             )
 
 
-def _costs(ask: Ask, limit: Limit) -> str:
+def _costs(ask: QuotaRequest, limit: Limit) -> str:
     """What a call uses of a limit, and whether that was counted."""
     cost, unit = ask.cost.of(limit.unit), limit.unit
     named = unit.removesuffix("s") if cost == 1 else unit
@@ -236,7 +236,7 @@ def _costs(ask: Ask, limit: Limit) -> str:
 
 def corrected(reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
     """A reservation's limits once what it did not use is back, as far as one who only reserved can tell."""
-    return tuple([_corrected(one, reservation.ask.cost, actual) for one in reservation.limit_statuses])
+    return tuple([_corrected(one, reservation.request.cost, actual) for one in reservation.limit_statuses])
 
 
 def _corrected(standing: LimitStatus, reserved: Cost, actual: Cost) -> LimitStatus:
@@ -254,7 +254,11 @@ def _corrected(standing: LimitStatus, reserved: Cost, actual: Cost) -> LimitStat
 
 
 def refusal(
-    ask: Ask, limit: Limit, wait_us: int, limit_statuses: Sequence[LimitStatus], at_us: int | None = None
+    ask: QuotaRequest,
+    limit: Limit,
+    wait_us: int,
+    limit_statuses: Sequence[LimitStatus],
+    at_us: int | None = None,
 ) -> QuotaExceeded:
     """What a caller hears whose limit has no room: the exact wait, rounded up to whole seconds.
 

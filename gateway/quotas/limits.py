@@ -134,7 +134,7 @@ class RateMeter:
         """Close a reservation at what was reserved."""
         self.give_back(number, 0, 0)
 
-    def standing(self, now_us: int) -> LimitStatus:
+    def status(self, now_us: int) -> LimitStatus:
         """What is left now."""
         debt, window = self._debt(now_us), self.limit.amount * self._window_us
         remaining = max(0, window - debt) // self._window_us
@@ -189,7 +189,7 @@ class CalendarMeter:
         """Close a reservation at what was reserved."""
         self._started_us.pop(number, None)
 
-    def standing(self, now_us: int) -> LimitStatus:
+    def status(self, now_us: int) -> LimitStatus:
         """What is left now."""
         self._roll(now_us)
         return LimitStatus(self.limit, max(0, self.limit.amount - self._used), self._end_us - now_us)
@@ -231,7 +231,7 @@ class FlightMeter:
     def forget(self, number: int) -> None:
         """The slot stays taken until its lease ends."""
 
-    def standing(self, now_us: int) -> LimitStatus:
+    def status(self, now_us: int) -> LimitStatus:
         """Free slots; reset is when the last lease ends at the latest."""
         self._expire(now_us)
         last_us = next(reversed(self._ends_us.values()), now_us)

@@ -30,8 +30,8 @@ from gateway.quotas.availability import Availability
 from gateway.quotas.ledger import (
     LEASE_US,
     NOTHING,
-    Ask,
     MemoryLedger,
+    QuotaRequest,
     Reservation,
     check_reachable,
     corrected,
@@ -39,12 +39,14 @@ from gateway.quotas.ledger import (
 )
 from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, LimitStatus, Unit
 from gateway.quotas.usage import UsageRow
-from gateway.store.redis_client import RedisDoor, StoreAway, script
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
+from gateway.store.scripts import load_script
 
 WhenUnavailable = Literal["local", "refuse", "allow"]
 
-RENEW = script("meters", "renew")
-BEAT = script("meters", "beat")
+RENEW = load_script("meters", "renew")
+BEAT = load_script("meters", "beat")
 HEARTBEAT_S = 1.0
 RENEW_EVERY_S = 5.0
 # Gateways heard of within this many seconds share what is left when the store is away.
@@ -59,7 +61,7 @@ GATEWAYS_TTL_S = 3600
 logger = logging.getLogger("gateway")
 
 
-class Rules(msgspec.Struct, frozen=True):
+class OutagePolicy(msgspec.Struct, frozen=True):
     """What `quotas` in router.yaml says. gateways: how many share, where the store never told."""
 
     when_unavailable: WhenUnavailable = "local"
@@ -78,7 +80,7 @@ class Owed(msgspec.Struct, frozen=True):
     model: str = ""
     day: str = ""
 
-    def ask(self, today: str) -> Ask:
+    def ask(self, today: str) -> QuotaRequest:
         """What to charge, whether it fits or not, since it has been used; but to no period that is over.
 
         Another id each time: where the store may have heard of one, that is closed at nothing.
@@ -86,7 +88,7 @@ class Owed(msgspec.Struct, frozen=True):
         over = {"day": today != self.day, "month": today[:7] != self.day[:7]}
         limits = tuple([one for one in self.limits if not over.get(one.period)])
         id_ = f"owed-{secrets.token_hex(8)}"
-        return Ask(id_, self.tenant, limits, self.cost, LEASE_US, self.model, shadow=True)
+        return QuotaRequest(id_, self.tenant, limits, self.cost, LEASE_US, self.model, shadow=True)
 
 
 class RedisLedger:
@@ -94,8 +96,8 @@ class RedisLedger:
 
     def __init__(
         self,
-        door: RedisDoor,
-        rules: Rules,
+        door: RedisClient,
+        rules: OutagePolicy,
         gateway_id: str,
         observe: Observe,
         now_us: Callable[[], int] | None = None,
@@ -120,7 +122,7 @@ class RedisLedger:
         """Whether the store has been given up for now."""
         return self._availability.away
 
-    async def reserve(self, ask: Ask) -> Reservation:
+    async def reserve(self, ask: QuotaRequest) -> Reservation:
         """Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable."""
         if not ask.shadow:
             check_reachable(ask)
@@ -128,7 +130,7 @@ class RedisLedger:
             return await self._reserve_without(ask)
         try:
             answer = await self._account(ask.tenant).reserve(ask)
-        except StoreAway:
+        except StoreUnavailable:
             return await self._reserve_without(ask)
         over = ask.limits[answer.blocking - 1] if answer.blocking else None
         if not answer.ok:
@@ -141,18 +143,18 @@ class RedisLedger:
 
     def settle(self, reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
         """What cannot be told soon is told when the store is back, or counts as spent."""
-        ask = reservation.ask
+        ask = reservation.request
         awaited = self._open.pop(ask.id, None) is not None and self._slots_are_short(ask)
         if reservation.degraded:
             return self._local.settle(reservation, actual, self._account(ask.tenant).today())
         self._account(ask.tenant).settle(ask, actual, urgent=awaited)
         return corrected(reservation, actual)
 
-    async def settled(self) -> None:
+    async def flush(self) -> None:
         """Raises: QuotaUnavailable."""
-        telling = [account.settled() for account in self._accounts.values()]
+        telling = [account.flush() for account in self._accounts.values()]
         for told in await asyncio.gather(*telling, return_exceptions=True):
-            if isinstance(told, StoreAway):
+            if isinstance(told, StoreUnavailable):
                 raise QuotaUnavailable("the quotas' store is away") from told
             if told is not None:
                 raise told
@@ -161,21 +163,21 @@ class RedisLedger:
         """What this gateway has settled is told first. Raises: QuotaUnavailable."""
         rows: list[UsageRow] = []
         try:
-            await self._account(tenant).settled()
+            await self._account(tenant).flush()
             for day in sorted(days):
-                told = await self._door.ask("HGETALL", usage_key(tenant, day))
+                told = await self._door.execute("HGETALL", usage_key(tenant, day))
                 rows += _usage_rows(tenant, day, told)
-        except StoreAway as error:
+        except StoreUnavailable as error:
             raise QuotaUnavailable("the quotas' store is away") from error
         return rows
 
-    async def keep(self) -> None:
+    async def maintain(self) -> None:
         """Beat, count the other gateways, renew leases, and notice when the store is back."""
         renewed_s = time.monotonic()
         while True:
             try:
                 await self._beat()
-            except StoreAway as error:
+            except StoreUnavailable as error:
                 self._missed(error)
             else:
                 if self._availability.answered():
@@ -191,7 +193,7 @@ class RedisLedger:
         with suppress(QuotaUnavailable, TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self._catch_up()
-                await self.settled()
+                await self.flush()
         await self._door.aclose()
 
     def _account(self, tenant: str) -> Account:
@@ -201,12 +203,14 @@ class RedisLedger:
             self._accounts[tenant] = account
         return account
 
-    def _slots_are_short(self, ask: Ask) -> bool:
+    def _slots_are_short(self, ask: QuotaRequest) -> bool:
         """Whether somebody may wait for a slot in flight, by what the store told last."""
         slots = [one for one in ask.limits if one.period == "in_flight"]
         return any(self._local.left(ask.tenant, one) < max(PLENTY, one.amount // 2) for one in slots)
 
-    def _heard(self, tenant: str, told: Sequence[tuple[Limit, LimitState]], error: StoreAway | None) -> None:
+    def _heard(
+        self, tenant: str, told: Sequence[tuple[Limit, LimitState]], error: StoreUnavailable | None
+    ) -> None:
         if error is not None:
             self._could_not_run(tenant, error)
             return
@@ -216,9 +220,9 @@ class RedisLedger:
             # Only the heartbeat ends an absence: a late answer to one call does not.
             self._availability.answered()
 
-    def _could_not_run(self, tenant: str, error: StoreAway) -> None:
+    def _could_not_run(self, tenant: str, error: StoreUnavailable) -> None:
         """One tenant's broken state is no absence of the store, and concerns nobody else."""
-        if not error.alone:
+        if not error.is_script_error:
             self._missed(error)
         elif tenant not in self._unreadable:
             self._unreadable.add(tenant)
@@ -231,7 +235,7 @@ class RedisLedger:
                 limits,
             )
 
-    async def _reserve_without(self, ask: Ask) -> Reservation:
+    async def _reserve_without(self, ask: QuotaRequest) -> Reservation:
         match self._rules.when_unavailable:
             case "refuse":
                 raise QuotaUnavailable("the quotas' store is away", retry_after_s=1)
@@ -245,11 +249,11 @@ class RedisLedger:
                     error.message += " (this gateway's share, while the quotas' store is away)"
                     raise
 
-    def _missed(self, error: StoreAway) -> None:
+    def _missed(self, error: StoreUnavailable) -> None:
         """Count a miss, once for all who travelled together."""
-        if error.trip and error.trip == self._missed_trip:
+        if error.batch_number and error.batch_number == self._missed_trip:
             return
-        self._missed_trip = error.trip
+        self._missed_trip = error.batch_number
         if self._availability.missed():
             self._observe(StoreChanged(away=True, reason=str(error)))
             self._local.begin()
@@ -265,8 +269,8 @@ class RedisLedger:
             ask = owed.ask(account.today())
             try:
                 await account.reserve(ask)
-            except StoreAway as error:
-                if not error.alone:
+            except StoreUnavailable as error:
+                if not error.is_script_error:
                     return
             else:
                 # What a rate owes is nobody's usage: it is never settled, which is to say, spent.
@@ -283,13 +287,13 @@ class RedisLedger:
             "ttl": GATEWAYS_TTL_S,
         }
         # A script: a server that takes commands and refuses scripts is of no use.
-        told = await self._door.run(BEAT, [GATEWAYS_KEY], msgspec.msgpack.encode(argument))
+        told = await self._door.run_script(BEAT, [GATEWAYS_KEY], msgspec.msgpack.encode(argument))
         self._gateways = msgspec.msgpack.decode(told, type=int)
 
     async def _renew(self) -> None:
         tenants: dict[str, list[Reservation]] = defaultdict(list)
         for taken in self._open.values():
-            tenants[taken.ask.tenant].append(taken)
+            tenants[taken.request.tenant].append(taken)
         for tenant, calls in tenants.items():
             argument = {
                 "now": self._now_us() if self._now_us else 0,
@@ -298,10 +302,10 @@ class RedisLedger:
                 "calls": [_renewal(one) for one in calls],
             }
             try:
-                await self._door.run(RENEW, keys_of(tenant), msgspec.msgpack.encode(argument))
-            except StoreAway as error:
+                await self._door.run_script(RENEW, keys_of(tenant), msgspec.msgpack.encode(argument))
+            except StoreUnavailable as error:
                 self._could_not_run(tenant, error)
-                if not error.alone:
+                if not error.is_script_error:
                     return
 
 
@@ -317,7 +321,7 @@ class LocalShare:
         # What was last told of each limit, and when.
         self._seen: dict[str, dict[Limit, tuple[LimitState, int]]] = defaultdict(dict)
         self._shares: dict[tuple[str, Limit], Limit] = {}
-        self._asked: dict[str, Ask] = {}
+        self._asked: dict[str, QuotaRequest] = {}
         self._owed: dict[tuple[str, tuple[Limit, ...], str, str], Cost] = {}
         self._owed_to_rates: dict[tuple[str, Limit], int] = defaultdict(int)
         self._numbers = count()
@@ -343,7 +347,7 @@ class LocalShare:
         self._ledger = MemoryLedger()
         self._shares.clear()
 
-    async def reserve(self, ask: Ask, gateways: int, *, away: bool) -> Reservation:
+    async def reserve(self, ask: QuotaRequest, gateways: int, *, away: bool) -> Reservation:
         """away: the store is given up, and not only late with this answer. Raises: QuotaExceeded."""
         shares = tuple([await self._share(ask.tenant, limit, gateways, away) for limit in ask.limits])
         for share in shares:
@@ -356,7 +360,7 @@ class LocalShare:
 
     def settle(self, reservation: Reservation, actual: Cost, day: str) -> tuple[LimitStatus, ...]:
         """Count what was used, here and as owed for that day."""
-        ask = self._asked.pop(reservation.ask.id, None)
+        ask = self._asked.pop(reservation.request.id, None)
         if ask is not None:
             calendars = tuple([one for one in ask.limits if one.period in ("day", "month")])
             key = (ask.tenant, calendars, ask.model, day)
@@ -392,7 +396,7 @@ class LocalShare:
                 # store is only late it does not: what is used here is told within a second.
                 left = 0 if away else (limit.amount if remaining is None else remaining) // gateways
                 gone = _only(share.unit, max(0, share.amount - left))
-                start = Ask(f"start-{next(self._numbers)}", tenant, (share,), gone, LEASE_US)
+                start = QuotaRequest(f"start-{next(self._numbers)}", tenant, (share,), gone, LEASE_US)
                 self._ledger.settle(await self._ledger.reserve(start), gone)
         return self._shares[key]
 
@@ -407,7 +411,7 @@ class LocalShare:
 
 def _renewal(taken: Reservation) -> tuple[str, int, int, list[str]]:
     """A call in flight, as renew.lua reads it."""
-    ask = taken.ask
+    ask = taken.request
     return (
         ask.id,
         taken.at_us,

@@ -66,5 +66,5 @@ async def _know(pool: Pool, replica: Replica, space: VectorSpace) -> None:
     told = await replica.backend.describe(TIMEOUT_S)
     if told.loaded:
         await space.check(replica.name, replica.backend, told)
-        replica.width = space.width(replica.name)
+        replica.width = space.dimensions_of(replica.name)
         pool.describe_anew(replica, told)

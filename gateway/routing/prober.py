@@ -83,7 +83,7 @@ async def _joins(pool: Pool, replica: Replica, space: VectorSpace | None, *, pat
             pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.message)
         return False
     if space is not None and _stays_out(pool, replica, space):
-        pool.transition(replica, ReplicaEvent.STRAYED, space.why(replica.name))
+        pool.transition(replica, ReplicaEvent.STRAYED, space.mismatch_reason(replica.name))
         return False
     pool.transition(replica, ReplicaEvent.JOINED, _told(told), told)
     return True
@@ -93,7 +93,7 @@ async def _check_space(replica: Replica, told: Capabilities, space: VectorSpace 
     """Raises: BackendError."""
     if space is not None:
         replica.is_foreign = not await space.check(replica.name, replica.backend, told)
-        replica.width = space.width(replica.name)
+        replica.width = space.dimensions_of(replica.name)
 
 
 def _stays_out(pool: Pool, replica: Replica, space: VectorSpace) -> bool:
@@ -109,7 +109,7 @@ def _leave_if_astray(pool: Pool, replica: Replica, space: VectorSpace | None) ->
         return
     replica.is_foreign = space.is_foreign(replica.name)
     if replica.state in USABLE and _stays_out(pool, replica, space):
-        pool.transition(replica, ReplicaEvent.STRAYED, space.why(replica.name))
+        pool.transition(replica, ReplicaEvent.STRAYED, space.mismatch_reason(replica.name))
 
 
 def _told(told: Capabilities) -> str:

@@ -1,1 +1,1 @@
-"""Redis client shared by quotas, keys, additions and fingerprints."""
+"""Redis client shared by quotas, API keys, additions and fingerprints."""

@@ -9,7 +9,7 @@ REFILL_S = 3.0
 ADDRESSES_MAX = 10_000
 
 
-class Guesses:
+class GuessThrottle:
     """A bucket of failures for each address; it refills by one every REFILL_S."""
 
     def __init__(self) -> None:

@@ -83,8 +83,8 @@ class Tenant(msgspec.Struct, frozen=True):
 class Keyring:
     """All keys that are valid now, by digest. now_s: the wall clock.
 
-    first_waits: the first key stands in only once the store has told that it holds no others. stored: there
-    is a store of keys; until it has told them, one that is not known here may still be good.
+    first_key_pending: the first key stands in only once the store has told that it holds no others.
+    stored: there is a store of keys; until it has told them, one that is not known here may still be good.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Keyring:
         now_s: Callable[[], float] = time.time,
         *,
         operators: Iterable[str | config.Key] = (),
-        first_waits: bool = False,
+        first_key_pending: bool = False,
         stored: bool = False,
     ) -> None:
         self._now_s = now_s
@@ -105,10 +105,10 @@ class Keyring:
         self._first = first_key_digest and StoredKey(
             "first", first_key_digest, FIRST_TENANT, scopes=everything
         )
-        self._first_waits = first_waits and self._first is not None
-        self.list_anew(tenants, operators)
+        self._first_key_pending = first_key_pending and self._first is not None
+        self.replace_configured(tenants, operators)
 
-    def list_anew(
+    def replace_configured(
         self, tenants: Mapping[str, config.Tenant], operators: Iterable[str | config.Key] = ()
     ) -> None:
         """From now on router.yaml lists these; the first key stands in only where it has no tenants."""
@@ -123,15 +123,15 @@ class Keyring:
         self._settle()
 
     @property
-    def first_waits(self) -> bool:
+    def first_key_pending(self) -> bool:
         """Whether it is still undecided if the first key stands in."""
-        return self._first_waits
+        return self._first_key_pending
 
-    def decide_first(self, *, stands_in: bool) -> None:
+    def resolve_first_key(self, *, is_active: bool) -> None:
         """The store has told whether it holds keys or tenants: without any the first key stands in."""
-        if not stands_in:
+        if not is_active:
             self._first = None
-        self._first_waits = False
+        self._first_key_pending = False
         self._settle()
 
     def replace_stored(
@@ -173,7 +173,7 @@ class Keyring:
     def _settle(self) -> None:
         """Whose each key is; those of router.yaml win."""
         listed = list(self._keys)
-        if self._first and not self._first_waits and not self._tenants:
+        if self._first and not self._first_key_pending and not self._tenants:
             listed.insert(0, self._first)
         tenants = {**self._stored_tenants, **self._tenants}
         self._owners = {
@@ -266,7 +266,7 @@ def id_problem(id_: str | None) -> str | None:
     return None
 
 
-def is_nowhere(tenant: str) -> str:
+def unknown_tenant_note(tenant: str) -> str:
     """What operators are told whose key is of a tenant that was never set."""
     return f"tenant {tenant} is in neither router.yaml nor Redis: its calls have no limits but its keys' own"
 

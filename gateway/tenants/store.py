@@ -15,14 +15,16 @@ import msgspec
 
 from gateway.config import schema as config
 from gateway.config.schema import limit_problems
-from gateway.store.redis_client import RedisDoor, StoreAway, script
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
+from gateway.store.scripts import load_script
 from gateway.tenants.keyring import Keyring, StoredKey
 
 # Under one hash tag: a script changes them together.
 KEYS = "gw:{store}:keys"
 TENANTS = "gw:{store}:tenants"
 VERSION = "gw:{store}:version"
-CHANGE = script("change", package="gateway.tenants")
+CHANGE = load_script("change", package="gateway.tenants")
 # Where change.lua is given each of them.
 PLACES = {KEYS: 1, TENANTS: 2}
 # A revoked key is dead everywhere within a second: two looks.
@@ -34,9 +36,9 @@ logger = logging.getLogger("gateway")
 
 
 class TenantStore:
-    """All operations raise StoreAway where Redis does not answer."""
+    """All operations raise StoreUnavailable where Redis does not answer."""
 
-    def __init__(self, door: RedisDoor) -> None:
+    def __init__(self, door: RedisClient) -> None:
         self._door = door
 
     async def put(self, key: StoredKey) -> None:
@@ -49,7 +51,7 @@ class TenantStore:
 
     async def keys(self) -> list[StoredKey]:
         """Every key, by id; without those that cannot be read, which the log names."""
-        told = await self._door.ask("HGETALL", KEYS)
+        told = await self._door.execute("HGETALL", KEYS)
         keys = [_key(_text(id_), value) for id_, value in told.items()]
         return sorted((key for key in keys if key is not None), key=lambda key: key.id)
 
@@ -67,17 +69,17 @@ class TenantStore:
 
     async def tenants(self) -> dict[str, config.Tenant]:
         """Every tenant, by name; one that cannot be read may use no model."""
-        told = await self._door.ask("HGETALL", TENANTS)
+        told = await self._door.execute("HGETALL", TENANTS)
         tenants = {_text(name): _tenant(_text(name), value) for name, value in told.items()}
         return dict(sorted(tenants.items()))
 
     async def holds_any(self) -> bool:
         """Whether a tenant or a key stands here, readable or not."""
-        return any([await self._door.ask("HLEN", name) for name in (KEYS, TENANTS)])
+        return any([await self._door.execute("HLEN", name) for name in (KEYS, TENANTS)])
 
     async def version(self) -> bytes:
         """What every change changes; empty where there never was one."""
-        return bytes(await self._door.ask("GET", VERSION) or b"")
+        return bytes(await self._door.execute("GET", VERSION) or b"")
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -86,7 +88,9 @@ class TenantStore:
     async def _change(self, put: Sequence[int | str] = (), remove: Sequence[int | str] = ()) -> int:
         """How many fields were removed. put, remove: as change.lua reads them."""
         argument = {"version": secrets.token_hex(8), "put": put, "remove": remove}
-        removed = await self._door.run(CHANGE, (KEYS, TENANTS, VERSION), msgspec.msgpack.encode(argument))
+        removed = await self._door.run_script(
+            CHANGE, (KEYS, TENANTS, VERSION), msgspec.msgpack.encode(argument)
+        )
         return msgspec.msgpack.decode(removed, type=int)
 
 
@@ -100,13 +104,13 @@ async def keep_up_to_date(keyring: Keyring, store: TenantStore, grace_s: float) 
     while True:
         try:
             version = await store.version()
-            if keyring.first_waits:
-                keyring.decide_first(stands_in=not await store.holds_any())
+            if keyring.first_key_pending:
+                keyring.resolve_first_key(is_active=not await store.holds_any())
             if version != seen:
                 keyring.replace_stored(await store.keys(), await store.tenants())
                 seen = version
             last_s = time.monotonic()
-        except StoreAway:
+        except StoreUnavailable:
             if seen is not None and time.monotonic() - last_s > grace_s:
                 keyring.forget_stored()
                 seen = None

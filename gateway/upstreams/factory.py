@@ -79,7 +79,7 @@ def background_tasks(
 ) -> list[Coroutine[Any, Any, None]]:
     """What runs for as long as the upstream does, beside its listed replicas: names are looked up."""
     settings, pool = upstream.settings, upstream.pool
-    following = upstream.space.keep()
+    following = upstream.space.follow_store()
     if settings.discover is None:
         return [following]
     return [

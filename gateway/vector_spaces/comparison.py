@@ -12,7 +12,7 @@ from backends.registry import Kind
 from gateway.vector_spaces.fingerprint import Fingerprint, likeness, needed_cosine
 
 
-class Given(msgspec.Struct, frozen=True):
+class ReplicaVectors(msgspec.Struct, frozen=True):
     """What one replica gave. vectors: (n, dim) float32 of the canaries and the texts beside, in order.
 
     min_cosine: as its upstream's `vector_space` says.
@@ -26,7 +26,7 @@ class Given(msgspec.Struct, frozen=True):
     min_cosine: float | None = None
 
 
-class Standing(msgspec.Struct, frozen=True):
+class StoredMatch(msgspec.Struct, frozen=True):
     """What a replica gives beside the fingerprint that stands of its upstream."""
 
     id: str
@@ -35,7 +35,7 @@ class Standing(msgspec.Struct, frozen=True):
     fits: bool
 
 
-class Member(msgspec.Struct, frozen=True):
+class ReplicaReport(msgspec.Struct, frozen=True):
     """One replica in a report. tokens: of all texts, as it counts. stored: None where none stands."""
 
     name: str
@@ -48,7 +48,7 @@ class Member(msgspec.Struct, frozen=True):
     least_norm: float
     greatest_norm: float
     fingerprint: str
-    stored: Standing | None
+    stored: StoredMatch | None
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Report(msgspec.Struct, frozen=True):
     """All of it. texts: how many were compared, canaries included."""
 
     texts: int
-    members: tuple[Member, ...]
+    members: tuple[ReplicaReport, ...]
     pairs: tuple[Pair, ...]
 
     @property
@@ -80,7 +80,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def report_on(
-    given: Sequence[Given], stored: Mapping[str, Fingerprint], asked_cosine: float | None = None
+    given: Sequence[ReplicaVectors], stored: Mapping[str, Fingerprint], asked_cosine: float | None = None
 ) -> Report:
     """stored: fingerprints by upstream. asked_cosine: what every two must reach, whatever their models."""
     members = tuple([_member(one, stored.get(one.upstream)) for one in given])
@@ -88,10 +88,10 @@ def report_on(
     return Report(len(given[0].vectors) if given else 0, members, pairs)
 
 
-def _member(given: Given, stored: Fingerprint | None) -> Member:
+def _member(given: ReplicaVectors, stored: Fingerprint | None) -> ReplicaReport:
     made = given.fingerprint
     norms = np.linalg.norm(given.vectors.astype(np.float64), axis=1)
-    return Member(
+    return ReplicaReport(
         given.name,
         given.upstream,
         made.kind,
@@ -106,13 +106,13 @@ def _member(given: Given, stored: Fingerprint | None) -> Member:
     )
 
 
-def _beside(stored: Fingerprint, given: Given) -> Standing:
+def _beside(stored: Fingerprint, given: ReplicaVectors) -> StoredMatch:
     cosine = likeness(stored, given.fingerprint)
     needed = needed_cosine(stored, given.fingerprint, given.min_cosine)
-    return Standing(stored.id, cosine, needed, cosine >= needed)
+    return StoredMatch(stored.id, cosine, needed, cosine >= needed)
 
 
-def _pair(one: Given, other: Given, asked_cosine: float | None) -> Pair:
+def _pair(one: ReplicaVectors, other: ReplicaVectors, asked_cosine: float | None) -> Pair:
     comparable = one.vectors.shape == other.vectors.shape
     cosine = least_cosine(one.vectors, other.vectors) if comparable else None
     needed = asked_cosine if asked_cosine is not None else _needed(one, other)
@@ -120,7 +120,7 @@ def _pair(one: Given, other: Given, asked_cosine: float | None) -> Pair:
     return Pair(one.name, other.name, cosine, needed, fits, one.tokens == other.tokens)
 
 
-def _needed(one: Given, other: Given) -> float | None:
+def _needed(one: ReplicaVectors, other: ReplicaVectors) -> float | None:
     """What two must reach that serve one upstream, or models of one name."""
     if one.upstream == other.upstream:
         return needed_cosine(one.fingerprint, other.fingerprint, one.min_cosine)

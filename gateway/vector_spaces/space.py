@@ -14,7 +14,7 @@ from backends.contract import Backend, Capabilities, Operation
 from backends.errors import InvalidWork, UnsupportedWork
 from gateway.config.schema import Upstream
 from gateway.events import Observe, SpaceChecked, SpaceOutcome
-from gateway.store.redis_client import StoreAway
+from gateway.store.errors import StoreUnavailable
 from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of, likeness, needed_cosine
 from gateway.vector_spaces.store import FingerprintStore
 
@@ -58,12 +58,12 @@ class VectorSpace:
         """Whether a replica's vectors were not those of this space when it was last asked."""
         return self._outcomes.get(replica) == "differs"
 
-    def width(self, replica: str) -> int | None:
+    def dimensions_of(self, replica: str) -> int | None:
         """How wide a replica's vectors were when it was last asked; None where it takes no canary."""
         given = self._given.get(replica)
         return None if given is None else given.dimensions
 
-    def why(self, replica: str) -> str:
+    def mismatch_reason(self, replica: str) -> str:
         """What is wrong with a replica that is_foreign, for its operator."""
         standing, given = self._standing, self._given[replica]
         assert standing is not None
@@ -95,16 +95,16 @@ class VectorSpace:
         self._judge(replica)
         return not self.is_foreign(replica)
 
-    async def keep(self) -> None:
+    async def follow_store(self) -> None:
         """Follow the store; runs until cancelled."""
         while self._store is not None:
             await asyncio.sleep(FOLLOW_EVERY_S)
-            with suppress(StoreAway):
+            with suppress(StoreUnavailable):
                 await self.follow(self._store)
 
     async def follow(self, store: FingerprintStore) -> None:
-        """Learn what stands, or offer what this gateway has where nothing does. Raises: StoreAway."""
-        standing = await store.standing(self.upstream)
+        """Learn what stands, or offer what this gateway has where nothing does. Raises: StoreUnavailable."""
+        standing = await store.load(self.upstream)
         if standing is None and self._standing is not None:
             standing = await store.claim(self.upstream, self._standing)
         self._store_is_away = False
@@ -123,7 +123,7 @@ class VectorSpace:
             try:
                 mine = await self._store.claim(self.upstream, mine)
                 self._store_is_away = False
-            except StoreAway as error:
+            except StoreUnavailable as error:
                 self._miss_store(error)
         self._adopt(mine)
         return mine
@@ -136,7 +136,7 @@ class VectorSpace:
         for replica in self._given:
             self._judge(replica)
 
-    def _miss_store(self, error: StoreAway) -> None:
+    def _miss_store(self, error: StoreUnavailable) -> None:
         if not self._store_is_away:
             logger.warning(
                 "upstream %s: fingerprints cannot be shared (%s): this gateway's own counts until they can",
@@ -155,7 +155,7 @@ class VectorSpace:
         standing, given = self._standing, self._given[replica]
         assert standing is not None
         fits = self._fits(standing, given)
-        reason = standing.id if fits else self.why(replica)
+        reason = standing.id if fits else self.mismatch_reason(replica)
         self._say(replica, "fits" if fits else "differs", likeness(standing, given), reason)
 
     def _say(self, replica: str, outcome: SpaceOutcome, cosine: float | None, reason: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.additions.entries import Edit, Listed, Listing, Put, Remove
+from gateway.additions.entries import AdditionEntry, Edit, Listing, Put, Remove
 from gateway.api.operators.added_models import SETTINGS_BYTES_MAX, Adding
 from gateway.config.diff import Change, Outcome
 from gateway.config.load import Problem
@@ -15,7 +15,9 @@ from tests.fakes.tei import FakeTei
 
 TEI = {"backend": "tei", "replicas": ["http://b"]}
 PATHS = ["/admin/upstreams", "/admin/models", "/admin/upstreams/x", "/admin/models/org/x"]
-LISTING = Listing((Listed("x", TEI, None),), (Listed("org/x", {"upstream": "x"}, "models.org/x: why not"),))
+LISTING = Listing(
+    (AdditionEntry("x", TEI, None),), (AdditionEntry("org/x", {"upstream": "x"}, "models.org/x: why not"),)
+)
 
 
 class Parent:

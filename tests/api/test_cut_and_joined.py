@@ -50,7 +50,7 @@ from gateway.config import schema as config
 from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError
 from gateway.prepare import PreparedWork, prepare
-from gateway.quotas.ledger import NOTHING, Ask, MemoryLedger, Reservation
+from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.pool import Pool, Replica
 from gateway.routing.routes import Route
@@ -240,7 +240,7 @@ class World:
         """The reply and the tokens counted for it; None where the replicas failed it."""
         tenant = self.tenants[index % len(self.tenants)]
         deadline = Deadline(asyncio.get_running_loop().time() + 30)
-        reservation = Reservation(Ask(str(index), tenant.name, (), NOTHING, 10**9, "m"), ())
+        reservation = Reservation(QuotaRequest(str(index), tenant.name, (), NOTHING, 10**9, "m"), ())
         prepared = await self.prepared(work)
         with Grant(tenant, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.api.server.authentication import Authenticator, api_key_of
 from gateway.api.server.request_context import RequestContext
-from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, Guesses
+from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, GuessThrottle
 from gateway.tenants.keyring import Keyring, key_digest
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
@@ -26,7 +26,7 @@ async def test_an_address_that_guesses_is_slowed_and_a_valid_key_passes_all_the_
 
 
 def test_the_bucket_refills_and_addresses_do_not_share_it() -> None:
-    guesses = Guesses()
+    guesses = GuessThrottle()
     for _ in range(GUESSES_MAX):
         assert 0 == guesses.wait_s("a", 100.0)
         guesses.failed("a", 100.0)
@@ -37,7 +37,7 @@ def test_the_bucket_refills_and_addresses_do_not_share_it() -> None:
 
 
 def test_memory_stays_bounded_whatever_the_number_of_addresses() -> None:
-    guesses = Guesses()
+    guesses = GuessThrottle()
     for number in range(ADDRESSES_MAX + 500):
         guesses.failed(str(number), 0.0)
 

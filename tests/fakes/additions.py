@@ -1,7 +1,7 @@
 """A parent that reads and keeps what operators add as the real one does, and has nobody follow."""
 
-from gateway.additions.composing import Composed, composed, listing_of
-from gateway.additions.entries import Additions, Edit, Listing, Put, UnknownAddition, edited
+from gateway.additions.composing import ComposedConfig, compose, listing_of
+from gateway.additions.entries import Additions, Edit, Listing, Put, UnknownAddition, apply_edit
 from gateway.api.operators.added_models import Adding
 from gateway.config.diff import Outcome, changed
 from gateway.config.load import ConfigError
@@ -19,7 +19,7 @@ class ReadingParent:
     async def _change(self, edit: Edit) -> Outcome:
         before = self._composed(self._standing)
         try:
-            wanted = edited(self._file, self._standing, edit)
+            wanted = apply_edit(self._file, self._standing, edit)
         except ConfigError as error:
             return Outcome(problems=tuple(error.problems))
         except UnknownAddition as error:
@@ -33,5 +33,5 @@ class ReadingParent:
     async def _listing(self) -> Listing:
         return listing_of(self._standing, self._composed(self._standing).left_out)
 
-    def _composed(self, additions: Additions) -> Composed:
-        return composed(self._file, additions, {"UPSTREAM_KEY": "key"}, {})
+    def _composed(self, additions: Additions) -> ComposedConfig:
+        return compose(self._file, additions, {"UPSTREAM_KEY": "key"}, {})

@@ -7,7 +7,8 @@ import pytest
 from gateway.additions.entries import Additions, Put
 from gateway.additions.state import AdditionsState
 from gateway.additions.store import ADDED, AdditionsInRedis
-from gateway.store.redis_client import RedisDoor, StoreAway
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
 from tests.quotas.redis_server import RedisServer
 from tests.unit.test_additions import TEI, file
 
@@ -15,19 +16,19 @@ from tests.unit.test_additions import TEI, file
 @pytest.fixture
 async def store(redis: RedisServer) -> AsyncIterator[AdditionsInRedis]:
     redis.command("FLUSHALL")
-    one = AdditionsInRedis(RedisDoor(redis.url, 5))
+    one = AdditionsInRedis(RedisClient(redis.url, 5))
     yield one
     await one.aclose()
 
 
 async def test_of_two_who_change_them_at_once_one_looks_again(store: AdditionsInRedis) -> None:
-    assert "" == await store.version() == (await store.standing()).version
+    assert "" == await store.version() == (await store.load()).version
     first = await store.replace("", Additions({"two": TEI}))
     late = await store.replace("", Additions({"three": TEI}))
 
     assert first is not None
     assert late is None
-    assert first == await store.standing()
+    assert first == await store.load()
     assert first.version == await store.version()
     second = await store.replace(first.version, Additions({"three": TEI}))
     assert second is not None
@@ -41,10 +42,10 @@ async def test_what_cannot_be_read_is_named_once_and_changes_nothing(
     kept = AdditionsState(store, {})
     redis.command("HSET", ADDED, "version", "v", "additions", written)
     for _ in range(2):
-        with pytest.raises(StoreAway):
-            await kept.looked_up()
-        with pytest.raises(StoreAway):
-            await kept.edited(file(), Put("upstreams", "two", TEI))
+        with pytest.raises(StoreUnavailable):
+            await kept.load()
+        with pytest.raises(StoreUnavailable):
+            await kept.preview(file(), Put("upstreams", "two", TEI))
 
     assert 1 == len([one for one in caplog.records if "cannot be read" in one.message])
     assert "v" == await store.version()
@@ -54,7 +55,7 @@ async def test_what_another_release_knows_more_is_kept_out_of_the_way(
     store: AdditionsInRedis, redis: RedisServer
 ) -> None:
     redis.command("HSET", ADDED, "version", "v", "additions", '{"upstreams": {"x": 5}, "later": {}}')
-    standing = await store.standing()
-    found = await AdditionsState(store, {}).composed(file(), standing.additions)
+    standing = await store.load()
+    found = await AdditionsState(store, {}).compose(file(), standing.additions)
 
     assert ({"one"}, {("upstreams", "x")}) == (found.config.upstreams.keys(), found.left_out.keys())

@@ -10,7 +10,8 @@ from backends.canaries import EDITION
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, Reply, Work
 from gateway.config.schema import Upstream
 from gateway.events import Event, SpaceChecked
-from gateway.store.redis_client import RedisDoor, StoreAway
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
 from gateway.vector_spaces import space as spaces
 from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of
 from gateway.vector_spaces.space import VectorSpace
@@ -44,7 +45,7 @@ class Gateway:
 
     def __init__(self, server: RedisServer) -> None:
         self.events: list[Event] = []
-        self.store = FingerprintStore(RedisDoor(server.url, 1.0))
+        self.store = FingerprintStore(RedisClient(server.url, 1.0))
         self.space = VectorSpace("up", UPSTREAM, self.store, self.events.append)
 
     async def check(self, model: Model, replica: str = "r0") -> bool:
@@ -76,8 +77,8 @@ async def test_the_first_of_many_at_once_makes_it(gateways: list[Gateway]) -> No
     told = await asyncio.gather(*(store.claim("up", made(str(i))) for i in range(20)))
 
     assert 1 == len({one.id for one in told})
-    assert told[0] == await gateways[1].store.standing("up")
-    assert await store.standing("other") is None
+    assert told[0] == await gateways[1].store.load("up")
+    assert await store.load("other") is None
 
 
 async def test_a_gateway_that_comes_later_holds_its_replicas_against_it(gateways: list[Gateway]) -> None:
@@ -98,7 +99,7 @@ async def test_an_accepted_fingerprint_is_followed_and_held_against_who_is_there
     await first.check(Model())
     await second.check(Model("other "), "r1")
     accepted = second.space._given["r1"]
-    keeping = [asyncio.create_task(one.space.keep()) for one in (first, second)]
+    keeping = [asyncio.create_task(one.space.follow_store()) for one in (first, second)]
     await operator.store.replace("up", accepted)
     async with asyncio.timeout(10):
         while not (first.space.is_foreign("r0") and not second.space.is_foreign("r1")):  # noqa: ASYNC110
@@ -133,7 +134,7 @@ async def test_what_was_made_without_redis_is_offered_once_it_is_back(
     first, second, third = gateways
     await first.check(Model())
     await second.check(Model("other "))
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnavailable):
         await first.space.follow(first.store)
     own_redis.restart()
     await first.space.follow(first.store)
@@ -164,7 +165,7 @@ async def test_a_store_that_forgot_learns_it_again(gateways: list[Gateway], own_
     own_redis.command("FLUSHALL")
     await first.space.follow(first.store)
 
-    assert await first.store.standing("up") == first.space._standing is not None
+    assert await first.store.load("up") == first.space._standing is not None
 
 
 async def test_what_nobody_can_read_there_is_not_compared_with(
@@ -175,8 +176,8 @@ async def test_what_nobody_can_read_there_is_not_compared_with(
 
     assert await first.check(Model())
     assert not await first.check(Model("other "), "r1")
-    with pytest.raises(StoreAway, match="cannot be read"):
-        await first.store.standing("up")
+    with pytest.raises(StoreUnavailable, match="cannot be read"):
+        await first.store.load("up")
 
 
 def test_other_canaries_would_be_kept_apart() -> None:

@@ -14,7 +14,8 @@ import pytest
 from gateway.config.load import parse_config
 from gateway.config.schema import Key
 from gateway.errors import QuotaUnavailable, Unauthenticated
-from gateway.store.redis_client import RedisDoor, StoreAway
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from tests.processes.conftest import KEY, Served, wait_until
@@ -167,7 +168,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def test_while_the_store_is_away_known_keys_work_for_a_grace_time(own_redis: RedisServer) -> None:
-    store, held = TenantStore(RedisDoor(own_redis.url, 1)), Keyring({}, None)
+    store, held = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
     await store.put(StoredKey("k", key_digest("secret"), "acme"))
     keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=1.0))
     await known(held, "secret", expected=True)
@@ -186,16 +187,16 @@ async def test_while_the_store_is_away_known_keys_work_for_a_grace_time(own_redi
 async def test_a_key_that_is_revoked_while_the_store_is_frozen_is_dead_when_it_wakes(
     own_redis: RedisServer,
 ) -> None:
-    store, held = TenantStore(RedisDoor(own_redis.url, 1)), Keyring({}, None)
+    store, held = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
     await store.put(StoredKey("k", key_digest("secret"), "acme"))
     keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=60))
     await known(held, "secret", expected=True)
     own_redis.freeze()
     # As one who gives up before the store wakes, and is gone then.
-    impatient = TenantStore(RedisDoor(own_redis.url, 0.1))
-    with pytest.raises(StoreAway):
+    impatient = TenantStore(RedisClient(own_redis.url, 0.1))
+    with pytest.raises(StoreUnavailable):
         await impatient.revoke("k")
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnavailable):
         await impatient.put(StoredKey("l", key_digest("another"), "acme"))
     own_redis.thaw()
     await known(held, "secret", expected=False)
@@ -207,7 +208,7 @@ async def test_a_key_that_is_revoked_while_the_store_is_frozen_is_dead_when_it_w
 
 
 async def test_a_store_that_was_emptied_between_two_looks_is_noticed(own_redis: RedisServer) -> None:
-    store, held = TenantStore(RedisDoor(own_redis.url, 1)), Keyring({}, None)
+    store, held = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
     await store.put(StoredKey("old", key_digest("old"), "acme"))
     keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=60))
     await known(held, "old", expected=True)
@@ -223,11 +224,11 @@ async def test_a_store_that_was_emptied_between_two_looks_is_noticed(own_redis: 
 
 @pytest.mark.parametrize("holds", [False, True], ids=["empty", "with a key of its own"])
 async def test_the_first_key_waits_for_what_the_store_holds(own_redis: RedisServer, *, holds: bool) -> None:
-    store = TenantStore(RedisDoor(own_redis.url, 1))
+    store = TenantStore(RedisClient(own_redis.url, 1))
     if holds:
         await store.put(StoredKey("k", key_digest("stored"), "acme"))
     own_redis.freeze()
-    held = Keyring({}, key_digest("first"), first_waits=True)
+    held = Keyring({}, key_digest("first"), first_key_pending=True)
     keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=60))
     await known(held, "first", expected=False)
     own_redis.thaw()

@@ -12,10 +12,11 @@ import pytest
 from gateway.config import schema as config
 from gateway.errors import QuotaExceeded
 from gateway.events import Event, StoreChanged
-from gateway.quotas.ledger import Ask
+from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost, parse_limit
-from gateway.quotas.redis_ledger import RedisLedger, Rules
-from gateway.store.redis_client import RedisDoor, StoreAway
+from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import StoredKey, key_digest
 from gateway.tenants.store import TenantStore
 from tests.processes.conftest import wait_until
@@ -30,7 +31,7 @@ SLOTS = 16384
 @asynccontextmanager
 async def ledger_on(url: str) -> AsyncIterator[tuple[RedisLedger, list[Event]]]:
     events: list[Event] = []
-    ledger = RedisLedger(RedisDoor(url, 3), Rules("refuse"), secrets.token_hex(4), events.append)
+    ledger = RedisLedger(RedisClient(url, 3), OutagePolicy("refuse"), secrets.token_hex(4), events.append)
     try:
         yield ledger, events
     finally:
@@ -39,9 +40,9 @@ async def ledger_on(url: str) -> AsyncIterator[tuple[RedisLedger, list[Event]]]:
 
 async def call(ledger: RedisLedger, tenant: str) -> int:
     """One call, reserved and settled; how many requests it left."""
-    ask = Ask(secrets.token_hex(8), tenant, LIMITS, Cost(tokens=9), 60 * SECOND_US, "m")
+    ask = QuotaRequest(secrets.token_hex(8), tenant, LIMITS, Cost(tokens=9), 60 * SECOND_US, "m")
     limit_statuses = ledger.settle(await ledger.reserve(ask), Cost(tokens=5, inputs=1))
-    await ledger.settled()
+    await ledger.flush()
     return limit_statuses[0].remaining
 
 
@@ -64,7 +65,7 @@ async def counts(url: str) -> None:
 
 
 async def holds_keys(url: str) -> None:
-    store = TenantStore(RedisDoor(url, 3))
+    store = TenantStore(RedisClient(url, 3))
     settings = config.Tenant(limits={"requests_per_hour": 5})
     stored = StoredKey("k", key_digest("secret"), "acme")
     try:
@@ -129,11 +130,11 @@ async def test_a_cluster_that_is_not_there_is_away_and_is_used_when_it_comes(one
     one_node.kill()
     url = f"redis+cluster://127.0.0.1:{one_node.port}"
     events: list[Event] = []
-    ledger = RedisLedger(RedisDoor(url, 0.25), Rules("allow"), "gateway", events.append)
-    keeper = asyncio.create_task(ledger.keep())
+    ledger = RedisLedger(RedisClient(url, 0.25), OutagePolicy("allow"), "gateway", events.append)
+    keeper = asyncio.create_task(ledger.maintain())
     try:
         for number in range(3):
-            ask = Ask(str(number), "acme", LIMITS, Cost(), 60 * SECOND_US, "m")
+            ask = QuotaRequest(str(number), "acme", LIMITS, Cost(), 60 * SECOND_US, "m")
             assert (await ledger.reserve(ask)).degraded
         one_node.restart()
         async with asyncio.timeout(15):
@@ -199,7 +200,7 @@ async def _beats(ledger: RedisLedger) -> None:
         while True:
             try:
                 await ledger._beat()
-            except StoreAway:
+            except StoreUnavailable:
                 await asyncio.sleep(0.05)
             else:
                 return
@@ -285,17 +286,17 @@ async def test_a_connection_may_take_longer_than_a_trip(encrypted: tuple[RedisSe
     server, ours = encrypted
     async with distant(server, each_way_s=0.02) as port:
         # 40 ms there and back: a command fits into 100 ms, TLS and the greetings after it do not.
-        door = RedisDoor(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={ours.ca}", 0.1)
-        with pytest.raises(StoreAway, match="no answer within"):
-            await door.ask("PING")
+        door = RedisClient(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={ours.ca}", 0.1)
+        with pytest.raises(StoreUnavailable, match="no answer within"):
+            await door.execute("PING")
         async with asyncio.timeout(10):
             while not await _pong(door):
                 pass
         await door.aclose()
 
 
-async def _pong(door: RedisDoor) -> bool:
+async def _pong(door: RedisClient) -> bool:
     try:
-        return bool(await door.ask("PING"))
-    except StoreAway:
+        return bool(await door.execute("PING"))
+    except StoreUnavailable:
         return False

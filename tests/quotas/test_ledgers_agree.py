@@ -13,7 +13,7 @@ from redis import Redis
 from gateway.errors import GatewayError
 from gateway.events import Event
 from gateway.quotas.account import DAY_US
-from gateway.quotas.ledger import LEASE_US, NOTHING, Ask, Ledger, MemoryLedger, Reservation
+from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, MemoryLedger, QuotaRequest, Reservation
 from gateway.quotas.limits import (
     SECOND_US,
     Cost,
@@ -23,8 +23,9 @@ from gateway.quotas.limits import (
     period_end_us,
     period_start_us,
 )
-from gateway.quotas.redis_ledger import RedisLedger, Rules
-from gateway.store.redis_client import RedisDoor, script
+from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
+from gateway.store.redis_client import RedisClient
+from gateway.store.scripts import load_script
 from tests.quotas.redis_server import RedisServer
 
 # A moment before midnight at the end of a leap year's February.
@@ -52,7 +53,7 @@ class Both:
     clock: Clock
     held: list[tuple[Reservation, Reservation]] = field(default_factory=list)
 
-    async def reserve(self, ask: Ask) -> None:
+    async def reserve(self, ask: QuotaRequest) -> None:
         answers = [await _outcome(ledger, ask) for ledger in (self.memory, self.redis)]
         assert _shown(answers[0]) == _shown(answers[1])
         if isinstance(answers[0], Reservation) and isinstance(answers[1], Reservation):
@@ -65,11 +66,11 @@ class Both:
         self.memory.settle(in_memory, actual)
         for one in self.redis.settle(in_redis, actual):
             assert 0 <= one.remaining <= one.limit.amount
-        await self.redis.settled()
-        await self.reserve(msgspec.structs.replace(in_memory.ask, id=secrets.token_hex(8), cost=NOTHING))
+        await self.redis.flush()
+        await self.reserve(msgspec.structs.replace(in_memory.request, id=secrets.token_hex(8), cost=NOTHING))
 
 
-async def _outcome(ledger: Ledger, ask: Ask) -> Reservation | GatewayError:
+async def _outcome(ledger: Ledger, ask: QuotaRequest) -> Reservation | GatewayError:
     try:
         return await ledger.reserve(ask)
     except GatewayError as error:
@@ -85,9 +86,11 @@ def _shown(answer: Reservation | GatewayError) -> Any:
 async def test_what_settling_shows_is_exact_where_nobody_else_came_between(redis: RedisServer) -> None:
     clock = Clock()
     memory = MemoryLedger(clock, LEASE_US)
-    shared = RedisLedger(RedisDoor(redis.url, 5), Rules(), "test", lambda _: None, clock)
+    shared = RedisLedger(RedisClient(redis.url, 5), OutagePolicy(), "test", lambda _: None, clock)
     held = (Limit("tokens", "minute", 7000), Limit("inputs", "day", 100), Limit("requests", "in_flight", 2))
-    ask = Ask(secrets.token_hex(4), f"shown-{secrets.token_hex(4)}", held, Cost(1, 700, 9), 60 * SECOND_US)
+    ask = QuotaRequest(
+        secrets.token_hex(4), f"shown-{secrets.token_hex(4)}", held, Cost(1, 700, 9), 60 * SECOND_US
+    )
     shown = [ledger.settle(await ledger.reserve(ask), Cost(1, 70, 4)) for ledger in (memory, shared)]
     await shared.aclose()
 
@@ -109,7 +112,7 @@ def test_days_and_months_begin_in_redis_when_they_do_here(redis: RedisServer) ->
         return told
     """
     with Redis(port=redis.port) as client:
-        told = client.eval(script("meters").source + source, 0, days[0], days[-1])
+        told = client.eval(load_script("meters").source + source, 0, days[0], days[-1])
     expected = []
     for day in days:
         noon_us = day * DAY_US + DAY_US // 2
@@ -147,8 +150,8 @@ def test_the_same_history_has_the_same_answers(
 
 async def play(redis: RedisServer, held: tuple[Limit, ...], history: list[tuple[Any, ...]]) -> None:
     clock, events = Clock(), list[Event]()
-    door = RedisDoor(redis.url, timeout_s=5)
-    in_redis = RedisLedger(door, Rules(), "test", events.append, clock)
+    door = RedisClient(redis.url, timeout_s=5)
+    in_redis = RedisLedger(door, OutagePolicy(), "test", events.append, clock)
     both = Both(MemoryLedger(clock, LEASE_US), in_redis, clock)
     # Tenants of their own, so that one history does not see another's.
     run = secrets.token_hex(4)
@@ -158,10 +161,12 @@ async def play(redis: RedisServer, held: tuple[Limit, ...], history: list[tuple[
                 case ("wait", passed_us):
                     clock.now_us += passed_us
                 case ("reserve", tenant, cost, shadow):
-                    ask = Ask(f"{run}{number}", f"{tenant}-{run}", held, cost, 60 * SECOND_US, "m", shadow)
+                    ask = QuotaRequest(
+                        f"{run}{number}", f"{tenant}-{run}", held, cost, 60 * SECOND_US, "m", shadow
+                    )
                     await both.reserve(ask)
                 case ("again", index) if both.held:
-                    await both.reserve(both.held[index % len(both.held)][0].ask)
+                    await both.reserve(both.held[index % len(both.held)][0].request)
                 case ("settle", index, cost):
                     await both.settle(index, cost)
         days = ["2024-02-29", "2024-03-01"]

@@ -13,10 +13,12 @@ import pytest
 
 from gateway.errors import QuotaExceeded, QuotaUnavailable
 from gateway.events import Event, StoreChanged
-from gateway.quotas.ledger import Ask
+from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost, Limit, parse_limit
-from gateway.quotas.redis_ledger import RedisLedger, Rules, WhenUnavailable
-from gateway.store.redis_client import RedisDoor, Script, StoreAway
+from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger, WhenUnavailable
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
+from gateway.store.scripts import Script
 from tests.quotas.redis_server import RedisServer
 from tests.quotas.test_ledgers_agree import Clock
 
@@ -35,7 +37,9 @@ class Running:
     async def call(self, tokens: int = 1) -> bool:
         """One call, reserved and settled; whether it was counted without the store."""
         self._number += 1
-        ask = Ask(f"{id(self)}-{self._number}", "acme", LIMITS, Cost(tokens=tokens), 60 * SECOND_US, "m")
+        ask = QuotaRequest(
+            f"{id(self)}-{self._number}", "acme", LIMITS, Cost(tokens=tokens), 60 * SECOND_US, "m"
+        )
         taken = await self.ledger.reserve(ask)
         self.ledger.settle(taken, Cost(tokens=tokens))
         return taken.degraded
@@ -57,8 +61,8 @@ async def running(
     server: RedisServer, when: WhenUnavailable = "local", *, keep: bool = True
 ) -> AsyncIterator[Running]:
     events: list[Event] = []
-    ledger = RedisLedger(RedisDoor(server.url, 0.1), Rules(when), "gateway", events.append)
-    keeper = asyncio.create_task(ledger.keep()) if keep else None
+    ledger = RedisLedger(RedisClient(server.url, 0.1), OutagePolicy(when), "gateway", events.append)
+    keeper = asyncio.create_task(ledger.maintain()) if keep else None
     try:
         yield Running(ledger, events)
     finally:
@@ -182,7 +186,7 @@ async def test_a_server_that_is_full_is_not_back_before_it_takes_something(own_r
 
 async def test_what_was_in_flight_when_it_went_is_settled_when_it_is_back(own_redis: RedisServer) -> None:
     async with running(own_redis) as gateway:
-        ask = Ask("flying", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US, "m")
+        ask = QuotaRequest("flying", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US, "m")
         taken = await gateway.ledger.reserve(ask)
         own_redis.freeze()
         gateway.ledger.settle(taken, Cost(tokens=100))
@@ -195,7 +199,9 @@ async def test_what_was_in_flight_when_it_went_is_settled_when_it_is_back(own_re
 async def test_closing_a_ledger_tells_what_nobody_has_waited_for(own_redis: RedisServer) -> None:
     async with running(own_redis, keep=False) as gateway:
         await gateway.call(900)
-        taken = await gateway.ledger.reserve(Ask("last", "acme", LIMITS, Cost(tokens=100), SECOND_US))
+        taken = await gateway.ledger.reserve(
+            QuotaRequest("last", "acme", LIMITS, Cost(tokens=100), SECOND_US)
+        )
         gateway.ledger.settle(taken, Cost(tokens=40))
     async with running(own_redis, keep=False) as another:
         assert not await another.call(60)
@@ -213,7 +219,7 @@ async def test_a_slot_is_free_for_the_next_call_of_the_same_turn(own_redis: Redi
     limits = (parse_limit("requests_in_flight", 1),)
     async with running(own_redis, keep=False) as gateway:
         for number in range(20):
-            ask = Ask(f"slot-{number}", "acme", limits, Cost(), 60 * SECOND_US)
+            ask = QuotaRequest(f"slot-{number}", "acme", limits, Cost(), 60 * SECOND_US)
             gateway.ledger.settle(await gateway.ledger.reserve(ask), Cost())
 
 
@@ -221,41 +227,41 @@ async def test_a_reserve_that_nobody_waits_for_any_more_holds_nothing(own_redis:
     limits = (parse_limit("requests_in_flight", 1),)
     async with running(own_redis, keep=False) as gateway:
         gone = asyncio.create_task(
-            gateway.ledger.reserve(Ask("gone", "acme", limits, Cost(), 60 * SECOND_US))
+            gateway.ledger.reserve(QuotaRequest("gone", "acme", limits, Cost(), 60 * SECOND_US))
         )
         for _ in range(3):
             # It departs in one of the next turns.
             await asyncio.sleep(0)
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-        await gateway.ledger.settled()
-        taken = await gateway.ledger.reserve(Ask("next", "acme", limits, Cost(), 60 * SECOND_US))
+        await gateway.ledger.flush()
+        taken = await gateway.ledger.reserve(QuotaRequest("next", "acme", limits, Cost(), 60 * SECOND_US))
 
     assert 0 == taken.limit_statuses[0].remaining
 
 
 async def test_a_reserve_that_is_heard_after_it_was_closed_takes_nothing(own_redis: RedisServer) -> None:
-    late = Ask("late", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US)
+    late = QuotaRequest("late", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US)
     async with running(own_redis, "allow", keep=False) as gateway:
         own_redis.freeze()
         assert (await gateway.ledger.reserve(late)).degraded
         own_redis.kill()
         own_redis.restart()
         # The store has forgotten it, and is told that it is closed; then it hears of it after all.
-        await gateway.ledger.settled()
+        await gateway.ledger.flush()
     async with running(own_redis, keep=False) as again:
         await again.ledger.reserve(late)
         assert not await again.call(1000)
 
 
 async def test_a_reserve_that_was_given_up_holds_nothing_when_the_store_wakes(own_redis: RedisServer) -> None:
-    late = Ask("late", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US)
+    late = QuotaRequest("late", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US)
     async with running(own_redis, "allow", keep=False) as gateway:
         await gateway.call()
         own_redis.freeze()
         assert (await gateway.ledger.reserve(late)).degraded
         own_redis.thaw()
-        await gateway.ledger.settled()
+        await gateway.ledger.flush()
         assert not await gateway.call(999)
 
 
@@ -267,15 +273,17 @@ async def test_whoever_waits_behind_a_trip_without_an_answer_is_served_without_t
         own_redis.freeze()
         waiting = []
         for number in range(40):
-            ask = Ask(f"{number}", f"tenant-{number % 20}", LIMITS, Cost(tokens=1), 60 * SECOND_US)
+            ask = QuotaRequest(f"{number}", f"tenant-{number % 20}", LIMITS, Cost(tokens=1), 60 * SECOND_US)
             waiting.append(asyncio.create_task(gateway.ledger.reserve(ask)))
             # Another turn, another trip, as long as there is one to go with.
             await asyncio.sleep(0)
         taken = await asyncio.gather(*waiting)
         own_redis.thaw()
-        await gateway.ledger.settled()
+        await gateway.ledger.flush()
         whole = [
-            await gateway.ledger.reserve(Ask(f"w{n}", f"tenant-{n}", LIMITS, Cost(tokens=1000), SECOND_US))
+            await gateway.ledger.reserve(
+                QuotaRequest(f"w{n}", f"tenant-{n}", LIMITS, Cost(tokens=1000), SECOND_US)
+            )
             for n in range(20)
         ]
 
@@ -286,12 +294,12 @@ async def test_whoever_waits_behind_a_trip_without_an_answer_is_served_without_t
 async def test_what_one_run_cannot_carry_goes_in_the_next(own_redis: RedisServer) -> None:
     limits = (parse_limit("requests_per_day", 1000),)
     async with running(own_redis, keep=False) as gateway:
-        asks = [Ask(f"many-{n}", "acme", limits, Cost(), 60 * SECOND_US) for n in range(300)]
+        asks = [QuotaRequest(f"many-{n}", "acme", limits, Cost(), 60 * SECOND_US) for n in range(300)]
         taken = await asyncio.gather(*(gateway.ledger.reserve(ask) for ask in asks))
         for one in taken:
             gateway.ledger.settle(one, Cost(requests=0))
-        await gateway.ledger.settled()
-        probe = await gateway.ledger.reserve(Ask("probe", "acme", limits, Cost(), 60 * SECOND_US))
+        await gateway.ledger.flush()
+        probe = await gateway.ledger.reserve(QuotaRequest("probe", "acme", limits, Cost(), 60 * SECOND_US))
 
     assert sorted(range(700, 1000)) == sorted(one.limit_statuses[0].remaining for one in taken)
     assert 999 == probe.limit_statuses[0].remaining
@@ -310,9 +318,9 @@ async def test_many_checks_of_one_turn_travel_together(own_redis: RedisServer) -
 async def test_a_check_is_with_the_store_before_a_busy_loop_comes_round_again(own_redis: RedisServer) -> None:
     async with running(own_redis, keep=False) as gateway:
         await gateway.call()
-        await gateway.ledger.settled()
+        await gateway.ledger.flush()
         before = scripts(own_redis)
-        ask = Ask("now", "acme", LIMITS, Cost(), 60 * SECOND_US, "m")
+        ask = QuotaRequest("now", "acme", LIMITS, Cost(), 60 * SECOND_US, "m")
         reserving = asyncio.create_task(gateway.ledger.reserve(ask))
         # It is asked for in one turn and leaves in the next; then the loop does nothing but look.
         for _ in range(2):
@@ -335,8 +343,8 @@ async def test_a_slot_that_somebody_may_wait_for_is_given_back_at_once(
 ) -> None:
     limits = (parse_limit("requests_in_flight", 4000, "key a "), parse_limit("requests_in_flight", slots))
     async with running(own_redis, keep=False) as gateway, running(own_redis, keep=False) as other:
-        taken = await gateway.ledger.reserve(Ask("one", "acme", limits, Cost(), 60 * SECOND_US))
-        asks = [Ask(f"more-{n}", "acme", limits, Cost(), 60 * SECOND_US) for n in range(others)]
+        taken = await gateway.ledger.reserve(QuotaRequest("one", "acme", limits, Cost(), 60 * SECOND_US))
+        asks = [QuotaRequest(f"more-{n}", "acme", limits, Cost(), 60 * SECOND_US) for n in range(others)]
         await asyncio.gather(*(gateway.ledger.reserve(ask) for ask in asks))
         before = scripts(own_redis)
         gateway.ledger.settle(taken, Cost())
@@ -344,8 +352,8 @@ async def test_a_slot_that_somebody_may_wait_for_is_given_back_at_once(
         for _ in range(2):
             await asyncio.sleep(0)
         seen = scripts(own_redis) - before
-        await gateway.ledger.settled()
-        left = await other.ledger.reserve(Ask("two", "acme", limits, Cost(), 60 * SECOND_US))
+        await gateway.ledger.flush()
+        left = await other.ledger.reserve(QuotaRequest("two", "acme", limits, Cost(), 60 * SECOND_US))
 
     assert told == seen
     assert slots - 1 - others == left.limit_statuses[1].remaining
@@ -355,27 +363,27 @@ async def test_a_slot_that_somebody_may_wait_for_is_given_back_at_once(
 async def test_a_connection_that_breaks_at_rest_loses_no_check(own_redis: RedisServer, turns: int) -> None:
     async with running(own_redis, keep=False) as gateway:
         await gateway.call()
-        await gateway.ledger.settled()
+        await gateway.ledger.flush()
         checking = asyncio.create_task(gateway.call())
         # With one turn it is asked for, and written to a connection that has ended but is not heard to have.
         for _ in range(turns):
             await asyncio.sleep(0)
         own_redis.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         assert not await checking
-        await gateway.ledger.settled()
+        await gateway.ledger.flush()
 
     assert [] == gateway.changes
 
 
 async def test_a_script_is_learnt_by_the_only_connection_there_may_be(own_redis: RedisServer) -> None:
     ledger = RedisLedger(
-        RedisDoor(f"{own_redis.url}?max_connections=1", 0.5), Rules("refuse"), "one", lambda _: None
+        RedisClient(f"{own_redis.url}?max_connections=1", 0.5), OutagePolicy("refuse"), "one", lambda _: None
     )
     try:
         gateway = Running(ledger, [])
         for _ in range(2):
             assert not await gateway.call()
-            await ledger.settled()
+            await ledger.flush()
             own_redis.command("SCRIPT", "FLUSH")
         assert not await gateway.call()
     finally:
@@ -383,14 +391,14 @@ async def test_a_script_is_learnt_by_the_only_connection_there_may_be(own_redis:
 
 
 async def test_what_cannot_be_packed_is_told_and_others_travel_on(own_redis: RedisServer) -> None:
-    door = RedisDoor(own_redis.url, 0.5)
+    door = RedisClient(own_redis.url, 0.5)
     program = Script("return ARGV[1]", hashlib.sha1(b"return ARGV[1]", usedforsecurity=False).hexdigest())
     try:
         for _ in range(2):
-            assert b"well" == await door.run(program, ["a"], b"well")
-            with pytest.raises(StoreAway):
-                await door.run(program, ["\ud800"], b"odd")
-        assert b"well" == await door.run(program, ["a"], b"well")
+            assert b"well" == await door.run_script(program, ["a"], b"well")
+            with pytest.raises(StoreUnavailable):
+                await door.run_script(program, ["\ud800"], b"odd")
+        assert b"well" == await door.run_script(program, ["a"], b"well")
     finally:
         await door.aclose()
 
@@ -410,15 +418,15 @@ def reads(server: RedisServer) -> int:
 
 async def test_nothing_over_the_limit_is_admitted_by_four_gateways_at_once(own_redis: RedisServer) -> None:
     limits = (parse_limit("tokens_per_day", 5000), parse_limit("requests_in_flight", 7))
-    doors = [RedisDoor(own_redis.url, 5) for _ in range(4)]
-    ledgers = [RedisLedger(door, Rules(), f"g{i}", lambda _: None) for i, door in enumerate(doors)]
+    doors = [RedisClient(own_redis.url, 5) for _ in range(4)]
+    ledgers = [RedisLedger(door, OutagePolicy(), f"g{i}", lambda _: None) for i, door in enumerate(doors)]
     admitted, flying, most = 0, 0, 0
 
     async def call(number: int) -> None:
         nonlocal admitted, flying, most
         ledger, cost = ledgers[number % 4], Cost(tokens=number % 37)
         try:
-            taken = await ledger.reserve(Ask(str(number), "acme", limits, cost, 60 * SECOND_US))
+            taken = await ledger.reserve(QuotaRequest(str(number), "acme", limits, cost, 60 * SECOND_US))
         except QuotaExceeded:
             return
         flying += 1
@@ -440,8 +448,8 @@ async def test_nothing_over_the_limit_is_admitted_by_four_gateways_at_once(own_r
 DAY = (parse_limit("tokens_per_day", 1000),)
 
 
-def asked(id_: str, limits: tuple[Limit, ...] = DAY, tokens: int = 0, tenant: str = "acme") -> Ask:
-    return Ask(id_, tenant, limits, Cost(tokens=tokens), 60 * SECOND_US, "m")
+def asked(id_: str, limits: tuple[Limit, ...] = DAY, tokens: int = 0, tenant: str = "acme") -> QuotaRequest:
+    return QuotaRequest(id_, tenant, limits, Cost(tokens=tokens), 60 * SECOND_US, "m")
 
 
 def set_clocks_off(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -461,14 +469,14 @@ async def test_a_gateway_whose_clock_is_days_off_counts_redis_days(
         good.ledger.settle(
             await good.ledger.reserve(asked("good", DAY + month, 1000)), Cost(tokens=1000, inputs=1)
         )
-        await good.ledger.settled()
+        await good.ledger.flush()
         set_clocks_off(monkeypatch, days * 86400)
         for number in range(3):
             with pytest.raises(QuotaExceeded, match="tokens_per_day"):
                 await wrong.ledger.reserve(asked(f"wrong-{number}", DAY + month, 1))
         taken = await wrong.ledger.reserve(asked("month", month, 500))
         wrong.ledger.settle(taken, Cost(tokens=500))
-        await wrong.ledger.settled()
+        await wrong.ledger.flush()
         rows = await good.ledger.usage("acme", [today])
 
     assert 0 == taken.limit_statuses[0].remaining
@@ -479,8 +487,8 @@ async def test_a_gateway_whose_clock_is_days_off_counts_redis_days(
 async def test_gateways_count_each_other_by_redis_clock(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = [RedisDoor(own_redis.url, 5) for _ in range(3)]
-    ledgers = [RedisLedger(one, Rules(), f"g{n}", lambda _: None) for n, one in enumerate(door)]
+    door = [RedisClient(own_redis.url, 5) for _ in range(3)]
+    ledgers = [RedisLedger(one, OutagePolicy(), f"g{n}", lambda _: None) for n, one in enumerate(door)]
     for number, ledger in enumerate(ledgers):
         set_clocks_off(monkeypatch, 20 * number)
         await ledger._beat()
@@ -500,7 +508,7 @@ async def test_a_share_of_one_missed_call_is_forgotten_once_the_store_answers(ow
         assert (await ledger.reserve(asked("missed", tokens=1))).degraded
         own_redis.thaw()
         ledger.settle(await ledger.reserve(asked("b", tokens=800)), Cost(tokens=800))
-        await ledger.settled()
+        await ledger.flush()
         own_redis.freeze()
         with pytest.raises(QuotaExceeded) as caught:
             await ledger.reserve(asked("missed again", tokens=500))
@@ -560,7 +568,7 @@ async def test_what_could_not_be_charged_at_once_is_charged_later(own_redis: Red
             await ledger._catch_up()
         own_redis.thaw()
         await ledger._catch_up()
-        await ledger.settled()
+        await ledger.flush()
     async with running(own_redis, keep=False) as another:
         assert 800 == (await another.ledger.reserve(asked("after"))).limit_statuses[0].remaining
 
@@ -578,7 +586,7 @@ async def test_an_absence_leaves_no_rate_in_debt_for_longer_than_its_window(own_
         own_redis.thaw()
         ledger._availability.answered()
         await ledger._catch_up()
-        await ledger.settled()
+        await ledger.flush()
         rate, month = (await ledger.reserve(asked("after", hour))).limit_statuses
         rows = await ledger.usage("acme", [datetime.now(UTC).date().isoformat()])
 
@@ -591,7 +599,7 @@ async def test_an_absence_leaves_no_rate_in_debt_for_longer_than_its_window(own_
 async def test_what_was_used_before_midnight_is_charged_to_that_day(own_redis: RedisServer) -> None:
     clock = Clock(1_800_057_590 * SECOND_US)  # 2027-01-15T23:59:50Z
     limits = (*DAY, parse_limit("tokens_per_month", 5000))
-    ledger = RedisLedger(RedisDoor(own_redis.url, 0.1), Rules(), "gateway", lambda _: None, clock)
+    ledger = RedisLedger(RedisClient(own_redis.url, 0.1), OutagePolicy(), "gateway", lambda _: None, clock)
     await ledger.reserve(asked("before", limits))
     own_redis.freeze()
     for number in range(4):
@@ -600,7 +608,7 @@ async def test_what_was_used_before_midnight_is_charged_to_that_day(own_redis: R
     clock.now_us += 30 * SECOND_US
     ledger._availability.answered()
     await ledger._catch_up()
-    await ledger.settled()
+    await ledger.flush()
     day, month = (await ledger.reserve(asked("after", limits))).limit_statuses
     rows = await ledger.usage("acme", ["2027-01-15", "2027-01-16"])
     await ledger.aclose()
@@ -631,7 +639,7 @@ async def test_a_late_renewal_gives_no_slot_to_a_call_that_is_over(own_redis: Re
         ledger = gateway.ledger
         over = await ledger.reserve(asked("over", one))
         ledger.settle(over, Cost())
-        await ledger.settled()
+        await ledger.flush()
         ledger._open["over"] = over
         await ledger._renew()
         assert 0 == (await ledger.reserve(asked("next", one))).limit_statuses[0].remaining
@@ -640,7 +648,7 @@ async def test_a_late_renewal_gives_no_slot_to_a_call_that_is_over(own_redis: Re
 async def test_a_clock_that_steps_back_makes_nobody_wait_for_the_step(own_redis: RedisServer) -> None:
     clock = Clock(1_800_057_590 * SECOND_US)
     hour, slot = (parse_limit("tokens_per_hour", 100),), (parse_limit("requests_in_flight", 1),)
-    ledger = RedisLedger(RedisDoor(own_redis.url, 5), Rules(), "gateway", lambda _: None, clock)
+    ledger = RedisLedger(RedisClient(own_redis.url, 5), OutagePolicy(), "gateway", lambda _: None, clock)
     await ledger.reserve(asked("rate", hour, 100))
     await ledger.reserve(asked("slot", slot))
     clock.now_us -= 86400 * SECOND_US

@@ -16,7 +16,7 @@ from gateway.additions.store import ADDED
 from gateway.config import schema as config
 from gateway.errors import Unauthenticated
 from gateway.quotas.ledger import UNITS
-from gateway.store.redis_client import RedisDoor
+from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import KEYS, TENANTS, TenantStore, keep_up_to_date
 from tests.conftest import KEY, Boots, Running
@@ -364,7 +364,7 @@ async def test_without_the_scope_nobody_sees_or_changes_tenants(boot: Boots, own
 
 @asynccontextmanager
 async def opened(server: RedisServer) -> AsyncIterator[TenantStore]:
-    store = TenantStore(RedisDoor(server.url, 2))
+    store = TenantStore(RedisClient(server.url, 2))
     try:
         yield store
     finally:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gateway.events import Event
-from gateway.quotas.ledger import Ask
+from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost
-from gateway.quotas.redis_ledger import RedisLedger, Rules
-from gateway.store.redis_client import RedisDoor
+from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
+from gateway.store.redis_client import RedisClient
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer
 
@@ -36,10 +36,12 @@ def use(server: RedisServer, day: datetime, model: str, cost: Cost, tenant: str 
     async def call() -> None:
         events: list[Event] = []
         now_us = round(day.timestamp()) * SECOND_US
-        ledger = RedisLedger(RedisDoor(server.url, 2), Rules(), "test", events.append, lambda: now_us)
-        ask = Ask(f"{day}{model}", tenant, (), cost, 60 * SECOND_US, model)
+        ledger = RedisLedger(
+            RedisClient(server.url, 2), OutagePolicy(), "test", events.append, lambda: now_us
+        )
+        ask = QuotaRequest(f"{day}{model}", tenant, (), cost, 60 * SECOND_US, model)
         ledger.settle(await ledger.reserve(ask), cost)
-        await ledger.settled()
+        await ledger.flush()
         await ledger.aclose()
 
     asyncio.run(call())

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.additions.composing import composed, listing_of
+from gateway.additions.composing import compose, listing_of
 from gateway.additions.entries import (
     WRITTEN_BYTES_MAX,
     Additions,
@@ -14,7 +14,7 @@ from gateway.additions.entries import (
     Put,
     Remove,
     UnknownAddition,
-    edited,
+    apply_edit,
 )
 from gateway.additions.reading import HIDDEN, SecretSources, as_shown, read_model, read_upstream
 from gateway.additions.store import AdditionsInMemory
@@ -188,7 +188,7 @@ def test_the_file_wins_and_what_goes_by_what_is_left_out_is_left_out_too() -> No
         {"one": TEI, "two": TEI, "broken": {**TEI, "api_key": SECRET}, "odd": 5},
         {"bge": {"upstream": "two"}, "more": {"upstream": "two"}, "lost": {"upstream": "broken"}},
     )
-    found = composed(file(), additions, {}, {})
+    found = compose(file(), additions, {}, {})
     listing = listing_of(additions, found.left_out)
 
     assert ({"one", "two"}, {"bge", "more"}) == (found.config.upstreams.keys(), found.config.models.keys())
@@ -206,9 +206,9 @@ def test_engines_of_additions_are_none_of_the_files(outside: SecretSources) -> N
         "{one:", "{mine: {backend: torch, model: a/b}, one:"
     )
     additions = Additions({"two": TORCH, "three": {**TORCH, "process": "apart"}, "four": TEI})
-    found = composed(file(text), additions, {}, {})
-    later = composed(file(text), additions, {}, {}, with_engines=False)
-    failed = composed(file(text), additions, {}, {"two": "no such model"})
+    found = compose(file(text), additions, {}, {})
+    later = compose(file(text), additions, {}, {}, with_engines=False)
+    failed = compose(file(text), additions, {}, {"two": "no such model"})
 
     processes = [found.config.upstreams[name].process for name in ("mine", "two", "three", "four")]
     assert ["engine", "engine (added)", "apart (added)", "engine"] == processes
@@ -217,12 +217,12 @@ def test_engines_of_additions_are_none_of_the_files(outside: SecretSources) -> N
 
 
 def test_what_stands_is_replaced_and_removed_by_name() -> None:
-    standing = edited(file(), Additions(), Put("upstreams", "two", TEI))
-    standing = edited(file(), standing, Put("models", "more", {"upstream": "two"}))
-    standing = edited(file(), standing, Put("models", "more", {"upstream": "one"}))
+    standing = apply_edit(file(), Additions(), Put("upstreams", "two", TEI))
+    standing = apply_edit(file(), standing, Put("models", "more", {"upstream": "two"}))
+    standing = apply_edit(file(), standing, Put("models", "more", {"upstream": "one"}))
     assert {"more": {"upstream": "one"}} == standing.models
-    standing = edited(file(), standing, Remove("upstreams", "two"))
-    standing = edited(file(), standing, Remove("models", "more"))
+    standing = apply_edit(file(), standing, Remove("upstreams", "two"))
+    standing = apply_edit(file(), standing, Remove("models", "more"))
     assert Additions() == standing
 
 
@@ -231,23 +231,23 @@ def test_what_the_file_defines_is_changed_there(part: Part) -> None:
     name = "one" if part == "upstreams" else "bge"
     for edit in (Put(part, name, {}), Remove(part, name)):
         with pytest.raises(ConfigError, match=f"{part}.{name}: router.yaml defines it"):
-            edited(file(), Additions(), edit)
+            apply_edit(file(), Additions(), edit)
     # What was added before the file did can be removed.
     standing = Additions({"one": TEI}, {"bge": {"upstream": "two"}})
-    assert standing != edited(file(), standing, Remove(part, name))
+    assert standing != apply_edit(file(), standing, Remove(part, name))
 
 
 def test_an_upstream_goes_after_its_models_and_what_was_never_added_is_unknown() -> None:
     standing = Additions({"two": TEI}, {"more": {"upstream": "two"}, "other": {"upstream": "one"}, "odd": 5})
     with pytest.raises(ConfigError, match="models, which go first: more"):
-        edited(file(), standing, Remove("upstreams", "two"))
+        apply_edit(file(), standing, Remove("upstreams", "two"))
     with pytest.raises(UnknownAddition):
-        edited(file(), standing, Remove("models", "none"))
+        apply_edit(file(), standing, Remove("models", "none"))
 
 
 def test_additions_have_a_bound() -> None:
     with pytest.raises(ConfigError, match="more than"):
-        edited(file(), Additions(), Put("upstreams", "two", {"model": "x" * WRITTEN_BYTES_MAX}))
+        apply_edit(file(), Additions(), Put("upstreams", "two", {"model": "x" * WRITTEN_BYTES_MAX}))
 
 
 async def test_who_does_not_know_what_stands_replaces_nothing() -> None:
@@ -256,7 +256,7 @@ async def test_who_does_not_know_what_stands_replaces_nothing() -> None:
 
     assert first is not None
     assert await store.replace("", Additions()) is None
-    assert first == await store.standing()
+    assert first == await store.load()
     assert first.version == await store.version()
 
 

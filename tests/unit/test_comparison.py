@@ -5,7 +5,7 @@ import pytest
 
 from backends.contract import Capabilities, Vectors
 from backends.registry import Kind
-from gateway.vector_spaces.comparison import Given, report_on
+from gateway.vector_spaces.comparison import ReplicaVectors, report_on
 from gateway.vector_spaces.fingerprint import fingerprint_of
 
 ROWS = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
@@ -21,10 +21,12 @@ def given(
     kind: Kind = "tei",
     tokens: int = 10,
     min_cosine: float | None = None,
-) -> Given:
+) -> ReplicaVectors:
     """What a replica gave; the first six are the canaries'."""
     told = Capabilities(model, frozenset(), dtype="float32")
-    return Given(name, upstream or name, fingerprint_of(vectors[:6], kind, told), vectors, tokens, min_cosine)
+    return ReplicaVectors(
+        name, upstream or name, fingerprint_of(vectors[:6], kind, told), vectors, tokens, min_cosine
+    )
 
 
 def turned(cosine: float) -> Vectors:

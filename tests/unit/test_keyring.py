@@ -101,12 +101,12 @@ def test_the_first_key_stands_in_only_while_no_tenant_is_listed() -> None:
     keyring = Keyring({}, key_digest("first"))
     assert FIRST_TENANT == keyring.identify("first").name
 
-    keyring.list_anew(TENANTS)
+    keyring.replace_configured(TENANTS)
     assert "acme" == keyring.identify("one").name
     with pytest.raises(Unauthenticated):
         keyring.identify("first")
 
-    keyring.list_anew({})
+    keyring.replace_configured({})
     assert FIRST_TENANT == keyring.identify("first").name
     with pytest.raises(Unauthenticated):
         keyring.identify("one")
@@ -117,8 +117,8 @@ def test_what_is_stored_stays_when_the_file_lists_anew_and_takes_the_settings_of
     keyring.replace_stored([StoredKey("s", key_digest("stored"), "acme")], {"acme": config.Tenant(weight=7)})
     assert 7 == keyring.identify("stored").weight
 
-    keyring.list_anew(TENANTS)
+    keyring.replace_configured(TENANTS)
     assert 3 == keyring.identify("stored").weight
 
-    keyring.list_anew({})
+    keyring.replace_configured({})
     assert 7 == keyring.identify("stored").weight

@@ -13,8 +13,8 @@ from gateway.errors import QuotaExceeded, RequestExceedsLimit
 from gateway.quotas.ledger import (
     MEMORY_LEASE_US,
     NOTHING,
-    Ask,
     MemoryLedger,
+    QuotaRequest,
     Reservation,
     duration,
     rate_limit_headers,
@@ -59,7 +59,9 @@ NUMBERS = count()
 
 async def reserve(ledger: MemoryLedger, tenant: str, held: tuple[Limit, ...], cost: Cost) -> Reservation:
     """Reserve under a new id."""
-    return await ledger.reserve(Ask(str(next(NUMBERS)), tenant, held, cost, expires_us=3600 * SECOND_US))
+    return await ledger.reserve(
+        QuotaRequest(str(next(NUMBERS)), tenant, held, cost, expires_us=3600 * SECOND_US)
+    )
 
 
 async def refused(ledger: MemoryLedger, held: tuple[Limit, ...], cost: Cost) -> QuotaExceeded:
@@ -173,7 +175,8 @@ async def test_a_reservation_that_nobody_made_changes_nothing(ledger: MemoryLedg
     held = limits(tokens_per_minute=60)
     await reserve(ledger, "acme", held, Cost(tokens=60))
     ledger.settle(
-        Reservation(Ask("nobody", "acme", held, Cost(tokens=60), MEMORY_LEASE_US), ()), Cost(tokens=0)
+        Reservation(QuotaRequest("nobody", "acme", held, Cost(tokens=60), MEMORY_LEASE_US), ()),
+        Cost(tokens=0),
     )
 
     await refused(ledger, held, Cost(tokens=1))
@@ -386,7 +389,9 @@ async def test_a_refusal_says_what_is_left_what_the_call_costs_and_when_to_come_
 ) -> None:
     held = limits(**{limit: 40})
     await reserve(ledger, "acme", held, Cost(requests=used, tokens=used))
-    ask = Ask("it", "acme", held, Cost(requests=cost, tokens=cost), 3600 * SECOND_US, is_bound=is_bound)
+    ask = QuotaRequest(
+        "it", "acme", held, Cost(requests=cost, tokens=cost), 3600 * SECOND_US, is_bound=is_bound
+    )
     with pytest.raises(QuotaExceeded) as caught:
         await ledger.reserve(ask)
 

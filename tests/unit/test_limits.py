@@ -202,7 +202,7 @@ def test_a_correction_leaves_the_meter_as_if_the_true_cost_had_been_charged(
     for step in plan:
         history.play(step)
         expected = replayed(limit, history.taken)
-        assert expected.standing(history.now_us) == history.meter.standing(history.now_us)
+        assert expected.status(history.now_us) == history.meter.status(history.now_us)
         assert expected.wait_us(limit.amount, 0) == history.meter.wait_us(limit.amount, 0)
 
 
@@ -214,7 +214,7 @@ def test_a_correction_upwards_is_as_exact_as_one_downwards(case: tuple[Limit, li
     for step in plan:
         history.play(step)
         expected = replayed(limit, history.taken)
-        assert expected.standing(history.now_us) == history.meter.standing(history.now_us)
+        assert expected.status(history.now_us) == history.meter.status(history.now_us)
 
 
 def test_a_call_that_used_more_than_it_reserved_pays_even_when_others_came_in_between() -> None:
@@ -225,7 +225,7 @@ def test_a_call_that_used_more_than_it_reserved_pays_even_when_others_came_in_be
     meter.give_back(1, 10, 60)
 
     # Charged 60 at the start, 10 of them had flowed back when the second came.
-    assert 100 - (60 - 10) - 10 == meter.standing(later_us).remaining
+    assert 100 - (60 - 10) - 10 == meter.status(later_us).remaining
 
 
 def test_time_in_which_the_bucket_was_full_does_not_come_back() -> None:
@@ -235,7 +235,7 @@ def test_time_in_which_the_bucket_was_full_does_not_come_back() -> None:
     meter.take(2, 100, later_us)
     meter.give_back(1, 50, 0)
 
-    assert 0 == meter.standing(later_us).remaining
+    assert 0 == meter.status(later_us).remaining
     assert 60 * SECOND_US == meter.wait_us(100, later_us)
 
 
@@ -334,10 +334,10 @@ def test_what_remains_is_what_fits_now_and_no_more(case: tuple[Limit, list[Step]
     history = History(RateMeter(limit))
     for step in plan:
         history.play(step)
-        standing = history.meter.standing(history.now_us)
+        standing = history.meter.status(history.now_us)
         assert history.meter.wait_us(standing.remaining, history.now_us) == 0
         assert history.meter.wait_us(standing.remaining + 1, history.now_us) > 0
-        assert limit.amount == history.meter.standing(history.now_us + standing.reset_us).remaining
+        assert limit.amount == history.meter.status(history.now_us + standing.reset_us).remaining
 
 
 @pytest.mark.parametrize("amount", [1, 3, 7, 60, 600, 999])
@@ -348,7 +348,7 @@ def test_a_fresh_limit_takes_as_many_single_calls_at_once_as_it_says(period: Per
         history.take(1)
 
     assert amount == len(history.taken)
-    assert 0 == history.meter.standing(START_US).remaining
+    assert 0 == history.meter.status(START_US).remaining
 
 
 def test_a_bucket_refills_evenly() -> None:
@@ -356,9 +356,9 @@ def test_a_bucket_refills_evenly() -> None:
     meter.take(1, 60, START_US)
 
     assert [0, 1, 30, 60, 60] == [
-        meter.standing(START_US + s * SECOND_US).remaining for s in (0, 1, 30, 60, 90)
+        meter.status(START_US + s * SECOND_US).remaining for s in (0, 1, 30, 60, 90)
     ]
-    assert 60 * SECOND_US == meter.standing(START_US).reset_us
+    assert 60 * SECOND_US == meter.status(START_US).reset_us
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_a_calendar_limit_starts_again_at_the_edge_and_not_a_microsecond_before(
 
     assert 1 == meter.wait_us(10, at(edge) - 1)
     assert 0 == meter.wait_us(10, at(edge))
-    assert 10 == meter.standing(at(edge)).remaining
+    assert 10 == meter.status(at(edge)).remaining
 
 
 def test_a_calendar_wait_is_the_time_to_the_next_period() -> None:
@@ -412,7 +412,7 @@ def test_a_calendar_wait_is_the_time_to_the_next_period() -> None:
 
     assert 0 == meter.wait_us(2, now_us)
     assert at("2024-03-01") - now_us == meter.wait_us(3, now_us)
-    assert at("2024-03-01") - now_us == meter.standing(now_us).reset_us
+    assert at("2024-03-01") - now_us == meter.status(now_us).reset_us
 
 
 def test_settling_yesterdays_reservation_gives_today_nothing() -> None:
@@ -420,9 +420,9 @@ def test_settling_yesterdays_reservation_gives_today_nothing() -> None:
     meter.take(1, 10, at("2024-02-28T23:59:59"))
     meter.take(2, 6, at("2024-02-29"))
     meter.give_back(1, 10, 0)
-    assert 4 == meter.standing(at("2024-02-29")).remaining
+    assert 4 == meter.status(at("2024-02-29")).remaining
     meter.give_back(2, 6, 1)
-    assert 9 == meter.standing(at("2024-02-29")).remaining
+    assert 9 == meter.status(at("2024-02-29")).remaining
 
 
 @st.composite
@@ -441,7 +441,7 @@ def test_no_day_or_month_ever_holds_more_than_the_amount(case: tuple[Limit, list
         today_us = period_start_us(limit.period, history.now_us)
         held = sum(one.cost for one in history.taken if today_us == period_start_us(limit.period, one.at_us))
         assert held <= limit.amount
-        assert limit.amount - held == history.meter.standing(history.now_us).remaining
+        assert limit.amount - held == history.meter.status(history.now_us).remaining
 
 
 def test_no_more_calls_are_in_flight_than_the_limit() -> None:
@@ -450,7 +450,7 @@ def test_no_more_calls_are_in_flight_than_the_limit() -> None:
     assert 0 == meter.wait_us(1, START_US)
     meter.take(2, 1, START_US)
     assert SECOND_US == meter.wait_us(1, START_US)
-    assert 0 == meter.standing(START_US).remaining
+    assert 0 == meter.status(START_US).remaining
 
 
 @pytest.mark.parametrize("actual", [0, 1])
@@ -460,14 +460,14 @@ def test_a_finished_call_frees_its_slot_whatever_it_cost(actual: int) -> None:
     meter.give_back(1, 1, actual)
 
     assert 0 == meter.wait_us(1, START_US)
-    assert 1 == meter.standing(START_US).remaining
+    assert 1 == meter.status(START_US).remaining
 
 
 def test_a_lease_that_nobody_ends_ends_by_itself_and_not_a_microsecond_early() -> None:
     meter = FlightMeter(Limit("requests", "in_flight", 1), LEASE_US)
     meter.take(1, 1, START_US)
 
-    assert LEASE_US == meter.standing(START_US).reset_us
+    assert LEASE_US == meter.status(START_US).reset_us
     assert SECOND_US == meter.wait_us(1, START_US + LEASE_US - 1)
     assert 0 == meter.wait_us(1, START_US + LEASE_US)
 

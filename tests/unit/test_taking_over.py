@@ -8,14 +8,14 @@ import pytest
 
 from gateway.additions.entries import Additions, Put, Remove
 from gateway.additions.state import AdditionsState
-from gateway.additions.store import AdditionsInMemory, Standing
+from gateway.additions.store import AdditionsInMemory, StoredAdditions
 from gateway.config.diff import Outcome
 from gateway.config.schema import Config
 from gateway.processes.config_applier import EDITS_MAX, ConfigApplier
 from gateway.processes.engine_pool import Engine, EngineSet
 from gateway.processes.reload_queue import ReloadQueue, Source, Work
 from gateway.processes.restarts import Restarts
-from gateway.store.redis_client import StoreAway
+from gateway.store.errors import StoreUnavailable
 from tests.unit.test_additions import FILE, TEI
 
 TWO, MORE = Put("upstreams", "two", TEI), Put("models", "more", {"upstream": "two"})
@@ -29,13 +29,13 @@ class Store(AdditionsInMemory):
         self.outrun = 0
         self.away = False
 
-    async def standing(self) -> Standing:
+    async def load(self) -> StoredAdditions:
         """As it is told."""
         if self.away:
-            raise StoreAway("no answer")
-        return await super().standing()
+            raise StoreUnavailable("no answer")
+        return await super().load()
 
-    async def replace(self, expected: str, additions: Additions) -> Standing | None:
+    async def replace(self, expected: str, additions: Additions) -> StoredAdditions | None:
         """As it is told."""
         if self.outrun:
             self.outrun -= 1
@@ -68,9 +68,9 @@ class Parent:
 
     async def refused(self, work: Work) -> Outcome:
         """What came of it, which is nothing."""
-        before = len(self.handed), self.now.config, await AdditionsInMemory.standing(self.store)
+        before = len(self.handed), self.now.config, await AdditionsInMemory.load(self.store)
         outcome = await self.now.done(work)
-        assert before == (len(self.handed), self.now.config, await AdditionsInMemory.standing(self.store))
+        assert before == (len(self.handed), self.now.config, await AdditionsInMemory.load(self.store))
         assert outcome.problems
         return outcome
 

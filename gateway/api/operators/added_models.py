@@ -13,7 +13,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from gateway.additions.entries import Edit, Listed, Listing, Part, Put, Remove
+from gateway.additions.entries import AdditionEntry, Edit, Listing, Part, Put, Remove
 from gateway.api.operators.admin import FAILURES, OPERATORS, ReloadShown, outcome_shown, problems_shown
 from gateway.api.server.body import AsWritten
 from gateway.api.server.paths import model_name
@@ -89,7 +89,7 @@ class Added(msgspec.Struct):
     problem: str | None
 
 
-def _named(listed: Iterable[Listed], segment: str) -> Listed:
+def _named(listed: Iterable[AdditionEntry], segment: str) -> AdditionEntry:
     """Raises: NotFound."""
     name = model_name(segment)
     found = next((one for one in listed if one.name == name), None)
@@ -178,7 +178,7 @@ async def remove_model(adding: NamedDependency[AdditionsApi], name: FromPath[str
     return await adding.remove("models", name)
 
 
-def _shown(one: Listed) -> Added:
+def _shown(one: AdditionEntry) -> Added:
     return Added(one.name, one.settings, one.problem)
 
 

@@ -30,8 +30,8 @@ from gateway.config.schema import Scope, is_loopback, limit_problems
 from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFound, QuotaUnavailable
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.usage import UsageRow, as_csv, days_between
-from gateway.store.redis_client import StoreAway
-from gateway.tenants.keyring import StoredKey, id_problem, is_nowhere, make_key, name_problem
+from gateway.store.errors import StoreUnavailable
+from gateway.tenants.keyring import StoredKey, id_problem, make_key, name_problem, unknown_tenant_note
 from gateway.tenants.store import TenantStore
 
 FAILURES = documented("tei")
@@ -216,7 +216,7 @@ async def list_keys(
     """All keys that stand in Redis."""
     try:
         return [shown(key) for key in await admin.store.keys()]
-    except StoreAway as error:
+    except StoreUnavailable as error:
         raise _away() from error
 
 
@@ -246,14 +246,14 @@ async def create_key(
             raise InvalidInput(f"there is a key {stored.id!r} already", param="id")
         notes = _notes(data, {*admin.in_file, *await admin.store.tenants()}, admin.models)
         await admin.store.put(stored)
-    except StoreAway as error:
+    except StoreUnavailable as error:
         raise _away() from error
     return KeyMade(key, shown(stored), notes)
 
 
 def _notes(asked: KeyRequest, tenants: Collection[str], models: Collection[str]) -> list[str]:
     """What of it is nowhere yet."""
-    tenant = [] if asked.tenant in tenants else [is_nowhere(asked.tenant)]
+    tenant = [] if asked.tenant in tenants else [unknown_tenant_note(asked.tenant)]
     return tenant + [f"model {name} is not served here" for name in asked.models or () if name not in models]
 
 
@@ -272,7 +272,7 @@ async def revoke_key(
     try:
         if not await admin.store.revoke(key_id):
             raise NotFound(f"there is no key {key_id!r}")
-    except StoreAway as error:
+    except StoreUnavailable as error:
         raise _away() from error
     return Response(b"{}", media_type="application/json")
 
@@ -284,7 +284,7 @@ async def list_tenants(
     """All tenants that stand in Redis."""
     try:
         tenants = await admin.store.tenants()
-    except StoreAway as error:
+    except StoreUnavailable as error:
         raise _away() from error
     return [
         TenantShown(name, settings_shown(one), in_file=name in admin.in_file) for name, one in tenants.items()
@@ -310,7 +310,7 @@ async def put_tenant(
         raise InvalidInput(problem)
     try:
         await admin.store.put_tenant(name, tenant_of(data))
-    except StoreAway as error:
+    except StoreUnavailable as error:
         raise _away() from error
     return TenantShown(name, data, in_file=name in admin.in_file)
 
@@ -330,7 +330,7 @@ async def remove_tenant(
     try:
         if not await admin.store.remove_tenant(name):
             raise NotFound(f"there is no tenant {name!r}")
-    except StoreAway as error:
+    except StoreUnavailable as error:
         raise _away() from error
     return Response(b"{}", media_type="application/json")
 

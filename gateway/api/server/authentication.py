@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import AuthThrottled, Unauthenticated
-from gateway.tenants.guess_throttle import Guesses
+from gateway.tenants.guess_throttle import GuessThrottle
 from gateway.tenants.keyring import Keyring, Tenant
 
 Network: TypeAlias = IPv4Network | IPv6Network
@@ -27,7 +27,7 @@ class Authenticator:
         self._keyring = keyring
         self._trusted: list[Network] = [ip_network(one) for one in trusted_proxies]
         self._clock = clock
-        self._guesses = Guesses()
+        self._guesses = GuessThrottle()
 
     def authenticate(self, context: RequestContext) -> Tenant:
         """The tenant of the request's key, looked up once.

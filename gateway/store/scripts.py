@@ -1,0 +1,84 @@
+"""Lua scripts and the calls of them that travel together."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, Protocol
+
+import hiredis
+import msgspec
+
+from gateway.store.errors import StoreUnavailable
+
+
+class Script(msgspec.Struct, frozen=True):
+    """A Lua script with the SHA-1 by which servers cache it."""
+
+    source: str
+    sha: str
+
+
+def load_script(*names: str, package: str = "gateway.quotas") -> Script:
+    """Concatenate .lua files of a package into one script."""
+    folder = files(package)
+    source = "\n".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in names)
+    return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+class ScriptCall(Protocol):
+    """One call of a script. It is asked for its payload when its batch is sent."""
+
+    @property
+    def script(self) -> Script:
+        """Script to run."""
+
+    def enqueue(self) -> None:
+        """Join the next batch, unless there is nothing to send any more."""
+
+    def pack(self) -> tuple[Sequence[str], bytes]:
+        """Return the keys, all under one hash tag, and the argument."""
+
+    def on_reply(self, reply: bytes | StoreUnavailable) -> None:
+        """Take the reply, once per enqueueing. A call that fails before it was sent was never packed."""
+
+
+class SingleCall:
+    """A script call with a fixed argument and one waiting caller."""
+
+    def __init__(self, script: Script, keys: Sequence[str], argument: bytes) -> None:
+        self.script = script
+        self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._payload = keys, argument
+
+    def enqueue(self) -> None:
+        """Do nothing: the caller has enqueued it already."""
+
+    def pack(self) -> tuple[Sequence[str], bytes]:
+        """Return the keys and the argument it was made with."""
+        return self._payload
+
+    def on_reply(self, reply: bytes | StoreUnavailable) -> None:
+        """Wake the caller, unless it was cancelled."""
+        if self.reply.done():
+            return
+        if isinstance(reply, StoreUnavailable):
+            self.reply.set_exception(reply)
+        else:
+            self.reply.set_result(reply)
+
+
+class PackedCall(msgspec.Struct, frozen=True):
+    """A script call with the payload it was sent with."""
+
+    call: ScriptCall
+    keys: Sequence[str]
+    argument: bytes
+
+    def command(self, *, by_source: bool) -> bytes:
+        """Return the Redis command: EVAL with the source, or EVALSHA."""
+        script = self.call.script
+        name, text = ("EVAL", script.source) if by_source else ("EVALSHA", script.sha)
+        words: tuple[Any, ...] = (name, text, len(self.keys), *self.keys, self.argument)
+        packed: bytes = hiredis.pack_command(words)
+        return packed
