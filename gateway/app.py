@@ -65,8 +65,8 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import keep_measuring
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
-from gateway.upstreams.factory import OpenReplica
-from gateway.upstreams.registry import Dependencies, UpstreamRegistry, tell_why
+from gateway.upstreams.factory import Dependencies, OpenReplica
+from gateway.upstreams.registry import UpstreamRegistry, log_failure
 from gateway.vector_spaces.store import FingerprintStore
 
 FINGERPRINTS_TIMEOUT_S = 1.0
@@ -167,7 +167,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
 
     fingerprints = None if config.quotas.store == "memory" else _fingerprints(config)
     fleet = UpstreamRegistry(Dependencies(outside.open_replica, outside.look_up, observe, fingerprints))
-    fleet.follow(config.upstreams, boot.engines)
+    fleet.apply(config.upstreams, boot.engines)
     ledger = outside.ledger or _ledger(config, observe)
     gateway = Gateway(
         Keyring(
@@ -301,7 +301,7 @@ async def _running(
     fleet.start()
     tasks = [asyncio.create_task(one) for one in beside]
     for task in tasks:
-        task.add_done_callback(tell_why)
+        task.add_done_callback(log_failure)
     try:
         yield
     finally:

@@ -29,7 +29,7 @@ from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.routing.discovery import resolve
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
-from gateway.upstreams.factory import replica_of
+from gateway.upstreams.factory import create_replica
 from gateway.vector_spaces.comparison import Pair, ReplicaVectors, Report, StoredMatch, report_on
 from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of
 from gateway.vector_spaces.store import FingerprintStore
@@ -180,7 +180,7 @@ class _Asking:
 
     async def _ask(self, place: Place) -> ReplicaVectors | None:
         settings = self._settings
-        backend = replica_of(settings, place.name, place.address, place.ip, open_replica).backend
+        backend = create_replica(settings, place.name, place.address, place.ip, open_replica).backend
         try:
             told = await backend.describe(REQUEST_TIMEOUT_S)
             if Operation.EMBED not in told.operations:

@@ -33,7 +33,7 @@ from gateway.processes.messages import ModelLine, Ready
 from gateway.processes.worker_link import ParentLink
 from gateway.telemetry.access_log import log_change
 from gateway.telemetry.log_lines import call_lines, write_lines
-from gateway.upstreams.registry import tell_why
+from gateway.upstreams.registry import log_failure
 
 # Longer than any sensible client's keep-alive pool holds an idle connection.
 KEEP_ALIVE_S = 75
@@ -140,7 +140,7 @@ async def _serve(boot: WorkerBoot, told: Iterator[bytes]) -> None:
         asyncio.create_task(_report(application, link, server)),
     ]
     for one in reporting:
-        one.add_done_callback(tell_why)
+        one.add_done_callback(log_failure)
     try:
         async with application.lifespan():
             await server.serve(sockets=_sockets(boot))

@@ -38,7 +38,7 @@ class WorkerReload:
 
         engines: upstream → where its engine has its model. Raises: OSError; then nothing has changed.
         """
-        left = self.fleet.follow(config.upstreams, engines)
+        left = self.fleet.apply(config.upstreams, engines)
         upstreams = self.fleet.upstreams
         self.api.gateway.serving = serving_of(config, upstreams)
         self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)

@@ -1,4 +1,4 @@
-"""From an upstream's settings to an upstream at work, and what goes on beside it."""
+"""Creation of upstreams and replicas from their settings, and the tasks that maintain them."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -24,31 +24,40 @@ from gateway.vector_spaces.store import FingerprintStore
 
 OpenReplica = Callable[[Kind, ReplicaSpec], Backend]
 
-# An engine restarts on this machine and is worth asking often; a remote server is not ours to hammer.
+# An engine restarts on this machine and is cheap to probe; a remote server is not ours to load.
 ENGINE_PROBES = Waits(0.05, 0.25, patient=True)
 REMOTE_PROBES = Waits(0.5, 5.0)
-# Two run, or one runs and one is ready: more in flight would only wait where nobody can be let past.
+# One batch runs and one is ready, or two run. A third would wait in the engine, out of reach of the lane's
+# priorities.
 ENGINE_WINDOW = 2
 
 
-def open_upstream(
-    name: str,
-    settings: UpstreamConfig,
-    engines: Mapping[str, str],
-    open_replica: OpenReplica,
-    observe: Observe,
-    fingerprints: FingerprintStore | None = None,
-) -> Upstream:
-    """Wired, with nobody contacted yet; needs a running event loop. engines: as in `Boot`.
+class Dependencies(msgspec.Struct, frozen=True):
+    """Collaborators that upstreams are created with.
 
-    fingerprints: those that gateways share, if any.
+    fingerprints: store that gateways share, None without one.
     """
+
+    open_replica: OpenReplica
+    look_up: Resolve
+    observe: Observe
+    fingerprints: FingerprintStore | None = None
+
+
+def create_upstream(
+    name: str, settings: UpstreamConfig, engines: Mapping[str, str], dependencies: Dependencies
+) -> Upstream:
+    """Return a wired upstream that has contacted no server yet; needs a running event loop.
+
+    engines: upstream name → socket of the engine that hosts its model.
+    """
+    open_replica, observe = dependencies.open_replica, dependencies.observe
     pool = Pool(name, [], settings.policy, observe)
     if settings.discover is None:
         for address in settings.replicas or (engines[name],):
-            # A socket's path says nothing to an operator.
+            # The path of a socket means nothing to an operator.
             label = "engine" if settings.backend == "torch" else address
-            pool.add(replica_of(settings, label, address, None, open_replica))
+            pool.add(create_replica(settings, label, address, None, open_replica))
     else:
         for url in settings.replicas:
             pool.awaits(url)
@@ -61,46 +70,48 @@ def open_upstream(
         waits=settings.when_loading == "wait",
     )
     lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, BatchBounds(pool, settings))
-    space = VectorSpace(name, settings, fingerprints, observe)
+    space = VectorSpace(name, settings, dependencies.fingerprints, observe)
     return Upstream(name, settings, pool, lane, space)
 
 
-async def watching(observe: Observe, upstream: Upstream, replica: Replica) -> None:
-    """Look after one replica for as long as it is the upstream's; runs until cancelled."""
+async def watch_replica(observe: Observe, upstream: Upstream, replica: Replica) -> None:
+    """Probe one replica and follow its model's state until cancelled."""
     pool, space, clock = upstream.pool, upstream.space, asyncio.get_running_loop().time
-    async with asyncio.TaskGroup() as both:
-        both.create_task(keep_watching(pool, replica, _waits(upstream.settings), clock, space))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(keep_watching(pool, replica, _probe_intervals(upstream.settings), clock, space))
         if isinstance(replica.backend, ReportsResidence):
-            both.create_task(keep_following(pool, replica, replica.backend, space, observe))
+            group.create_task(keep_following(pool, replica, replica.backend, space, observe))
 
 
-def background_tasks(
-    upstream: Upstream, open_replica: OpenReplica, look_up: Resolve, observe: Observe
-) -> list[Coroutine[Any, Any, None]]:
-    """What runs for as long as the upstream does, beside its listed replicas: names are looked up."""
+def background_tasks(upstream: Upstream, dependencies: Dependencies) -> list[Coroutine[Any, Any, None]]:
+    """Return what runs as long as the upstream: its fingerprint's upkeep, and discovery of its names."""
     settings, pool = upstream.settings, upstream.pool
-    following = upstream.space.follow_store()
+    open_replica, fingerprint_upkeep = dependencies.open_replica, upstream.space.follow_store()
     if settings.discover is None:
-        return [following]
+        return [fingerprint_upkeep]
     return [
-        following,
+        fingerprint_upkeep,
         *(
             Discovery(
                 pool,
                 url,
-                lambda label, ip, url=url: replica_of(settings, label, url, ip, open_replica),  # type: ignore[misc]
-                partial(watching, observe, upstream),
-                look_up,
+                lambda label, ip, url=url: create_replica(settings, label, url, ip, open_replica),  # type: ignore[misc]
+                partial(watch_replica, dependencies.observe, upstream),
+                dependencies.look_up,
             ).keep()
             for url in settings.replicas
         ),
     ]
 
 
-def replica_of(
+def create_replica(
     settings: UpstreamConfig, label: str, address: str, ip: str | None, open_replica: OpenReplica
 ) -> Replica:
-    """One that nobody has spoken to yet. label: what logs call it; ip: the one address to connect to."""
+    """Return a replica that has not been contacted yet.
+
+    label: its name in logs and metrics. ip: the one address to connect to, None for whatever the name
+    resolves to.
+    """
     headers = dict(settings.headers)
     if settings.api_key:
         headers["authorization"] = f"Bearer {settings.api_key}"
@@ -110,8 +121,8 @@ def replica_of(
     return Replica(label, open_replica(settings.backend, spec), Window(window))
 
 
-def _waits(settings: UpstreamConfig) -> Waits:
+def _probe_intervals(settings: UpstreamConfig) -> Waits:
     if settings.backend == "torch":
-        # The parent watches over engines, and restarts them.
+        # The supervisor checks engines for liveness, and restarts them.
         return ENGINE_PROBES
     return msgspec.structs.replace(REMOTE_PROBES, stalled_s=settings.attempt_timeout_s)

@@ -1,8 +1,8 @@
-"""All upstreams of one worker: opened, looked after, and closed once nothing goes by them any more.
+"""All upstreams of one worker: created, maintained, and closed when no call uses them.
 
-Knows nothing of calls beyond their number. Rule: what a reload leaves as it was goes on untouched, with its
-replicas' health and windows; replicas alone are exchanged within their upstream; any other change of an
-upstream is a new one, which takes over while the old one ends what it has.
+Rule: a reload leaves an unchanged upstream untouched, with the health and windows of its replicas. If only
+the list of replicas changed, they are exchanged inside the upstream. Any other change creates a new upstream,
+which takes over while the old one finishes its calls.
 """
 
 import asyncio
@@ -14,92 +14,89 @@ import msgspec
 
 from gateway.config.schema import Upstream as UpstreamConfig
 from gateway.events import Event, ModelStateReported, Observe, ReplicaChanged, SpaceChecked
-from gateway.routing.discovery import Resolve, let_go
+from gateway.routing.discovery import let_go
 from gateway.routing.health import ReplicaEvent
 from gateway.routing.pool import Replica
-from gateway.upstreams.factory import OpenReplica, background_tasks, open_upstream, replica_of, watching
+from gateway.upstreams.factory import (
+    Dependencies,
+    background_tasks,
+    create_replica,
+    create_upstream,
+    watch_replica,
+)
 from gateway.upstreams.upstream import Upstream
-from gateway.vector_spaces.store import FingerprintStore
 
 DRAIN_POLL_S = 0.1
 
 logger = logging.getLogger("gateway")
 
 
-class Dependencies(msgspec.Struct, frozen=True):
-    """What upstreams are opened with. fingerprints: those that gateways share, if any."""
-
-    open_replica: OpenReplica
-    look_up: Resolve
-    observe: Observe
-    fingerprints: FingerprintStore | None = None
-
-
 class ScopedObserver:
-    """What is told of an upstream; of its replicas only until it is left: another may have their names."""
+    """Observer of one upstream's events.
+
+    After retirement it drops events about replicas: another upstream may use the same replica names.
+    """
 
     def __init__(self, observe: Observe) -> None:
         self._observe = observe
-        self.is_left = False
+        self.is_retired = False
 
     def observe(self, event: Event) -> None:
-        """Pass on one event."""
-        if not (self.is_left and isinstance(event, ReplicaChanged | ModelStateReported | SpaceChecked)):
+        """Forward one event."""
+        if not (self.is_retired and isinstance(event, ReplicaChanged | ModelStateReported | SpaceChecked)):
             self._observe(event)
 
 
 class RunningUpstream:
-    """One upstream, and the tasks that go on beside it.
+    """One upstream with its background tasks.
 
-    engine: where its engine has its model, if it has one. voice: what means observe with.
+    engine: socket of the engine that hosts its model, None for a remote upstream. observer: what
+    `dependencies.observe` reports to.
     """
 
     def __init__(
-        self, upstream: Upstream, engine: str | None, means: Dependencies, voice: ScopedObserver
+        self, upstream: Upstream, engine: str | None, dependencies: Dependencies, observer: ScopedObserver
     ) -> None:
         self.upstream = upstream
         self.engine = engine
-        self.voice = voice
-        self._means = means
-        self._watching: dict[Replica, asyncio.Task[None]] = {}
-        self._others: set[asyncio.Task[None]] = set()
+        self.observer = observer
+        self._dependencies = dependencies
+        self._watchers: dict[Replica, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """From now on its replicas are spoken to."""
-        for one in background_tasks(
-            self.upstream, self._means.open_replica, self._means.look_up, self._means.observe
-        ):
-            self._beside(one)
+        """Start to contact the replicas."""
+        for coroutine in background_tasks(self.upstream, self._dependencies):
+            self._run(coroutine)
         for replica in self.upstream.pool.replicas:
             self._watch(replica)
 
     def update_replicas(self, settings: UpstreamConfig) -> None:
-        """Take these replicas; who was there before stays as it is."""
-        before, after = self.upstream.settings.replicas, settings.replicas
+        """Add and remove replicas until they are those of `settings`; the rest keep their state."""
+        addresses_before, addresses = self.upstream.settings.replicas, settings.replicas
         self.upstream.settings = settings
-        # Who comes first: calls wait for somebody who joins, and not for nobody.
-        for address in after:
-            if address not in before:
-                replica = replica_of(settings, address, address, None, self._means.open_replica)
+        # Add before removing: calls wait for a replica that joins, and fail if there is none at all.
+        for address in addresses:
+            if address not in addresses_before:
+                replica = create_replica(settings, address, address, None, self._dependencies.open_replica)
                 self.upstream.pool.add(replica)
                 self._watch(replica)
-        for replica in [one for one in self._watching if one.name not in after]:
-            self._watching.pop(replica).cancel()
-            self.upstream.pool.transition(
-                replica, ReplicaEvent.VANISHED, "it is no longer in the configuration"
-            )
-            self._beside(let_go(self.upstream.pool, replica))
+        for replica in [replica for replica in self._watchers if replica.name not in addresses]:
+            self._watchers.pop(replica).cancel()
+            reason = "it is no longer in the configuration"
+            self.upstream.pool.transition(replica, ReplicaEvent.VANISHED, reason)
+            self._run(let_go(self.upstream.pool, replica))
 
-    async def drained(self) -> None:
-        """Wait until no call goes by it, then close it. Each call ends, at its deadline at the latest."""
-        while not self.upstream.idle:  # noqa: ASYNC110 - calls end in many ways, and tell nobody who waits here
+    async def drain(self) -> None:
+        """Close the upstream once no call uses it, which its deadlines guarantee."""
+        while not self.upstream.idle:  # noqa: ASYNC110 - calls end in many ways, and none sets an event
             await asyncio.sleep(DRAIN_POLL_S)
         await self.aclose()
-        logger.info("upstream %s: what was replaced or removed is closed", self.upstream.name)
+        logger.info("upstream %s: the replaced or removed upstream is closed", self.upstream.name)
 
     async def aclose(self) -> None:
-        """End what goes on beside it, and its connections."""
-        tasks = [*self._watching.values(), *self._others]
+        """Cancel the background tasks and close the replicas' connections."""
+        tasks = [*self._watchers.values(), *self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -107,107 +104,105 @@ class RunningUpstream:
             await replica.backend.aclose()
 
     def _watch(self, replica: Replica) -> None:
-        task = asyncio.create_task(watching(self._means.observe, self.upstream, replica))
-        task.add_done_callback(tell_why)
-        self._watching[replica] = task
+        task = asyncio.create_task(watch_replica(self._dependencies.observe, self.upstream, replica))
+        task.add_done_callback(log_failure)
+        self._watchers[replica] = task
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._others.add(task)
-        task.add_done_callback(self._others.discard)
-        task.add_done_callback(tell_why)
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(log_failure)
 
 
 class UpstreamRegistry:
-    """Opens what a config names. Nothing is contacted before `start`."""
+    """Upstreams by name. It contacts no server before `start`."""
 
-    def __init__(self, means: Dependencies) -> None:
-        self._means = means
-        self._at_work: dict[str, RunningUpstream] = {}
-        self._leaving: dict[asyncio.Task[None], list[RunningUpstream]] = {}
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._running: dict[str, RunningUpstream] = {}
+        self._retiring: dict[asyncio.Task[None], list[RunningUpstream]] = {}
         self._started = False
 
     @property
     def upstreams(self) -> dict[str, Upstream]:
-        """By name, as the config named last has them."""
-        return {name: one.upstream for name, one in self._at_work.items()}
+        """Upstreams of the last config that was applied, by name."""
+        return {name: running.upstream for name, running in self._running.items()}
 
     def start(self) -> None:
-        """From now on replicas are spoken to, as soon as their upstream is opened."""
+        """Start to contact replicas, of these upstreams and of all that a reload creates."""
         self._started = True
-        for one in self._at_work.values():
-            one.start()
+        for running in self._running.values():
+            running.start()
 
-    def follow(
-        self, wanted: Mapping[str, UpstreamConfig], engines: Mapping[str, str]
+    def apply(
+        self, settings_by_name: Mapping[str, UpstreamConfig], engines: Mapping[str, str]
     ) -> list[RunningUpstream]:
-        """Be what a config names; gives back what is no part of it any more, to be retired.
+        """Switch to the upstreams of a config; return those that are no longer part of it, to be retired.
 
-        engines: upstream → where its engine has its model. Raises: OSError where a file cannot be read; then
-        nothing has changed.
+        engines: upstream name → socket of the engine that hosts its model. Raises: OSError if a file cannot
+        be read; then nothing has changed.
         """
-        before = self._at_work
-        now = {
-            name: self._kept(name, settings, engines.get(name)) or self._opened(name, settings, engines)
-            for name, settings in wanted.items()
+        before = self._running
+        after = {
+            name: self._unchanged(name, settings, engines.get(name)) or self._create(name, settings, engines)
+            for name, settings in settings_by_name.items()
         }
-        self._at_work = now
-        for name, one in now.items():
-            if one is not before.get(name):
+        self._running = after
+        for name, running in after.items():
+            if running is not before.get(name):
                 if self._started:
-                    one.start()
-            elif one.upstream.settings != wanted[name]:
-                one.update_replicas(wanted[name])
-        left = [one for name, one in before.items() if now.get(name) is not one]
-        for one in left:
-            one.voice.is_left = True
-        return left
+                    running.start()
+            elif running.upstream.settings != settings_by_name[name]:
+                running.update_replicas(settings_by_name[name])
+        removed = [running for name, running in before.items() if after.get(name) is not running]
+        for running in removed:
+            running.observer.is_retired = True
+        return removed
 
-    def retire(self, left: Iterable[RunningUpstream]) -> "asyncio.Task[None]":
-        """Let them end what they have, and close them; the task ends when all are closed."""
-        leaving = list(left)
-        task = asyncio.create_task(_all_drained(leaving))
-        self._leaving[task] = leaving
-        task.add_done_callback(tell_why)
-        task.add_done_callback(self._leaving.pop)
+    def retire(self, removed: Iterable[RunningUpstream]) -> "asyncio.Task[None]":
+        """Return a task that ends when these upstreams have finished their calls and are closed."""
+        retiring = list(removed)
+        task = asyncio.create_task(_drain_all(retiring))
+        self._retiring[task] = retiring
+        task.add_done_callback(log_failure)
+        task.add_done_callback(self._retiring.pop)
         return task
 
     async def aclose(self) -> None:
-        """Close all of them, whatever they hold."""
-        leaving = [one for several in self._leaving.values() for one in several]
-        tasks = list(self._leaving)
+        """Close all upstreams, with or without calls."""
+        retiring = [running for group in self._retiring.values() for running in group]
+        tasks = list(self._retiring)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for one in [*self._at_work.values(), *leaving]:
-            await one.aclose()
+        for running in [*self._running.values(), *retiring]:
+            await running.aclose()
 
-    def _kept(self, name: str, settings: UpstreamConfig, engine: str | None) -> RunningUpstream | None:
-        one = self._at_work.get(name)
-        if one is None or one.engine != engine or not _same_but_replicas(one.upstream.settings, settings):
+    def _unchanged(self, name: str, settings: UpstreamConfig, engine: str | None) -> RunningUpstream | None:
+        running = self._running.get(name)
+        if running is None or running.engine != engine:
             return None
-        return one
+        return running if _same_but_replicas(running.upstream.settings, settings) else None
 
-    def _opened(self, name: str, settings: UpstreamConfig, engines: Mapping[str, str]) -> RunningUpstream:
-        voice = ScopedObserver(self._means.observe)
-        means = msgspec.structs.replace(self._means, observe=voice.observe)
-        upstream = open_upstream(
-            name, settings, engines, means.open_replica, means.observe, means.fingerprints
-        )
-        return RunningUpstream(upstream, engines.get(name), means, voice)
+    def _create(self, name: str, settings: UpstreamConfig, engines: Mapping[str, str]) -> RunningUpstream:
+        observer = ScopedObserver(self._dependencies.observe)
+        dependencies = msgspec.structs.replace(self._dependencies, observe=observer.observe)
+        upstream = create_upstream(name, settings, engines, dependencies)
+        return RunningUpstream(upstream, engines.get(name), dependencies, observer)
 
 
 def _same_but_replicas(old: UpstreamConfig, new: UpstreamConfig) -> bool:
-    """Whether nothing differs, or nothing but which replicas are listed."""
-    listed = old.discover is None
-    return old == (msgspec.structs.replace(new, replicas=old.replicas) if listed else new)
+    """Return whether the settings are equal, or differ in the listed replicas only."""
+    is_listed = old.discover is None
+    return old == (msgspec.structs.replace(new, replicas=old.replicas) if is_listed else new)
 
 
-async def _all_drained(leaving: Iterable[RunningUpstream]) -> None:
-    await asyncio.gather(*(one.drained() for one in leaving))
+async def _drain_all(retiring: Iterable[RunningUpstream]) -> None:
+    await asyncio.gather(*(running.drain() for running in retiring))
 
 
-def tell_why(ended: "asyncio.Task[None]") -> None:
-    """What goes on beside the calls ends by being cancelled, or done; anything else is a fault of ours."""
-    if not ended.cancelled() and (error := ended.exception()):
-        logger.error("a task that should go on has ended", exc_info=error)
+def log_failure(task: "asyncio.Task[None]") -> None:
+    """Log why a background task ended, unless it was cancelled or is done: that is a fault of the gateway."""
+    if not task.cancelled() and (error := task.exception()):
+        logger.error("a background task has ended unexpectedly", exc_info=error)

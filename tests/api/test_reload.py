@@ -13,7 +13,8 @@ from gateway.config.schema import Upstream
 from gateway.events import Event, ReplicaChanged, StoreChanged
 from gateway.routing.discovery import resolve
 from gateway.tenants.keyring import key_digest
-from gateway.upstreams.registry import Dependencies, ScopedObserver, UpstreamRegistry
+from gateway.upstreams.factory import Dependencies
+from gateway.upstreams.registry import ScopedObserver, UpstreamRegistry
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import Gate, hooked, until
 from tests.fakes.replicas import HeldReplica
@@ -197,7 +198,7 @@ async def test_what_is_left_tells_no_more_of_replicas_whose_names_another_may_ha
     ]
     for one in events:
         voice.observe(one)
-    voice.is_left = True
+    voice.is_retired = True
     for one in events:
         voice.observe(one)
 
@@ -216,10 +217,10 @@ async def test_what_cannot_be_opened_changes_nothing() -> None:
 
     fleet = UpstreamRegistry(Dependencies(opened, resolve, lambda _: None))
     one = Upstream(backend="tei", replicas=("http://old",))
-    fleet.follow({"one": one}, {})
+    fleet.apply({"one": one}, {})
     before = fleet.upstreams
     with pytest.raises(FileNotFoundError):
-        fleet.follow({"two": one, "three": Upstream(backend="tei", replicas=("http://new",))}, {})
+        fleet.apply({"two": one, "three": Upstream(backend="tei", replicas=("http://new",))}, {})
 
     assert before == fleet.upstreams
     await fleet.aclose()

@@ -99,7 +99,7 @@ def test_sighup_takes_the_file_and_tells_the_difference(gateway: Served, operato
     assert wait_until(lambda: status(gateway, "n") == 200)
     assert wait_until(lambda: logged(gateway, "upstreams.one.replicas changed"))
     assert logged(gateway, "models.n added")
-    assert wait_until(lambda: logged(gateway, "upstream x0: what was replaced or removed is closed"))
+    assert wait_until(lambda: logged(gateway, "upstream x0: the replaced or removed upstream is closed"))
     assert not logged(gateway, SECRET)
 
 
