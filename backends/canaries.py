@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from backends.contract import Backend, Capabilities, Embed, EmbedReply, Vectors
-from backends.errors import Failed
+from backends.errors import ReplicaFailed
 
 # Which set of texts it is: vectors of different ones cannot be compared.
 EDITION = "1"
@@ -38,10 +38,10 @@ async def embed_all(
     for piece in _pieces(texts, batch_inputs or REQUEST_INPUTS):
         reply = await backend.run(Embed(piece), timeout_s)
         if not isinstance(reply, EmbedReply) or len(reply.vectors) != len(piece):
-            raise Failed("the answer is not one vector for each text")
+            raise ReplicaFailed("the answer is not one vector for each text")
         replies.append(reply)
     if len({reply.vectors.shape[1] for reply in replies}) > 1:
-        raise Failed("its vectors differ in length")
+        raise ReplicaFailed("its vectors differ in length")
     return EmbedReply(np.vstack([one.vectors for one in replies]), sum(one.tokens for one in replies), None)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from backends.checkpoints import locate_tokenizer
 from backends.contract import Detokenize, DetokenizeReply, Embed, Encode, Tokenize, TokenizeReply, Work
-from backends.errors import InvalidWork, TimedOut
+from backends.errors import AttemptTimedOut, InvalidWork
 from backends.texts import ModelWork, items_of
 from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.checkpoint import InputRules, read_input_rules
@@ -47,19 +47,19 @@ class Counter:
         self.labels = labels
 
     async def count(self, work: ModelWork, timeout_s: float) -> Counted:
-        """Raises: InvalidWork where truncate is ERROR and an input is too long; TimedOut."""
+        """Raises: InvalidWork where truncate is ERROR and an input is too long; AttemptTimedOut."""
         return await _off_loop(lambda: self._count(work), timeout_s)
 
     async def explain(self, work: Tokenize, timeout_s: float) -> TokenizeReply:
-        """The tokens of each input; a prompt must be in it already. Raises: TimedOut."""
+        """The tokens of each input; a prompt must be in it already. Raises: AttemptTimedOut."""
         return await _off_loop(lambda: self._explain(work), timeout_s)
 
     async def detokenize(self, work: Detokenize, timeout_s: float) -> DetokenizeReply:
-        """The text of each list of ids. Raises: InvalidWork, TimedOut."""
+        """The text of each list of ids. Raises: InvalidWork, AttemptTimedOut."""
         return await _off_loop(lambda: self._detokenize(work), timeout_s)
 
     async def free(self, work: Tokenize | Detokenize, timeout_s: float) -> TokenizeReply | DetokenizeReply:
-        """What the tokenizer alone can do. Raises: InvalidWork, TimedOut."""
+        """What the tokenizer alone can do. Raises: InvalidWork, AttemptTimedOut."""
         if isinstance(work, Tokenize):
             return await self.explain(work, timeout_s)
         return await self.detokenize(work, timeout_s)
@@ -78,7 +78,7 @@ class Counter:
 
 
 async def open_counter(source: str, timeout_s: float) -> Counter:
-    """The counter of a checkpoint, by hub id or path. Raises: ModelUnavailable, TimedOut."""
+    """The counter of a checkpoint, by hub id or path. Raises: ModelUnavailable, AttemptTimedOut."""
     return await _off_loop(lambda: _opened(source), timeout_s)
 
 
@@ -103,7 +103,7 @@ async def _off_loop(function: Callable[[], Result], timeout_s: float) -> Result:
         async with asyncio.timeout(timeout_s):
             return await asyncio.get_running_loop().run_in_executor(COUNTING, function)
     except TimeoutError as error:
-        raise TimedOut(f"tokens were not counted within {timeout_s:.1f} s") from error
+        raise AttemptTimedOut(f"tokens were not counted within {timeout_s:.1f} s") from error
 
 
 def prompted(work: Work, rules: InputRules | None) -> Work:

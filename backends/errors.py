@@ -14,14 +14,14 @@ BackendError
 
 from typing import ClassVar, Literal
 
-Source = Literal["caller", "gateway", "upstream"]
+ErrorSource = Literal["caller", "gateway", "upstream"]
 
 
 class BackendError(Exception):
     """A backend's failure; the message is safe to show to a caller."""
 
     kind: ClassVar[str] = "failed"
-    source: ClassVar[Source] = "upstream"
+    source: ClassVar[ErrorSource] = "upstream"
     retryable: ClassVar[bool] = True
 
     def __init__(self, message: str, *, empty: bool = False) -> None:
@@ -47,37 +47,37 @@ class UnsupportedWork(BackendError):
     retryable = False
 
 
-class Overloaded(BackendError):
+class ReplicaOverloaded(BackendError):
     """The replica has no room; it did not start the work."""
 
     kind = "overloaded"
 
 
-class Loading(BackendError):
+class ModelNotLoaded(BackendError):
     """The model is not in memory yet, and whoever asked is not to wait, or has waited; it did not start."""
 
     kind = "loading"
 
 
-class Unavailable(BackendError):
+class ReplicaUnavailable(BackendError):
     """The replica was not reached, or says it is not ready; it did not start the work."""
 
     kind = "unavailable"
 
 
-class Lost(BackendError):
+class ConnectionLost(BackendError):
     """The connection broke while the replica may have been working."""
 
     kind = "lost"
 
 
-class TimedOut(BackendError):
+class AttemptTimedOut(BackendError):
     """No answer came in time; the replica may still be working."""
 
     kind = "timed_out"
 
 
-class Failed(BackendError):
+class ReplicaFailed(BackendError):
     """The replica answered with an error of its own, or with something that is not an answer."""
 
     kind = "failed"

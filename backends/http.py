@@ -16,7 +16,7 @@ import msgspec
 
 from backends.connections import Arrived, Connections, Target, Transport, by_name, by_socket, target_of
 from backends.contract import TlsFiles
-from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
+from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
 from backends.tracing import carrier
 
 # A replica that does not take a connection in this time is as good as gone.
@@ -67,13 +67,13 @@ class HttpDoor:
         self._open = partial(_transport, self.base_url, socket_path, tls or TlsFiles(), idle_s, ip)
 
     async def get(self, path: str, timeout_s: float) -> UpstreamResponse:
-        """Raises: Unavailable, Lost, TimedOut, Failed."""
+        """Raises: ReplicaUnavailable, ConnectionLost, AttemptTimedOut, ReplicaFailed."""
         return await self._send("GET", path, b"", None, timeout_s)
 
     async def post(
         self, path: str, body: bytes, timeout_s: float, content_type: str = "application/json"
     ) -> UpstreamResponse:
-        """Raises: Unavailable, Lost, TimedOut, Failed."""
+        """Raises: ReplicaUnavailable, ConnectionLost, AttemptTimedOut, ReplicaFailed."""
         return await self._send("POST", path, body, content_type, timeout_s)
 
     async def _send(
@@ -90,10 +90,10 @@ class HttpDoor:
             raise _translated(error, timeout_s) from error
 
     def _answer(self, arrived: Arrived) -> UpstreamResponse:
-        """Raises: Failed."""
+        """Raises: ReplicaFailed."""
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in arrived.headers}
         if headers.get("content-encoding", "identity").lower() != "identity":
-            raise Failed("the reply is compressed, which was not asked for")
+            raise ReplicaFailed("the reply is compressed, which was not asked for")
         body = arrived.body if arrived.status == 200 else self._without_secrets(arrived.body)
         return UpstreamResponse(arrived.status, headers, body)
 
@@ -144,12 +144,12 @@ def _translated(error: Exception, timeout_s: float) -> BackendError:
     """Every exception of httpx, the network and the clock as a BackendError."""
     match error:
         case httpx.ConnectTimeout() | httpx.ConnectError():
-            return Unavailable(_unreached(error.__cause__))
+            return ReplicaUnavailable(_unreached(error.__cause__))
         case TimeoutError() | httpx.TimeoutException():
-            return TimedOut(f"no answer within {timeout_s:.1f} s")
+            return AttemptTimedOut(f"no answer within {timeout_s:.1f} s")
         case httpx.DecodingError() | httpx.InvalidURL() | ValueError():
-            return Failed("the reply is not valid HTTP")
-    return Lost("the connection broke before the reply was complete")
+            return ReplicaFailed("the reply is not valid HTTP")
+    return ConnectionLost("the connection broke before the reply was complete")
 
 
 def _unreached(cause: BaseException | None) -> str:

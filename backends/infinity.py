@@ -36,7 +36,14 @@ from backends.contract import (
     operation_of,
 )
 from backends.counting import Counted, Counter, open_counter, prompted
-from backends.errors import BackendError, Failed, Overloaded, TimedOut, Unavailable, UnsupportedWork
+from backends.errors import (
+    AttemptTimedOut,
+    BackendError,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    UnsupportedWork,
+)
 from backends.http import SHORT_IDLE_S, HttpDoor, UpstreamResponse, countdown
 from backends.openai_wire import Ragged, chosen_model, decode_embeddings, error_of
 from backends.outputs import check_outputs
@@ -121,11 +128,11 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def decode_models(answer: UpstreamResponse) -> list[Model]:
-    """Raises: Failed where it is not Infinity's."""
+    """Raises: ReplicaFailed where it is not Infinity's."""
     try:
         return msgspec.json.decode(answer.body, type=Models).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Failed("GET /models is not Infinity's") from error
+        raise ReplicaFailed("GET /models is not Infinity's") from error
 
 
 def capabilities(model: Model, counter: Counter, found: Found) -> Capabilities:
@@ -233,7 +240,7 @@ def decode(
 ) -> Reply:
     """The reply in an answer of status 200. labels: of a classifier.
 
-    Raises: Failed where it is not an answer to this work.
+    Raises: ReplicaFailed where it is not an answer to this work.
     """
     match work:
         case Embed():
@@ -251,23 +258,23 @@ def decode(
 
 
 def decode_scores(answer: UpstreamResponse, expected: int) -> Vectors:
-    """(expected,) float32 in document order. Raises: Failed."""
+    """(expected,) float32 in document order. Raises: ReplicaFailed."""
     with readable():
         ranks = msgspec.json.decode(answer.body, type=Ranks).results
     return scores_in_order([(one.index, one.relevance_score) for one in ranks], expected)
 
 
 def decode_matrices(answer: UpstreamResponse, expected: int) -> tuple[Vectors, ...]:
-    """For each input (its tokens, dim) float32. Raises: Failed."""
+    """For each input (its tokens, dim) float32. Raises: ReplicaFailed."""
     with readable():
         items = sorted(msgspec.json.decode(answer.body, type=Matrices).data, key=lambda item: item.index)
         if [item.index for item in items] != list(range(len(items))):
-            raise Failed("the upstream's indices are not 0 to n - 1")
+            raise ReplicaFailed("the upstream's indices are not 0 to n - 1")
         return matrices_of([item.embedding for item in items], expected, None)
 
 
 def decode_predictions(answer: UpstreamResponse) -> list[list[tuple[str, float]]]:
-    """(label, score) of every label of each input, as they come. Raises: Failed."""
+    """(label, score) of every label of each input, as they come. Raises: ReplicaFailed."""
     with readable():
         lists = msgspec.json.decode(answer.body, type=Predictions).data
     return [[(one.label, one.score) for one in each] for each in lists]
@@ -278,11 +285,11 @@ def ordered_labels(
 ) -> tuple[str, ...]:
     """A classifier's labels: in the order of its checkpoint where that names the same, else of the alphabet.
 
-    Raises: Failed.
+    Raises: ReplicaFailed.
     """
     told = [label for label, _ in predictions[0]] if predictions else []
     if not told or len(set(told)) < len(told):
-        raise Failed("the upstream's labels are not one each")
+        raise ReplicaFailed("the upstream's labels are not one each")
     return named if set(named) == set(told) else tuple(sorted(told))
 
 
@@ -290,29 +297,29 @@ def failure(answer: UpstreamResponse) -> BackendError:
     """What an answer of another status than 200 means."""
     match answer.status:
         case 401 | 403:
-            return Failed("the upstream refused the gateway's credential")
+            return ReplicaFailed("the upstream refused the gateway's credential")
         case 413 | 422:
             # Inputs were made to fit before: more of them than it takes is a matter of the two configs.
-            return Failed(
+            return ReplicaFailed(
                 "the upstream refused the request's shape; `batch_inputs` may be more than it takes"
             )
         case 429:
-            return Overloaded("the upstream is overloaded")
+            return ReplicaOverloaded("the upstream is overloaded")
         case 503:
-            return Unavailable("the upstream says it is not ready")
+            return ReplicaUnavailable("the upstream says it is not ready")
         case 400 if error_of(answer).message.startswith("ModelNotDeployedError"):
-            return Failed("the upstream serves another kind of model than it did")
-    return Failed(f"the upstream answered with status {answer.status}")
+            return ReplicaFailed("the upstream serves another kind of model than it did")
+    return ReplicaFailed(f"the upstream answered with status {answer.status}")
 
 
 def found_vectors(answer: UpstreamResponse) -> Found:
-    """What the vectors of the probe are. Raises: Failed where they are quantized, or none."""
+    """What the vectors of the probe are. Raises: ReplicaFailed where they are quantized, or none."""
     try:
         vectors, _ = decode_embeddings(answer.body, len(PROBE))
     except Ragged:
         return Found(multivector=True)
     if not np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=0.02):
-        raise Failed("its vectors are not of length 1: start it with --embedding-dtype float32")
+        raise ReplicaFailed("its vectors are not of length 1: start it with --embedding-dtype float32")
     return Found(int(vectors.shape[1]))
 
 
@@ -330,7 +337,7 @@ class InfinityBackend:
     async def describe(self, timeout_s: float) -> Capabilities:
         """Raises: BackendError."""
         if self._source is None:
-            raise Failed("Infinity counts characters: name the model's `tokenizer`")
+            raise ReplicaFailed("Infinity counts characters: name the model's `tokenizer`")
         left = countdown(timeout_s)
         counter = await open_counter(self._source, left())
         models = {one.id: one for one in await self._models(left())}
@@ -347,14 +354,14 @@ class InfinityBackend:
         return decode_models(answer)
 
     async def _found(self, model: Model, counter: Counter, timeout_s: float) -> Found:
-        """Raises: Failed where its vectors are quantized."""
+        """Raises: ReplicaFailed where its vectors are quantized."""
         try:
             if "embed" in model.capabilities:
                 return found_vectors(await self._post(Embed(PROBE), model.id, timeout_s))
             if "classify" in model.capabilities:
                 answer = await self._post(Classify(PROBE), model.id, timeout_s)
                 return Found(labels=ordered_labels(decode_predictions(answer), counter.labels))
-        except (TimedOut, Overloaded):
+        except (AttemptTimedOut, ReplicaOverloaded):
             # Busy, and known from before: it must not stay out for being busy.
             if self._told is None or self._told.model_id != model.id:
                 raise
@@ -365,7 +372,7 @@ class InfinityBackend:
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Raises: BackendError."""
         if self._model is None or self._counter is None or self._told is None:
-            raise Unavailable("the replica has not joined")
+            raise ReplicaUnavailable("the replica has not joined")
         left = countdown(timeout_s)
         ready = prompted(work, self._counter.rules)
         if isinstance(ready, Tokenize | Detokenize):

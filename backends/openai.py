@@ -24,12 +24,12 @@ from backends.contract import (
 )
 from backends.counting import Counted, Counter, open_counter, prompted
 from backends.errors import (
+    AttemptTimedOut,
     BackendError,
-    Failed,
     InvalidWork,
-    Overloaded,
-    TimedOut,
-    Unavailable,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
     UnsupportedWork,
 )
 from backends.http import IDLE_S, SHORT_IDLE_S, HttpDoor, UpstreamResponse, countdown
@@ -94,13 +94,13 @@ def encode(work: Embed, facing: Facing) -> Body:
 def decode(work: Embed, answer: UpstreamResponse, facing: Facing, counted: Counted | None) -> EmbedReply:
     """The reply in an answer of status 200. counted: by the model's own tokenizer, if it is here.
 
-    Raises: Failed where it is not an answer to this work.
+    Raises: ReplicaFailed where it is not an answer to this work.
     """
     vectors, told = decode_embeddings(answer.body, len(work.inputs))
     if counted is not None:
         return EmbedReply(fitted(vectors, work), counted.tokens, counted.truncated)
     if told is None:
-        raise Failed("the upstream told no usage")
+        raise ReplicaFailed("the upstream told no usage")
     check_tokens(told, len(work.inputs), facing.max_tokens)
     return EmbedReply(fitted(vectors, work), told, truncated(work, told, facing.max_tokens))
 
@@ -111,20 +111,20 @@ def failure(answer: UpstreamResponse) -> BackendError:
     said = error.message.lower()
     match answer.status:
         case 401 | 403:
-            return Failed("the upstream refused the gateway's credential")
+            return ReplicaFailed("the upstream refused the gateway's credential")
         case 400 | 413 | 422 | 500 if any(words in said for words in TOO_LONG):
             return InvalidWork("an input has more tokens than the model takes")
         case 400 | 404 if error.code == "model_not_found":
-            return Failed("the upstream does not serve this model")
+            return ReplicaFailed("the upstream does not serve this model")
         case 400 | 422:
             return InvalidWork("the upstream refused the input")
         case 429 if "insufficient_quota" in (error.code, error.type):
-            return Failed("the quota of the gateway's account at the upstream is used up")
+            return ReplicaFailed("the quota of the gateway's account at the upstream is used up")
         case 429:
-            return Overloaded("the upstream is overloaded")
+            return ReplicaOverloaded("the upstream is overloaded")
         case 503:
-            return Unavailable("the upstream says it is not ready")
-    return Failed(f"the upstream answered with status {answer.status}")
+            return ReplicaUnavailable("the upstream says it is not ready")
+    return ReplicaFailed(f"the upstream answered with status {answer.status}")
 
 
 class OpenAIBackend:
@@ -147,7 +147,7 @@ class OpenAIBackend:
         # A server that loads its model at the first call is there all the same.
         try:
             facing = await self._probed(facing, left() * 0.9)
-        except (TimedOut, Overloaded) as error:
+        except (AttemptTimedOut, ReplicaOverloaded) as error:
             facing = msgspec.structs.replace(facing, notes=(f"width not learnt: {error.message}",))
         self._facing = facing
         return capabilities(facing, self._counter)
@@ -160,7 +160,7 @@ class OpenAIBackend:
         own = self._counter.rules.max_tokens if self._counter else None
         try:
             models = decode_models(answer) if answer.status == 200 else []
-        except Failed:
+        except ReplicaFailed:
             models = []
         lengths = {one.id: one.max_model_len for one in models}
         # A name that is asked for may be an alias that the list does not hold.
@@ -178,10 +178,14 @@ class OpenAIBackend:
         if answer.status != 200:
             error = failure(answer)
             # Whatever it says of the probe is not the fault of an input.
-            raise error if error.retryable else Failed(f"its embeddings answer with status {answer.status}")
+            raise (
+                error
+                if error.retryable
+                else ReplicaFailed(f"its embeddings answer with status {answer.status}")
+            )
         vectors, told = decode_embeddings(answer.body, 1)
         if told is None and self._counter is None:
-            raise Failed("its replies tell no usage: name the model's `tokenizer`")
+            raise ReplicaFailed("its replies tell no usage: name the model's `tokenizer`")
         return msgspec.structs.replace(facing, width=vectors.shape[1])
 
     async def _post(self, work: Embed, facing: Facing, timeout_s: float) -> UpstreamResponse:
@@ -191,7 +195,7 @@ class OpenAIBackend:
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Raises: BackendError."""
         if self._facing is None:
-            raise Unavailable("the replica has not joined")
+            raise ReplicaUnavailable("the replica has not joined")
         left = countdown(timeout_s)
         ready = prompted(work, self._counter.rules if self._counter else None)
         if isinstance(ready, Tokenize | Detokenize) and self._counter is not None:

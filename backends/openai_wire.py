@@ -12,7 +12,7 @@ import numpy as np
 import pybase64
 
 from backends.contract import Vectors
-from backends.errors import Failed
+from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
 from backends.replies import check_vectors, float32, readable
 
@@ -20,7 +20,7 @@ from backends.replies import check_vectors, float32, readable
 NAMES_SHOWN = 5
 
 
-class Ragged(Failed):
+class Ragged(ReplicaFailed):
     """Rows of different widths, as of a model that gives a vector for each token."""
 
 
@@ -74,13 +74,13 @@ class Error(msgspec.Struct, frozen=True):
 def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
     """The rows in input order, (expected, dim) float32, and the tokens where they are told.
 
-    Raises: Failed where it is not an answer to `expected` inputs.
+    Raises: ReplicaFailed where it is not an answer to `expected` inputs.
     """
     with readable():
         reply = msgspec.json.decode(body, type=EmbeddingsReply)
         items = sorted(reply.data, key=lambda item: item.index)
         if [item.index for item in items] != list(range(len(items))):
-            raise Failed("the upstream's indices are not 0 to n - 1")
+            raise ReplicaFailed("the upstream's indices are not 0 to n - 1")
         vectors = _rows([item.embedding for item in items])
     check_vectors(vectors, expected)
     return vectors, reply.usage.tokens if reply.usage else None
@@ -101,25 +101,25 @@ def _row(embedding: str | list[float]) -> Vectors:
 
 
 def decode_models(answer: UpstreamResponse) -> list[Model]:
-    """Raises: Failed where it is no list of models."""
+    """Raises: ReplicaFailed where it is no list of models."""
     try:
         return msgspec.json.decode(answer.body, type=Models).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Failed("the upstream's list of models could not be read") from error
+        raise ReplicaFailed("the upstream's list of models could not be read") from error
 
 
 def chosen_model(models: Sequence[str], asked: str | None) -> str:
     """The served name to send: the one asked for, else the only one.
 
-    Raises: Failed.
+    Raises: ReplicaFailed.
     """
     shown = ", ".join(models[:NAMES_SHOWN]) or "nothing"
     if asked is not None:
         if asked not in models:
-            raise Failed(f"the server serves {shown}, and not {asked!r}")
+            raise ReplicaFailed(f"the server serves {shown}, and not {asked!r}")
         return asked
     if len(models) != 1:
-        raise Failed(f"the server serves {shown}: say which as `model`")
+        raise ReplicaFailed(f"the server serves {shown}: say which as `model`")
     return models[0]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Reply
-from backends.errors import Failed, UnsupportedWork
+from backends.errors import ReplicaFailed, UnsupportedWork
 
 
 def check_outputs(work: Encode, offered: frozenset[Output]) -> None:
@@ -40,7 +40,7 @@ def output_of(work: Encode) -> Output:
 def whole_of(replies: Sequence[Reply]) -> EncodeReply:
     """The replies to the parts of one work, as one.
 
-    Raises: Failed where a part was answered with something else.
+    Raises: ReplicaFailed where a part was answered with something else.
     """
     whole = EncodeReply(0)
     for reply in replies:
@@ -55,7 +55,7 @@ def whole_of(replies: Sequence[Reply]) -> EncodeReply:
                     token_vectors=reply.token_vectors or whole.token_vectors,
                 )
             case _:
-                raise Failed("the upstream answered to another work")
+                raise ReplicaFailed("the upstream answered to another work")
     tokens = max(reply.tokens for reply in replies)
     return msgspec.structs.replace(whole, tokens=tokens, truncated=_truncated(replies))
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import Embed, TermWeights, Truncate, Vectors
-from backends.errors import Failed, InvalidWork
+from backends.errors import InvalidWork, ReplicaFailed
 from backends.texts import ModelWork, items_of, shortened, surely_whole
 from backends.vectors import shaped
 
@@ -26,7 +26,7 @@ def readable() -> Iterator[None]:
         yield
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         # ValueError: base64 that is none, rows of unequal length, a length that is no multiple of 4.
-        raise Failed("the upstream's answer could not be read") from error
+        raise ReplicaFailed("the upstream's answer could not be read") from error
 
 
 def float32(numbers: Sequence[Sequence[float]] | Sequence[float]) -> Vectors:
@@ -36,20 +36,20 @@ def float32(numbers: Sequence[Sequence[float]] | Sequence[float]) -> Vectors:
 
 
 def check_vectors(vectors: Vectors, expected: int) -> None:
-    """Raises: Failed unless there is one finite row for each input."""
+    """Raises: ReplicaFailed unless there is one finite row for each input."""
     if vectors.ndim != 2 or vectors.shape[0] != expected or vectors.shape[1] == 0:
-        raise Failed(f"asked for {expected} vectors, got an array of shape {vectors.shape}")
+        raise ReplicaFailed(f"asked for {expected} vectors, got an array of shape {vectors.shape}")
     if not np.isfinite(vectors).all():
-        raise Failed("the upstream's vectors hold numbers that are not finite")
+        raise ReplicaFailed("the upstream's vectors hold numbers that are not finite")
 
 
 def check_tokens(tokens: int, inputs: int, max_input_tokens: int | None) -> None:
     """Tenants pay by this number: one that cannot be true is not believed.
 
-    Raises: Failed.
+    Raises: ReplicaFailed.
     """
     if tokens < 0 or (max_input_tokens is not None and tokens > inputs * max_input_tokens):
-        raise Failed(f"the upstream counted {tokens} tokens for {inputs} inputs")
+        raise ReplicaFailed(f"the upstream counted {tokens} tokens for {inputs} inputs")
 
 
 def check_dimensions(work: Embed, width: int | None) -> None:
@@ -61,40 +61,40 @@ def check_dimensions(work: Embed, width: int | None) -> None:
 def fitted(vectors: Vectors, work: Embed) -> Vectors:
     """Cut and normalized as asked, whatever the server did of it.
 
-    Raises: Failed where a row is shorter than what was asked for.
+    Raises: ReplicaFailed where a row is shorter than what was asked for.
     """
     width = vectors.shape[1]
     if work.dimensions is not None and width < work.dimensions:
-        raise Failed(f"asked for {work.dimensions} dimensions, got {width}")
+        raise ReplicaFailed(f"asked for {work.dimensions} dimensions, got {width}")
     return shaped(vectors, dimensions=work.dimensions, normalize=work.normalize)
 
 
 def scores_in_order(ranks: Sequence[tuple[int, float]], expected: int) -> Vectors:
     """(index, score) in any order → (expected,) float32 in document order.
 
-    Raises: Failed unless there is one finite score for each document.
+    Raises: ReplicaFailed unless there is one finite score for each document.
     """
     ordered = sorted(ranks)
     if [index for index, _ in ordered] != list(range(expected)):
-        raise Failed(f"asked for {expected} scores, got other indices")
+        raise ReplicaFailed(f"asked for {expected} scores, got other indices")
     scores = float32([score for _, score in ordered])
     if not np.isfinite(scores).all():
-        raise Failed("the upstream's scores hold numbers that are not finite")
+        raise ReplicaFailed("the upstream's scores hold numbers that are not finite")
     return scores
 
 
 def terms_of(entries: Iterable[tuple[int, float]]) -> TermWeights:
     """The term weights of one input, in any order; zeros are left out.
 
-    Raises: Failed where a term comes twice, or a weight is not finite.
+    Raises: ReplicaFailed where a term comes twice, or a weight is not finite.
     """
     ordered = sorted((term, weight) for term, weight in entries if weight != 0)
     terms = [term for term, _ in ordered]
     if len(set(terms)) < len(terms) or (terms and not 0 <= terms[0] <= terms[-1] < TERMS_MAX):
-        raise Failed("the upstream's terms are not ids of a vocabulary, each once")
+        raise ReplicaFailed("the upstream's terms are not ids of a vocabulary, each once")
     weights = float32([weight for _, weight in ordered])
     if not np.isfinite(weights).all():
-        raise Failed("the upstream's weights hold numbers that are not finite")
+        raise ReplicaFailed("the upstream's weights hold numbers that are not finite")
     return TermWeights(np.array(terms, dtype=np.int32), weights)
 
 
@@ -103,17 +103,17 @@ def matrices_of(
 ) -> tuple[Vectors, ...]:
     """A row for each token of each input: (its tokens, dim) float32.
 
-    Raises: Failed where it is not an answer to so many inputs of at most so many tokens.
+    Raises: ReplicaFailed where it is not an answer to so many inputs of at most so many tokens.
     """
     if len(lists) != expected:
-        raise Failed(f"asked for the token vectors of {expected} inputs, got {len(lists)}")
+        raise ReplicaFailed(f"asked for the token vectors of {expected} inputs, got {len(lists)}")
     matrices = tuple(float32(one) for one in lists)
     for one in matrices:
         check_vectors(one, len(one))
         if not 0 < len(one) <= (max_input_tokens or len(one)):
-            raise Failed(f"the upstream gave {len(one)} token vectors for one input")
+            raise ReplicaFailed(f"the upstream gave {len(one)} token vectors for one input")
     if len({one.shape[1] for one in matrices}) > 1:
-        raise Failed("the upstream's token vectors differ in width")
+        raise ReplicaFailed("the upstream's token vectors differ in width")
     return matrices
 
 
@@ -122,15 +122,15 @@ def label_scores(
 ) -> Vectors:
     """(label, score) in any order → (expected, n_labels) float32 in the order of `labels`.
 
-    Raises: Failed unless every input has one finite score for each label.
+    Raises: ReplicaFailed unless every input has one finite score for each label.
     """
     if len(predictions) != expected:
-        raise Failed(f"asked for the labels of {expected} inputs, got {len(predictions)}")
+        raise ReplicaFailed(f"asked for the labels of {expected} inputs, got {len(predictions)}")
     rows = []
     for one in predictions:
         by_label = dict(one)
         if len(one) != len(labels) or by_label.keys() != set(labels):
-            raise Failed("the upstream's labels are not those of its model")
+            raise ReplicaFailed("the upstream's labels are not those of its model")
         rows.append([by_label[label] for label in labels])
     return checked_scores(rows, expected, len(labels))
 
@@ -138,13 +138,13 @@ def label_scores(
 def checked_scores(rows: Sequence[Sequence[float]], expected: int, labels: int) -> Vectors:
     """(expected, labels) float32.
 
-    Raises: Failed unless there are so many, all finite.
+    Raises: ReplicaFailed unless there are so many, all finite.
     """
     if len(rows) != expected or any(len(row) != labels for row in rows):
-        raise Failed(f"asked for {labels} scores of {expected} inputs, got others")
+        raise ReplicaFailed(f"asked for {labels} scores of {expected} inputs, got others")
     scores = float32(rows)
     if not np.isfinite(scores).all():
-        raise Failed("the upstream's scores hold numbers that are not finite")
+        raise ReplicaFailed("the upstream's scores hold numbers that are not finite")
     return scores
 
 

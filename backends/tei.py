@@ -37,7 +37,14 @@ from backends.contract import (
     inputs_of,
     operation_of,
 )
-from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable, UnsupportedWork
+from backends.errors import (
+    BackendError,
+    InvalidWork,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    UnsupportedWork,
+)
 from backends.http import HttpDoor, UpstreamResponse, countdown
 from backends.openai_wire import decode_embeddings
 from backends.outputs import check_outputs, output_of, parts_of, whole_of
@@ -221,7 +228,7 @@ def _prompt(name: str | None) -> Body:
 def decode(work: Work, path: str, answer: UpstreamResponse, info: Info) -> Reply:
     """The reply in an answer of status 200.
 
-    Raises: Failed where it is not an answer to this work.
+    Raises: ReplicaFailed where it is not an answer to this work.
     """
     with readable():
         match work:
@@ -240,7 +247,7 @@ def decode(work: Work, path: str, answer: UpstreamResponse, info: Info) -> Reply
 
 def _check_count(given: Sequence[object], inputs: Sequence[object]) -> None:
     if len(given) != len(inputs):
-        raise Failed(f"asked for {len(inputs)} inputs, got {len(given)}")
+        raise ReplicaFailed(f"asked for {len(inputs)} inputs, got {len(given)}")
 
 
 def _embedded(work: Embed, path: str, answer: UpstreamResponse, info: Info) -> EmbedReply:
@@ -303,7 +310,7 @@ def _vectors(path: str, answer: UpstreamResponse, expected: int) -> tuple[Vector
         return vectors, _header_tokens(answer)
     vectors, tokens = decode_embeddings(answer.body, expected)
     if tokens is None:
-        raise Failed("the upstream told no usage")
+        raise ReplicaFailed("the upstream told no usage")
     return vectors, tokens
 
 
@@ -334,12 +341,12 @@ def failure(answer: UpstreamResponse) -> BackendError:
         case 413:
             return InvalidWork("an input is larger than the upstream's payload limit")
         case 429:
-            return Overloaded("the upstream is overloaded")
+            return ReplicaOverloaded("the upstream is overloaded")
         case 503:
-            return Unavailable("the upstream says it is not ready")
+            return ReplicaUnavailable("the upstream says it is not ready")
         case 401 | 403:
-            return Failed("the upstream refused the gateway's credential")
-    return Failed(f"the upstream answered with status {answer.status}")
+            return ReplicaFailed("the upstream refused the gateway's credential")
+    return ReplicaFailed(f"the upstream answered with status {answer.status}")
 
 
 class TeiBackend:
@@ -357,13 +364,13 @@ class TeiBackend:
         try:
             self._info = msgspec.json.decode(answer.body, type=Info)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Failed("GET /info is not TEI's") from error
+            raise ReplicaFailed("GET /info is not TEI's") from error
         return capabilities(self._info)
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Raises: BackendError."""
         if self._info is None:
-            raise Unavailable("the replica has not joined")
+            raise ReplicaUnavailable("the replica has not joined")
         check_offered(work, self._info)
         if not isinstance(work, Encode):
             return await self._one(work, self._info, timeout_s)

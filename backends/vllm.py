@@ -38,12 +38,12 @@ from backends.contract import (
 )
 from backends.counting import Counter, open_counter, prompted
 from backends.errors import (
+    AttemptTimedOut,
     BackendError,
-    Failed,
     InvalidWork,
-    Overloaded,
-    TimedOut,
-    Unavailable,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
     UnsupportedWork,
 )
 from backends.http import SHORT_IDLE_S, HttpDoor, UpstreamResponse, countdown
@@ -201,7 +201,7 @@ def _classify_body(work: Classify, facing: Facing) -> Body:
 def decode(work: ModelWork, answer: UpstreamResponse, facing: Facing, labels: tuple[str, ...] = ()) -> Reply:
     """The reply in an answer of status 200. labels: of a classifier.
 
-    Raises: Failed where it is not an answer to this work.
+    Raises: ReplicaFailed where it is not an answer to this work.
     """
     expected = len(inputs_of(work))
     match work:
@@ -242,7 +242,7 @@ def _terms(weights: Vectors) -> TermWeights:
 def _counted(told: int | None, work: ModelWork, facing: Facing) -> tuple[int, tuple[int, ...] | None]:
     """The tokens, and which inputs were cut."""
     if told is None:
-        raise Failed("the upstream told no usage")
+        raise ReplicaFailed("the upstream told no usage")
     check_tokens(told, len(inputs_of(work)), facing.max_tokens)
     cuts = work.truncate is Truncate.RIGHT
     return told, truncated(work, told, facing.max_tokens) if cuts else ()
@@ -277,7 +277,7 @@ class VllmBackend:
         model = chosen_model(list(lengths), self._asked)
         max_tokens = lengths[model]
         if max_tokens is None:
-            raise Failed("GET /v1/models is not vLLM's: it tells no max_model_len")
+            raise ReplicaFailed("GET /v1/models is not vLLM's: it tells no max_model_len")
         facing = Facing(model, max_tokens, await self._version(left()))
 
         async def ask(path: str, body: Body) -> UpstreamResponse:
@@ -285,7 +285,7 @@ class VllmBackend:
 
         try:
             self._facing = await explored(facing, ask)
-        except (TimedOut, Overloaded):
+        except (AttemptTimedOut, ReplicaOverloaded):
             # Busy, and known from before: it must not stay out for being busy.
             if self._facing is None or not facing.same_server(self._facing):
                 raise
@@ -293,7 +293,7 @@ class VllmBackend:
 
     async def _version(self, timeout_s: float) -> str:
         answer = await self._http.get("/version", timeout_s)
-        with suppress(Failed), readable():
+        with suppress(ReplicaFailed), readable():
             return msgspec.json.decode(answer.body, type=Version).version if answer.status == 200 else ""
         return ""
 
@@ -303,7 +303,7 @@ class VllmBackend:
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Raises: BackendError."""
         if self._facing is None:
-            raise Unavailable("the replica has not joined")
+            raise ReplicaUnavailable("the replica has not joined")
         left = countdown(timeout_s)
         ready = prompted(work, self._counter.rules if self._counter else None)
         match ready:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import Output, Vectors
-from backends.errors import Failed
+from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
 from backends.openai_wire import decode_embeddings
 from backends.vectors import sigmoid
@@ -182,7 +182,7 @@ async def _tried_vectors(ask: Ask, switch: Body) -> Vectors | None:
     answer = await _tried(ask, EMBEDDINGS, {"input": PROBE} | BASE64 | switch)
     try:
         return decode_embeddings(answer.body, len(PROBE))[0] if answer else None
-    except Failed:
+    except ReplicaFailed:
         # A vector for each token is another operation.
         return None
 
@@ -201,7 +201,7 @@ async def _tried_classes(ask: Ask, *, activated: bool) -> Vectors | None:
     answer = await _tried(ask, CLASSIFY, {"input": PROBE, "use_activation": activated})
     try:
         return classes(answer, len(PROBE))[0] if answer else None
-    except Failed:
+    except ReplicaFailed:
         return None
 
 
@@ -209,6 +209,6 @@ async def _tried_token_vectors(ask: Ask, facing: Facing, switch: Body) -> tuple[
     answer = await _tried(ask, POOLING, {"input": PROBE, "task": "token_embed"} | switch)
     try:
         return token_vectors(answer, len(PROBE), facing.max_tokens)[0] if answer else None
-    except Failed:
+    except ReplicaFailed:
         # A weight for each token is none of its vectors.
         return None

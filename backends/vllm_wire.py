@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from backends.contract import Token, Vectors
-from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable
+from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
 from backends.http import UpstreamResponse
 from backends.openai_wire import Usage, error_of
 from backends.replies import checked_scores, matrices_of, readable, scores_in_order
@@ -92,7 +92,7 @@ def unmasked(answer: UpstreamResponse) -> UpstreamResponse:
 
 
 def scores(answer: UpstreamResponse, expected: int) -> tuple[Vectors, int | None]:
-    """(expected,) float32 in document order, and the tokens where they are told. Raises: Failed."""
+    """(expected,) float32 in document order, and the tokens where they are told. Raises: ReplicaFailed."""
     with readable():
         reply = msgspec.json.decode(answer.body, type=ScoreResponse)
     return scores_in_order([(one.index, one.score) for one in reply.data], expected), reply.usage.tokens
@@ -101,7 +101,7 @@ def scores(answer: UpstreamResponse, expected: int) -> tuple[Vectors, int | None
 def classes(answer: UpstreamResponse, expected: int, labels: int | None = None) -> tuple[Vectors, int | None]:
     """(expected, labels) float32 by class id, and the tokens. labels: None is as many as there are.
 
-    Raises: Failed.
+    Raises: ReplicaFailed.
     """
     with readable():
         reply = msgspec.json.decode(answer.body, type=ClassifyResponse)
@@ -113,7 +113,7 @@ def classes(answer: UpstreamResponse, expected: int, labels: int | None = None) 
 def token_vectors(
     answer: UpstreamResponse, expected: int, max_tokens: int | None
 ) -> tuple[tuple[Vectors, ...], int | None]:
-    """For each input (its tokens, dim) float32, and the tokens where they are told. Raises: Failed."""
+    """For each input (its tokens, dim) float32, and the tokens where they are told. Raises: ReplicaFailed."""
     with readable():
         reply = msgspec.json.decode(answer.body, type=PoolingResponse)
         lists = [one.data for one in _in_order(reply.data)]
@@ -124,7 +124,7 @@ def _in_order(items: Sequence[Any]) -> list[Any]:
     """By index, which must be that of an input each. Items of two structs, alike in this."""
     ordered = sorted(items, key=lambda item: item.index)
     if [item.index for item in ordered] != list(range(len(ordered))):
-        raise Failed("the upstream's indices are not 0 to n - 1")
+        raise ReplicaFailed("the upstream's indices are not 0 to n - 1")
     return ordered
 
 
@@ -134,13 +134,13 @@ def tokenize_body(text: str, *, special: bool) -> Body:
 
 
 def token_list(answer: UpstreamResponse) -> TokenizeResponse:
-    """Of POST /tokenize. Raises: Failed."""
+    """Of POST /tokenize. Raises: ReplicaFailed."""
     with readable():
         return msgspec.json.decode(answer.body, type=TokenizeResponse)
 
 
 def detokenized(answer: UpstreamResponse) -> str:
-    """Of POST /detokenize. Raises: Failed."""
+    """Of POST /detokenize. Raises: ReplicaFailed."""
     with readable():
         return msgspec.json.decode(answer.body, type=DetokenizeResponse).prompt
 
@@ -149,7 +149,7 @@ def as_tokens(reply: TokenizeResponse, specials: tuple[int, int]) -> tuple[Token
     """Of one text; there are no offsets on this wire, so start and stop stay None."""
     texts = reply.token_strs or [""] * len(reply.tokens)
     if len(texts) != len(reply.tokens):
-        raise Failed("the upstream's tokens and their texts differ in number")
+        raise ReplicaFailed("the upstream's tokens and their texts differ in number")
     before, after = specials
     last = len(texts) - after
     return tuple(
@@ -167,14 +167,14 @@ def failure(answer: UpstreamResponse) -> BackendError:
         case 400 if error.type == "BadRequestError":
             return InvalidWork("the upstream refused the input")
         case 401 | 403:
-            return Failed("the upstream refused the gateway's credential")
+            return ReplicaFailed("the upstream refused the gateway's credential")
         case 404 | 501:
-            return Failed("the upstream does not offer this model or operation any more")
+            return ReplicaFailed("the upstream does not offer this model or operation any more")
         case 429:
-            return Overloaded("the upstream is overloaded")
+            return ReplicaOverloaded("the upstream is overloaded")
         case 503 if error.type is not None:
             # Its bounds on what waits. What is not up, or stands before it, has no envelope.
-            return Overloaded("the upstream's queue is full")
+            return ReplicaOverloaded("the upstream's queue is full")
         case 503:
-            return Unavailable("the upstream says it is not ready")
-    return Failed(f"the upstream answered with status {answer.status}")
+            return ReplicaUnavailable("the upstream says it is not ready")
+    return ReplicaFailed(f"the upstream answered with status {answer.status}")

@@ -131,12 +131,12 @@ def translated(error: errors.BackendError) -> GatewayError:
             return InvalidInput(error.message)
         case errors.UnsupportedWork():
             return OperationUnsupported(error.message)
-        case errors.Overloaded():
+        case errors.ReplicaOverloaded():
             return Overloaded(error.message, retry_after_s=OVERLOADED_RETRY_S)
-        case errors.Loading():
+        case errors.ModelNotLoaded():
             return ModelLoading(error.message, retry_after_s=LOADING_RETRY_S)
-        case errors.Unavailable():
+        case errors.ReplicaUnavailable():
             return NoReplica(error.message)
-        case errors.TimedOut():
+        case errors.AttemptTimedOut():
             return DeadlineExceeded(error.message)
     return UpstreamFailed(error.message)

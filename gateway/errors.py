@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import msgspec
 
-from backends.errors import Source
+from backends.errors import ErrorSource
 
 # When to ask again for a model that is being loaded.
 LOADING_RETRY_S = 5
@@ -28,7 +28,7 @@ class Facts(msgspec.Struct, frozen=True):
     tei_type: the strings in those dialects' bodies; an openai_code of None is JSON null.
     """
 
-    source: Source
+    source: ErrorSource
     status: int
     tei_status: int
     infinity_status: int
@@ -53,7 +53,7 @@ def _later(code: str, tei_type: str) -> Facts:
     return Facts("caller", 429, 429, 429, "requests", code, tei_type, retryable=True)
 
 
-def _ours(source: Source, status: int, code: str, tei_type: str, tei_status: int) -> Facts:
+def _ours(source: ErrorSource, status: int, code: str, tei_type: str, tei_status: int) -> Facts:
     return Facts(source, status, tei_status, status, "server_error", code, tei_type, retryable=True)
 
 

@@ -15,12 +15,12 @@ REFUSALS: dict[str, type[errors.BackendError]] = {
     for one in (
         errors.InvalidWork,
         errors.UnsupportedWork,
-        errors.Overloaded,
-        errors.Loading,
+        errors.ReplicaOverloaded,
+        errors.ModelNotLoaded,
         errors.ModelUnavailable,
-        errors.Unavailable,
-        errors.TimedOut,
-        errors.Failed,
+        errors.ReplicaUnavailable,
+        errors.AttemptTimedOut,
+        errors.ReplicaFailed,
     )
 }
 
@@ -33,14 +33,14 @@ class TorchBackend:
         self._http = HttpDoor(base_url, socket_path=socket_path)
 
     async def describe(self, timeout_s: float) -> Capabilities:
-        """Raises: Unavailable while the engine is loading or restarting."""
+        """Raises: ReplicaUnavailable while the engine is loading or restarting."""
         answer = await self._http.get("/info", timeout_s)
         if answer.status != 200:
-            raise errors.Unavailable("the engine is not ready")
+            raise errors.ReplicaUnavailable("the engine is not ready")
         try:
             return wire.capabilities_decoder.decode(answer.body)
         except (msgspec.DecodeError, ValueError) as error:
-            raise errors.Failed("the engine's description could not be read") from error
+            raise errors.ReplicaFailed("the engine's description could not be read") from error
 
     async def residence(self, timeout_s: float) -> Residence:
         """Whether the model is in memory. Raises: BackendError."""
@@ -48,7 +48,7 @@ class TorchBackend:
         try:
             return wire.residence_decoder.decode(answer.body)
         except (msgspec.DecodeError, ValueError) as error:
-            raise errors.Failed("the engine's answer could not be read") from error
+            raise errors.ReplicaFailed("the engine's answer could not be read") from error
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Raises: BackendError, as the engine told it."""
@@ -60,8 +60,8 @@ class TorchBackend:
                 return wire.reply_decoder.decode(answer.body)
             refusal = wire.refusal_decoder.decode(answer.body)
         except (msgspec.DecodeError, ValueError) as error:
-            raise errors.Failed("the engine's answer could not be read") from error
-        raise REFUSALS.get(refusal.kind, errors.Failed)(refusal.message)
+            raise errors.ReplicaFailed("the engine's answer could not be read") from error
+        raise REFUSALS.get(refusal.kind, errors.ReplicaFailed)(refusal.message)
 
     async def stats(self, timeout_s: float) -> Stats | None:
         """What the engine has counted since it started; None while it does not answer."""

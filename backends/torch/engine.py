@@ -28,7 +28,7 @@ from backends.contract import (
     inputs_of,
     operation_of,
 )
-from backends.errors import BackendError, Failed, InvalidWork, Overloaded, UnsupportedWork
+from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
 from backends.texts import AT_ONCE_CHARACTERS
 from backends.torch.answering import answer
 from backends.torch.loader import Loaded
@@ -145,7 +145,7 @@ class Engine:
     async def run(self, work: Work, watch: Watch | None = None) -> Reply:
         """Carry out one piece of work. watch: told where its time went.
 
-        Raises: InvalidWork, UnsupportedWork, Overloaded, Failed.
+        Raises: InvalidWork, UnsupportedWork, ReplicaOverloaded, ReplicaFailed.
         """
         if operation_of(work) not in self._loaded.capabilities.operations:
             raise UnsupportedWork(f"this model does not {operation_of(work).value}")
@@ -187,7 +187,7 @@ class Engine:
     def _enqueue(self, job: Job) -> None:
         with self._lock:
             if self._queue and self._queued_tokens + job.tokens > self._queue_tokens:
-                raise Overloaded("the engine's queue is full")
+                raise ReplicaOverloaded("the engine's queue is full")
             self._queue.append(job)
             self._queued_tokens += job.tokens
             self._ask_for_turn()
@@ -298,7 +298,7 @@ class Engine:
             return error.with_traceback(None) if is_exhausted(error) else error
         for (job, place), row in zip(members, rows, strict=True):
             if not row.is_finite():
-                job.error = Failed(f"the model gave no finite numbers for input {place}")
+                job.error = ReplicaFailed(f"the model gave no finite numbers for input {place}")
         with self._lock:
             for (job, place), row in zip(members, rows, strict=True):
                 job.give(place, row)
@@ -314,7 +314,7 @@ class Engine:
 def _break(jobs: Iterable[Job]) -> None:
     """Tell whoever waits for these that nothing more comes."""
     for job in jobs:
-        job.error = job.error or Failed("the engine broke")
+        job.error = job.error or ReplicaFailed("the engine broke")
         job.resolve()
 
 
@@ -322,10 +322,10 @@ def _tokens(members: Sequence[Member]) -> int:
     return sum(len(job.sequences[i].ids) for job, i in members)
 
 
-def _failure(member: Member, failed: Exception) -> Failed:
+def _failure(member: Member, failed: Exception) -> ReplicaFailed:
     job, place = member
     if is_exhausted(failed):
         tokens = len(job.sequences[place].ids)
-        return Failed(f"there is not enough memory for input {place}, of {tokens} tokens, even alone")
+        return ReplicaFailed(f"there is not enough memory for input {place}, of {tokens} tokens, even alone")
     logger.error("a forward pass failed", exc_info=failed)
-    return Failed(f"the model failed: {type(failed).__name__}")
+    return ReplicaFailed(f"the model failed: {type(failed).__name__}")

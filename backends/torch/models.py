@@ -18,7 +18,7 @@ import torch
 
 from backends.checkpoints import locate
 from backends.contract import Capabilities, ModelState, Reply, Residence, UnloadReason, Work
-from backends.errors import Loading, ModelUnavailable
+from backends.errors import ModelNotLoaded, ModelUnavailable
 from backends.torch import memory, wire
 from backends.torch.engine import Engine
 from backends.torch.hosted import Arrival, Model
@@ -120,10 +120,10 @@ class Models:
             model.release(self._loop.time())
 
     async def _wait_loaded(self, model: Model) -> None:
-        """Returns holding the model. Raises: Loading, ModelUnavailable."""
+        """Returns holding the model. Raises: ModelNotLoaded, ModelUnavailable."""
         arrival = self._arriving(model)
         if not model.boot.waits:
-            raise Loading("the model is being loaded")
+            raise ModelNotLoaded("the model is being loaded")
         assert arrival.task is not None
         arrival.waiting += 1
         try:

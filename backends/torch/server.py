@@ -19,7 +19,7 @@ import msgspec
 import uvicorn
 import uvloop
 
-from backends.errors import BackendError, Failed, Loading, Overloaded, TimedOut
+from backends.errors import AttemptTimedOut, BackendError, ModelNotLoaded, ReplicaFailed, ReplicaOverloaded
 from backends.torch import wire
 from backends.torch.memory import keep_freed
 from backends.torch.models import Models, Report
@@ -67,10 +67,10 @@ class EngineApp:
             refusal = error
         except TimeoutError:
             is_loading = self._models.residence(name).state == "loading"
-            late = TimedOut("the engine did not finish in time")
-            refusal = Loading("the model is still loading") if is_loading else late
+            late = AttemptTimedOut("the engine did not finish in time")
+            refusal = ModelNotLoaded("the model is still loading") if is_loading else late
         except msgspec.DecodeError as error:
-            refusal = Failed(f"the engine could not read the request: {error}")
+            refusal = ReplicaFailed(f"the engine could not read the request: {error}")
         self._models.recorder(name).failed(refusal.kind)
         return *_refused(refusal), ()
 
@@ -100,7 +100,7 @@ async def _while_connected(work: Awaitable[Any], receive: Receive) -> Any:
     try:
         await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            raise Overloaded("the caller has gone")
+            raise ReplicaOverloaded("the caller has gone")
         return running.result()
     finally:
         running.cancel()

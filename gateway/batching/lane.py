@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from backends.contract import Reply, Work
-from backends.errors import BackendError, Failed, Loading, Lost, TimedOut, Unavailable
+from backends.errors import (
+    AttemptTimedOut,
+    BackendError,
+    ConnectionLost,
+    ModelNotLoaded,
+    ReplicaFailed,
+    ReplicaUnavailable,
+)
 from backends.tracing import carrier
 from gateway.batching.attempt_traces import begin_trace
 from gateway.batching.batch_size import BatchSizer
@@ -463,7 +470,7 @@ class Lane:
         if error.retryable and not self._hurried(attempt, error):
             self._pool.failed(attempt.replica, error, self._clock(), attempt.started_s)
         retry = error.retryable and self._may_retry(attempt, error)
-        if len(attempt.tickets) > 1 and (not error.retryable or (retry and isinstance(error, Failed))):
+        if len(attempt.tickets) > 1 and (not error.retryable or (retry and isinstance(error, ReplicaFailed))):
             self._halve(attempt, error)
             return
         self._hand_back(attempt, error, retry=retry)
@@ -472,7 +479,7 @@ class Lane:
         """Whether it had less time than such work may take: short deadlines are no replica's fault."""
         took_s = self._clock() - attempt.started_s
         patience_s = attempt.replica.patience_s(self._rules.attempt_timeout_s)
-        return isinstance(error, TimedOut) and took_s < patience_s
+        return isinstance(error, AttemptTimedOut) and took_s < patience_s
 
     def _hand_back(self, attempt: Attempt, error: BackendError, *, retry: bool) -> None:
         """Try each ticket again, or tell it the error."""
@@ -488,7 +495,7 @@ class Lane:
             if not error.retryable and ticket.part is not None:
                 self._suspects[ticket.owner.tenant] = self._clock() + SUSPECT_S
             ticket.last_error = error
-            ticket.losses += isinstance(error, Lost)
+            ticket.losses += isinstance(error, ConnectionLost)
             deadly = ticket.losses >= LOSSES_MAX and len(attempt.tickets) == 1
             if not self._comes_back(error):
                 ticket.tried.add(attempt.replica)
@@ -505,7 +512,9 @@ class Lane:
         """Somebody's input spoils the batch: find out whose, without telling anybody another's error."""
         middle = len(attempt.tickets) // 2
         # A half is another batch: whoever failed the whole need not fail it, but another goes first.
-        tried = {attempt.replica} if isinstance(error, Failed) and len(self._pool.usable()) > 1 else set()
+        tried = (
+            {attempt.replica} if isinstance(error, ReplicaFailed) and len(self._pool.usable()) > 1 else set()
+        )
         # Whose input was refused is not known yet: whoever never learns it must not hear that it was theirs.
         last = _own_error(attempt, error) if error.retryable else None
         for half in (attempt.tickets[:middle], attempt.tickets[middle:]):
@@ -519,7 +528,11 @@ class Lane:
 
     def _comes_back(self, error: BackendError) -> bool:
         """An engine that died comes back on the same socket, and loads: what it held waits for it."""
-        awaited = Lost | Unavailable | Loading if self._rules.waits else Lost | Unavailable
+        awaited = (
+            ConnectionLost | ReplicaUnavailable | ModelNotLoaded
+            if self._rules.waits
+            else ConnectionLost | ReplicaUnavailable
+        )
         return self._rules.holds and isinstance(error, awaited)
 
     def _may_retry(self, attempt: Attempt, error: BackendError) -> bool:
@@ -527,7 +540,7 @@ class Lane:
 
     def _give_up(self, replica: Replica) -> None:
         """Nothing will come back from a replica that has stalled: what it holds goes elsewhere."""
-        error = TimedOut("the replica holds work and answers nothing")
+        error = AttemptTimedOut("the replica holds work and answers nothing")
         for attempt in [one for one in self._attempts if one.replica is replica]:
             attempt.outcome = error.kind
             self._hand_back(attempt, error, retry=self._may_retry(attempt, error))

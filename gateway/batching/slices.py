@@ -32,7 +32,7 @@ from backends.contract import (
     WorkInput,
     inputs_of,
 )
-from backends.errors import Failed
+from backends.errors import ReplicaFailed
 from backends.texts import most_tokens
 
 Part = TypeVar("Part")
@@ -145,7 +145,7 @@ def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = Fals
 def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:
     """One reply from the replies of all slices, in the caller's order.
 
-    Raises: Failed where replicas of one upstream gave vectors of different widths.
+    Raises: ReplicaFailed where replicas of one upstream gave vectors of different widths.
     """
     if len(replies) == 1:
         return replies[0]
@@ -167,7 +167,7 @@ def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:
 
 def _stacked(parts: Sequence[Vectors]) -> Vectors:
     if len({part.shape[1] for part in parts}) > 1:
-        raise Failed("the replicas of this model give vectors of different widths")
+        raise ReplicaFailed("the replicas of this model give vectors of different widths")
     return np.concatenate(parts)
 
 
@@ -177,7 +177,7 @@ def _joined_scores(replies: Sequence[Reply], tokens: int, truncated: tuple[int, 
         return RerankReply(scores, tokens, truncated)
     labels = {one.labels for one in replies if isinstance(one, ClassifyReply)}
     if len(labels) > 1:
-        raise Failed("the replicas of this model give different labels")
+        raise ReplicaFailed("the replicas of this model give different labels")
     return ClassifyReply(labels.pop(), scores, tokens, truncated)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from backends.contract import Reply
-from backends.errors import BackendError, TimedOut
+from backends.errors import AttemptTimedOut, BackendError
 from backends.tracing import Carrier
 from gateway.batching.fair_queue import Entry, Priority
 from gateway.batching.joining import joined
@@ -84,7 +84,7 @@ class Ticket:
     @property
     def worked_on(self) -> bool:
         """Whether a replica may have computed it: one does, one has, or one was not given the time to."""
-        return bool(self.running) or self.answered or isinstance(self.last_error, TimedOut)
+        return bool(self.running) or self.answered or isinstance(self.last_error, AttemptTimedOut)
 
     def resolve(self, result: Reply | Exception) -> None:
         """Tell everybody; a second result changes nothing."""

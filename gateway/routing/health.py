@@ -8,7 +8,7 @@ any ─vanished─▶ gone
 
 from enum import StrEnum
 
-from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
+from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
 
 # Failures in a row, with no success between, after which a replica is given no more work.
 FAILURES_MAX = 3
@@ -79,10 +79,10 @@ def event_of(error: BackendError, failures: int, *, last: bool) -> ReplicaEvent 
     failures: how many in a row, this one included. last: no other replica is usable; one that at least
     answers is not given up then, for it may be the callers' doing.
     """
-    if isinstance(error, Unavailable):
+    if isinstance(error, ReplicaUnavailable):
         return ReplicaEvent.UNREACHED
-    if isinstance(error, Lost):
+    if isinstance(error, ConnectionLost):
         return ReplicaEvent.LOST
-    if isinstance(error, Failed | TimedOut) and failures >= FAILURES_MAX and not last:
+    if isinstance(error, ReplicaFailed | AttemptTimedOut) and failures >= FAILURES_MAX and not last:
         return ReplicaEvent.FAILING
     return None

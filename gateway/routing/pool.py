@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 
 from backends.contract import Backend, Capabilities, Embed, EmbedReply, Reply, Residence, Work
-from backends.errors import BackendError, Failed, Overloaded
+from backends.errors import BackendError, ReplicaFailed, ReplicaOverloaded
 from gateway.config.schema import Policy
 from gateway.events import Observe, ReplicaChanged
 from gateway.routing.health import PROVEN_BY, USABLE, ReplicaEvent, State, after, event_of
@@ -77,13 +77,13 @@ class Replica:
     def check(self, work: Work, reply: Reply) -> None:
         """Whether vectors are as wide as its canaries were, or as was asked.
 
-        Raises: Failed.
+        Raises: ReplicaFailed.
         """
         if self.width is None or not isinstance(work, Embed) or not isinstance(reply, EmbedReply):
             return
         width, expected = reply.vectors.shape[1], work.dimensions or self.width
         if width != expected:
-            raise Failed(f"its vectors have {width} dimensions, and had {self.width} when it joined")
+            raise ReplicaFailed(f"its vectors have {width} dimensions, and had {self.width} when it joined")
 
     def started(self, cargo: BatchLoad, now_s: float) -> None:
         """A batch is on its way."""
@@ -263,7 +263,7 @@ class Pool:
 
     def failed(self, replica: Replica, error: BackendError, now_s: float, sent_s: float) -> None:
         """A replica failed a batch, sent at that time, by no fault of the caller's."""
-        if isinstance(error, Overloaded):
+        if isinstance(error, ReplicaOverloaded):
             replica.refused(now_s, sent_s)
             return
         last = not self.usable([replica])

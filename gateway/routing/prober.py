@@ -12,12 +12,12 @@ import msgspec
 
 from backends.contract import Capabilities, Embed, Operation, ReportsQueueDepth, Rerank, Work
 from backends.errors import (
+    AttemptTimedOut,
     BackendError,
+    ConnectionLost,
     InvalidWork,
-    Lost,
-    Overloaded,
-    TimedOut,
-    Unavailable,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
     UnsupportedWork,
 )
 from gateway.routing.health import USABLE, ReplicaEvent, State
@@ -148,7 +148,7 @@ async def _ask_who_it_is(pool: Pool, replica: Replica, space: VectorSpace | None
         if replica.capabilities is not None and _model_of(told) != _model_of(replica.capabilities):
             await _check_space(replica, told, space)
             pool.describe_anew(replica, told)
-    except (Unavailable, Lost, TimedOut) as error:
+    except (ReplicaUnavailable, ConnectionLost, AttemptTimedOut) as error:
         pool.transition(replica, ReplicaEvent.UNREACHED, error.message)
     except BackendError:
         # It is there; what it cannot say of itself now, it has said when it joined.
@@ -184,7 +184,7 @@ async def _work_a_little(replica: Replica, told: Capabilities) -> None:
         return
     try:
         await replica.backend.run(work, PROBE_TIMEOUT_S)
-    except (Overloaded, InvalidWork, UnsupportedWork):
+    except (ReplicaOverloaded, InvalidWork, UnsupportedWork):
         # It answered: it is there.
         return
 

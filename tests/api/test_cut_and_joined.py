@@ -41,7 +41,7 @@ from backends.contract import (
     operation_of,
 )
 from backends.contract import Work as BackendWork
-from backends.errors import Failed, Lost, Overloaded, Unavailable
+from backends.errors import ConnectionLost, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
 from backends.vectors import pair_cosines
 from gateway.admission import Grant
 from gateway.batching.lane import Lane, Rules
@@ -64,7 +64,7 @@ from tests.fakes.tei import score_of, vector_of
 
 # Longer inputs are told to have been cut.
 LONGEST = 12
-TROUBLE = (Overloaded, Failed, Lost, Unavailable)
+TROUBLE = (ReplicaOverloaded, ReplicaFailed, ConnectionLost, ReplicaUnavailable)
 PASSES = 3
 
 texts = st.text(alphabet="abü ", min_size=1, max_size=15)

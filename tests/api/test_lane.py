@@ -5,7 +5,14 @@ import asyncio
 import pytest
 
 from backends.contract import Embed, Reply
-from backends.errors import BackendError, Failed, InvalidWork, Lost, Overloaded, Unavailable
+from backends.errors import (
+    BackendError,
+    ConnectionLost,
+    InvalidWork,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+)
 from gateway.batching.lane import SUSPECT_S, Rules
 from gateway.batching.slices import Bounds
 from gateway.errors import DeadlineExceeded
@@ -154,7 +161,7 @@ def poisonous(error: BackendError, rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-@pytest.mark.parametrize("error", [NO, Failed("it broke on")])
+@pytest.mark.parametrize("error", [NO, ReplicaFailed("it broke on")])
 async def test_one_bad_input_is_found_and_the_innocent_are_answered(
     error: BackendError, replicas: int
 ) -> None:
@@ -210,10 +217,10 @@ async def test_a_joined_batchs_error_tells_nobody_of_anothers_text() -> None:
     calls.append(rig.call("secret", tenant="two"))
     await rig.queued(tokens_of("mine") + tokens_of("secret"))
     (await rig.sent("first")).succeed()
-    (await rig.sent("mine", "secret")).fail(Overloaded("no room for 'secret'"))
+    (await rig.sent("mine", "secret")).fail(ReplicaOverloaded("no room for 'secret'"))
     results = await asyncio.gather(*calls, return_exceptions=True)
 
-    assert isinstance(results[1], Overloaded)
+    assert isinstance(results[1], ReplicaOverloaded)
     assert "secret" not in str(results[1])
 
 
@@ -308,14 +315,14 @@ async def test_a_batch_that_saw_two_crashes_runs_alone_once_and_then_fails() -> 
     calls = await held_and_waiting(rig, "good", "bad")
     (await rig.sent("first")).succeed()
     for _ in range(2):
-        (await rig.sent("good", "bad")).fail(Lost("it died"))
+        (await rig.sent("good", "bad")).fail(ConnectionLost("it died"))
         await until(lambda: rig.replicas[0].state is State.DOWN)
         rig.pool.transition(rig.replicas[0], ReplicaEvent.JOINED, "")
     (await rig.sent("good")).succeed()
-    (await rig.sent("bad")).fail(Lost("it died"))
+    (await rig.sent("bad")).fail(ConnectionLost("it died"))
 
     assert_vectors(await calls[1], "good")
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionLost):
         await calls[2]
     await rig.assert_empty()
 
@@ -355,7 +362,7 @@ async def test_a_batch_that_was_given_up_and_fails_nevertheless_is_handed_back_o
         try:
             return await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError as error:
-            raise Lost("it let go late") from error
+            raise ConnectionLost("it let go late") from error
 
     rig.one.doing = clings
     call, other = rig.call("a"), rig.call("b")
@@ -375,7 +382,7 @@ async def test_a_call_that_has_tried_the_free_replica_does_not_hold_up_its_tenan
     calls = [rig.call("held", "long and held")]
     await rig.sent("held", "long and held")
     calls.append(rig.call("again"))
-    (await rig.sent("again", to=1)).fail(Overloaded("full"))
+    (await rig.sent("again", to=1)).fail(ReplicaOverloaded("full"))
     await rig.queued(tokens_of("again"))
     calls.append(rig.call("other"))
     (await rig.sent("other", to=1)).succeed()
@@ -433,7 +440,7 @@ async def test_nothing_is_hedged_while_others_wait() -> None:
     await rig.sent("late")
     (attempt,) = rig.lane._attempts
     again = rig.call("again")
-    (await rig.sent("again", to=1)).fail(Overloaded("full"))
+    (await rig.sent("again", to=1)).fail(ReplicaOverloaded("full"))
     await until(lambda: rig.lane._attempts == {attempt})
     assert tokens_of("again") == rig.lane.queued_tokens
     rig.lane._hedge(attempt)
@@ -456,7 +463,7 @@ async def test_a_replica_that_is_gone_costs_no_caller_anything(how: str) -> None
         return reply_to(texts)
 
     async def is_killed(texts: list[str]) -> Reply:
-        raise Lost("reset")
+        raise ConnectionLost("reset")
 
     async def hangs(texts: list[str]) -> Reply:
         return await asyncio.get_running_loop().create_future()
@@ -477,7 +484,10 @@ async def test_a_replica_that_is_gone_costs_no_caller_anything(how: str) -> None
     await rig.assert_empty()
 
 
-@pytest.mark.parametrize("error", [Unavailable("refused"), Failed("500"), Overloaded("429"), Lost("reset")])
+@pytest.mark.parametrize(
+    "error",
+    [ReplicaUnavailable("refused"), ReplicaFailed("500"), ReplicaOverloaded("429"), ConnectionLost("reset")],
+)
 async def test_when_every_replica_fails_few_attempts_are_added(error: BackendError) -> None:
     rig = Rig(2, window=4)
 

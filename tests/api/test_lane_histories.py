@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import Embed, Reply
-from backends.errors import BackendError, Failed, InvalidWork, Lost, Overloaded, TimedOut, Unavailable
+from backends.errors import (
+    AttemptTimedOut,
+    BackendError,
+    ConnectionLost,
+    InvalidWork,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+)
 from gateway.batching.lane import Rules
 from gateway.batching.slices import Bounds
 from gateway.errors import GatewayError
@@ -17,7 +25,7 @@ from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.window import Window
 from tests.fakes.replicas import Rig, assert_vectors, reply_to
 
-TROUBLE = (Overloaded, Failed, Lost, Unavailable, TimedOut)
+TROUBLE = (ReplicaOverloaded, ReplicaFailed, ConnectionLost, ReplicaUnavailable, AttemptTimedOut)
 # Few, so that calls share work; every replica refuses poison.
 TEXTS = ("x", "yy", "a longer text", "poison", "z")
 # Enough passes of the event loop for anything that is on its way to arrive.

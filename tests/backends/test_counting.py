@@ -7,7 +7,7 @@ import pytest
 
 from backends.contract import Embed, Rerank, Tokenize, Truncate, Work
 from backends.counting import Counted, open_counter, prompted
-from backends.errors import InvalidWork, ModelUnavailable, TimedOut
+from backends.errors import AttemptTimedOut, InvalidWork, ModelUnavailable
 from backends.torch.checkpoint import InputRules, read_input_rules
 from tests.fakes.checkpoint import write_small_files
 
@@ -40,7 +40,7 @@ async def test_what_may_not_be_cut_is_refused(small_files: str) -> None:
 
 async def test_counting_ends_in_time(small_files: str) -> None:
     counter = await open_counter(small_files, 5.0)
-    with pytest.raises(TimedOut):
+    with pytest.raises(AttemptTimedOut):
         await counter.count(Embed(("a",)), 0.0)
 
 

@@ -23,7 +23,7 @@ from backends.contract import (
     Score,
 )
 from backends.counting import Counted
-from backends.errors import BackendError, Failed
+from backends.errors import BackendError, ReplicaFailed
 from backends.http import UpstreamResponse
 from tests.backends.wrong_replies import packed
 
@@ -105,7 +105,7 @@ def test_no_body_becomes_a_wrong_vector(reader: str, data: st.DataObject) -> Non
     body = data.draw(damaged(whole) | plain.map(lambda value: json.dumps(value).encode()))
     try:
         reply = decode(UpstreamResponse(200, {"x-compute-tokens": "6"}, body))
-    except Failed:
+    except ReplicaFailed:
         return
     numbers = reply.vectors if isinstance(reply, EmbedReply) else reply.scores  # type: ignore[union-attr]
     assert isinstance(reply, EmbedReply | RerankReply | ClassifyReply)
@@ -149,7 +149,7 @@ def test_no_body_becomes_wrong_terms_or_token_vectors(
     body = data.draw(damaged(whole) | plain.map(lambda value: json.dumps(value).encode()))
     try:
         reply = decode(UpstreamResponse(200, {"x-compute-tokens": "6"}, body))
-    except Failed:
+    except ReplicaFailed:
         return
     assert isinstance(reply, EncodeReply)
     for terms in reply.sparse or ():

@@ -15,7 +15,7 @@ import pytest
 from backends import infinity, vllm_wire
 from backends.checkpoints import DEFAULT_MODEL, locate
 from backends.contract import QueueDepth, ReplicaSpec, ReportsQueueDepth
-from backends.errors import Failed, InvalidWork
+from backends.errors import InvalidWork, ReplicaFailed
 from backends.http import UpstreamResponse
 from backends.registry import Kind
 from tests.conftest import remote_backend
@@ -121,4 +121,4 @@ def test_a_recorded_refusal_is_the_callers_only_where_an_input_is_at_fault(name:
         said = refused["response"]
         error = read(UpstreamResponse(said["status"], said["headers"], json.dumps(said["json"]).encode()))
 
-        assert (title, type(error)) == (title, InvalidWork if (name, title) in CALLERS else Failed)
+        assert (title, type(error)) == (title, InvalidWork if (name, title) in CALLERS else ReplicaFailed)

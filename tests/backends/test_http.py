@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from backends import connections
-from backends.errors import BackendError, Failed, Lost, TimedOut, Unavailable
+from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
 from backends.http import HttpDoor, countdown
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -29,19 +29,19 @@ def mocked(error: Exception) -> HttpDoor:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (httpx.ConnectError("refused"), Unavailable),
-        (httpx.ConnectTimeout("slow"), Unavailable),
-        (httpx.ReadTimeout("slow"), TimedOut),
-        (httpx.WriteTimeout("slow"), TimedOut),
-        (httpx.PoolTimeout("slow"), TimedOut),
-        (TimeoutError(), TimedOut),
-        (httpx.ReadError("reset"), Lost),
-        (httpx.WriteError("reset"), Lost),
-        (httpx.RemoteProtocolError("half"), Lost),
-        (ConnectionResetError(), Lost),
-        (httpx.DecodingError("gzip"), Failed),
+        (httpx.ConnectError("refused"), ReplicaUnavailable),
+        (httpx.ConnectTimeout("slow"), ReplicaUnavailable),
+        (httpx.ReadTimeout("slow"), AttemptTimedOut),
+        (httpx.WriteTimeout("slow"), AttemptTimedOut),
+        (httpx.PoolTimeout("slow"), AttemptTimedOut),
+        (TimeoutError(), AttemptTimedOut),
+        (httpx.ReadError("reset"), ConnectionLost),
+        (httpx.WriteError("reset"), ConnectionLost),
+        (httpx.RemoteProtocolError("half"), ConnectionLost),
+        (ConnectionResetError(), ConnectionLost),
+        (httpx.DecodingError("gzip"), ReplicaFailed),
         (httpx.UnsupportedProtocol("ftp"), BackendError),
-        (httpx.InvalidURL("what"), Failed),
+        (httpx.InvalidURL("what"), ReplicaFailed),
     ],
     ids=lambda one: getattr(one, "__name__", type(one).__name__),
 )
@@ -150,18 +150,24 @@ async def resetting(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 BROKEN: dict[str, tuple[Speak, tuple[type[BackendError], ...]]] = {
-    "dropped_before_the_reply": (saying(), (Lost,)),
-    "reset_before_the_reply": (resetting, (Lost,)),
-    "dropped_in_the_status_line": (saying(b"HTTP/1.1 20"), (Lost,)),
-    "dropped_in_the_headers": (saying(HEAD, b"content-type: app"), (Lost,)),
-    "dropped_in_the_body": (saying(HEAD, b"content-length: 100\r\n\r\n", b"[[0.1"), (Lost,)),
-    "dropped_between_chunks": (saying(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"3\r\n[[0\r\n"), (Lost,)),
-    "another_protocol": (saying(b"SSH-2.0-OpenSSH_9.6\r\n"), (Failed, Lost)),
-    "garbage": (saying(bytes(range(256)) * 4), (Failed, Lost)),
-    "chunks_of_no_size": (saying(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"zz\r\n"), (Failed, Lost)),
+    "dropped_before_the_reply": (saying(), (ConnectionLost,)),
+    "reset_before_the_reply": (resetting, (ConnectionLost,)),
+    "dropped_in_the_status_line": (saying(b"HTTP/1.1 20"), (ConnectionLost,)),
+    "dropped_in_the_headers": (saying(HEAD, b"content-type: app"), (ConnectionLost,)),
+    "dropped_in_the_body": (saying(HEAD, b"content-length: 100\r\n\r\n", b"[[0.1"), (ConnectionLost,)),
+    "dropped_between_chunks": (
+        saying(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"3\r\n[[0\r\n"),
+        (ConnectionLost,),
+    ),
+    "another_protocol": (saying(b"SSH-2.0-OpenSSH_9.6\r\n"), (ReplicaFailed, ConnectionLost)),
+    "garbage": (saying(bytes(range(256)) * 4), (ReplicaFailed, ConnectionLost)),
+    "chunks_of_no_size": (
+        saying(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"zz\r\n"),
+        (ReplicaFailed, ConnectionLost),
+    ),
     "not_gzip": (
         saying(HEAD, b"content-encoding: gzip\r\ncontent-length: 9\r\n\r\n", b"[[0.1]]  "),
-        (Failed, Lost),
+        (ReplicaFailed, ConnectionLost),
     ),
 }
 
@@ -180,7 +186,7 @@ async def test_a_server_that_breaks_off_is_told_from_one_that_was_not_there(
 @pytest.mark.parametrize("speak", [silent, stalling])
 async def test_a_server_that_says_no_more_has_timed_out(speak: Speak) -> None:
     async with listening(speak) as door:
-        with pytest.raises(TimedOut):
+        with pytest.raises(AttemptTimedOut):
             await door.post("/embed", b"{}", 0.05)
 
 
@@ -190,14 +196,14 @@ async def test_a_refused_connection_is_unavailable() -> None:
     server.close()
     await server.wait_closed()
     door = HttpDoor(f"http://127.0.0.1:{port}")
-    with pytest.raises(Unavailable):
+    with pytest.raises(ReplicaUnavailable):
         await door.get("/info", 5.0)
     await door.aclose()
 
 
 async def test_a_name_that_resolves_to_nothing_is_unavailable() -> None:
     door = HttpDoor("http://nowhere.invalid")
-    with pytest.raises(Unavailable):
+    with pytest.raises(ReplicaUnavailable):
         await door.get("/info", 5.0)
     await door.aclose()
 
@@ -205,7 +211,7 @@ async def test_a_name_that_resolves_to_nothing_is_unavailable() -> None:
 async def test_a_socket_that_is_not_there_is_unavailable(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("s") / "none.sock"
     door = HttpDoor("http://engine", socket_path=str(path))
-    with pytest.raises(Unavailable):
+    with pytest.raises(ReplicaUnavailable):
         await door.get("/info", 5.0)
     await door.aclose()
 
@@ -356,7 +362,7 @@ async def test_what_a_server_says_unasked_is_nobodys_answer(more: bytes) -> None
     async with Talking(OK + more, OK) as server:
         bodies = []
         for _ in range(3):
-            with suppress(Lost):
+            with suppress(ConnectionLost):
                 bodies.append((await server.door.get("/", 5.0)).body)
 
     assert {b"ok"} >= set(bodies)
@@ -410,7 +416,7 @@ async def test_a_large_body_goes_and_comes_whole() -> None:
 async def test_a_reply_past_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "REPLY_LIMIT_BYTES", 10)
     async with listening(saying(HEAD + b"content-length: 11\r\n\r\n", b"x" * 11)) as door:
-        with pytest.raises(Failed):
+        with pytest.raises(ReplicaFailed):
             await door.get("/", 5.0)
 
 
@@ -448,7 +454,7 @@ async def test_a_server_that_answers_unasked_once_has_a_connection_for_each_requ
 async def test_a_head_past_its_limit_is_a_fault() -> None:
     flood = b"".join(b"x-%d: %s\r\n" % (i, b"y" * 1000) for i in range(400))
     async with listening(saying(HEAD, flood, b"content-length: 2\r\n\r\nok")) as door:
-        with pytest.raises((Failed, Lost)):
+        with pytest.raises((ReplicaFailed, ConnectionLost)):
             await door.get("/", 5.0)
 
 

@@ -22,11 +22,11 @@ from backends.contract import (
 from backends.counting import Counted
 from backends.errors import (
     BackendError,
-    Failed,
     InvalidWork,
     ModelUnavailable,
-    Overloaded,
-    Unavailable,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
     UnsupportedWork,
 )
 from backends.http import HttpDoor, UpstreamResponse
@@ -111,7 +111,7 @@ async def test_a_reranker_offers_no_vectors(small_files: str) -> None:
 
 
 async def test_without_a_tokenizer_it_does_not_join() -> None:
-    with pytest.raises(Failed, match="tokenizer"):
+    with pytest.raises(ReplicaFailed, match="tokenizer"):
         await backend_of(FakeInfinity(), None).describe(5.0)
 
 
@@ -137,7 +137,7 @@ async def test_the_model_is_the_one_asked_for_or_the_only_one(
 ) -> None:
     backend = backend_of(FakeInfinity(models=models), small_files, asked)
     if found is None:
-        with pytest.raises(Failed, match="serves"):
+        with pytest.raises(ReplicaFailed, match="serves"):
             await backend.describe(5.0)
     else:
         assert found == (await backend.describe(5.0)).model_id
@@ -157,7 +157,7 @@ async def test_a_vector_for_each_token_is_no_embedding(small_files: str, probe: 
 
 
 async def test_quantized_vectors_do_not_join(small_files: str) -> None:
-    with pytest.raises(Failed, match="float32"):
+    with pytest.raises(ReplicaFailed, match="float32"):
         await backend_of(_embeds(packed([100.0, 27.0], [-3.0, 90.0])), small_files).describe(5.0)
 
 
@@ -266,16 +266,16 @@ async def test_the_url_prefix_is_part_of_the_address(small_files: str) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
-        (429, {"error": {"message": "model m is currently overloaded", "code": 429}}, Overloaded),
-        (503, b"", Unavailable),
-        (401, {"detail": "Unauthorized"}, Failed),
-        (422, {"detail": [{"type": "too_long", "loc": ["body", "input"], "msg": "x"}]}, Failed),
-        (400, {"error": {"message": "ModelNotDeployedError: no", "code": 400}}, Failed),
-        (400, {"error": {"message": "Invalid model: m", "code": 400}}, Failed),
-        (404, {"detail": "Not Found"}, Failed),
-        (500, {"error": {"message": "InternalServerError: secret", "code": 500}}, Failed),
-        (502, b"<html>", Failed),
-        (500, b"\xff\xfe", Failed),
+        (429, {"error": {"message": "model m is currently overloaded", "code": 429}}, ReplicaOverloaded),
+        (503, b"", ReplicaUnavailable),
+        (401, {"detail": "Unauthorized"}, ReplicaFailed),
+        (422, {"detail": [{"type": "too_long", "loc": ["body", "input"], "msg": "x"}]}, ReplicaFailed),
+        (400, {"error": {"message": "ModelNotDeployedError: no", "code": 400}}, ReplicaFailed),
+        (400, {"error": {"message": "Invalid model: m", "code": 400}}, ReplicaFailed),
+        (404, {"detail": "Not Found"}, ReplicaFailed),
+        (500, {"error": {"message": "InternalServerError: secret", "code": 500}}, ReplicaFailed),
+        (502, b"<html>", ReplicaFailed),
+        (500, b"\xff\xfe", ReplicaFailed),
     ],
     ids=str,
 )
@@ -288,7 +288,7 @@ def test_what_another_status_means(status: int, body: Any, expected: type[Backen
 
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
 def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), COUNTED)
 
 
@@ -307,7 +307,7 @@ NOT_RANKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
 def test_what_is_no_ranking_of_the_documents_is_a_failure(body: Any) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         decode(Rerank("q", ("a", "b")), UpstreamResponse(200, {}, body_of(body)), COUNTED)
 
 
@@ -315,14 +315,14 @@ def test_what_is_no_ranking_of_the_documents_is_a_failure(body: Any) -> None:
 async def test_a_server_that_is_no_infinity_does_not_join(small_files: str, told: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
     backend = InfinityBackend(HttpDoor("http://infinity", transport=transport), None, small_files)
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         await backend.describe(5.0)
 
 
 async def test_a_refused_credential_is_not_the_callers(small_files: str) -> None:
     server = FakeInfinity()
     server.api_key = "k"
-    with pytest.raises(Failed, match="credential"):
+    with pytest.raises(ReplicaFailed, match="credential"):
         await backend_of(server, small_files).describe(5.0)
 
     told = await backend_of(server, small_files, headers={"authorization": "Bearer k"}).describe(5.0)
@@ -330,7 +330,7 @@ async def test_a_refused_credential_is_not_the_callers(small_files: str) -> None
 
 
 async def test_a_server_that_has_not_joined_is_unavailable(small_files: str) -> None:
-    with pytest.raises(Unavailable):
+    with pytest.raises(ReplicaUnavailable):
         await backend_of(FakeInfinity(), small_files).run(Embed(("a",)), 5.0)
 
 
@@ -345,7 +345,7 @@ async def test_its_queue_is_told(small_files: str) -> None:
 async def test_a_server_that_fails_at_the_probe_does_not_join(small_files: str) -> None:
     server = FakeInfinity()
     server.hook = answering(500)
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         await backend_of(server, small_files).describe(5.0)
 
 
@@ -355,12 +355,12 @@ async def test_a_server_that_is_busy_when_it_comes_back_is_known_from_before(sma
     server.hook = _only_embeddings(429)
 
     assert 8 == (await backend.describe(5.0)).dimensions
-    with pytest.raises(Overloaded):
+    with pytest.raises(ReplicaOverloaded):
         await backend_of(server, small_files).describe(5.0)
 
 
 async def test_a_page_instead_of_vectors_at_the_probe_does_not_join(small_files: str) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         await backend_of(_embeds(b"<html>welcome</html>"), small_files).describe(5.0)
 
 

@@ -20,11 +20,11 @@ from backends.contract import (
 )
 from backends.errors import (
     BackendError,
-    Failed,
+    ConnectionLost,
     InvalidWork,
-    Lost,
-    Overloaded,
-    Unavailable,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
     UnsupportedWork,
 )
 from backends.http import HttpDoor, UpstreamResponse
@@ -104,7 +104,7 @@ async def test_the_model_is_asked_for_or_learnt(
 ) -> None:
     backend = backend_of(server, model)
     if found is None:
-        with pytest.raises(Failed):
+        with pytest.raises(ReplicaFailed):
             await backend.describe(5.0)
         return
     told = await backend.describe(5.0)
@@ -174,7 +174,7 @@ async def test_a_server_that_cuts_silently_is_watched_by_the_tokenizer(small_fil
 
 
 async def test_a_server_without_usage_needs_the_tokenizer(small_files: str) -> None:
-    with pytest.raises(Failed, match="tokenizer"):
+    with pytest.raises(ReplicaFailed, match="tokenizer"):
         await joined(FakeOpenAI(usage=False))
     reply = await (await joined(FakeOpenAI(usage=False), small_files)).run(Embed(("a b",)), 5.0)
 
@@ -203,16 +203,16 @@ def envelope(message: str, code: str | None = None, kind: str = "invalid_request
         (400, envelope("the input length exceeds the context length"), InvalidWork),
         (500, envelope("input is too large to process. increase the physical batch size"), InvalidWork),
         (400, envelope("'$.input' is invalid. secret"), InvalidWork),
-        (404, envelope("no secret", "model_not_found"), Failed),
-        (400, envelope("no secret", "model_not_found"), Failed),
-        (404, b"404 page not found", Failed),
-        (401, envelope("Incorrect API key: secret", "invalid_api_key"), Failed),
-        (403, b"", Failed),
-        (429, envelope("slow down", "rate_limit_exceeded", "tokens"), Overloaded),
-        (429, envelope("no money", "insufficient_quota", "insufficient_quota"), Failed),
-        (503, b"Loading model", Unavailable),
-        (500, b"secret", Failed),
-        (502, b"<html>", Failed),
+        (404, envelope("no secret", "model_not_found"), ReplicaFailed),
+        (400, envelope("no secret", "model_not_found"), ReplicaFailed),
+        (404, b"404 page not found", ReplicaFailed),
+        (401, envelope("Incorrect API key: secret", "invalid_api_key"), ReplicaFailed),
+        (403, b"", ReplicaFailed),
+        (429, envelope("slow down", "rate_limit_exceeded", "tokens"), ReplicaOverloaded),
+        (429, envelope("no money", "insufficient_quota", "insufficient_quota"), ReplicaFailed),
+        (503, b"Loading model", ReplicaUnavailable),
+        (500, b"secret", ReplicaFailed),
+        (502, b"<html>", ReplicaFailed),
     ],
     ids=str,
 )
@@ -225,7 +225,7 @@ def test_what_another_status_means(status: int, body: Any, expected: type[Backen
 
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
 def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING, None)
 
 
@@ -233,7 +233,7 @@ def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any
 async def test_a_server_without_embeddings_does_not_join(status: int) -> None:
     server = FakeOpenAI()
     server.hook = answering(status)
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         await backend_of(server).describe(5.0)
 
 
@@ -250,19 +250,19 @@ async def test_a_server_that_is_busy_at_the_probe_joins_without_a_width(hook: An
 async def test_a_server_that_breaks_off_the_probe_does_not_join() -> None:
     server = FakeOpenAI()
     server.hook = breaking(httpx.ReadError("gone"))
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionLost):
         await backend_of(server).describe(5.0)
 
 
 async def test_a_refused_credential_is_not_the_callers() -> None:
     server = FakeOpenAI()
     server.api_key = "k"
-    with pytest.raises(Failed, match="credential"):
+    with pytest.raises(ReplicaFailed, match="credential"):
         await backend_of(server).describe(5.0)
 
 
 async def test_a_server_that_has_not_joined_is_unavailable() -> None:
-    with pytest.raises(Unavailable):
+    with pytest.raises(ReplicaUnavailable):
         await backend_of(FakeOpenAI()).run(Embed(("a",)), 5.0)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, RerankReply, TermWeights
-from backends.errors import Failed, UnsupportedWork
+from backends.errors import ReplicaFailed, UnsupportedWork
 from backends.outputs import check_outputs, parts_of, whole_of
 from backends.replies import label_scores, matrices_of, terms_of
 
@@ -39,7 +39,7 @@ def test_what_any_part_cut_was_cut(
 
 
 def test_a_reply_of_another_kind_is_a_failure() -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         whole_of([RerankReply(ROWS[0], 1)])
 
 
@@ -60,7 +60,7 @@ def test_terms_rise_and_none_is_zero() -> None:
     "entries", [[(1, 0.5), (1, 0.25)], [(-1, 0.5)], [(2**31, 0.5)], [(1, float("nan"))], [(1, 1e39)]]
 )
 def test_terms_that_cannot_be_are_a_failure(entries: list[tuple[int, float]]) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         terms_of(entries)
 
 
@@ -78,12 +78,12 @@ def test_terms_that_cannot_be_are_a_failure(entries: list[tuple[int, float]]) ->
     ids=["none", "too_many", "no_tokens", "no_width", "longer_than_the_model", "nan", "past_float32"],
 )
 def test_matrices_that_cannot_be_are_a_failure(lists: list[list[list[float]]]) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         matrices_of(lists, 1, 2)
 
 
 def test_matrices_of_different_widths_are_a_failure() -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         matrices_of([[[1.0]], [[1.0, 2.0]]], 2, 2)
 
 
@@ -106,5 +106,5 @@ def test_labels_come_in_the_models_order() -> None:
     ids=["none", "one_missing", "one_twice", "another", "one_too_many", "infinite"],
 )
 def test_labels_of_another_model_are_a_failure(rows: list[list[tuple[str, float]]]) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         label_scores(rows, ("a", "b"), 1)

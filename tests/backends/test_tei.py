@@ -21,7 +21,7 @@ from backends.contract import (
     TokenizeReply,
     Truncate,
 )
-from backends.errors import BackendError, Failed, InvalidWork, Overloaded, Unavailable
+from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
 from backends.http import HttpDoor, UpstreamResponse
 from backends.tei import Info, TeiBackend, capabilities, decode, encode, failure
 from tests.fakes.hooks import RERANKER, answering, hooked
@@ -156,24 +156,28 @@ def test_info_tells_what_a_model_does(model_type: dict[str, Any], operations: se
         (422, {"error": "tokenizer error", "error_type": "Tokenizer"}, InvalidWork),
         (413, b"length limit exceeded", InvalidWork),
         (413, b"", InvalidWork),
-        (429, {"error": "Model is overloaded", "error_type": "Overloaded"}, Overloaded),
-        (429, b"<html>slow down</html>", Overloaded),
-        (503, {"error": "unhealthy", "error_type": "Unhealthy"}, Unavailable),
-        (503, b"", Unavailable),
+        (429, {"error": "Model is overloaded", "error_type": "Overloaded"}, ReplicaOverloaded),
+        (429, b"<html>slow down</html>", ReplicaOverloaded),
+        (503, {"error": "unhealthy", "error_type": "Unhealthy"}, ReplicaUnavailable),
+        (503, b"", ReplicaUnavailable),
         # What the gateway itself did wrong, or the server: never the caller.
-        (400, b"Failed to parse the request body as JSON", Failed),
-        (422, b"Failed to deserialize the JSON body", Failed),
-        (415, b"Expected request with `Content-Type: application/json`", Failed),
-        (401, b"", Failed),
-        (403, b"", Failed),
-        (401, {"error": "no key", "error_type": "Validation"}, Failed),
-        (404, b"", Failed),
-        (405, b"", Failed),
-        (424, {"error": "Backend error: model is not an embedding model", "error_type": "Backend"}, Failed),
-        (500, b"\xff\xfe", Failed),
-        (502, b"<html>", Failed),
-        (301, b"", Failed),
-        (204, b"", Failed),
+        (400, b"Failed to parse the request body as JSON", ReplicaFailed),
+        (422, b"Failed to deserialize the JSON body", ReplicaFailed),
+        (415, b"Expected request with `Content-Type: application/json`", ReplicaFailed),
+        (401, b"", ReplicaFailed),
+        (403, b"", ReplicaFailed),
+        (401, {"error": "no key", "error_type": "Validation"}, ReplicaFailed),
+        (404, b"", ReplicaFailed),
+        (405, b"", ReplicaFailed),
+        (
+            424,
+            {"error": "Backend error: model is not an embedding model", "error_type": "Backend"},
+            ReplicaFailed,
+        ),
+        (500, b"\xff\xfe", ReplicaFailed),
+        (502, b"<html>", ReplicaFailed),
+        (301, b"", ReplicaFailed),
+        (204, b"", ReplicaFailed),
     ],
     ids=str,
 )
@@ -245,7 +249,7 @@ NOT_VECTORS: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize(("path", "body"), NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
 def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(path: str, body: Any) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         decode(Embed(("a", "b")), path, answer(body), INFO)
 
 
@@ -254,10 +258,10 @@ def test_a_number_past_float32_is_a_failure(number: str) -> None:
     vectors = answer(f"[[{number}]]".encode())
     ranks = answer(f'[{{"index":0,"score":{number}}}]'.encode())
 
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         decode(Embed(("a",)), EMBED, vectors, INFO)
     # Written as JSON, an infinite score would be null.
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         decode(Rerank("q", ("a",)), "/rerank", ranks, INFO)
 
 
@@ -296,13 +300,13 @@ NOT_RANKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
 def test_what_is_no_ranking_of_the_documents_is_a_failure(body: Any) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         decode(Rerank("q", ("a", "b")), "/rerank", answer(body), INFO)
 
 
 @pytest.mark.parametrize("body", [[], [[]], [[], [], []], b"<html>", {"tokens": []}, [[{"id": "a"}], []]])
 def test_what_is_no_token_list_for_each_input_is_a_failure(body: Any) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         decode(Tokenize(("a", "b")), "/tokenize", answer(body), INFO)
 
 
@@ -391,7 +395,7 @@ async def test_what_a_strict_server_refuses_is_the_callers(work: Embed, empty: b
 async def test_a_refused_credential_is_not_the_callers(sent: str | None) -> None:
     server = FakeTei()
     server.api_key = "k"
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(ReplicaFailed) as caught:
         await joined(server, {} if sent is None else {"authorization": sent})
 
     assert "upstream" == caught.value.source
@@ -408,17 +412,17 @@ async def test_the_credential_is_sent_with_every_request() -> None:
 @pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"model_id": "m"}'])
 async def test_a_server_that_is_no_tei_does_not_join(told: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         await TeiBackend(HttpDoor("http://tei", transport=transport)).describe(1.0)
 
 
 async def test_a_server_that_has_not_joined_is_unavailable() -> None:
     backend = TeiBackend(HttpDoor("http://tei", transport=httpx.ASGITransport(FakeTei())))
-    with pytest.raises(Unavailable):
+    with pytest.raises(ReplicaUnavailable):
         await backend.run(Embed(("a",)), 1.0)
 
 
 async def test_a_page_instead_of_vectors_is_a_failure() -> None:
     backend = await joined(hooked(answering(200, b"<html>welcome</html>")))
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         await backend.run(Embed(("a",)), 1.0)

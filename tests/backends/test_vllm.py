@@ -22,10 +22,10 @@ from backends.contract import (
 )
 from backends.errors import (
     BackendError,
-    Failed,
     InvalidWork,
-    Overloaded,
-    Unavailable,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
     UnsupportedWork,
 )
 from backends.http import HttpDoor, UpstreamResponse
@@ -278,20 +278,20 @@ def envelope(status: int, kind: str, message: str) -> dict[str, Any]:
         (400, envelope(400, "BadRequestError", TOO_LONG), InvalidWork),
         (400, {"object": "error", "message": TOO_LONG, "type": "x", "code": 400}, InvalidWork),
         (400, envelope(400, "BadRequestError", "The decoder prompt cannot be empty"), InvalidWork),
-        (400, envelope(400, "Bad Request", "1 validation error: secret"), Failed),
-        (400, b"Invalid HTTP request received.", Failed),
-        (401, {"error": "Unauthorized"}, Failed),
-        (404, envelope(404, "NotFoundError", "The model `secret` does not exist."), Failed),
-        (404, {"detail": "Not Found"}, Failed),
-        (501, envelope(501, "NotImplementedError", "no"), Failed),
-        (429, b"", Overloaded),
-        (503, envelope(503, "Service Unavailable", "max_num_queued_reqs, secret"), Overloaded),
-        (503, envelope(503, "ServiceUnavailableError", "please retry"), Overloaded),
-        (503, b"upstream connect error", Unavailable),
-        (503, b"", Unavailable),
-        (500, envelope(500, "InternalServerError", "secret"), Failed),
-        (500, b"\xff\xfe", Failed),
-        (502, b"<html>", Failed),
+        (400, envelope(400, "Bad Request", "1 validation error: secret"), ReplicaFailed),
+        (400, b"Invalid HTTP request received.", ReplicaFailed),
+        (401, {"error": "Unauthorized"}, ReplicaFailed),
+        (404, envelope(404, "NotFoundError", "The model `secret` does not exist."), ReplicaFailed),
+        (404, {"detail": "Not Found"}, ReplicaFailed),
+        (501, envelope(501, "NotImplementedError", "no"), ReplicaFailed),
+        (429, b"", ReplicaOverloaded),
+        (503, envelope(503, "Service Unavailable", "max_num_queued_reqs, secret"), ReplicaOverloaded),
+        (503, envelope(503, "ServiceUnavailableError", "please retry"), ReplicaOverloaded),
+        (503, b"upstream connect error", ReplicaUnavailable),
+        (503, b"", ReplicaUnavailable),
+        (500, envelope(500, "InternalServerError", "secret"), ReplicaFailed),
+        (500, b"\xff\xfe", ReplicaFailed),
+        (502, b"<html>", ReplicaFailed),
     ],
     ids=str,
 )
@@ -319,13 +319,13 @@ def test_an_error_of_status_200_gets_the_status_that_it_tells(body: Any, status:
 
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
 def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING)
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 33}, {"prompt_tokens": -1}])
 def test_tokens_that_cannot_be_true_are_not_believed(usage: Any) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         decode(
             Embed(("a", "b")), UpstreamResponse(200, {}, body_of(packed([1.0], [1.0], usage=usage))), FACING
         )
@@ -351,7 +351,7 @@ NOT_RANKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
 def test_what_is_no_scoring_of_the_documents_is_a_failure(body: Any) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         decode(Rerank("q", ("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING)
 
 
@@ -359,7 +359,7 @@ def test_what_is_no_scoring_of_the_documents_is_a_failure(body: Any) -> None:
 async def test_the_model_is_the_one_asked_for(asked: str) -> None:
     backend = backend_of(FakeVllm(), asked)
     if asked == "other":
-        with pytest.raises(Failed, match="fake/model"):
+        with pytest.raises(ReplicaFailed, match="fake/model"):
             await backend.describe(5.0)
     else:
         await backend.describe(5.0)
@@ -368,14 +368,14 @@ async def test_the_model_is_the_one_asked_for(asked: str) -> None:
 @pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"\xff", b'{"data": [{"id": "m"}]}'])
 async def test_a_server_that_is_no_vllm_does_not_join(told: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         await VllmBackend(HttpDoor("http://vllm", transport=transport)).describe(5.0)
 
 
 async def test_the_credential_is_needed_below_v1_and_sent_everywhere() -> None:
     server = FakeVllm()
     server.api_key = "k"
-    with pytest.raises(Failed, match="credential"):
+    with pytest.raises(ReplicaFailed, match="credential"):
         await backend_of(server).describe(5.0)
     door = HttpDoor("http://vllm", {"authorization": "Bearer k"}, transport=httpx.ASGITransport(server))
     backend = VllmBackend(door)
@@ -385,7 +385,7 @@ async def test_the_credential_is_needed_below_v1_and_sent_everywhere() -> None:
 
 
 async def test_a_server_that_has_not_joined_is_unavailable() -> None:
-    with pytest.raises(Unavailable):
+    with pytest.raises(ReplicaUnavailable):
         await backend_of(FakeVllm()).run(Embed(("a",)), 5.0)
 
 
@@ -409,5 +409,5 @@ async def test_a_server_that_is_busy_when_it_comes_back_is_known_from_before() -
 
     assert 8 == told.dimensions
     server.version = "0.33.0"
-    with pytest.raises(Overloaded):
+    with pytest.raises(ReplicaOverloaded):
         await backend.describe(5.0)

@@ -25,7 +25,7 @@ from backends.contract import (
     Truncate,
     Work,
 )
-from backends.errors import BackendError, Failed, InvalidWork, UnsupportedWork
+from backends.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
 from backends.registry import Kind
 from backends.vectors import sigmoid
 from tests.conftest import remote_backend
@@ -365,7 +365,7 @@ async def test_what_is_no_answer_is_a_failure(
     server = server_of(kind, does)
     backend, _ = await joined(kind, server, small_files)
     server.hook = answering(200, body)
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         await backend.run(work, 5.0)
 
 

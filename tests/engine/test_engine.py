@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.contract import Embed, EmbedReply, Output, Rerank, Tokenize, TokenizeReply, Truncate
-from backends.errors import BackendError, Failed, InvalidWork, Overloaded, UnsupportedWork
+from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
 from backends.torch.engine import Engine
 from backends.torch.loader import Loaded, load
 from backends.torch.sequences import Row, Sequence
@@ -94,7 +94,7 @@ async def test_a_full_queue_refuses_more(minilm: Path, engine_of: Engines) -> No
     engine = Engine(loaded, batch_tokens=64, queue_tokens=300)
     replies = await asyncio.gather(*(engine.run(Embed((LONG,))) for _ in range(20)), return_exceptions=True)
 
-    refused = [one for one in replies if isinstance(one, Overloaded)]
+    refused = [one for one in replies if isinstance(one, ReplicaOverloaded)]
     served = [one for one in replies if isinstance(one, EmbedReply)]
     assert refused
     assert served
@@ -122,7 +122,7 @@ async def test_a_failing_forward_is_told_and_the_engine_goes_on(minilm: Path, en
     engine = with_broken_head(minilm, engine_of)
 
     for words in (5, 6):
-        with pytest.raises(Failed):
+        with pytest.raises(ReplicaFailed):
             await engine.run(Embed(("x " * words,)))
     assert isinstance(await engine.run(Embed(("x",))), EmbedReply)
 
@@ -134,7 +134,7 @@ async def test_a_text_that_fails_takes_nobody_along(minilm: Path, engine_of: Eng
         *(engine.run(Embed(("x " * words,))) for words in range(1, 12)), return_exceptions=True
     )
 
-    assert [words for words, one in enumerate(replies, 1) if isinstance(one, Failed)] == [5, 6]
+    assert [words for words, one in enumerate(replies, 1) if isinstance(one, ReplicaFailed)] == [5, 6]
     assert sum(isinstance(one, EmbedReply) for one in replies) == 9
 
 

@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 
 from backends.contract import Embed, EmbedReply, Output, Residence
-from backends.errors import Loading, ModelUnavailable
+from backends.errors import ModelNotLoaded, ModelUnavailable
 from backends.torch import wire
 from backends.torch.loader import Loaded
 from backends.torch.loading import There, opened
@@ -137,7 +137,7 @@ async def test_who_is_not_to_wait_is_told_so_and_finds_it_later(checkpoint: Path
             loop.call_soon_threadsafe(told.set)
 
     models = Models(boot_of(checkpoint, "a", waits=False), report)
-    with pytest.raises(Loading):
+    with pytest.raises(ModelNotLoaded):
         await embed(models, "a")
     await told.wait()
 

@@ -16,7 +16,7 @@ import torch
 from transformers import Qwen3Config
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output
-from backends.errors import Failed
+from backends.errors import ReplicaFailed
 from backends.torch.engine import Engine
 from backends.torch.heads import Head
 from backends.torch.loader import Loaded
@@ -263,7 +263,7 @@ async def test_what_cannot_be_planned_is_told_and_the_rest_is_computed(
     monkeypatch.setattr("backends.torch.engine.plan", planned)
 
     for _ in range(engine._turns_most + 1):
-        with pytest.raises(Failed):
+        with pytest.raises(ReplicaFailed):
             await asyncio.wait_for(engine.run(Embed(("x " * 50,))), LONG_S)
     assert isinstance(await asyncio.wait_for(engine.run(Embed(("x",))), LONG_S), EmbedReply)
 
@@ -279,6 +279,6 @@ async def test_a_turn_that_breaks_is_told_and_the_next_is_taken(minilm: Path, en
     engine = engine_with(Odd(), engine_of(minilm, "float32")._loaded)
 
     for _ in range(3):
-        with pytest.raises(Failed):
+        with pytest.raises(ReplicaFailed):
             await asyncio.wait_for(engine.run(Embed(("x " * 5,))), LONG_S)
     assert isinstance(await engine.run(Embed(("x",))), EmbedReply)

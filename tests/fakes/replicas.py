@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, Reply, Work
-from backends.errors import BackendError, TimedOut
+from backends.errors import AttemptTimedOut, BackendError
 from gateway.batching.lane import Lane, Rules
 from gateway.batching.slices import Bounds, Slice
 from gateway.batching.ticket import Owner
@@ -78,7 +78,7 @@ class HeldReplica:
             async with asyncio.timeout(timeout_s):
                 return await sent.answer
         except TimeoutError as error:
-            raise TimedOut("no answer in time") from error
+            raise AttemptTimedOut("no answer in time") from error
         except asyncio.CancelledError:
             self.cancelled.append(sent)
             raise

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, Truncate
-from backends.errors import InvalidWork, Lost, Overloaded, TimedOut, Unavailable
+from backends.errors import (
+    AttemptTimedOut,
+    ConnectionLost,
+    InvalidWork,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+)
 from backends.tei import TeiBackend, open_replica
 from loadtest.stub import Connection, Stub
 from loadtest.stub_wire import MARKED, Settings, mark_of
@@ -96,7 +102,7 @@ async def test_the_adapter_reads_scores(served: Served) -> None:
 @pytest.mark.parametrize("served", [{"items": 2}, {"items": 9, "permits": 2}], indirect=True)
 async def test_limits_are_refused_as_tei_refuses_them(served: Served) -> None:
     backend = await served.joined()
-    expected = InvalidWork if served.stub.settings.items == 2 else Overloaded
+    expected = InvalidWork if served.stub.settings.items == 2 else ReplicaOverloaded
 
     with pytest.raises(expected):
         await backend.run(Embed(TEXTS), TIMEOUT_S)
@@ -199,9 +205,9 @@ async def test_a_deadly_text_takes_all_down(served: Served) -> None:
             await asyncio.sleep(0.01)
 
     for text in ("poison", "good"):
-        with pytest.raises((Lost, Unavailable)):
+        with pytest.raises((ConnectionLost, ReplicaUnavailable)):
             await backend.run(Embed((text,)), TIMEOUT_S)
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionLost):
         await other
 
 
@@ -209,6 +215,6 @@ async def test_a_deadly_text_takes_all_down(served: Served) -> None:
 async def test_a_text_may_have_no_answer(served: Served) -> None:
     backend = await served.joined()
 
-    with pytest.raises(TimedOut):
+    with pytest.raises(AttemptTimedOut):
         await backend.run(Embed(("a slow one",)), 0.1)
     assert isinstance(await backend.run(Embed(("another",)), TIMEOUT_S), EmbedReply)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from backends.canaries import CANARIES, embed_all, identity_of, least_cosine, request_inputs, row_cosines
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, TokenizeReply, Vectors, Work
-from backends.errors import Failed
+from backends.errors import ReplicaFailed
 from gateway.vector_spaces.fingerprint import (
     ACROSS_MIN_COSINE,
     SAME_MIN_COSINE,
@@ -134,5 +134,5 @@ def test_a_request_holds_what_replica_and_operator_allow(
 
 @pytest.mark.parametrize("wrong", [TokenizeReply(()), EmbedReply(np.ones((1, 3), np.float32), 1)])
 async def test_what_is_not_one_vector_for_each_text_is_refused(wrong: object) -> None:
-    with pytest.raises(Failed):
+    with pytest.raises(ReplicaFailed):
         await embed_all(WorkerAcks(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]

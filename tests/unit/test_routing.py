@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from backends.contract import Backend, Capabilities, Operation, ReplicaSpec, Truncate
 from backends.errors import (
+    AttemptTimedOut,
     BackendError,
-    Failed,
+    ConnectionLost,
     InvalidWork,
-    Lost,
     ModelUnavailable,
-    Overloaded,
-    TimedOut,
-    Unavailable,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
     UnsupportedWork,
 )
 from backends.tei import open_replica
@@ -136,13 +136,13 @@ def test_who_was_down_is_up_again_only_once_it_joined_and_proved_itself(history:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (Unavailable("refused"), ReplicaEvent.UNREACHED),
-        (Lost("gone"), ReplicaEvent.LOST),
-        (Overloaded("full"), None),
-        (TimedOut("slow"), None),
+        (ReplicaUnavailable("refused"), ReplicaEvent.UNREACHED),
+        (ConnectionLost("gone"), ReplicaEvent.LOST),
+        (ReplicaOverloaded("full"), None),
+        (AttemptTimedOut("slow"), None),
         (InvalidWork("no"), None),
         (UnsupportedWork("no"), None),
-        (Failed("odd"), None),
+        (ReplicaFailed("odd"), None),
         (ModelUnavailable("no weights"), None),
     ],
 )

@@ -32,7 +32,7 @@ from backends.contract import (
     Work,
     inputs_of,
 )
-from backends.errors import Failed
+from backends.errors import ReplicaFailed
 from gateway.batching.slices import (
     DEFAULT_BATCH_INPUTS,
     DEFAULT_BATCH_TOKENS,
@@ -290,7 +290,7 @@ def test_vectors_of_different_widths_are_never_joined() -> None:
     slices = slices_of(1, 1)
     replies = [EmbedReply(np.zeros((1, dim), dtype=np.float32), 1) for dim in (2, 3)]
 
-    with pytest.raises(Failed, match="different widths"):
+    with pytest.raises(ReplicaFailed, match="different widths"):
         join(slices, replies)
 
 
