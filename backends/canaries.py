@@ -27,7 +27,7 @@ CANARIES = (
 REQUEST_INPUTS = 32
 
 
-async def embed_all(
+async def embed_in_batches(
     backend: Backend, texts: Sequence[str], batch_inputs: int | None, timeout_s: float
 ) -> EmbedReply:
     """Texts as one replica embeds them, in as many requests as it needs; timeout_s is for each.
@@ -45,7 +45,7 @@ async def embed_all(
     return EmbedReply(np.vstack([one.vectors for one in replies]), sum(one.tokens for one in replies), None)
 
 
-def request_inputs(told: Capabilities, configured: int | None) -> int | None:
+def max_inputs_per_request(told: Capabilities, configured: int | None) -> int | None:
     """The most that one request may hold, as the replica says and as its operator does."""
     return min(filter(None, (told.batch_inputs, configured)), default=None)
 
@@ -55,7 +55,7 @@ def _pieces(texts: Sequence[str], most: int) -> Iterator[tuple[str, ...]]:
         yield tuple(texts[start : start + most])
 
 
-def least_cosine(one: Vectors, other: Vectors) -> float:
+def min_cosine(one: Vectors, other: Vectors) -> float:
     """The least of the cosines of two sets of vectors (n, dim), row by row; 0 where their shapes differ.
 
     A row of zeros is like another row of zeros, and like nothing else.
@@ -76,7 +76,7 @@ def row_cosines(one: Vectors, other: Vectors) -> Vectors:
     return told
 
 
-def identity_of(vectors: Vectors) -> str:
+def canary_digest(vectors: Vectors) -> str:
     """16 hex digits for the canaries' vectors (n, dim), the same for vectors that differ by rounding only.
 
     They name, for each two neighboring canaries, the component in which these differ most, and its sign:

@@ -24,7 +24,7 @@ WEIGHT_FILES = ["*.safetensors", "pytorch_model*.bin"]
 IGNORED_FILES = ["onnx/*", "openvino/*", "gguf/*", "original/*"]
 
 
-def locate(model: str, revision: str | None = None, *, with_code: bool = False) -> Path:
+def locate_checkpoint(model: str, revision: str | None = None, *, with_code: bool = False) -> Path:
     """The folder that holds a model's config, tokenizer and weights; fetched if need be.
 
     with_code: whether code that lies beside them comes too.

@@ -15,7 +15,7 @@ import msgspec
 from backends.checkpoints import locate_tokenizer
 from backends.contract import Detokenize, DetokenizeReply, Embed, Encode, Tokenize, TokenizeReply, Work
 from backends.errors import AttemptTimedOut, InvalidWork
-from backends.texts import ModelWork, items_of
+from backends.texts import ModelWork, model_inputs_of
 from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.checkpoint import InputRules, read_input_rules
 
@@ -31,14 +31,14 @@ class LabelConfig(msgspec.Struct, frozen=True):
     id2label: dict[int, str] = {}
 
 
-class Counted(msgspec.Struct, frozen=True):
+class TokenCount(msgspec.Struct, frozen=True):
     """Tokens of all inputs together as the model sees them, and the indices of those that are too long."""
 
     tokens: int
     truncated: tuple[int, ...]
 
 
-class Counter:
+class TokenCounter:
     """One checkpoint's tokenizer and input rules, and a classifier's labels in the order of its scores."""
 
     def __init__(self, tokenizer: TextTokenizer, rules: InputRules, labels: tuple[str, ...] = ()) -> None:
@@ -46,7 +46,7 @@ class Counter:
         self.rules = rules
         self.labels = labels
 
-    async def count(self, work: ModelWork, timeout_s: float) -> Counted:
+    async def count(self, work: ModelWork, timeout_s: float) -> TokenCount:
         """Raises: InvalidWork where truncate is ERROR and an input is too long; AttemptTimedOut."""
         return await _off_loop(lambda: self._count(work), timeout_s)
 
@@ -64,9 +64,9 @@ class Counter:
             return await self.explain(work, timeout_s)
         return await self.detokenize(work, timeout_s)
 
-    def _count(self, work: ModelWork) -> Counted:
-        sequences = self._tokenizer.encode_items(items_of(work), work.truncate)
-        return Counted(sum(sequences.lengths), sequences.truncated)
+    def _count(self, work: ModelWork) -> TokenCount:
+        sequences = self._tokenizer.encode_items(model_inputs_of(work), work.truncate)
+        return TokenCount(sum(sequences.lengths), sequences.truncated)
 
     def _explain(self, work: Tokenize) -> TokenizeReply:
         lists = self._tokenizer.explain(work.inputs, add_special_tokens=work.add_special_tokens)
@@ -77,16 +77,16 @@ class Counter:
         return DetokenizeReply(tuple(texts))
 
 
-async def open_counter(source: str, timeout_s: float) -> Counter:
+async def open_token_counter(source: str, timeout_s: float) -> TokenCounter:
     """The counter of a checkpoint, by hub id or path. Raises: ModelUnavailable, AttemptTimedOut."""
     return await _off_loop(lambda: _opened(source), timeout_s)
 
 
 @cache
-def _opened(source: str) -> Counter:
+def _opened(source: str) -> TokenCounter:
     checkpoint = locate_tokenizer(source)
     rules = read_input_rules(checkpoint)
-    return Counter(open_tokenizer(checkpoint, rules.max_tokens), rules, read_labels(checkpoint))
+    return TokenCounter(open_tokenizer(checkpoint, rules.max_tokens), rules, read_labels(checkpoint))
 
 
 def read_labels(checkpoint: Path) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ async def _off_loop(function: Callable[[], Result], timeout_s: float) -> Result:
         raise AttemptTimedOut(f"tokens were not counted within {timeout_s:.1f} s") from error
 
 
-def prompted(work: Work, rules: InputRules | None) -> Work:
+def apply_prompt(work: Work, rules: InputRules | None) -> Work:
     """The work with its prompt written into each input, for wires that know no prompts.
 
     Raises: InvalidWork where no prompt has the name that is asked for.

@@ -43,7 +43,7 @@ class UpstreamResponse(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class HttpDoor:
+class UpstreamClient:
     """Requests to one base URL, or to one Unix socket, over kept-alive connections."""
 
     def __init__(

@@ -35,7 +35,7 @@ from backends.contract import (
     Work,
     operation_of,
 )
-from backends.counting import Counted, Counter, open_counter, prompted
+from backends.counting import TokenCount, TokenCounter, apply_prompt, open_token_counter
 from backends.errors import (
     AttemptTimedOut,
     BackendError,
@@ -44,11 +44,18 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import SHORT_IDLE_S, HttpDoor, UpstreamResponse, countdown
+from backends.http import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown
 from backends.openai_wire import Ragged, chosen_model, decode_embeddings, error_of
 from backends.outputs import check_outputs
-from backends.replies import check_dimensions, fitted, label_scores, matrices_of, readable, scores_in_order
-from backends.texts import ModelWork, Some, each_text, precut
+from backends.replies import (
+    check_dimensions,
+    fit_vectors,
+    label_scores,
+    order_scores,
+    token_matrices,
+    translate_decode_errors,
+)
+from backends.texts import ModelWork, WorkT, clip_text, map_texts
 
 # No text may be longer; what a model of 8,192 tokens would see of it is far less.
 CHARACTERS_MAX = 122_880
@@ -135,7 +142,7 @@ def decode_models(answer: UpstreamResponse) -> list[Model]:
         raise ReplicaFailed("GET /models is not Infinity's") from error
 
 
-def capabilities(model: Model, counter: Counter, found: Found) -> Capabilities:
+def capabilities(model: Model, counter: TokenCounter, found: Found) -> Capabilities:
     """What /models says, in the contract's words, what short texts told, and the tokenizer's files."""
     outputs = {Output.DENSE: found.width is not None, Output.MULTIVECTOR: found.multivector}
     return Capabilities(
@@ -166,14 +173,14 @@ def _operations(model: Model, found: Found) -> frozenset[Operation]:
     return frozenset(operation for operation, there in found_to_do.items() if there)
 
 
-def as_read(work: Some, max_tokens: int) -> Some:
+def as_read(work: WorkT, max_tokens: int) -> WorkT:
     """The work as the server's tokenizer will get it: stripped, and no longer than may be sent."""
 
     def one(text: str) -> str:
-        short = precut(text.strip(), max_tokens, work.truncate)
+        short = clip_text(text.strip(), max_tokens, work.truncate)
         return short if work.truncate is Truncate.ERROR else short[:CHARACTERS_MAX]
 
-    return each_text(work, one)
+    return map_texts(work, one)
 
 
 def check_expressible(work: ModelWork, told: Capabilities) -> None:
@@ -198,7 +205,7 @@ def _check_classified(work: Classify) -> None:
         raise UnsupportedWork("this upstream's wire classifies single texts, not pairs")
 
 
-def check_whole(work: ModelWork, counted: Counted) -> None:
+def check_whole(work: ModelWork, counted: TokenCount) -> None:
     """Raises: UnsupportedWork where the left end would have to be cut."""
     if work.truncate is Truncate.LEFT and counted.truncated:
         raise UnsupportedWork(
@@ -235,7 +242,7 @@ def encode(work: Embed | Encode | Rerank | Classify, model: str) -> tuple[str, B
 def decode(
     work: Embed | Encode | Rerank | Classify,
     answer: UpstreamResponse,
-    counted: Counted,
+    counted: TokenCount,
     labels: tuple[str, ...] = (),
 ) -> Reply:
     """The reply in an answer of status 200. labels: of a classifier.
@@ -245,7 +252,7 @@ def decode(
     match work:
         case Embed():
             vectors, _ = decode_embeddings(answer.body, len(work.inputs))
-            return EmbedReply(fitted(vectors, work), counted.tokens, counted.truncated)
+            return EmbedReply(fit_vectors(vectors, work), counted.tokens, counted.truncated)
         case Encode():
             matrices = decode_matrices(answer, len(work.inputs))
             return EncodeReply(counted.tokens, multivector=matrices, truncated=counted.truncated)
@@ -259,23 +266,23 @@ def decode(
 
 def decode_scores(answer: UpstreamResponse, expected: int) -> Vectors:
     """(expected,) float32 in document order. Raises: ReplicaFailed."""
-    with readable():
+    with translate_decode_errors():
         ranks = msgspec.json.decode(answer.body, type=Ranks).results
-    return scores_in_order([(one.index, one.relevance_score) for one in ranks], expected)
+    return order_scores([(one.index, one.relevance_score) for one in ranks], expected)
 
 
 def decode_matrices(answer: UpstreamResponse, expected: int) -> tuple[Vectors, ...]:
     """For each input (its tokens, dim) float32. Raises: ReplicaFailed."""
-    with readable():
+    with translate_decode_errors():
         items = sorted(msgspec.json.decode(answer.body, type=Matrices).data, key=lambda item: item.index)
         if [item.index for item in items] != list(range(len(items))):
             raise ReplicaFailed("the upstream's indices are not 0 to n - 1")
-        return matrices_of([item.embedding for item in items], expected, None)
+        return token_matrices([item.embedding for item in items], expected, None)
 
 
 def decode_predictions(answer: UpstreamResponse) -> list[list[tuple[str, float]]]:
     """(label, score) of every label of each input, as they come. Raises: ReplicaFailed."""
-    with readable():
+    with translate_decode_errors():
         lists = msgspec.json.decode(answer.body, type=Predictions).data
     return [[(one.label, one.score) for one in each] for each in lists]
 
@@ -326,11 +333,11 @@ def found_vectors(answer: UpstreamResponse) -> Found:
 class InfinityBackend:
     """One model of one Infinity server."""
 
-    def __init__(self, http: HttpDoor, model: str | None, tokenizer: str | None) -> None:
+    def __init__(self, http: UpstreamClient, model: str | None, tokenizer: str | None) -> None:
         self._http = http
         self._asked = model
         self._source = tokenizer
-        self._counter: Counter | None = None
+        self._counter: TokenCounter | None = None
         self._model: str | None = None
         self._told: Capabilities | None = None
 
@@ -339,7 +346,7 @@ class InfinityBackend:
         if self._source is None:
             raise ReplicaFailed("Infinity counts characters: name the model's `tokenizer`")
         left = countdown(timeout_s)
-        counter = await open_counter(self._source, left())
+        counter = await open_token_counter(self._source, left())
         models = {one.id: one for one in await self._models(left())}
         model = models[chosen_model(list(models), self._asked)]
         found = await self._found(model, counter, left())
@@ -353,7 +360,7 @@ class InfinityBackend:
             raise failure(answer)
         return decode_models(answer)
 
-    async def _found(self, model: Model, counter: Counter, timeout_s: float) -> Found:
+    async def _found(self, model: Model, counter: TokenCounter, timeout_s: float) -> Found:
         """Raises: ReplicaFailed where its vectors are quantized."""
         try:
             if "embed" in model.capabilities:
@@ -374,7 +381,7 @@ class InfinityBackend:
         if self._model is None or self._counter is None or self._told is None:
             raise ReplicaUnavailable("the replica has not joined")
         left = countdown(timeout_s)
-        ready = prompted(work, self._counter.rules)
+        ready = apply_prompt(work, self._counter.rules)
         if isinstance(ready, Tokenize | Detokenize):
             return await self._counter.free(ready, left())
         check_expressible(ready, self._told)
@@ -388,7 +395,7 @@ class InfinityBackend:
         answer = await self._post(read, self._model, left())
         return decode(read, answer, counted, self._told.labels)
 
-    async def _score(self, work: Score, model: str, counted: Counted, timeout_s: float) -> RerankReply:
+    async def _score(self, work: Score, model: str, counted: TokenCount, timeout_s: float) -> RerankReply:
         """Pairs, one query after another: the wire knows no pairs."""
         left = countdown(timeout_s)
         scores = np.empty(len(work.pairs), np.float32)
@@ -418,5 +425,5 @@ class InfinityBackend:
 
 def open_replica(spec: ReplicaSpec) -> InfinityBackend:
     """The Infinity server at the spec's base URL, which ends in its url prefix."""
-    door = HttpDoor(spec.address, spec.headers, tls=spec.tls, ip=spec.ip, idle_s=SHORT_IDLE_S)
+    door = UpstreamClient(spec.address, spec.headers, tls=spec.tls, ip=spec.ip, idle_s=SHORT_IDLE_S)
     return InfinityBackend(door, spec.model, spec.tokenizer)

@@ -22,7 +22,7 @@ from backends.contract import (
     Truncate,
     Work,
 )
-from backends.counting import Counted, Counter, open_counter, prompted
+from backends.counting import TokenCount, TokenCounter, apply_prompt, open_token_counter
 from backends.errors import (
     AttemptTimedOut,
     BackendError,
@@ -32,9 +32,9 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import IDLE_S, SHORT_IDLE_S, HttpDoor, UpstreamResponse, countdown
+from backends.http import IDLE_S, SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown
 from backends.openai_wire import chosen_model, decode_embeddings, decode_models, error_of
-from backends.replies import check_dimensions, check_tokens, fitted, truncated
+from backends.replies import check_dimensions, check_tokens, fit_vectors, truncated_inputs
 
 PROBE = Embed(("a",))
 # How servers say that an input is too long: OpenAI and vLLM, llama.cpp, Ollama.
@@ -62,7 +62,7 @@ def route(address: str) -> str:
     return "" if "/" in rest else "/v1"
 
 
-def capabilities(facing: Facing, counter: Counter | None) -> Capabilities:
+def capabilities(facing: Facing, counter: TokenCounter | None) -> Capabilities:
     """What was learnt of a replica, in the contract's words."""
     own = {Operation.EMBED} | ({Operation.TOKENIZE, Operation.DETOKENIZE} if counter else set())
     return Capabilities(
@@ -91,18 +91,18 @@ def encode(work: Embed, facing: Facing) -> Body:
     return name | {"input": work.inputs} | form
 
 
-def decode(work: Embed, answer: UpstreamResponse, facing: Facing, counted: Counted | None) -> EmbedReply:
+def decode(work: Embed, answer: UpstreamResponse, facing: Facing, counted: TokenCount | None) -> EmbedReply:
     """The reply in an answer of status 200. counted: by the model's own tokenizer, if it is here.
 
     Raises: ReplicaFailed where it is not an answer to this work.
     """
     vectors, told = decode_embeddings(answer.body, len(work.inputs))
     if counted is not None:
-        return EmbedReply(fitted(vectors, work), counted.tokens, counted.truncated)
+        return EmbedReply(fit_vectors(vectors, work), counted.tokens, counted.truncated)
     if told is None:
         raise ReplicaFailed("the upstream told no usage")
     check_tokens(told, len(work.inputs), facing.max_tokens)
-    return EmbedReply(fitted(vectors, work), told, truncated(work, told, facing.max_tokens))
+    return EmbedReply(fit_vectors(vectors, work), told, truncated_inputs(work, told, facing.max_tokens))
 
 
 def failure(answer: UpstreamResponse) -> BackendError:
@@ -130,19 +130,19 @@ def failure(answer: UpstreamResponse) -> BackendError:
 class OpenAIBackend:
     """One server, or a hosted API."""
 
-    def __init__(self, http: HttpDoor, model: str | None = None, tokenizer: str | None = None) -> None:
+    def __init__(self, http: UpstreamClient, model: str | None = None, tokenizer: str | None = None) -> None:
         self._http = http
         self._path = route(http.base_url)
         self._asked = model
         self._source = tokenizer
         self._facing: Facing | None = None
-        self._counter: Counter | None = None
+        self._counter: TokenCounter | None = None
 
     async def describe(self, timeout_s: float) -> Capabilities:
         """Raises: BackendError."""
         left = countdown(timeout_s)
         if self._source is not None:
-            self._counter = await open_counter(self._source, left())
+            self._counter = await open_token_counter(self._source, left())
         facing = await self._named(left())
         # A server that loads its model at the first call is there all the same.
         try:
@@ -197,7 +197,7 @@ class OpenAIBackend:
         if self._facing is None:
             raise ReplicaUnavailable("the replica has not joined")
         left = countdown(timeout_s)
-        ready = prompted(work, self._counter.rules if self._counter else None)
+        ready = apply_prompt(work, self._counter.rules if self._counter else None)
         if isinstance(ready, Tokenize | Detokenize) and self._counter is not None:
             return await self._counter.free(ready, left())
         if not isinstance(ready, Embed):
@@ -208,7 +208,7 @@ class OpenAIBackend:
             raise failure(answer)
         return decode(ready, answer, self._facing, counted)
 
-    async def _counted(self, work: Embed, timeout_s: float) -> Counted | None:
+    async def _counted(self, work: Embed, timeout_s: float) -> TokenCount | None:
         """By the model's own tokenizer; None where that is not here.
 
         Raises: InvalidWork, UnsupportedWork where an input is too long to be cut as asked.
@@ -228,7 +228,7 @@ def open_replica(spec: ReplicaSpec) -> OpenAIBackend:
     # A hosted API keeps a connection that was dear to open; a small server near by drops it early.
     idle_s = IDLE_S if spec.address.startswith("https:") else SHORT_IDLE_S
     return OpenAIBackend(
-        HttpDoor(spec.address, spec.headers, tls=spec.tls, ip=spec.ip, idle_s=idle_s),
+        UpstreamClient(spec.address, spec.headers, tls=spec.tls, ip=spec.ip, idle_s=idle_s),
         spec.model,
         spec.tokenizer,
     )

@@ -14,7 +14,7 @@ import pybase64
 from backends.contract import Vectors
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
-from backends.replies import check_vectors, float32, readable
+from backends.replies import check_vectors, float32, translate_decode_errors
 
 # Names in a message; a hosted server lists hundreds.
 NAMES_SHOWN = 5
@@ -76,7 +76,7 @@ def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
 
     Raises: ReplicaFailed where it is not an answer to `expected` inputs.
     """
-    with readable():
+    with translate_decode_errors():
         reply = msgspec.json.decode(body, type=EmbeddingsReply)
         items = sorted(reply.data, key=lambda item: item.index)
         if [item.index for item in items] != list(range(len(items))):

@@ -18,7 +18,7 @@ def check_outputs(work: Encode, offered: frozenset[Output]) -> None:
         raise UnsupportedWork(f"this upstream's model gives no {missing[0]} output")
 
 
-def parts_of(work: Encode) -> list[Embed | Encode]:
+def split_outputs(work: Encode) -> list[Embed | Encode]:
     """The work as works of one kind of output each, dense first."""
     parts: list[Embed | Encode] = []
     for output in Output:
@@ -31,13 +31,13 @@ def parts_of(work: Encode) -> list[Embed | Encode]:
     return parts
 
 
-def output_of(work: Encode) -> Output:
+def single_output(work: Encode) -> Output:
     """The one kind that a part asks for."""
     (output,) = work.outputs
     return output
 
 
-def whole_of(replies: Sequence[Reply]) -> EncodeReply:
+def merge_replies(replies: Sequence[Reply]) -> EncodeReply:
     """The replies to the parts of one work, as one.
 
     Raises: ReplicaFailed where a part was answered with something else.

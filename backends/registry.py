@@ -5,10 +5,10 @@ from typing import Literal, Protocol, cast
 
 from backends.contract import Backend, ReplicaSpec
 
-Kind = Literal["tei", "infinity", "vllm", "openai", "torch"]
+BackendKind = Literal["tei", "infinity", "vllm", "openai", "torch"]
 
 # One line each: the module that adapts the kind; it has a function `open_replica`.
-BACKENDS: dict[Kind, str] = {
+BACKENDS: dict[BackendKind, str] = {
     "tei": "backends.tei",
     "infinity": "backends.infinity",
     "vllm": "backends.vllm",
@@ -24,7 +24,7 @@ class Adapter(Protocol):
         """A backend that has not connected yet."""
 
 
-def open_replica(kind: Kind, spec: ReplicaSpec) -> Backend:
+def open_replica(kind: BackendKind, spec: ReplicaSpec) -> Backend:
     """The backend for one replica of a kind; nothing is sent before it is asked something."""
     # A module is checked against the protocol by the contract suite, not by the type checker.
     return cast("Adapter", import_module(BACKENDS[kind])).open_replica(spec)

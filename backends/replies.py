@@ -12,15 +12,15 @@ import numpy as np
 
 from backends.contract import Embed, TermWeights, Truncate, Vectors
 from backends.errors import InvalidWork, ReplicaFailed
-from backends.texts import ModelWork, items_of, shortened, surely_whole
-from backends.vectors import shaped
+from backends.texts import ModelWork, clip_texts, model_inputs_of, surely_fits
+from backends.vectors import shape_vectors
 
 # No vocabulary is larger; ids travel as int32.
 TERMS_MAX = 2**31
 
 
 @contextmanager
-def readable() -> Iterator[None]:
+def translate_decode_errors() -> Iterator[None]:
     """Turn what goes wrong in reading a body into Failed."""
     try:
         yield
@@ -58,7 +58,7 @@ def check_dimensions(work: Embed, width: int | None) -> None:
         raise InvalidWork(f"`dimensions` is {work.dimensions}, the model's vectors have {width}")
 
 
-def fitted(vectors: Vectors, work: Embed) -> Vectors:
+def fit_vectors(vectors: Vectors, work: Embed) -> Vectors:
     """Cut and normalized as asked, whatever the server did of it.
 
     Raises: ReplicaFailed where a row is shorter than what was asked for.
@@ -66,10 +66,10 @@ def fitted(vectors: Vectors, work: Embed) -> Vectors:
     width = vectors.shape[1]
     if work.dimensions is not None and width < work.dimensions:
         raise ReplicaFailed(f"asked for {work.dimensions} dimensions, got {width}")
-    return shaped(vectors, dimensions=work.dimensions, normalize=work.normalize)
+    return shape_vectors(vectors, dimensions=work.dimensions, normalize=work.normalize)
 
 
-def scores_in_order(ranks: Sequence[tuple[int, float]], expected: int) -> Vectors:
+def order_scores(ranks: Sequence[tuple[int, float]], expected: int) -> Vectors:
     """(index, score) in any order → (expected,) float32 in document order.
 
     Raises: ReplicaFailed unless there is one finite score for each document.
@@ -83,7 +83,7 @@ def scores_in_order(ranks: Sequence[tuple[int, float]], expected: int) -> Vector
     return scores
 
 
-def terms_of(entries: Iterable[tuple[int, float]]) -> TermWeights:
+def term_weights(entries: Iterable[tuple[int, float]]) -> TermWeights:
     """The term weights of one input, in any order; zeros are left out.
 
     Raises: ReplicaFailed where a term comes twice, or a weight is not finite.
@@ -98,7 +98,7 @@ def terms_of(entries: Iterable[tuple[int, float]]) -> TermWeights:
     return TermWeights(np.array(terms, dtype=np.int32), weights)
 
 
-def matrices_of(
+def token_matrices(
     lists: Sequence[Sequence[Sequence[float]]], expected: int, max_input_tokens: int | None
 ) -> tuple[Vectors, ...]:
     """A row for each token of each input: (its tokens, dim) float32.
@@ -148,7 +148,7 @@ def checked_scores(rows: Sequence[Sequence[float]], expected: int, labels: int) 
     return scores
 
 
-def truncated(
+def truncated_inputs(
     work: ModelWork, tokens: int, max_input_tokens: int | None, *, prompt_known: bool = True
 ) -> tuple[int, ...] | None:
     """None, unless it is sure that nothing was cut; for servers that cut and do not say.
@@ -157,14 +157,16 @@ def truncated(
     """
     if work.truncate is Truncate.ERROR:
         return ()
-    if max_input_tokens is None or shortened(work, max_input_tokens) != work:
+    if max_input_tokens is None or clip_texts(work, max_input_tokens) != work:
         # Cut before it was sent, so that a small count of tokens proves nothing.
         return None
-    whole = 0 < tokens < max_input_tokens or (prompt_known and surely_whole(items_of(work), max_input_tokens))
+    whole = 0 < tokens < max_input_tokens or (
+        prompt_known and surely_fits(model_inputs_of(work), max_input_tokens)
+    )
     return () if whole else None
 
 
-def gauge(exposition: bytes, name: str) -> float | None:
+def read_gauge(exposition: bytes, name: str) -> float | None:
     """The sum of a metric's samples in Prometheus' text format; None where there is none to be read."""
     samples = [
         line.rsplit(b" ", 1)[-1]

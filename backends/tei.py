@@ -45,24 +45,24 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import HttpDoor, UpstreamResponse, countdown
+from backends.http import UpstreamClient, UpstreamResponse, countdown
 from backends.openai_wire import decode_embeddings
-from backends.outputs import check_outputs, output_of, parts_of, whole_of
+from backends.outputs import check_outputs, merge_replies, single_output, split_outputs
 from backends.replies import (
     check_tokens,
     check_vectors,
     checked_scores,
-    fitted,
+    fit_vectors,
     float32,
-    gauge,
     label_scores,
-    matrices_of,
-    readable,
-    scores_in_order,
-    terms_of,
-    truncated,
+    order_scores,
+    read_gauge,
+    term_weights,
+    token_matrices,
+    translate_decode_errors,
+    truncated_inputs,
 )
-from backends.texts import ModelWork, shortened
+from backends.texts import ModelWork, clip_texts
 
 # --payload-limit is 2,000,000 by default and told nowhere; the margin is for what surrounds the inputs.
 BATCH_BYTES = 1_990_000
@@ -182,7 +182,7 @@ def encode(work: Work, info: Info) -> tuple[str, Body]:
             return "/tokenize", body | _prompt(work.prompt_name)
         case Detokenize():
             return "/decode", {"ids": work.inputs, "skip_special_tokens": work.skip_special_tokens}
-    return _encode_model_work(shortened(work, info.max_input_length), info)
+    return _encode_model_work(clip_texts(work, info.max_input_length), info)
 
 
 def _encode_model_work(work: ModelWork, info: Info) -> tuple[str, Body]:
@@ -191,7 +191,7 @@ def _encode_model_work(work: ModelWork, info: Info) -> tuple[str, Body]:
         case Embed():
             return _encode_embed(work, info)
         case Encode():
-            path = "/embed_sparse" if output_of(work) is Output.SPARSE else "/embed_all"
+            path = "/embed_sparse" if single_output(work) is Output.SPARSE else "/embed_all"
             return path, {"inputs": work.inputs} | cut | _prompt(work.prompt_name)
         case Rerank():
             body: Body = {"query": work.query, "texts": work.documents, "raw_scores": work.raw_scores}
@@ -230,7 +230,7 @@ def decode(work: Work, path: str, answer: UpstreamResponse, info: Info) -> Reply
 
     Raises: ReplicaFailed where it is not an answer to this work.
     """
-    with readable():
+    with translate_decode_errors():
         match work:
             case Tokenize():
                 lists = msgspec.json.decode(answer.body, type=list[list[Token]])
@@ -264,7 +264,7 @@ def _decode_native(work: Encode | Rerank | Score | Classify, answer: UpstreamRes
     match work:
         case Rerank():
             ranks = msgspec.json.decode(answer.body, type=list[Rank])
-            scores = scores_in_order([(one.index, one.score) for one in ranks], expected)
+            scores = order_scores([(one.index, one.score) for one in ranks], expected)
             return RerankReply(scores, tokens, cut)
         case Score():
             return RerankReply(_one_score_each(answer, expected), tokens, cut)
@@ -287,20 +287,20 @@ def _one_score_each(answer: UpstreamResponse, expected: int) -> Vectors:
 
 
 def _encoded(work: Encode, answer: UpstreamResponse, info: Info, empty: EncodeReply) -> EncodeReply:
-    if output_of(work) is Output.TOKENS:
+    if single_output(work) is Output.TOKENS:
         lists = msgspec.json.decode(answer.body, type=list[list[list[float]]])
-        matrices = matrices_of(lists, len(work.inputs), info.max_input_length)
+        matrices = token_matrices(lists, len(work.inputs), info.max_input_length)
         return msgspec.structs.replace(empty, token_vectors=matrices)
     weights = msgspec.json.decode(answer.body, type=list[list[Weight]])
     _check_count(weights, work.inputs)
-    terms = tuple(terms_of((one.index, one.value) for one in each) for each in weights)
+    terms = tuple(term_weights((one.index, one.value) for one in each) for each in weights)
     return msgspec.structs.replace(empty, sparse=terms)
 
 
 def _truncated(work: ModelWork, tokens: int, info: Info) -> tuple[int, ...] | None:
     # What is put before an input unasked, only the server knows.
     known = not isinstance(work, Embed | Encode) or not work.prompt_name
-    return truncated(work, tokens, info.max_input_length, prompt_known=known)
+    return truncated_inputs(work, tokens, info.max_input_length, prompt_known=known)
 
 
 def _vectors(path: str, answer: UpstreamResponse, expected: int) -> tuple[Vectors, int]:
@@ -317,7 +317,7 @@ def _vectors(path: str, answer: UpstreamResponse, expected: int) -> tuple[Vector
 def _fitted(vectors: Vectors, work: Embed) -> Vectors:
     """Releases before 1.8 know no `dimensions` and ignore it: do here what they did not."""
     done = work.dimensions is None or vectors.shape[1] == work.dimensions
-    return vectors if done else fitted(vectors, work)
+    return vectors if done else fit_vectors(vectors, work)
 
 
 def _header_tokens(answer: UpstreamResponse) -> int:
@@ -352,7 +352,7 @@ def failure(answer: UpstreamResponse) -> BackendError:
 class TeiBackend:
     """One TEI server."""
 
-    def __init__(self, http: HttpDoor) -> None:
+    def __init__(self, http: UpstreamClient) -> None:
         self._http = http
         self._info: Info | None = None
 
@@ -375,7 +375,7 @@ class TeiBackend:
         if not isinstance(work, Encode):
             return await self._one(work, self._info, timeout_s)
         left = countdown(timeout_s)
-        return whole_of([await self._one(part, self._info, left()) for part in parts_of(work)])
+        return merge_replies([await self._one(part, self._info, left()) for part in split_outputs(work)])
 
     async def _one(self, work: Work, info: Info, timeout_s: float) -> Reply:
         path, body = encode(work, info)
@@ -387,7 +387,7 @@ class TeiBackend:
     async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
         """te_queue_size counts inputs that wait. Raises: BackendError."""
         answer = await self._http.get("/metrics", timeout_s)
-        waiting = gauge(answer.body, "te_queue_size") if answer.status == 200 else None
+        waiting = read_gauge(answer.body, "te_queue_size") if answer.status == 200 else None
         return None if waiting is None else QueueDepth(round(waiting))
 
     async def aclose(self) -> None:
@@ -397,4 +397,4 @@ class TeiBackend:
 
 def open_replica(spec: ReplicaSpec) -> TeiBackend:
     """The TEI server at the spec's base URL."""
-    return TeiBackend(HttpDoor(spec.address, spec.headers, tls=spec.tls, ip=spec.ip))
+    return TeiBackend(UpstreamClient(spec.address, spec.headers, tls=spec.tls, ip=spec.ip))

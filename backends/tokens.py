@@ -13,10 +13,10 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 
 from backends.contract import Token, Truncate
 from backends.errors import InvalidWork, ModelUnavailable
-from backends.texts import CHARACTERS_PER_TOKEN, MOST_IDS, Item, precut
+from backends.texts import CHARACTERS_PER_TOKEN, TOKEN_ID_LIMIT, ModelInput, clip_text
 
 
-class Sequences(msgspec.Struct, frozen=True):
+class TokenSequences(msgspec.Struct, frozen=True):
     """Token ids of each input, specials included, none longer than the model.
 
     type_ids tell the two halves of a pair apart; truncated are indices of inputs that were cut.
@@ -52,7 +52,7 @@ class Vocabulary:
 
     def _is_known(self, id_: int) -> bool:
         # A vocabulary may have gaps, so that its size tells nothing of an id.
-        return 0 <= id_ < MOST_IDS and self._tokenizer.id_to_token(id_) is not None
+        return 0 <= id_ < TOKEN_ID_LIMIT and self._tokenizer.id_to_token(id_) is not None
 
 
 class TextTokenizer:
@@ -73,15 +73,15 @@ class TextTokenizer:
         """The size of the vocabulary."""
         return self._whole.get_vocab_size()
 
-    def encode(self, texts: Sequence[Item], truncate: Truncate) -> Sequences:
+    def encode(self, texts: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
         """Raises: InvalidWork where truncate is ERROR and an input is longer than the model."""
         return self._encode(list(texts), truncate)
 
-    def encode_pairs(self, query: str, documents: Sequence[str], truncate: Truncate) -> Sequences:
+    def encode_pairs(self, query: str, documents: Sequence[str], truncate: Truncate) -> TokenSequences:
         """Query and document together, the longer of the two cut first. Raises: InvalidWork."""
         return self._encode([(query, document) for document in documents], truncate)
 
-    def encode_items(self, items: Sequence[Item], truncate: Truncate) -> Sequences:
+    def encode_items(self, items: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
         """Texts and pairs of texts, as they come. Raises: InvalidWork, as `encode` does."""
         return self._encode(items, truncate)
 
@@ -118,7 +118,7 @@ class TextTokenizer:
             _keep_whole(tokenizer, marker)
         return TextTokenizer(tokenizer, max_tokens)
 
-    def _encode(self, items: Sequence[Item], truncate: Truncate) -> Sequences:
+    def _encode(self, items: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
         if truncate is Truncate.ERROR:
             self._refuse_books(items)
         shortened = [self._precut(item, truncate) for item in items]
@@ -134,13 +134,13 @@ class TextTokenizer:
             fitted = self._cutters[truncate].encode_batch_fast([shortened[i] for i in too_long])
             for index, encoding in zip(too_long, fitted, strict=True):
                 encodings[index] = encoding
-        return Sequences(
+        return TokenSequences(
             [one.ids for one in encodings],
             [one.type_ids for one in encodings],
             tuple(sorted({*too_long, *cut})),
         )
 
-    def _refuse_books(self, items: Sequence[Item]) -> None:
+    def _refuse_books(self, items: Sequence[ModelInput]) -> None:
         """What is certainly too long need not be tokenized to be refused."""
         most = self.max_tokens * CHARACTERS_PER_TOKEN
         for index, item in enumerate(items):
@@ -150,14 +150,14 @@ class TextTokenizer:
                     f"input {index} has {characters} characters, the model takes {self.max_tokens} tokens"
                 )
 
-    def _precut(self, item: Item, truncate: Truncate) -> Item:
+    def _precut(self, item: ModelInput, truncate: Truncate) -> ModelInput:
         """The item itself where it is short enough."""
         if isinstance(item, str):
-            return precut(item, self.max_tokens, truncate)
+            return clip_text(item, self.max_tokens, truncate)
         query, document = item
         short = (
-            precut(query, self.max_tokens, truncate),
-            precut(document, self.max_tokens, truncate),
+            clip_text(query, self.max_tokens, truncate),
+            clip_text(document, self.max_tokens, truncate),
         )
         return item if short == item else short
 

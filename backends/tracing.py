@@ -12,7 +12,7 @@ import msgspec
 PHASES_HEADER = "x-engine-phases"
 
 
-class Phases(msgspec.Struct, frozen=True):
+class EnginePhases(msgspec.Struct, frozen=True):
     """Where an engine's time went. started_ns: Unix time; each phase begins where the one before ended."""
 
     started_ns: int
@@ -26,21 +26,21 @@ class Carrier:
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self.headers = headers
-        self.phases: Phases | None = None
+        self.phases: EnginePhases | None = None
 
 
 carrier: ContextVar[Carrier | None] = ContextVar("carrier", default=None)
 
 
-def is_recorded(traceparent: bytes) -> bool:
+def is_sampled(traceparent: bytes) -> bool:
     """Whether a request's traceparent says that its trace is kept (W3C Trace Context, sampled flag)."""
     flags = traceparent.rpartition(b"-")[2]
     return len(traceparent) >= 55 and flags.isalnum() and flags[-1:] in b"13579bdf"
 
 
-def note_phases(headers: Mapping[str, str]) -> None:
+def record_phases(headers: Mapping[str, str]) -> None:
     """Keep what an engine told beside its reply, if somebody traces this."""
     told = headers.get(PHASES_HEADER)
     current = carrier.get()
     if told is not None and current is not None:
-        current.phases = msgspec.json.decode(told, type=Phases)
+        current.phases = msgspec.json.decode(told, type=EnginePhases)

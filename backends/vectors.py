@@ -5,7 +5,7 @@ import numpy as np
 from backends.contract import Vectors
 
 
-def shaped(vectors: Vectors, *, dimensions: int | None, normalize: bool) -> Vectors:
+def shape_vectors(vectors: Vectors, *, dimensions: int | None, normalize: bool) -> Vectors:
     """Keep the first `dimensions` components of each row, then scale rows to length 1 if asked.
 
     vectors: (n, dim) float32. Returns (n, dimensions or dim) float32, C-contiguous. A row of zeros
@@ -21,8 +21,8 @@ def shaped(vectors: Vectors, *, dimensions: int | None, normalize: bool) -> Vect
 
 def pair_cosines(ones: Vectors, others: Vectors) -> Vectors:
     """Cosine of each row with the row beside it, (n, dim) each: (n,) float32; 0 for a zero vector."""
-    first = shaped(ones, dimensions=None, normalize=True)
-    second = shaped(others, dimensions=None, normalize=True)
+    first = shape_vectors(ones, dimensions=None, normalize=True)
+    second = shape_vectors(others, dimensions=None, normalize=True)
     scores: Vectors = np.clip(np.einsum("nd,nd->n", first, second), -1.0, 1.0)
     return scores
 

@@ -36,7 +36,7 @@ from backends.contract import (
     Work,
     inputs_of,
 )
-from backends.counting import Counter, open_counter, prompted
+from backends.counting import TokenCounter, apply_prompt, open_token_counter
 from backends.errors import (
     AttemptTimedOut,
     BackendError,
@@ -46,11 +46,19 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import SHORT_IDLE_S, HttpDoor, UpstreamResponse, countdown
+from backends.http import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown
 from backends.openai_wire import chosen_model, decode_embeddings, decode_models
-from backends.outputs import check_outputs, output_of, parts_of, whole_of
-from backends.replies import check_dimensions, check_tokens, fitted, gauge, readable, terms_of, truncated
-from backends.texts import ModelWork, shortened
+from backends.outputs import check_outputs, merge_replies, single_output, split_outputs
+from backends.replies import (
+    check_dimensions,
+    check_tokens,
+    fit_vectors,
+    read_gauge,
+    term_weights,
+    translate_decode_errors,
+    truncated_inputs,
+)
+from backends.texts import ModelWork, clip_texts
 from backends.vectors import sigmoid
 from backends.vllm_probe import Facing, explored
 from backends.vllm_wire import (
@@ -75,7 +83,7 @@ from backends.vllm_wire import (
 )
 
 
-def capabilities(facing: Facing, counter: Counter | None) -> Capabilities:
+def capabilities(facing: Facing, counter: TokenCounter | None) -> Capabilities:
     """What was learnt of a replica, in the contract's words."""
     return Capabilities(
         model_id=facing.model,
@@ -91,7 +99,7 @@ def capabilities(facing: Facing, counter: Counter | None) -> Capabilities:
     )
 
 
-def _operations(facing: Facing, counter: Counter | None) -> set[Operation]:
+def _operations(facing: Facing, counter: TokenCounter | None) -> set[Operation]:
     own: set[Operation] = set()
     if counter or facing.specials:
         own |= {Operation.TOKENIZE, Operation.DETOKENIZE}
@@ -104,7 +112,7 @@ def _operations(facing: Facing, counter: Counter | None) -> set[Operation]:
     return own | {operation for operation, there in found.items() if there}
 
 
-def labels_of(facing: Facing, counter: Counter | None) -> tuple[str, ...]:
+def labels_of(facing: Facing, counter: TokenCounter | None) -> tuple[str, ...]:
     """By class id: as the checkpoint names them where that is here, since the wire does not."""
     if counter is not None and len(counter.labels) == facing.classes:
         return counter.labels
@@ -135,7 +143,7 @@ def encode(work: ModelWork, facing: Facing) -> tuple[str, Body]:
     # a model that reads its vector off that token would give another one.
     cuts = work.truncate is Truncate.RIGHT
     if cuts:
-        work = shortened(work, facing.max_tokens)
+        work = clip_texts(work, facing.max_tokens)
     path, body = _encode(work, facing)
     cut: Body = {"truncate_prompt_tokens": facing.max_tokens} if cuts else {}
     return path, {"model": facing.model} | body | cut
@@ -168,9 +176,9 @@ def _embed_body(work: Embed, facing: Facing) -> Body:
 
 def _encode_outputs(work: Encode, facing: Facing) -> tuple[str, Body]:
     check_outputs(work, facing.outputs)
-    if output_of(work) is Output.SPARSE:
+    if single_output(work) is Output.SPARSE:
         return EMBEDDINGS, {"input": work.inputs} | BASE64
-    raw: Body = {"use_activation": False} if output_of(work) is Output.TOKENS else {}
+    raw: Body = {"use_activation": False} if single_output(work) is Output.TOKENS else {}
     return POOLING, {"input": work.inputs, "task": "token_embed"} | raw
 
 
@@ -207,7 +215,7 @@ def decode(work: ModelWork, answer: UpstreamResponse, facing: Facing, labels: tu
     match work:
         case Embed():
             vectors, told = decode_embeddings(answer.body, expected)
-            return EmbedReply(fitted(vectors, work), *_counted(told, work, facing))
+            return EmbedReply(fit_vectors(vectors, work), *_counted(told, work, facing))
         case Encode():
             return _encoded(work, answer, facing)
         case Rerank() | Score():
@@ -221,7 +229,7 @@ def decode(work: ModelWork, answer: UpstreamResponse, facing: Facing, labels: tu
 
 
 def _encoded(work: Encode, answer: UpstreamResponse, facing: Facing) -> EncodeReply:
-    expected, kind = len(work.inputs), output_of(work)
+    expected, kind = len(work.inputs), single_output(work)
     if kind is Output.SPARSE:
         weights, told = decode_embeddings(answer.body, expected)
         tokens, cut = _counted(told, work, facing)
@@ -236,7 +244,7 @@ def _encoded(work: Encode, answer: UpstreamResponse, facing: Facing) -> EncodeRe
 def _terms(weights: Vectors) -> TermWeights:
     """Of one input, from a weight for each term of the vocabulary."""
     places = np.flatnonzero(weights)
-    return terms_of(zip(places.tolist(), weights[places].tolist(), strict=True))
+    return term_weights(zip(places.tolist(), weights[places].tolist(), strict=True))
 
 
 def _counted(told: int | None, work: ModelWork, facing: Facing) -> tuple[int, tuple[int, ...] | None]:
@@ -245,7 +253,7 @@ def _counted(told: int | None, work: ModelWork, facing: Facing) -> tuple[int, tu
         raise ReplicaFailed("the upstream told no usage")
     check_tokens(told, len(inputs_of(work)), facing.max_tokens)
     cuts = work.truncate is Truncate.RIGHT
-    return told, truncated(work, told, facing.max_tokens) if cuts else ()
+    return told, truncated_inputs(work, told, facing.max_tokens) if cuts else ()
 
 
 def refusal(work: ModelWork, error: BackendError) -> BackendError:
@@ -258,18 +266,18 @@ def refusal(work: ModelWork, error: BackendError) -> BackendError:
 class VllmBackend:
     """One vLLM server."""
 
-    def __init__(self, http: HttpDoor, model: str | None = None, tokenizer: str | None = None) -> None:
+    def __init__(self, http: UpstreamClient, model: str | None = None, tokenizer: str | None = None) -> None:
         self._http = http
         self._asked = model
         self._source = tokenizer
         self._facing: Facing | None = None
-        self._counter: Counter | None = None
+        self._counter: TokenCounter | None = None
 
     async def describe(self, timeout_s: float) -> Capabilities:
         """Raises: BackendError."""
         left = countdown(timeout_s)
         if self._source is not None:
-            self._counter = await open_counter(self._source, left())
+            self._counter = await open_token_counter(self._source, left())
         answer = await self._http.get("/v1/models", left())
         if answer.status != 200:
             raise failure(answer)
@@ -293,7 +301,7 @@ class VllmBackend:
 
     async def _version(self, timeout_s: float) -> str:
         answer = await self._http.get("/version", timeout_s)
-        with suppress(ReplicaFailed), readable():
+        with suppress(ReplicaFailed), translate_decode_errors():
             return msgspec.json.decode(answer.body, type=Version).version if answer.status == 200 else ""
         return ""
 
@@ -305,14 +313,14 @@ class VllmBackend:
         if self._facing is None:
             raise ReplicaUnavailable("the replica has not joined")
         left = countdown(timeout_s)
-        ready = prompted(work, self._counter.rules if self._counter else None)
+        ready = apply_prompt(work, self._counter.rules if self._counter else None)
         match ready:
             case Tokenize() | Detokenize():
                 return await self._free(ready, self._facing, left())
             case Encode():
                 check_outputs(ready, self._facing.outputs)
-                parts = parts_of(ready)
-                return whole_of([await self._one(part, self._facing, left()) for part in parts])
+                parts = split_outputs(ready)
+                return merge_replies([await self._one(part, self._facing, left()) for part in parts])
         return await self._one(ready, self._facing, left())
 
     async def _one(self, work: ModelWork, facing: Facing, timeout_s: float) -> Reply:
@@ -364,7 +372,7 @@ class VllmBackend:
     async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
         """Each input is a request of the engine's. Raises: BackendError."""
         answer = await self._http.get("/metrics", timeout_s)
-        waiting = gauge(answer.body, "vllm:num_requests_waiting") if answer.status == 200 else None
+        waiting = read_gauge(answer.body, "vllm:num_requests_waiting") if answer.status == 200 else None
         return None if waiting is None else QueueDepth(round(waiting))
 
     async def aclose(self) -> None:
@@ -374,5 +382,5 @@ class VllmBackend:
 
 def open_replica(spec: ReplicaSpec) -> VllmBackend:
     """The vLLM server at the spec's base URL."""
-    door = HttpDoor(spec.address, spec.headers, tls=spec.tls, ip=spec.ip, idle_s=SHORT_IDLE_S)
+    door = UpstreamClient(spec.address, spec.headers, tls=spec.tls, ip=spec.ip, idle_s=SHORT_IDLE_S)
     return VllmBackend(door, spec.model, spec.tokenizer)

@@ -12,7 +12,7 @@ from backends.contract import Token, Vectors
 from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
 from backends.http import UpstreamResponse
 from backends.openai_wire import Usage, error_of
-from backends.replies import checked_scores, matrices_of, readable, scores_in_order
+from backends.replies import checked_scores, order_scores, token_matrices, translate_decode_errors
 
 EMBEDDINGS, SCORE, POOLING, CLASSIFY = "/v1/embeddings", "/v1/score", "/pooling", "/classify"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -93,9 +93,9 @@ def unmasked(answer: UpstreamResponse) -> UpstreamResponse:
 
 def scores(answer: UpstreamResponse, expected: int) -> tuple[Vectors, int | None]:
     """(expected,) float32 in document order, and the tokens where they are told. Raises: ReplicaFailed."""
-    with readable():
+    with translate_decode_errors():
         reply = msgspec.json.decode(answer.body, type=ScoreResponse)
-    return scores_in_order([(one.index, one.score) for one in reply.data], expected), reply.usage.tokens
+    return order_scores([(one.index, one.score) for one in reply.data], expected), reply.usage.tokens
 
 
 def classes(answer: UpstreamResponse, expected: int, labels: int | None = None) -> tuple[Vectors, int | None]:
@@ -103,7 +103,7 @@ def classes(answer: UpstreamResponse, expected: int, labels: int | None = None) 
 
     Raises: ReplicaFailed.
     """
-    with readable():
+    with translate_decode_errors():
         reply = msgspec.json.decode(answer.body, type=ClassifyResponse)
     rows = [one.probs for one in _in_order(reply.data)]
     many = labels if labels is not None else len(rows[0]) if rows else 0
@@ -114,10 +114,10 @@ def token_vectors(
     answer: UpstreamResponse, expected: int, max_tokens: int | None
 ) -> tuple[tuple[Vectors, ...], int | None]:
     """For each input (its tokens, dim) float32, and the tokens where they are told. Raises: ReplicaFailed."""
-    with readable():
+    with translate_decode_errors():
         reply = msgspec.json.decode(answer.body, type=PoolingResponse)
         lists = [one.data for one in _in_order(reply.data)]
-        return matrices_of(lists, expected, max_tokens), reply.usage.tokens
+        return token_matrices(lists, expected, max_tokens), reply.usage.tokens
 
 
 def _in_order(items: Sequence[Any]) -> list[Any]:
@@ -135,13 +135,13 @@ def tokenize_body(text: str, *, special: bool) -> Body:
 
 def token_list(answer: UpstreamResponse) -> TokenizeResponse:
     """Of POST /tokenize. Raises: ReplicaFailed."""
-    with readable():
+    with translate_decode_errors():
         return msgspec.json.decode(answer.body, type=TokenizeResponse)
 
 
 def detokenized(answer: UpstreamResponse) -> str:
     """Of POST /detokenize. Raises: ReplicaFailed."""
-    with readable():
+    with translate_decode_errors():
         return msgspec.json.decode(answer.body, type=DetokenizeResponse).prompt
 
 

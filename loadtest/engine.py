@@ -32,7 +32,7 @@ import msgspec
 import torch
 import transformers
 
-from backends.checkpoints import DEFAULT_MODEL, locate
+from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from backends.tokens import open_tokenizer
 from backends.torch.precision import TYPICAL_TOKENS, best_kind
 from loadtest.chart import bars
@@ -106,7 +106,7 @@ def xlm_r(**shape: int) -> transformers.XLMRobertaConfig:
 
 def make_large(folder: Path) -> Path:
     """XLM-R large, mean pooling. Its tokenizer is smaller than the real one's: the encoder does the same."""
-    source = locate(DEFAULT_MODEL)
+    source = locate_checkpoint(DEFAULT_MODEL)
     config = xlm_r(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
     torch.manual_seed(0)
     transformers.XLMRobertaModel(config).eval().save_pretrained(folder)
@@ -298,7 +298,7 @@ def main() -> None:
     # However this process is asked to end, its servers end with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as folder:
-        _measure(options, make_large(Path(folder)) if options.large else locate(options.model))
+        _measure(options, make_large(Path(folder)) if options.large else locate_checkpoint(options.model))
 
 
 def _measure(options: argparse.Namespace, checkpoint: Path) -> None:

@@ -27,7 +27,7 @@ import httpx
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from backends.checkpoints import DEFAULT_MODEL, locate
+from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from gateway.telemetry.snapshot import Change, Snapshot
 from gateway.tenants.keyring import key_digest
 from loadtest.models import engine_of
@@ -140,7 +140,7 @@ def tiny_checkpoint(folder: Path) -> Path:
     import torch
     import transformers
 
-    source, place = locate(DEFAULT_MODEL), folder / "tiny"
+    source, place = locate_checkpoint(DEFAULT_MODEL), folder / "tiny"
     left_out = shutil.ignore_patterns("*.safetensors", "*.bin", "onnx", "modules.json", "?_*", "sentence_*")
     shutil.copytree(source, place, ignore=left_out)
     transformers.utils.logging.disable_progress_bar()

@@ -23,7 +23,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from backends.checkpoints import DEFAULT_MODEL, locate
+from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from backends.tokens import open_tokenizer
 from backends.torch.memory import TOKENIZER_BYTES_A_WORD, files_bytes
 from loadtest.processes import usage
@@ -52,7 +52,7 @@ def make_checkpoints(folder: Path, count: int) -> list[Path]:
     import torch
     import transformers
 
-    source = locate(DEFAULT_MODEL)
+    source = locate_checkpoint(DEFAULT_MODEL)
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(source)
     made = []

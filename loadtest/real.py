@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from backends.checkpoints import DEFAULT_MODEL, locate
+from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from loadtest import corpora, servers
 from loadtest.corpora import Calls
 from loadtest.generator import Load, Recorder, Sample, Target, closed_loop
@@ -90,7 +90,7 @@ def run(server: Server, options: argparse.Namespace) -> list[Row]:
     """One server, at every number of callers."""
     folder = Path(tempfile.mkdtemp())
     checkpoint = folder / "all-MiniLM-L6-v2"
-    checkpoint.symlink_to(locate(DEFAULT_MODEL))
+    checkpoint.symlink_to(locate_checkpoint(DEFAULT_MODEL))
     flags = ["--url-prefix", PREFIX[server]] if PREFIX[server] else []
     with serving(server, checkpoint, flags) as url, group() as started:
         gateway = servers.start_gateway(folder, config(server, url + PREFIX[server], checkpoint))

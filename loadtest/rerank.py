@@ -26,7 +26,7 @@ import msgspec
 import torch
 import transformers
 
-from backends.checkpoints import DEFAULT_MODEL, locate
+from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from loadtest.engine import KEY, PORT, gateway, make_texts, peak_mb, xlm_r
 from tests.real.servers import prepared, running
 
@@ -45,7 +45,7 @@ class Figures(msgspec.Struct):
 
 def make_checkpoint(folder: Path) -> Path:
     """XLM-R base with one label. The tokenizer is smaller than its own: the encoder does the same work."""
-    source = locate(DEFAULT_MODEL)
+    source = locate_checkpoint(DEFAULT_MODEL)
     config = xlm_r(num_labels=1)
     torch.manual_seed(0)
     model = transformers.AutoModelForSequenceClassification.from_config(config)

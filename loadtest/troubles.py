@@ -6,7 +6,7 @@ import http.client
 
 import msgspec
 
-from backends.checkpoints import DEFAULT_MODEL, locate
+from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from loadtest import servers
 from loadtest.generator import Sample
 from loadtest.servers import Server
@@ -110,7 +110,7 @@ _BUSY = ("--base-ms", "20", "--input-ms", "0.25", "--parallel", "2")
 
 async def _beside(stage: Stage, name: str, stubs: list[Server], rate: float) -> list[Finding]:
     """A victim with 200 calls a second beside a neighbour with good texts, and then with poison."""
-    tokenizer = f", tokenizer: '{locate(DEFAULT_MODEL)}', in_flight_batches: 2"
+    tokenizer = f", tokenizer: '{locate_checkpoint(DEFAULT_MODEL)}', in_flight_batches: 2"
     gateway = stage.gateway(*stubs, settings=tokenizer)
     neighbour = servers.bearer(gateway.target.port, OTHER_KEY)
 

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from backends.contract import Backend, ReplicaSpec
-from backends.http import HttpDoor
+from backends.http import UpstreamClient
 from backends.infinity import InfinityBackend
 from backends.openai import OpenAIBackend
-from backends.registry import Kind
+from backends.registry import BackendKind
 from backends.registry import open_replica as open_real_replica
 from backends.tei import TeiBackend
 from backends.vllm import VllmBackend
@@ -87,7 +87,7 @@ async def running_gateway(
     """
     events: list[Event] = []
 
-    def open_replica(kind: Kind, spec: ReplicaSpec) -> Backend:
+    def open_replica(kind: BackendKind, spec: ReplicaSpec) -> Backend:
         host = spec.ip or urlsplit(spec.address).hostname or ""
         if kind == "torch" or sockets:
             return open_real_replica(kind, spec)
@@ -113,9 +113,9 @@ async def running_gateway(
         yield Running(client, events, application)
 
 
-def remote_backend(kind: Kind, spec: ReplicaSpec, transport: httpx.AsyncBaseTransport) -> Backend:
+def remote_backend(kind: BackendKind, spec: ReplicaSpec, transport: httpx.AsyncBaseTransport) -> Backend:
     """A remote replica's backend, as its module opens it, over a transport of the test's."""
-    door = HttpDoor(spec.address, spec.headers, transport=transport)
+    door = UpstreamClient(spec.address, spec.headers, transport=transport)
     match kind:
         case "infinity":
             return InfinityBackend(door, spec.model, spec.tokenizer)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from backends.registry import Kind
+from backends.registry import BackendKind
 from gateway.cli.main import _parser
 from gateway.config.load import parse_config
 from gateway.config.schema import Config, Section, Upstream
@@ -209,7 +209,7 @@ def test_the_config_of_litellm_is_the_one_beside_it() -> None:
 
 def _assert_equal(entries: list[dict[str, str]], upstream: Upstream) -> None:
     """One model's deployments there are one upstream's replicas here."""
-    kinds: dict[str, Kind] = {"openai": "openai", "huggingface": "tei", "hosted_vllm": "vllm"}
+    kinds: dict[str, BackendKind] = {"openai": "openai", "huggingface": "tei", "hosted_vllm": "vllm"}
     for entry in entries:
         kind, _, model = entry["model"].partition("/")
         assert kinds[kind] == upstream.backend

@@ -26,7 +26,7 @@ from backends.errors import UnsupportedWork
 from backends.torch.checkpoint import Recipe
 from backends.torch.preparing import Prepared
 from backends.torch.sequences import Row
-from backends.vectors import shaped, sigmoid, softmax
+from backends.vectors import shape_vectors, sigmoid, softmax
 
 
 def answer(recipe: Recipe, work: Work, prepared: Prepared, rows: Many[Row]) -> Reply:
@@ -34,7 +34,7 @@ def answer(recipe: Recipe, work: Work, prepared: Prepared, rows: Many[Row]) -> R
     tokens, cut = sum(prepared.lengths), prepared.truncated
     match work:
         case Embed():
-            vectors = shaped(_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
+            vectors = shape_vectors(_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
             return EmbedReply(vectors, tokens, cut, prepared.lengths)
         case Encode():
             return _encoded(work, prepared, rows)
@@ -84,7 +84,7 @@ def _encoded(work: Encode, prepared: Prepared, rows: Many[Row]) -> EncodeReply:
     wanted = work.outputs
     dense = None
     if Output.DENSE in wanted:
-        dense = shaped(_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
+        dense = shape_vectors(_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
     return EncodeReply(
         sum(prepared.lengths),
         dense,

@@ -4,11 +4,11 @@ import msgspec
 
 from backends import errors
 from backends.contract import Capabilities, ReplicaSpec, Reply, Residence, Work
-from backends.http import HttpDoor
+from backends.http import UpstreamClient
 from backends.torch import wire
 from backends.torch.stats import Stats
 from backends.torch.stats import decoder as stats_decoder
-from backends.tracing import note_phases
+from backends.tracing import record_phases
 
 REFUSALS: dict[str, type[errors.BackendError]] = {
     one.kind: one
@@ -30,7 +30,7 @@ class TorchBackend:
 
     def __init__(self, address: str) -> None:
         socket_path, base_url = wire.socket_and_base(address)
-        self._http = HttpDoor(base_url, socket_path=socket_path)
+        self._http = UpstreamClient(base_url, socket_path=socket_path)
 
     async def describe(self, timeout_s: float) -> Capabilities:
         """Raises: ReplicaUnavailable while the engine is loading or restarting."""
@@ -56,7 +56,7 @@ class TorchBackend:
         answer = await self._http.post("/run", body, timeout_s, wire.MEDIA_TYPE)
         try:
             if answer.status == 200:
-                note_phases(answer.headers)
+                record_phases(answer.headers)
                 return wire.reply_decoder.decode(answer.body)
             refusal = wire.refusal_decoder.decode(answer.body)
         except (msgspec.DecodeError, ValueError) as error:

@@ -29,7 +29,7 @@ from backends.contract import (
     operation_of,
 )
 from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
-from backends.texts import AT_ONCE_CHARACTERS
+from backends.texts import INLINE_CHARACTERS_MAX
 from backends.torch.answering import answer
 from backends.torch.loader import Loaded
 from backends.torch.memory import give_back, is_exhausted
@@ -154,7 +154,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         if isinstance(work, Tokenize | Detokenize):
             return await loop.run_in_executor(TOKENIZING, self._translate, work)
-        if isinstance(work, Embed) and self._characters(work) <= AT_ONCE_CHARACTERS:
+        if isinstance(work, Embed) and self._characters(work) <= INLINE_CHARACTERS_MAX:
             prepared = self._loaded.preparer.prepare(work)
         else:
             prepared = await loop.run_in_executor(TOKENIZING, self._loaded.preparer.prepare, work)

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 import torch
 
-from backends.checkpoints import locate
+from backends.checkpoints import locate_checkpoint
 from backends.contract import Capabilities, ModelState, Reply, Residence, UnloadReason, Work
 from backends.errors import ModelNotLoaded, ModelUnavailable
 from backends.torch import memory, wire
@@ -204,7 +204,7 @@ class Models:
         if model.folder is None:
             boot = model.boot
             model.folder = await asyncio.to_thread(
-                locate, boot.model, boot.revision, with_code=boot.trust_remote_code
+                locate_checkpoint, boot.model, boot.revision, with_code=boot.trust_remote_code
             )
         return model.folder
 

@@ -9,8 +9,8 @@ import msgspec
 
 from backends.contract import Classify, Embed, Encode, Output, Rerank, Score, Tokenize, Truncate, Work
 from backends.errors import InvalidWork, UnsupportedWork
-from backends.texts import precut
-from backends.tokens import Sequences, TextTokenizer
+from backends.texts import clip_text
+from backends.tokens import TextTokenizer, TokenSequences
 from backends.torch.checkpoint import Recipe
 from backends.torch.late import Expansion
 from backends.torch.sequences import LOGITS, Sequence
@@ -171,7 +171,7 @@ def template_tokens(tokenizer: TextTokenizer, template: Template) -> int:
     return sum(len(ids) + 1 for ids in tokenizer.ids([template.before, template.between, template.after]))
 
 
-def _asked(found: Sequences, outputs: frozenset[Output], skip: int = 0) -> Prepared:
+def _asked(found: TokenSequences, outputs: frozenset[Output], skip: int = 0) -> Prepared:
     rows = zip(found.ids, found.type_ids, strict=True)
     sequences = [Sequence(ids, types, skip) for ids, types in rows]
     return Prepared(sequences, outputs, found.truncated, tuple(found.lengths))
@@ -204,13 +204,13 @@ def _filled(ids: list[int], type_ids: list[int], side: Side, *, is_query: bool) 
 
 def _templated(
     tokenizer: TextTokenizer, template: Template, pairs: Many[Pair], truncate: Truncate
-) -> Sequences:
+) -> TokenSequences:
     """The documents are what is cut: without its end a chat asks for no answer.
 
     Raises: InvalidWork where truncate is ERROR and a pair is too long.
     """
     most = tokenizer.max_tokens
-    shortened = [(query, precut(document, most, truncate)) for query, document in pairs]
+    shortened = [(query, clip_text(document, most, truncate)) for query, document in pairs]
     texts = [
         template.before + query + template.between + document + template.after
         for query, document in shortened
@@ -224,7 +224,7 @@ def _templated(
         start = len(template.before) + len(shortened[i][0]) + len(template.between)
         rows[i] = _fitted(tokenizer.pieces(texts[i]), start, ending, most, truncate)
     cut = {i for i, pair in enumerate(pairs) if shortened[i] != pair}
-    return Sequences(rows, [[0] * len(row) for row in rows], tuple(sorted({*too_long, *cut})))
+    return TokenSequences(rows, [[0] * len(row) for row in rows], tuple(sorted({*too_long, *cut})))
 
 
 def _fitted(

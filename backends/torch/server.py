@@ -24,7 +24,7 @@ from backends.torch import wire
 from backends.torch.memory import keep_freed
 from backends.torch.models import Models, Report
 from backends.torch.stats import Watch
-from backends.tracing import PHASES_HEADER, is_recorded
+from backends.tracing import PHASES_HEADER, is_sampled
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -90,7 +90,7 @@ class EngineApp:
 
 
 def _is_recorded(scope: Message) -> bool:
-    return any(name == b"traceparent" and is_recorded(value) for name, value in scope["headers"])
+    return any(name == b"traceparent" and is_sampled(value) for name, value in scope["headers"])
 
 
 async def _while_connected(work: Awaitable[Any], receive: Receive) -> Any:

@@ -11,7 +11,7 @@ from collections import Counter
 import msgspec
 
 from backends.contract import Classify, Embed, Encode, Rerank, Score, Work, inputs_of
-from backends.tracing import Phases
+from backends.tracing import EnginePhases
 
 # TEI's own: 35 bounds from 15 µs on, each 1.5 times the one before.
 DURATION_BOUNDS_S = tuple(1.5e-5 * 1.5**step for step in range(35))
@@ -79,12 +79,12 @@ class Watch:
         self.lengths = lengths
 
     @property
-    def phases(self) -> Phases | None:
+    def phases(self) -> EnginePhases | None:
         """None where nothing was computed."""
         if self._moments_s is None:
             return None
         tokenized_s, began_s, ended_s = self._moments_s
-        return Phases(
+        return EnginePhases(
             self._started_ns, tokenized_s - self._started_s, began_s - tokenized_s, ended_s - began_s
         )
 

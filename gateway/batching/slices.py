@@ -33,7 +33,7 @@ from backends.contract import (
     inputs_of,
 )
 from backends.errors import ReplicaFailed
-from backends.texts import most_tokens
+from backends.texts import token_upper_bound
 
 Part = TypeVar("Part")
 
@@ -106,9 +106,9 @@ def token_bounds(
 
 def _most(given: WorkInput) -> int:
     if isinstance(given, str):
-        return most_tokens(given)
+        return token_upper_bound(given)
     # Ids are tokens already, and are turned back for nothing.
-    return sum(most_tokens(part) for part in given if isinstance(part, str))
+    return sum(token_upper_bound(part) for part in given if isinstance(part, str))
 
 
 def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = False) -> list[Slice]:

@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from backends.canaries import CANARIES, embed_all, request_inputs
+from backends.canaries import CANARIES, embed_in_batches, max_inputs_per_request
 from backends.contract import Operation
 from backends.errors import BackendError
 from backends.registry import open_replica
@@ -185,8 +185,8 @@ class _Asking:
             told = await backend.describe(REQUEST_TIMEOUT_S)
             if Operation.EMBED not in told.operations:
                 return None
-            most = request_inputs(told, settings.batch_inputs)
-            reply = await embed_all(backend, self._texts, most, REQUEST_TIMEOUT_S)
+            most = max_inputs_per_request(told, settings.batch_inputs)
+            reply = await embed_in_batches(backend, self._texts, most, REQUEST_TIMEOUT_S)
         except BackendError as error:
             raise CannotVerify(f"{place.name}: {error.message}") from error
         finally:

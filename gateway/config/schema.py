@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from backends.registry import Kind
+from backends.registry import BackendKind
 from backends.torch.kinds import Pooling, Task
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -144,7 +144,7 @@ class Upstream(Section, frozen=True, kw_only=True):
     whether who asks earlier waits.
     """
 
-    backend: Kind
+    backend: BackendKind
     model: str | None = None
     replicas: tuple[str, ...] = ()
     discover: Literal["dns"] | None = None

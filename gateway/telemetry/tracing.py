@@ -29,7 +29,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from backends.tracing import Carrier, Phases
+from backends.tracing import Carrier, EnginePhases
 from gateway import __version__
 from gateway.config.schema import Tracing
 from gateway.events import AttemptStarted, CallFinished
@@ -185,7 +185,7 @@ class AttemptTrace:
             span.end()
         self._spans = []
 
-    def _show(self, phases: Phases) -> None:
+    def _show(self, phases: EnginePhases) -> None:
         """What an engine told of itself, below the attempt that asked it."""
         at_ns = phases.started_ns
         for name in ("tokenize", "queue", "forward"):

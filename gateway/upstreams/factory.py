@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from backends.contract import Backend, ReplicaSpec, ReportsResidence, TlsFiles
-from backends.registry import Kind
+from backends.registry import BackendKind
 from gateway.batching.lane import Lane, Rules
 from gateway.config.schema import Upstream as UpstreamConfig
 from gateway.events import Observe
@@ -22,7 +22,7 @@ from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from gateway.vector_spaces.store import FingerprintStore
 
-OpenReplica = Callable[[Kind, ReplicaSpec], Backend]
+OpenReplica = Callable[[BackendKind, ReplicaSpec], Backend]
 
 # An engine restarts on this machine and is cheap to probe; a remote server is not ours to load.
 ENGINE_PROBES = Waits(0.05, 0.25, patient=True)

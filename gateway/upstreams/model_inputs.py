@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from backends.checkpoints import locate_tokenizer
 from backends.contract import Capabilities, Embed, Truncate
 from backends.errors import ModelUnavailable
-from backends.texts import AT_ONCE_CHARACTERS, ModelWork, each_text, items_of
+from backends.texts import INLINE_CHARACTERS_MAX, ModelWork, map_texts, model_inputs_of
 from gateway.config import schema
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ModelInputs:
         tokenizer = await self._open(capabilities) if self.can_count(capabilities) else None
         if tokenizer is None:
             return None
-        if isinstance(work, Embed) and _characters(work, prompt) <= AT_ONCE_CHARACTERS:
+        if isinstance(work, Embed) and _characters(work, prompt) <= INLINE_CHARACTERS_MAX:
             return _lengths(tokenizer, work, prompt)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(COUNTING, _lengths, tokenizer, work, prompt)
@@ -78,5 +78,5 @@ def _characters(work: Embed, prompt: str) -> int:
 
 
 def _lengths(tokenizer: "TextTokenizer", work: ModelWork, prompt: str) -> list[int]:
-    prompted = each_text(work, lambda text: prompt + text) if prompt else work
-    return tokenizer.encode_items(items_of(prompted), Truncate.RIGHT).lengths
+    prompted = map_texts(work, lambda text: prompt + text) if prompt else work
+    return tokenizer.encode_items(model_inputs_of(prompted), Truncate.RIGHT).lengths

@@ -6,9 +6,9 @@ from itertools import combinations
 import msgspec
 import numpy as np
 
-from backends.canaries import least_cosine
+from backends.canaries import min_cosine
 from backends.contract import Vectors
-from backends.registry import Kind
+from backends.registry import BackendKind
 from gateway.vector_spaces.fingerprint import Fingerprint, likeness, needed_cosine
 
 
@@ -40,7 +40,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
 
     name: str
     upstream: str
-    backend: Kind
+    backend: BackendKind
     model_id: str
     dtype: str | None
     dimensions: int
@@ -114,7 +114,7 @@ def _beside(stored: Fingerprint, given: ReplicaVectors) -> StoredMatch:
 
 def _pair(one: ReplicaVectors, other: ReplicaVectors, asked_cosine: float | None) -> Pair:
     comparable = one.vectors.shape == other.vectors.shape
-    cosine = least_cosine(one.vectors, other.vectors) if comparable else None
+    cosine = min_cosine(one.vectors, other.vectors) if comparable else None
     needed = asked_cosine if asked_cosine is not None else _needed(one, other)
     fits = needed is None or (cosine is not None and cosine >= needed)
     return Pair(one.name, other.name, cosine, needed, fits, one.tokens == other.tokens)

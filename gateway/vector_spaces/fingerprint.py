@@ -3,9 +3,9 @@
 import msgspec
 import numpy as np
 
-from backends.canaries import identity_of, least_cosine
+from backends.canaries import canary_digest, min_cosine
 from backends.contract import Capabilities, Vectors
-from backends.registry import Kind
+from backends.registry import BackendKind
 
 # What rounding leaves of a cosine of 1: the same server in the same precision, and another.
 SAME_MIN_COSINE = 0.999
@@ -20,7 +20,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
     """
 
     id: str
-    kind: Kind
+    kind: BackendKind
     model_id: str
     dtype: str | None
     dimensions: int
@@ -32,10 +32,10 @@ class Fingerprint(msgspec.Struct, frozen=True):
         return np.frombuffer(self.rows, "<f4").reshape(-1, self.dimensions)
 
 
-def fingerprint_of(vectors: Vectors, kind: Kind, told: Capabilities) -> Fingerprint:
+def fingerprint_of(vectors: Vectors, kind: BackendKind, told: Capabilities) -> Fingerprint:
     """vectors: of the canaries, (n, dim) float32, as a replica that told this gives them."""
     rows = vectors.astype("<f4").tobytes()
-    return Fingerprint(identity_of(vectors), kind, told.model_id, told.dtype, vectors.shape[1], rows)
+    return Fingerprint(canary_digest(vectors), kind, told.model_id, told.dtype, vectors.shape[1], rows)
 
 
 def encoded(fingerprint: Fingerprint) -> bytes:
@@ -61,4 +61,4 @@ def needed_cosine(one: Fingerprint, other: Fingerprint, configured: float | None
 
 def likeness(one: Fingerprint, other: Fingerprint) -> float:
     """The least cosine of the canaries; 0 where their lengths differ."""
-    return least_cosine(one.vectors, other.vectors)
+    return min_cosine(one.vectors, other.vectors)

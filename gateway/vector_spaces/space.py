@@ -9,7 +9,7 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from backends.canaries import CANARIES, embed_all, request_inputs
+from backends.canaries import CANARIES, embed_in_batches, max_inputs_per_request
 from backends.contract import Backend, Capabilities, Operation
 from backends.errors import InvalidWork, UnsupportedWork
 from gateway.config.schema import Upstream
@@ -112,8 +112,8 @@ class VectorSpace:
             self._adopt(standing)
 
     async def _embedded(self, backend: Backend, told: Capabilities) -> Fingerprint:
-        most = request_inputs(told, self._batch_inputs)
-        reply = await embed_all(backend, CANARIES, most, self._timeout_s)
+        most = max_inputs_per_request(told, self._batch_inputs)
+        reply = await embed_in_batches(backend, CANARIES, most, self._timeout_s)
         return fingerprint_of(reply.vectors, self._kind, told)
 
     async def _claimed(self, given: Fingerprint) -> Fingerprint:

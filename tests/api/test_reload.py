@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from backends.contract import Backend, ReplicaSpec
-from backends.http import HttpDoor
-from backends.registry import Kind
+from backends.http import UpstreamClient
+from backends.registry import BackendKind
 from gateway.config.diff import Change, Outcome
 from gateway.config.load import Problem
 from gateway.config.schema import Upstream
@@ -34,16 +34,16 @@ async def embed(gateway: Running, text: str = "text", model: str = "bge", key: s
 
 
 @pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> list[HttpDoor]:
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[UpstreamClient]:
     """Connections to replicas that were closed."""
-    doors: list[HttpDoor] = []
-    aclose = HttpDoor.aclose
+    doors: list[UpstreamClient] = []
+    aclose = UpstreamClient.aclose
 
-    async def noted(door: HttpDoor) -> None:
+    async def noted(door: UpstreamClient) -> None:
         doors.append(door)
         await aclose(door)
 
-    monkeypatch.setattr(HttpDoor, "aclose", noted)
+    monkeypatch.setattr(UpstreamClient, "aclose", noted)
     return doors
 
 
@@ -56,7 +56,9 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[HttpDoor]:
     ],
     ids=["replicas exchanged", "upstream changed", "upstream renamed"],
 )
-async def test_calls_end_with_what_they_began_with(boot: Boots, wanted: str, closed: list[HttpDoor]) -> None:
+async def test_calls_end_with_what_they_began_with(
+    boot: Boots, wanted: str, closed: list[UpstreamClient]
+) -> None:
     gate, new = Gate(), FakeTei()
     old = hooked(gate)
     async with boot({"old": old, "new": new}, ONE) as gateway:
@@ -210,7 +212,7 @@ async def _metrics(gateway: Running) -> str:
 
 
 async def test_what_cannot_be_opened_changes_nothing() -> None:
-    def opened(kind: Kind, spec: ReplicaSpec) -> Backend:
+    def opened(kind: BackendKind, spec: ReplicaSpec) -> Backend:
         if spec.address == "http://new":
             raise FileNotFoundError("no such file")
         return HeldReplica()

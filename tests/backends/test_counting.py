@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from backends.contract import Embed, Rerank, Tokenize, Truncate, Work
-from backends.counting import Counted, open_counter, prompted
+from backends.counting import TokenCount, apply_prompt, open_token_counter
 from backends.errors import AttemptTimedOut, InvalidWork, ModelUnavailable
 from backends.torch.checkpoint import InputRules, read_input_rules
 from tests.fakes.checkpoint import write_small_files
@@ -18,35 +18,35 @@ LONG = "w " * 20
 @pytest.mark.parametrize(
     ("work", "expected"),
     [
-        (Embed(("a", "b c")), Counted(3 + 4, ())),
-        (Embed(("a", LONG)), Counted(3 + 16, (1,))),
-        (Embed((LONG, "a"), truncate=Truncate.LEFT), Counted(16 + 3, (0,))),
-        (Rerank("q", ("a", "")), Counted(5 + 4, ())),
-        (Rerank(LONG, ("a", "b")), Counted(16 + 16, (0, 1))),
+        (Embed(("a", "b c")), TokenCount(3 + 4, ())),
+        (Embed(("a", LONG)), TokenCount(3 + 16, (1,))),
+        (Embed((LONG, "a"), truncate=Truncate.LEFT), TokenCount(16 + 3, (0,))),
+        (Rerank("q", ("a", "")), TokenCount(5 + 4, ())),
+        (Rerank(LONG, ("a", "b")), TokenCount(16 + 16, (0, 1))),
     ],
     ids=str,
 )
 async def test_inputs_are_counted_as_the_model_sees_them(
-    small_files: str, work: Embed | Rerank, expected: Counted
+    small_files: str, work: Embed | Rerank, expected: TokenCount
 ) -> None:
-    assert expected == await (await open_counter(small_files, 5.0)).count(work, 5.0)
+    assert expected == await (await open_token_counter(small_files, 5.0)).count(work, 5.0)
 
 
 async def test_what_may_not_be_cut_is_refused(small_files: str) -> None:
-    counter = await open_counter(small_files, 5.0)
+    counter = await open_token_counter(small_files, 5.0)
     with pytest.raises(InvalidWork, match="input 1 has 22 tokens"):
         await counter.count(Embed(("a", LONG), truncate=Truncate.ERROR), 5.0)
 
 
 async def test_counting_ends_in_time(small_files: str) -> None:
-    counter = await open_counter(small_files, 5.0)
+    counter = await open_token_counter(small_files, 5.0)
     with pytest.raises(AttemptTimedOut):
         await counter.count(Embed(("a",)), 0.0)
 
 
 async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable):
-        await open_counter(str(tmp_path), 5.0)
+        await open_token_counter(str(tmp_path), 5.0)
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_prompt_is_written_into_each_input(work: Work, rules: InputRules | None, expected: Work) -> None:
-    assert expected == prompted(work, rules)
+    assert expected == apply_prompt(work, rules)
 
 
 @pytest.mark.parametrize("rules", [RULES, None])
 def test_a_prompt_that_nobody_knows_is_the_callers(rules: InputRules | None) -> None:
     with pytest.raises(InvalidWork, match="nowhere"):
-        prompted(Embed(("a",), prompt_name="nowhere"), rules)
+        apply_prompt(Embed(("a",), prompt_name="nowhere"), rules)
 
 
 def test_the_rules_of_a_model_that_the_engine_does_not_have(tmp_path: Path) -> None:

@@ -22,13 +22,13 @@ from backends.contract import (
     RerankReply,
     Score,
 )
-from backends.counting import Counted
+from backends.counting import TokenCount
 from backends.errors import BackendError, ReplicaFailed
 from backends.http import UpstreamResponse
 from tests.backends.wrong_replies import packed
 
 EMBED, RERANK = Embed(("a", "b")), Rerank("q", ("a", "b"))
-COUNTED = Counted(6, ())
+COUNTED = TokenCount(6, ())
 VLLM = vllm_probe.Facing("m", 16, "0.32.0", 2, "use_activation", "on_request")
 OPENAI = openai.Facing("m", 16, 2)
 TEI = tei.Info("m", {"embedding": {"pooling": "cls"}}, 16)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from backends import infinity, vllm_wire
-from backends.checkpoints import DEFAULT_MODEL, locate
+from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import QueueDepth, ReplicaSpec, ReportsQueueDepth
 from backends.errors import InvalidWork, ReplicaFailed
 from backends.http import UpstreamResponse
-from backends.registry import Kind
+from backends.registry import BackendKind
 from tests.conftest import remote_backend
 from tests.fakes.hooks import LABELS
 from tests.real.outcomes import outcome_of
@@ -34,7 +34,7 @@ def recorded(name: str) -> Any:
 @pytest.fixture(scope="module")
 def small_copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The small files of each checkpoint that was served, by its name."""
-    source = locate(DEFAULT_MODEL)
+    source = locate_checkpoint(DEFAULT_MODEL)
     cross = tmp_path_factory.mktemp("cross-encoder")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, cross / name)
@@ -77,7 +77,7 @@ def test_every_server_is_recorded_with_every_kind_of_model() -> None:
 @pytest.mark.parametrize("name", FILES)
 async def test_a_recorded_conversation_ends_as_it_did(name: str, small_copies: dict[str, str]) -> None:
     talk = recorded(name)
-    kind: Kind = "infinity" if name.startswith("infinity") else "vllm"
+    kind: BackendKind = "infinity" if name.startswith("infinity") else "vllm"
     model = name.split("/")[1]
     task = TASKS[model]
     tokenizer = small_copies[model] if kind == "infinity" else None

@@ -12,18 +12,18 @@ import pytest
 
 from backends import connections
 from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
-from backends.http import HttpDoor, countdown
+from backends.http import UpstreamClient, countdown
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def mocked(error: Exception) -> HttpDoor:
+def mocked(error: Exception) -> UpstreamClient:
     """A door behind which every request ends in an exception of httpx."""
 
     def handle(_: httpx.Request) -> httpx.Response:
         raise error
 
-    return HttpDoor("http://x", transport=httpx.MockTransport(handle))
+    return UpstreamClient("http://x", transport=httpx.MockTransport(handle))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ async def test_a_status_is_an_answer_whatever_it_says(status: int) -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         return httpx.Response(status, content=request.content, headers={"x-a": "b", "location": "/other"})
 
-    got = await HttpDoor("http://x", transport=httpx.MockTransport(handle)).post("/embed", b"body", 1.0)
+    got = await UpstreamClient("http://x", transport=httpx.MockTransport(handle)).post("/embed", b"body", 1.0)
 
     assert (status, b"body", "b") == (got.status, got.body, got.headers["x-a"])
 
@@ -72,7 +72,7 @@ async def test_paths_are_below_the_base_url_and_headers_are_sent() -> None:
         }
         return httpx.Response(200, json=told)
 
-    door = HttpDoor("http://x:80/prefix/", {"a": "b"}, transport=httpx.MockTransport(handle))
+    door = UpstreamClient("http://x:80/prefix/", {"a": "b"}, transport=httpx.MockTransport(handle))
     posted = json.loads((await door.post("/embed", b"{}", 1.0)).body)
     got = json.loads((await door.get("/info", 1.0)).body)
 
@@ -88,7 +88,9 @@ async def test_a_caller_that_goes_is_not_an_error_of_the_upstream() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    call = asyncio.create_task(HttpDoor("http://x", transport=httpx.MockTransport(handle)).get("/", 30.0))
+    call = asyncio.create_task(
+        UpstreamClient("http://x", transport=httpx.MockTransport(handle)).get("/", 30.0)
+    )
     await started.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -96,7 +98,7 @@ async def test_a_caller_that_goes_is_not_an_error_of_the_upstream() -> None:
 
 
 @asynccontextmanager
-async def listening(speak: Speak) -> AsyncIterator[HttpDoor]:
+async def listening(speak: Speak) -> AsyncIterator[UpstreamClient]:
     """A door to a server on the loopback interface that reads one request and then speaks as it likes."""
     ended = asyncio.Event()
 
@@ -111,7 +113,7 @@ async def listening(speak: Speak) -> AsyncIterator[HttpDoor]:
             ended.set()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    door = HttpDoor(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    door = UpstreamClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     try:
         yield door
     finally:
@@ -195,14 +197,14 @@ async def test_a_refused_connection_is_unavailable() -> None:
     port = server.sockets[0].getsockname()[1]
     server.close()
     await server.wait_closed()
-    door = HttpDoor(f"http://127.0.0.1:{port}")
+    door = UpstreamClient(f"http://127.0.0.1:{port}")
     with pytest.raises(ReplicaUnavailable):
         await door.get("/info", 5.0)
     await door.aclose()
 
 
 async def test_a_name_that_resolves_to_nothing_is_unavailable() -> None:
-    door = HttpDoor("http://nowhere.invalid")
+    door = UpstreamClient("http://nowhere.invalid")
     with pytest.raises(ReplicaUnavailable):
         await door.get("/info", 5.0)
     await door.aclose()
@@ -210,7 +212,7 @@ async def test_a_name_that_resolves_to_nothing_is_unavailable() -> None:
 
 async def test_a_socket_that_is_not_there_is_unavailable(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("s") / "none.sock"
-    door = HttpDoor("http://engine", socket_path=str(path))
+    door = UpstreamClient("http://engine", socket_path=str(path))
     with pytest.raises(ReplicaUnavailable):
         await door.get("/info", 5.0)
     await door.aclose()
@@ -256,7 +258,7 @@ async def test_an_idle_connection_is_kept_for_its_time(idle_s: float, connection
 
     server = await asyncio.start_server(until_closed, "127.0.0.1", 0)
     async with server:
-        door = HttpDoor(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", idle_s=idle_s)
+        door = UpstreamClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", idle_s=idle_s)
         for _ in range(2):
             await door.get("/", 5.0)
         await door.aclose()
@@ -302,7 +304,7 @@ class Talking:
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.door = HttpDoor(f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}")
+        self.door = UpstreamClient(f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -463,7 +465,7 @@ async def test_a_failure_tells_nothing_of_what_the_gateway_shows_itself_with() -
         return httpx.Response(422, text=f"you said {request.headers['authorization']}")
 
     headers = {"authorization": "Bearer upstream-secret"}
-    got = await HttpDoor("http://x", headers, transport=httpx.MockTransport(handle)).get("/", 1.0)
+    got = await UpstreamClient("http://x", headers, transport=httpx.MockTransport(handle)).get("/", 1.0)
 
     assert b"upstream-secret" not in got.body
 

@@ -19,7 +19,7 @@ from backends.contract import (
     TokenizeReply,
     Truncate,
 )
-from backends.counting import Counted
+from backends.counting import TokenCount
 from backends.errors import (
     BackendError,
     InvalidWork,
@@ -29,7 +29,7 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import HttpDoor, UpstreamResponse
+from backends.http import UpstreamClient, UpstreamResponse
 from backends.infinity import CHARACTERS_MAX, InfinityBackend, as_read, decode, encode, failure
 from backends.vectors import sigmoid
 from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
@@ -39,7 +39,7 @@ from tests.fakes.server import logit_of
 from tests.fakes.tei import vector_of
 
 LONG = "w " * 20
-COUNTED = Counted(7, (1,))
+COUNTED = TokenCount(7, (1,))
 
 texts = st.lists(st.text(), min_size=1, max_size=4).map(tuple)
 works = st.one_of(
@@ -52,7 +52,7 @@ def backend_of(
     server: Any, tokenizer: str | None, model: str | None = None, headers: dict[str, str] | None = None
 ) -> InfinityBackend:
     """Not joined yet."""
-    door = HttpDoor("http://infinity", headers, transport=httpx.ASGITransport(server))
+    door = UpstreamClient("http://infinity", headers, transport=httpx.ASGITransport(server))
     return InfinityBackend(door, model, tokenizer)
 
 
@@ -255,7 +255,7 @@ async def test_tokens_are_shown_by_the_tokenizer(small_files: str) -> None:
 
 async def test_the_url_prefix_is_part_of_the_address(small_files: str) -> None:
     server = FakeInfinity(prefix="/v1")
-    door = HttpDoor("http://infinity/v1", transport=httpx.ASGITransport(server))
+    door = UpstreamClient("http://infinity/v1", transport=httpx.ASGITransport(server))
     backend = InfinityBackend(door, None, small_files)
     await backend.describe(5.0)
     await backend.run(Embed(("a",)), 5.0)
@@ -314,7 +314,7 @@ def test_what_is_no_ranking_of_the_documents_is_a_failure(body: Any) -> None:
 @pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"data": [{"id": "m"}]}'])
 async def test_a_server_that_is_no_infinity_does_not_join(small_files: str, told: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
-    backend = InfinityBackend(HttpDoor("http://infinity", transport=transport), None, small_files)
+    backend = InfinityBackend(UpstreamClient("http://infinity", transport=transport), None, small_files)
     with pytest.raises(ReplicaFailed):
         await backend.describe(5.0)
 

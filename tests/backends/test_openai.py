@@ -27,7 +27,7 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import HttpDoor, UpstreamResponse
+from backends.http import UpstreamClient, UpstreamResponse
 from backends.openai import Facing, OpenAIBackend, decode, encode, failure, route
 from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.hooks import answering, breaking
@@ -44,7 +44,7 @@ def backend_of(
     server: Any, model: str | None = None, tokenizer: str | None = None, address: str = "http://api"
 ) -> OpenAIBackend:
     """Not joined yet."""
-    return OpenAIBackend(HttpDoor(address, transport=httpx.ASGITransport(server)), model, tokenizer)
+    return OpenAIBackend(UpstreamClient(address, transport=httpx.ASGITransport(server)), model, tokenizer)
 
 
 async def joined(server: FakeOpenAI, tokenizer: str | None = None) -> OpenAIBackend:

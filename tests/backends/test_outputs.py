@@ -5,8 +5,8 @@ import pytest
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, RerankReply, TermWeights
 from backends.errors import ReplicaFailed, UnsupportedWork
-from backends.outputs import check_outputs, parts_of, whole_of
-from backends.replies import label_scores, matrices_of, terms_of
+from backends.outputs import check_outputs, merge_replies, split_outputs
+from backends.replies import label_scores, term_weights, token_matrices
 
 ROWS = np.ones((1, 2), np.float32)
 TERMS = TermWeights(np.array([3], np.int32), np.array([0.5], np.float32))
@@ -14,7 +14,7 @@ TERMS = TermWeights(np.array([3], np.int32), np.array([0.5], np.float32))
 
 def test_dense_is_asked_for_as_embedding_and_the_rest_one_by_one() -> None:
     work = Encode(("a",), frozenset(Output), normalize=False, dimensions=4, prompt_name="query")
-    first, *rest = parts_of(work)
+    first, *rest = split_outputs(work)
 
     assert Embed(("a",), normalize=False, dimensions=4, prompt_name="query") == first
     assert [{Output.SPARSE}, {Output.MULTIVECTOR}, {Output.TOKENS}] == [one.outputs for one in rest]  # type: ignore[union-attr]
@@ -22,7 +22,7 @@ def test_dense_is_asked_for_as_embedding_and_the_rest_one_by_one() -> None:
 
 def test_an_inputs_tokens_are_counted_once() -> None:
     parts = [EmbedReply(ROWS, 7), EncodeReply(7, sparse=(TERMS,)), EncodeReply(7, token_vectors=(ROWS,))]
-    whole = whole_of(parts)
+    whole = merge_replies(parts)
 
     assert (7, (), (TERMS,), None) == (whole.tokens, whole.truncated, whole.sparse, whole.multivector)
     np.testing.assert_array_equal(ROWS, whole.dense)
@@ -35,12 +35,12 @@ def test_an_inputs_tokens_are_counted_once() -> None:
 def test_what_any_part_cut_was_cut(
     told: tuple[tuple[int, ...] | None, ...], expected: tuple[int, ...] | None
 ) -> None:
-    assert expected == whole_of([EncodeReply(1, sparse=(), truncated=one) for one in told]).truncated
+    assert expected == merge_replies([EncodeReply(1, sparse=(), truncated=one) for one in told]).truncated
 
 
 def test_a_reply_of_another_kind_is_a_failure() -> None:
     with pytest.raises(ReplicaFailed):
-        whole_of([RerankReply(ROWS[0], 1)])
+        merge_replies([RerankReply(ROWS[0], 1)])
 
 
 def test_what_a_model_does_not_give_is_named() -> None:
@@ -49,11 +49,11 @@ def test_what_a_model_does_not_give_is_named() -> None:
 
 
 def test_terms_rise_and_none_is_zero() -> None:
-    terms = terms_of([(7, 0.5), (2, 1.5), (4, 0.0)])
+    terms = term_weights([(7, 0.5), (2, 1.5), (4, 0.0)])
 
     assert ([2, 7], [1.5, 0.5]) == (terms.indices.tolist(), terms.values.tolist())
     assert (np.int32, np.float32) == (terms.indices.dtype, terms.values.dtype)
-    assert 0 == len(terms_of([]).indices)
+    assert 0 == len(term_weights([]).indices)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_terms_rise_and_none_is_zero() -> None:
 )
 def test_terms_that_cannot_be_are_a_failure(entries: list[tuple[int, float]]) -> None:
     with pytest.raises(ReplicaFailed):
-        terms_of(entries)
+        term_weights(entries)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_terms_that_cannot_be_are_a_failure(entries: list[tuple[int, float]]) ->
 )
 def test_matrices_that_cannot_be_are_a_failure(lists: list[list[list[float]]]) -> None:
     with pytest.raises(ReplicaFailed):
-        matrices_of(lists, 1, 2)
+        token_matrices(lists, 1, 2)
 
 
 def test_matrices_of_different_widths_are_a_failure() -> None:
     with pytest.raises(ReplicaFailed):
-        matrices_of([[[1.0]], [[1.0, 2.0]]], 2, 2)
+        token_matrices([[[1.0]], [[1.0, 2.0]]], 2, 2)
 
 
 def test_labels_come_in_the_models_order() -> None:

@@ -4,9 +4,9 @@ import httpx
 import pytest
 
 from backends.contract import Backend, QueueDepth, ReplicaSpec, ReportsQueueDepth
-from backends.http import HttpDoor
+from backends.http import UpstreamClient
 from backends.registry import BACKENDS, open_replica
-from backends.replies import gauge
+from backends.replies import read_gauge
 from backends.tei import TeiBackend
 
 QUEUE = b"""# HELP te_queue_size The number of requests in the queue
@@ -30,7 +30,7 @@ te_queue_size_total 99
     ],
 )
 def test_a_gauge_is_the_sum_of_its_samples(exposition: bytes, name: str, expected: float | None) -> None:
-    assert expected == gauge(exposition, name)
+    assert expected == read_gauge(exposition, name)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ async def test_teis_queue_is_told_where_it_has_one(
 ) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
 
-    assert expected == await TeiBackend(HttpDoor("http://tei", transport=transport)).queue_depth(1.0)
+    assert expected == await TeiBackend(UpstreamClient("http://tei", transport=transport)).queue_depth(1.0)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -22,7 +22,7 @@ from backends.contract import (
     Truncate,
 )
 from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
-from backends.http import HttpDoor, UpstreamResponse
+from backends.http import UpstreamClient, UpstreamResponse
 from backends.tei import Info, TeiBackend, capabilities, decode, encode, failure
 from tests.fakes.hooks import RERANKER, answering, hooked
 from tests.fakes.tei import FakeTei, score_of, vector_of
@@ -43,7 +43,7 @@ works = st.one_of(
 
 async def joined(server: FakeTei, headers: dict[str, str] | None = None) -> TeiBackend:
     """The backend of a server, which has told what it is."""
-    backend = TeiBackend(HttpDoor("http://tei", headers, transport=httpx.ASGITransport(server)))
+    backend = TeiBackend(UpstreamClient("http://tei", headers, transport=httpx.ASGITransport(server)))
     await backend.describe(1.0)
     return backend
 
@@ -413,11 +413,11 @@ async def test_the_credential_is_sent_with_every_request() -> None:
 async def test_a_server_that_is_no_tei_does_not_join(told: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
     with pytest.raises(ReplicaFailed):
-        await TeiBackend(HttpDoor("http://tei", transport=transport)).describe(1.0)
+        await TeiBackend(UpstreamClient("http://tei", transport=transport)).describe(1.0)
 
 
 async def test_a_server_that_has_not_joined_is_unavailable() -> None:
-    backend = TeiBackend(HttpDoor("http://tei", transport=httpx.ASGITransport(FakeTei())))
+    backend = TeiBackend(UpstreamClient("http://tei", transport=httpx.ASGITransport(FakeTei())))
     with pytest.raises(ReplicaUnavailable):
         await backend.run(Embed(("a",)), 1.0)
 

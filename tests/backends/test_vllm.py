@@ -28,7 +28,7 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import HttpDoor, UpstreamResponse
+from backends.http import UpstreamClient, UpstreamResponse
 from backends.vectors import sigmoid
 from backends.vllm import VllmBackend, decode, encode
 from backends.vllm_probe import Facing, kind_of_scores, specials_around
@@ -52,7 +52,7 @@ works = st.one_of(
 
 def backend_of(server: Any, model: str | None = None, tokenizer: str | None = None) -> VllmBackend:
     """Not joined yet."""
-    return VllmBackend(HttpDoor("http://vllm", transport=httpx.ASGITransport(server)), model, tokenizer)
+    return VllmBackend(UpstreamClient("http://vllm", transport=httpx.ASGITransport(server)), model, tokenizer)
 
 
 async def joined(server: FakeVllm, tokenizer: str | None = None) -> VllmBackend:
@@ -369,7 +369,7 @@ async def test_the_model_is_the_one_asked_for(asked: str) -> None:
 async def test_a_server_that_is_no_vllm_does_not_join(told: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
     with pytest.raises(ReplicaFailed):
-        await VllmBackend(HttpDoor("http://vllm", transport=transport)).describe(5.0)
+        await VllmBackend(UpstreamClient("http://vllm", transport=transport)).describe(5.0)
 
 
 async def test_the_credential_is_needed_below_v1_and_sent_everywhere() -> None:
@@ -377,7 +377,7 @@ async def test_the_credential_is_needed_below_v1_and_sent_everywhere() -> None:
     server.api_key = "k"
     with pytest.raises(ReplicaFailed, match="credential"):
         await backend_of(server).describe(5.0)
-    door = HttpDoor("http://vllm", {"authorization": "Bearer k"}, transport=httpx.ASGITransport(server))
+    door = UpstreamClient("http://vllm", {"authorization": "Bearer k"}, transport=httpx.ASGITransport(server))
     backend = VllmBackend(door)
     await backend.describe(5.0)
 

@@ -26,7 +26,7 @@ from backends.contract import (
     Work,
 )
 from backends.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
-from backends.registry import Kind
+from backends.registry import BackendKind
 from backends.vectors import sigmoid
 from tests.conftest import remote_backend
 from tests.fakes.checkpoint import write_small_files
@@ -42,7 +42,7 @@ TEXTS = ("red", "green and blue", "cyan")
 PAIRS = (("q", "red"), ("r", "green and blue"), ("q", "cyan"))
 
 
-def server_of(kind: Kind, does: str) -> Any:
+def server_of(kind: BackendKind, does: str) -> Any:
     """A server of one kind of model; a kind of model that a wire does not have is none."""
     match kind, does:
         case "tei", _:
@@ -63,7 +63,7 @@ def server_of(kind: Kind, does: str) -> Any:
     return FakeOpenAI()
 
 
-async def joined(kind: Kind, server: Any, tokenizer: str) -> tuple[Backend, Capabilities]:
+async def joined(kind: BackendKind, server: Any, tokenizer: str) -> tuple[Backend, Capabilities]:
     """The adapter, joined; only Infinity and OpenAI count with the tokenizer."""
     source = tokenizer if kind in ("infinity", "openai") else None
     spec = ReplicaSpec("http://one", tokenizer=source)
@@ -71,7 +71,7 @@ async def joined(kind: Kind, server: Any, tokenizer: str) -> tuple[Backend, Capa
     return backend, await backend.describe(5.0)
 
 
-async def done(kind: Kind, does: str, work: Work, tokenizer: str) -> Any:
+async def done(kind: BackendKind, does: str, work: Work, tokenizer: str) -> Any:
     """The reply of a server of that kind of model."""
     backend, _ = await joined(kind, server_of(kind, does), tokenizer)
     return await backend.run(work, 5.0)
@@ -83,7 +83,7 @@ def words(*texts: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["tei", "vllm"])
-async def test_sparse_weights_are_those_of_each_text(kind: Kind, small_files: str) -> None:
+async def test_sparse_weights_are_those_of_each_text(kind: BackendKind, small_files: str) -> None:
     reply = await done(kind, "sparse", Encode(TEXTS, frozenset({Output.SPARSE})), small_files)
 
     assert isinstance(reply, EncodeReply)
@@ -94,7 +94,7 @@ async def test_sparse_weights_are_those_of_each_text(kind: Kind, small_files: st
 
 
 @pytest.mark.parametrize("kind", ["infinity", "vllm"])
-async def test_late_interaction_gives_a_vector_a_token(kind: Kind, small_files: str) -> None:
+async def test_late_interaction_gives_a_vector_a_token(kind: BackendKind, small_files: str) -> None:
     reply = await done(kind, "multivector", Encode(TEXTS, frozenset({Output.MULTIVECTOR})), small_files)
 
     assert words(*TEXTS) == reply.tokens
@@ -103,7 +103,7 @@ async def test_late_interaction_gives_a_vector_a_token(kind: Kind, small_files: 
 
 
 @pytest.mark.parametrize(("kind", "scale"), [("tei", 3), ("vllm", 2)])
-async def test_token_vectors_are_raw(kind: Kind, scale: int, small_files: str) -> None:
+async def test_token_vectors_are_raw(kind: BackendKind, scale: int, small_files: str) -> None:
     reply = await done(kind, "tokens", Encode(TEXTS, frozenset({Output.TOKENS})), small_files)
 
     assert words(*TEXTS) == reply.tokens
@@ -132,7 +132,7 @@ async def test_vllm_gives_two_kinds_of_token_vectors(small_files: str) -> None:
 
 @pytest.mark.parametrize("raw_scores", [False, True])
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
-async def test_pairs_are_scored_in_their_order(kind: Kind, raw_scores: bool, small_files: str) -> None:
+async def test_pairs_are_scored_in_their_order(kind: BackendKind, raw_scores: bool, small_files: str) -> None:
     reply = await done(kind, "score", Score(PAIRS, raw_scores=raw_scores), small_files)
 
     logits = np.array(
@@ -159,7 +159,7 @@ async def test_an_empty_document_of_a_pair_is_scored(small_files: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
-async def test_labels_are_scored_in_the_models_order(kind: Kind, small_files: str) -> None:
+async def test_labels_are_scored_in_the_models_order(kind: BackendKind, small_files: str) -> None:
     backend, told = await joined(kind, server_of(kind, "classify"), small_files)
     reply = await backend.run(Classify(TEXTS), 5.0)
 
@@ -175,7 +175,7 @@ async def test_labels_are_scored_in_the_models_order(kind: Kind, small_files: st
 
 
 @pytest.mark.parametrize("kind", ["tei", "vllm"])
-async def test_raw_scores_of_labels_are_logits(kind: Kind, small_files: str) -> None:
+async def test_raw_scores_of_labels_are_logits(kind: BackendKind, small_files: str) -> None:
     reply = await done(kind, "classify", Classify(("red",), raw_scores=True), small_files)
 
     np.testing.assert_allclose([logits_of(("red",), len(LABELS))], reply.scores, rtol=1e-5)
@@ -194,7 +194,7 @@ async def test_tei_classifies_a_pair_of_texts(small_files: str) -> None:
 
 async def test_the_checkpoints_files_name_the_labels(tmp_path: Path) -> None:
     spec = ReplicaSpec("http://one", tokenizer=str(write_small_files(tmp_path, labels=LABELS)))
-    kinds: list[Kind] = ["infinity", "vllm"]
+    kinds: list[BackendKind] = ["infinity", "vllm"]
     for kind in kinds:
         backend = remote_backend(kind, spec, httpx.ASGITransport(server_of(kind, "classify")))
 
@@ -210,14 +210,16 @@ async def test_the_checkpoints_files_name_the_labels(tmp_path: Path) -> None:
         ("vllm", False, ("t101 t7 t102", "t8 t9")),
     ],
 )
-async def test_ids_become_texts(kind: Kind, skip: bool, expected: tuple[str, ...], small_files: str) -> None:
+async def test_ids_become_texts(
+    kind: BackendKind, skip: bool, expected: tuple[str, ...], small_files: str
+) -> None:
     work = Detokenize(((101, 7, 102), (8, 9)), skip_special_tokens=skip)
 
     assert DetokenizeReply(expected) == await done(kind, "embed", work, small_files)
 
 
 @pytest.mark.parametrize("kind", ["infinity", "openai"])
-async def test_ids_become_texts_by_the_tokenizer(kind: Kind, small_files: str) -> None:
+async def test_ids_become_texts_by_the_tokenizer(kind: BackendKind, small_files: str) -> None:
     works = [Detokenize(((1, 0, 2),), skip_special_tokens=skip) for skip in (True, False)]
     replies = [await done(kind, "embed", work, small_files) for work in works]
 
@@ -226,7 +228,7 @@ async def test_ids_become_texts_by_the_tokenizer(kind: Kind, small_files: str) -
         await done(kind, "embed", Detokenize(((1, 4711),)), small_files)
 
 
-OFFERED: list[tuple[Kind, str, set[Operation], set[Output]]] = [
+OFFERED: list[tuple[BackendKind, str, set[Operation], set[Output]]] = [
     ("tei", "embed", {Operation.EMBED, Operation.ENCODE}, {Output.DENSE, Output.TOKENS}),
     ("tei", "sparse", {Operation.ENCODE}, {Output.SPARSE}),
     ("tei", "classify", {Operation.CLASSIFY}, set()),
@@ -246,7 +248,7 @@ OFFERED: list[tuple[Kind, str, set[Operation], set[Output]]] = [
 
 @pytest.mark.parametrize(("kind", "does", "operations", "outputs"), OFFERED)
 async def test_what_a_model_does_is_told_truly(
-    kind: Kind, does: str, operations: set[Operation], outputs: set[Output], small_files: str
+    kind: BackendKind, does: str, operations: set[Operation], outputs: set[Output], small_files: str
 ) -> None:
     _, told = await joined(kind, server_of(kind, does), small_files)
 
@@ -259,7 +261,7 @@ SPARSE = Encode(("a",), frozenset({Output.SPARSE}))
 MULTIVECTOR = Encode(("a",), frozenset({Output.MULTIVECTOR}))
 TOKENS = Encode(("a",), frozenset({Output.TOKENS}))
 BOTH = Encode(("a",), frozenset({Output.DENSE, Output.MULTIVECTOR}))
-REFUSED: list[tuple[Kind, str, Work]] = [
+REFUSED: list[tuple[BackendKind, str, Work]] = [
     ("tei", "embed", SPARSE),
     ("tei", "embed", MULTIVECTOR),
     ("tei", "embed", Score(PAIRS)),
@@ -295,7 +297,7 @@ REFUSED: list[tuple[Kind, str, Work]] = [
 
 @pytest.mark.parametrize(("kind", "does", "work"), REFUSED, ids=str)
 async def test_what_a_wire_cannot_say_is_unsupported(
-    kind: Kind, does: str, work: Work, small_files: str
+    kind: BackendKind, does: str, work: Work, small_files: str
 ) -> None:
     with pytest.raises(UnsupportedWork) as caught:
         await done(kind, does, work, small_files)
@@ -311,7 +313,9 @@ async def test_what_a_wire_cannot_say_is_unsupported(
     ],
 )
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
-async def test_what_is_too_long_is_the_callers(kind: Kind, does: str, work: Work, small_files: str) -> None:
+async def test_what_is_too_long_is_the_callers(
+    kind: BackendKind, does: str, work: Work, small_files: str
+) -> None:
     with pytest.raises(InvalidWork):
         await done(kind, does, work, small_files)
 
@@ -322,7 +326,7 @@ async def test_what_is_too_long_is_the_callers(kind: Kind, does: str, work: Work
 )
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
 async def test_what_was_cut_is_never_called_whole(
-    kind: Kind, does: str, work: Work, small_files: str
+    kind: BackendKind, does: str, work: Work, small_files: str
 ) -> None:
     reply = await done(kind, does, work, small_files)
 
@@ -330,7 +334,7 @@ async def test_what_was_cut_is_never_called_whole(
     assert 16 == reply.tokens
 
 
-WORKS: list[tuple[Kind, str, Work]] = [
+WORKS: list[tuple[BackendKind, str, Work]] = [
     ("tei", "sparse", SPARSE),
     ("tei", "tokens", Encode(("a",), frozenset({Output.TOKENS}))),
     ("tei", "score", Score(PAIRS)),
@@ -360,7 +364,7 @@ NO_ANSWERS = [
 @pytest.mark.parametrize("body", NO_ANSWERS)
 @pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=str)
 async def test_what_is_no_answer_is_a_failure(
-    kind: Kind, does: str, work: Work, body: bytes, small_files: str
+    kind: BackendKind, does: str, work: Work, body: bytes, small_files: str
 ) -> None:
     server = server_of(kind, does)
     backend, _ = await joined(kind, server, small_files)
@@ -372,7 +376,7 @@ async def test_what_is_no_answer_is_a_failure(
 @pytest.mark.parametrize("status", [401, 404, 424, 500])
 @pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=str)
 async def test_a_failure_of_the_upstream_is_not_the_callers(
-    kind: Kind, does: str, work: Work, status: int, small_files: str
+    kind: BackendKind, does: str, work: Work, status: int, small_files: str
 ) -> None:
     server = server_of(kind, does)
     backend, _ = await joined(kind, server, small_files)

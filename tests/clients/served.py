@@ -16,9 +16,9 @@ from tests.real.classifier import make_classifier
 
 def make(folder: Path) -> None:
     """Write what is missing."""
-    from backends.checkpoints import DEFAULT_MODEL, locate
+    from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 
-    encoder = locate(DEFAULT_MODEL).resolve()
+    encoder = locate_checkpoint(DEFAULT_MODEL).resolve()
     _once(folder / "cross-encoder", lambda target: make_cross_encoder(encoder, target))
     _once(folder / "classifier", lambda target: make_classifier(encoder, target))
     _once(folder / "bytes", make_vocabulary)

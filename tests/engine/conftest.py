@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.checkpoints import DEFAULT_MODEL, locate
+from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import Vectors
 from backends.torch.engine import Engine
 from backends.torch.loader import DTypeName, load
@@ -20,7 +20,7 @@ Engines = Callable[[Path, DTypeName], Engine]
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The real all-MiniLM-L6-v2."""
-    return locate(DEFAULT_MODEL)
+    return locate_checkpoint(DEFAULT_MODEL)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from backends.checkpoints import DEFAULT_MODEL, locate
+from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.processes.conftest import Served, wait_until
 
@@ -25,7 +25,9 @@ CONNECTION = "  m{n}: {{backend: torch, model: {path}, dtype: float32, preload: 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(ENCODERS["bert"][0](), locate(DEFAULT_MODEL), tmp_path_factory.mktemp("tiny"))
+    return make_encoder(
+        ENCODERS["bert"][0](), locate_checkpoint(DEFAULT_MODEL), tmp_path_factory.mktemp("tiny")
+    )
 
 
 def config_of(

@@ -66,12 +66,12 @@ def _shown(content: bytes) -> dict[str, Any]:
 
 def models(folder: Path) -> dict[Task, Path]:
     """The checkpoints that are served, below folder: their names are the served ones."""
-    from backends.checkpoints import DEFAULT_MODEL, locate
+    from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 
     folder.mkdir(parents=True, exist_ok=True)
     embed, rerank = folder / "all-MiniLM-L6-v2", folder / "cross-encoder"
     if not embed.exists():
-        embed.symlink_to(locate(DEFAULT_MODEL).resolve(), target_is_directory=True)
+        embed.symlink_to(locate_checkpoint(DEFAULT_MODEL).resolve(), target_is_directory=True)
     if not (rerank / "model.safetensors").exists():
         rerank.mkdir(exist_ok=True)
         make_cross_encoder(embed.resolve(), rerank)

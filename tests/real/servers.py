@@ -45,7 +45,8 @@ def environment(server: Server) -> Path:
 
 
 def _pip(target: Path, *arguments: str) -> None:
-    command = [target / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    python = str(target / "bin" / "python")
+    command = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
     subprocess.run(command, check=True, cwd=ROOT)
 
 
@@ -133,7 +134,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
                 return
         except OSError:
             time.sleep(0.5)
-    raise RuntimeError(f"{process.args} did not come up: {log.read_text()[-3000:]}")
+    raise RuntimeError(f"{process.args!r} did not come up: {log.read_text()[-3000:]}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

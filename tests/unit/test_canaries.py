@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.canaries import CANARIES, embed_all, identity_of, least_cosine, request_inputs, row_cosines
+from backends.canaries import (
+    CANARIES,
+    canary_digest,
+    embed_in_batches,
+    max_inputs_per_request,
+    min_cosine,
+    row_cosines,
+)
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, TokenizeReply, Vectors, Work
 from backends.errors import ReplicaFailed
 from gateway.vector_spaces.fingerprint import (
@@ -33,11 +40,11 @@ def test_cosines_are_told_row_by_row() -> None:
     other = np.array([[3, 0], [1, 1], [0, 0], [1, 0]], np.float32)
 
     np.testing.assert_allclose([1, 0.5**0.5, 1, 0], row_cosines(one, other), rtol=1e-6)
-    assert 0 == least_cosine(one, other)
+    assert 0 == min_cosine(one, other)
 
 
 def test_vectors_of_other_lengths_have_nothing_in_common() -> None:
-    assert 0 == least_cosine(random_rows(0, 8), random_rows(0, 16))
+    assert 0 == min_cosine(random_rows(0, 8), random_rows(0, 16))
 
 
 @settings(max_examples=200, deadline=None)
@@ -46,19 +53,19 @@ def test_the_identity_is_that_of_the_space_and_not_of_its_rounding(seed: int, di
     rows = random_rows(seed, dimensions)
     noise = np.random.default_rng(seed + 1).standard_normal(rows.shape) * 1e-7
 
-    assert identity_of(rows) == identity_of((rows * 1.5).astype(np.float32))
+    assert canary_digest(rows) == canary_digest((rows * 1.5).astype(np.float32))
     steps = np.sort(np.abs(rows - np.roll(rows, 1, axis=0)), axis=1)
     if (steps[:, -1] - steps[:, -2] > 1e-5).all():
-        assert identity_of(rows) == identity_of((rows + noise).astype(np.float32))
-    assert identity_of(rows) != identity_of(random_rows(seed + 10**7, dimensions))
+        assert canary_digest(rows) == canary_digest((rows + noise).astype(np.float32))
+    assert canary_digest(rows) != canary_digest(random_rows(seed + 10**7, dimensions))
 
 
 def test_a_component_that_is_large_in_every_text_says_nothing() -> None:
     heavy = np.zeros((1, 384), np.float32)
     heavy[0, 7] = 50
 
-    assert identity_of(random_rows(1) + heavy) != identity_of(random_rows(2) + heavy)
-    assert identity_of(random_rows(1) + heavy) == identity_of(random_rows(1))
+    assert canary_digest(random_rows(1) + heavy) != canary_digest(random_rows(2) + heavy)
+    assert canary_digest(random_rows(1) + heavy) == canary_digest(random_rows(1))
 
 
 def test_a_fingerprint_is_read_as_it_was_written() -> None:
@@ -116,7 +123,7 @@ class WorkerAcks:
 @pytest.mark.parametrize(("most", "requests"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (None, [6])])
 async def test_canaries_travel_as_the_replica_takes_them(most: int | None, requests: list[int]) -> None:
     replica = WorkerAcks()
-    reply = await embed_all(replica, CANARIES, most, 1)  # type: ignore[arg-type]
+    reply = await embed_in_batches(replica, CANARIES, most, 1)  # type: ignore[arg-type]
 
     assert requests == replica.requests
     assert 6 == reply.tokens
@@ -129,10 +136,10 @@ async def test_canaries_travel_as_the_replica_takes_them(most: int | None, reque
 def test_a_request_holds_what_replica_and_operator_allow(
     told: int | None, configured: int | None, most: int | None
 ) -> None:
-    assert most == request_inputs(Capabilities("m", frozenset(), batch_inputs=told), configured)
+    assert most == max_inputs_per_request(Capabilities("m", frozenset(), batch_inputs=told), configured)
 
 
 @pytest.mark.parametrize("wrong", [TokenizeReply(()), EmbedReply(np.ones((1, 3), np.float32), 1)])
 async def test_what_is_not_one_vector_for_each_text_is_refused(wrong: object) -> None:
     with pytest.raises(ReplicaFailed):
-        await embed_all(WorkerAcks(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]
+        await embed_in_batches(WorkerAcks(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]

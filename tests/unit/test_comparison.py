@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from backends.contract import Capabilities, Vectors
-from backends.registry import Kind
+from backends.registry import BackendKind
 from gateway.vector_spaces.comparison import ReplicaVectors, report_on
 from gateway.vector_spaces.fingerprint import fingerprint_of
 
@@ -18,7 +18,7 @@ def given(
     *,
     upstream: str | None = None,
     model: str = "org/model",
-    kind: Kind = "tei",
+    kind: BackendKind = "tei",
     tokens: int = 10,
     min_cosine: float | None = None,
 ) -> ReplicaVectors:

@@ -5,7 +5,7 @@ from prometheus_client import Metric
 
 from backends.contract import Embed, Rerank, Tokenize, Work
 from backends.torch.stats import BOUNDS, Recorder, Watch
-from backends.tracing import is_recorded
+from backends.tracing import is_sampled
 from gateway.telemetry.engine_metrics import families
 
 
@@ -103,6 +103,6 @@ def test_without_engines_there_is_nothing() -> None:
 def test_the_flag_of_a_traceparent_is_read(flags: str, *, recorded: bool) -> None:
     parent = f"00-{'a' * 32}-{'b' * 16}-{flags}".encode()
 
-    assert recorded is is_recorded(parent)
-    assert not is_recorded(b"")
-    assert not is_recorded(b"-1")
+    assert recorded is is_sampled(parent)
+    assert not is_sampled(b"")
+    assert not is_sampled(b"-1")

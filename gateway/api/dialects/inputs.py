@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from backends.contract import Operation
-from backends.texts import MOST_IDS
+from backends.texts import TOKEN_ID_LIMIT
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import Api
 from gateway.errors import EmptyInput, InvalidInput
@@ -51,7 +51,7 @@ def as_items(given: Sequence[str | int | list[int]], field: str) -> list[str | l
 
 def check_ids(ids: Sequence[int], field: str) -> None:
     """Raises: InvalidInput, where a number is no token's in any vocabulary."""
-    if ids and not 0 <= min(ids) <= max(ids) < MOST_IDS:
+    if ids and not 0 <= min(ids) <= max(ids) < TOKEN_ID_LIMIT:
         raise InvalidInput(f"`{field}` holds a number that is no token id", param=field)
 
 

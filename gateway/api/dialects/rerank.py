@@ -15,7 +15,7 @@ from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Operation, Rerank, RerankReply
-from backends.texts import most_tokens
+from backends.texts import token_upper_bound
 from gateway.api.dialects import tei
 from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
 from gateway.api.server.body import ModelName
@@ -194,7 +194,7 @@ def meta_of(data: RerankOptions, texts: Sequence[str], tokens: int, version: str
         "tokens": {"input_tokens": tokens},
     }
     allowed = data.max_tokens_per_doc
-    if allowed is not None and any(most_tokens(text) > allowed for text in texts):
+    if allowed is not None and any(token_upper_bound(text) > allowed for text in texts):
         meta["warnings"] = [NOT_CUT]
     return meta
 

@@ -30,7 +30,7 @@ from backends.contract import (
     Score,
     Vectors,
 )
-from backends.vectors import shaped
+from backends.vectors import shape_vectors
 from gateway.api.dialects.inputs import Inputs, read_texts
 from gateway.api.dialects.tei_outputs import check_token_vectors
 from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
@@ -318,7 +318,7 @@ def pooled_rows(reply: Reply, *, raw: bool) -> list[Vectors]:
         return list(encoded.multivector)
     rows = encoded.token_vectors or ()
     # vLLM's own are of length 1 unless raw ones are asked for.
-    return [one if raw else shaped(one, dimensions=None, normalize=True) for one in rows]
+    return [one if raw else shape_vectors(one, dimensions=None, normalize=True) for one in rows]
 
 
 def pooling_items(rows: list[Vectors], encoding_format: EncodingFormat) -> list[Any]:
