@@ -56,7 +56,7 @@ from gateway.in_flight import InFlight
 from gateway.processes.worker_reload import WorkerReload, serving_of, sources_of
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
-from gateway.routing.discovery import Resolve, resolve
+from gateway.routing.discovery import Resolver, resolve
 from gateway.serve import Gateway
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
@@ -131,7 +131,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     """
 
     open_replica: OpenReplica = open_replica
-    look_up: Resolve = resolve
+    resolver: Resolver = resolve
     ledger: Ledger | None = None
     observe: Observe = log_event
     traces: "CallTraces | None" = None
@@ -166,7 +166,7 @@ def build(boot: Boot, collaborators: Collaborators | None = None) -> Application
         outside.observe(event)
 
     fingerprints = None if config.quotas.store == "memory" else _fingerprints(config)
-    fleet = UpstreamRegistry(Dependencies(outside.open_replica, outside.look_up, observe, fingerprints))
+    fleet = UpstreamRegistry(Dependencies(outside.open_replica, outside.resolver, observe, fingerprints))
     fleet.apply(config.upstreams, boot.engines)
     ledger = outside.ledger or _ledger(config, observe)
     gateway = Gateway(

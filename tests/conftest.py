@@ -24,7 +24,7 @@ from gateway.app import Application, Boot, Collaborators, build
 from gateway.config.load import parse_config
 from gateway.events import Event
 from gateway.quotas.ledger import Ledger
-from gateway.routing.discovery import Resolve, resolve
+from gateway.routing.discovery import Resolver, resolve
 from gateway.telemetry.tracing import CallTraces
 from gateway.tenants.keyring import key_digest
 
@@ -74,14 +74,14 @@ async def running_gateway(
     ledger: Ledger | None = None,
     wait: bool = True,
     sockets: bool = False,
-    look_up: Resolve = resolve,
+    resolver: Resolver = resolve,
     traces: CallTraces | None = None,
     reload: Reload | None = None,
     adding: Adding | None = None,
 ) -> AsyncIterator[Running]:
     """Boot on a config whose replicas are ASGI apps, by host name; a host that is missing is dead.
 
-    wait: until every replica has had its attempt to join. sockets: replicas are servers on ports. look_up:
+    wait: until every replica has had its attempt to join. sockets: replicas are servers on ports. resolver:
     names to addresses, where a config discovers replicas; they are ASGI apps by address then. traces: what is
     told of each call. reload: has the file read again. adding: has something added to it.
     """
@@ -96,7 +96,7 @@ async def running_gateway(
 
     parsed = parse_config(config, {}, Path.cwd())
     first = None if parsed.tenants else key_digest(KEY)
-    outside = Collaborators(open_replica, look_up, ledger, events.append, traces, reload, adding)
+    outside = Collaborators(open_replica, resolver, ledger, events.append, traces, reload, adding)
     application = build(Boot(parsed, first), outside)
     async with (
         application.lifespan(),

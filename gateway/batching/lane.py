@@ -40,8 +40,9 @@ from gateway.errors import (
 )
 from gateway.events import AttemptFinished, LaneBacklog, Observe
 from gateway.routing.latencies import Latencies
-from gateway.routing.pool import Pool, Replica, why_none
-from gateway.routing.retry_budget import Budget
+from gateway.routing.pool import Pool, explain_unavailable
+from gateway.routing.replica import Replica
+from gateway.routing.retry_budget import RetryBudget
 
 # A slice that was being worked on at this many crashes may be their cause: it runs alone once more.
 LOSSES_MAX = 2
@@ -113,12 +114,12 @@ class Lane:
         self._later: asyncio.TimerHandle | None = None
         self._soon = False
         self._drain = DrainRate(clock())
-        self._retries = Budget(rules.retry_share, clock())
-        self._hedges = Budget(rules.hedge_share, clock())
+        self._retries = RetryBudget(rules.retry_share, clock())
+        self._hedges = RetryBudget(rules.hedge_share, clock())
         self._singles = Latencies()
         self._portion = BatchSizer()
-        pool.changed = self.pump
-        pool.given_up = self._give_up
+        pool.on_change = self.pump
+        pool.on_stalled = self._give_up
 
     @property
     def queued_tokens(self) -> int:
@@ -267,7 +268,7 @@ class Lane:
     def _replica_for(self, ticket: Ticket) -> Replica | None:
         tenant = ticket.owner.tenant
         alone = not self._others_active(tenant)
-        return self._pool.pick(ticket.piece.inputs, ticket.tried, tenant, alone=alone)
+        return self._pool.pick(ticket.piece.inputs, ticket.tried, tenant, is_only_tenant=alone)
 
     def _filled(self, first: Ticket, replica: Replica, barred: set[str]) -> list[Ticket]:
         """The ticket, and those behind it in the queue's order that may share its batch."""
@@ -276,7 +277,7 @@ class Lane:
             return tickets
         bounds = self.bounds()
         # What waits is spread over the slots that are free: alone where there are enough, together where not.
-        calls_most = -(-(len(self._queue) + 1) // max(1, self._pool.free_slots()))
+        calls_most = -(-(len(self._queue) + 1) // max(1, _free_slots(self._pool)))
         if first.owner.priority == "interactive":
             most = max(self._portion.tokens, load.tokens)
             bounds = msgspec.structs.replace(bounds, tokens=min(bounds.tokens, most))
@@ -318,7 +319,7 @@ class Lane:
     def _takes(self, replica: Replica, load: Load, ticket: Ticket, bounds: Bounds) -> bool:
         tenant = ticket.owner.tenant
         alone = not self._others_active(tenant)
-        return load.within(bounds) and self._pool.admits(replica, load.inputs, tenant, alone=alone)
+        return load.within(bounds) and replica.admits(load.inputs, tenant, is_only_tenant=alone)
 
     def _saw(self, tenant: str) -> None:
         self._seen_s[tenant] = self._clock()
@@ -348,7 +349,7 @@ class Lane:
 
     def _hopeless(self, ticket: Ticket) -> Exception | None:
         """Why waiting makes no sense for this ticket; None while it does."""
-        if self._pool.usable(ticket.tried) or self._pool.joining():
+        if self._pool.usable(ticket.tried) or self._pool.is_joining():
             return None
         if ticket.tried and self._pool.usable():
             return ticket.last_error
@@ -361,7 +362,7 @@ class Lane:
 
         Who is kept out because of its vectors is not.
         """
-        return not self._pool.joining() and (not self._rules.holds or self._pool.refused())
+        return not self._pool.is_joining() and (not self._rules.holds or self._pool.has_rejected())
 
     # Attempts.
 
@@ -369,8 +370,8 @@ class Lane:
         now_s = self._clock()
         attempt = Attempt(tickets, replica, now_s, hedge=hedge)
         if not tickets[0].sent:
-            self._retries.count_first(now_s)
-            self._hedges.count_first(now_s)
+            self._retries.add_first_attempt(now_s)
+            self._hedges.add_first_attempt(now_s)
         for ticket in tickets:
             ticket.sent = True
             ticket.running.add(attempt)
@@ -378,7 +379,7 @@ class Lane:
                 ticket.queued_s += now_s - ticket.waiting_since_s
         if tickets[0].traces:
             begin_trace(attempt, self._pool.upstream)
-        replica.started(attempt.cargo, now_s)
+        replica.add_batch(attempt.cargo, now_s)
         self._attempts.add(attempt)
         if not hedge:
             self._hedge_later(attempt)
@@ -391,7 +392,7 @@ class Lane:
             carrier.set(attempt.carrier)
         try:
             reply = await attempt.replica.backend.run(attempt.piece.work, self._timeout_s(attempt))
-            attempt.replica.check(attempt.piece.work, reply)
+            attempt.replica.check_width(attempt.piece.work, reply)
         except BackendError as error:
             attempt.ended(error.kind)
             self._failed(attempt, error)
@@ -403,7 +404,7 @@ class Lane:
         self._attempts.discard(attempt)
         for ticket in attempt.tickets:
             ticket.running.discard(attempt)
-        attempt.replica.ended(attempt.cargo)
+        attempt.replica.remove_batch(attempt.cargo)
         if attempt.hedging is not None:
             attempt.hedging.cancel()
         attempt.ended(attempt.outcome)
@@ -429,8 +430,8 @@ class Lane:
         self._portion.finished(attempt.cargo.tokens, took_s)
         if attempt.cargo.inputs == 1:
             self._singles.add(took_s)
-        full = attempt.replica.full or bool(len(self._queue))
-        self._pool.succeeded(attempt.replica, attempt.cargo, took_s, now_s, full=full)
+        full = attempt.replica.is_full or bool(len(self._queue))
+        self._pool.record_success(attempt.replica, attempt.cargo, took_s, now_s, was_full=full)
         pieces = [ticket.piece for ticket in attempt.tickets]
         told = zip(attempt.tickets, split_reply(pieces, reply), strict=True)
         if len(pieces) > 1 and self._others_active(attempt.tickets[0].owner.tenant):
@@ -468,7 +469,7 @@ class Lane:
     def _failed(self, attempt: Attempt, error: BackendError) -> None:
         """Decide what an attempt's failure means for the replica and for its tickets."""
         if error.retryable and not self._hurried(attempt, error):
-            self._pool.failed(attempt.replica, error, self._clock(), attempt.started_s)
+            self._pool.record_failure(attempt.replica, error, self._clock(), attempt.started_s)
         retry = error.retryable and self._may_retry(attempt, error)
         if len(attempt.tickets) > 1 and (not error.retryable or (retry and isinstance(error, ReplicaFailed))):
             self._halve(attempt, error)
@@ -536,7 +537,7 @@ class Lane:
         return self._rules.holds and isinstance(error, awaited)
 
     def _may_retry(self, attempt: Attempt, error: BackendError) -> bool:
-        return self._comes_back(error) or (attempt.wanted() and self._retries.take(self._clock()))
+        return self._comes_back(error) or (attempt.wanted() and self._retries.try_spend(self._clock()))
 
     def _give_up(self, replica: Replica) -> None:
         """Nothing will come back from a replica that has stalled: what it holds goes elsewhere."""
@@ -562,8 +563,8 @@ class Lane:
         if ticket.done or not attempt.wanted() or len(self._queue):
             return
         avoid = {attempt.replica, *ticket.tried}
-        replica = self._pool.pick(1, avoid, ticket.owner.tenant, alone=False)
-        if replica is not None and self._hedges.take(self._clock()):
+        replica = self._pool.pick(1, avoid, ticket.owner.tenant, is_only_tenant=False)
+        if replica is not None and self._hedges.try_spend(self._clock()):
             self._send([ticket], replica, hedge=True)
 
     # Ends.
@@ -597,7 +598,10 @@ class Lane:
     def _late(self, ticket: Ticket) -> GatewayError:
         if not ticket.running and not self._pool.usable():
             return _nobody(self._pool)
-        if self._pool.loading():
+        if any(
+            replica.residence is not None and replica.residence.state == "loading"
+            for replica in self._pool.replicas
+        ):
             return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
         return DeadlineExceeded("the call's time ran out")
 
@@ -607,8 +611,12 @@ def _expire(waiter: asyncio.Future[Reply]) -> None:
         waiter.set_exception(TimeoutError())
 
 
+def _free_slots(pool: Pool) -> int:
+    return sum(max(0, replica.slots - replica.batches) for replica in pool.usable())
+
+
 def _nobody(pool: Pool) -> NoReplica:
-    return NoReplica(why_none(pool), retry_after_s=AWAY_RETRY_S)
+    return NoReplica(explain_unavailable(pool), retry_after_s=AWAY_RETRY_S)
 
 
 def _own_error(attempt: Attempt, error: BackendError) -> BackendError:

@@ -12,7 +12,7 @@ from backends.tracing import Carrier
 from gateway.batching.fair_queue import Entry, Priority
 from gateway.batching.joining import joined
 from gateway.batching.slices import Slice
-from gateway.routing.pool import BatchLoad, Replica
+from gateway.routing.replica import BatchLoad, Replica
 
 if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.

@@ -1,1 +1,1 @@
-"""Which replica does the work, and what happens when it cannot."""
+"""Replica selection, health, and the meaning of model names."""

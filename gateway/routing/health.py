@@ -1,25 +1,26 @@
-"""The life of a replica as a table: state × event → state. Pure.
+"""State machine of a replica as a table: state × event → state. Pure.
 
-Rule: everything that changes a replica's state is a row here; what is absent changes nothing.
+Rule: every change of a replica's state is a row here. A pair that is not in the table changes nothing.
 
-joining ─joined─▶ up ─unreached, lost, failing, stalled, strayed─▶ down ─joined─▶ probation ─proven─▶ up
-any ─vanished─▶ gone
+joining ─joined─▶ up ─unreached, lost, failing, stalled, foreign─▶ down ─joined─▶ probation ─proven─▶ up
+any ─removed─▶ gone
 """
 
 from enum import StrEnum
 
 from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
 
-# Failures in a row, with no success between, after which a replica is given no more work.
+# Failures in a row, without a success between them, that eject a replica.
 FAILURES_MAX = 3
-# Batches that a replica which came back must do well before it is trusted with more than one at once.
-PROVEN_BY = 3
+# Batches that a replica in probation must complete before it may hold more than one at once.
+PROBATION_BATCHES = 3
 
 
 class State(StrEnum):
-    """Whether a replica is given work. joining: it has not answered yet. probation: one batch at a time.
+    """State of a replica, which decides whether it is given work.
 
-    gone: its name no longer leads to it; it ends what it is doing.
+    joining: it has not responded yet. probation: it is given one batch at a time. gone: its name no longer
+    resolves to it, or the configuration no longer lists it; it completes the batches it holds.
     """
 
     JOINING = "joining"
@@ -30,10 +31,10 @@ class State(StrEnum):
 
 
 class ReplicaEvent(StrEnum):
-    """What was learnt of a replica, from a probe or from its attempts.
+    """Observation about a replica, from a probe or from an attempt.
 
-    failing: several failures in a row. stalled: work in flight, and nothing comes back, a probe neither.
-    strayed: its vectors are of another space than its upstream's.
+    failing: several failures in a row. stalled: it holds work, returns nothing, and fails a probe too.
+    foreign: its vectors belong to another vector space than its upstream's.
     """
 
     JOINED = "joined"
@@ -42,47 +43,47 @@ class ReplicaEvent(StrEnum):
     LOST = "lost"
     FAILING = "failing"
     STALLED = "stalled"
-    STRAYED = "strayed"
+    FOREIGN = "foreign"
     PROVEN = "proven"
-    VANISHED = "vanished"
+    REMOVED = "removed"
 
 
-_BAD = (
+_EJECTING = (
     ReplicaEvent.JOIN_FAILED,
     ReplicaEvent.UNREACHED,
     ReplicaEvent.LOST,
     ReplicaEvent.FAILING,
     ReplicaEvent.STALLED,
-    ReplicaEvent.STRAYED,
+    ReplicaEvent.FOREIGN,
 )
 
 TRANSITIONS: dict[tuple[State, ReplicaEvent], State] = {
     (State.JOINING, ReplicaEvent.JOINED): State.UP,
     (State.JOINING, ReplicaEvent.JOIN_FAILED): State.DOWN,
-    (State.JOINING, ReplicaEvent.STRAYED): State.DOWN,
+    (State.JOINING, ReplicaEvent.FOREIGN): State.DOWN,
     (State.DOWN, ReplicaEvent.JOINED): State.PROBATION,
     (State.PROBATION, ReplicaEvent.PROVEN): State.UP,
-    **{(state, ReplicaEvent.VANISHED): State.GONE for state in State},
-    **{(state, bad): State.DOWN for state in (State.UP, State.PROBATION) for bad in _BAD},
+    **{(state, ReplicaEvent.REMOVED): State.GONE for state in State},
+    **{(state, event): State.DOWN for state in (State.UP, State.PROBATION) for event in _EJECTING},
 }
 USABLE = frozenset({State.UP, State.PROBATION})
 
 
-def after(state: State, happened: ReplicaEvent) -> State:
-    """The state that follows."""
-    return TRANSITIONS.get((state, happened), state)
+def next_state(state: State, event: ReplicaEvent) -> State:
+    """Return the state that follows an event."""
+    return TRANSITIONS.get((state, event), state)
 
 
-def event_of(error: BackendError, failures: int, *, last: bool) -> ReplicaEvent | None:
-    """What an attempt's error says about the replica itself; None if nothing.
+def event_of(error: BackendError, failures: int, *, is_last: bool) -> ReplicaEvent | None:
+    """Return the event that an attempt's error means for its replica, or None if it means nothing.
 
-    failures: how many in a row, this one included. last: no other replica is usable; one that at least
-    answers is not given up then, for it may be the callers' doing.
+    failures: how many in a row, including this one. is_last: no other replica is usable. The last replica
+    that still responds is not ejected for failures in a row, because the callers' inputs may cause them.
     """
     if isinstance(error, ReplicaUnavailable):
         return ReplicaEvent.UNREACHED
     if isinstance(error, ConnectionLost):
         return ReplicaEvent.LOST
-    if isinstance(error, ReplicaFailed | AttemptTimedOut) and failures >= FAILURES_MAX and not last:
+    if isinstance(error, ReplicaFailed | AttemptTimedOut) and failures >= FAILURES_MAX and not is_last:
         return ReplicaEvent.FAILING
     return None

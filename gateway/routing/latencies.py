@@ -1,29 +1,29 @@
-"""How long attempts of a lane have taken lately, and which time few of them exceed. Pure."""
+"""Durations of recent attempts, and their quantiles. Pure."""
 
 from bisect import bisect_left, insort
 from collections import deque
 
-KEPT = 200
-# Fewer tell nothing of the slowest of twenty.
-ENOUGH = 40
+SAMPLES_MAX = 200
+# With fewer samples the slowest of twenty is not known.
+SAMPLES_MIN = 40
 
 
 class Latencies:
-    """The last durations, in order of arrival and sorted."""
+    """Most recent durations, kept in order of arrival and sorted."""
 
     def __init__(self) -> None:
         self._arrived: deque[float] = deque()
         self._sorted: list[float] = []
 
     def add(self, duration_s: float) -> None:
-        """Note one; the oldest is forgotten."""
+        """Record a duration and drop the oldest one past `SAMPLES_MAX`."""
         self._arrived.append(duration_s)
         insort(self._sorted, duration_s)
-        if len(self._arrived) > KEPT:
+        if len(self._arrived) > SAMPLES_MAX:
             del self._sorted[bisect_left(self._sorted, self._arrived.popleft())]
 
     def quantile(self, share: float) -> float | None:
-        """The duration that this share of them did not exceed; None while too few are known."""
-        if len(self._sorted) < ENOUGH:
+        """Return the duration that `share` of the samples do not exceed, or None with too few samples."""
+        if len(self._sorted) < SAMPLES_MIN:
             return None
         return self._sorted[min(len(self._sorted) - 1, int(share * len(self._sorted)))]

@@ -1,7 +1,7 @@
-"""Follows whether an engine's model is in memory; where one that joined unloaded is held against its space.
+"""Follows whether an engine's model is in memory, and checks the vectors of one that joined unloaded.
 
-An engine tells of a model before it has loaded it, from its small files. What is known of it is made true,
-and its canaries are embedded, once it has been loaded because somebody asked for it.
+An engine describes a model before it has loaded it, from the checkpoint's small files. Once a caller's work
+has loaded the model, its description is read again and its canaries are embedded.
 """
 
 import asyncio
@@ -11,60 +11,71 @@ from backends.contract import ReportsResidence, Residence, UnloadReason
 from backends.errors import BackendError
 from gateway.events import ModelStateReported, Observe
 from gateway.routing.health import USABLE
-from gateway.routing.pool import Pool, Replica
-from gateway.vector_spaces.space import VectorSpace
+from gateway.routing.pool import Pool
+from gateway.routing.replica import Replica
+from gateway.routing.space_check import SpaceCheck
 
-LOOK_EVERY_S = 1.0
+POLL_EVERY_S = 1.0
 TIMEOUT_S = 5.0
 
 
-async def keep_following(
-    pool: Pool, replica: Replica, backend: ReportsResidence, space: VectorSpace, observe: Observe
+async def follow_model_state(
+    pool: Pool, replica: Replica, backend: ReportsResidence, space: SpaceCheck, observe: Observe
 ) -> None:
-    """Ask every LOOK_EVERY_S; runs until cancelled. backend: the replica's."""
+    """Ask the engine every `POLL_EVERY_S`; runs until cancelled. backend: the replica's."""
     while True:
         try:
-            told = await backend.residence(TIMEOUT_S)
-            observe(change(pool.upstream, replica.residence, told))
-            replica.residence = told
-            if told.state == "loaded":
-                await _know(pool, replica, space)
+            residence = await backend.residence(TIMEOUT_S)
+            observe(changes_since(pool.upstream, replica.residence, residence))
+            replica.residence = residence
+            if residence.state == "loaded":
+                await _check_loaded_model(pool, replica, space)
         except BackendError:
-            # The prober learns that an engine is away; what it said last stands until it is back.
+            # The prober detects an engine that does not respond. Its last report stands until it responds
+            # again.
             pass
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_EVERY_S)
 
 
-def change(upstream: str, before: Residence | None, now: Residence) -> ModelStateReported:
-    """What has happened since; nothing is known to have where there was nothing to compare with. Pure."""
+def changes_since(upstream: str, before: Residence | None, now: Residence) -> ModelStateReported:
+    """Return the event for a report, with the counts since the one before. Pure.
+
+    Without a report before it, nothing is known to have happened.
+    """
     if before is None:
         return ModelStateReported(upstream, now.state == "loaded", now.memory_bytes)
-    began = before
+    base = before
     if now.loads < before.loads or now.failed_loads < before.failed_loads:
-        # Another process counts from the beginning.
-        began = Residence("unloaded")
+        # Another process counts from zero.
+        base = Residence("unloaded")
     return ModelStateReported(
         upstream,
         now.state == "loaded",
         now.memory_bytes,
-        now.loads - began.loads,
-        now.failed_loads - began.failed_loads,
-        _more(began.unloads, now.unloads),
-        now.out_of_memory - began.out_of_memory,
+        now.loads - base.loads,
+        now.failed_loads - base.failed_loads,
+        _increments(base.unloads, now.unloads),
+        now.out_of_memory - base.out_of_memory,
     )
 
 
-def _more(before: Mapping[UnloadReason, int], now: Mapping[UnloadReason, int]) -> dict[UnloadReason, int]:
-    return {why: count - before.get(why, 0) for why, count in now.items() if count > before.get(why, 0)}
+def _increments(
+    before: Mapping[UnloadReason, int], now: Mapping[UnloadReason, int]
+) -> dict[UnloadReason, int]:
+    return {
+        reason: count - before.get(reason, 0)
+        for reason, count in now.items()
+        if count > before.get(reason, 0)
+    }
 
 
-async def _know(pool: Pool, replica: Replica, space: VectorSpace) -> None:
-    """Make what is known of a model true, the first time it is there. Raises: BackendError."""
-    known = replica.capabilities
-    if known is None or known.loaded or replica.state not in USABLE:
+async def _check_loaded_model(pool: Pool, replica: Replica, space: SpaceCheck) -> None:
+    """Describe a model again and check its vectors, the first time it is loaded. Raises: BackendError."""
+    described = replica.capabilities
+    if described is None or described.loaded or replica.state not in USABLE:
         return
-    told = await replica.backend.describe(TIMEOUT_S)
-    if told.loaded:
-        await space.check(replica.name, replica.backend, told)
+    capabilities = await replica.backend.describe(TIMEOUT_S)
+    if capabilities.loaded:
+        await space.check(replica.name, replica.backend, capabilities)
         replica.width = space.dimensions_of(replica.name)
-        pool.describe_anew(replica, told)
+        pool.update_capabilities(replica, capabilities)

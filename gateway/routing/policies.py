@@ -1,15 +1,18 @@
-"""In which order replicas are tried. Pure: loads, a turn and a random source in, an order out."""
+"""Order in which replicas are tried. Pure: loads, a turn and a random source in, an order out."""
 
 from collections.abc import Sequence
 from random import Random
+from typing import Literal
 
-from gateway.config.schema import Policy
+# The same values as `gateway.config.schema.Policy`, which this module does not import to stay a leaf. The
+# type checker compares the two where an upstream opens its pool.
+Policy = Literal["round_robin", "least_tokens", "two_choices"]
 
 
-def ranked(policy: Policy, loads: Sequence[int], turn: int, random: Random) -> list[int]:
-    """Indices of equal replicas, best first.
+def rank_replicas(policy: Policy, loads: Sequence[int], turn: int, random: Random) -> list[int]:
+    """Return the indices of equal replicas, best first.
 
-    loads: tokens in flight at each. turn: how many picks there have been.
+    loads: tokens in flight at each replica. turn: how many replicas have been picked so far.
     """
     match policy:
         case "round_robin":
@@ -21,6 +24,6 @@ def ranked(policy: Policy, loads: Sequence[int], turn: int, random: Random) -> l
 
 
 def _two_choices(loads: Sequence[int], random: Random) -> list[int]:
-    """The better of two drawn at random first: nearly least loaded, and no herd."""
+    """Put the better of two random replicas first: nearly least loaded, without a herd on one replica."""
     shuffled = random.sample(range(len(loads)), len(loads))
     return sorted(shuffled[:2], key=lambda i: loads[i]) + shuffled[2:]

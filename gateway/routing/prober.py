@@ -1,8 +1,8 @@
-"""Asks replicas how they are; the one place where a replica joins.
+"""Health probes of replicas; the only place where a replica joins.
 
-Those that are not up are asked whether they are; those that are quiet, whether they are still there; those
-that hold work and give nothing back, to do one token's worth of it. Who joins or comes back, or has become
-another model, embeds the canaries.
+A replica that is not up is asked to describe itself. An idle replica is asked whether it still responds. One
+that holds work and returns nothing is asked to do a single token's worth of work. A replica that joins,
+rejoins or serves another model embeds the canaries.
 """
 
 import asyncio
@@ -21,175 +21,204 @@ from backends.errors import (
     UnsupportedWork,
 )
 from gateway.routing.health import USABLE, ReplicaEvent, State
-from gateway.routing.pool import Pool, Replica
-from gateway.vector_spaces.space import VectorSpace
+from gateway.routing.pool import Pool
+from gateway.routing.replica import Replica
+from gateway.routing.space_check import SpaceCheck
 
 PROBE_TIMEOUT_S = 5.0
-# How often a replica that is up is looked at, and after how long without work it is asked.
-LOOK_EVERY_S = 1.0
-QUIET_S = 5.0
-# Something short in every language's vocabulary.
-WORD = "ok"
+# Interval between looks at a replica that is up, and the time without work after which it is probed.
+CHECK_EVERY_S = 1.0
+IDLE_PROBE_AFTER_S = 5.0
+# A short text in every language's vocabulary.
+PROBE_TEXT = "ok"
 
 
-class Waits(msgspec.Struct, frozen=True):
-    """How long between probes: first_s doubles with every miss up to longest_s.
+class ProbeIntervals(msgspec.Struct, frozen=True):
+    """Times between probes: min_s doubles with each miss up to max_s.
 
-    patient: a replica that was never there is still coming, as an engine that loads is. stalled_s: the
-    longest that work may be out before a replica of which nothing is known is asked; None never asks.
+    awaits_first_join: a replica that has never responded is still starting, as an engine that loads is.
+    stall_timeout_s: how long a replica without any record may hold work before it is probed; None disables
+    all probes of replicas that are up.
     """
 
-    first_s: float
-    longest_s: float
-    patient: bool = False
-    stalled_s: float | None = None
+    min_s: float
+    max_s: float
+    awaits_first_join: bool = False
+    stall_timeout_s: float | None = None
 
 
-async def keep_watching(
-    pool: Pool, replica: Replica, waits: Waits, clock: Callable[[], float], space: VectorSpace | None = None
-) -> None:
-    """Try until the replica has joined, again whenever it is down, and look after it while it is up.
+class Prober:
+    """Probes of one replica. space: the vector space that its vectors are compared with."""
 
-    space: what its vectors are held against.
-    """
-    wait_s = waits.first_s
-    quiet_s = clock()
-    while True:
-        if replica.state in USABLE:
-            wait_s = waits.first_s
-            await asyncio.sleep(min(LOOK_EVERY_S, waits.longest_s))
-            quiet_s = await _look_after(pool, replica, waits, quiet_s, clock, space)
-            _leave_if_astray(pool, replica, space)
-            continue
-        if await _joins(pool, replica, space, patient=waits.patient):
-            quiet_s = clock()
-            continue
-        await asyncio.sleep(wait_s)
-        wait_s = min(wait_s * 2, waits.longest_s)
+    def __init__(
+        self,
+        pool: Pool,
+        replica: Replica,
+        intervals: ProbeIntervals,
+        clock: Callable[[], float],
+        space: SpaceCheck | None = None,
+    ) -> None:
+        self._pool = pool
+        self._replica = replica
+        self._intervals = intervals
+        self._clock = clock
+        self._space = space
+        self._idle_since_s = clock()
+
+    async def run(self) -> None:
+        """Probe until the replica has joined, whenever it is down, and from time to time while it is up.
+
+        Runs until cancelled.
+        """
+        wait_s = self._intervals.min_s
+        self._idle_since_s = self._clock()
+        while True:
+            if self._replica.state in USABLE:
+                wait_s = self._intervals.min_s
+                await asyncio.sleep(min(CHECK_EVERY_S, self._intervals.max_s))
+                await self._check_usable()
+                self._eject_if_foreign()
+                continue
+            if await self._try_join():
+                self._idle_since_s = self._clock()
+                continue
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, self._intervals.max_s)
+
+    async def _try_join(self) -> bool:
+        """Return whether the replica has joined."""
+        pool, replica = self._pool, self._replica
+        try:
+            capabilities = await replica.backend.describe(PROBE_TIMEOUT_S)
+            # Work would load a model that no caller has asked for.
+            if capabilities.loaded:
+                if replica.state is State.DOWN:
+                    # It has failed before, and a description alone does not show that it works.
+                    await _probe_work(replica, capabilities)
+                await self._check_space(capabilities)
+        except BackendError as error:
+            # An engine that is still loading has not failed to join: it has not started yet.
+            if not (self._intervals.awaits_first_join and replica.state is State.JOINING):
+                pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.message)
+            return False
+        if self._space is not None and self._is_rejected(self._space):
+            pool.transition(replica, ReplicaEvent.FOREIGN, self._space.mismatch_reason(replica.name))
+            return False
+        pool.transition(replica, ReplicaEvent.JOINED, _summary(capabilities), capabilities)
+        return True
+
+    async def _check_usable(self) -> None:
+        """Probe a usable replica that is suspiciously silent, or that has been idle."""
+        pool, replica, stall_timeout_s = self._pool, self._replica, self._intervals.stall_timeout_s
+        if stall_timeout_s is None:
+            return
+        if len(pool.replicas) > 1:
+            # The queue depth only helps to choose between several replicas.
+            await _update_queue_depth(replica)
+        now_s = self._clock()
+        if replica.batches:
+            if replica.is_silent(now_s, stall_timeout_s) and replica.capabilities is not None:
+                await self._probe_stalled(replica.capabilities)
+            self._idle_since_s = now_s
+        elif now_s - self._idle_since_s >= IDLE_PROBE_AFTER_S:
+            await self._probe_idle()
+            self._idle_since_s = now_s
+
+    async def _probe_stalled(self, capabilities: Capabilities) -> None:
+        try:
+            await _probe_work(self._replica, capabilities)
+        except BackendError as error:
+            reason = f"work is out and nothing comes back: {error.message}"
+            self._pool.transition(self._replica, ReplicaEvent.STALLED, reason)
+
+    async def _probe_idle(self) -> None:
+        pool, replica = self._pool, self._replica
+        try:
+            capabilities = await replica.backend.describe(PROBE_TIMEOUT_S)
+            if replica.capabilities is not None and _identity(capabilities) != _identity(
+                replica.capabilities
+            ):
+                await self._check_space(capabilities)
+                pool.update_capabilities(replica, capabilities)
+        except (ReplicaUnavailable, ConnectionLost, AttemptTimedOut) as error:
+            pool.transition(replica, ReplicaEvent.UNREACHED, error.message)
+        except BackendError:
+            # It responds. It described itself when it joined, and that description stands.
+            return
+
+    async def _check_space(self, capabilities: Capabilities) -> None:
+        """Compare the replica's vectors with the upstream's space. Raises: BackendError."""
+        replica, space = self._replica, self._space
+        if space is not None:
+            replica.is_foreign = not await space.check(replica.name, replica.backend, capabilities)
+            replica.width = space.dimensions_of(replica.name)
+
+    def _eject_if_foreign(self) -> None:
+        """Eject a usable replica with foreign vectors; the space that it is compared with may change too."""
+        replica, space = self._replica, self._space
+        if space is None:
+            return
+        replica.is_foreign = space.is_foreign(replica.name)
+        if replica.state in USABLE and self._is_rejected(space):
+            self._pool.transition(replica, ReplicaEvent.FOREIGN, space.mismatch_reason(replica.name))
+
+    def _is_rejected(self, space: SpaceCheck) -> bool:
+        """Return whether the replica has foreign vectors and is not needed.
+
+        A replica that was already in use stays if no other replica with the upstream's vectors is usable.
+        """
+        replica = self._replica
+        if not (replica.is_foreign and space.refuses):
+            return False
+        if replica.capabilities is None:
+            return True
+        return any(not other.is_foreign for other in self._pool.usable([replica]))
 
 
-async def _joins(pool: Pool, replica: Replica, space: VectorSpace | None, *, patient: bool) -> bool:
-    try:
-        told = await replica.backend.describe(PROBE_TIMEOUT_S)
-        # Work would load a model that nobody has asked for.
-        if told.loaded:
-            if replica.state is State.DOWN:
-                # It has failed before: that it answers is not enough.
-                await _work_a_little(replica, told)
-            await _check_space(replica, told, space)
-    except BackendError as error:
-        # An engine that is still loading has not failed to join: it is not there yet.
-        if not (patient and replica.state is State.JOINING):
-            pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.message)
-        return False
-    if space is not None and _stays_out(pool, replica, space):
-        pool.transition(replica, ReplicaEvent.STRAYED, space.mismatch_reason(replica.name))
-        return False
-    pool.transition(replica, ReplicaEvent.JOINED, _told(told), told)
-    return True
+def _summary(capabilities: Capabilities) -> str:
+    """Describe the model behind a replica on one line, for the log."""
+    parts = (capabilities.model_id, capabilities.dtype, capabilities.version, *capabilities.notes)
+    return ", ".join(filter(None, parts))
 
 
-async def _check_space(replica: Replica, told: Capabilities, space: VectorSpace | None) -> None:
-    """Raises: BackendError."""
-    if space is not None:
-        replica.is_foreign = not await space.check(replica.name, replica.backend, told)
-        replica.width = space.dimensions_of(replica.name)
+def _identity(capabilities: Capabilities) -> tuple[str | None, ...]:
+    """Return the properties that change when a replica serves another model."""
+    return (
+        capabilities.model_id,
+        capabilities.revision,
+        capabilities.dtype,
+        capabilities.pooling,
+        capabilities.version,
+    )
 
 
-def _stays_out(pool: Pool, replica: Replica, space: VectorSpace) -> bool:
-    """Whether it gives other vectors and is not needed: one that was in use stays, where it is the last."""
-    if not (replica.is_foreign and space.refuses):
-        return False
-    return replica.capabilities is None or not pool.only_usable(replica)
-
-
-def _leave_if_astray(pool: Pool, replica: Replica, space: VectorSpace | None) -> None:
-    """What its vectors are held against may have changed too."""
-    if space is None:
-        return
-    replica.is_foreign = space.is_foreign(replica.name)
-    if replica.state in USABLE and _stays_out(pool, replica, space):
-        pool.transition(replica, ReplicaEvent.STRAYED, space.mismatch_reason(replica.name))
-
-
-def _told(told: Capabilities) -> str:
-    """What it faces and what it learnt of it, on one line."""
-    return ", ".join(filter(None, (told.model_id, told.dtype, told.version, *told.notes)))
-
-
-async def _look_after(
-    pool: Pool,
-    replica: Replica,
-    waits: Waits,
-    quiet_since_s: float,
-    clock: Callable[[], float],
-    space: VectorSpace | None,
-) -> float:
-    """Probe a replica that is suspiciously silent, or has had nothing to do; since when it is quiet."""
-    if waits.stalled_s is None:
-        return quiet_since_s
-    if len(pool.replicas) > 1:
-        # It only helps to choose between several.
-        await _ask_load(replica)
-    now_s = clock()
-    if replica.batches:
-        if replica.silent(now_s, waits.stalled_s) and replica.capabilities is not None:
-            await _question(pool, replica, replica.capabilities)
-        return now_s
-    if now_s - quiet_since_s < QUIET_S:
-        return quiet_since_s
-    await _ask_who_it_is(pool, replica, space)
-    return now_s
-
-
-async def _ask_who_it_is(pool: Pool, replica: Replica, space: VectorSpace | None) -> None:
-    try:
-        told = await replica.backend.describe(PROBE_TIMEOUT_S)
-        if replica.capabilities is not None and _model_of(told) != _model_of(replica.capabilities):
-            await _check_space(replica, told, space)
-            pool.describe_anew(replica, told)
-    except (ReplicaUnavailable, ConnectionLost, AttemptTimedOut) as error:
-        pool.transition(replica, ReplicaEvent.UNREACHED, error.message)
-    except BackendError:
-        # It is there; what it cannot say of itself now, it has said when it joined.
-        return
-
-
-def _model_of(told: Capabilities) -> tuple[str | None, ...]:
-    return told.model_id, told.revision, told.dtype, told.pooling, told.version
-
-
-async def _ask_load(replica: Replica) -> None:
-    """How much waits inside it, where it tells: others than this gateway may send to it."""
+async def _update_queue_depth(replica: Replica) -> None:
+    """Ask how much waits inside the replica, if its wire reports that; other clients may send to it too."""
     if not isinstance(replica.backend, ReportsQueueDepth):
         return
     try:
-        load = await replica.backend.queue_depth(PROBE_TIMEOUT_S)
+        depth = await replica.backend.queue_depth(PROBE_TIMEOUT_S)
     except BackendError:
-        load = None
-    replica.waiting_inputs = load.waiting_inputs if load else 0
+        depth = None
+    replica.waiting_inputs = depth.waiting_inputs if depth else 0
 
 
-async def _question(pool: Pool, replica: Replica, told: Capabilities) -> None:
-    try:
-        await _work_a_little(replica, told)
-    except BackendError as error:
-        pool.transition(replica, ReplicaEvent.STALLED, f"work is out and nothing comes back: {error.message}")
+async def _probe_work(replica: Replica, capabilities: Capabilities) -> None:
+    """Ask the replica for one token's worth of work.
 
-
-async def _work_a_little(replica: Replica, told: Capabilities) -> None:
-    """Raises: BackendError, unless the replica can do one token's worth of work, or is busy with more."""
-    work = _smallest(told)
+    Raises: BackendError, unless the replica completes it or is busy with other work.
+    """
+    work = _smallest_work(capabilities)
     if work is None:
         return
     try:
         await replica.backend.run(work, PROBE_TIMEOUT_S)
     except (ReplicaOverloaded, InvalidWork, UnsupportedWork):
-        # It answered: it is there.
+        # A refusal is a response too.
         return
 
 
-def _smallest(told: Capabilities) -> Work | None:
-    if Operation.EMBED in told.operations:
-        return Embed((WORD,))
-    return Rerank(WORD, (WORD,)) if Operation.RERANK in told.operations else None
+def _smallest_work(capabilities: Capabilities) -> Work | None:
+    if Operation.EMBED in capabilities.operations:
+        return Embed((PROBE_TEXT,))
+    return Rerank(PROBE_TEXT, (PROBE_TEXT,)) if Operation.RERANK in capabilities.operations else None

@@ -1,4 +1,4 @@
-"""What a caller means by a model's name. Pure: the config and what upstreams told are arguments."""
+"""Resolution of public model names to upstreams. Pure: config and upstreams' operations are arguments."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,14 +10,15 @@ from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, Operatio
 from gateway.quotas.limits import Limit, parse_limit
 from gateway.tenants.keyring import Tenant, model_scope
 
-# What an upstream can do, by its name; None while no replica of it has joined.
-Offered = Callable[[str], frozenset[Operation] | None]
+# An upstream's name → its operations; None while no replica of it has joined.
+OperationsOf = Callable[[str], frozenset[Operation] | None]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A public model name, settled: which upstream serves it, and the model's own options.
+    """Resolved model name: the upstream that serves it, and the model's own options.
 
-    limits: of this tenant for this model, beside those for all models. prompts: name → text.
+    limits: those of this tenant for this model, in addition to its limits for all models. prompts: name →
+    text.
     """
 
     model: str
@@ -30,56 +31,59 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Routes:
-    """All public names."""
+    """Table of all public model names."""
 
     def __init__(
-        self, models: Mapping[str, config.Model], defaults: config.Defaults, offered: Offered
+        self, models: Mapping[str, config.Model], defaults: config.Defaults, operations_of: OperationsOf
     ) -> None:
         self._models = models
         self._limits = {
-            name: tuple(parse_limit(limit, amount, model_scope(name)) for limit, amount in one.limits.items())
-            for name, one in models.items()
+            name: tuple(
+                parse_limit(limit, amount, model_scope(name)) for limit, amount in model.limits.items()
+            )
+            for name, model in models.items()
         }
         self._defaults = defaults
-        self._offered = offered
+        self._operations_of = operations_of
 
     def resolve(self, tenant: Tenant, name: str | None, operation: Operation) -> Route:
-        """The route for a name, or for none.
+        """Return the route for a name, or for the operation's default model without one.
 
         Raises: ModelNotFound, ModelForbidden, OperationUnsupported, InvalidInput.
         """
-        chosen = name if name is not None else self.default(operation)
-        model = self._models.get(chosen)
+        model_name = name if name is not None else self.default_model(operation)
+        model = self._models.get(model_name)
         if model is None:
-            raise ModelNotFound(f"there is no model {chosen!r} here", param="model")
-        if not tenant.may_use(chosen):
-            raise ModelForbidden(f"this key may not use the model {chosen!r}", param="model")
+            raise ModelNotFound(f"there is no model {model_name!r} here", param="model")
+        if not tenant.may_use(model_name):
+            raise ModelForbidden(f"this key may not use the model {model_name!r}", param="model")
         if not self._offers(model, operation):
-            raise OperationUnsupported(f"the model {chosen!r} does not {operation}", param="model")
+            raise OperationUnsupported(f"the model {model_name!r} does not {operation}", param="model")
         return Route(
-            model=chosen,
+            model=model_name,
             upstream=model.upstream,
             operation=operation,
             truncate=Truncate(model.truncate),
             deadline_s=model.deadline_s,
-            limits=tenant.model_limits.get(chosen, self._limits[chosen]),
+            limits=tenant.model_limits.get(model_name, self._limits[model_name]),
             prompts=model.prompts,
         )
 
     def names(self, tenant: Tenant) -> list[str]:
-        """The models that a tenant may use, in the config's order."""
+        """Return the models that a tenant may use, in the config's order."""
         return [name for name in self._models if tenant.may_use(name)]
 
-    def every_name(self) -> list[str]:
-        """All models, in the config's order."""
+    def all_names(self) -> list[str]:
+        """Return all models, in the config's order."""
         return list(self._models)
 
     def operations(self, name: str) -> list[Operation]:
-        """What a model can be asked, as far as is known now."""
-        return [one for one in Operation if self._offers(self._models[name], one)]
+        """Return the operations of a model, as far as they are known now."""
+        model = self._models[name]
+        return [operation for operation in Operation if self._offers(model, operation)]
 
     def upstream_of(self, name: str) -> str:
-        """Which upstream serves a public name.
+        """Return the upstream that serves a public name.
 
         Raises: ModelNotFound.
         """
@@ -87,32 +91,32 @@ class Routes:
             raise ModelNotFound(f"there is no model {name!r} here", param="model")
         return self._models[name].upstream
 
-    def speaker(self) -> str:
-        """The model that root paths speak of when they name none and ask for no operation.
+    def root_model(self) -> str:
+        """Return the model of a root path that names no model and implies no operation.
 
         Raises: InvalidInput.
         """
         if self._defaults.embed is None and len(self._models) == 1:
             return next(iter(self._models))
-        return self.default(Operation.EMBED)
+        return self.default_model(Operation.EMBED)
 
-    def default(self, operation: Operation) -> str:
-        """The model of a request that names none.
+    def default_model(self, operation: Operation) -> str:
+        """Return the model of a request that names none.
 
         Raises: InvalidInput, OperationUnsupported.
         """
         defaults = self._defaults
-        own = {
+        special = {
             Operation.RERANK: ("rerank", defaults.rerank),
             Operation.CLASSIFY: ("classify", defaults.classify),
         }
-        field, preferred = own.get(operation, ("embed", defaults.embed))
+        field, preferred = special.get(operation, ("embed", defaults.embed))
         if preferred is not None:
             return preferred
-        able = [name for name, model in self._models.items() if self._offers(model, operation)]
-        if len(able) == 1:
-            return able[0]
-        if not able:
+        capable = [name for name, model in self._models.items() if self._offers(model, operation)]
+        if len(capable) == 1:
+            return capable[0]
+        if not capable:
             raise OperationUnsupported(f"no model here does {operation}", param="model")
         raise InvalidInput(
             f"name a model: this gateway serves several, and its config sets no `defaults.{field}`",
@@ -120,10 +124,11 @@ class Routes:
         )
 
     def _offers(self, model: config.Model, operation: Operation) -> bool:
-        offered = self._offered(model.upstream)
-        if offered is None:
-            return True  # Nobody knows yet; the replica will say.
+        operations = self._operations_of(model.upstream)
+        if operations is None:
+            # No replica has joined yet; the one that does decides.
+            return True
         if operation is Operation.RERANK:
-            own = Operation.RERANK in offered
-            return own or (model.rerank and Operation.EMBED in offered)
-        return operation in offered
+            ranks_pairs = Operation.RERANK in operations
+            return ranks_pairs or (model.rerank and Operation.EMBED in operations)
+        return operation in operations

@@ -12,10 +12,11 @@ from backends.registry import BackendKind
 from gateway.batching.lane import Lane, Rules
 from gateway.config.schema import Upstream as UpstreamConfig
 from gateway.events import Observe
-from gateway.routing.discovery import Discovery, Resolve
-from gateway.routing.model_state import keep_following
-from gateway.routing.pool import Pool, Replica
-from gateway.routing.prober import Waits, keep_watching
+from gateway.routing.discovery import Discovery, Resolver
+from gateway.routing.model_state import follow_model_state
+from gateway.routing.pool import Pool
+from gateway.routing.prober import ProbeIntervals, Prober
+from gateway.routing.replica import Replica
 from gateway.routing.window import Window
 from gateway.upstreams.batch_bounds import BatchBounds
 from gateway.upstreams.upstream import Upstream
@@ -25,8 +26,8 @@ from gateway.vector_spaces.store import FingerprintStore
 OpenReplica = Callable[[BackendKind, ReplicaSpec], Backend]
 
 # An engine restarts on this machine and is cheap to probe; a remote server is not ours to load.
-ENGINE_PROBES = Waits(0.05, 0.25, patient=True)
-REMOTE_PROBES = Waits(0.5, 5.0)
+ENGINE_PROBES = ProbeIntervals(0.05, 0.25, awaits_first_join=True)
+REMOTE_PROBES = ProbeIntervals(0.5, 5.0)
 # One batch runs and one is ready, or two run. A third would wait in the engine, out of reach of the lane's
 # priorities.
 ENGINE_WINDOW = 2
@@ -39,7 +40,7 @@ class Dependencies(msgspec.Struct, frozen=True):
     """
 
     open_replica: OpenReplica
-    look_up: Resolve
+    resolver: Resolver
     observe: Observe
     fingerprints: FingerprintStore | None = None
 
@@ -60,7 +61,7 @@ def create_upstream(
             pool.add(create_replica(settings, label, address, None, open_replica))
     else:
         for url in settings.replicas:
-            pool.awaits(url)
+            pool.expect_discovery(url)
     rules = Rules(
         settings.queue_tokens,
         settings.attempt_timeout_s,
@@ -78,9 +79,9 @@ async def watch_replica(observe: Observe, upstream: Upstream, replica: Replica) 
     """Probe one replica and follow its model's state until cancelled."""
     pool, space, clock = upstream.pool, upstream.space, asyncio.get_running_loop().time
     async with asyncio.TaskGroup() as group:
-        group.create_task(keep_watching(pool, replica, _probe_intervals(upstream.settings), clock, space))
+        group.create_task(Prober(pool, replica, _probe_intervals(upstream.settings), clock, space).run())
         if isinstance(replica.backend, ReportsResidence):
-            group.create_task(keep_following(pool, replica, replica.backend, space, observe))
+            group.create_task(follow_model_state(pool, replica, replica.backend, space, observe))
 
 
 def background_tasks(upstream: Upstream, dependencies: Dependencies) -> list[Coroutine[Any, Any, None]]:
@@ -97,8 +98,8 @@ def background_tasks(upstream: Upstream, dependencies: Dependencies) -> list[Cor
                 url,
                 lambda label, ip, url=url: create_replica(settings, label, url, ip, open_replica),  # type: ignore[misc]
                 partial(watch_replica, dependencies.observe, upstream),
-                dependencies.look_up,
-            ).keep()
+                dependencies.resolver,
+            ).run()
             for url in settings.replicas
         ),
     ]
@@ -121,8 +122,8 @@ def create_replica(
     return Replica(label, open_replica(settings.backend, spec), Window(window))
 
 
-def _probe_intervals(settings: UpstreamConfig) -> Waits:
+def _probe_intervals(settings: UpstreamConfig) -> ProbeIntervals:
     if settings.backend == "torch":
         # The supervisor checks engines for liveness, and restarts them.
         return ENGINE_PROBES
-    return msgspec.structs.replace(REMOTE_PROBES, stalled_s=settings.attempt_timeout_s)
+    return msgspec.structs.replace(REMOTE_PROBES, stall_timeout_s=settings.attempt_timeout_s)

@@ -14,9 +14,9 @@ import msgspec
 
 from gateway.config.schema import Upstream as UpstreamConfig
 from gateway.events import Event, ModelStateReported, Observe, ReplicaChanged, SpaceChecked
-from gateway.routing.discovery import let_go
+from gateway.routing.discovery import drain_replica
 from gateway.routing.health import ReplicaEvent
-from gateway.routing.pool import Replica
+from gateway.routing.replica import Replica
 from gateway.upstreams.factory import (
     Dependencies,
     background_tasks,
@@ -84,8 +84,8 @@ class RunningUpstream:
         for replica in [replica for replica in self._watchers if replica.name not in addresses]:
             self._watchers.pop(replica).cancel()
             reason = "it is no longer in the configuration"
-            self.upstream.pool.transition(replica, ReplicaEvent.VANISHED, reason)
-            self._run(let_go(self.upstream.pool, replica))
+            self.upstream.pool.transition(replica, ReplicaEvent.REMOVED, reason)
+            self._run(drain_replica(self.upstream.pool, replica))
 
     async def drain(self) -> None:
         """Close the upstream once no call uses it, which its deadlines guarantee."""

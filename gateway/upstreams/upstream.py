@@ -55,20 +55,20 @@ class Upstream:
     def settled(self) -> bool:
         """Whether it no longer delays readiness: its engine has loaded, or each replica was tried once."""
         if self.settings.backend == "torch":
-            return self.capabilities is not None or self.pool.refused()
-        return not self.pool.joining()
+            return self.capabilities is not None or self.pool.has_rejected()
+        return not self.pool.is_joining()
 
     @property
     def fingerprint(self) -> str | None:
         """Id of the vector space of its vectors; `mixed` while a replica in use gives different ones."""
-        return MIXED if self.space.id and self.pool.mixed() else self.space.id
+        return MIXED if self.space.id and self.pool.is_mixed() else self.space.id
 
     @property
     def state(self) -> UpstreamState:
         """Whether it can serve calls, and if not, why."""
         if self.pool.usable():
             return "ready"
-        if self.pool.refused():
+        if self.pool.has_rejected():
             return "refused"
         return "unavailable" if self.settled else "loading"
 

@@ -52,7 +52,8 @@ from gateway.errors import GatewayError
 from gateway.prepare import PreparedWork, prepare
 from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
 from gateway.routing.health import ReplicaEvent, State
-from gateway.routing.pool import Pool, Replica
+from gateway.routing.pool import Pool
+from gateway.routing.replica import Replica
 from gateway.routing.routes import Route
 from gateway.routing.window import Window
 from gateway.tenants.keyring import Tenant

@@ -37,7 +37,7 @@ class Names:
 
 @pytest.fixture(autouse=True)
 def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(discovery, "REFRESH_EVERY_S", 0.01)
     monkeypatch.setattr(discovery, "DRAIN_POLL_S", 0.01)
 
 
@@ -51,7 +51,7 @@ def states(gateway: Running) -> list[tuple[str, str]]:
 
 async def test_each_address_is_a_replica(boot: Boots) -> None:
     servers, names = {"10.0.0.1": FakeTei(), "10.0.0.2": FakeTei()}, Names("10.0.0.1", "10.0.0.2")
-    async with boot(servers, CONFIG, look_up=names) as gateway:
+    async with boot(servers, CONFIG, resolver=names) as gateway:
         assert [200] * 6 == [await embed(gateway, f"text {number}") for number in range(6)]
 
     assert {("tei.example", 8080)} == names.asked
@@ -63,7 +63,7 @@ async def test_who_comes_joins_and_who_goes_ends_what_it_does(boot: Boots) -> No
     gate, old, new = Gate(), FakeTei(), FakeTei()
     old.hook = gate
     names = Names("10.0.0.1")
-    async with boot({"10.0.0.1": old, "10.0.0.2": new}, CONFIG, look_up=names) as gateway:
+    async with boot({"10.0.0.1": old, "10.0.0.2": new}, CONFIG, resolver=names) as gateway:
         held = asyncio.create_task(embed(gateway, "held"))
         await until(lambda: gate.waiting == 1)
         names.addresses = ["10.0.0.2"]
@@ -82,7 +82,7 @@ async def test_who_comes_joins_and_who_goes_ends_what_it_does(boot: Boots) -> No
 
 async def test_a_name_without_an_answer_changes_nothing(boot: Boots) -> None:
     names = Names("10.0.0.1")
-    async with boot({"10.0.0.1": FakeTei()}, CONFIG, look_up=names) as gateway:
+    async with boot({"10.0.0.1": FakeTei()}, CONFIG, resolver=names) as gateway:
         names.addresses = []
         names.asked.clear()
         async with asyncio.timeout(5):
@@ -94,7 +94,7 @@ async def test_a_name_without_an_answer_changes_nothing(boot: Boots) -> None:
 
 
 async def test_while_nobody_is_found_calls_are_told_so_and_readiness_is_not_held_up(boot: Boots) -> None:
-    async with boot({}, CONFIG, look_up=Names()) as gateway:
+    async with boot({}, CONFIG, resolver=Names()) as gateway:
         reply = await gateway.post("/v1/embeddings", {"input": "text"})
 
     assert (503, "no_replica") == (reply.status_code, reply.json()["error"]["code"])
@@ -103,7 +103,7 @@ async def test_while_nobody_is_found_calls_are_told_so_and_readiness_is_not_held
 
 async def test_a_name_that_has_no_address_at_first_may_have_one_later(boot: Boots) -> None:
     names = Names()
-    async with boot({"10.0.0.1": FakeTei()}, CONFIG, look_up=names) as gateway:
+    async with boot({"10.0.0.1": FakeTei()}, CONFIG, resolver=names) as gateway:
         assert 503 == await embed(gateway, "too early")
         names.addresses = ["10.0.0.1"]
         await _until_seen(gateway, ("http://tei.example:8080#0", "up"))
@@ -112,7 +112,7 @@ async def test_a_name_that_has_no_address_at_first_may_have_one_later(boot: Boot
 
 async def test_the_first_call_is_held_until_somebody_comes_and_is_seen_to_wait(boot: Boots) -> None:
     names = Names()
-    async with boot({"10.0.0.1": FakeTei()}, WAITING, look_up=names) as gateway:
+    async with boot({"10.0.0.1": FakeTei()}, WAITING, resolver=names) as gateway:
         held = asyncio.create_task(embed(gateway, "first"))
         await _until_queued(gateway)
         names.addresses = ["10.0.0.1"]
@@ -122,7 +122,7 @@ async def test_the_first_call_is_held_until_somebody_comes_and_is_seen_to_wait(b
 
 async def test_a_call_is_held_while_all_have_gone_and_is_seen_to_wait(boot: Boots) -> None:
     old, names = FakeTei(), Names("10.0.0.1")
-    async with boot({"10.0.0.1": old, "10.0.0.2": FakeTei()}, WAITING, look_up=names) as gateway:
+    async with boot({"10.0.0.1": old, "10.0.0.2": FakeTei()}, WAITING, resolver=names) as gateway:
         assert 200 == await embed(gateway, "before")
         # As when a deployment is scaled to zero: nobody listens, and the name has no address.
         names.addresses = []
@@ -137,7 +137,7 @@ async def test_a_call_is_held_while_all_have_gone_and_is_seen_to_wait(boot: Boot
 
 
 async def test_a_call_for_which_nobody_comes_is_told_when_to_come_back(boot: Boots) -> None:
-    async with boot({}, WAITING, look_up=Names()) as gateway:
+    async with boot({}, WAITING, resolver=Names()) as gateway:
         reply = await gateway.post("/v1/embeddings", {"input": "text"}, x_timeout_s="0.05")
 
     assert (503, "model_loading") == (reply.status_code, reply.json()["error"]["code"])
@@ -185,7 +185,7 @@ async def _until_queued(gateway: Running) -> None:
 
 
 def _leaving() -> bool:
-    return any("let_go" in repr(task.get_coro()) for task in asyncio.all_tasks())
+    return any("drain_replica" in repr(task.get_coro()) for task in asyncio.all_tasks())
 
 
 async def _until_seen(gateway: Running, state: tuple[str, str], times: int = 1) -> None:

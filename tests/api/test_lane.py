@@ -17,7 +17,7 @@ from gateway.batching.lane import SUSPECT_S, Rules
 from gateway.batching.slices import Bounds
 from gateway.errors import DeadlineExceeded
 from gateway.routing.health import ReplicaEvent, State
-from gateway.routing.latencies import ENOUGH
+from gateway.routing.latencies import SAMPLES_MIN
 from tests.fakes.hooks import until
 from tests.fakes.replicas import Rig, assert_vectors, reply_to, tokens_of
 
@@ -396,7 +396,7 @@ async def test_a_call_that_has_tried_the_free_replica_does_not_hold_up_its_tenan
 
 async def with_known_latencies(rig: Rig) -> None:
     """Enough singles were answered at once to know which are late."""
-    for index in range(ENOUGH):
+    for index in range(SAMPLES_MIN):
         await all_answered(rig, [rig.call(f"known {index}")])
 
 

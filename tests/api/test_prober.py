@@ -7,13 +7,13 @@ import pytest
 from backends.contract import Reply
 from gateway.routing import prober
 from gateway.routing.health import State
-from gateway.routing.pool import STALL_S, BatchLoad
-from gateway.routing.prober import Waits, keep_watching
+from gateway.routing.prober import ProbeIntervals, Prober
+from gateway.routing.replica import STALL_MIN_S, BatchLoad
 from tests.fakes.hooks import until
 from tests.fakes.replicas import Rig, assert_vectors, reply_to
 
 # Looked at all the time, and questioned as soon as nothing came back for so long.
-IMPATIENT = Waits(0.001, 0.001, stalled_s=0.005)
+IMPATIENT = ProbeIntervals(0.001, 0.001, stall_timeout_s=0.005)
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ async def test_what_a_hung_replica_holds_is_done_by_another_and_it_proves_itself
     first, second = rig.call("first"), rig.call("second")
     await rig.sent("first")
     (await rig.sent("second", to=1)).succeed()
-    watching = asyncio.create_task(keep_watching(rig.pool, rig.replicas[0], IMPATIENT, rig.clock))
+    watching = asyncio.create_task(Prober(rig.pool, rig.replicas[0], IMPATIENT, rig.clock).run())
     (await rig.sent("first", to=1)).succeed()
 
     assert_vectors(await first, "first")
@@ -53,14 +53,14 @@ async def test_a_replica_that_is_slow_and_answers_a_probe_keeps_its_work() -> No
     probes = []
 
     async def doing(texts: list[str]) -> Reply:
-        if texts == [prober.WORD]:
+        if texts == [prober.PROBE_TEXT]:
             probes.append(texts)
         else:
             await until(lambda: len(probes) > 2)
         return reply_to(texts)
 
     rig.one.doing = doing
-    watching = asyncio.create_task(keep_watching(rig.pool, rig.replicas[0], IMPATIENT, rig.clock))
+    watching = asyncio.create_task(Prober(rig.pool, rig.replicas[0], IMPATIENT, rig.clock).run())
     assert_vectors(await rig.call("slow"), "slow")
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
@@ -72,16 +72,16 @@ async def test_a_replica_that_is_slow_and_answers_a_probe_keeps_its_work() -> No
 async def test_a_replica_is_given_several_times_what_its_slowest_batch_took() -> None:
     replica = Rig().replicas[0]
     assert replica.patience_s(30) == 30
-    replica.succeeded(BatchLoad(1, 10, ["acme"]), 0.02, 0.0, full=False)
-    assert replica.patience_s(30) == STALL_S
-    replica.started(BatchLoad(32, 16_000, ["acme"]), 0.0)
+    replica.record_success(BatchLoad(1, 10, ["acme"]), 0.02, 0.0, was_full=False)
+    assert replica.patience_s(30) == STALL_MIN_S
+    replica.add_batch(BatchLoad(32, 16_000, ["acme"]), 0.0)
     # Nothing so large was ever done here: nobody knows how long it takes.
     assert replica.patience_s(30) == 30
-    replica.succeeded(BatchLoad(32, 16_000, ["acme"]), 2.0, 1.0, full=False)
+    replica.record_success(BatchLoad(32, 16_000, ["acme"]), 2.0, 1.0, was_full=False)
     assert replica.patience_s(30) == 6
     for _ in range(10):
-        replica.succeeded(BatchLoad(1, 10, ["acme"]), 0.02, 1.0, full=False)
+        replica.record_success(BatchLoad(1, 10, ["acme"]), 0.02, 1.0, was_full=False)
     # Small calls since do not make it look slower than it is.
     assert replica.patience_s(30) == pytest.approx(6)
-    assert not replica.silent(6.9, 30)
-    assert replica.silent(7.1, 30)
+    assert not replica.is_silent(6.9, 30)
+    assert replica.is_silent(7.1, 30)

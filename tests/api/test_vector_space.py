@@ -12,7 +12,8 @@ from gateway.errors import NoReplica
 from gateway.events import ReplicaChanged, SpaceChecked
 from gateway.routing import prober
 from gateway.routing.health import ReplicaEvent
-from gateway.routing.pool import Pool, Replica
+from gateway.routing.pool import Pool
+from gateway.routing.replica import Replica
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.conftest import Boots, Running
@@ -35,8 +36,8 @@ QUESTION = {"model": "m", "input": "a"}
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas are looked at all the time."""
-    monkeypatch.setattr(prober, "LOOK_EVERY_S", 0.005)
-    monkeypatch.setattr(prober, "QUIET_S", 0.0)
+    monkeypatch.setattr(prober, "CHECK_EVERY_S", 0.005)
+    monkeypatch.setattr(prober, "IDLE_PROBE_AFTER_S", 0.0)
 
 
 def astray(**info: Any) -> FakeTei:
@@ -335,7 +336,7 @@ async def test_callers_do_not_wait_for_an_engine_that_is_kept_out() -> None:
     await asyncio.sleep(0)
     assert ("loading", False) == (upstream.state, upstream.settled)
     engine.is_foreign = True
-    pool.transition(engine, ReplicaEvent.STRAYED, "another model")
+    pool.transition(engine, ReplicaEvent.FOREIGN, "another model")
 
     with pytest.raises(NoReplica, match="another space"):
         async with asyncio.timeout(10):

@@ -12,7 +12,8 @@ from gateway.batching.slices import Bounds, Slice
 from gateway.batching.ticket import Owner
 from gateway.events import AttemptFinished, Event
 from gateway.routing.health import ReplicaEvent
-from gateway.routing.pool import Pool, Replica
+from gateway.routing.pool import Pool
+from gateway.routing.replica import Replica
 from gateway.routing.window import Window
 from tests.fakes.hooks import until
 from tests.fakes.tei import vector_of
@@ -158,7 +159,7 @@ class Rig:
         assert not lane._shared
         for replica in self.replicas:
             assert (0, 0, 0) == (replica.batches, replica.inputs, replica.tokens)
-            assert not replica.batches_of
+            assert not replica.batches_by_tenant
 
 
 def assert_vectors(reply: Reply, *texts: str) -> None:

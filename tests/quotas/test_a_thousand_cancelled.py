@@ -37,7 +37,7 @@ def held(application: Application, redis: RedisServer) -> dict[str, object]:
         "queued": (len(lane._queue), lane.queued_tokens),
         "shared": len(lane._shared),
         "attempts": len(lane._attempts),
-        "at the replica": (replica.batches, replica.inputs, replica.tokens, dict(replica.batches_of)),
+        "at the replica": (replica.batches, replica.inputs, replica.tokens, dict(replica.batches_by_tenant)),
         "reservations": redis.command("HLEN", "gw:{acme}:open"),
         "their ends": redis.command("ZCARD", "gw:{acme}:ends"),
     }

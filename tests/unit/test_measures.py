@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.batching.batch_size import MOST_TOKENS, START_TOKENS, BatchSizer
-from gateway.routing.latencies import ENOUGH, KEPT, Latencies
-from gateway.routing.retry_budget import FREE, Budget
+from gateway.routing.latencies import SAMPLES_MAX, SAMPLES_MIN, Latencies
+from gateway.routing.retry_budget import FREE_ATTEMPTS, RetryBudget
 
 
 @pytest.mark.parametrize("jitter", [0, 0.3])
@@ -52,37 +52,37 @@ def test_added_attempts_stay_within_their_share_of_first_ones(
     share: float, steps: list[tuple[bool, float]]
 ) -> None:
     now_s = first = extra = 0.0
-    budget = Budget(share, now_s)
+    budget = RetryBudget(share, now_s)
     for is_first, pause_s in steps:
         faded = 0.5 ** (pause_s / 10)
         now_s += pause_s
         first, extra = first * faded, extra * faded
         if is_first:
-            budget.count_first(now_s)
+            budget.add_first_attempt(now_s)
             first += 1
-        elif budget.take(now_s):
+        elif budget.try_spend(now_s):
             extra += 1
-        assert extra <= first * share + FREE + 1e-6
+        assert extra <= first * share + FREE_ATTEMPTS + 1e-6
 
 
 def test_a_quiet_lane_may_retry_and_its_budget_comes_back() -> None:
-    budget = Budget(0.2, 0.0)
-    taken = sum(budget.take(0.0) for _ in range(100))
+    budget = RetryBudget(0.2, 0.0)
+    taken = sum(budget.try_spend(0.0) for _ in range(100))
 
-    assert taken == FREE
-    assert budget.take(60.0)
+    assert taken == FREE_ATTEMPTS
+    assert budget.try_spend(60.0)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.floats(0, 100), max_size=3 * KEPT))
+@given(st.lists(st.floats(0, 100), max_size=3 * SAMPLES_MAX))
 def test_a_quantile_is_of_the_last_ones_and_unknown_of_few(durations: list[float]) -> None:
     latencies = Latencies()
     for one in durations:
         latencies.add(one)
     late_s = latencies.quantile(0.95)
-    last = sorted(durations[-KEPT:])
+    last = sorted(durations[-SAMPLES_MAX:])
 
-    if len(last) < ENOUGH:
+    if len(last) < SAMPLES_MIN:
         assert late_s is None
     else:
         assert late_s == last[int(0.95 * len(last))]

@@ -22,12 +22,12 @@ from backends.errors import (
 )
 from backends.tei import open_replica
 from gateway.config import schema as config
-from gateway.config.schema import Policy
 from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, OperationUnsupported
 from gateway.events import Event, ReplicaChanged
-from gateway.routing.health import ReplicaEvent, State, after, event_of
-from gateway.routing.policies import ranked
-from gateway.routing.pool import BatchLoad, Pool, Replica
+from gateway.routing.health import ReplicaEvent, State, event_of, next_state
+from gateway.routing.policies import Policy, rank_replicas
+from gateway.routing.pool import Pool
+from gateway.routing.replica import BatchLoad, Replica
 from gateway.routing.routes import Route, Routes
 from gateway.routing.window import Window
 from gateway.tenants.keyring import Tenant
@@ -43,29 +43,29 @@ many = settings(max_examples=200, deadline=None)
 def test_every_policy_tries_every_replica_once(
     policy: Policy, loads: list[int], turn: int, seed: int
 ) -> None:
-    assert list(range(len(loads))) == sorted(ranked(policy, loads, turn, Random(seed)))
+    assert list(range(len(loads))) == sorted(rank_replicas(policy, loads, turn, Random(seed)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_replica_is_an_empty_order(policy: Policy) -> None:
-    assert [] == ranked(policy, [], 3, Random(0))
+    assert [] == rank_replicas(policy, [], 3, Random(0))
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "least_tokens"])
 def test_equal_replicas_take_turns(policy: Policy) -> None:
-    firsts = [ranked(policy, [7, 7, 7], turn, Random(0))[0] for turn in range(6)]
+    firsts = [rank_replicas(policy, [7, 7, 7], turn, Random(0))[0] for turn in range(6)]
 
     assert [0, 1, 2, 0, 1, 2] == firsts
 
 
 def test_round_robin_does_not_look_at_loads() -> None:
-    assert [1, 2, 0] == ranked("round_robin", [0, 99, 5], 1, Random(0))
+    assert [1, 2, 0] == rank_replicas("round_robin", [0, 99, 5], 1, Random(0))
 
 
 @many
 @given(LOADS, st.integers(0, 100))
 def test_least_tokens_is_in_order_of_load(loads: list[int], turn: int) -> None:
-    order = ranked("least_tokens", loads, turn, Random(0))
+    order = rank_replicas("least_tokens", loads, turn, Random(0))
 
     assert sorted(loads) == [loads[index] for index in order]
 
@@ -73,15 +73,15 @@ def test_least_tokens_is_in_order_of_load(loads: list[int], turn: int) -> None:
 @many
 @given(LOADS, st.integers())
 def test_two_choices_puts_the_better_of_two_first(loads: list[int], seed: int) -> None:
-    order = ranked("two_choices", loads, 0, Random(seed))
+    order = rank_replicas("two_choices", loads, 0, Random(seed))
 
     assert loads[order[0]] <= loads[order[min(1, len(order) - 1)]]
 
 
 def test_two_choices_spreads_equal_replicas_and_spares_the_busiest() -> None:
     random = Random(1)
-    equal = Counter(ranked("two_choices", [1, 1, 1, 1], 0, random)[0] for _ in range(2000))
-    uneven = Counter(ranked("two_choices", [9, 1, 1, 1], 0, random)[0] for _ in range(2000))
+    equal = Counter(rank_replicas("two_choices", [1, 1, 1, 1], 0, random)[0] for _ in range(2000))
+    uneven = Counter(rank_replicas("two_choices", [9, 1, 1, 1], 0, random)[0] for _ in range(2000))
 
     assert all(400 < count < 600 for count in equal.values())
     assert 0 == uneven[0]
@@ -105,9 +105,9 @@ def test_two_choices_spreads_equal_replicas_and_spares_the_busiest() -> None:
         (State.DOWN, ReplicaEvent.PROVEN, State.DOWN),
         (State.UP, ReplicaEvent.FAILING, State.DOWN),
         (State.UP, ReplicaEvent.STALLED, State.DOWN),
-        (State.JOINING, ReplicaEvent.STRAYED, State.DOWN),
-        (State.UP, ReplicaEvent.STRAYED, State.DOWN),
-        (State.PROBATION, ReplicaEvent.STRAYED, State.DOWN),
+        (State.JOINING, ReplicaEvent.FOREIGN, State.DOWN),
+        (State.UP, ReplicaEvent.FOREIGN, State.DOWN),
+        (State.PROBATION, ReplicaEvent.FOREIGN, State.DOWN),
         (State.PROBATION, ReplicaEvent.PROVEN, State.UP),
         (State.PROBATION, ReplicaEvent.FAILING, State.DOWN),
         (State.PROBATION, ReplicaEvent.STALLED, State.DOWN),
@@ -115,7 +115,7 @@ def test_two_choices_spreads_equal_replicas_and_spares_the_busiest() -> None:
     ],
 )
 def test_a_replicas_life_is_this_table(state: State, happened: ReplicaEvent, expected: State) -> None:
-    assert expected is after(state, happened)
+    assert expected is next_state(state, happened)
 
 
 @given(st.lists(st.sampled_from(ReplicaEvent), max_size=20))
@@ -123,7 +123,7 @@ def test_a_replicas_life_is_this_table(state: State, happened: ReplicaEvent, exp
 def test_who_was_down_is_up_again_only_once_it_joined_and_proved_itself(history: list[ReplicaEvent]) -> None:
     state = State.JOINING
     for happened in history:
-        following = after(state, happened)
+        following = next_state(state, happened)
         if following is State.UP:
             assert state is not State.DOWN
             assert state is not State.PROBATION or happened is ReplicaEvent.PROVEN
@@ -149,7 +149,7 @@ def test_who_was_down_is_up_again_only_once_it_joined_and_proved_itself(history:
 def test_only_what_could_not_be_reached_or_died_is_ejected(
     error: BackendError, expected: ReplicaEvent | None
 ) -> None:
-    assert expected is event_of(error, 1, last=False)
+    assert expected is event_of(error, 1, is_last=False)
 
 
 class Watched:
@@ -195,9 +195,9 @@ def test_a_replica_that_failed_a_slice_is_not_picked_for_it_again() -> None:
 def test_a_full_window_is_no_room_until_a_batch_comes_back() -> None:
     watched = Watched(1).joined()
     for _ in range(2):
-        watched.replicas[0].started(BatchLoad(4, 100, ["acme"]), 0)
+        watched.replicas[0].add_batch(BatchLoad(4, 100, ["acme"]), 0)
     assert watched.pool.pick(1, ()) is None
-    watched.replicas[0].ended(BatchLoad(4, 100, ["acme"]))
+    watched.replicas[0].remove_batch(BatchLoad(4, 100, ["acme"]))
 
     assert watched.replicas[0] is watched.pool.pick(1, ())
 
@@ -209,14 +209,14 @@ def test_a_replicas_permits_are_kept_but_a_batch_over_all_of_them_may_go_alone(
     in_flight: int, more: int, *, room: bool
 ) -> None:
     replica = Watched(1).joined(concurrent_inputs=8).replicas[0]
-    replica.started(BatchLoad(in_flight, 0, ["acme"]), 0)
+    replica.add_batch(BatchLoad(in_flight, 0, ["acme"]), 0)
 
     assert room == replica.has_room(more, slots=9)
 
 
 def test_a_change_of_state_is_observed_once_and_told() -> None:
     watched, told = Watched(1), []
-    watched.pool.changed = lambda: told.append(watched.replicas[0].state)
+    watched.pool.on_change = lambda: told.append(watched.replicas[0].state)
     for happened in (ReplicaEvent.JOINED, ReplicaEvent.JOINED, ReplicaEvent.LOST, ReplicaEvent.UNREACHED):
         watched.pool.transition(watched.replicas[0], happened, happened.value)
 
@@ -229,7 +229,7 @@ def test_a_change_of_state_is_observed_once_and_told() -> None:
 
 def test_a_replica_that_went_down_still_tells_what_the_upstream_can_do() -> None:
     watched = Watched(2)
-    assert watched.pool.joining()
+    assert watched.pool.is_joining()
     assert watched.pool.capabilities() is None
     watched.joined()
     watched.pool.transition(watched.replicas[0], ReplicaEvent.LOST, "")
@@ -237,7 +237,7 @@ def test_a_replica_that_went_down_still_tells_what_the_upstream_can_do() -> None
     told = watched.pool.capabilities()
     assert "r0" == (told.model_id if told else None)
     assert [watched.replicas[1]] == watched.pool.usable()
-    assert not watched.pool.joining()
+    assert not watched.pool.is_joining()
 
 
 EMBEDS = frozenset({Operation.EMBED, Operation.TOKENIZE})
@@ -355,7 +355,7 @@ def test_a_request_that_names_no_model_takes_its_operations_default(
 def test_without_a_default_the_only_model_that_can_is_taken(
     names: list[str], operation: Operation, expected: str
 ) -> None:
-    assert expected == routes(*names).default(operation)
+    assert expected == routes(*names).default_model(operation)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_without_a_default_the_only_model_that_can_is_taken(
 )
 def test_where_several_can_the_caller_must_name_one(names: list[str], operation: Operation) -> None:
     with pytest.raises(InvalidInput) as caught:
-        routes(*names).default(operation)
+        routes(*names).default_model(operation)
 
     assert "model" == caught.value.param
     assert f"`defaults.{operation}`" in caught.value.message
@@ -376,7 +376,7 @@ def test_where_several_can_the_caller_must_name_one(names: list[str], operation:
 
 def test_where_none_can_that_is_said() -> None:
     with pytest.raises(OperationUnsupported, match="no model here does embed"):
-        routes("cross").default(Operation.EMBED)
+        routes("cross").default_model(Operation.EMBED)
 
 
 def test_a_classifier_of_its_own_is_the_default() -> None:
@@ -384,7 +384,7 @@ def test_a_classifier_of_its_own_is_the_default() -> None:
     chosen = Routes(MODELS, defaults, OFFERED.__getitem__)
 
     assert ["bge", "cross", "new", "bge"] == [
-        chosen.default(one)
+        chosen.default_model(one)
         for one in (Operation.EMBED, Operation.RERANK, Operation.CLASSIFY, Operation.DETOKENIZE)
     ]
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gateway.routing.window import CEILING, FLOOR, START, Window
+from gateway.routing.window import SIZE_MAX, SIZE_MIN, SIZE_START, Window
 
 
 class Server:
@@ -42,7 +42,7 @@ class Server:
             self.now_s = end_s
             self.done += 1
             full = self._in_flight >= self.window.size
-            self.window.finished(self._random.randint(400, 600), end_s, self._in_flight, full=full)
+            self.window.record_batch(self._random.randint(400, 600), end_s, self._in_flight, was_full=full)
             self._in_flight -= 1
         return weighted / (self.now_s - started_s), sizes
 
@@ -58,7 +58,7 @@ def test_the_window_settles_near_what_the_replica_does_at_once(
     before = server.done
     mean, sizes = server.run(300)
 
-    assert max(FLOOR, parallel) * 0.8 <= mean <= max(FLOOR, parallel) * 1.6 + 1
+    assert max(SIZE_MIN, parallel) * 0.8 <= mean <= max(SIZE_MIN, parallel) * 1.6 + 1
     assert max(sizes) <= max(6, parallel * 2.4)
     assert (server.done - before) / (180 * parallel / 0.1) >= 0.88
 
@@ -77,9 +77,9 @@ def test_a_window_that_something_else_keeps_from_being_filled_goes_on_learning()
     window = Window()
     for step in range(10_000):
         # Much waits, and yet no more may be in flight: a server's own bound, or a slot kept for another.
-        window.finished(500, step * 0.1, 4, full=True)
+        window.record_batch(500, step * 0.1, 4, was_full=True)
 
-    assert window.size <= START
+    assert window.size <= SIZE_START
 
 
 def test_what_a_larger_window_held_is_all_that_is_kept_of_it() -> None:
@@ -107,7 +107,7 @@ def test_a_replica_that_takes_anything_gets_the_most_there_is() -> None:
     server = Server(Window(), 500, 0.1, 0.3, 1)
     server.run(120)
 
-    assert server.run(240)[0] >= CEILING * 0.85
+    assert server.run(240)[0] >= SIZE_MAX * 0.85
 
 
 def test_it_follows_a_replica_that_grows_or_shrinks() -> None:
@@ -127,14 +127,14 @@ def test_it_follows_a_replica_that_grows_or_shrinks() -> None:
 def test_a_window_that_was_not_full_learns_nothing() -> None:
     window = Window()
     for step in range(10_000):
-        window.finished(500, step * 0.1, 1, full=False)
+        window.record_batch(500, step * 0.1, 1, was_full=False)
 
-    assert window.size == START
+    assert window.size == SIZE_START
 
 
 def test_a_fixed_window_stays_as_it_is() -> None:
     window = Window(3)
-    window.refused(1.0)
+    window.record_refusal(1.0)
     window.restart()
     Server(window, 8, 0.1, 0.3, 1).run(60)
 
@@ -148,9 +148,9 @@ def test_one_refusal_of_many_at_once_makes_the_window_smaller_once() -> None:
     before = window.size
     sent_s = server.now_s
     for _ in range(before):
-        window.refused(sent_s + 1, sent_s)
+        window.record_refusal(sent_s + 1, sent_s)
     assert before // 2 <= window.size < before
-    window.refused(sent_s + 3, sent_s + 2)
+    window.record_refusal(sent_s + 3, sent_s + 2)
 
     assert window.size < before // 2
 
@@ -158,7 +158,7 @@ def test_one_refusal_of_many_at_once_makes_the_window_smaller_once() -> None:
 def test_refusals_one_after_the_other_leave_one_slot() -> None:
     window = Window()
     for second in range(20):
-        window.refused(second + 0.5, second)
+        window.record_refusal(second + 0.5, second)
 
     assert window.size == 1
 
@@ -168,4 +168,4 @@ def test_a_replica_that_is_back_starts_as_a_new_one() -> None:
     Server(window, 500, 0.1, 0, 1).run(120)
     window.restart()
 
-    assert window.size == START
+    assert window.size == SIZE_START

@@ -244,7 +244,7 @@ async def info(
     """What a model is and takes."""
     gateway = api.gateway
     tenant = api.authenticator.authenticate(context_of(request.scope))
-    asked = model_name(name) or gateway.routes.speaker()
+    asked = model_name(name) or gateway.routes.root_model()
     route = gateway.routes.resolve(tenant, asked, Operation.TOKENIZE)
     upstream = gateway.upstreams[route.upstream]
     if upstream.capabilities is None:
@@ -300,7 +300,7 @@ def _labels(labels: Sequence[str]) -> dict[str, Any]:
 async def health(api: NamedDependency[Api], name: FromPath[str | None] = None) -> Response[bytes]:
     """200 if the model has a usable replica; needs no key."""
     routes = api.gateway.routes
-    model = model_name(name) or routes.speaker()
+    model = model_name(name) or routes.root_model()
     if not api.gateway.upstreams[routes.upstream_of(model)].pool.usable():
         raise NoReplica("unhealthy")
     return empty()

@@ -121,7 +121,7 @@ async def default(
     name: FromPath[str | None] = None,
 ) -> HttpReply:
     """Do what the model is for."""
-    model = name or data.model or api.gateway.routes.speaker()
+    model = name or data.model or api.gateway.routes.root_model()
     told = api.capabilities_of(model, Operation.EMBED)
     answer = default_of(told.operations, told.outputs) if told else _embedded
     if isinstance(data.inputs, SimilarityInputs):

@@ -241,7 +241,7 @@ async def decode_pooling(data: PoolingRequest, name: str | None, context: Reques
     check_options(data)
     if data.dimensions is not None:
         raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
-    model = name or data.model or api.gateway.routes.speaker()
+    model = name or data.model or api.gateway.routes.root_model()
     told = api.capabilities_of(model, Operation.EMBED)
     task = data.task or task_of(told)
     operation = OPERATION_OF.get(task)

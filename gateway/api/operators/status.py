@@ -86,7 +86,7 @@ class Watched(msgspec.Struct, frozen=True):
 
     def _models(self) -> Iterator[ModelShown]:
         routes = self.gateway.routes
-        for name in routes.every_name():
+        for name in routes.all_names():
             upstream = self.gateway.upstreams[routes.upstream_of(name)]
             told = upstream.capabilities
             yield ModelShown(

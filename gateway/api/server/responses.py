@@ -52,7 +52,7 @@ class Api:
         Raises: ModelNotFound, what `Routes.default` raises.
         """
         routes = self.gateway.routes
-        name = routes.default(operation) if model is None else model
+        name = routes.default_model(operation) if model is None else model
         return self.gateway.upstreams[routes.upstream_of(name)].capabilities
 
     def texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:

@@ -1,0 +1,158 @@
+"""One replica of an upstream: its state, the batches in flight to it, and what they have shown."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from backends.contract import Backend, Capabilities, Embed, EmbedReply, Reply, Residence, Work
+from backends.errors import ReplicaFailed
+from gateway.routing.health import PROBATION_BATCHES, State
+from gateway.routing.window import Window
+
+# A replica that holds work and has returned nothing for this long, and for this many times what that much
+# work took recently, is probed.
+STALL_MIN_S = 3.0
+STALL_FACTOR = 3
+# The records of the slowest and the largest recent batch decay by this factor with each batch.
+EXTREMES_DECAY = 0.98
+
+
+class BatchLoad(msgspec.Struct, frozen=True):
+    """Load that one batch puts on a replica, and the tenants whose inputs it holds."""
+
+    inputs: int
+    tokens: int
+    tenants: Sequence[str]
+
+
+class Replica:
+    """One server or engine of an upstream. name: the label in logs and metrics."""
+
+    def __init__(self, name: str, backend: Backend, window: Window | None = None) -> None:
+        self.name = name
+        self.backend = backend
+        self.window = window or Window()
+        self.state = State.JOINING
+        self.capabilities: Capabilities | None = None
+        # True if its vectors belong to another space than its upstream's.
+        self.is_foreign = False
+        # Dimensions of the vectors from its last space check; None if it was not checked.
+        self.width: int | None = None
+        # Its last report of whether the model is in memory; None where the model always is.
+        self.residence: Residence | None = None
+        # Its own report of its queue, which other clients may fill as well.
+        self.waiting_inputs = 0
+        self.batches = 0
+        self.batches_by_tenant: Counter[str] = Counter()
+        self.inputs = 0
+        self.tokens = 0
+        self._failures = 0
+        self._successes = 0
+        self._progress_s = 0.0
+        self._slowest_s = 0.0
+        self._largest_tokens = 0.0
+
+    @property
+    def slots(self) -> int:
+        """How many batches may be in flight to it now."""
+        return 1 if self.state is State.PROBATION else self.window.size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more batches may be in flight."""
+        return self.batches >= self.slots
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it has completed enough batches since it rejoined."""
+        return self._successes >= PROBATION_BATCHES
+
+    def admits(self, inputs: int, tenant: str, *, is_only_tenant: bool) -> bool:
+        """Return whether a tenant may have one more batch of this size in flight here.
+
+        While other tenants are active, a tenant that has a batch here leaves the last slot to them.
+        """
+        slots = self.slots
+        reserved = 0 if is_only_tenant or slots == 1 or not self.batches_by_tenant[tenant] else 1
+        return self.has_room(inputs, slots - reserved)
+
+    def has_room(self, inputs: int, slots: int) -> bool:
+        """Return whether the slots and the replica's own permits allow one more batch of this size."""
+        permits = self.capabilities.concurrent_inputs if self.capabilities else None
+        # A batch larger than all permits could never go, so it may try while nothing else is in flight.
+        free = permits is None or self.inputs == 0 or self.inputs + inputs <= permits
+        return self.batches < slots and free
+
+    def check_width(self, work: Work, reply: Reply) -> None:
+        """Check that vectors are as wide as its canaries were, or as the work requested.
+
+        Raises: ReplicaFailed.
+        """
+        if self.width is None or not isinstance(work, Embed) or not isinstance(reply, EmbedReply):
+            return
+        width, expected = reply.vectors.shape[1], work.dimensions or self.width
+        if width != expected:
+            raise ReplicaFailed(f"its vectors have {width} dimensions, and had {self.width} when it joined")
+
+    def add_batch(self, load: BatchLoad, now_s: float) -> None:
+        """Count a batch that is being sent."""
+        if not self.batches:
+            self._progress_s = now_s
+        self.batches += 1
+        self.batches_by_tenant.update(load.tenants)
+        self.inputs += load.inputs
+        self.tokens += load.tokens
+
+    def remove_batch(self, load: BatchLoad) -> None:
+        """Stop counting a batch, whatever its outcome."""
+        self.batches -= 1
+        self.batches_by_tenant.subtract(load.tenants)
+        for tenant in load.tenants:
+            if not self.batches_by_tenant[tenant]:
+                del self.batches_by_tenant[tenant]
+        self.inputs -= load.inputs
+        self.tokens -= load.tokens
+
+    def record_success(self, load: BatchLoad, took_s: float, now_s: float, *, was_full: bool) -> None:
+        """Learn from a completed batch; called before `remove_batch`.
+
+        was_full: no more batches could have been in flight.
+        """
+        self.window.record_batch(load.tokens, now_s, self.batches, was_full=was_full)
+        self._progress_s = now_s
+        self._failures = 0
+        self._successes += 1
+        self._slowest_s = max(took_s, self._slowest_s * EXTREMES_DECAY)
+        self._largest_tokens = max(1.0, load.tokens, self._largest_tokens * EXTREMES_DECAY)
+
+    def record_refusal(self, now_s: float, sent_s: float) -> None:
+        """Shrink the window: the replica answered a batch, sent at `sent_s`, that it is full."""
+        self._progress_s = now_s
+        self.window.record_refusal(now_s, sent_s)
+
+    def record_failure(self) -> int:
+        """Count a failed batch and return the number of failures in a row."""
+        self._failures += 1
+        return self._failures
+
+    def reset_history(self) -> None:
+        """Forget everything that was learned before the replica rejoined."""
+        self._failures = self._successes = 0
+        self._slowest_s = self._largest_tokens = 0.0
+        self.window.restart()
+
+    def is_silent(self, now_s: float, timeout_s: float) -> bool:
+        """Return whether work is in flight and nothing has come back for longer than `patience_s`."""
+        return self.batches > 0 and now_s - self._progress_s > self.patience_s(timeout_s)
+
+    def patience_s(self, timeout_s: float) -> float:
+        """Return how long the work in flight may take: several times the slowest recent batch.
+
+        More tokens in flight than in the largest recent batch may take that much longer. timeout_s: an
+        attempt's timeout, which is the upper bound, and the result for a replica without any record.
+        """
+        if not self._largest_tokens:
+            return timeout_s
+        expected_s = STALL_FACTOR * self._slowest_s * max(1.0, self.tokens / self._largest_tokens)
+        return min(timeout_s, max(STALL_MIN_S, expected_s))
