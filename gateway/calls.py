@@ -1,4 +1,4 @@
-"""The gateway's own neutral call: what every dialect decodes to. Knows no wire."""
+"""Neutral call of the gateway, which every dialect decodes to. Knows no wire format."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -23,7 +23,7 @@ from gateway.prompts import Role
 
 
 class Similarity(msgspec.Struct, frozen=True, tag="similarity"):
-    """Cosine of one text with each of many; any embedding model can serve it."""
+    """Cosine of one text with each of many; any embedding model serves it."""
 
     source: str
     sentences: tuple[str, ...]
@@ -34,11 +34,11 @@ Work: TypeAlias = Embed | Encode | Rerank | Score | Classify | Similarity | Toke
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One caller's request, parsed once.
+    """Request of one caller, parsed once.
 
-    model: as the caller wrote it; None takes the default. truncate: whether to cut what is too long, side:
-    which end; None takes the model's. bulk: the caller can wait (x-priority: bulk). role: what its inputs
-    are for, where the caller names no prompt.
+    model: as the caller wrote it; None takes the default. truncate: cut inputs that are too long, or refuse
+    them; None takes the model's setting. side: the end to cut; None takes the model's. bulk: the caller can
+    wait (`x-priority: bulk`). role: purpose of the inputs, for a call that names no prompt.
     """
 
     work: Work
@@ -49,38 +49,43 @@ class Call(msgspec.Struct, frozen=True):
     role: Role | None = None
 
 
-def truncation(call: Call, models: Truncate) -> Truncate:
-    """What happens to inputs that are too long: the call's own wish, else the model's setting.
+def truncation(call: Call, model_setting: Truncate) -> Truncate:
+    """Return how to cut inputs that are too long: as the call asks, else as the model is configured.
 
-    A side says which end goes, not whether anything may.
+    A side alone does not permit cutting: it only names the end that is cut.
     """
-    refuse = models is Truncate.ERROR if call.truncate is None else not call.truncate
+    refuse = model_setting is Truncate.ERROR if call.truncate is None else not call.truncate
     if refuse:
         return Truncate.ERROR
-    return call.side or (Truncate.RIGHT if models is Truncate.ERROR else models)
+    return call.side or (Truncate.RIGHT if model_setting is Truncate.ERROR else model_setting)
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """When a call must have ended, on the event loop's clock; by_caller: the caller asked for less time."""
+    """Moment at which a call ends at the latest.
+
+    at_s: on the event loop's clock. by_caller: the caller asked for less time than the model allows.
+    """
 
     at_s: float
     by_caller: bool = False
 
 
 def operation_of(work: Work) -> Operation:
-    """The operation a model must offer for this work; similarity is embedding."""
+    """Return the operation that a model must offer for this work; similarity needs embedding."""
     return Operation.EMBED if isinstance(work, Similarity) else backend_operation_of(work)
 
 
 def inputs_of(work: Work) -> Sequence[WorkInput]:
-    """What a call pays for, each once; a rerank's query is paid with each document."""
+    """Return the inputs that a call pays for; the query of a rerank is paid with each document."""
     return (work.source, *work.sentences) if isinstance(work, Similarity) else backend_inputs_of(work)
 
 
 def characters_of(work: Work) -> int:
-    """How long all inputs are together; ids have no characters."""
-    return sum(_characters(one) for one in inputs_of(work))
+    """Return the length of all inputs together; token ids count no characters."""
+    return sum(map(_characters, inputs_of(work)))
 
 
-def _characters(given: WorkInput) -> int:
-    return len(given) if isinstance(given, str) else sum(len(part) for part in given if isinstance(part, str))
+def _characters(work_input: WorkInput) -> int:
+    if isinstance(work_input, str):
+        return len(work_input)
+    return sum(len(part) for part in work_input if isinstance(part, str))

@@ -1,4 +1,4 @@
-"""Everything a call can end in but a reply, as facts; `STATUS` is the one table of what each means.
+"""Errors that end a call, as facts; `FACTS` is the one table of what each kind means.
 
 GatewayError
  ├─ caller:   InvalidInput EmptyInput RequestExceedsLimit BodyTooLarge UnsupportedMedia Unauthenticated
@@ -7,7 +7,7 @@ GatewayError
  ├─ gateway:  Overloaded GatewayFull QuotaUnavailable ShuttingDown ModelLoading Internal
  └─ upstream: NoReplica UpstreamFailed DeadlineExceeded
 
-Knows nothing of dialects' bodies: `api/failures.py` renders these.
+Knows nothing of the dialects' bodies: `api/server/error_bodies.py` renders these.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ import msgspec
 
 from backends.errors import ErrorSource
 
-# When to ask again for a model that is being loaded.
+# Delay after which a client retries a model that is loading.
 LOADING_RETRY_S = 5
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What one kind of error is on each wire.
+    """One kind of error as each wire reports it.
 
-    status: HTTP status; tei_status and infinity_status differ where theirs do. openai_type, openai_code,
+    status: HTTP status; tei_status and infinity_status: on their routes. openai_type, openai_code,
     tei_type: the strings in those dialects' bodies; an openai_code of None is JSON null.
     """
 
@@ -45,7 +45,7 @@ def _caller(
 
 
 def _body(code: str | None, tei_type: str, tei_status: int) -> Facts:
-    """What FastAPI, and so Infinity, calls an unprocessable body."""
+    """Return facts of a body that FastAPI, and therefore Infinity, answers with 422."""
     return Facts("caller", 400, tei_status, 422, "invalid_request_error", code, tei_type)
 
 
@@ -57,7 +57,7 @@ def _ours(source: ErrorSource, status: int, code: str, tei_type: str, tei_status
     return Facts(source, status, tei_status, status, "server_error", code, tei_type, retryable=True)
 
 
-# Source: design of the project; TEI's column from its router at 1.9.3, Infinity's from its server at 0.0.77.
+# Source: promises of this project; the columns of TEI (router 1.9.3) and Infinity (server 0.0.77).
 FACTS: dict[str, Facts] = {
     "invalid_input": _body(None, "Validation", 422),
     "empty_input": _body("empty_input", "Empty", 400),
@@ -87,10 +87,10 @@ FACTS: dict[str, Facts] = {
 
 
 class GatewayError(Exception):
-    """A call's bad end.
+    """Error that ends a call.
 
-    message: safe to show to the caller. param: the field at fault, if one is. retry_after_s: set on
-    every 429 and 503. headers: what else the reply carries, such as rate-limit headers.
+    message: safe to show to the caller. param: the field at fault, None if there is none. retry_after_s: set
+    on every 429 and 503. headers: further headers of the reply, such as rate-limit headers.
     """
 
     kind: ClassVar[str] = "internal"
@@ -113,7 +113,7 @@ class GatewayError(Exception):
 
     @property
     def facts(self) -> Facts:
-        """The row of the table for this kind."""
+        """Row of the table for this kind."""
         return FACTS[self.kind]
 
 
@@ -124,7 +124,7 @@ class InvalidInput(GatewayError):
 
 
 class EmptyInput(GatewayError):
-    """Nothing was given to work on."""
+    """The input is empty."""
 
     kind = "empty_input"
 
@@ -148,13 +148,13 @@ class BodyTooLarge(GatewayError):
 
 
 class UnsupportedMedia(GatewayError):
-    """The body is encoded in a way that is not read."""
+    """The body has a content encoding that the gateway does not read."""
 
     kind = "unsupported_media"
 
 
 class Unauthenticated(GatewayError):
-    """No key, or one that is not known."""
+    """The request carries no key, or an unknown one."""
 
     kind = "unauthenticated"
 
@@ -172,31 +172,31 @@ class ModelForbidden(GatewayError):
 
 
 class ScopeForbidden(GatewayError):
-    """The key is valid, and not for this."""
+    """The key is valid but lacks the scope."""
 
     kind = "scope_forbidden"
 
 
 class ModelNotFound(GatewayError):
-    """No model of that name."""
+    """No model has that name."""
 
     kind = "model_not_found"
 
 
 class NotFound(GatewayError):
-    """No such path."""
+    """No route has that path."""
 
     kind = "not_found"
 
 
 class MethodNotAllowed(GatewayError):
-    """The path exists with another method."""
+    """The path exists, but not with this method."""
 
     kind = "method_not_allowed"
 
 
 class OperationUnsupported(GatewayError):
-    """The model does not do what was asked."""
+    """The model does not offer the requested operation."""
 
     kind = "operation_unsupported"
 
@@ -217,7 +217,7 @@ class QuotaExceeded(GatewayError):
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s, headers=headers)
         self.unit = unit
-        # Day and month limits do not refill soon: clients must not keep trying.
+        # Day and month limits do not refill soon: clients must not retry.
         self.calendar = calendar
 
 
@@ -240,31 +240,31 @@ class NoReplica(GatewayError):
 
 
 class QuotaUnavailable(GatewayError):
-    """The quotas' store is away, and the config says to refuse."""
+    """The quota store is unreachable, and the config says to refuse."""
 
     kind = "quota_unavailable"
 
 
 class ShuttingDown(GatewayError):
-    """The gateway is finishing what it has and takes nothing new."""
+    """The gateway is stopping and accepts no new calls."""
 
     kind = "shutting_down"
 
 
 class ModelLoading(GatewayError):
-    """The model's engine is still loading, and the deadline came first."""
+    """The model was still loading when the deadline came."""
 
     kind = "model_loading"
 
 
 class UpstreamFailed(GatewayError):
-    """A replica answered with a failure of its own, and no other could help."""
+    """A replica failed, and no other replica could take over."""
 
     kind = "upstream_failed"
 
 
 class DeadlineExceeded(GatewayError):
-    """The call's time ran out."""
+    """The deadline of the call has passed."""
 
     kind = "deadline_exceeded"
 

@@ -1,4 +1,4 @@
-"""What happened, as frozen values; exporters in telemetry/ turn them into metrics and log lines.
+"""Events of the gateway as frozen values; telemetry/ turns them into metrics and log lines.
 
 Rule: no inputs, no keys, no vectors in an event.
 """
@@ -10,16 +10,16 @@ import msgspec
 
 from backends.contract import UnloadReason
 
-# Where a call's time goes.
+# Stages of a call, in the order of `server-timing`.
 Stage = Literal["parse", "auth", "quota", "queue", "upstream", "encode"]
 
 
 class CallFinished(msgspec.Struct, frozen=True):
-    """One HTTP call has been answered, well or badly.
+    """One HTTP call ended, with a reply or an error.
 
     route: the path's template. outcome: "ok" or an error's kind. duration_s: from the first byte read
-    to the last byte written. stages: where it went, in seconds, as `server-timing` tells it. trace_id: 32 hex
-    digits, where calls are traced.
+    to the last byte written. stages: seconds per stage, as in `server-timing`. trace_id: 32 hex digits, None
+    where calls are not traced.
     """
 
     request_id: str
@@ -38,10 +38,10 @@ class CallFinished(msgspec.Struct, frozen=True):
 
 
 class AttemptStarted(msgspec.Struct, frozen=True):
-    """One batch is on its way to one replica; made only where a call in it is traced.
+    """One batch was sent to one replica; emitted only if a call in it is traced.
 
-    model: as the replica calls it. calls: how many travel in it together. tries_before: how often its first
-    slice was tried.
+    model: name of the model at the replica. calls: number of calls in the batch. tries_before: attempts that
+    its first slice has behind it.
     """
 
     upstream: str
@@ -55,9 +55,9 @@ class AttemptStarted(msgspec.Struct, frozen=True):
 
 
 class AttemptFinished(msgspec.Struct, frozen=True):
-    """One batch came back from one replica; outcome is "ok" or a BackendError's kind.
+    """One attempt of a batch at one replica ended; outcome is "ok" or a BackendError's kind.
 
-    calls: how many travelled in it together. hedge: it was sent beside another that was late.
+    calls: number of calls in the batch. hedge: it was a second attempt for a batch that was late.
     """
 
     upstream: str
@@ -70,7 +70,7 @@ class AttemptFinished(msgspec.Struct, frozen=True):
 
 
 class ReplicaChanged(msgspec.Struct, frozen=True):
-    """A replica joined, was ejected, or came back; reason is safe to log."""
+    """A replica joined, was ejected, or recovered; reason is safe to log."""
 
     upstream: str
     replica: str
@@ -78,7 +78,7 @@ class ReplicaChanged(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-# shadow_refused: admitted, and would have been refused were it not for `quotas.shadow`.
+# shadow_refused: admitted only because of `quotas.shadow`.
 Decision = Literal["admitted", "refused", "shadow_refused"]
 
 
@@ -93,10 +93,10 @@ SpaceOutcome = Literal["fits", "differs", "unchecked"]
 
 
 class SpaceChecked(msgspec.Struct, frozen=True):
-    """A replica's canaries were held against its upstream's fingerprint.
+    """The canaries of a replica were compared with its upstream's fingerprint.
 
-    cosine: the least of the canaries'; None where it takes none. changed: another outcome than the last one
-    of this replica, or its first. reason is safe to log.
+    cosine: the smallest of all canaries; None if the replica embeds none. changed: the outcome differs from
+    the replica's last one, or is its first. reason is safe to log.
     """
 
     upstream: str
@@ -108,21 +108,21 @@ class SpaceChecked(msgspec.Struct, frozen=True):
 
 
 class StoreChanged(msgspec.Struct, frozen=True):
-    """The quotas' store has been given up, or is back; reason is safe to log."""
+    """The quota store became unreachable (away), or answers again; reason is safe to log."""
 
     away: bool
     reason: str
 
 
-# ended: by itself, or by somebody's signal. hung: it answered nothing any more, and the parent killed it.
+# ended: it exited, or a signal ended it. hung: it stopped responding, and the supervisor killed it.
 EndReason = Literal["ended", "hung"]
 
 
 class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
-    """A child of the parent has ended unasked and is started again.
+    """A child process ended unexpectedly and is started again.
 
-    process: as logs name it. how: the signal or exit status. times: for that reason, since the gateway's
-    start; 0: not yet. at_s: seconds since 1970.
+    process: its name in logs. how: the signal or exit status. times: restarts for that reason since the
+    gateway's start, 0 for none yet. at_s: seconds since 1970.
     """
 
     process: str
@@ -133,7 +133,7 @@ class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
 
 
 class LaneBacklog(msgspec.Struct, frozen=True):
-    """What a lane holds. oldest_s: how long the slice that waits longest has."""
+    """Work that waits in a lane. oldest_s: age of the oldest slice."""
 
     tokens: int = 0
     inputs: int = 0
@@ -141,9 +141,9 @@ class LaneBacklog(msgspec.Struct, frozen=True):
 
 
 class ModelStateReported(msgspec.Struct, frozen=True):
-    """An engine told of one of its models: what it holds, and what happened since it was last asked.
+    """An engine reported the state of one model, and what happened since its last report.
 
-    unloads: how often it left memory, by why. out_of_memory: batches that did not fit into memory.
+    memory_bytes: held by the model. unloads: by reason. out_of_memory: batches that did not fit into memory.
     """
 
     upstream: str
@@ -165,5 +165,5 @@ Event: TypeAlias = (
     | ModelStateReported
     | ProcessRestarted
 )
-# Called synchronously on the path of a call: an exporter only counts or queues.
+# Called synchronously while a call is served: an exporter only counts or queues.
 Observe: TypeAlias = Callable[[Event], None]

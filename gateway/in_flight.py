@@ -1,6 +1,6 @@
-"""Which calls are being answered, how many bytes they brought, and whether new ones are taken.
+"""Calls in progress, the bytes of their bodies, and whether new calls are accepted.
 
-The one owner of what a stopping process still has to finish.
+The one owner of the work that a stopping process still has to finish.
 """
 
 import asyncio
@@ -8,12 +8,15 @@ from collections.abc import Callable
 
 from gateway.errors import GatewayFull, ShuttingDown
 
-# Long enough that a client does not come straight back to a process that is ending.
-COME_BACK_S = 5
+# Long enough that a client does not return to a process that is stopping.
+RETRY_AFTER_DRAIN_S = 5
 
 
 class InFlight:
-    """Permits for calls and bytes. bytes_max: `limits.in_flight_bytes`."""
+    """Permits for calls and bytes.
+
+    bytes_max: `limits.in_flight_bytes`. cancels: one callback for each call in progress, which cancels it.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -27,52 +30,52 @@ class InFlight:
 
     @property
     def calls(self) -> int:
-        """Calls begun and not yet answered to the last byte."""
+        """Number of calls whose answer is not yet sent to the last byte."""
         return self._calls
 
     @property
     def bytes(self) -> int:
-        """Held by bodies in memory."""
+        """Bytes of request bodies in memory."""
         return self._bytes
 
     def enter(self) -> None:
-        """A call begins.
+        """Take a permit for one call.
 
         Raises: ShuttingDown.
         """
         if self.draining:
-            raise ShuttingDown("this gateway is stopping", retry_after_s=COME_BACK_S)
+            raise ShuttingDown("this gateway is stopping", retry_after_s=RETRY_AFTER_DRAIN_S)
         self._calls += 1
         self._idle.clear()
 
     def leave(self) -> None:
-        """A call has been answered, or its caller has gone."""
+        """Return the permit of a call that is answered, or whose caller has disconnected."""
         self._calls -= 1
         if self._calls == 0:
             self._idle.set()
 
     def hold(self, size: int) -> None:
-        """Bytes of a body are about to be read.
+        """Take a permit for bytes of a body that has arrived.
 
         Raises: GatewayFull.
         """
-        # A lone body always fits: its own bound is `limits.body_bytes`.
+        # A single body always fits: `limits.body_bytes` bounds it.
         if self._bytes and self._bytes + size > self._bytes_max:
             raise GatewayFull("the gateway holds as many bytes as it may; try again")
         self._bytes += size
 
     def release(self, size: int) -> None:
-        """Bytes are done with."""
+        """Return the permit for bytes that are no longer held."""
         self._bytes -= size
 
     def abandon(self) -> None:
-        """Call off what is still unfinished: each call's own `cancels` entry."""
+        """Cancel all calls that are still in progress."""
         self.abandoned = True
         for cancel in list(self.cancels):
             cancel()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new and wait for what there is; False where time ran out first."""
+        """Refuse new calls and wait for those in progress; return False if the timeout came first."""
         self.draining = True
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,7 +1,7 @@
-"""What inputs are for, and the prompt that says so to a model. Pure.
+"""Roles of inputs, and the prompts that express them to a model. Pure.
 
-Dialects have words of their own for roles; checkpoints have names of their own for prompts. The first name
-that a model knows is taken; a model without any of them takes all inputs alike.
+Each dialect has its own words for roles, and each checkpoint its own names for prompts. The first name that
+a model knows is used; a model that knows none of them treats all inputs the same.
 """
 
 from collections.abc import Container, Mapping
@@ -15,7 +15,7 @@ Role: TypeAlias = Literal["query", "document", "classification", "clustering", "
 Promptable: TypeAlias = Embed | Encode | Tokenize
 
 # Source: sentence-transformers (query, document, passage, corpus) and the checkpoints of nomic, jina, e5 and
-# EmbeddingGemma, the most usual name first.
+# EmbeddingGemma, the most common name first.
 NAMES: dict[Role, tuple[str, ...]] = {
     "query": ("query", "search_query", "retrieval.query"),
     "document": ("document", "passage", "search_document", "retrieval.passage", "corpus"),
@@ -26,38 +26,38 @@ NAMES: dict[Role, tuple[str, ...]] = {
 }
 
 
-def prompt_of(role: Role, known: Container[str]) -> str | None:
-    """The name of the prompt that says a role to a model that knows these; None where none does."""
-    return next((name for name in NAMES[role] if name in known), None)
+def prompt_of(role: Role, prompt_names: Container[str]) -> str | None:
+    """Return the model's prompt name for a role, None if it has none."""
+    return next((name for name in NAMES[role] if name in prompt_names), None)
 
 
 def with_prompt(
-    work: Promptable, role: Role | None, written: Mapping[str, str], own: Mapping[str, str]
+    work: Promptable, role: Role | None, configured: Mapping[str, str], checkpoint: Mapping[str, str]
 ) -> Promptable:
-    """The work with its prompt: by name where it is the model's own, in the inputs where the config has it.
+    """Return the work with its prompt: by name if the checkpoint has it, in the inputs if the config has it.
 
-    written: of the config, name → text; they go before the model's own of the same name. A prompt that the
-    call names itself goes before its role.
+    configured, checkpoint: prompts by name; the config's take precedence. A prompt that the call names takes
+    precedence over its role.
     """
     name = work.prompt_name
     if name is None and role is not None:
-        name = prompt_of(role, {*written, *own})
-    if name is None or name not in written:
+        name = prompt_of(role, {*configured, *checkpoint})
+    if name is None or name not in configured:
         return work if name == work.prompt_name else msgspec.structs.replace(work, prompt_name=name)
-    inputs = tuple(written[name] + text for text in work.inputs)
+    inputs = tuple(configured[name] + text for text in work.inputs)
     return msgspec.structs.replace(work, inputs=inputs, prompt_name="")
 
 
-def with_roles(work: Embed, known: Mapping[str, str], default: str | None) -> Embed:
-    """A rerank's texts, the query first, each with what says its role, written into it.
+def with_roles(work: Embed, prompts: Mapping[str, str], default: str | None) -> Embed:
+    """Return a rerank's texts, the query first, each with the prompt of its role written into it.
 
-    known: all prompts of the model, name → text; default: the name of the one that goes before a text of a
-    role for which there is none. The work as it is where no role has one.
+    prompts: all prompts of the model by name. default: name of the prompt for a role that has none of its
+    own. A model without prompts for either role gets the work unchanged.
     """
-    names = prompt_of("query", known), prompt_of("document", known)
+    names = prompt_of("query", prompts), prompt_of("document", prompts)
     if names == (None, None):
         return work
-    to_query, to_document = (known.get(name or default or "", "") for name in names)
+    query_prompt, document_prompt = (prompts.get(name or default or "", "") for name in names)
     query, *documents = work.inputs
-    inputs = (to_query + query, *(to_document + one for one in documents))
+    inputs = (query_prompt + query, *(document_prompt + document for document in documents))
     return msgspec.structs.replace(work, inputs=inputs, prompt_name="")

@@ -1,4 +1,4 @@
-"""Where one call's time went, stage by stage; what `server-timing` shows. Owned by its call alone."""
+"""Time that one call spent in each stage, as `server-timing` shows it."""
 
 import time
 from typing import TYPE_CHECKING
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Timeline:
-    """Laps of one call on the monotonic clock, in seconds; and whose call it is, as far as it got.
+    """Laps of one call on the monotonic clock, in seconds, and the labels that its stages found out.
 
-    started_s: on time.perf_counter. trace: the call's, where calls are traced.
+    started_s: on time.perf_counter. trace: the call's trace, None where calls are not traced.
     """
 
     def __init__(self, started_s: float | None = None) -> None:
@@ -26,7 +26,7 @@ class Timeline:
         self.trace: CallTrace | None = None
 
     def lap(self, stage: Stage) -> None:
-        """Everything since the last lap belongs to this stage."""
+        """Attribute the time since the last lap to this stage."""
         now_s = time.perf_counter()
         self.laps[stage] = self.laps.get(stage, 0.0) + now_s - self._last_s
         if self.trace is not None:
@@ -34,19 +34,19 @@ class Timeline:
         self._last_s = now_s
 
     def move(self, source: Stage, target: Stage, seconds: float) -> None:
-        """Give part of one stage's time to another; what was queued was not upstream."""
+        """Move part of one stage's time to another, such as time in the queue from `upstream` to `queue`."""
         moved = min(seconds, self.laps.get(source, 0.0))
         self.laps[source] = self.laps.get(source, 0.0) - moved
         self.laps[target] = self.laps.get(target, 0.0) + moved
 
     def server_timing(self) -> str:
-        """The laps as a Server-Timing header, durations in milliseconds."""
+        """Return the laps as a Server-Timing header, durations in milliseconds."""
         return ", ".join([f"{stage};dur={seconds * 1000:.2f}" for stage, seconds in self.laps.items()])
 
     def milliseconds(self, stage: Stage) -> int:
-        """One stage, rounded, for TEI's x-*-time headers."""
+        """Round one stage to milliseconds, for TEI's x-*-time headers."""
         return round(self.laps.get(stage, 0.0) * 1000)
 
     def total_s(self) -> float:
-        """All laps together."""
+        """Sum all laps."""
         return sum(self.laps.values())

@@ -1,6 +1,6 @@
-"""Token ids that callers send, back into text: only where the config says of which vocabulary they are.
+"""Decoding of token ids that callers send, where the config names their vocabulary.
 
-Rule: ids are never guessed to be the model's own; those of another vocabulary would give wrong vectors.
+Rule: the gateway never assumes the model's own vocabulary; ids of another one would give wrong vectors.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from backends.errors import InvalidWork, ModelUnavailable
 from gateway.errors import DeadlineExceeded, InvalidInput, UpstreamFailed
 
 if TYPE_CHECKING:
-    # The tokenizers package is loaded only where something is decoded.
+    # The tokenizers package is loaded only where ids are decoded.
     from backends.tokens import Vocabulary
 
 DECODING = ThreadPoolExecutor(1, "decode")
@@ -25,14 +25,17 @@ IDS_REFUSED = (
 
 
 class IdDecoder:
-    """The vocabulary of one upstream's callers; source: hub id or path, None where ids are refused."""
+    """Decoder for the callers of one upstream.
+
+    source: hub id or path of the vocabulary; None refuses token ids.
+    """
 
     def __init__(self, source: str | None) -> None:
         self._source = source
         self._vocabulary: Vocabulary | None = None
 
     async def decode(self, ids: Sequence[Sequence[int]], timeout_s: float) -> list[str]:
-        """The text of each list of ids, without its special tokens.
+        """Return the text of each list of ids, without special tokens.
 
         Raises: InvalidInput, DeadlineExceeded, UpstreamFailed.
         """
@@ -41,7 +44,7 @@ class IdDecoder:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                return await loop.run_in_executor(DECODING, self._decoded, self._source, ids)
+                return await loop.run_in_executor(DECODING, self._decode, self._source, ids)
         except InvalidWork as error:
             raise InvalidInput(error.message, param="input") from error
         except ModelUnavailable as error:
@@ -49,10 +52,10 @@ class IdDecoder:
         except TimeoutError as error:
             raise DeadlineExceeded("the call's time ran out") from error
 
-    def _decoded(self, source: str, ids: Sequence[Sequence[int]]) -> list[str]:
+    def _decode(self, source: str, ids: Sequence[Sequence[int]]) -> list[str]:
         from backends.tokens import open_vocabulary
 
-        # In the one thread of this room, so it is opened once.
+        # DECODING has one thread, so the vocabulary is opened once.
         if self._vocabulary is None:
             self._vocabulary = open_vocabulary(Path(locate_tokenizer(source)))
         return self._vocabulary.decode(ids, skip_special_tokens=True)

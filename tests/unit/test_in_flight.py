@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import GatewayFull, ShuttingDown
-from gateway.in_flight import COME_BACK_S, InFlight
+from gateway.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 
 
 def test_calls_are_counted_from_enter_to_leave() -> None:
@@ -81,7 +81,7 @@ async def test_a_draining_process_takes_nothing_new() -> None:
     with pytest.raises(ShuttingDown) as caught:
         held.enter()
 
-    assert COME_BACK_S == caught.value.retry_after_s
+    assert RETRY_AFTER_DRAIN_S == caught.value.retry_after_s
     assert 0 == held.calls
 
 

@@ -1,4 +1,4 @@
-"""What inputs are for, and which prompt says so."""
+"""Roles of inputs, and the prompts that express them."""
 
 from typing import get_args
 
@@ -11,7 +11,7 @@ TEXTS = ("a", "b")
 
 
 @pytest.mark.parametrize(
-    ("role", "known", "name"),
+    ("role", "prompt_names", "name"),
     [
         ("query", ("query", "document"), "query"),
         ("query", ("search_document", "search_query"), "search_query"),
@@ -24,10 +24,10 @@ TEXTS = ("a", "b")
         ("separation", ("separation", "clustering"), "separation"),
     ],
 )
-def test_the_first_name_that_a_model_knows_says_the_role(
-    role: Role, known: tuple[str, ...], name: str | None
+def test_the_first_prompt_name_that_a_model_knows_expresses_the_role(
+    role: Role, prompt_names: tuple[str, ...], name: str | None
 ) -> None:
-    assert name == prompt_of(role, known)
+    assert name == prompt_of(role, prompt_names)
 
 
 def test_every_role_has_names() -> None:
@@ -35,7 +35,7 @@ def test_every_role_has_names() -> None:
     assert all(NAMES.values())
 
 
-def test_a_prompt_of_the_config_is_written_into_the_inputs_and_no_other_is_put_before() -> None:
+def test_a_configured_prompt_is_written_into_the_inputs_and_replaces_the_checkpoints() -> None:
     work = with_prompt(Embed(TEXTS), "query", {"query": "q: "}, {"query": "other: "})
 
     assert Embed(("q: a", "q: b"), prompt_name="") == work
@@ -44,32 +44,32 @@ def test_a_prompt_of_the_config_is_written_into_the_inputs_and_no_other_is_put_b
 @pytest.mark.parametrize(
     "work", [Embed(TEXTS), Encode(TEXTS, frozenset({Output.SPARSE}))], ids=["embed", "encode"]
 )
-def test_a_prompt_of_the_models_own_is_named(work: Embed | Encode) -> None:
-    said = with_prompt(work, "document", {"query": "q: "}, {"passage": "p: "})
+def test_a_prompt_of_the_checkpoint_is_passed_by_name(work: Embed | Encode) -> None:
+    prompted = with_prompt(work, "document", {"query": "q: "}, {"passage": "p: "})
 
-    assert ("passage", TEXTS) == (said.prompt_name, said.inputs)
+    assert ("passage", TEXTS) == (prompted.prompt_name, prompted.inputs)
 
 
 @pytest.mark.parametrize("role", [None, "query"])
-def test_a_model_without_such_a_prompt_takes_its_default(role: Role | None) -> None:
+def test_a_model_without_a_prompt_for_the_role_uses_its_default(role: Role | None) -> None:
     assert Embed(TEXTS) == with_prompt(Embed(TEXTS), role, {"document": "d: "}, {})
 
 
-def test_a_prompt_that_the_call_names_goes_before_its_role() -> None:
+def test_a_prompt_named_by_the_call_takes_precedence_over_its_role() -> None:
     prompts = {"query": "q: ", "title": "t: "}
 
     assert ("t: a", "t: b") == with_prompt(Embed(TEXTS, prompt_name="title"), "query", prompts, {}).inputs
     assert ("t: a", "t: b") == with_prompt(Tokenize(TEXTS, prompt_name="title"), None, prompts, {}).inputs
 
 
-def test_a_name_that_nobody_knows_is_left_for_the_backend_to_judge() -> None:
+def test_an_unknown_prompt_name_is_left_to_the_backend() -> None:
     work = Embed(TEXTS, prompt_name="nowhere")
 
     assert work == with_prompt(work, None, {"query": "q: "}, {})
 
 
 @pytest.mark.parametrize(
-    ("known", "default", "inputs"),
+    ("prompts", "default", "inputs"),
     [
         ({"query": "q: ", "passage": "p: "}, None, ("q: a", "p: b", "p: c")),
         ({"query": "q: "}, None, ("q: a", "b", "c")),
@@ -77,13 +77,13 @@ def test_a_name_that_nobody_knows_is_left_for_the_backend_to_judge() -> None:
         ({"document": "d: ", "query": ""}, None, ("a", "d: b", "d: c")),
     ],
 )
-def test_a_rerank_by_cosine_says_what_is_query_and_what_document(
-    known: dict[str, str], default: str | None, inputs: tuple[str, ...]
+def test_a_rerank_by_cosine_gives_query_and_documents_their_prompts(
+    prompts: dict[str, str], default: str | None, inputs: tuple[str, ...]
 ) -> None:
-    assert Embed(inputs, prompt_name="") == with_roles(Embed(("a", "b", "c")), known, default)
+    assert Embed(inputs, prompt_name="") == with_roles(Embed(("a", "b", "c")), prompts, default)
 
 
-def test_a_rerank_by_a_model_without_roles_takes_its_default() -> None:
+def test_a_rerank_by_a_model_without_roles_keeps_its_default_prompt() -> None:
     work = Embed(("a", "b"))
 
     assert work is with_roles(work, {"STS": "s: "}, "STS")

@@ -17,7 +17,7 @@ from gateway.api.server.paths import SLASH, dialect_of, is_for_operators, settle
 from gateway.api.server.request_context import STATE_KEY, RequestContext, request_id_from
 from gateway.errors import BodyTooLarge, GatewayError, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import CallFinished, Observe
-from gateway.in_flight import COME_BACK_S, InFlight
+from gateway.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 
 if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.
@@ -126,7 +126,9 @@ class Middleware:
         if wire.caller_gone:
             wire.context.status, wire.context.outcome = CALLER_GONE, "cancelled"
         elif self._in_flight.abandoned and not wire.answering:
-            error = ShuttingDown("this gateway stopped before the call was done", retry_after_s=COME_BACK_S)
+            error = ShuttingDown(
+                "this gateway stopped before the call was done", retry_after_s=RETRY_AFTER_DRAIN_S
+            )
             wire.context.outcome = error.kind
             await _send_failure(error, wire)
         else:
