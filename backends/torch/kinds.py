@@ -10,10 +10,8 @@ import msgspec
 
 from backends.errors import ModelUnavailable
 from backends.torch.files import Files
+from backends.torch.options import Pooling, Task
 
-# What an operator may say instead of the files: `upstreams.<name>.task` and `.pooling`.
-Task: TypeAlias = Literal["embed", "rerank"]
-Pooling: TypeAlias = Literal["cls", "max", "mean", "weighted_mean", "last_token", "splade"]
 # dense: token vectors are pooled. sparse: a masked language model's weights for terms. multivector: a vector
 # a token. classifier: a sequence classifier; with one label it reranks. language: a causal language model
 # whose next word is yes or no.

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import Capabilities, ModelState, Reply, Residence, Work
-from backends.torch.kinds import Pooling, Task
+from backends.torch.options import Pooling, Task
 
 MEDIA_TYPE = "application/msgpack"
 # What arrays may hold: float32 and int32, as both ends' processors have them.

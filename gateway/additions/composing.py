@@ -45,10 +45,10 @@ def compose(
 
     def upstream(name: str, written: Any) -> Upstream:
         one = read_upstream(name, written, outside)
-        why = unusable.get(name) or (LATER if one.backend == "torch" and not with_engines else None)
+        why = unusable.get(name) or (LATER if one.is_hosted and not with_engines else None)
         if why is not None:
             raise ConfigError([Problem(f"upstreams.{name}", why)])
-        return _apart(one) if one.backend == "torch" else one
+        return _apart(one) if one.is_hosted else one
 
     upstreams = _readable("upstreams", additions.upstreams, file.upstreams, upstream, left_out)
     known = file.upstreams | upstreams

@@ -192,7 +192,7 @@ def _file_problems(upstream: Upstream, path: str, files: Path | None) -> Iterato
 
 
 def _named_checkpoints(upstream: Upstream) -> Iterator[tuple[str, str]]:
-    model = upstream.model if upstream.backend == "torch" else None
+    model = upstream.model if upstream.is_hosted else None
     for field, name in (
         ("model", model),
         ("tokenizer", upstream.tokenizer),

@@ -155,7 +155,7 @@ class _Asking:
 
     @asynccontextmanager
     async def _places(self) -> AsyncIterator[list[Place]]:
-        if self._settings.backend == "torch":
+        if self._settings.is_hosted:
             try:
                 async with running_engine(self._name, self._settings, self._environment) as path:
                     yield [Place(self._name, path)]

@@ -388,7 +388,7 @@ def _admin_problems(config: Config) -> Iterator[Problem]:
 
 def upstream_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
     """What is wrong with an upstream beside its types."""
-    if upstream.backend == "torch":
+    if upstream.is_hosted:
         if not upstream.model:
             yield Problem(f"{path}.model", "is missing; a hub id or the path of a checkpoint")
         if upstream.replicas:
@@ -503,7 +503,7 @@ def _missing_folders(config: Config) -> Iterator[Problem]:
 def missing_folder(upstream: Upstream, path: str) -> Iterator[Problem]:
     """A checkpoint that can only be on this machine, and is not."""
     model = upstream.model or ""
-    if upstream.backend == "torch" and is_path(model) and not Path(model).expanduser().is_dir():
+    if upstream.is_hosted and is_path(model) and not Path(model).expanduser().is_dir():
         yield Problem(f"{path}.model", f"there is no folder {model}")
 
 
@@ -574,7 +574,7 @@ def anchored(upstream: Upstream, base: Path) -> Upstream:
     return msgspec.structs.replace(
         upstream,
         tls=_anchored_tls(upstream.tls, base),
-        model=anchor(upstream.model) if upstream.backend == "torch" else upstream.model,
+        model=anchor(upstream.model) if upstream.is_hosted else upstream.model,
         tokenizer=anchor(upstream.tokenizer),
         token_encoding=anchor(upstream.token_encoding),
     )

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from backends.registry import BackendKind
-from backends.torch.kinds import Pooling, Task
+from backends.torch.options import Pooling, Task
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -174,6 +174,11 @@ class Upstream(Section, frozen=True, kw_only=True):
     process: str = "engine"
     preload: bool = True
     when_loading: Literal["wait", "refuse"] = "wait"
+
+    @property
+    def is_hosted(self) -> bool:
+        """True if an engine process of this gateway runs the model, rather than a remote server."""
+        return self.backend == "torch"
 
 
 class Model(Section, frozen=True):

@@ -143,7 +143,7 @@ def _members(upstreams: Mapping[str, Upstream]) -> dict[str, dict[str, Upstream]
     """Torch upstreams by the process that they name."""
     found: dict[str, dict[str, Upstream]] = {}
     for name, one in upstreams.items():
-        if one.backend == "torch":
+        if one.is_hosted:
             found.setdefault(one.process, {})[name] = one
     return found
 

@@ -57,7 +57,7 @@ def create_upstream(
     if settings.discover is None:
         for address in settings.replicas or (engines[name],):
             # The path of a socket means nothing to an operator.
-            label = "engine" if settings.backend == "torch" else address
+            label = "engine" if settings.is_hosted else address
             pool.add(create_replica(settings, label, address, None, open_replica))
     else:
         for url in settings.replicas:
@@ -65,7 +65,7 @@ def create_upstream(
     rules = Rules(
         settings.queue_tokens,
         settings.attempt_timeout_s,
-        holds=settings.backend == "torch" or settings.when_unavailable == "wait",
+        holds=settings.is_hosted or settings.when_unavailable == "wait",
         retry_share=settings.retry_share,
         hedge_share=settings.hedge_share,
         waits=settings.when_loading == "wait",
@@ -118,12 +118,12 @@ def create_replica(
         headers["authorization"] = f"Bearer {settings.api_key}"
     tls = TlsFiles(settings.tls.ca, settings.tls.certificate, settings.tls.private_key)
     spec = ReplicaSpec(address, settings.model, headers, tls, settings.tokenizer, ip)
-    window = settings.in_flight_batches or (ENGINE_WINDOW if settings.backend == "torch" else None)
+    window = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_hosted else None)
     return Replica(label, open_replica(settings.backend, spec), Window(window))
 
 
 def _probe_intervals(settings: UpstreamConfig) -> ProbeIntervals:
-    if settings.backend == "torch":
+    if settings.is_hosted:
         # The supervisor checks engines for liveness, and restarts them.
         return ENGINE_PROBES
     return msgspec.structs.replace(REMOTE_PROBES, stall_timeout_s=settings.attempt_timeout_s)

@@ -30,7 +30,7 @@ class ModelInputs:
         self.prompts = settings.prompts
         self.capabilities = capabilities
         # Slices of several tenants can share a batch only where each tenant's tokens are known beforehand.
-        self.always_counts = settings.backend != "torch" and settings.tokenizer is not None
+        self.always_counts = not settings.is_hosted and settings.tokenizer is not None
         self._source = settings.tokenizer
         self._tokenizer: TextTokenizer | None = None
         self._opening = asyncio.Lock()

@@ -54,7 +54,7 @@ class Upstream:
     @property
     def settled(self) -> bool:
         """Whether it no longer delays readiness: its engine has loaded, or each replica was tried once."""
-        if self.settings.backend == "torch":
+        if self.settings.is_hosted:
             return self.capabilities is not None or self.pool.has_rejected()
         return not self.pool.is_joining()
 
