@@ -53,6 +53,7 @@ from gateway.config.schema import Config, Cors, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
 from gateway.in_flight import InFlight
+from gateway.processes.messages import AppBoot
 from gateway.processes.worker_reload import WorkerReload, serving_of, sources_of
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
@@ -108,22 +109,6 @@ HANDLERS = [
 ]
 
 
-class Boot(msgspec.Struct, frozen=True):
-    """What a process is started with.
-
-    first_key_digest: of the key that stands in where no tenant is configured. first_key_waits: whether there
-    may be tenants in Redis, which was away. engines: upstream name → where its engine has its model.
-    admin_port: where operators call, if not where callers do. worker: which of several this is.
-    """
-
-    config: Config
-    first_key_digest: str | None = None
-    first_key_waits: bool = False
-    engines: Mapping[str, str] = {}
-    admin_port: int | None = None
-    worker: int | None = None
-
-
 class Collaborators(msgspec.Struct, frozen=True):
     """What touches the world outside; tests swap these and nothing else.
 
@@ -153,7 +138,7 @@ class Application(msgspec.Struct, frozen=True):
     observe: Observe
 
 
-def build(boot: Boot, collaborators: Collaborators | None = None) -> Application:
+def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Application:
     """Wire everything together; needs a running event loop. Nothing is contacted before the lifespan."""
     outside = collaborators or Collaborators()
     config = boot.config

@@ -20,9 +20,10 @@ from backends.tei import TeiBackend
 from backends.vllm import VllmBackend
 from gateway.api.operators.added_models import Adding
 from gateway.api.operators.admin import Reload
-from gateway.app import Application, Boot, Collaborators, build
+from gateway.app import Application, Collaborators, build
 from gateway.config.load import parse_config
 from gateway.events import Event
+from gateway.processes.messages import AppBoot
 from gateway.quotas.ledger import Ledger
 from gateway.routing.discovery import Resolver, resolve
 from gateway.telemetry.tracing import CallTraces
@@ -97,7 +98,7 @@ async def running_gateway(
     parsed = parse_config(config, {}, Path.cwd())
     first = None if parsed.tenants else key_digest(KEY)
     outside = Collaborators(open_replica, resolver, ledger, events.append, traces, reload, adding)
-    application = build(Boot(parsed, first), outside)
+    application = build(AppBoot(parsed, first), outside)
     async with (
         application.lifespan(),
         httpx.AsyncClient(

@@ -12,9 +12,10 @@ import msgspec
 import uvicorn
 
 from gateway.api.server.http_protocol import BoundedProtocol
-from gateway.app import Application, Boot, Collaborators, build
+from gateway.app import Application, Collaborators, build
 from gateway.config.load import parse_config
 from gateway.events import Event
+from gateway.processes.messages import AppBoot
 from tests.conftest import KEY, remote_backend
 from tests.fakes.tei import FakeTei
 
@@ -57,7 +58,7 @@ async def serving(server: FakeTei, config: str, send_bytes: int = 0) -> AsyncIte
         open_replica=lambda kind, spec: remote_backend(kind, spec, httpx.ASGITransport(server)),
         observe=events.append,
     )
-    application = build(Boot(parse_config(config, {}, Path.cwd()), None), outside)
+    application = build(AppBoot(parse_config(config, {}, Path.cwd()), None), outside)
     web = uvicorn.Server(
         uvicorn.Config(application.asgi, http=BoundedProtocol, lifespan="off", log_config=None)
     )

@@ -1,6 +1,6 @@
 """Values that an operator may set for a checkpoint in place of what its own files declare.
 
-The configuration schema and the engine share them. The module imports nothing, so that the schema stays light.
+The configuration schema and the engine share them. It imports nothing, so that the schema stays light.
 """
 
 from typing import Literal, TypeAlias

@@ -25,11 +25,11 @@ import uvloop
 
 from gateway.api.operators.added_models import Adding
 from gateway.api.server.http_protocol import BoundedProtocol
-from gateway.app import Application, Boot, Collaborators, build
+from gateway.app import Application, Collaborators, build
 from gateway.config.schema import ListenerTls
 from gateway.events import ProcessRestarted
 from gateway.processes import listeners
-from gateway.processes.messages import ModelLine, Ready
+from gateway.processes.messages import AppBoot, ModelLine, Ready
 from gateway.processes.worker_link import ParentLink
 from gateway.telemetry.access_log import log_change
 from gateway.telemetry.log_lines import call_lines, write_lines
@@ -51,7 +51,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     restarts: what each process of the gateway went through before this one was started.
     """
 
-    boot: Boot
+    boot: AppBoot
     listen_fd: int
     status_fd: int
     admin_fd: int | None = None

@@ -5,15 +5,15 @@ go out.
 import asyncio
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from gateway.additions.entries import Edit, Listing
-from gateway.app import Follow
 from gateway.config.diff import Outcome
+from gateway.config.schema import Config
 from gateway.events import Observe, ProcessRestarted
 from gateway.processes import messages as pipes
 
@@ -23,6 +23,8 @@ LISTING_TIMEOUT_S = 10.0
 # The parent ends a worker of which it has heard nothing for several times as long.
 ALIVE_EVERY_S = 1.0
 
+# Serve another config with the engines of its upstreams; the task ends once everything it left out is closed.
+ServeConfig: TypeAlias = Callable[[Config, Mapping[str, str]], "asyncio.Task[None]"]
 _Answer = TypeVar("_Answer", Outcome, Listing)
 
 
@@ -31,13 +33,13 @@ class ParentLink:
 
     def __init__(self, status_fd: int) -> None:
         self._status_fd = status_fd
-        self._follow: Follow | None = None
+        self._follow: ServeConfig | None = None
         self._observe: Observe | None = None
         # Each is answered by what it asked for.
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
 
-    def listen(self, follow: Follow, observe: Observe) -> None:
+    def listen(self, follow: ServeConfig, observe: Observe) -> None:
         """What serves another config, and who is told news; before this, nothing has been heard."""
         self._follow, self._observe = follow, observe
 

@@ -11,9 +11,10 @@ import pytest
 import uvicorn
 from cryptography.hazmat.primitives import serialization
 
-from gateway.app import Boot, Collaborators, build
+from gateway.app import Collaborators, build
 from gateway.config.load import ConfigError, Problem, load_config
 from gateway.events import Event, ReplicaChanged
+from gateway.processes.messages import AppBoot
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
 from tests.fakes.hooks import until
@@ -133,7 +134,7 @@ upstreams: {{one: {{backend: tei, replicas: ["{url}"], tls: {tls}}}}}
 models: {{bge: {{upstream: one}}}}
 """)
     events: list[Event] = []
-    application = build(Boot(load_config(path, {}), key_digest(KEY)), Collaborators(observe=events.append))
+    application = build(AppBoot(load_config(path, {}), key_digest(KEY)), Collaborators(observe=events.append))
     headers = {"authorization": f"Bearer {KEY}"}
     transport = httpx.ASGITransport(application.asgi)
     async with (

@@ -7,13 +7,14 @@ BUILT = """
 import asyncio, sys
 from pathlib import Path
 import gateway.processes.worker
-from gateway.app import Boot, build
+from gateway.app import build
 from gateway.config.load import parse_config
+from gateway.processes.messages import AppBoot
 
 CONFIG = "upstreams: {u: {backend: tei, replicas: ['http://tei']}}\\nmodels: {m: {upstream: u}}"
 
 async def main():
-    build(Boot(parse_config(CONFIG, {}, Path.cwd()), None))
+    build(AppBoot(parse_config(CONFIG, {}, Path.cwd()), None))
 
 asyncio.run(main())
 print(*{name.partition(".")[0] for name in sys.modules})
