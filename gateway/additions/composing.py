@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.additions.entries import DEFINED, AdditionEntry, Additions, Listing, Part
 from gateway.additions.reading import SecretSources, as_shown, read_model, read_upstream
-from gateway.config.load import ConfigError, Problem
+from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config, Model, Upstream
 
 _Settings = TypeVar("_Settings", Upstream, Model)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from gateway.config.load import ConfigError, Problem
+from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config
 
 Part = Literal["upstreams", "models"]

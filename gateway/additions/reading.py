@@ -13,17 +13,12 @@ from typing import Any
 import msgspec
 
 from backends.checkpoints import is_path
-from gateway.config.load import (
-    ConfigError,
-    Problem,
-    anchored,
-    missing_folder,
-    model_problems,
-    type_problems,
-    upstream_problems,
-    upstream_tls_problems,
-)
+from gateway.config.cross_checks import model_problems, upstream_problems
+from gateway.config.file_checks import missing_folder, upstream_tls_problems
+from gateway.config.problems import ConfigError, Problem
+from gateway.config.relative_paths import resolve_upstream_paths
 from gateway.config.schema import Model, Upstream
+from gateway.config.type_checks import type_problems
 from gateway.tenants.keyring import name_problem
 
 NAME_CHARACTERS_MAX = 512
@@ -120,7 +115,7 @@ def _completed(upstream: Upstream, path: str, outside: SecretSources) -> Upstrea
             *_file_problems(upstream, path, outside.files),
         ]
     )
-    found = anchored(upstream, outside.files) if outside.files else upstream
+    found = resolve_upstream_paths(upstream, outside.files) if outside.files else upstream
     _refuse([*missing_folder(found, path), *upstream_tls_problems(found.tls, f"{path}.tls")])
     return _with_secrets(found, path, outside)
 

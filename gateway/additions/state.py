@@ -8,7 +8,7 @@ from typing import Any
 from gateway.additions.composing import ComposedConfig, compose, listing_of
 from gateway.additions.entries import Additions, Edit, Listing, Part, apply_edit
 from gateway.additions.store import AdditionStore, StoredAdditions
-from gateway.config.load import Problem
+from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.store.errors import StoreUnavailable
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from gateway.config.load import ConfigError, load_config
+from gateway.config.load import load_config
+from gateway.config.problems import ConfigError
 
 
 def check(path: Path, environment: Mapping[str, str]) -> int:

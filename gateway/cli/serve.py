@@ -12,7 +12,8 @@ from rich.markup import escape
 
 from gateway.cli.banner import FirstKey, show_banner
 from gateway.cli.check import show_problems
-from gateway.config.load import ConfigError, load_config
+from gateway.config.load import load_config
+from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.processes.reload_queue import Source
 from gateway.processes.supervisor import StartError, Supervisor

@@ -15,7 +15,8 @@ from gateway.cli.asking import Asker, Away, Refused
 from gateway.cli.check import show_problems
 from gateway.cli.status_view import view
 from gateway.cli.store import show_line
-from gateway.config.load import ConfigError, load_config
+from gateway.config.load import load_config
+from gateway.config.problems import ConfigError
 from gateway.config.schema import host_and_port
 from gateway.telemetry.snapshot import Rates, Snapshot, rates_between
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.check import show_problems
-from gateway.config.load import ConfigError, load_config
+from gateway.config.load import load_config
+from gateway.config.problems import ConfigError
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.store import TenantStore

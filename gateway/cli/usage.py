@@ -9,7 +9,8 @@ from rich.table import Table
 
 from gateway.cli.check import show_problems
 from gateway.cli.store import TIMEOUT_S, show_line, show_table
-from gateway.config.load import ConfigError, load_config
+from gateway.config.load import load_config
+from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger

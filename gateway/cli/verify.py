@@ -23,7 +23,8 @@ from gateway.additions.composing import compose
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.check import show_problems
 from gateway.cli.store import TIMEOUT_S, show_line
-from gateway.config.load import ConfigError, load_config
+from gateway.config.load import load_config
+from gateway.config.problems import ConfigError
 from gateway.config.schema import Config, Upstream
 from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.routing.discovery import resolve

@@ -1,1 +1,1 @@
-"""Configuration: the typed `router.yaml`, its loader, and the difference between two versions."""
+"""Configuration: the schema of router.yaml, its loader, and the comparison of two versions."""

@@ -1,6 +1,7 @@
-"""What differs between the config that runs and one that is to take its place. Pure.
+"""Comparison of the running configuration with one that is to replace it. Pure.
 
-Rule: no value that could be a secret is told: numbers and switches are, texts are not; keys go by their ids.
+Rule: a value that could be a secret is never shown. Numbers and switches are shown, texts are not, and a key
+is named by its id.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,43 +9,45 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.config.load import Problem
+from gateway.config.problems import Problem, join_path
 from gateway.config.schema import Config, Key, Section, digest_of
 
-# What is taken over while the gateway runs. All else was given to sockets, processes and exporters at start.
+# The parts that a reload applies. Everything else was handed to sockets, processes and exporters at start.
 LIVE = ("upstreams", "engine", "models", "defaults", "tenants", "admin.keys", "admin.files", "limits.inputs")
 
 How = Literal["added", "removed", "changed"]
-# What a key is called, and how it is written.
-Listed = tuple[str, str | Key]
+# A key's label (its id, or its index in the list) and the key as it is written.
+LabelledKey = tuple[str, str | Key]
 
 
-class Change(msgspec.Struct, frozen=True):
-    """One thing that differs, by its path in the file. detail: was → is, where that is no secret."""
+class ConfigChange(msgspec.Struct, frozen=True):
+    """One difference, by its path in the file. detail: old → new value, where neither can be a secret."""
 
     path: str
     how: How
     detail: str = ""
 
     def __str__(self) -> str:
-        """One line of a log."""
+        """Format the change as one log line."""
         return f"{self.path} {self.how}" + (f" ({self.detail})" if self.detail else "")
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """How a reload ended. problems: why nothing has changed. needs_restart: what was left as it was.
+class ReloadOutcome(msgspec.Struct, frozen=True):
+    """Result of a reload or an edit.
 
-    kind: of the problems: what was asked for is wrong, or names what is not there, or cannot be stored now.
+    changes: differences that were applied. needs_restart: differences that were not applied, because they
+    need a restart. problems: reasons why nothing was applied. kind: class of the problems, where `unknown`
+    means that the edit names something that does not exist, and `unavailable` that it cannot be stored now.
     """
 
-    changes: tuple[Change, ...] = ()
-    needs_restart: tuple[Change, ...] = ()
+    changes: tuple[ConfigChange, ...] = ()
+    needs_restart: tuple[ConfigChange, ...] = ()
     problems: tuple[Problem, ...] = ()
-    kind: Literal["invalid", "unknown", "away"] = "invalid"
+    kind: Literal["invalid", "unknown", "unavailable"] = "invalid"
 
 
-def live_parts(running: Config, wanted: Config) -> Config:
-    """The config that runs, with all that can change live as the other one has it."""
+def with_live_settings(running: Config, wanted: Config) -> Config:
+    """Return the running config with every setting that can change live taken from the wanted one."""
     admin = msgspec.structs.replace(running.admin, keys=wanted.admin.keys, files=wanted.admin.files)
     limits = msgspec.structs.replace(running.limits, inputs=wanted.limits.inputs)
     return msgspec.structs.replace(
@@ -59,74 +62,71 @@ def live_parts(running: Config, wanted: Config) -> Config:
     )
 
 
-def changed(running: Config, wanted: Config) -> Outcome:
-    """What another config changes, and what of it needs a restart."""
+def compare_configs(running: Config, wanted: Config) -> ReloadOutcome:
+    """Return the differences of the wanted config, split into live changes and those that need a restart."""
     found = list(_differences(running, wanted, ""))
-    return Outcome(
-        tuple(one for one in found if _is_live(one.path)),
-        tuple(one for one in found if not _is_live(one.path)),
+    return ReloadOutcome(
+        tuple(change for change in found if _is_live(change.path)),
+        tuple(change for change in found if not _is_live(change.path)),
     )
 
 
 def _is_live(path: str) -> bool:
-    return any(path == one or path.startswith((f"{one}.", f"{one}[")) for one in LIVE)
+    return any(path == prefix or path.startswith((f"{prefix}.", f"{prefix}[")) for prefix in LIVE)
 
 
-def _differences(old: Any, new: Any, path: str) -> Iterator[Change]:
+def _differences(old: Any, new: Any, path: str) -> Iterator[ConfigChange]:
     if old == new:
         return
     if path.endswith(".keys"):
-        yield from _of_keys(_by_digest(old), _by_digest(new), path)
+        yield from _compare_keys(_by_digest(old), _by_digest(new), path)
     elif isinstance(old, Section) and type(old) is type(new):
         for name in old.__struct_fields__:
-            yield from _differences(getattr(old, name), getattr(new, name), _join(path, name))
+            yield from _differences(getattr(old, name), getattr(new, name), join_path(path, name))
     elif isinstance(old, Mapping) and isinstance(new, Mapping):
-        yield from _of_entries(old, new, path)
+        yield from _compare_entries(old, new, path)
     else:
-        yield Change(path, "changed", _told(old, new))
+        yield ConfigChange(path, "changed", _detail(old, new))
 
 
-def _of_entries(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> Iterator[Change]:
+def _compare_entries(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> Iterator[ConfigChange]:
     for name in {**old, **new}:
-        place = _join(path, name)
+        entry_path = join_path(path, name)
         if name not in new:
-            yield Change(place, "removed")
+            yield ConfigChange(entry_path, "removed")
         elif name not in old:
-            yield Change(place, "added")
+            yield ConfigChange(entry_path, "added")
         else:
-            yield from _differences(old[name], new[name], place)
+            yield from _differences(old[name], new[name], entry_path)
 
 
-def _of_keys(old: Mapping[str, Listed], new: Mapping[str, Listed], path: str) -> Iterator[Change]:
+def _compare_keys(
+    old: Mapping[str, LabelledKey], new: Mapping[str, LabelledKey], path: str
+) -> Iterator[ConfigChange]:
     for digest in {**old, **new}:
-        id_, _ = old.get(digest) or new[digest]
+        label, _ = old.get(digest) or new[digest]
         if digest not in new:
-            yield Change(f"{path}[{id_}]", "removed")
+            yield ConfigChange(f"{path}[{label}]", "removed")
         elif digest not in old:
-            yield Change(f"{path}[{id_}]", "added")
+            yield ConfigChange(f"{path}[{label}]", "added")
         elif old[digest][1] != new[digest][1]:
-            yield Change(f"{path}[{id_}]", "changed")
+            yield ConfigChange(f"{path}[{label}]", "changed")
 
 
-def _by_digest(keys: tuple[str | Key, ...]) -> dict[str, Listed]:
-    """Each key with what it is called: its id, or its place in the list."""
+def _by_digest(keys: tuple[str | Key, ...]) -> dict[str, LabelledKey]:
     return {
         digest_of(key): ((isinstance(key, Key) and key.id) or str(index), key)
         for index, key in enumerate(keys)
     }
 
 
-def _told(old: Any, new: Any) -> str:
-    harmless = all(one is None or isinstance(one, int | float) for one in (old, new))
-    return f"{_as_written(old)} → {_as_written(new)}" if harmless else ""
+def _detail(old: Any, new: Any) -> str:
+    """Return "old → new", or nothing if either value is a text, which could be a secret."""
+    is_harmless = all(value is None or isinstance(value, int | float) for value in (old, new))
+    return f"{_as_yaml(old)} → {_as_yaml(new)}" if is_harmless else ""
 
 
-def _as_written(value: Any) -> str:
-    """As router.yaml writes it."""
+def _as_yaml(value: Any) -> str:
     if value is None:
         return "absent"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -1,6 +1,7 @@
-"""The typed router.yaml: what an operator may say, with its defaults. Reads no file and no environment.
+"""The schema of router.yaml: every setting with its type and default. Reads no files and no environment.
 
-Units are in the keys. Frozen, because every room is handed its part whole: at start, and anew with a reload.
+Each key carries its unit. The structs are frozen, because every component receives its section whole, at the
+start and again with each reload.
 """
 
 import re
@@ -18,14 +19,14 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Cosine = Annotated[float, msgspec.Meta(gt=0, le=1)]
-# Redis counts in doubles, which are exact up to 2^53; a limit's sums stay far below.
+# Redis counts in doubles, which are exact up to 2^53. Sums of limits stay far below that.
 LimitAmount = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
 
 LIMIT_NAME = re.compile(r"(requests|tokens|inputs)_per_(second|minute|hour|day|month)|requests_in_flight")
 LIMITS_ALLOWED = "<requests|tokens|inputs>_per_<second|minute|hour|day|month>, or requests_in_flight"
 KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
-# The last segment of /models/{name}/{operation}; a model's own name may not end in one.
+# The last segment of /models/{name}/{operation}. A model's own name may not end in one of these.
 OPERATION_SEGMENTS = frozenset(
     {
         "classify",
@@ -51,14 +52,14 @@ Policy = Literal["round_robin", "least_tokens", "two_choices"]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every part of the file has in common."""
+    """Base of every mapping in the file, which rejects unknown keys."""
 
 
 class Quotas(Section, frozen=True):
-    """Where quotas are counted, and what happens while that is away.
+    """The store that counts quotas, and the behaviour while it is unavailable.
 
-    gateways: how many share the limits, where the store never told. key_grace_s: how long keys that stand
-    there stay known while it is away. shadow: count, but never refuse.
+    gateways: number of gateways that share the limits, used until the store has reported it. key_grace_s: how
+    long keys from Redis stay valid while it is unavailable. shadow: count requests, but never refuse one.
     """
 
     store: str = "memory"
@@ -70,9 +71,9 @@ class Quotas(Section, frozen=True):
 
 
 class Key(Section, frozen=True):
-    """One API key of a tenant, by the SHA-256 of the whole key; what it may is never more than its tenant.
+    """One API key of a tenant, by the SHA-256 of the whole key. It never permits more than its tenant.
 
-    expires: without a time zone it is UTC. scopes: operations, `metrics`, `admin`; absent is all operations.
+    expires: UTC unless it has a time zone. scopes: operations, `metrics`, `admin`; absent, all operations.
     """
 
     digest: str
@@ -84,7 +85,7 @@ class Key(Section, frozen=True):
 
 
 class ListenerTls(Section, frozen=True):
-    """HTTPS for callers, in PEM files. client_ca: who must have signed a caller's own, if one is asked."""
+    """HTTPS for callers, in PEM files. client_ca: authority of callers' certificates; absent, none needed."""
 
     certificate: str
     private_key: str
@@ -92,7 +93,10 @@ class ListenerTls(Section, frozen=True):
 
 
 class UpstreamTls(Section, frozen=True):
-    """How replicas with https are met; PEM files. ca: instead of the system's; certificate: our own."""
+    """TLS settings for https replicas, in PEM files.
+
+    ca: used in place of the system's authorities. certificate: presented by the gateway to replicas.
+    """
 
     ca: str | None = None
     certificate: str | None = None
@@ -100,16 +104,17 @@ class UpstreamTls(Section, frozen=True):
 
 
 class Cors(Section, frozen=True):
-    """Which web pages may call; origins such as https://app.example.org, or * for all."""
+    """Web origins whose pages may call, such as https://app.example.org, or * for all."""
 
     origins: tuple[str, ...]
     max_age_s: PositiveInt = 600
 
 
 class AdminSettings(Section, frozen=True):
-    """Where operators call, if not where callers do, and whose keys are none of a tenant's.
+    """The operators' listener and their keys, which belong to no tenant.
 
-    files: the folder whose files what they add may name; absent, there is none.
+    listen: absent, operators use the callers' listener. files: folder whose files an added upstream may
+    refer to; absent, it may refer to none.
     """
 
     listen: str | None = None
@@ -118,9 +123,9 @@ class AdminSettings(Section, frozen=True):
 
 
 class VectorSpace(Section, frozen=True):
-    """How like its upstream's fingerprint a replica's vectors must be, and what happens where they are not.
+    """Minimum similarity of a replica's vectors to its upstream's fingerprint, and the action below it.
 
-    min_cosine: absent, 0.999 from the same kind and dtype as the fingerprint, 0.99 from another.
+    min_cosine: absent, 0.999 for the fingerprint's own backend kind and dtype, and 0.99 for any other.
     """
 
     min_cosine: Cosine | None = None
@@ -130,18 +135,21 @@ class VectorSpace(Section, frozen=True):
 class Upstream(Section, frozen=True, kw_only=True):
     """A named group of equal replicas: one model, one vector space.
 
-    model: a hub id or a local path for torch; the served name for the others, learnt where a server has
-    but one. discover: each address of the replicas' names is a replica. when_unavailable: what becomes of
-    calls while no replica is there; those for torch always wait. tokenizer: where the checkpoint's small
-    files are, for what a wire does not tell. token_encoding: whose tokenizer.json turns token ids that
-    callers send back into text. batch_inputs, batch_tokens: what one upstream request may hold, where the
-    replica does not say. in_flight_batches: the window, batches in flight to one replica; absent, it is
-    learnt. queue_tokens: the most that may wait in front of all of them. retry_share, hedge_share:
-    attempts that may be added to those that callers cause. task, pooling: instead of what a checkpoint's
-    own files say it is for. trust_remote_code: whether code that lies beside its weights may run.
-    prompts: name → text put before an input, beside and before the checkpoint's own. process: engines of
-    one name share a process. preload: whether the model is loaded before anybody asks; when_loading:
-    whether who asks earlier waits.
+    model: a hub id or local path for torch. For the others it is the served name, learned from a server that
+    has only one model.
+    discover: every address of a replica's host name becomes a replica.
+    when_unavailable: treatment of requests while no replica is available. Requests to torch always wait.
+    tokenizer: location of the checkpoint's small files, for what the backend's protocol does not report.
+    token_encoding: location of the tokenizer.json that turns token ids sent by callers back into text.
+    batch_inputs, batch_tokens: size of one upstream request, where the replica does not report it.
+    in_flight_batches: window of batches in flight to one replica; absent, it is learned.
+    queue_tokens: most tokens that may wait in front of all replicas.
+    retry_share, hedge_share: extra attempts, as a share of those that callers cause.
+    task, pooling: used in place of what the checkpoint's own files declare.
+    trust_remote_code: permission to run code that the checkpoint brings along.
+    prompts: name → text put in front of an input. They extend and override the checkpoint's own.
+    process: upstreams that name the same engine process share it.
+    preload: load the model before the first request. when_loading: treatment of requests that arrive earlier.
     """
 
     backend: BackendKind
@@ -182,8 +190,9 @@ class Upstream(Section, frozen=True, kw_only=True):
 
 
 class Model(Section, frozen=True):
-    """A name that callers use. limits: the most that each tenant may use of it. prompts: as an upstream's,
-    and before them.
+    """A model name that callers use.
+
+    limits: upper bound for each tenant. prompts: override the upstream's prompts of the same name.
     """
 
     upstream: str
@@ -195,7 +204,7 @@ class Model(Section, frozen=True):
 
 
 class Defaults(Section, frozen=True):
-    """Which model serves a request that names none."""
+    """Models for requests that name none, by operation."""
 
     embed: str | None = None
     rerank: str | None = None
@@ -203,10 +212,11 @@ class Defaults(Section, frozen=True):
 
 
 class Tenant(Section, frozen=True):
-    """Who pays and is limited.
+    """An account that is billed and limited.
 
-    models: absent means all. model_limits: by model, instead of the model's own `limits`. queue_tokens:
-    most that waits for a model. join: whether its texts may share an upstream request with others'.
+    models: permitted models; absent, all. model_limits: by model, in place of the model's own `limits`.
+    queue_tokens: most tokens that may wait for one model. join: permit its texts to share an upstream request
+    with texts of other tenants.
     """
 
     keys: tuple[str | Key, ...] = ()
@@ -220,7 +230,7 @@ class Tenant(Section, frozen=True):
 
 
 class Limits(Section, frozen=True):
-    """Bounds on what one call and all calls together may hold."""
+    """Bounds on the size of one request, and on the bytes of all requests in flight."""
 
     body_bytes: PositiveInt = 32 * 1024 * 1024
     inputs: PositiveInt = 2048
@@ -228,8 +238,9 @@ class Limits(Section, frozen=True):
 
 
 class Tracing(Section, frozen=True):
-    """Where spans go. endpoint: OTLP over HTTP, the whole URL. sample: the share of calls that is recorded of
-    those whose callers do not say it themselves.
+    """Export of spans. endpoint: whole URL of OTLP over HTTP.
+
+    sample: recorded share of the requests whose callers send no sampling decision of their own.
     """
 
     endpoint: str = "http://127.0.0.1:4318/v1/traces"
@@ -239,27 +250,27 @@ class Tracing(Section, frozen=True):
 
 
 class Logs(Section, frozen=True):
-    """How lines are written. auto: text on a terminal, else JSON. access: whether each call has a line."""
+    """Format of log lines. auto: text on a terminal, else JSON. access: log one line per request."""
 
     format: Literal["auto", "json", "text"] = "auto"
     access: bool = True
 
 
-class Reload(Section, frozen=True):
-    """When the file is read again, beside SIGHUP and the admin API. watch: as soon as it has changed."""
+class ReloadSettings(Section, frozen=True):
+    """Triggers of a reload besides SIGHUP and the admin API. watch: reload when the file has changed."""
 
     watch: bool = False
 
 
 class EngineSettings(Section, frozen=True):
-    """What the models of one engine process may hold of memory together, and how long without work."""
+    """Memory bound of all models in one engine process, and the idle time after which one is unloaded."""
 
     memory_bytes: PositiveInt | None = None
     idle_s: PositiveFloat | None = None
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """The whole file. trusted_proxies: networks whose x-forwarded-for is believed."""
+    """The whole file. trusted_proxies: networks whose x-forwarded-for header is trusted."""
 
     listen: str = "127.0.0.1:8080"
     workers: PositiveInt = 1
@@ -268,7 +279,7 @@ class Config(Section, frozen=True, kw_only=True):
     tls: ListenerTls | None = None
     cors: Cors | None = None
     admin: AdminSettings = AdminSettings()
-    reload: Reload = Reload()
+    reload: ReloadSettings = ReloadSettings()
     logs: Logs = Logs()
     tracing: Tracing | None = None
     quotas: Quotas = Quotas()
@@ -292,11 +303,11 @@ def host_and_port(listen: str) -> tuple[str, int]:
         raise ValueError("the port is too large; the highest is 65535")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ValueError("an IPv6 address goes in brackets: [::1]:8080")
-    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - an empty host asks for all
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - an empty host means every interface
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can be meant by a host's name or address."""
+    """Return True if a host's name or address can only mean this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -304,12 +315,12 @@ def is_loopback(host: str) -> bool:
 
 
 def limit_problems(limits: Iterable[str]) -> dict[str, str]:
-    """What is wrong with the names of limits, by name."""
+    """Return a message for each unknown limit, by its name."""
     return {
         name: f"unknown limit; allowed: {LIMITS_ALLOWED}" for name in limits if not LIMIT_NAME.fullmatch(name)
     }
 
 
 def digest_of(key: str | Key) -> str:
-    """The digest of a listed key, however it is written."""
+    """Return the digest of a listed key, in either of its two written forms."""
     return key if isinstance(key, str) else key.digest

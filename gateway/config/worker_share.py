@@ -1,4 +1,4 @@
-"""One worker's part of what is bounded for the whole gateway. Pure."""
+"""Division of the gateway's bounds among its HTTP workers. Pure."""
 
 import msgspec
 
@@ -6,30 +6,31 @@ from gateway.config.schema import Config, Upstream
 
 
 def worker_share(config: Config) -> Config:
-    """The config as each of its workers is given it: bounds are divided and rounded up.
+    """Return the config of one worker, with the bounds divided by the number of workers and rounded up.
 
-    Quotas stay whole, because workers count them together, each as a gateway of its own; so does what one
-    tenant may have waiting, because its calls may all come by one connection.
+    Quotas stay whole, because workers count them together, each as a gateway of its own. A tenant's
+    `queue_tokens` stays whole too, because all its requests may arrive on one connection.
     """
     workers = config.workers
 
-    def upstream(one: Upstream) -> Upstream:
+    def upstream_share(upstream: Upstream) -> Upstream:
         return msgspec.structs.replace(
-            one,
-            # A window that is learnt is learnt beside the other workers'.
-            in_flight_batches=one.in_flight_batches and _share(one.in_flight_batches, workers),
-            queue_tokens=_share(one.queue_tokens, workers),
+            upstream,
+            # An absent window is learned by each worker, from the replica that all of them load.
+            in_flight_batches=upstream.in_flight_batches and _divide(upstream.in_flight_batches, workers),
+            queue_tokens=_divide(upstream.queue_tokens, workers),
         )
 
     return msgspec.structs.replace(
         config,
         quotas=msgspec.structs.replace(config.quotas, gateways=config.quotas.gateways * workers),
         limits=msgspec.structs.replace(
-            config.limits, in_flight_bytes=_share(config.limits.in_flight_bytes, workers)
+            config.limits, in_flight_bytes=_divide(config.limits.in_flight_bytes, workers)
         ),
-        upstreams={name: upstream(one) for name, one in config.upstreams.items()},
+        upstreams={name: upstream_share(upstream) for name, upstream in config.upstreams.items()},
     )
 
 
-def _share(bound: int, workers: int) -> int:
+def _divide(bound: int, workers: int) -> int:
+    """Divide, rounded up, so that no worker is left without a share."""
     return -(-bound // workers)

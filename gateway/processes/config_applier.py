@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from gateway.additions.entries import Additions, Edit, Put, UnknownAddition
 from gateway.additions.state import AdditionsState
 from gateway.additions.store import StoredAdditions
-from gateway.config.diff import Outcome, changed, live_parts
-from gateway.config.load import ConfigError, Problem
+from gateway.config.diff import ReloadOutcome, compare_configs, with_live_settings
+from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config
 from gateway.processes.engine_pool import Engine, EngineSet, loading_problems
 from gateway.processes.reload_queue import Source, Work, tell, without_a_key
@@ -21,8 +21,8 @@ from gateway.store.errors import StoreUnavailable
 LOAD_TIMEOUT_S = 550.0
 # How often an edit is tried that others' edits outrun.
 EDITS_MAX = 20
-OUTRUN = Outcome(
-    problems=(Problem("additions", "others change them without a pause; try again"),), kind="away"
+OUTRUN = ReloadOutcome(
+    problems=(Problem("additions", "others change them without a pause; try again"),), kind="unavailable"
 )
 
 logger = logging.getLogger("gateway")
@@ -64,20 +64,22 @@ class ConfigApplier:
             self._kept.adopt(standing, served)
         engines.replace(engines.needed(self.config))
 
-    async def done(self, work: Work) -> Outcome:
+    async def done(self, work: Work) -> ReloadOutcome:
         """Do what is asked for, or tell why all stays as it is."""
         try:
             outcome = await self._tried(work)
         except ConfigError as error:
-            outcome = Outcome(problems=tuple(error.problems))
+            outcome = ReloadOutcome(problems=tuple(error.problems))
         except UnknownAddition as error:
-            outcome = Outcome(problems=(error.problem,), kind="unknown")
+            outcome = ReloadOutcome(problems=(error.problem,), kind="unknown")
         except StoreUnavailable as error:
-            outcome = Outcome(problems=(Problem("quotas.store", f"it is away: {error}"),), kind="away")
+            outcome = ReloadOutcome(
+                problems=(Problem("quotas.store", f"it is away: {error}"),), kind="unavailable"
+            )
         tell(self._source, work, outcome)
         return outcome
 
-    async def _tried(self, work: Work) -> Outcome:
+    async def _tried(self, work: Work) -> ReloadOutcome:
         """Raises: ConfigError, UnknownAddition, StoreUnavailable."""
         match work:
             case "file":
@@ -91,7 +93,7 @@ class ConfigApplier:
             case _:
                 return await self._edit(work)
 
-    async def _edit(self, edit: Edit) -> Outcome:
+    async def _edit(self, edit: Edit) -> ReloadOutcome:
         self._kept.forget_unusable(edit.name)
         outcome, tries = OUTRUN, 0
         while outcome is OUTRUN and tries < EDITS_MAX:
@@ -100,7 +102,7 @@ class ConfigApplier:
             tries += 1
         return outcome
 
-    async def _serve(self, file: Config, wanted: StoredAdditions, edit: Edit | None = None) -> Outcome:
+    async def _serve(self, file: Config, wanted: StoredAdditions, edit: Edit | None = None) -> ReloadOutcome:
         """Serve a file with what was added beside it.
 
         edit: what is not stored yet, with the version before it; where it is to blame nothing changes.
@@ -109,7 +111,7 @@ class ConfigApplier:
         served = await self._kept.compose(file, wanted.additions)
         if isinstance(edit, Put) and (problems := served.left_out.get((edit.part, edit.name))):
             raise ConfigError(list(problems))
-        outcome = changed(self.config, served.config)
+        outcome = compare_configs(self.config, served.config)
         needed = self._engines.needed(served.config)
         new = self._engines.new_among(needed)
         if refused := await loading_problems(new, LOAD_TIMEOUT_S):
@@ -119,7 +121,7 @@ class ConfigApplier:
         standing = wanted if edit is None else await self._stored(wanted, new)
         if standing is None:
             return OUTRUN
-        before, self.config = self.config, live_parts(self.config, served.config)
+        before, self.config = self.config, with_live_settings(self.config, served.config)
         self._file = file
         self._kept.adopt(standing, served)
         if outcome.changes:

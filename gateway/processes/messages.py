@@ -9,7 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from gateway.additions.entries import Edit, Listing
-from gateway.config.diff import Outcome
+from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
 from gateway.events import ProcessRestarted
 
@@ -43,7 +43,7 @@ class ReloadReply(msgspec.Struct, frozen=True, tag="answered"):
     """How the reload ended that a worker asked for by that number."""
 
     number: int
-    outcome: Outcome
+    outcome: ReloadOutcome
 
 
 class ModelLine(msgspec.Struct, frozen=True):

@@ -13,8 +13,9 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from gateway.additions.entries import Edit
-from gateway.config.diff import Outcome
-from gateway.config.load import Problem, load_config
+from gateway.config.diff import ReloadOutcome
+from gateway.config.load import load_config
+from gateway.config.problems import Problem
 from gateway.config.schema import Config
 
 LOOK_EVERY_S = 1.0
@@ -44,13 +45,13 @@ class Source(msgspec.Struct, frozen=True):
 
 # What may be asked for: that the file is read again, that others' additions are followed, or one of our own.
 Work: TypeAlias = Literal["file", "added"] | Edit
-Tell: TypeAlias = Callable[[Outcome], None]
+Tell: TypeAlias = Callable[[ReloadOutcome], None]
 
 
 class ReloadQueue:
     """Runs one reload after another, for whoever asks."""
 
-    def __init__(self, reload: Callable[[Work], Awaitable[Outcome]]) -> None:
+    def __init__(self, reload: Callable[[Work], Awaitable[ReloadOutcome]]) -> None:
         self._reload = reload
         self._asked = asyncio.Event()
         self._waiting: list[tuple[Work, Tell]] = []
@@ -60,9 +61,9 @@ class ReloadQueue:
         self._waiting.append((work, tell))
         self._asked.set()
 
-    async def done(self, work: Work) -> Outcome:
+    async def done(self, work: Work) -> ReloadOutcome:
         """Have it done, and wait."""
-        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[ReloadOutcome] = asyncio.get_running_loop().create_future()
         self.ask(work, lambda outcome: None if ended.done() else ended.set_result(outcome))
         return await ended
 
@@ -173,11 +174,11 @@ ENDS = {
 }
 
 
-def tell(source: Source, work: Work, outcome: Outcome) -> None:
+def tell(source: Source, work: Work, outcome: ReloadOutcome) -> None:
     """How it ended, for the log: each difference, and no value of a text."""
     kind, what = (work, source.path) if isinstance(work, str) else ("edit", work)
     done, not_done = ENDS[kind]
-    if kind == "added" and (outcome.kind == "away" or outcome == Outcome()):
+    if kind == "added" and (outcome.kind == "unavailable" or outcome == ReloadOutcome()):
         # It is looked for each second; the store itself tells what it cannot read.
         return
     if outcome.problems:

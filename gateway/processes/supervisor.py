@@ -19,7 +19,7 @@ import msgspec
 from backends.torch import wire
 from gateway.additions.state import AdditionsState
 from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
-from gateway.config.diff import Outcome
+from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
 from gateway.config.worker_share import worker_share
 from gateway.events import EndReason, ProcessRestarted
@@ -283,7 +283,7 @@ class Supervisor:
             case pipes.AskedListing(asked):
                 self._tell(number, pipes.ListingReply(asked, self._kept.listing))
 
-    def _answer(self, worker: int, asked: int, outcome: Outcome) -> None:
+    def _answer(self, worker: int, asked: int, outcome: ReloadOutcome) -> None:
         self._tell(worker, pipes.ReloadReply(asked, outcome))
 
     def _tell(self, worker: int, told: pipes.ReloadReply | pipes.ListingReply) -> None:

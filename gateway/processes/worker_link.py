@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from gateway.additions.entries import Edit, Listing
-from gateway.config.diff import Outcome
+from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
 from gateway.events import Observe, ProcessRestarted
 from gateway.processes import messages as pipes
@@ -25,7 +25,7 @@ ALIVE_EVERY_S = 1.0
 
 # Serve another config with the engines of its upstreams; the task ends once everything it left out is closed.
 ServeConfig: TypeAlias = Callable[[Config, Mapping[str, str]], "asyncio.Task[None]"]
-_Answer = TypeVar("_Answer", Outcome, Listing)
+_Answer = TypeVar("_Answer", ReloadOutcome, Listing)
 
 
 class ParentLink:
@@ -60,13 +60,15 @@ class ParentLink:
                 self.tell(pipes.Heartbeat())
             await asyncio.sleep(ALIVE_EVERY_S)
 
-    async def ask_reload(self) -> Outcome:
+    async def ask_reload(self) -> ReloadOutcome:
         """Have the parent read the file again. Raises: TimeoutError."""
-        return await self._answer(pipes.ReloadRequest, RELOAD_TIMEOUT_S, Outcome)
+        return await self._answer(pipes.ReloadRequest, RELOAD_TIMEOUT_S, ReloadOutcome)
 
-    async def ask_edit(self, edit: Edit) -> Outcome:
+    async def ask_edit(self, edit: Edit) -> ReloadOutcome:
         """Have the parent add or remove something. Raises: TimeoutError."""
-        return await self._answer(lambda number: pipes.ReloadRequest(number, edit), RELOAD_TIMEOUT_S, Outcome)
+        return await self._answer(
+            lambda number: pipes.ReloadRequest(number, edit), RELOAD_TIMEOUT_S, ReloadOutcome
+        )
 
     async def ask_listing(self) -> Listing:
         """What was added. Raises: TimeoutError."""
@@ -99,7 +101,7 @@ class ParentLink:
                 assert self._observe is not None
                 self._observe(news)
 
-    def _heard(self, number: int, told: Outcome | Listing) -> None:
+    def _heard(self, number: int, told: ReloadOutcome | Listing) -> None:
         answer = self._asked.get(number)
         if answer is not None and not answer.done():
             answer.set_result(told)

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.additions.entries import AdditionEntry, Edit, Listing, Put, Remove
 from gateway.api.operators.added_models import SETTINGS_BYTES_MAX, Adding
-from gateway.config.diff import Change, Outcome
-from gateway.config.load import Problem
+from gateway.config.diff import ConfigChange, ReloadOutcome
+from gateway.config.problems import Problem
 from tests.api.test_reload import ONE, TENANTS
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
@@ -23,12 +23,12 @@ LISTING = Listing(
 class Parent:
     """Answers as it is told, and notes what it was asked."""
 
-    def __init__(self, outcome: Outcome | None = None) -> None:
+    def __init__(self, outcome: ReloadOutcome | None = None) -> None:
         self.edits: list[Edit] = []
         self._outcome = outcome
         self.adding = Adding(self._change, self._listing)
 
-    async def _change(self, edit: Edit) -> Outcome:
+    async def _change(self, edit: Edit) -> ReloadOutcome:
         self.edits.append(edit)
         if self._outcome is None:
             raise TimeoutError
@@ -49,7 +49,7 @@ async def asked(
 
 
 async def test_names_may_hold_slashes_and_answers_are_those_of_a_reload(boot: Boots) -> None:
-    parent = Parent(Outcome((Change("models.org/x", "added"),)))
+    parent = Parent(ReloadOutcome((ConfigChange("models.org/x", "added"),)))
     put = await asked(boot, parent, "PUT", "/admin/models/org/x", {"upstream": "x"})
     removed = await asked(boot, parent, "DELETE", "/admin/upstreams/x%2Fy")
 
@@ -62,7 +62,7 @@ async def test_names_may_hold_slashes_and_answers_are_those_of_a_reload(boot: Bo
 
 
 async def test_what_was_added_is_listed_with_what_is_wrong_with_it(boot: Boots) -> None:
-    parent = Parent(Outcome())
+    parent = Parent(ReloadOutcome())
     told = [await asked(boot, parent, "GET", path) for path in PATHS]
     missing = await asked(boot, parent, "GET", "/admin/models/x")
 
@@ -87,7 +87,7 @@ async def test_what_was_added_is_listed_with_what_is_wrong_with_it(boot: Boots) 
 async def test_a_body_that_is_none_never_reaches_the_parent(
     boot: Boots, path: str, body: Any, status: int, told: str
 ) -> None:
-    parent = Parent(Outcome())
+    parent = Parent(ReloadOutcome())
     async with boot({"old": FakeTei()}, ONE, adding=parent.adding) as gateway:
         reply = await gateway.client.put(path, json=body)
 
@@ -96,7 +96,7 @@ async def test_a_body_that_is_none_never_reaches_the_parent(
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b'{"a": "\xff"}'])
 async def test_what_is_no_json_is_400(boot: Boots, content: bytes) -> None:
-    parent = Parent(Outcome())
+    parent = Parent(ReloadOutcome())
     async with boot({"old": FakeTei()}, ONE, adding=parent.adding) as gateway:
         reply = await gateway.client.put("/admin/upstreams/x", content=content)
 
@@ -104,7 +104,7 @@ async def test_what_is_no_json_is_400(boot: Boots, content: bytes) -> None:
 
 
 async def test_a_body_is_json_whatever_it_is_called(boot: Boots) -> None:
-    parent = Parent(Outcome())
+    parent = Parent(ReloadOutcome())
     async with boot({"old": FakeTei()}, ONE, adding=parent.adding) as gateway:
         # As curl calls it where nobody says.
         form = {"content-type": "application/x-www-form-urlencoded"}
@@ -116,13 +116,15 @@ async def test_a_body_is_json_whatever_it_is_called(boot: Boots) -> None:
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [
-        (Outcome(problems=(Problem("models.x.upstream", "no"),)), 422),
-        (Outcome(problems=(Problem("models.x", "no"),), kind="unknown"), 404),
-        (Outcome(problems=(Problem("quotas.store", "no"),), kind="away"), 503),
+        (ReloadOutcome(problems=(Problem("models.x.upstream", "no"),)), 422),
+        (ReloadOutcome(problems=(Problem("models.x", "no"),), kind="unknown"), 404),
+        (ReloadOutcome(problems=(Problem("quotas.store", "no"),), kind="unavailable"), 503),
         (None, 504),
     ],
 )
-async def test_why_nothing_has_changed_is_told(boot: Boots, outcome: Outcome | None, status: int) -> None:
+async def test_why_nothing_has_changed_is_told(
+    boot: Boots, outcome: ReloadOutcome | None, status: int
+) -> None:
     reply = await asked(boot, Parent(outcome), "DELETE", "/admin/models/x")
 
     # TEI's routes have a status of their own for a late answer.
@@ -142,7 +144,7 @@ async def test_only_operators_may_and_only_where_somebody_would_do_it(
     if method != "GET" and path in PATHS[:2]:
         path += "/y"
     body = {"upstream": "x"} if "models" in path else TEI
-    parent = Parent(Outcome())
+    parent = Parent(ReloadOutcome())
     async with boot({"old": FakeTei()}, ONE + TENANTS, adding=parent.adding) as gateway:
         # Not this machine's name: a key is needed, and this one is for models.
         refused = await gateway.client.request(method, path, json=body)

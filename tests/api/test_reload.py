@@ -7,8 +7,8 @@ import pytest
 from backends.contract import Backend, ReplicaSpec
 from backends.http import UpstreamClient
 from backends.registry import BackendKind
-from gateway.config.diff import Change, Outcome
-from gateway.config.load import Problem
+from gateway.config.diff import ConfigChange, ReloadOutcome
+from gateway.config.problems import Problem
 from gateway.config.schema import Upstream
 from gateway.events import Event, ReplicaChanged, StoreChanged
 from gateway.routing.discovery import resolve
@@ -228,12 +228,16 @@ async def test_what_cannot_be_opened_changes_nothing() -> None:
     await fleet.aclose()
 
 
-OUTCOME = Outcome((Change("models.bge.deadline_s", "changed", "60.0 → 5.0"),), (Change("listen", "changed"),))
-PROBLEM = Outcome(problems=(Problem("models.bge.upstream", "there is no upstream 'x'"), Problem("a", "b")))
+OUTCOME = ReloadOutcome(
+    (ConfigChange("models.bge.deadline_s", "changed", "60.0 → 5.0"),), (ConfigChange("listen", "changed"),)
+)
+PROBLEM = ReloadOutcome(
+    problems=(Problem("models.bge.upstream", "there is no upstream 'x'"), Problem("a", "b"))
+)
 
 
 async def test_operators_are_told_what_a_reload_changed_and_what_it_left(boot: Boots) -> None:
-    async def reload() -> Outcome:
+    async def reload() -> ReloadOutcome:
         return OUTCOME
 
     async with boot({"old": FakeTei()}, ONE, reload=reload) as gateway:
@@ -247,7 +251,7 @@ async def test_operators_are_told_what_a_reload_changed_and_what_it_left(boot: B
 
 
 async def test_operators_are_told_every_problem_of_the_file(boot: Boots) -> None:
-    async def reload() -> Outcome:
+    async def reload() -> ReloadOutcome:
         return PROBLEM
 
     async with boot({"old": FakeTei()}, ONE, reload=reload) as gateway:
@@ -258,7 +262,7 @@ async def test_operators_are_told_every_problem_of_the_file(boot: Boots) -> None
 
 
 async def test_a_reload_that_takes_too_long_is_told_so_and_none_is_known_without_a_file(boot: Boots) -> None:
-    async def reload() -> Outcome:
+    async def reload() -> ReloadOutcome:
         raise TimeoutError
 
     async with boot({"old": FakeTei()}, ONE, reload=reload) as gateway:
@@ -270,7 +274,7 @@ async def test_a_reload_that_takes_too_long_is_told_so_and_none_is_known_without
 
 
 async def test_only_operators_may_reload(boot: Boots) -> None:
-    async def reload() -> Outcome:
+    async def reload() -> ReloadOutcome:
         raise AssertionError("nobody may")
 
     async with boot({"old": FakeTei()}, ONE + TENANTS, reload=reload) as gateway:

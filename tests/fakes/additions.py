@@ -3,8 +3,8 @@
 from gateway.additions.composing import ComposedConfig, compose, listing_of
 from gateway.additions.entries import Additions, Edit, Listing, Put, UnknownAddition, apply_edit
 from gateway.api.operators.added_models import Adding
-from gateway.config.diff import Outcome, changed
-from gateway.config.load import ConfigError
+from gateway.config.diff import ReloadOutcome, compare_configs
+from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 
 
@@ -16,19 +16,19 @@ class ReadingParent:
         self._standing = Additions()
         self.adding = Adding(self._change, self._listing)
 
-    async def _change(self, edit: Edit) -> Outcome:
+    async def _change(self, edit: Edit) -> ReloadOutcome:
         before = self._composed(self._standing)
         try:
             wanted = apply_edit(self._file, self._standing, edit)
         except ConfigError as error:
-            return Outcome(problems=tuple(error.problems))
+            return ReloadOutcome(problems=tuple(error.problems))
         except UnknownAddition as error:
-            return Outcome(problems=(error.problem,), kind="unknown")
+            return ReloadOutcome(problems=(error.problem,), kind="unknown")
         after = self._composed(wanted)
         if isinstance(edit, Put) and (problems := after.left_out.get((edit.part, edit.name))):
-            return Outcome(problems=problems)
+            return ReloadOutcome(problems=problems)
         self._standing = wanted
-        return changed(before.config, after.config)
+        return compare_configs(before.config, after.config)
 
     async def _listing(self) -> Listing:
         return listing_of(self._standing, self._composed(self._standing).left_out)

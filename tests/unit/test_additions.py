@@ -18,7 +18,8 @@ from gateway.additions.entries import (
 )
 from gateway.additions.reading import HIDDEN, SecretSources, as_shown, read_model, read_upstream
 from gateway.additions.store import AdditionsInMemory
-from gateway.config.load import ConfigError, parse_config
+from gateway.config.load import parse_config
+from gateway.config.problems import ConfigError
 from gateway.config.schema import Config, Upstream
 
 FILE = 'upstreams: {one: {backend: tei, replicas: ["http://a"]}}\nmodels: {bge: {upstream: one}}\n'

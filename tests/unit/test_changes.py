@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.diff import Change, changed, live_parts
+from gateway.config.diff import ConfigChange, compare_configs, with_live_settings
 from gateway.config.load import parse_config
 from gateway.config.schema import Config
 from gateway.tenants.keyring import key_digest
@@ -29,7 +29,7 @@ def parsed(text: str) -> Config:
 
 
 def changes(old: str, new: str) -> list[str]:
-    return [str(one) for one in changed(parsed(CONFIG), parsed(CONFIG.replace(old, new))).changes]
+    return [str(one) for one in compare_configs(parsed(CONFIG), parsed(CONFIG.replace(old, new))).changes]
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,15 @@ def test_what_was_given_to_sockets_and_processes_at_start_needs_a_restart() -> N
         "tracing: {}\nlimits: {inputs: 7, body_bytes: 9}\n"
         "admin: {keys: [], listen: '127.0.0.1:10'}\n" + CONFIG.replace("http://b", "http://c")
     )
-    found = changed(running, wanted)
-    merged = live_parts(running, wanted)
+    found = compare_configs(running, wanted)
+    merged = with_live_settings(running, wanted)
 
     assert ["limits.inputs", "upstreams.two.replicas"] == [one.path for one in found.changes]
     assert {"listen", "drain_s", "logs.access", "tracing", "limits.body_bytes", "admin.listen"} == {
         one.path for one in found.needs_restart
     }
-    assert () == changed(merged, wanted).changes
-    assert found.needs_restart == changed(merged, wanted).needs_restart
+    assert () == compare_configs(merged, wanted).changes
+    assert found.needs_restart == compare_configs(merged, wanted).needs_restart
     assert (running.listen, 7) == (merged.listen, merged.limits.inputs)
 
 
@@ -85,5 +85,5 @@ def test_a_change_of_any_text_never_shows_it(old: str, new: str) -> None:
         one = msgspec.structs.replace(config.upstreams["one"], api_key=key)
         return msgspec.structs.replace(config, upstreams={**config.upstreams, "one": one})
 
-    expected = () if old == new else (Change("upstreams.one.api_key", "changed"),)
-    assert expected == changed(with_key(old), with_key(new)).changes
+    expected = () if old == new else (ConfigChange("upstreams.one.api_key", "changed"),)
+    assert expected == compare_configs(with_key(old), with_key(new)).changes

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.config.load import ConfigError, Problem, _missing_exporter, load_config, parse_config
+from gateway.config.file_checks import missing_exporter
+from gateway.config.load import load_config, parse_config
+from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config, Key, host_and_port
 from gateway.tenants.keyring import key_digest
 
@@ -162,8 +164,8 @@ def test_no_message_repeats_a_secret(name: str) -> None:
 def test_traces_need_what_sends_them(package: str, paths: list[str]) -> None:
     config = parse_config("tracing: {}\n" + MINIMAL, {}, BASE)
 
-    assert paths == [one.path for one in _missing_exporter(config, package)]
-    assert [] == list(_missing_exporter(parse_config(MINIMAL, {}, BASE), package))
+    assert paths == [one.path for one in missing_exporter(config, package)]
+    assert [] == list(missing_exporter(parse_config(MINIMAL, {}, BASE), package))
 
 
 def test_every_invalid_file_is_in_the_table() -> None:

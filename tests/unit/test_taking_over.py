@@ -9,7 +9,7 @@ import pytest
 from gateway.additions.entries import Additions, Put, Remove
 from gateway.additions.state import AdditionsState
 from gateway.additions.store import AdditionsInMemory, StoredAdditions
-from gateway.config.diff import Outcome
+from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
 from gateway.processes.config_applier import EDITS_MAX, ConfigApplier
 from gateway.processes.engine_pool import Engine, EngineSet
@@ -66,7 +66,7 @@ class Parent:
         assert not left
         self.handed.append(sorted(self.now.config.models))
 
-    async def refused(self, work: Work) -> Outcome:
+    async def refused(self, work: Work) -> ReloadOutcome:
         """What came of it, which is nothing."""
         before = len(self.handed), self.now.config, await AdditionsInMemory.load(self.store)
         outcome = await self.now.done(work)
@@ -86,7 +86,7 @@ async def test_an_edit_that_others_outrun_is_tried_on_what_stands_then(parent: P
     parent.store.outrun = EDITS_MAX - 1
     assert ["upstreams.two"] == [one.path for one in (await parent.now.done(TWO)).changes]
     parent.store.outrun = EDITS_MAX
-    assert "away" == (await parent.refused(MORE)).kind
+    assert "unavailable" == (await parent.refused(MORE)).kind
 
 
 async def test_an_edit_is_held_against_what_others_have_changed(parent: Parent) -> None:
@@ -111,7 +111,7 @@ async def test_nothing_is_handed_over_where_nothing_changes(parent: Parent) -> N
 async def test_a_file_with_a_problem_and_a_store_that_is_away_change_nothing(parent: Parent) -> None:
     await parent.now.done(TWO)
     parent.store.away = True
-    assert ["away", "away"] == [(await parent.refused(work)).kind for work in (MORE, "added")]
+    assert ["unavailable", "unavailable"] == [(await parent.refused(work)).kind for work in (MORE, "added")]
     parent.file.write_text(FILE.replace("upstream: one", "upstream: none"))
     assert "invalid" == (await parent.refused("file")).kind
     # The file alone needs no store, and what was added stays.
@@ -136,9 +136,9 @@ async def test_who_asks_for_the_same_is_answered_by_one_and_each_edit_is_done() 
     done: list[Work] = []
     told: list[Work] = []
 
-    async def do(work: Work) -> Outcome:
+    async def do(work: Work) -> ReloadOutcome:
         done.append(work)
-        return Outcome()
+        return ReloadOutcome()
 
     reloads = ReloadQueue(do)
     asked: list[Work] = ["file", TWO, "file", "added", TWO, "added"]

@@ -18,8 +18,8 @@ from gateway.api.operators.admin import FAILURES, OPERATORS, ReloadShown, outcom
 from gateway.api.server.body import AsWritten
 from gateway.api.server.paths import model_name
 from gateway.config import schema as config
-from gateway.config.diff import Outcome
-from gateway.config.load import type_problems
+from gateway.config.diff import ReloadOutcome
+from gateway.config.type_checks import type_problems
 from gateway.errors import DeadlineExceeded, InvalidInput, NotFound
 
 # With what else it says, a line to the parent stays below the 64 KiB that its reader takes.
@@ -34,7 +34,7 @@ CHANGED = {
 class Adding:
     """How the parent is asked: to change what was added, and what that is. Both raise TimeoutError."""
 
-    change: Callable[[Edit], Awaitable[Outcome]]
+    change: Callable[[Edit], Awaitable[ReloadOutcome]]
     listing: Callable[[], Awaitable[Listing]]
 
 

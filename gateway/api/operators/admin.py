@@ -24,8 +24,8 @@ from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.request_context import RequestContext, context_of
 from gateway.config import schema as config
-from gateway.config.diff import Change, Outcome
-from gateway.config.load import Problem
+from gateway.config.diff import ConfigChange, ReloadOutcome
+from gateway.config.problems import Problem
 from gateway.config.schema import Scope, is_loopback, limit_problems
 from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFound, QuotaUnavailable
 from gateway.quotas.ledger import Ledger
@@ -36,7 +36,7 @@ from gateway.tenants.store import TenantStore
 
 FAILURES = documented("tei")
 # Have router.yaml read again, and told what came of it. Raises: TimeoutError.
-Reload = Callable[[], Awaitable[Outcome]]
+Reload = Callable[[], Awaitable[ReloadOutcome]]
 # How a handler says that it is for operators alone: nobody else's body is read.
 OPERATORS = {"operators": True}
 # What proxies and pages add, however they are set up; beside all that begins with x-forwarded.
@@ -108,7 +108,7 @@ class Removed(msgspec.Struct):
 PROBLEMS: dict[str, type[GatewayError]] = {
     "invalid": InvalidInput,
     "unknown": NotFound,
-    "away": QuotaUnavailable,
+    "unavailable": QuotaUnavailable,
 }
 REMOVED = {200: ResponseSpec(Removed, generate_examples=False, description="It is gone")}
 
@@ -416,7 +416,7 @@ async def reload(admin: NamedDependency[Admin]) -> ReloadShown:
     return await outcome_shown(admin.reload())
 
 
-async def outcome_shown(work: Awaitable[Outcome]) -> ReloadShown:
+async def outcome_shown(work: Awaitable[ReloadOutcome]) -> ReloadShown:
     """What came of it, for operators.
 
     Raises: InvalidInput, NotFound or QuotaUnavailable, where nothing has changed; DeadlineExceeded.
@@ -435,7 +435,7 @@ def problems_shown(problems: Iterable[Problem], kind: type[GatewayError] = Inval
     return kind("nothing has changed: " + "; ".join(f"{one.path}: {one.message}" for one in problems))
 
 
-def _changes_shown(changes: Iterable[Change]) -> list[ChangeShown]:
+def _changes_shown(changes: Iterable[ConfigChange]) -> list[ChangeShown]:
     return [ChangeShown(one.path, one.how, one.detail) for one in changes]
 
 

@@ -1,0 +1,149 @@
+"""Checks between values: references that exist, and settings that fit each other. Reads no files."""
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gateway.config.key_checks import key_problems, named_limit_problems
+from gateway.config.listener_checks import listener_problems
+from gateway.config.problems import Problem, unknown_name
+from gateway.config.schema import OPERATION_SEGMENTS, Config, Model, Upstream
+
+STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
+STORES_ALLOWED = "memory, redis://host:port/db, rediss://host:port/db, redis+sentinel://h1,h2/name/db, redis+cluster://h1,h2"
+
+
+class EntryNames(msgspec.Struct, frozen=True):
+    """Names in the file, including those of entries that have a mistake of their own."""
+
+    upstreams: frozenset[str]
+    models: frozenset[str]
+
+
+def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
+    """Yield the problems that no value shows by itself."""
+    yield from listener_problems(config)
+    yield from _quota_problems(config)
+    for name, upstream in config.upstreams.items():
+        yield from upstream_problems(upstream, f"upstreams.{name}")
+    for name, model in config.models.items():
+        yield from model_problems(name, model, names.upstreams)
+    for operation in ("embed", "rerank", "classify"):
+        default = getattr(config.defaults, operation)
+        if default is not None and default not in names.models:
+            yield Problem(f"defaults.{operation}", unknown_name("model", default, names.models))
+    yield from _tenant_problems(config, names)
+
+
+def upstream_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
+    """Yield the problems of one upstream whose types are right."""
+    if upstream.is_hosted:
+        if not upstream.model:
+            yield Problem(f"{path}.model", "is missing; a hub id or the path of a checkpoint")
+        if upstream.replicas:
+            yield Problem(f"{path}.replicas", "torch runs here; replicas are for remote backends")
+        return
+    yield from _remote_problems(upstream, path)
+
+
+def model_problems(name: str, model: Model, upstreams: Collection[str]) -> Iterator[Problem]:
+    """Yield the problems of one model whose types are right. upstreams: names that exist."""
+    path = f"models.{name}"
+    yield from named_limit_problems(model.limits, f"{path}.limits")
+    if model.upstream not in upstreams:
+        yield Problem(f"{path}.upstream", unknown_name("upstream", model.upstream, upstreams))
+    if not name or name.strip("/") != name or "//" in name:
+        yield Problem(path, "a name is not empty, and its slashes stand between other characters")
+    if name.rsplit("/", 1)[-1] in OPERATION_SEGMENTS | {"v1", "v2"}:
+        yield Problem(
+            path, "a name may not end in an operation, v1 or v2: /models/{name}/{operation} must be clear"
+        )
+
+
+def _remote_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
+    if not upstream.replicas:
+        yield Problem(f"{path}.replicas", "is missing; a list of base URLs, http://host:port")
+    if upstream.backend == "infinity" and not upstream.tokenizer:
+        yield Problem(
+            f"{path}.tokenizer",
+            "is missing; Infinity counts characters, so its tokens are counted here: a hub id, or the path "
+            "of a checkpoint's tokenizer.json and config files",
+        )
+    for index, url in enumerate(upstream.replicas):
+        if _has_credentials(url):
+            # Logs, metrics and events name a replica by its URL, and would show them.
+            yield Problem(
+                f"{path}.replicas[{index}]", "a user or password; write them as `api_key` or `headers`"
+            )
+        elif not _is_base_url(url):
+            yield Problem(f"{path}.replicas[{index}]", "not a base URL, http://host:port")
+        elif url in upstream.replicas[:index]:
+            yield Problem(f"{path}.replicas[{index}]", "is listed twice")
+
+
+def _has_credentials(url: str) -> bool:
+    # Not left to the URL parser: a / or # inside the password would make it a different URL.
+    return "@" in url
+
+
+def _is_base_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        if parts.query or parts.fragment:
+            return False
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _quota_problems(config: Config) -> Iterator[Problem]:
+    if message := _store_problem(config.quotas.store):
+        yield Problem("quotas.store", message)
+    if config.workers > 1 and config.quotas.store == "memory":
+        yield Problem(
+            "workers", "more than 1 need quotas that they count together: a Redis in `quotas.store`"
+        )
+
+
+def _store_problem(store: str) -> str | None:
+    """Return the problem of a store's URL without any part of it, because it may contain a password."""
+    if store == "memory":
+        return None
+    if not STORE.match(store):
+        return f"not one of: {STORES_ALLOWED}"
+    try:
+        parts = urlsplit(store)
+        hosts = parts.netloc.rpartition("@")[2].split(",")
+        ports = [urlsplit(f"//{host}").port for host in hosts]
+        if (
+            all(urlsplit(f"//{host}").hostname for host in hosts)
+            and 0 not in ports
+            and "@" not in (parts.path + parts.query + parts.fragment)
+        ):
+            return None
+    except ValueError:
+        pass
+    return "its host or port cannot be read; in a password / # ? @ and % are written %2F %23 %3F %40 and %25"
+
+
+def _tenant_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
+    first_use: dict[str, str] = {}
+    yield from key_problems(config.admin.keys, "admin", first_use)
+    for name, tenant in config.tenants.items():
+        path = f"tenants.{name}"
+        yield from key_problems(tenant.keys, path, first_use)
+        yield from _unknown_models(tenant.models or (), f"{path}.models", names.models)
+        yield from named_limit_problems(tenant.limits, f"{path}.limits")
+        for model, limits in tenant.model_limits.items():
+            model_path = f"{path}.model_limits.{model}"
+            if model not in names.models:
+                yield Problem(model_path, unknown_name("model", model, names.models))
+            yield from named_limit_problems(limits, model_path)
+
+
+def _unknown_models(models: Iterable[str], path: str, known: Collection[str]) -> Iterator[Problem]:
+    for index, model in enumerate(models):
+        if model not in known:
+            yield Problem(f"{path}[{index}]", unknown_name("model", model, known))

@@ -1,0 +1,80 @@
+"""Checks of what the configuration refers to on this machine: folders, PEM files, optional packages."""
+
+import ssl
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from backends.checkpoints import is_path
+from gateway.config.problems import Problem
+from gateway.config.schema import Config, Upstream, UpstreamTls
+
+EXPORTER = "opentelemetry.exporter.otlp.proto.http"
+
+
+def file_problems(config: Config) -> Iterator[Problem]:
+    """Yield the problems of folders, certificates and packages. Relative paths are already resolved."""
+    for name, upstream in config.upstreams.items():
+        yield from missing_folder(upstream, f"upstreams.{name}")
+    if config.admin.files is not None and not Path(config.admin.files).is_dir():
+        yield Problem("admin.files", f"there is no folder {config.admin.files}")
+    if (listener := config.tls) is not None:
+        yield from _pem_problems(listener.certificate, listener.private_key, listener.client_ca, "tls")
+    for name, upstream in config.upstreams.items():
+        yield from upstream_tls_problems(upstream.tls, f"upstreams.{name}.tls")
+    yield from missing_exporter(config)
+
+
+def missing_folder(upstream: Upstream, path: str) -> Iterator[Problem]:
+    """Yield a problem if the checkpoint is a local path that does not exist."""
+    model = upstream.model or ""
+    if upstream.is_hosted and is_path(model) and not Path(model).expanduser().is_dir():
+        yield Problem(f"{path}.model", f"there is no folder {model}")
+
+
+def upstream_tls_problems(tls: UpstreamTls, path: str) -> Iterator[Problem]:
+    """Yield the problems of one upstream's certificate, key and certificate authority."""
+    if (tls.certificate is None) is not (tls.private_key is None):
+        yield Problem(path, "a certificate needs its private_key, and the other way round")
+    else:
+        yield from _pem_problems(tls.certificate, tls.private_key, tls.ca, path)
+
+
+def missing_exporter(config: Config, exporter: str = EXPORTER) -> Iterator[Problem]:
+    """Yield a problem if traces are configured and the optional package that sends them is not installed."""
+    if config.tracing is None:
+        return
+    try:
+        found = find_spec(exporter)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        yield Problem("tracing", "needs the package's extra `otlp`: pip install 'embedding-gateway[otlp]'")
+
+
+def _pem_problems(certificate: str | None, key: str | None, ca: str | None, path: str) -> Iterator[Problem]:
+    """Load the files into a TLS context, which rejects those that cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        if certificate is not None:
+            # Without a callback OpenSSL would prompt on the terminal for the password of an encrypted key.
+            context.load_cert_chain(certificate, key, password=_reject_password)
+    except (OSError, ValueError) as error:
+        yield Problem(f"{path}.certificate", f"cannot be used with its key: {_reason(error)}")
+    try:
+        if ca is not None:
+            context.load_verify_locations(ca)
+    except OSError as error:
+        yield Problem(f"{path}.{'client_ca' if path == 'tls' else 'ca'}", f"cannot be used: {_reason(error)}")
+
+
+def _reject_password() -> str:
+    raise ValueError("the key is encrypted; one without a password is needed")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return "the key is that of another certificate"
+    if isinstance(error, ssl.SSLError):
+        return "not what a PEM file of this kind holds"
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,43 @@
+"""Resolution of relative paths, which start from the folder of router.yaml."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from backends.checkpoints import is_path
+from gateway.config.schema import Config, ListenerTls, Upstream, UpstreamTls
+
+_Tls = TypeVar("_Tls", ListenerTls, UpstreamTls)
+
+
+def resolve_paths(config: Config, base: Path) -> Config:
+    """Return the config with the paths of files and folders resolved from a folder."""
+    upstreams = {name: resolve_upstream_paths(upstream, base) for name, upstream in config.upstreams.items()}
+    tls = config.tls and _resolve_tls_paths(config.tls, base)
+    files = None if config.admin.files is None else str(base / config.admin.files)
+    admin = msgspec.structs.replace(config.admin, files=files)
+    return msgspec.structs.replace(config, upstreams=upstreams, tls=tls, admin=admin)
+
+
+def resolve_upstream_paths(upstream: Upstream, base: Path) -> Upstream:
+    """Return the upstream with its paths resolved from a folder; hub ids stay as they are."""
+
+    def resolve(name: str | None) -> str | None:
+        if name is None or name.startswith(("/", "~")):
+            return name
+        return str((base / name).resolve()) if is_path(name) or (base / name).is_dir() else name
+
+    return msgspec.structs.replace(
+        upstream,
+        tls=_resolve_tls_paths(upstream.tls, base),
+        # A remote upstream's model is the name that the server knows, not a path on this machine.
+        model=resolve(upstream.model) if upstream.is_hosted else upstream.model,
+        tokenizer=resolve(upstream.tokenizer),
+        token_encoding=resolve(upstream.token_encoding),
+    )
+
+
+def _resolve_tls_paths(tls: _Tls, base: Path) -> _Tls:
+    paths = {name: path and str(base / path) for name, path in msgspec.structs.asdict(tls).items()}
+    return msgspec.structs.replace(tls, **paths)
