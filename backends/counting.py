@@ -65,7 +65,7 @@ class TokenCounter:
         return await self.detokenize(work, timeout_s)
 
     def _count(self, work: ModelWork) -> TokenCount:
-        sequences = self._tokenizer.encode_items(model_inputs_of(work), work.truncate)
+        sequences = self._tokenizer.encode_inputs(model_inputs_of(work), work.truncate)
         return TokenCount(sum(sequences.lengths), sequences.truncated)
 
     def _explain(self, work: Tokenize) -> TokenizeReply:

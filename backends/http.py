@@ -1,6 +1,6 @@
 """The one HTTP client, and the one translation of its exceptions.
 
-Rule: no other module but `connections.py` imports httpx; what leaves here is bytes or a BackendError.
+Rule: no other module but `connection_pool.py` imports httpx; what leaves here is bytes or a BackendError.
 URLs, headers and failures are httpx's, and any transport of its will do. Its client is left out: cookies,
 redirects and proxies are what must not happen here, and it costs as much as the request itself.
 """
@@ -14,7 +14,15 @@ from functools import cache, partial
 import httpx
 import msgspec
 
-from backends.connections import Arrived, Connections, Target, Transport, by_name, by_socket, target_of
+from backends.connection_pool import (
+    ConnectionPool,
+    RawResponse,
+    RequestTemplate,
+    Transport,
+    request_template,
+    tcp_connector,
+    unix_connector,
+)
 from backends.contract import TlsFiles
 from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
 from backends.tracing import carrier
@@ -62,7 +70,7 @@ class UpstreamClient:
         self._headers = {"accept-encoding": "identity", **(headers or {})}
         shown = [part for value in (headers or {}).values() for part in (value, *value.split())]
         self._secrets = [part.encode() for part in shown if len(part) >= SECRET_CHARACTERS_MIN]
-        self._targets: dict[tuple[str, str, str | None], Target] = {}
+        self._targets: dict[tuple[str, str, str | None], RequestTemplate] = {}
         self._transport: Transport | None = None if transport is None else OverHttpx(transport)
         self._open = partial(_transport, self.base_url, socket_path, tls or TlsFiles(), idle_s, ip)
 
@@ -89,7 +97,7 @@ class UpstreamClient:
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise _translated(error, timeout_s) from error
 
-    def _answer(self, arrived: Arrived) -> UpstreamResponse:
+    def _answer(self, arrived: RawResponse) -> UpstreamResponse:
         """Raises: ReplicaFailed."""
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in arrived.headers}
         if headers.get("content-encoding", "identity").lower() != "identity":
@@ -103,14 +111,14 @@ class UpstreamClient:
             body = body.replace(secret, b"...")
         return body
 
-    def _target(self, method: str, path: str, content_type: str | None) -> Target:
+    def _target(self, method: str, path: str, content_type: str | None) -> RequestTemplate:
         """Where to, and the headers for it: made once."""
         known = self._targets.get((method, path, content_type))
         if known is None:
             url = httpx.URL(self.base_url + path)
             typed = {} if content_type is None else {"content-type": content_type}
             host = {"host": url.netloc.decode()}
-            known = target_of(method, url, httpx.Headers({**host, **self._headers, **typed}))
+            known = request_template(method, url, httpx.Headers({**host, **self._headers, **typed}))
             self._targets[method, path, content_type] = known
         return known
 
@@ -126,14 +134,16 @@ class OverHttpx:
     def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
         self._transport = transport
 
-    async def ask(self, target: Target, more: Sequence[tuple[bytes, bytes]], body: bytes) -> Arrived:
+    async def ask(
+        self, target: RequestTemplate, more: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> RawResponse:
         """A whole answer. Raises: what the transport raises."""
         headers = [*target.headers, *more]
         request = httpx.Request(target.method, target.url, headers=headers, stream=httpx.ByteStream(body))
         response = await self._transport.handle_async_request(request)
         assert isinstance(response.stream, httpx.AsyncByteStream)
         chunks = [chunk async for chunk in response.stream]
-        return Arrived(response.status_code, response.headers.raw, b"".join(chunks))
+        return RawResponse(response.status_code, response.headers.raw, b"".join(chunks))
 
     async def aclose(self) -> None:
         """Close the transport."""
@@ -164,8 +174,12 @@ def _unreached(cause: BaseException | None) -> str:
 def _transport(
     base_url: str, socket_path: str | None, tls: TlsFiles, idle_s: float, ip: str | None
 ) -> Transport:
-    way = by_socket(socket_path) if socket_path else by_name(httpx.URL(base_url), _tls_context(tls), ip)
-    return Connections(way, CONNECT_TIMEOUT_S, idle_s)
+    way = (
+        unix_connector(socket_path)
+        if socket_path
+        else tcp_connector(httpx.URL(base_url), _tls_context(tls), ip)
+    )
+    return ConnectionPool(way, CONNECT_TIMEOUT_S, idle_s)
 
 
 @cache

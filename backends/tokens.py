@@ -69,7 +69,7 @@ class TextTokenizer:
         }
 
     @property
-    def words(self) -> int:
+    def vocabulary_size(self) -> int:
         """The size of the vocabulary."""
         return self._whole.get_vocab_size()
 
@@ -81,7 +81,7 @@ class TextTokenizer:
         """Query and document together, the longer of the two cut first. Raises: InvalidWork."""
         return self._encode([(query, document) for document in documents], truncate)
 
-    def encode_items(self, items: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
+    def encode_inputs(self, items: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
         """Texts and pairs of texts, as they come. Raises: InvalidWork, as `encode` does."""
         return self._encode(items, truncate)
 
@@ -98,7 +98,7 @@ class TextTokenizer:
         encodings = self._whole.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [_explained(text, one) for text, one in zip(texts, encodings, strict=True)]
 
-    def pieces(self, text: str) -> list[tuple[int, int]]:
+    def tokens_with_starts(self, text: str) -> list[tuple[int, int]]:
         """(id, first character) of each token of a text, without specials around it; nothing is cut."""
         encoding = self._whole.encode(text, add_special_tokens=False)
         return [(id_, start) for id_, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)]
@@ -107,11 +107,11 @@ class TextTokenizer:
         """The ids of each text, without specials around it; nothing is cut."""
         return [one.ids for one in self._whole.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    def id_of(self, token: str) -> int | None:
+    def token_id(self, token: str) -> int | None:
         """The id of a token; None where the vocabulary has none of that name."""
         return self._whole.token_to_id(token)
 
-    def limited(self, max_tokens: int, markers: Sequence[str] = ()) -> "TextTokenizer":
+    def with_max_tokens(self, max_tokens: int, markers: Sequence[str] = ()) -> "TextTokenizer":
         """The same with another maximum. markers: read as one token where the vocabulary has them."""
         tokenizer = Tokenizer.from_str(self._whole.to_str())
         for marker in markers:

@@ -208,7 +208,7 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="models-") as folder:
         checkpoints = make_checkpoints(Path(folder), options.models)
-        words = open_tokenizer(checkpoints[0], 256).words
+        words = open_tokenizer(checkpoints[0], 256).vocabulary_size
         one_bytes = files_bytes(checkpoints[0]) + words * TOKENIZER_BYTES_A_WORD
         memory_bytes = one_bytes * options.holds + SLACK_BYTES
         config = Path(folder) / "router.yaml"

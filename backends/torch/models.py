@@ -230,7 +230,7 @@ class Models:
 
     async def _move_in(self, model: Model, loaded: Loaded) -> None:
         """Raises: ModelUnavailable, if it turns out to be too large."""
-        words = loaded.preparer.tokenizer.words
+        words = loaded.preparer.tokenizer.vocabulary_size
         model.memory_bytes = memory.held_bytes(loaded.head) + words * memory.TOKENIZER_BYTES_A_WORD
         await self._make_room(model.memory_bytes)
         model.engine = Engine(

@@ -103,8 +103,8 @@ def _open_multivector(model: Any, source: Source, placing: Placing) -> Opened:
         if recipe.projections
         else read_inline_linear(checkpoint)
     ).to(placing.device)
-    known = (source.tokenizer.id_of(word) for word in recipe.late.skipped)
-    unknown = source.tokenizer.id_of("[UNK]")
+    known = (source.tokenizer.token_id(word) for word in recipe.late.skipped)
+    unknown = source.tokenizer.token_id("[UNK]")
     skipped = frozenset(one for one in known if one not in {None, unknown})
     readers = {Output.MULTIVECTOR: LateVectors(projection, drop_first=False, skipped=skipped)}
     return _encoder(model, placing, readers)
@@ -238,7 +238,7 @@ def _rectangle(model: Any, device: torch.device, *, tells_tokens: bool = False) 
 def _special_ids(tokenizer: TextTokenizer) -> frozenset[int]:
     """What stands for no word of a text: a text's ends, padding and the unknown."""
     names = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
-    found = (tokenizer.id_of(name) for name in names)
+    found = (tokenizer.token_id(name) for name in names)
     return frozenset(one for one in found if one is not None)
 
 
@@ -247,7 +247,7 @@ def _words(source: Source) -> tuple[int, int | None]:
     told = source.recipe.yes_no
     if told.true_id is not None:
         return told.true_id, told.false_id
-    yes, no = source.tokenizer.id_of("yes"), source.tokenizer.id_of("no")
+    yes, no = source.tokenizer.token_id("yes"), source.tokenizer.token_id("no")
     if yes is None or no is None:
         raise ModelUnavailable(
             f"{source.checkpoint} cannot rerank: its vocabulary has no tokens `yes` and `no`"

@@ -182,14 +182,18 @@ def _sides(recipe: Recipe, tokenizer: TextTokenizer) -> dict[bool, Side]:
     if recipe.kind != "multivector":
         return {}
     late = recipe.late
-    queries, documents = (tokenizer.limited(most, late.markers) for most in late.lengths(recipe.max_tokens))
+    queries, documents = (
+        tokenizer.with_max_tokens(most, late.markers) for most in late.lengths(recipe.max_tokens)
+    )
     fill = late.expansion
     return {True: Side(queries, fill, _filler(tokenizer, fill)), False: Side(documents)}
 
 
 def _filler(tokenizer: TextTokenizer, expansion: Expansion | None) -> int:
     named = expansion.token if expansion is not None else None
-    found = [tokenizer.id_of(name) for name in (named, "[MASK]", "<mask>", "<|endoftext|>", "</s>") if name]
+    found = [
+        tokenizer.token_id(name) for name in (named, "[MASK]", "<mask>", "<|endoftext|>", "</s>") if name
+    ]
     return next((one for one in found if one is not None), 0)
 
 
@@ -222,7 +226,7 @@ def _templated(
     (ending,) = tokenizer.ids([template.after])
     for i in too_long:
         start = len(template.before) + len(shortened[i][0]) + len(template.between)
-        rows[i] = _fitted(tokenizer.pieces(texts[i]), start, ending, most, truncate)
+        rows[i] = _fitted(tokenizer.tokens_with_starts(texts[i]), start, ending, most, truncate)
     cut = {i for i, pair in enumerate(pairs) if shortened[i] != pair}
     return TokenSequences(rows, [[0] * len(row) for row in rows], tuple(sorted({*too_long, *cut})))
 

@@ -79,4 +79,4 @@ def _characters(work: Embed, prompt: str) -> int:
 
 def _lengths(tokenizer: "TextTokenizer", work: ModelWork, prompt: str) -> list[int]:
     prompted = map_texts(work, lambda text: prompt + text) if prompt else work
-    return tokenizer.encode_items(model_inputs_of(prompted), Truncate.RIGHT).lengths
+    return tokenizer.encode_inputs(model_inputs_of(prompted), Truncate.RIGHT).lengths

@@ -10,7 +10,7 @@ from typing import Self
 import httpx
 import pytest
 
-from backends import connections
+from backends import connection_pool
 from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
 from backends.http import UpstreamClient, countdown
 
@@ -343,7 +343,7 @@ async def test_an_answer_that_comes_as_its_caller_gives_up_is_no_answer_unasked(
         given_up = asyncio.create_task(server.door.get("/first", 30.0))
         await server.asked.wait()
         transport = server.door._transport
-        assert isinstance(transport, connections.Connections)
+        assert isinstance(transport, connection_pool.ConnectionPool)
         [connection] = transport._busy
         given_up.cancel()
         connection.data_received(OK)
@@ -416,7 +416,7 @@ async def test_a_large_body_goes_and_comes_whole() -> None:
 
 
 async def test_a_reply_past_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "REPLY_LIMIT_BYTES", 10)
+    monkeypatch.setattr(connection_pool, "REPLY_LIMIT_BYTES", 10)
     async with listening(saying(HEAD + b"content-length: 11\r\n\r\n", b"x" * 11)) as door:
         with pytest.raises(ReplicaFailed):
             await door.get("/", 5.0)
@@ -425,7 +425,7 @@ async def test_a_reply_past_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch
 async def test_what_a_broken_answer_held_does_not_stay() -> None:
     """Without the collector: connection and parser must not hold each other."""
     gc.collect()
-    before = sum(type(one) is connections._Connection for one in gc.get_objects())
+    before = sum(type(one) is connection_pool._Connection for one in gc.get_objects())
     gc.disable()
     try:
         for parts in ((HEAD, b"content-length: 100\r\n\r\n", b"[[0.1"), (b"garbage\r\n\r\n",)):
@@ -433,7 +433,7 @@ async def test_what_a_broken_answer_held_does_not_stay() -> None:
                 with suppress(BackendError):
                     await door.post("/embed", b"{}", 5.0)
         await asyncio.sleep(0)
-        left = [one for one in gc.get_objects() if type(one) is connections._Connection]
+        left = [one for one in gc.get_objects() if type(one) is connection_pool._Connection]
         assert [b""] * len(left) == [b"".join(one._pieces) for one in left]
         assert len(left) <= before + 1
     finally:

@@ -114,7 +114,7 @@ async def test_a_document_that_is_too_long_leaves_the_question_whole(checkpoint:
         for side in (Truncate.RIGHT, Truncate.LEFT)
     ]
 
-    first, last = (one.preparer.tokenizer.id_of(name) for name in ("apple", "stone"))
+    first, last = (one.preparer.tokenizer.token_id(name) for name in ("apple", "stone"))
     (closing,) = one.preparer.tokenizer.ids([QWEN3.after])
     assert right.truncated == left.truncated == (1,)
     assert [room, room] == [len(ids) for ids in pieces]

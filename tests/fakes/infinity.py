@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.fakes.hooks import LABELS
-from tests.fakes.server import FakeServer, ReloadReply, Route, logit_of, shown, token_rows
+from tests.fakes.server import FakeServer, ErrorReply, Route, logit_of, shown, token_rows
 from tests.fakes.tei import DIMENSIONS, logits_of, vector_of
 
 CHARACTERS_MAX = 122_880
@@ -130,9 +130,9 @@ def _strings(body: dict[str, Any], field: str) -> list[str]:
     return stripped
 
 
-def _invalid(kind: str, field: str) -> ReloadReply:
-    return ReloadReply(422, {"detail": [{"type": kind, "loc": ["body", field], "msg": kind, "input": None}]})
+def _invalid(kind: str, field: str) -> ErrorReply:
+    return ErrorReply(422, {"detail": [{"type": kind, "loc": ["body", field], "msg": kind, "input": None}]})
 
 
-def _refused(status: int, message: str) -> ReloadReply:
-    return ReloadReply(status, {"error": {"message": message, "type": None, "param": None, "code": status}})
+def _refused(status: int, message: str) -> ErrorReply:
+    return ErrorReply(status, {"error": {"message": message, "type": None, "param": None, "code": status}})

@@ -6,7 +6,7 @@ Source: OpenAI OpenAPI document 2.3.0: unknown fields are refused, nothing is ev
 from collections.abc import Mapping
 from typing import Any
 
-from tests.fakes.server import FakeServer, ReloadReply, Route, shown
+from tests.fakes.server import FakeServer, ErrorReply, Route, shown
 from tests.fakes.tei import DIMENSIONS, tokens_of, vector_of
 
 FIELDS = {"model", "input", "encoding_format", "dimensions", "user"}
@@ -74,6 +74,6 @@ class FakeOpenAI(FakeServer):
         return texts
 
 
-def _refused(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ReloadReply:
+def _refused(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorReply:
     error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
-    return ReloadReply(status, {"error": error})
+    return ErrorReply(status, {"error": error})

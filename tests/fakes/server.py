@@ -10,7 +10,7 @@ import numpy as np
 from tests.fakes.tei import Hook, is_canaries, vector_of
 
 
-class ReloadReply(Exception):
+class ErrorReply(Exception):
     """An answer of another status than 200."""
 
     def __init__(self, status: int, body: Any) -> None:
@@ -51,7 +51,7 @@ class FakeServer:
         self.headers.append(headers)
         try:
             status, content = await self._answer(scope["path"], headers, body)
-        except ReloadReply as answer:
+        except ErrorReply as answer:
             status, content = answer.status, answer.body
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": content})
@@ -66,14 +66,14 @@ class FakeServer:
         if self.hook is not None and is_call and (answer := await self.hook(path, parsed)) is not None:
             return answer
         if route is None:
-            raise ReloadReply(404, {"detail": "Not Found"})
+            raise ErrorReply(404, {"detail": "Not Found"})
         reply = route(parsed)
         return 200, reply if isinstance(reply, bytes) else json.dumps(reply).encode()
 
     def check_key(self, path: str, headers: dict[str, str]) -> None:  # noqa: ARG002 - vLLM's looks at it
-        """Raises: ReloadReply."""
+        """Raises: ErrorReply."""
         if self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
-            raise ReloadReply(401, {"detail": "Unauthorized"})
+            raise ErrorReply(401, {"detail": "Unauthorized"})
 
 
 def shown(vector: np.ndarray[Any, np.dtype[np.float32]], encoding_format: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fakes.server import FakeServer, ReloadReply, Route, logit_of, shown, token_rows
+from tests.fakes.server import FakeServer, ErrorReply, Route, logit_of, shown, token_rows
 from tests.fakes.tei import logits_of, tokens_of, vector_of, weights_of
 
 WORD_ID = 1000
@@ -83,7 +83,7 @@ class FakeVllm(FakeServer):
             and path.startswith("/v1")
             and headers.get("authorization") != f"Bearer {self.api_key}"
         ):
-            raise ReloadReply(401, {"error": "Unauthorized"})
+            raise ErrorReply(401, {"error": "Unauthorized"})
 
     def _older_than(self, *release_: int) -> bool:
         return release(self.version) < release_
@@ -238,11 +238,11 @@ class FakeVllm(FakeServer):
         tokens = sum(tokens_of(text, self.max_tokens) for text in texts)
         return {"usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}}
 
-    def _not_supported(self, message: str) -> ReloadReply:
-        return ReloadReply(200, self._error(400, "BadRequestError", message))
+    def _not_supported(self, message: str) -> ErrorReply:
+        return ErrorReply(200, self._error(400, "BadRequestError", message))
 
-    def _refused(self, status: int, kind: str, message: str) -> ReloadReply:
-        return ReloadReply(status, self._error(status, kind, message))
+    def _refused(self, status: int, kind: str, message: str) -> ErrorReply:
+        return ErrorReply(status, self._error(status, kind, message))
 
     def _error(self, status: int, kind: str, message: str) -> Any:
         inside = {"message": message, "type": kind, "param": None, "code": status}

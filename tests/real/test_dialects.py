@@ -31,7 +31,7 @@ models:
   vllm: {{upstream: vllm}}
 """
 
-ReloadRequest = Callable[[httpx.Client, str, str, list[str]], Any]
+RerankCall = Callable[[httpx.Client, str, str, list[str]], Any]
 
 
 def _sent(client: httpx.Client, path: str, body: dict[str, Any]) -> Any:
@@ -66,7 +66,7 @@ def _infinity(client: httpx.Client, model: str, query: str, documents: list[str]
     return [(one["index"], one["relevance_score"]) for one in found]
 
 
-DIALECTS: dict[str, ReloadRequest] = {
+DIALECTS: dict[str, RerankCall] = {
     "cohere": _cohere,
     "jina": _jina,
     "tei": _tei,

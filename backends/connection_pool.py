@@ -24,7 +24,7 @@ REPLY_LIMIT_BYTES = 512 * 1024 * 1024
 HEAD_LIMIT_BYTES = 256 * 1024
 
 
-class Target(msgspec.Struct, frozen=True):
+class RequestTemplate(msgspec.Struct, frozen=True):
     """What requests of one kind have in common. head: method, path and headers as they are sent."""
 
     method: str
@@ -33,14 +33,14 @@ class Target(msgspec.Struct, frozen=True):
     head: bytes
 
 
-def target_of(method: str, url: httpx.URL, headers: httpx.Headers) -> Target:
+def request_template(method: str, url: httpx.URL, headers: httpx.Headers) -> RequestTemplate:
     """Made once, for all requests of a kind."""
     lines = tuple(headers.raw)
     first = b"%b %b HTTP/1.1\r\n" % (method.encode(), url.raw_path)
-    return Target(method, url, lines, b"".join([first, *[b"%b: %b\r\n" % line for line in lines]]))
+    return RequestTemplate(method, url, lines, b"".join([first, *[b"%b: %b\r\n" % line for line in lines]]))
 
 
-class Arrived(msgspec.Struct, frozen=True):
+class RawResponse(msgspec.Struct, frozen=True):
     """A whole answer, as it came."""
 
     status: int
@@ -51,21 +51,23 @@ class Arrived(msgspec.Struct, frozen=True):
 class Transport(Protocol):
     """How requests get to their server."""
 
-    async def ask(self, target: Target, more: Sequence[tuple[bytes, bytes]], body: bytes) -> Arrived:
+    async def ask(
+        self, target: RequestTemplate, more: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> RawResponse:
         """A whole answer; more: headers of this request alone. Raises: what httpx's transports raise."""
 
     async def aclose(self) -> None:
         """Close every connection; what is asked over one fails."""
 
 
-class Opener(Protocol):
+class Connector(Protocol):
     """How a connection to the origin is made: by name, by one address of it, or by a Unix socket."""
 
     async def __call__(self, factory: "Callable[[], _Connection]") -> "tuple[object, _Connection]":
         """Raises: OSError, ssl.SSLError."""
 
 
-def by_name(url: httpx.URL, context: ssl.SSLContext, ip: str | None = None) -> Opener:
+def tcp_connector(url: httpx.URL, context: ssl.SSLContext, ip: str | None = None) -> Connector:
     """Over TCP, to one address of the host where `ip` is given; certificates speak of the name."""
     is_tls = url.scheme == "https"
     port = url.port or (443 if is_tls else 80)
@@ -81,7 +83,7 @@ def by_name(url: httpx.URL, context: ssl.SSLContext, ip: str | None = None) -> O
     return open_
 
 
-def by_socket(path: str) -> Opener:
+def unix_connector(path: str) -> Connector:
     """Over a Unix socket."""
 
     async def open_(factory: "Callable[[], _Connection]") -> "tuple[object, _Connection]":
@@ -90,10 +92,10 @@ def by_socket(path: str) -> Opener:
     return open_
 
 
-class Connections:
+class ConnectionPool:
     """connect_timeout_s: for one connection. idle_s: how long one that nobody uses is kept."""
 
-    def __init__(self, opener: Opener, connect_timeout_s: float, idle_s: float) -> None:
+    def __init__(self, opener: Connector, connect_timeout_s: float, idle_s: float) -> None:
         self._opener = opener
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
@@ -103,7 +105,9 @@ class Connections:
         self._sweeping: asyncio.TimerHandle | None = None
         self._reuses = True
 
-    async def ask(self, target: Target, more: Sequence[tuple[bytes, bytes]], body: bytes) -> Arrived:
+    async def ask(
+        self, target: RequestTemplate, more: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> RawResponse:
         """A whole answer. Raises: httpx.ConnectError, ConnectTimeout, ReadError, RemoteProtocolError."""
         connection = self._rested() or await self._open()
         self._busy.add(connection)
@@ -175,7 +179,7 @@ class Connections:
             self._sweeping = loop.call_at(self._idle[0].rested_s + self._idle_s, self._sweep)
 
 
-def _head(target: Target, more: Sequence[tuple[bytes, bytes]], size: int) -> bytes:
+def _head(target: RequestTemplate, more: Sequence[tuple[bytes, bytes]], size: int) -> bytes:
     end = b"content-length: %d\r\n\r\n" % size if size or target.method == "POST" else b"\r\n"
     return b"".join([target.head, *[b"%b: %b\r\n" % pair for pair in more], end])
 
@@ -187,7 +191,7 @@ class _Connection(asyncio.Protocol):
         self._strayed = strayed
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._asked: asyncio.Future[Arrived] | None = None
+        self._asked: asyncio.Future[RawResponse] | None = None
         self._kept = True
         self.rested_s = 0.0
         self._begin()
@@ -197,7 +201,7 @@ class _Connection(asyncio.Protocol):
         """Whether it can take a request: open, and nothing owed on either side."""
         return self._kept and self._asked is None and self._transport is not None
 
-    async def ask(self, head: bytes, body: bytes) -> Arrived:
+    async def ask(self, head: bytes, body: bytes) -> RawResponse:
         """Send a request and wait for the whole of its answer."""
         assert self._transport is not None
         self._asked = asyncio.get_running_loop().create_future()
@@ -307,4 +311,4 @@ class _Connection(asyncio.Protocol):
         if self._asked is None or self._asked.done():
             self._kept = False
             return
-        self._asked.set_result(Arrived(status, headers, body))
+        self._asked.set_result(RawResponse(status, headers, body))
