@@ -36,7 +36,7 @@ from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from backends.tokens import open_tokenizer
 from backends.torch.precision import TYPICAL_TOKENS, best_kind
 from loadtest.chart import bars
-from tests.real.servers import prepared, running
+from tests.real.servers import prepare_command, run_server
 
 PORT = 16411
 KEY = "loadtest"
@@ -229,7 +229,7 @@ def gateway(checkpoint: Path, options: str, folder: Path) -> Iterator[int]:
     )
     command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
     health = f"http://127.0.0.1:{PORT}/readyz"
-    with running(command, {"GATEWAY_API_KEY": KEY}, health, folder / "gateway.log") as pid:
+    with run_server(command, {"GATEWAY_API_KEY": KEY}, health, folder / "gateway.log") as pid:
         yield pid
 
 
@@ -262,12 +262,12 @@ def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> I
     if options.infinity:
         theirs = ReloadRequest(f"http://127.0.0.1:{PORT}/embeddings", checkpoint.name)
         for dtype in ("float32", "bfloat16"):
-            start = prepared("infinity", checkpoint, PORT, ["--dtype", dtype])
-            yield f"Infinity {dtype}", theirs, partial(running, *start, health, log)
+            start = prepare_command("infinity", checkpoint, PORT, ["--dtype", dtype])
+            yield f"Infinity {dtype}", theirs, partial(run_server, *start, health, log)
     if options.vllm:
-        start = prepared("vllm", checkpoint, PORT)
+        start = prepare_command("vllm", checkpoint, PORT)
         theirs = ReloadRequest(f"http://127.0.0.1:{PORT}/v1/embeddings", checkpoint.name)
-        yield "vLLM bfloat16", theirs, partial(running, *start, health, log)
+        yield "vLLM bfloat16", theirs, partial(run_server, *start, health, log)
 
 
 def measured(contender: Contender, texts: list[str], repeats: int) -> Figures:

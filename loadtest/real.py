@@ -24,7 +24,7 @@ from loadtest.corpora import Calls
 from loadtest.generator import Load, Recorder, Sample, Target, closed_loop
 from loadtest.processes import group
 from loadtest.servers import KEY
-from tests.real.servers import Server, serving
+from tests.real.servers import Server, serve_model
 
 CALLERS = (1, 8, 32, 128)
 # One server is never asked the same text twice, directly or through the gateway.
@@ -92,7 +92,7 @@ def run(server: Server, options: argparse.Namespace) -> list[Row]:
     checkpoint = folder / "all-MiniLM-L6-v2"
     checkpoint.symlink_to(locate_checkpoint(DEFAULT_MODEL))
     flags = ["--url-prefix", PREFIX[server]] if PREFIX[server] else []
-    with serving(server, checkpoint, flags) as url, group() as started:
+    with serve_model(server, checkpoint, flags) as url, group() as started:
         gateway = servers.start_gateway(folder, config(server, url + PREFIX[server], checkpoint))
         assert gateway.process is not None
         started.append(gateway.process)

@@ -28,7 +28,7 @@ import transformers
 
 from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from loadtest.engine import KEY, PORT, gateway, make_texts, peak_mb, xlm_r
-from tests.real.servers import prepared, running
+from tests.real.servers import prepare_command, run_server
 
 QUERY = "How do I read a JSON document from a file and change one of its keys?"
 DOCUMENTS, CALL_DOCUMENTS, CALLERS = 512, 32, 8
@@ -123,15 +123,15 @@ def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> I
     health, log = f"http://127.0.0.1:{PORT}/health", folder / "peer.log"
     if options.infinity:
         for dtype in ("float32", "bfloat16"):
-            start = prepared("infinity", checkpoint, PORT, ["--dtype", dtype])
+            start = prepare_command("infinity", checkpoint, PORT, ["--dtype", dtype])
             yield (
                 f"Infinity {dtype}",
                 Asked(url, checkpoint.name),
-                partial(running, *start, health, log),
+                partial(run_server, *start, health, log),
             )
     if options.vllm:
-        start = prepared("vllm", checkpoint, PORT)
-        yield "vLLM bfloat16", Asked(url, checkpoint.name), partial(running, *start, health, log)
+        start = prepare_command("vllm", checkpoint, PORT)
+        yield "vLLM bfloat16", Asked(url, checkpoint.name), partial(run_server, *start, health, log)
 
 
 def measured(contender: Contender, documents: list[str], repeats: int) -> Figures:

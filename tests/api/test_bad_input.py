@@ -10,7 +10,7 @@ import pytest
 
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, hooked, until
+from tests.fakes.hooks import RERANKER, Gate, tei_with_hook, until
 from tests.fakes.tei import FakeTei
 
 OPENAI, EMBED, RERANK, SIMILARITY, TOKENIZE = (
@@ -292,7 +292,7 @@ async def test_a_body_streamed_too_large_is_413_and_not_read_to_its_end(boot: Bo
 
 async def test_a_body_larger_than_all_permits_is_413_while_others_are_in_flight(boot: Boots) -> None:
     gate = Gate()
-    async with boot({"tei-0": hooked(gate)}) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}) as gateway:
         held = asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))
         await until(lambda: gate.waiting == 1)
         reply = await too_large(gateway, OPENAI, unread(), str(600 * MEGABYTE))

@@ -175,7 +175,7 @@ class Small:
     def __init__(self, history: dict[str, Any], chance: Random) -> None:
         self._chance = chance
         self._trouble = history["trouble"]
-        self.told = Capabilities(
+        self.capabilities = Capabilities(
             "m",
             frozenset(Operation),
             batch_inputs=history["batch_inputs"],
@@ -187,15 +187,15 @@ class Small:
         )
 
     async def describe(self, timeout_s: float) -> Capabilities:  # noqa: ARG002
-        return self.told
+        return self.capabilities
 
     async def run(self, work: BackendWork, timeout_s: float) -> Reply:  # noqa: ARG002
-        assert 1 <= len(inputs_of(work)) <= (self.told.batch_inputs or 0)
+        assert 1 <= len(inputs_of(work)) <= (self.capabilities.batch_inputs or 0)
         for _ in range(self._chance.randint(0, PASSES)):
             await asyncio.sleep(0)
         if self._chance.random() < self._trouble:
             raise self._chance.choice(TROUBLE)("trouble")
-        return done_whole(work, tells=self.told.reports_input_tokens)
+        return done_whole(work, tells=self.capabilities.reports_input_tokens)
 
     async def aclose(self) -> None:
         pass
@@ -223,7 +223,7 @@ class World:
         self.upstream = Upstream("up", upstream_settings, self.pool, lane, space)
         self.dispatcher = Dispatcher()
         for replica, backend in zip(replicas, backends, strict=True):
-            self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.told)
+            self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.capabilities)
 
     def revive(self) -> None:
         """What the prober does, at once."""

@@ -10,7 +10,7 @@ from backends.http import UpstreamClient
 from gateway.events import ReplicaChanged
 from gateway.routing import discovery
 from tests.conftest import Boots, Running
-from tests.fakes.hooks import Gate, breaking, until
+from tests.fakes.hooks import Gate, fail_with, until
 from tests.fakes.tei import FakeTei
 
 CONFIG = """
@@ -126,7 +126,7 @@ async def test_a_call_is_held_while_all_have_gone_and_is_seen_to_wait(boot: Boot
         assert 200 == await embed(gateway, "before")
         # As when a deployment is scaled to zero: nobody listens, and the name has no address.
         names.addresses = []
-        old.hook = breaking(httpx.ConnectError("nobody listens"))
+        old.hook = fail_with(httpx.ConnectError("nobody listens"))
         held = asyncio.create_task(embed(gateway, "meanwhile"))
         await _until_seen(gateway, ("http://tei.example:8080#0", "down"))
         await _until_queued(gateway)

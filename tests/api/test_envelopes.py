@@ -14,7 +14,7 @@ from gateway.errors import FACTS
 from gateway.events import CallFinished
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, answering, hooked
+from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook
 from tests.fakes.tei import FakeTei
 
 LIMITED = f"""
@@ -215,8 +215,8 @@ async def test_a_limit_that_is_used_up(boot: Boots, dialect: Dialect) -> None:
     ("status", "kind"), [(500, "upstream_failed"), (401, "upstream_failed"), (429, "overloaded")]
 )
 async def test_a_replica_that_fails(boot: Boots, dialect: Dialect, status: int, kind: str) -> None:
-    hook = answering(status, b'{"error": "no", "error_type": "Backend"}')
-    servers = {"tei-0": hooked(hook), "rerank-0": hooked(hook, model_type=RERANKER)}
+    hook = respond_with(status, b'{"error": "no", "error_type": "Backend"}')
+    servers = {"tei-0": tei_with_hook(hook), "rerank-0": tei_with_hook(hook, model_type=RERANKER)}
     async with boot(servers) as gateway:
         reply = await gateway.post(path_of(dialect), BODIES[dialect])
 
@@ -234,7 +234,7 @@ async def test_no_replica_at_all(boot: Boots, dialect: Dialect) -> None:
 @DIALECTS
 async def test_no_time_left(boot: Boots, dialect: Dialect) -> None:
     gate = Gate()
-    servers = {"tei-0": hooked(gate), "rerank-0": hooked(gate, model_type=RERANKER)}
+    servers = {"tei-0": tei_with_hook(gate), "rerank-0": tei_with_hook(gate, model_type=RERANKER)}
     async with boot(servers) as gateway, asyncio.timeout(10):
         reply = await gateway.post(path_of(dialect), BODIES[dialect], x_timeout_s="0.05")
 

@@ -12,7 +12,7 @@ from gateway.api.server.http_protocol import CONNECTION
 from gateway.events import AttemptFinished, ReplicaChanged
 from tests.backends.wrong_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
-from tests.fakes.hooks import Gate, answering, breaking, hooked, until
+from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei, vector_of
 
 OPENAI = "/v1/embeddings"
@@ -70,7 +70,7 @@ async def test_a_replica_that_dies_under_load_takes_no_call_with_it(boot: Boots,
     texts = [f"text {i}" for i in range(40)]
     async with boot({"tei-0": dying, "tei-1": other}) as gateway:
         await embed(gateway, *texts)
-        dying.hook = breaking(error)
+        dying.hook = fail_with(error)
         replies = await asyncio.gather(*(embed(gateway, *texts) for _ in range(5)))
 
     for reply in replies:
@@ -81,7 +81,7 @@ async def test_a_replica_that_dies_under_load_takes_no_call_with_it(boot: Boots,
 
 
 async def test_an_ejected_replica_is_given_no_more_work(boot: Boots) -> None:
-    dying = hooked(breaking(httpx.ConnectError("refused")))
+    dying = tei_with_hook(fail_with(httpx.ConnectError("refused")))
     async with boot({"tei-0": dying, "tei-1": FakeTei()}) as gateway:
         await asyncio.gather(*(embed(gateway) for _ in range(4)))
         seen = len(dying.requests)
@@ -93,7 +93,7 @@ async def test_an_ejected_replica_is_given_no_more_work(boot: Boots) -> None:
 async def test_a_replica_that_is_back_is_given_work_again(boot: Boots) -> None:
     server = FakeTei()
     async with boot({"tei-0": server}) as gateway:
-        server.hook = breaking(httpx.ConnectError("refused"))
+        server.hook = fail_with(httpx.ConnectError("refused"))
         gone = await embed(gateway)
         server.hook = None
         async with asyncio.timeout(10):
@@ -106,7 +106,7 @@ async def test_a_replica_that_is_back_is_given_work_again(boot: Boots) -> None:
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 404, 401, 424])
 async def test_one_replicas_fault_is_another_replicas_work(boot: Boots, status: int) -> None:
-    servers = {"tei-0": hooked(answering(status)), "tei-1": FakeTei()}
+    servers = {"tei-0": tei_with_hook(respond_with(status)), "tei-1": FakeTei()}
     async with boot(servers) as gateway:
         for _ in range(3):
             assert_vectors(await embed(gateway, "a", "b"), "a", "b")
@@ -114,7 +114,7 @@ async def test_one_replicas_fault_is_another_replicas_work(boot: Boots, status: 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[[0.1", b"", b"[]"])
 async def test_nonsense_from_one_replica_is_never_passed_on(boot: Boots, body: bytes) -> None:
-    servers = {"tei-0": hooked(answering(200, body)), "tei-1": FakeTei()}
+    servers = {"tei-0": tei_with_hook(respond_with(200, body)), "tei-1": FakeTei()}
     async with boot(servers) as gateway:
         for _ in range(3):
             assert_vectors(await embed(gateway, "a", "b"), "a", "b")
@@ -124,7 +124,7 @@ NARROW = body_of(packed([0.6, 0.8], [1.0, 0.0]))
 
 
 async def test_vectors_of_another_width_than_those_it_joined_with_are_never_passed_on(boot: Boots) -> None:
-    servers = {"tei-0": hooked(answering(200, NARROW)), "tei-1": FakeTei()}
+    servers = {"tei-0": tei_with_hook(respond_with(200, NARROW)), "tei-1": FakeTei()}
     async with boot(servers) as gateway:
         for _ in range(3):
             assert_vectors(await embed(gateway, "a", "b"), "a", "b")
@@ -133,7 +133,7 @@ async def test_vectors_of_another_width_than_those_it_joined_with_are_never_pass
 
 
 async def test_where_there_is_no_other_it_is_502_and_dimensions_are_as_they_were_asked(boot: Boots) -> None:
-    async with boot({"tei-0": hooked(answering(200, NARROW))}) as gateway:
+    async with boot({"tei-0": tei_with_hook(respond_with(200, NARROW))}) as gateway:
         wrong = await embed(gateway, "a", "b")
         asked = await gateway.post("/v1/embeddings", {"input": ["a", "b"], "dimensions": 2})
 
@@ -142,7 +142,7 @@ async def test_where_there_is_no_other_it_is_502_and_dimensions_are_as_they_were
 
 
 async def test_the_callers_fault_is_not_tried_twice(boot: Boots) -> None:
-    servers = {name: hooked(answering(422, INVALID)) for name in ("tei-0", "tei-1")}
+    servers = {name: tei_with_hook(respond_with(422, INVALID)) for name in ("tei-0", "tei-1")}
     async with boot(servers) as gateway:
         reply = await embed(gateway)
 
@@ -162,7 +162,7 @@ async def test_the_callers_fault_is_not_tried_twice(boot: Boots) -> None:
 async def test_what_every_replica_says_is_what_the_caller_hears(
     boot: Boots, status: int, openai: int, code: str, tei: int
 ) -> None:
-    servers = {name: hooked(answering(status)) for name in ("tei-0", "tei-1")}
+    servers = {name: tei_with_hook(respond_with(status)) for name in ("tei-0", "tei-1")}
     async with boot(servers) as gateway:
         first = await embed(gateway)
         second = await gateway.post("/embed", {"inputs": "a"})
@@ -173,7 +173,7 @@ async def test_what_every_replica_says_is_what_the_caller_hears(
 
 
 async def test_each_replica_is_tried_once_for_a_call(boot: Boots) -> None:
-    servers = {name: hooked(answering(500)) for name in ("tei-0", "tei-1")}
+    servers = {name: tei_with_hook(respond_with(500)) for name in ("tei-0", "tei-1")}
     async with boot(servers) as gateway:
         await embed(gateway)
 
@@ -193,7 +193,7 @@ async def test_without_any_replica_it_is_503_and_come_back(boot: Boots, path: st
 
 
 async def test_a_replica_that_hangs_is_left_for_another_in_time(boot: Boots) -> None:
-    servers = {"tei-0": hooked(Gate()), "tei-1": FakeTei()}
+    servers = {"tei-0": tei_with_hook(Gate()), "tei-1": FakeTei()}
     async with boot(servers, narrow("policy: round_robin, attempt_timeout_s: 0.05")) as gateway:
         replies = [await embed(gateway) for _ in range(2)]
 
@@ -203,7 +203,7 @@ async def test_a_replica_that_hangs_is_left_for_another_in_time(boot: Boots) -> 
 
 
 async def test_an_attempt_leaves_half_of_the_time_for_another_replica(boot: Boots) -> None:
-    servers = {"tei-0": hooked(Gate()), "tei-1": FakeTei()}
+    servers = {"tei-0": tei_with_hook(Gate()), "tei-1": FakeTei()}
     async with boot(servers, narrow("policy: round_robin")) as gateway:
         replies = [await embed(gateway, x_timeout_s="2") for _ in range(2)]
 
@@ -212,7 +212,7 @@ async def test_an_attempt_leaves_half_of_the_time_for_another_replica(boot: Boot
 
 async def test_a_deadline_that_passes_is_504_and_frees_the_replica(boot: Boots) -> None:
     gates = [Gate(), Gate()]
-    async with boot({"tei-0": hooked(gates[0]), "tei-1": hooked(gates[1])}) as gateway:
+    async with boot({"tei-0": tei_with_hook(gates[0]), "tei-1": tei_with_hook(gates[1])}) as gateway:
         openai = await embed(gateway, *["a"] * 20, x_timeout_s="0.1")
         await until(lambda: not gates[0].waiting and not gates[1].waiting)
 
@@ -274,7 +274,7 @@ async def test_replicas_of_unequal_bounds_all_get_what_they_take(
 
 async def test_more_inputs_than_permits_wait_for_permits(boot: Boots) -> None:
     gate = Gate()
-    server = hooked(gate, max_concurrent_requests=8)
+    server = tei_with_hook(gate, max_concurrent_requests=8)
     async with boot({"tei-0": server}) as gateway:
         call = asyncio.create_task(embed(gateway, *(f"text {i}" for i in range(20))))
         await until(lambda: gate.waiting == 2)
@@ -331,7 +331,7 @@ async def test_a_replica_that_has_come_to_give_another_width_has_no_part_in_a_re
 
 async def test_a_cancelled_caller_frees_its_slot(boot: Boots) -> None:
     gate = Gate()
-    async with boot({"tei-0": hooked(gate)}, narrow("in_flight_batches: 1")) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}, narrow("in_flight_batches: 1")) as gateway:
         gone = asyncio.create_task(embed(gateway, "gone"))
         await until(lambda: gate.waiting == 1)
         gone.cancel()
@@ -345,7 +345,7 @@ async def test_a_cancelled_caller_frees_its_slot(boot: Boots) -> None:
 
 async def test_a_cancelled_caller_that_waits_is_never_sent(boot: Boots) -> None:
     gate = Gate()
-    server = hooked(gate)
+    server = tei_with_hook(gate)
     async with boot({"tei-0": server}, narrow("in_flight_batches: 1")) as gateway:
         first = asyncio.create_task(embed(gateway, "first"))
         await until(lambda: gate.waiting == 1)
@@ -369,7 +369,7 @@ class Held:
 
 async def test_a_caller_that_hangs_up_frees_its_slot(boot: Boots) -> None:
     gate, line = Gate(), Held()
-    async with boot({"tei-0": hooked(gate)}) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}) as gateway:
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b'{"input": "a"}', "more_body": False}
@@ -390,7 +390,7 @@ async def test_a_caller_that_hangs_up_frees_its_slot(boot: Boots) -> None:
 async def test_past_the_lanes_bound_it_is_429_and_come_back(boot: Boots) -> None:
     gate = Gate()
     config = narrow("in_flight_batches: 1, queue_tokens: 10")
-    async with boot({"tei-0": hooked(gate)}, config) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}, config) as gateway:
         calls = [asyncio.create_task(embed(gateway, "b"))]
         await until(lambda: gate.waiting == 1)
         calls += [asyncio.create_task(embed(gateway, text)) for text in "cd"]

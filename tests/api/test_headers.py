@@ -20,7 +20,7 @@ from gateway.routing.routes import Route
 from gateway.serve import Served
 from gateway.tenants.keyring import Tenant, key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, answering, hooked, until
+from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei
 
 OPENAI = "/v1/embeddings"
@@ -205,7 +205,7 @@ async def test_retry_after_is_on_every_503_of_a_gateway_without_replicas(boot: B
 
 
 async def test_retry_after_is_on_the_429_of_a_full_upstream(boot: Boots) -> None:
-    servers = {name: hooked(answering(429)) for name in ("tei-0", "tei-1")}
+    servers = {name: tei_with_hook(respond_with(429)) for name in ("tei-0", "tei-1")}
     async with boot(servers) as gateway:
         reply = await gateway.post(OPENAI, {"input": "a"})
 
@@ -355,7 +355,7 @@ async def test_a_time_in_seconds_is_taken(boot: Boots, sent: str) -> None:
 
 async def test_the_callers_time_ends_a_call_that_waits(boot: Boots) -> None:
     gate = Gate()
-    async with boot({"tei-0": hooked(gate)}) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}) as gateway:
         openai = await gateway.post(OPENAI, {"input": "a"}, x_timeout_s="0.05")
         tei = await gateway.post("/embed", {"inputs": "a"}, x_timeout_s="0.05")
         await until(lambda: gate.waiting == 0)
@@ -366,7 +366,7 @@ async def test_the_callers_time_ends_a_call_that_waits(boot: Boots) -> None:
 
 async def test_the_caller_cannot_have_more_time_than_the_model_gives(boot: Boots) -> None:
     config = CONFIG.replace("strict: {", "strict: {deadline_s: 0.05, ")
-    async with boot({"tei-0": hooked(Gate())}, config) as gateway:
+    async with boot({"tei-0": tei_with_hook(Gate())}, config) as gateway:
         reply = await gateway.post(OPENAI, {"input": "a", "model": "strict"}, x_timeout_s="600")
 
     assert 504 == reply.status_code

@@ -37,7 +37,7 @@ async def all_answered(rig: Rig, calls: list[asyncio.Task[Reply]]) -> list[Reply
     """Let every replica answer whatever comes until the calls are done."""
     while not all(call.done() for call in calls):
         for backend in rig.backends:
-            for sent in backend.open:
+            for sent in backend.pending:
                 if not sent.answer.done():
                     sent.succeed()
         await asyncio.sleep(0)
@@ -69,7 +69,7 @@ async def test_calls_that_wait_travel_together_up_to_each_bound(bounds: Bounds, 
     calls = await held_and_waiting(rig, *"abcde")
     replies = await all_answered(rig, calls)
 
-    assert [1, *batches] == [len(sent.texts) for sent in rig.one.all]
+    assert [1, *batches] == [len(sent.texts) for sent in rig.replica.requests]
     for text, reply in zip(["first", *"abcde"], replies, strict=True):
         assert_vectors(reply, text)
     await rig.assert_empty()
@@ -83,7 +83,7 @@ async def test_calls_with_other_options_travel_apart(other: Embed) -> None:
     await rig.queued(9)
     await all_answered(rig, calls)
 
-    sent = [one.texts for one in rig.one.all]
+    sent = [one.texts for one in rig.replica.requests]
     assert ["b"] in sent
     assert ["a"] in sent or ["a", "c"] in sent
 
@@ -95,7 +95,7 @@ async def test_interactive_and_bulk_never_travel_together() -> None:
     await rig.queued(16)
     await all_answered(rig, calls)
 
-    assert [["i1", "i2"], ["b1", "b2"]] == [sent.texts for sent in rig.one.all[1:]]
+    assert [["i1", "i2"], ["b1", "b2"]] == [sent.texts for sent in rig.replica.requests[1:]]
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ async def test_interactive_and_bulk_never_travel_together() -> None:
 async def test_tenants_share_a_batch_only_where_each_ones_tokens_are_known_and_they_allow_it(
     *, tells: bool, join: bool, together: bool
 ) -> None:
-    rig = Rig(tells=tells)
+    rig = Rig(reports_tokens=tells)
     calls = await held_and_waiting(rig)
     calls += [rig.call("mine", tenant="one"), rig.call("yours", tenant="two", join=join)]
     await rig.queued(tokens_of("mine") + tokens_of("yours"))
     replies = await all_answered(rig, calls)
 
     assert ([["mine", "yours"]] if together else [["mine"], ["yours"]]) == [
-        sent.texts for sent in rig.one.all[1:]
+        sent.texts for sent in rig.replica.requests[1:]
     ]
     assert_vectors(replies[1], "mine")
     assert_vectors(replies[2], "yours")
@@ -157,7 +157,7 @@ def poisonous(error: BackendError, rig: Rig) -> None:
         return reply_to(texts)
 
     for backend in rig.backends:
-        backend.doing = doing
+        backend.handler = doing
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
@@ -167,13 +167,13 @@ async def test_one_bad_input_is_found_and_the_innocent_are_answered(
 ) -> None:
     rig = Rig(replicas)
     firsts = [rig.call(f"first {index}") for index in range(replicas)]
-    await until(lambda: all(backend.open for backend in rig.backends))
+    await until(lambda: all(backend.pending for backend in rig.backends))
     texts = [*(f"good {i}" for i in range(7)), "bad"]
     calls = [rig.call(text, tenant=f"tenant {i}") for i, text in enumerate(texts)]
     await rig.queued(sum(map(tokens_of, texts)))
     poisonous(error, rig)
     for backend in rig.backends:
-        backend.open[0].succeed()
+        backend.pending[0].succeed()
     results = await asyncio.gather(*calls, return_exceptions=True)
     await asyncio.gather(*firsts)
 
@@ -182,7 +182,7 @@ async def test_one_bad_input_is_found_and_the_innocent_are_answered(
         assert_vectors(result, text)
     assert isinstance(results[-1], type(error))
     assert "good" not in str(results[-1])
-    assert sum(len(backend.all) for backend in rig.backends) - replicas <= 2 * 3 + 2
+    assert sum(len(backend.requests) for backend in rig.backends) - replicas <= 2 * 3 + 2
     await rig.assert_empty()
 
 
@@ -204,7 +204,7 @@ async def test_who_spoilt_a_batch_travels_alone_for_a_while() -> None:
     again += [rig.call("g1", tenant="fair"), rig.call("b1", tenant="poisoner"), rig.call("g2", tenant="fair")]
     await rig.queued(12)
     await all_answered(rig, again)
-    assert [["b1"], ["g1", "g2"]] == sorted(sent.texts for sent in rig.one.all[-2:])
+    assert [["b1"], ["g1", "g2"]] == sorted(sent.texts for sent in rig.replica.requests[-2:])
 
     rig.lane._clock = lambda: rig.clock() + SUSPECT_S + 1
     assert not rig.lane._suspect("poisoner")
@@ -232,12 +232,12 @@ async def test_one_of_several_who_goes_harms_nobody_and_the_last_ends_the_batch(
     for gone in (calls[1], calls[2]):
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-    assert not rig.one.cancelled
+    assert not rig.replica.cancelled
     calls[3].cancel()
     await asyncio.gather(*calls, return_exceptions=True)
     await rig.assert_empty()
 
-    assert [batch] == rig.one.cancelled
+    assert [batch] == rig.replica.cancelled
 
 
 async def test_the_deadline_of_one_ends_its_own_wait_only() -> None:
@@ -271,10 +271,10 @@ async def test_a_shared_answer_is_waited_for_as_long_as_the_most_patient_one_can
 async def test_identical_work_of_one_tenant_is_done_once_and_of_two_twice() -> None:
     rig = Rig(window=4)
     calls = [rig.call("same"), rig.call("same"), rig.call("same", tenant="other")]
-    await until(lambda: len(rig.one.open) == 2)
+    await until(lambda: len(rig.replica.pending) == 2)
     replies = await all_answered(rig, calls)
 
-    assert [["same"], ["same"]] == [sent.texts for sent in rig.one.all]
+    assert [["same"], ["same"]] == [sent.texts for sent in rig.replica.requests]
     for reply in replies:
         assert_vectors(reply, "same")
     await rig.assert_empty()
@@ -302,7 +302,7 @@ async def test_who_comes_as_the_same_work_ends_is_answered_too() -> None:
             late.append(rig.call("same"))
         return reply_to(texts)
 
-    rig.one.doing = doing
+    rig.replica.handler = doing
     assert_vectors(await rig.call("same"), "same")
 
     async with asyncio.timeout(5):
@@ -336,9 +336,9 @@ async def test_a_replica_that_is_back_has_one_batch_at_a_time_until_it_is_proven
     calls = [rig.call(text) for text in "abcdef"]
     for text in "abc":
         sent = await rig.sent(text)
-        assert (State.PROBATION, 1) == (replica.state, len(rig.one.open))
+        assert (State.PROBATION, 1) == (replica.state, len(rig.replica.pending))
         sent.succeed()
-    await until(lambda: len(rig.one.open) == 3)
+    await until(lambda: len(rig.replica.pending) == 3)
 
     assert replica.state is State.UP
     await all_answered(rig, calls)
@@ -364,9 +364,9 @@ async def test_a_batch_that_was_given_up_and_fails_nevertheless_is_handed_back_o
         except asyncio.CancelledError as error:
             raise ConnectionLost("it let go late") from error
 
-    rig.one.doing = clings
+    rig.replica.handler = clings
     call, other = rig.call("a"), rig.call("b")
-    await until(lambda: bool(rig.one.all and rig.backends[1].open))
+    await until(lambda: bool(rig.replica.requests and rig.backends[1].pending))
     rig.pool.transition(rig.replicas[0], ReplicaEvent.STALLED, "silent")
     await until(lambda: not rig.replicas[0].batches)
 
@@ -405,9 +405,9 @@ async def test_a_late_single_is_tried_elsewhere_once_and_the_first_answer_counts
     await with_known_latencies(rig)
     before = len(rig.attempts)
     late = rig.call("late")
-    await until(lambda: all(backend.open for backend in rig.backends))
-    second = next(backend for backend in rig.backends if backend.all[-1] is backend.open[0])
-    second.open[0].succeed()
+    await until(lambda: all(backend.pending for backend in rig.backends))
+    second = next(backend for backend in rig.backends if backend.requests[-1] is backend.pending[0])
+    second.pending[0].succeed()
 
     assert_vectors(await late, "late")
     await rig.assert_empty()
@@ -469,9 +469,9 @@ async def test_a_replica_that_is_gone_costs_no_caller_anything(how: str) -> None
         return await asyncio.get_running_loop().create_future()
 
     for backend in rig.backends:
-        backend.doing = answers
+        backend.handler = answers
     first = await asyncio.gather(*(rig.call(f"first {index}") for index in range(100)))
-    rig.one.doing = is_killed if how == "killed" else hangs
+    rig.replica.handler = is_killed if how == "killed" else hangs
     calls = [rig.call(f"text {index}") for index in range(200)]
     if how == "hung":
         await until(lambda: rig.replicas[0].batches == 4)
@@ -496,7 +496,7 @@ async def test_when_every_replica_fails_few_attempts_are_added(error: BackendErr
         raise error
 
     for backend in rig.backends:
-        backend.doing = fails
+        backend.handler = fails
     calls = 0
     for _ in range(40):
         results = await asyncio.gather(*(rig.call(f"{calls + i}") for i in range(5)), return_exceptions=True)

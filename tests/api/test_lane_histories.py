@@ -77,12 +77,12 @@ class Chance:
             window=history["window"] or 4,
             bounds=history["bounds"],
             rules=rules,
-            tells=history["tells"],
+            reports_tokens=history["tells"],
         )
         for replica in self.rig.replicas:
             replica.window = Window(history["window"])
         for backend in self.rig.backends:
-            backend.doing = self.answer
+            backend.handler = self.answer
 
     async def answer(self, texts: list[str]) -> Reply:
         """What a replica does with a batch."""

@@ -17,7 +17,7 @@ from gateway.telemetry.batched_histogram import ManyHistogram
 from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, answering, hooked, until
+from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei
 
 OPENAI = "/v1/embeddings"
@@ -92,7 +92,7 @@ async def test_a_call_is_counted_once(boot: Boots) -> None:
 
 
 async def test_failures_are_counted_by_their_kind(boot: Boots) -> None:
-    async with boot({"tei-0": hooked(answering(500))}) as gateway:
+    async with boot({"tei-0": tei_with_hook(respond_with(500))}) as gateway:
         await gateway.post(OPENAI, {"input": ""})
         await gateway.post(OPENAI, {"input": "a", "model": "nowhere"})
         await gateway.post("/embed", {"inputs": "a"})
@@ -143,7 +143,7 @@ async def test_batches_and_stages_are_measured(boot: Boots) -> None:
 async def test_what_waits_has_an_age(boot: Boots) -> None:
     gate = Gate()
     config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
-    async with boot({"tei-0": hooked(gate)}, config) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}, config) as gateway:
         calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))]
         await until(lambda: gate.waiting == 1)
         calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "b"})))
@@ -225,7 +225,7 @@ async def test_a_tenant_and_an_alias_are_labels_as_the_config_names_them(boot: B
 
 async def test_a_call_whose_caller_has_gone_is_not_counted_as_well(boot: Boots) -> None:
     gate = Gate()
-    async with boot({"tei-0": hooked(gate)}) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}) as gateway:
         gone = asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))
         await until(lambda: gate.waiting == 1)
         gone.cancel()
@@ -238,7 +238,7 @@ async def test_a_call_whose_caller_has_gone_is_not_counted_as_well(boot: Boots) 
 async def test_what_waits_is_shown_while_it_waits(boot: Boots) -> None:
     gate = Gate()
     config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
-    async with boot({"tei-0": hooked(gate)}, config) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}, config) as gateway:
         calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "abc"}))]
         await until(lambda: gate.waiting == 1)
         calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "def"})))

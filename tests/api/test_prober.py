@@ -37,10 +37,10 @@ async def test_what_a_hung_replica_holds_is_done_by_another_and_it_proves_itself
     async def answers(texts: list[str]) -> Reply:
         return reply_to(texts)
 
-    rig.one.doing = answers
+    rig.replica.handler = answers
     await until(lambda: rig.replicas[0].state is State.PROBATION)
     for index in range(6):
-        rig.backends[1].doing = answers
+        rig.backends[1].handler = answers
         await rig.call(f"more {index}")
     await until(lambda: rig.replicas[0].state is State.UP)
     watching.cancel()
@@ -59,7 +59,7 @@ async def test_a_replica_that_is_slow_and_answers_a_probe_keeps_its_work() -> No
             await until(lambda: len(probes) > 2)
         return reply_to(texts)
 
-    rig.one.doing = doing
+    rig.replica.handler = doing
     watching = asyncio.create_task(Prober(rig.pool, rig.replicas[0], IMPATIENT, rig.clock).run())
     assert_vectors(await rig.call("slow"), "slow")
     watching.cancel()

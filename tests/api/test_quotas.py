@@ -13,7 +13,7 @@ from gateway.quotas.ledger import MemoryLedger
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.checkpoint import write_small_files
-from tests.fakes.hooks import RERANKER, Gate, answering, breaking, hooked, until
+from tests.fakes.hooks import RERANKER, Gate, fail_with, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei
 
 OPENAI = "/v1/embeddings"
@@ -221,7 +221,7 @@ async def test_the_callers_own_fault_is_charged(boot: Boots) -> None:
 
 @pytest.mark.parametrize(("status", "answered"), [(500, 502), (424, 502), (401, 502), (429, 429)])
 async def test_an_upstreams_fault_is_refunded(boot: Boots, status: int, answered: int) -> None:
-    servers = {name: hooked(answering(status)) for name in ("tei-0", "tei-1")}
+    servers = {name: tei_with_hook(respond_with(status)) for name in ("tei-0", "tei-1")}
 
     assert (0, 0) == await remaining_after(boot, servers, {"input": "a"}, answered)
 
@@ -239,7 +239,7 @@ async def test_an_upstreams_fault_in_one_batch_of_many_is_refunded_whole(boot: B
 
 
 async def test_a_fault_of_the_gateway_is_refunded(boot: Boots) -> None:
-    servers = {"tei-0": hooked(breaking(RuntimeError("a bug")))}
+    servers = {"tei-0": tei_with_hook(fail_with(RuntimeError("a bug")))}
 
     assert (0, 0) == await remaining_after(boot, servers, {"input": "a"}, 500)
 
@@ -248,7 +248,7 @@ async def test_a_fault_of_the_gateway_is_refunded(boot: Boots) -> None:
 async def test_a_call_past_its_deadline_is_refunded_unless_the_caller_set_it(
     boot: Boots, timeouts: dict[str, str], remaining: str
 ) -> None:
-    server = hooked(Gate())
+    server = tei_with_hook(Gate())
     limits = tenants("requests_per_minute: 100").replace("bge: {", "bge: {deadline_s: 0.1, ")
     async with boot({"tei-0": server}, limits, ledger=MemoryLedger(Clock())) as gateway:
         late = await gateway.post(OPENAI, {"input": "a"}, **timeouts)
@@ -267,7 +267,7 @@ async def test_who_does_not_wait_for_an_answer_pays_for_what_was_sent(
     ledger = MemoryLedger(Clock())
     # One batch of four inputs is with the replica, which takes one at a time; the others wait.
     config = tenants(limits).replace("backend: tei,", "backend: tei, in_flight_batches: 1,")
-    async with boot({"tei-0": hooked(gate)}, config, ledger=ledger) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}, config, ledger=ledger) as gateway:
         options = {} if hangs_up else {"x_timeout_s": "0.2"}
         late = asyncio.create_task(
             gateway.post(OPENAI, {"input": [f"{n:03}" for n in range(100)]}, **options)
@@ -287,7 +287,7 @@ async def test_a_caller_that_hangs_up_before_anything_was_sent_pays_no_tokens(bo
     gate = Gate()
     ledger = MemoryLedger(Clock())
     config = tenants("tokens_per_day: 1000").replace("backend: tei,", "backend: tei, in_flight_batches: 1,")
-    async with boot({"tei-0": hooked(gate)}, config, ledger=ledger) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}, config, ledger=ledger) as gateway:
         first = asyncio.create_task(gateway.post(OPENAI, {"input": "one"}))
         await until(lambda: gate.waiting == 1)
         second = asyncio.create_task(gateway.post(OPENAI, {"input": "two"}))
@@ -314,7 +314,7 @@ async def test_a_refused_call_takes_nothing_from_the_other_limits(boot: Boots) -
 
 async def test_calls_in_flight_are_counted_and_their_slots_come_back(boot: Boots) -> None:
     gate = Gate()
-    async with boot({"tei-0": hooked(gate)}, tenants("requests_in_flight: 2")) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}, tenants("requests_in_flight: 2")) as gateway:
         running = [asyncio.create_task(embed(gateway, text)) for text in ("one", "two")]
         await until(lambda: gate.waiting == 2)
         refused = await embed(gateway)
@@ -328,7 +328,7 @@ async def test_calls_in_flight_are_counted_and_their_slots_come_back(boot: Boots
 
 async def test_a_cancelled_call_gives_its_slot_back(boot: Boots) -> None:
     gate = Gate()
-    async with boot({"tei-0": hooked(gate)}, tenants("requests_in_flight: 1")) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}, tenants("requests_in_flight: 1")) as gateway:
         gone = asyncio.create_task(embed(gateway))
         await until(lambda: gate.waiting == 1)
         gone.cancel()
@@ -341,7 +341,7 @@ async def test_a_cancelled_call_gives_its_slot_back(boot: Boots) -> None:
 
 @pytest.mark.parametrize("status", [500, 429, 422])
 async def test_a_failed_call_gives_its_slot_back(boot: Boots, status: int) -> None:
-    server = hooked(answering(status))
+    server = tei_with_hook(respond_with(status))
     async with boot({"tei-0": server}, tenants("requests_in_flight: 1")) as gateway:
         await embed(gateway)
         server.hook = None

@@ -16,7 +16,7 @@ from gateway.tenants.keyring import key_digest
 from gateway.upstreams.factory import Dependencies
 from gateway.upstreams.registry import ScopedObserver, UpstreamRegistry
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import Gate, hooked, until
+from tests.fakes.hooks import Gate, tei_with_hook, until
 from tests.fakes.replicas import HeldReplica
 from tests.fakes.tei import FakeTei
 
@@ -60,7 +60,7 @@ async def test_calls_end_with_what_they_began_with(
     boot: Boots, wanted: str, closed: list[UpstreamClient]
 ) -> None:
     gate, new = Gate(), FakeTei()
-    old = hooked(gate)
+    old = tei_with_hook(gate)
     async with boot({"old": old, "new": new}, ONE) as gateway:
         held = asyncio.create_task(embed(gateway, "held"))
         await until(lambda: gate.waiting == 1)
@@ -75,7 +75,7 @@ async def test_calls_end_with_what_they_began_with(
 
 async def test_a_model_that_is_gone_is_unknown_to_new_calls_and_ends_those_it_has(boot: Boots) -> None:
     gate = Gate()
-    async with boot({"old": hooked(gate), "new": FakeTei()}, ONE) as gateway:
+    async with boot({"old": tei_with_hook(gate), "new": FakeTei()}, ONE) as gateway:
         held = asyncio.create_task(embed(gateway, "held"))
         await until(lambda: gate.waiting == 1)
         gateway.follow(ONE.replace("bge", "other").replace("one", "two").replace("http://old", "http://new"))
@@ -87,7 +87,7 @@ async def test_a_model_that_is_gone_is_unknown_to_new_calls_and_ends_those_it_ha
 async def test_calls_that_wait_in_a_lane_are_done_by_it_before_it_ends(boot: Boots) -> None:
     gate = Gate()
     config = ONE.replace('["http://old"]', '["http://old"], in_flight_batches: 1')
-    async with boot({"old": hooked(gate), "new": FakeTei()}, config) as gateway:
+    async with boot({"old": tei_with_hook(gate), "new": FakeTei()}, config) as gateway:
         held = [asyncio.create_task(embed(gateway, f"text {i}")) for i in range(9)]
         lane = gateway.application.gateway.upstreams["one"].lane
         await until(lambda: gate.waiting == 1 and lane.queued_tokens > 0)
@@ -117,7 +117,7 @@ async def test_what_does_not_change_goes_on_untouched(boot: Boots) -> None:
 
 async def test_keys_and_tenants_count_from_the_next_call_on(boot: Boots) -> None:
     gate = Gate()
-    async with boot({"old": hooked(gate)}, ONE + TENANTS) as gateway:
+    async with boot({"old": tei_with_hook(gate)}, ONE + TENANTS) as gateway:
         held = asyncio.create_task(embed(gateway, "held", key="other"))
         await until(lambda: gate.waiting == 1)
         gateway.follow(ONE + TENANTS.replace(key_digest("other"), key_digest("third")))
@@ -164,7 +164,7 @@ async def test_metrics_tell_of_what_is_served_now(boot: Boots) -> None:
 
 async def test_the_status_tells_of_what_is_served_now(boot: Boots) -> None:
     gate = Gate()
-    async with boot({"old": hooked(gate), "new": FakeTei()}, ONE) as gateway:
+    async with boot({"old": tei_with_hook(gate), "new": FakeTei()}, ONE) as gateway:
         held = asyncio.create_task(embed(gateway, "held"))
         await until(lambda: gate.waiting == 1)
         before = await _status(gateway)

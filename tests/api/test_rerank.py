@@ -9,7 +9,7 @@ import pytest
 from gateway.api.dialects.rerank import RerankRequest, decode_documents
 from gateway.api.server.responses import Api
 from tests.conftest import CONFIG, Boots
-from tests.fakes.hooks import RERANKER, answering, hooked
+from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
 from tests.fakes.tei import FakeTei, score_of, vector_of
 
 V1, V2, SHARED = "/v1/rerank", "/v2/rerank", "/rerank"
@@ -102,7 +102,7 @@ async def test_a_top_n_of_0_is_all_for_vllms_clients_and_refused_by_coheres(
 @pytest.mark.parametrize("path", [V1, V2, SHARED])
 async def test_equal_scores_keep_the_requests_order(boot: Boots, path: str) -> None:
     ranks = [{"index": i, "score": score} for i, score in enumerate([0.5, 0.25, 0.5, 0.25])]
-    server = hooked(answering(200, json.dumps(ranks).encode()), model_type=RERANKER)
+    server = tei_with_hook(respond_with(200, json.dumps(ranks).encode()), model_type=RERANKER)
     async with boot({"rerank-0": server}) as gateway:
         reply = await gateway.post(path, {"query": "q", "documents": ["a", "b", "c", "d"]})
 

@@ -12,7 +12,7 @@ import pytest
 from gateway.telemetry.snapshot import Snapshot
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, hooked, until
+from tests.fakes.hooks import RERANKER, Gate, tei_with_hook, until
 from tests.fakes.tei import FakeTei
 
 OPENAI = "/v1/embeddings"
@@ -81,7 +81,7 @@ async def test_it_tells_calls_tenants_models_and_replicas(boot: Boots) -> None:
 async def test_it_tells_what_waits_and_what_is_in_flight(boot: Boots) -> None:
     gate = Gate()
     config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
-    async with boot({"tei-0": hooked(gate)}, config) as gateway:
+    async with boot({"tei-0": tei_with_hook(gate)}, config) as gateway:
         calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "abc"}))]
         await until(lambda: gate.waiting == 1)
         calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "def"})))

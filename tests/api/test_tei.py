@@ -10,7 +10,7 @@ import pytest
 from backends.contract import Capabilities, Operation
 from gateway.api.dialects import tei
 from tests.conftest import Boots
-from tests.fakes.hooks import RERANKER, answering, hooked
+from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
 from tests.fakes.tei import FakeTei, score_of, vector_of
 
 LONG = "w " * 20
@@ -76,7 +76,7 @@ async def test_prompt_name_reaches_the_server(boot: Boots) -> None:
 
 async def test_a_prompt_that_the_server_does_not_know_is_the_callers_fault(boot: Boots) -> None:
     refusal = {"error": "Input validation error: unknown prompt", "error_type": "Validation"}
-    server = hooked(answering(422, json.dumps(refusal).encode()))
+    server = tei_with_hook(respond_with(422, json.dumps(refusal).encode()))
     async with boot({"tei-0": server}) as gateway:
         reply = await gateway.post("/embed", {"inputs": "a", "prompt_name": "nowhere"})
 
@@ -157,7 +157,7 @@ async def test_rerank_is_sorted_and_indices_are_the_callers(boot: Boots) -> None
 
 async def test_equal_scores_put_the_higher_index_first(boot: Boots) -> None:
     ranks = [{"index": i, "score": score} for i, score in enumerate([0.5, 0.25, 0.5, 0.25])]
-    server = hooked(answering(200, json.dumps(ranks).encode()), model_type=RERANKER)
+    server = tei_with_hook(respond_with(200, json.dumps(ranks).encode()), model_type=RERANKER)
     async with boot({"rerank-0": server}) as gateway:
         reply = await gateway.post("/rerank", {"query": "q", "texts": ["a", "b", "c", "d"]})
 

@@ -16,7 +16,7 @@ from gateway.config.schema import Tracing
 from gateway.events import CallFinished
 from gateway.telemetry.tracing import sampled
 from tests.conftest import CONFIG, KEY, Running, running_gateway
-from tests.fakes.hooks import Gate, answering, hooked, until
+from tests.fakes.hooks import Gate, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei
 
 OPENAI = "/v1/embeddings"
@@ -132,7 +132,7 @@ async def test_stages_lie_one_after_the_other_inside_the_call(traced: Boots) -> 
 
 async def test_a_split_call_that_fails_over_is_one_trace(traced: Boots) -> None:
     config = CONFIG.replace("embedder: {", "embedder: {batch_inputs: 2, policy: round_robin, ")
-    async with traced({"tei-0": hooked(answering(500)), "tei-1": FakeTei()}, config) as gateway:
+    async with traced({"tei-0": tei_with_hook(respond_with(500)), "tei-1": FakeTei()}, config) as gateway:
         await gateway.embed("a", "b", "c", "d", "e")
         (call,) = gateway.named(f"POST {OPENAI}")
         attempts = gateway.named("embeddings embedder")
@@ -152,7 +152,7 @@ async def test_a_split_call_that_fails_over_is_one_trace(traced: Boots) -> None:
 async def test_a_joined_attempt_is_in_the_trace_of_each_of_its_calls(traced: Boots) -> None:
     gate = Gate()
     config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
-    async with traced({"tei-0": hooked(gate)}, config) as gateway:
+    async with traced({"tei-0": tei_with_hook(gate)}, config) as gateway:
         calls = [asyncio.create_task(gateway.embed("first"))]
         await until(lambda: gate.waiting == 1)
         calls += [asyncio.create_task(gateway.embed(text)) for text in ("second", "third")]
@@ -232,7 +232,7 @@ async def test_who_only_watches_leaves_no_trace(traced: Boots) -> None:
 
 
 async def test_no_span_holds_inputs_or_keys(traced: Boots) -> None:
-    async with traced({"tei-0": FakeTei(), "tei-1": hooked(answering(500))}) as gateway:
+    async with traced({"tei-0": FakeTei(), "tei-1": tei_with_hook(respond_with(500))}) as gateway:
         await gateway.embed("a secret text", x_request_id="mine")
         await gateway.gateway.post(OPENAI, {"input": ["a secret text", ""]})
         told = "".join(one.to_json() for one in gateway.spans)

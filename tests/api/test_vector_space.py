@@ -19,7 +19,7 @@ from gateway.vector_spaces.space import VectorSpace
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import RERANKER, until
 from tests.fakes.replicas import HeldReplica
-from tests.fakes.tei import FakeTei, Refused
+from tests.fakes.tei import FakeTei, TeiError
 
 ONE = """
 upstreams: {only: {backend: tei, replicas: ["http://tei-0"]%s}}
@@ -242,7 +242,7 @@ async def away_and_back(gateway: Running, server: FakeTei, name: str) -> None:
     alive = server._answer
 
     async def dead(*_: Any) -> tuple[int, bytes]:
-        raise Refused(503, "gone", None)
+        raise TeiError(503, "gone", None)
 
     server._answer = dead  # type: ignore[method-assign]
     await until(lambda: (name, "down") in states(gateway))
@@ -269,7 +269,7 @@ async def away(server: FakeTei) -> None:
     """It answers nothing any more."""
 
     async def dead(*_: Any) -> tuple[int, bytes]:
-        raise Refused(503, "gone", None)
+        raise TeiError(503, "gone", None)
 
     server._answer = dead  # type: ignore[method-assign]
 
@@ -279,7 +279,7 @@ class Picky(FakeTei):
 
     def _checked(self, texts: Any, body: dict[str, Any], *, empty_allowed: bool = False) -> list[str]:
         if self.canaries and not self.requests:
-            raise Refused(422, "Input validation error: too odd", "Validation")
+            raise TeiError(422, "Input validation error: too odd", "Validation")
         return super()._checked(texts, body, empty_allowed=empty_allowed)
 
 
@@ -304,7 +304,7 @@ class Broken(FakeTei):
     """Tells what it is, and cannot embed."""
 
     def _checked(self, *_: Any, **__: Any) -> list[str]:
-        raise Refused(424, "CUDA error", "Backend")
+        raise TeiError(424, "CUDA error", "Backend")
 
 
 async def test_one_that_cannot_embed_does_not_join(boot: Boots) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.backends.wrong_replies import NOT_VECTORS, body_of
 from tests.conftest import Boots, Running, running_gateway
 from tests.fakes.checkpoint import write_small_files
-from tests.fakes.hooks import RERANKER, answering
+from tests.fakes.hooks import RERANKER, respond_with
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei, is_canaries
@@ -93,7 +93,7 @@ async def test_no_wrong_answer_becomes_vectors(boot: Boots, tmp_path: Path, kind
     server = server_of(kind)
     async with boot({"one": server}, config_of(kind, tmp_path)) as gateway:
         for name, wrong in NOT_VECTORS.items():
-            server.hook = answering(200, body_of(wrong))
+            server.hook = respond_with(200, body_of(wrong))
             status, told = await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
             assert (502, "upstream_failed") == (status, json.loads(told)["error"]["code"]), name
         server.hook = None
@@ -110,7 +110,7 @@ async def test_no_beginning_of_an_answer_becomes_vectors(boot: Boots, tmp_path: 
         async with httpx.AsyncClient(transport=httpx.ASGITransport(server), base_url="http://one") as direct:
             whole.append((await direct.post(path, json=sent)).content)
         for length in range(0, len(whole[0]) - 1, 7):
-            server.hook = answering(200, whole[0][:length])
+            server.hook = respond_with(200, whole[0][:length])
             status, told = await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
             assert 502 == status, (length, told)
 
@@ -119,7 +119,7 @@ async def test_no_wrong_rows_of_teis_own_route_become_vectors(boot: Boots, tmp_p
     server = FakeTei()
     async with boot({"one": server}, config_of("tei", tmp_path)) as gateway:
         for name, wrong in NOT_ROWS.items():
-            server.hook = answering(200, body_of(wrong))
+            server.hook = respond_with(200, body_of(wrong))
             status, told = await ends(gateway, "/embed", {"inputs": TWO, "normalize": False})
             assert (424, "Backend") == (status, json.loads(told)["error_type"]), name
 
@@ -136,7 +136,7 @@ async def test_no_wrong_answer_becomes_scores(boot: Boots, tmp_path: Path, kind:
                 "infinity": {"object": "rerank", "results": wrong, "model": "m", "usage": usage},
                 "vllm": {"object": "list", "data": wrong, "model": "m", "usage": usage},
             }[kind]
-            server.hook = answering(200, body_of(wrapped))
+            server.hook = respond_with(200, body_of(wrapped))
             status, told = await ends(gateway, "/rerank", {"query": "q", "texts": TWO})
             assert (424, "Backend") == (status, json.loads(told)["error_type"]), label
 

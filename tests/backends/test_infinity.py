@@ -33,7 +33,7 @@ from backends.http import UpstreamClient, UpstreamResponse
 from backends.infinity import CHARACTERS_MAX, InfinityBackend, as_read, decode, encode, failure
 from backends.vectors import sigmoid
 from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
-from tests.fakes.hooks import answering
+from tests.fakes.hooks import respond_with
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.server import logit_of
 from tests.fakes.tei import vector_of
@@ -344,7 +344,7 @@ async def test_its_queue_is_told(small_files: str) -> None:
 
 async def test_a_server_that_fails_at_the_probe_does_not_join(small_files: str) -> None:
     server = FakeInfinity()
-    server.hook = answering(500)
+    server.hook = respond_with(500)
     with pytest.raises(ReplicaFailed):
         await backend_of(server, small_files).describe(5.0)
 

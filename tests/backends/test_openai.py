@@ -30,7 +30,7 @@ from backends.errors import (
 from backends.http import UpstreamClient, UpstreamResponse
 from backends.openai import Facing, OpenAIBackend, decode, encode, failure, route
 from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
-from tests.fakes.hooks import answering, breaking
+from tests.fakes.hooks import fail_with, respond_with
 from tests.fakes.openai import FIELDS, FakeOpenAI
 from tests.fakes.tei import vector_of
 
@@ -232,12 +232,12 @@ def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any
 @pytest.mark.parametrize("status", [400, 404, 405, 500])
 async def test_a_server_without_embeddings_does_not_join(status: int) -> None:
     server = FakeOpenAI()
-    server.hook = answering(status)
+    server.hook = respond_with(status)
     with pytest.raises(ReplicaFailed):
         await backend_of(server).describe(5.0)
 
 
-@pytest.mark.parametrize("hook", [answering(429)])
+@pytest.mark.parametrize("hook", [respond_with(429)])
 async def test_a_server_that_is_busy_at_the_probe_joins_without_a_width(hook: Any) -> None:
     server = FakeOpenAI()
     server.hook = hook
@@ -249,7 +249,7 @@ async def test_a_server_that_is_busy_at_the_probe_joins_without_a_width(hook: An
 
 async def test_a_server_that_breaks_off_the_probe_does_not_join() -> None:
     server = FakeOpenAI()
-    server.hook = breaking(httpx.ReadError("gone"))
+    server.hook = fail_with(httpx.ReadError("gone"))
     with pytest.raises(ConnectionLost):
         await backend_of(server).describe(5.0)
 

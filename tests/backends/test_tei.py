@@ -24,7 +24,7 @@ from backends.contract import (
 from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
 from backends.http import UpstreamClient, UpstreamResponse
 from backends.tei import Info, TeiBackend, capabilities, decode, encode, failure
-from tests.fakes.hooks import RERANKER, answering, hooked
+from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
 from tests.fakes.tei import FakeTei, score_of, vector_of
 
 INFO = Info("m", {"embedding": {"pooling": "cls"}}, 16, auto_truncate=True)
@@ -423,6 +423,6 @@ async def test_a_server_that_has_not_joined_is_unavailable() -> None:
 
 
 async def test_a_page_instead_of_vectors_is_a_failure() -> None:
-    backend = await joined(hooked(answering(200, b"<html>welcome</html>")))
+    backend = await joined(tei_with_hook(respond_with(200, b"<html>welcome</html>")))
     with pytest.raises(ReplicaFailed):
         await backend.run(Embed(("a",)), 1.0)

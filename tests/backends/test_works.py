@@ -30,7 +30,7 @@ from backends.registry import BackendKind
 from backends.vectors import sigmoid
 from tests.conftest import remote_backend
 from tests.fakes.checkpoint import write_small_files
-from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER, SPLADE, answering
+from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER, SPLADE, respond_with
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.server import logit_of, token_rows
@@ -368,7 +368,7 @@ async def test_what_is_no_answer_is_a_failure(
 ) -> None:
     server = server_of(kind, does)
     backend, _ = await joined(kind, server, small_files)
-    server.hook = answering(200, body)
+    server.hook = respond_with(200, body)
     with pytest.raises(ReplicaFailed):
         await backend.run(work, 5.0)
 
@@ -380,7 +380,7 @@ async def test_a_failure_of_the_upstream_is_not_the_callers(
 ) -> None:
     server = server_of(kind, does)
     backend, _ = await joined(kind, server, small_files)
-    server.hook = answering(status, b"")
+    server.hook = respond_with(status, b"")
     with pytest.raises(BackendError) as caught:
         await backend.run(work, 5.0)
 

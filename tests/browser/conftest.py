@@ -12,7 +12,7 @@ import pytest
 from gateway.tenants.keyring import key_digest
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei
-from tests.fakes.threaded import listening
+from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, Served
 
 MARKUP = "<img src=x onerror=document.title=1>"
@@ -45,7 +45,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("ui") / "router.yaml"
     with ExitStack() as fakes:
         servers = {"wide": FakeTei(), "narrow": NarrowTei(), "cross": FakeTei(model_type=RERANKER)}
-        urls = {name: fakes.enter_context(listening(one)) for name, one in servers.items()}
+        urls = {name: fakes.enter_context(serve_in_thread(one)) for name, one in servers.items()}
         path.write_text(CONFIG.format(**urls, markup=MARKUP, digest=key_digest(KEY)))
         served = Served(path).wait_until_up()
         yield served

@@ -12,7 +12,7 @@ SPLADE = {"embedding": {"pooling": "splade"}}
 RERANKER = {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
 
 
-def answering(status: int, body: bytes = b"") -> Hook:
+def respond_with(status: int, body: bytes = b"") -> Hook:
     """Every call gets this answer."""
 
     async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes]:
@@ -21,7 +21,7 @@ def answering(status: int, body: bytes = b"") -> Hook:
     return hook
 
 
-def breaking(error: Exception) -> Hook:
+def fail_with(error: Exception) -> Hook:
     """Every call ends in this exception, as if the transport had raised it."""
 
     async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes]:
@@ -46,7 +46,7 @@ class Gate:
             self.waiting -= 1
 
 
-def hooked(hook: Hook | Gate, **info: Any) -> FakeTei:
+def tei_with_hook(hook: Hook | Gate, **info: Any) -> FakeTei:
     """A server with a hook in front of its answers."""
     server = FakeTei(**info)
     server.hook = hook

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.fakes.hooks import LABELS
-from tests.fakes.server import FakeServer, ErrorReply, Route, logit_of, shown, token_rows
+from tests.fakes.server import ErrorReply, FakeServer, Route, encode_vector, logit_of, token_rows
 from tests.fakes.tei import DIMENSIONS, logits_of, vector_of
 
 CHARACTERS_MAX = 122_880
@@ -67,7 +67,8 @@ class FakeInfinity(FakeServer):
         rows = [self._row(self._seen(text))[: width or None] for text in texts]
         form = body.get("encoding_format", "float")
         data = [
-            {"object": "embedding", "embedding": shown(row, form), "index": i} for i, row in enumerate(rows)
+            {"object": "embedding", "embedding": encode_vector(row, form), "index": i}
+            for i, row in enumerate(rows)
         ]
         return {"object": "list", "data": data} | self._rest(sum(map(len, texts)))
 

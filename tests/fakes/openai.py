@@ -6,7 +6,7 @@ Source: OpenAI OpenAPI document 2.3.0: unknown fields are refused, nothing is ev
 from collections.abc import Mapping
 from typing import Any
 
-from tests.fakes.server import FakeServer, ErrorReply, Route, shown
+from tests.fakes.server import ErrorReply, FakeServer, Route, encode_vector
 from tests.fakes.tei import DIMENSIONS, tokens_of, vector_of
 
 FIELDS = {"model", "input", "encoding_format", "dimensions", "user"}
@@ -53,7 +53,10 @@ class FakeOpenAI(FakeServer):
         rows = [vector_of(" ".join(text.split()[: self.max_tokens - 2])) for text in texts]
         if "dimensions" in body and not 1 <= body["dimensions"] <= DIMENSIONS:
             raise _refused(400, "dimensions: out of range")
-        data = [{"object": "embedding", "index": i, "embedding": shown(r, form)} for i, r in enumerate(rows)]
+        data = [
+            {"object": "embedding", "index": i, "embedding": encode_vector(r, form)}
+            for i, r in enumerate(rows)
+        ]
         tokens = sum(tokens_of(text, self.max_tokens) for text in texts)
         usage = {"usage": {"prompt_tokens": tokens, "total_tokens": tokens}} if self.usage else {}
         return {"object": "list", "data": data, "model": "fake-model"} | usage

@@ -1,4 +1,4 @@
-"""Replicas in memory, behind a real lane: the test answers what they are sent, or lets them answer."""
+"""In-memory replicas behind a real lane; the test decides when and how each request is answered."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +22,7 @@ RULES = Rules(10**9, 30, holds=False)
 
 
 class SentWork:
-    """One request that a replica was sent, unanswered until the test says so."""
+    """One request received by a replica, unanswered until the test completes it."""
 
     def __init__(self, work: Work) -> None:
         assert isinstance(work, Embed)
@@ -30,7 +30,7 @@ class SentWork:
         self.answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
     def succeed(self) -> None:
-        """Answer with each text's own vector and tokens."""
+        """Answer with the vector and token count of each text."""
         self.answer.set_result(reply_to(self.texts))
 
     def fail(self, error: BackendError) -> None:
@@ -39,59 +39,65 @@ class SentWork:
 
 
 def tokens_of(text: str) -> int:
-    """What a replica counts for a text; the slices of these tests say the same."""
+    """Return the token count a replica reports for a text; the slices of these tests use the same."""
     return len(text) + 2
 
 
 def reply_to(texts: Sequence[str]) -> EmbedReply:
-    """Each text's own vector and tokens."""
-    each = tuple(tokens_of(text) for text in texts)
-    return EmbedReply(np.stack([vector_of(text) for text in texts]), sum(each), (), each)
+    """Return a reply with the vector and token count of each text."""
+    counts = tuple(tokens_of(text) for text in texts)
+    return EmbedReply(np.stack([vector_of(text) for text in texts]), sum(counts), (), counts)
 
 
-# What a replica does with a request by itself.
-Doing = Callable[[list[str]], Awaitable[Reply]]
+# Answers a request without the test's help.
+Handler = Callable[[list[str]], Awaitable[Reply]]
 
 
 class HeldReplica:
-    """A backend that holds what it is sent; open are the requests without an answer yet.
+    """Backend that holds every request until the test answers it.
 
-    doing: answers in the test's place.
+    requests: all requests received. pending: those without an answer. handler: answers instead of the test.
     """
 
-    def __init__(self, *, tells: bool = True) -> None:
-        self.told = Capabilities("m", frozenset({Operation.EMBED}), reports_input_tokens=tells)
-        self.all: list[SentWork] = []
-        self.open: list[SentWork] = []
+    def __init__(self, *, reports_tokens: bool = True) -> None:
+        embed = frozenset({Operation.EMBED})
+        self.capabilities = Capabilities("m", embed, reports_input_tokens=reports_tokens)
+        self.requests: list[SentWork] = []
+        self.pending: list[SentWork] = []
         self.cancelled: list[SentWork] = []
-        self.doing: Doing | None = None
+        self.handler: Handler | None = None
 
-    async def describe(self, timeout_s: float) -> Capabilities:  # noqa: ARG002
-        return self.told
+    async def describe(self, timeout_s: float) -> Capabilities:  # noqa: ARG002 - the protocol's parameter
+        """Return the capabilities of an embedding model."""
+        return self.capabilities
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
-        sent = SentWork(work)
-        self.all.append(sent)
-        if self.doing is not None:
-            return await self.doing(sent.texts)
-        self.open.append(sent)
+        """Hold the work until the test answers it.
+
+        Raises: BackendError, from the test or when timeout_s expires.
+        """
+        request = SentWork(work)
+        self.requests.append(request)
+        if self.handler is not None:
+            return await self.handler(request.texts)
+        self.pending.append(request)
         try:
             async with asyncio.timeout(timeout_s):
-                return await sent.answer
+                return await request.answer
         except TimeoutError as error:
             raise AttemptTimedOut("no answer in time") from error
         except asyncio.CancelledError:
-            self.cancelled.append(sent)
+            self.cancelled.append(request)
             raise
         finally:
-            self.open.remove(sent)
+            self.pending.remove(request)
 
     async def aclose(self) -> None:
-        pass
+        """Do nothing; there are no connections."""
 
 
 class Rig:
-    """A lane in front of held replicas, all of them up."""
+    """Lane in front of held replicas, all of them healthy."""
 
     def __init__(
         self,
@@ -100,28 +106,28 @@ class Rig:
         window: int = 1,
         bounds: Bounds | None = None,
         rules: Rules = RULES,
-        tells: bool = True,
+        reports_tokens: bool = True,
     ) -> None:
-        self.backends = [HeldReplica(tells=tells) for _ in range(replicas)]
-        self.replicas = [Replica(str(i), one, Window(window)) for i, one in enumerate(self.backends)]
+        self.backends = [HeldReplica(reports_tokens=reports_tokens) for _ in range(replicas)]
+        self.replicas = [Replica(str(i), backend, Window(window)) for i, backend in enumerate(self.backends)]
         self.events: list[Event] = []
         self.bounds = bounds or Bounds()
         self.clock = asyncio.get_running_loop().time
         self.pool = Pool("up", self.replicas, "least_tokens", self.events.append, seed=0)
         self.lane = Lane(self.pool, rules, self.events.append, self.clock, lambda: self.bounds)
         for replica, backend in zip(self.replicas, self.backends, strict=True):
-            self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.told)
+            self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.capabilities)
         self._flows = 0
 
     @property
-    def one(self) -> HeldReplica:
+    def replica(self) -> HeldReplica:
         """The first replica."""
         return self.backends[0]
 
     @property
     def attempts(self) -> list[AttemptFinished]:
         """Every attempt that has ended."""
-        return [one for one in self.events if isinstance(one, AttemptFinished)]
+        return [event for event in self.events if isinstance(event, AttemptFinished)]
 
     def call(
         self,
@@ -129,30 +135,31 @@ class Rig:
         tenant: str = "acme",
         within_s: float = 30,
         work: Embed | None = None,
-        **whose: object,
+        **owner_options: object,
     ) -> "asyncio.Task[Reply]":
-        """Submit a call; each is another flow."""
+        """Submit a call of a new flow and return its task."""
         self._flows += 1
-        owner = Owner(tenant, self._flows, **whose)  # type: ignore[arg-type]
-        asked = work or Embed(texts)
-        piece = Slice(0, asked, len(asked.inputs), sum(map(tokens_of, asked.inputs)), sum(map(len, texts)))
+        owner = Owner(tenant, self._flows, **owner_options)  # type: ignore[arg-type]
+        embed = work or Embed(texts)
+        tokens = sum(map(tokens_of, embed.inputs))
+        piece = Slice(0, embed, len(embed.inputs), tokens, sum(map(len, texts)))
         return asyncio.create_task(self._submit(piece, owner, self.clock() + within_s))
 
     async def _submit(self, piece: Slice, owner: Owner, deadline_s: float) -> Reply:
         return (await self.lane.submit(piece, owner, deadline_s)).reply
 
     async def sent(self, *texts: str, to: int = 0) -> SentWork:
-        """Wait until a replica holds a request of these texts."""
-        held = self.backends[to].open
-        await until(lambda: any(one.texts == list(texts) for one in held))
-        return next(one for one in held if one.texts == list(texts))
+        """Wait until a replica holds a request of these texts, and return the request."""
+        pending = self.backends[to].pending
+        await until(lambda: any(request.texts == list(texts) for request in pending))
+        return next(request for request in pending if request.texts == list(texts))
 
     async def queued(self, tokens: int) -> None:
-        """Wait until so much waits in the lane."""
+        """Wait until this many tokens are queued in the lane."""
         await until(lambda: self.lane.queued_tokens == tokens)
 
     async def assert_empty(self) -> None:
-        """Nothing of any call is left, in the lane or at a replica."""
+        """Assert that no call has left state behind in the lane or at a replica."""
         lane = self.lane
         await until(lambda: not lane._attempts)
         assert 0 == len(lane._queue) == lane.queued_tokens
@@ -163,7 +170,7 @@ class Rig:
 
 
 def assert_vectors(reply: Reply, *texts: str) -> None:
-    """Each text got its own vector, and the call its own tokens."""
+    """Assert that a reply holds the vector of each text and the tokens of all of them."""
     assert isinstance(reply, EmbedReply)
     np.testing.assert_array_equal([vector_of(text) for text in texts], reply.vectors)
     assert sum(map(tokens_of, texts)) == reply.tokens

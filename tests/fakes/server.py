@@ -76,7 +76,7 @@ class FakeServer:
             raise ErrorReply(401, {"detail": "Unauthorized"})
 
 
-def shown(vector: np.ndarray[Any, np.dtype[np.float32]], encoding_format: str) -> Any:
+def encode_vector(vector: np.ndarray[Any, np.dtype[np.float32]], encoding_format: str) -> Any:
     """A vector as base64 or as numbers."""
     raw = vector.astype("<f4")
     return base64.b64encode(raw.tobytes()).decode() if encoding_format == "base64" else raw.tolist()

@@ -56,7 +56,7 @@ def _item(given: Any) -> tuple[str, ...]:
     """A text or a pair, as `inputs` of /predict holds them."""
     parts = (given,) if isinstance(given, str) else tuple(given)
     if not 1 <= len(parts) <= 2 or not all(isinstance(one, str) for one in parts):
-        raise Refused(422, "data did not match any variant of untagged enum PredictInput", None)
+        raise TeiError(422, "data did not match any variant of untagged enum PredictInput", None)
     return parts
 
 
@@ -69,7 +69,7 @@ def _predicted(item: tuple[str, ...], id2label: dict[str, str], *, raw: bool) ->
     return sorted(shown, key=lambda one: -one["score"])
 
 
-class Refused(Exception):
+class TeiError(Exception):
     """An answer of another status than 200."""
 
     def __init__(self, status: int, error: str, error_type: str | None) -> None:
@@ -131,7 +131,7 @@ class FakeTei:
         extra: dict[str, str] = {}
         try:
             status, content = await self._answer(scope["path"], headers, body, extra)
-        except Refused as refused:
+        except TeiError as refused:
             status, content = refused.status, refused.body
         raw = [(name.encode(), value.encode()) for name, value in extra.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
@@ -147,7 +147,7 @@ class FakeTei:
         if path == "/metrics":
             return 200, b"te_queue_size 0\n"
         if len(body) > PAYLOAD_LIMIT:
-            raise Refused(413, "length limit exceeded", None)
+            raise TeiError(413, "length limit exceeded", None)
         parsed = json.loads(body)
         texts = parsed.get("inputs", parsed.get("input"))
         if is_canaries(texts):
@@ -166,7 +166,7 @@ class FakeTei:
 
     def _embed(self, body: dict[str, Any]) -> tuple[Any, int]:
         if self._is_splade():
-            raise Refused(424, "Backend error: `normalize` is not available for SPLADE models", "Backend")
+            raise TeiError(424, "Backend error: `normalize` is not available for SPLADE models", "Backend")
         texts = self._checked(body["inputs"], body)
         _not_null(body, "normalize", "truncation_direction")
         return [self._vector(text, body).tolist() for text in texts], self._tokens(texts)
@@ -186,7 +186,7 @@ class FakeTei:
 
     def _rerank(self, body: dict[str, Any]) -> tuple[Any, int]:
         if "reranker" not in self.info["model_type"]:
-            raise Refused(424, "Backend error: model is not a re-ranker model", "Backend")
+            raise TeiError(424, "Backend error: model is not a re-ranker model", "Backend")
         _not_null(body, "raw_scores", "return_text", "truncation_direction")
         texts = self._checked(body["texts"], {"truncate": True}, empty_allowed=True)
         query = body["query"]
@@ -197,7 +197,7 @@ class FakeTei:
     def _predict(self, body: dict[str, Any]) -> tuple[Any, int]:
         labels = next((one.get("id2label") for one in self.info["model_type"].values()), None)
         if not labels:
-            raise Refused(424, "Backend error: model is not a classifier model", "Backend")
+            raise TeiError(424, "Backend error: model is not a classifier model", "Backend")
         _not_null(body, "raw_scores", "truncation_direction")
         batch = isinstance(body["inputs"], list) and all(isinstance(one, list) for one in body["inputs"])
         items = [_item(one) for one in (body["inputs"] if batch else [body["inputs"]])]
@@ -207,7 +207,7 @@ class FakeTei:
 
     def _embed_all(self, body: dict[str, Any]) -> tuple[Any, int]:
         if "embedding" not in self.info["model_type"] or self._is_splade():
-            raise Refused(424, "Backend error: model has no token vectors", "Backend")
+            raise TeiError(424, "Backend error: model has no token vectors", "Backend")
         texts = self._checked(body["inputs"], body)
         return [self._rows(text) for text in texts], self._tokens(texts)
 
@@ -217,7 +217,7 @@ class FakeTei:
 
     def _embed_sparse(self, body: dict[str, Any]) -> tuple[Any, int]:
         if not self._is_splade():
-            raise Refused(
+            raise TeiError(
                 424, "Backend error: model is not an embedding model with SPLADE pooling", "Backend"
             )
         texts = self._checked(body["inputs"], body)
@@ -232,7 +232,7 @@ class FakeTei:
         _not_null(body, "skip_special_tokens")
         lists = body["ids"]
         if not lists or not all(isinstance(one, list) for one in lists):
-            raise Refused(422, "data did not match any variant of untagged enum InputIds", None)
+            raise TeiError(422, "data did not match any variant of untagged enum InputIds", None)
         skipped = SPECIAL_IDS if body.get("skip_special_tokens", True) else set()
         return [" ".join(f"t{id_}" for id_ in ids if id_ not in skipped) for ids in lists], 0
 
@@ -248,7 +248,7 @@ class FakeTei:
         vector = vector_of(self.space + text)
         if body.get("dimensions") is not None:
             if body["dimensions"] > DIMENSIONS:
-                raise Refused(422, "Input validation error: `dimensions` is too large", "Validation")
+                raise TeiError(422, "Input validation error: `dimensions` is too large", "Validation")
             vector = vector[: body["dimensions"]]
             vector = vector / np.linalg.norm(vector)
         return vector if body.get("normalize", True) else vector * 2
@@ -259,15 +259,15 @@ class FakeTei:
     def _checked(self, texts: Any, body: dict[str, Any], *, empty_allowed: bool = False) -> list[str]:
         most = self.info["max_client_batch_size"]
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise Refused(422, "data did not match any variant", None)
+            raise TeiError(422, "data did not match any variant", None)
         if not texts or (not empty_allowed and not all(texts)):
-            raise Refused(400, "Input validation error: `inputs` cannot be empty", "Empty")
+            raise TeiError(400, "Input validation error: `inputs` cannot be empty", "Empty")
         if len(texts) > most:
-            raise Refused(422, f"batch size {len(texts)} > maximum allowed batch size {most}", "Validation")
+            raise TeiError(422, f"batch size {len(texts)} > maximum allowed batch size {most}", "Validation")
         cut = body.get("truncate") is not False
         longest = max(tokens_of(text) for text in texts)
         if not cut and longest > self.info["max_input_length"]:
-            raise Refused(
+            raise TeiError(
                 422,
                 f"Input validation error: `inputs` must have less than {self.info['max_input_length']} "
                 f"tokens. Given: {longest}",
@@ -279,4 +279,4 @@ class FakeTei:
 def _not_null(body: dict[str, Any], *fields: str) -> None:
     for field in fields:
         if field in body and body[field] is None:
-            raise Refused(422, f"{field}: invalid type: null", None)
+            raise TeiError(422, f"{field}: invalid type: null", None)

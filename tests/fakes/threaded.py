@@ -11,7 +11,7 @@ import uvicorn
 
 
 @contextmanager
-def listening(server: Any) -> Iterator[str]:
+def serve_in_thread(server: Any) -> Iterator[str]:
     """Serve an ASGI app; its base URL."""
     config = uvicorn.Config(server, port=0, lifespan="off", log_config=None, access_log=False)
     http = uvicorn.Server(config)

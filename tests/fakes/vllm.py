@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fakes.server import FakeServer, ErrorReply, Route, logit_of, shown, token_rows
+from tests.fakes.server import ErrorReply, FakeServer, Route, encode_vector, logit_of, token_rows
 from tests.fakes.tei import logits_of, tokens_of, vector_of, weights_of
 
 WORD_ID = 1000
@@ -156,7 +156,7 @@ class FakeVllm(FakeServer):
         if self.task == "token_embed" and form != "float":
             raise self._refused(400, "BadRequestError", "token embeddings are float only")
         data = [
-            {"index": i, "object": "embedding", "embedding": shown(row, form)}
+            {"index": i, "object": "embedding", "embedding": encode_vector(row, form)}
             for i, row in enumerate(self._vectors(cut, body))
         ]
         return {"object": "list", "model": self.model, "data": data} | self._usage(cut)

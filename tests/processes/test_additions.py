@@ -15,7 +15,7 @@ import pytest
 
 from gateway.additions.store import ADDED
 from tests.fakes.tei import FakeTei
-from tests.fakes.threaded import listening
+from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import Served, wait_until
 from tests.processes.test_reload import Callers, logged, status
 from tests.processes.test_workers import HELD, Stub
@@ -76,7 +76,7 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     fake, redis = FakeTei(), RedisServer(tmp_path)
-    with listening(fake) as url:
+    with serve_in_thread(fake) as url:
         one = Place(tmp_path, url, fake, redis)
         one.write()
         yield one

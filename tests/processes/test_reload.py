@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.fakes.tei import FakeTei
-from tests.fakes.threaded import listening
+from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.redis_server import RedisServer
 
@@ -65,7 +65,7 @@ class Operator:
 @pytest.fixture
 def urls() -> Iterator[list[str]]:
     with ExitStack() as held:
-        yield [held.enter_context(listening(FakeTei())) for _ in range(2)]
+        yield [held.enter_context(serve_in_thread(FakeTei())) for _ in range(2)]
 
 
 @pytest.fixture

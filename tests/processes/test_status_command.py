@@ -22,7 +22,7 @@ from gateway.cli.status_view import plain
 from gateway.telemetry.snapshot import Snapshot
 from gateway.tenants.keyring import key_digest
 from tests.fakes.tei import FakeTei
-from tests.fakes.threaded import listening
+from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.redis_server import RedisServer
 
@@ -60,7 +60,7 @@ def status(config: Path, *words: str, **variables: str) -> subprocess.CompletedP
 
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[str]:
-    with listening(FakeTei()) as url:
+    with serve_in_thread(FakeTei()) as url:
         yield url
 
 

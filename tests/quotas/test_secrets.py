@@ -17,7 +17,7 @@ import redis
 import uvicorn
 
 from gateway.tenants.keyring import key_digest
-from tests.fakes.hooks import answering
+from tests.fakes.hooks import respond_with
 from tests.fakes.tei import FakeTei
 from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.redis_server import RedisServer
@@ -101,7 +101,7 @@ def calls(gateway: Served, fake: FakeTei) -> dict[str, bytes]:
     with gateway.client() as web:
         web.headers["authorization"] = f"Bearer {caller}"
         for status in (401, 403, 500):
-            fake.hook = answering(status, said)
+            fake.hook = respond_with(status, said)
             replies |= shown(f"upstream {status}", web.post("/embed", json={"inputs": "a text"}))
         fake.hook = None
     return replies

@@ -11,7 +11,7 @@ from gateway.additions.store import ADDED
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.tei import FakeTei
-from tests.fakes.threaded import listening
+from tests.fakes.threaded import serve_in_thread
 from tests.fakes.vllm import FakeVllm
 from tests.quotas.conftest import Commands, Ended
 from tests.quotas.redis_server import RedisServer, free_port
@@ -60,11 +60,11 @@ def servers() -> dict[str, Any]:
 @pytest.fixture
 def urls(servers: dict[str, Any]) -> Iterator[dict[str, str]]:
     with (
-        listening(servers["tei"]) as a,
-        listening(servers["tei_other"]) as b,
-        listening(servers["vllm"]) as c,
-        listening(servers["infinity"]) as d,
-        listening(servers["tei_rerank"]) as e,
+        serve_in_thread(servers["tei"]) as a,
+        serve_in_thread(servers["tei_other"]) as b,
+        serve_in_thread(servers["vllm"]) as c,
+        serve_in_thread(servers["infinity"]) as d,
+        serve_in_thread(servers["tei_rerank"]) as e,
     ):
         yield dict(zip(servers, (a, b, c, d, e), strict=True))
 

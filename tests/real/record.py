@@ -18,7 +18,7 @@ from tests.conftest import remote_backend
 from tests.engine.cross_encoder import make_cross_encoder
 from tests.real.classifier import make_classifier
 from tests.real.outcomes import outcome_of
-from tests.real.servers import HOME, PACKAGES, Server, command, serving
+from tests.real.servers import HOME, PACKAGES, Server, serve_command, serve_model
 from tests.real.works import REFUSALS, WORKS, Task
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -64,7 +64,7 @@ def _shown(content: bytes) -> dict[str, Any]:
         return {"text": "\n".join(lines)}
 
 
-def models(folder: Path) -> dict[Task, Path]:
+def make_models(folder: Path) -> dict[Task, Path]:
     """The checkpoints that are served, below folder: their names are the served ones."""
     from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 
@@ -82,7 +82,7 @@ def models(folder: Path) -> dict[Task, Path]:
     return {"embed": embed, "rerank": rerank, "classify": classify}
 
 
-def spec_of(server: Server, url: str, model: Path) -> ReplicaSpec:
+def replica_spec(server: Server, url: str, model: Path) -> ReplicaSpec:
     """As an operator would configure it: Infinity needs the tokenizer."""
     return ReplicaSpec(url, tokenizer=str(model) if server == "infinity" else None)
 
@@ -90,7 +90,7 @@ def spec_of(server: Server, url: str, model: Path) -> ReplicaSpec:
 async def conversation(server: Server, task: Task, url: str, model: Path) -> dict[str, Any]:
     """Everything, in one file's shape."""
     transport = Recording()
-    backend = remote_backend(server, spec_of(server, url, model), transport)
+    backend = remote_backend(server, replica_spec(server, url, model), transport)
     told = await backend.describe(60.0)
     outcomes = {
         name: await outcome_of(lambda asked: backend.run(asked, 60.0), work)
@@ -100,7 +100,7 @@ async def conversation(server: Server, task: Task, url: str, model: Path) -> dic
     await backend.aclose()
     return {
         "package": PACKAGES[server],
-        "command": " ".join(command(server, Path(model.name), 8000)),
+        "command": " ".join(serve_command(server, Path(model.name), 8000)),
         "torch": version("torch"),
         "described": {
             "model_id": told.model_id,
@@ -132,10 +132,10 @@ def _refusals(server: Server, url: str) -> dict[str, Any]:
 
 def record(server: Server, wanted: str | None = None) -> None:
     """All kinds of model, or one, one after the other."""
-    for task, model in models(HOME / "models").items():
+    for task, model in make_models(HOME / "models").items():
         if wanted not in (None, task):
             continue
-        with serving(server, model) as url:
+        with serve_model(server, model) as url:
             talk = asyncio.run(conversation(server, task, url, model))
         target = GOLDEN / server / f"{model.name}.json"
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -46,8 +46,8 @@ def environment(server: Server) -> Path:
 
 def _pip(target: Path, *arguments: str) -> None:
     python = str(target / "bin" / "python")
-    command = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
-    subprocess.run(command, check=True, cwd=ROOT)
+    serve_command = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    subprocess.run(serve_command, check=True, cwd=ROOT)
 
 
 def _mend_vllm(target: Path) -> None:
@@ -63,7 +63,7 @@ def _mend_vllm(target: Path) -> None:
     (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 
 
-def command(server: Server, model: Path, port: int) -> list[str]:
+def serve_command(server: Server, model: Path, port: int) -> list[str]:
     """The command line that serves a checkpoint under its folder's name."""
     name = model.name
     if server == "infinity":
@@ -75,12 +75,12 @@ def command(server: Server, model: Path, port: int) -> list[str]:
     return [*start, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), *flags]
 
 
-def prepared(
+def prepare_command(
     server: Server, model: Path, port: int, flags: Sequence[str] = ()
 ) -> tuple[list[str], dict[str, str]]:
     """The command in the server's own environment, and the variables that it is to have."""
     binaries = environment(server) / "bin"
-    program, *arguments = [*command(server, model, port), *flags]
+    program, *arguments = [*serve_command(server, model, port), *flags]
     # vLLM looks for tools of its own environment, such as ninja, on the path.
     path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
     variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "PATH": path}
@@ -88,17 +88,17 @@ def prepared(
 
 
 @contextmanager
-def serving(server: Server, model: Path, flags: Sequence[str] = ()) -> Iterator[str]:
+def serve_model(server: Server, model: Path, flags: Sequence[str] = ()) -> Iterator[str]:
     """A server that is up, as its base URL; it and its children have ended when the block has."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
-    start, variables = prepared(server, model, port, flags)
-    with running(start, variables, f"{url}/health", HOME / f"{server}-{port}.log"):
+    start, variables = prepare_command(server, model, port, flags)
+    with run_server(start, variables, f"{url}/health", HOME / f"{server}-{port}.log"):
         yield url
 
 
 @contextmanager
-def running(start: Sequence[str], variables: Mapping[str, str], health: str, log: Path) -> Iterator[int]:
+def run_server(start: Sequence[str], variables: Mapping[str, str], health: str, log: Path) -> Iterator[int]:
     """A server that answers at this URL, as its process id, for as long as the block lasts.
 
     Raises: RuntimeError, with the end of its log.

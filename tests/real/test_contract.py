@@ -27,8 +27,8 @@ from backends.torch.loader import load
 from tests.engine.cross_encoder import labelled_pairs
 from tests.engine.texts import real_texts
 from tests.real.outcomes import outcome_of
-from tests.real.record import models, spec_of
-from tests.real.servers import HOME, Server, serving
+from tests.real.record import make_models, replica_spec
+from tests.real.servers import HOME, Server, serve_model
 from tests.real.works import WORKS, Task
 
 # A server is started inside the first test that asks for it.
@@ -69,7 +69,7 @@ class Running:
     @asynccontextmanager
     async def joined(self) -> AsyncIterator[tuple[Backend, Capabilities]]:
         """Its backend as the gateway opens it, and what it has learnt."""
-        backend = open_replica(self.server, spec_of(self.server, self.url, self.model))
+        backend = open_replica(self.server, replica_spec(self.server, self.url, self.model))
         try:
             yield backend, await backend.describe(60.0)
         finally:
@@ -78,8 +78,8 @@ class Running:
 
 def started(server: Server, task: Task) -> Iterator[Running]:
     """One server of one model."""
-    model = models(HOME / "models")[task]
-    with serving(server, model) as url:
+    model = make_models(HOME / "models")[task]
+    with serve_model(server, model) as url:
         yield Running(server, task, url, model)
 
 

@@ -11,8 +11,8 @@ import pytest
 from backends.contract import Vectors
 from tests.engine.cross_encoder import labelled_pairs
 from tests.processes.conftest import Served
-from tests.real.record import models
-from tests.real.servers import HOME, serving
+from tests.real.record import make_models
+from tests.real.servers import HOME, serve_model
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -78,9 +78,9 @@ DIALECTS: dict[str, RerankCall] = {
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A client of a gateway in front of the built-in engine, a real Infinity and a real vLLM."""
-    model = models(HOME / "models")["rerank"]
+    model = make_models(HOME / "models")["rerank"]
     config = tmp_path_factory.mktemp("gateway") / "router.yaml"
-    with serving("infinity", model) as infinity, serving("vllm", model) as vllm:
+    with serve_model("infinity", model) as infinity, serve_model("vllm", model) as vllm:
         config.write_text(CONFIG.format(model=model, infinity=infinity, vllm=vllm))
         served = Served(config)
         try:

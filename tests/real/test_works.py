@@ -20,8 +20,8 @@ from backends.contract import (
 from backends.errors import UnsupportedWork
 from backends.registry import open_replica
 from tests.real.classifier import LABELS, logits_by_transformers
-from tests.real.record import models, spec_of
-from tests.real.servers import HOME, Server, serving
+from tests.real.record import make_models, replica_spec
+from tests.real.servers import HOME, Server, serve_model
 from tests.real.works import LONG, PAIRS, TEXTS, Task
 
 # A server is started inside the first test that asks for it.
@@ -43,7 +43,7 @@ class Running:
     @asynccontextmanager
     async def joined(self) -> AsyncIterator[tuple[Backend, Capabilities]]:
         """Its backend as the gateway opens it, and what it has learnt."""
-        backend = open_replica(self.server, spec_of(self.server, self.url, self.model))
+        backend = open_replica(self.server, replica_spec(self.server, self.url, self.model))
         try:
             yield backend, await backend.describe(60.0)
         finally:
@@ -52,8 +52,8 @@ class Running:
 
 def started(server: Server, task: Task) -> Iterator[Running]:
     """One server of one model."""
-    model = models(HOME / "models")[task]
-    with serving(server, model) as url:
+    model = make_models(HOME / "models")[task]
+    with serve_model(server, model) as url:
         yield Running(server, url, model)
 
 
