@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from backends.vectors import sigmoid
-from gateway.api.dialects.vllm_options import VllmOptions, check_options, truncate_of
+from gateway.api.wire.vllm_options import VllmOptions, check_options, truncate_of
 from gateway.errors import InvalidInput
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import LABELS

@@ -13,8 +13,8 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from backends.contract import Embed, EmbedReply, Operation
-from gateway.api.dialects.inputs import Inputs, read_texts
-from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
+from gateway.api.wire.inputs import Inputs, read_texts
+from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EmbeddingType, EncodingFormat, json_bytes, vector_items
 from gateway.api.server.error_bodies import documented

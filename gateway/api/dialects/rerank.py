@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from backends.contract import Operation, Rerank, RerankReply
 from backends.texts import token_upper_bound
 from gateway.api.dialects import tei
-from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
+from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.error_bodies import documented

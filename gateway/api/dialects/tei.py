@@ -27,7 +27,7 @@ from backends.contract import (
     Truncate,
 )
 from gateway import __version__
-from gateway.api.dialects.inputs import Inputs, read_texts
+from gateway.api.wire.inputs import Inputs, read_texts
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.error_bodies import documented

@@ -10,7 +10,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from backends.contract import Encode, EncodeReply, Operation, Output, TermWeights
-from gateway.api.dialects.inputs import Inputs, read_texts
+from gateway.api.wire.inputs import Inputs, read_texts
 from gateway.api.dialects.tei import Direction, compute_headers, side_of
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes

@@ -13,7 +13,7 @@ from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Detokenize, DetokenizeReply, Token, Tokenize, TokenizeReply
-from gateway.api.dialects.inputs import check_ids
+from gateway.api.wire.inputs import check_ids
 from gateway.api.server.body import ModelName
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.request_context import RequestContext

@@ -30,10 +30,10 @@ from backends.contract import (
     Score,
     Vectors,
 )
-from backends.vectors import shape_vectors
-from gateway.api.dialects.inputs import Inputs, read_texts
+from backends.vectors import shaped
+from gateway.api.wire.inputs import Inputs, read_texts
 from gateway.api.dialects.tei_outputs import check_token_vectors
-from gateway.api.dialects.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
+from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EncodingFormat, json_bytes
 from gateway.api.server.error_bodies import documented

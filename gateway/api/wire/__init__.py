@@ -1,0 +1,1 @@
+"""Parts of wire formats that several dialects share."""
