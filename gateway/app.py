@@ -37,6 +37,7 @@ from gateway.api.dialects import (
     tei_predict,
     tokenize,
     vllm,
+    vllm_pooling,
 )
 from gateway.api.operators import added_models, admin, probes, status, ui
 from gateway.api.operators.added_models import Adding, AdditionsApi
@@ -94,6 +95,7 @@ HANDLERS = [
         tokenize,
         tei_default,
         vllm,
+        vllm_pooling,
         infinity,
         rerank,
         cohere,

@@ -11,15 +11,14 @@ from gateway.api.dialects import (
     openai,
     rerank,
     sie,
-    tei,
     tei_default,
-    tei_outputs,
-    tei_predict,
     tokenize,
     vllm,
+    vllm_pooling,
 )
 from gateway.api.operators import admin
 from gateway.api.server.paths import KNOWN
+from gateway.api.wire import tei_bodies, tei_predictions
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
 
@@ -28,30 +27,30 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": admin.KeyRequest,
     "/v1/embeddings": openai.EmbeddingsRequest,
     "/embeddings": openai.EmbeddingsRequest,
-    "/embed": tei.EmbedRequest,
+    "/embed": tei_bodies.EmbedRequest,
     "/rerank": rerank.EitherRerankRequest,
     "/v1/rerank": rerank.RerankRequest,
     "/v2/rerank": rerank.RerankRequest,
     "/v1/embed": cohere.EmbedV1Request,
     "/v2/embed": cohere.EmbedV2Request,
-    "/v1/encode/{name}": sie.EncodeRequest,
-    "/v1/score/{name}": sie.ScoreRequest,
-    "/similarity": tei.SimilarityRequest,
+    "/v1/encode/{name}": sie.SieEncodeRequest,
+    "/v1/score/{name}": sie.SieScoreRequest,
+    "/similarity": tei_bodies.SimilarityRequest,
     "/tokenize": tokenize.TokenizeRequest,
     "/decode": tokenize.DecodeRequest,
     "/detokenize": tokenize.DetokenizeRequest,
-    "/embed_all": tei_outputs.EncodeRequest,
-    "/embed_sparse": tei_outputs.EncodeRequest,
-    "/predict": tei_predict.PredictRequest,
+    "/embed_all": tei_bodies.TeiEncodeRequest,
+    "/embed_sparse": tei_bodies.TeiEncodeRequest,
+    "/predict": tei_predictions.PredictRequest,
     "/": tei_default.DefaultRequest,
     "": tei_default.DefaultRequest,
-    "/score": vllm.ScoreRequest,
-    "/v1/score": vllm.ScoreRequest,
-    "/classify": vllm.ClassifyRequest,
-    "/pooling": vllm.PoolingRequest,
-    "/infinity/embeddings": infinity.EmbeddingsRequest,
-    "/infinity/rerank": infinity.RerankRequest,
-    "/infinity/classify": infinity.ClassifyRequest,
+    "/score": vllm.VllmScoreRequest,
+    "/v1/score": vllm.VllmScoreRequest,
+    "/classify": vllm.VllmClassifyRequest,
+    "/pooling": vllm_pooling.PoolingRequest,
+    "/infinity/embeddings": infinity.InfinityEmbeddingsRequest,
+    "/infinity/rerank": infinity.InfinityRerankRequest,
+    "/infinity/classify": infinity.InfinityClassifyRequest,
 }
 
 

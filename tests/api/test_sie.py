@@ -10,9 +10,9 @@ import pytest
 from backends.contract import EmbedReply, Encode, EncodeReply, Output, TermWeights
 from gateway.api.dialects.sie import (
     EncodeParams,
-    EncodeRequest,
-    Item,
     OutputDtype,
+    SieEncodeRequest,
+    SieItem,
     decode_encode,
     encode_items,
 )
@@ -162,7 +162,7 @@ async def test_what_cannot_be_done_has_a_code_and_a_message(
 
 def test_several_kinds_of_output_are_asked_for_in_one_call() -> None:
     nobody: Any = None
-    data = EncodeRequest(items=[Item(text="a")], params=EncodeParams(output_types=["sparse", "dense"]))
+    data = SieEncodeRequest(items=[SieItem(text="a")], params=EncodeParams(output_types=["sparse", "dense"]))
 
     work = decode_encode(data, "bge", Api(nobody, nobody, 10)).work
     assert Encode(("a",), frozenset({Output.SPARSE, Output.DENSE})) == work

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from backends.contract import Classify, Embed, EmbedReply, Rerank, RerankReply, Score, Truncate
-from gateway.api.dialects import cohere, infinity, openai, rerank, sie, tei, vllm
-from gateway.api.dialects import tei_predict as predict
+from gateway.api.dialects import cohere, infinity, openai, rerank, sie, vllm, vllm_pooling
 from gateway.api.server.encoding import json_bytes, msgpack_bytes
 from gateway.api.server.responses import Api
+from gateway.api.wire import tei_bodies, tei_predictions
 from gateway.calls import Call
 
 many = settings(max_examples=100, deadline=None)
@@ -60,7 +60,9 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
 
     assert call == now(openai.decode_embeddings(jina, "m", NOBODY, API))
     if role is None:
-        other = decoded({"input": texts, "model": "m", "dimensions": dimensions}, infinity.EmbeddingsRequest)
+        other = decoded(
+            {"input": texts, "model": "m", "dimensions": dimensions}, infinity.InfinityEmbeddingsRequest
+        )
         assert call == infinity.decode_embeddings(other, API)
     if role is not None:
         v2 = decoded({**plain, "input_type": types[role]}, cohere.EmbedV2Request)
@@ -68,7 +70,7 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
     if dimensions is None:
         items = [{"text": one} for one in texts]
         options = {"is_query": None if role is None else role == "query"}
-        body = decoded({"items": items, "params": {"options": options}}, sie.EncodeRequest)
+        body = decoded({"items": items, "params": {"options": options}}, sie.SieEncodeRequest)
         v1 = decoded({"texts": texts, "input_type": types[role]}, cohere.EmbedV1Request)
         assert call == sie.decode_encode(body, "m", API)
         assert call == cohere.decode_embed(v1, texts, "m", API)
@@ -85,7 +87,7 @@ def test_truncation_is_the_same_wish_in_teis_and_coheres_words(
     v2 = decoded({"texts": texts, "input_type": "clustering", "truncate": words}, cohere.EmbedV2Request)
 
     call = cohere.decode_embed(v2, texts, "m", API)
-    of_tei = now(tei.decode_embed(decoded(body, tei.EmbedRequest), "m", NOBODY, API))
+    of_tei = now(tei_bodies.decode_embed(decoded(body, tei_bodies.EmbedRequest), "m", NOBODY, API))
     assert (of_tei.truncate, of_tei.side) == (call.truncate, call.side) == cut
 
 
@@ -95,12 +97,16 @@ def test_a_rerank_is_the_same_call_in_every_dialect(query: str, texts: list[str]
     call = Call(Rerank(query, tuple(texts)), "m")
     documents = [{"text": one} if i % 2 else one for i, one in enumerate(texts)]
     data = decoded({"query": query, "documents": documents, "top_n": 1}, rerank.RerankRequest)
-    items = decoded({"query": {"text": query}, "items": [{"text": one} for one in texts]}, sie.ScoreRequest)
+    items = decoded(
+        {"query": {"text": query}, "items": [{"text": one} for one in texts]}, sie.SieScoreRequest
+    )
 
     assert call == rerank.decode_documents(data, data.documents, "m", API)
-    assert call == tei.decode_rerank(decoded({"query": query, "texts": texts}, tei.RerankRequest), "m", API)
+    assert call == tei_bodies.decode_rerank(
+        decoded({"query": query, "texts": texts}, tei_bodies.TeiRerankRequest), "m", API
+    )
     assert call == sie.decode_score(items, "m", API)
-    plain = decoded({"query": query, "documents": texts, "model": "m"}, infinity.RerankRequest)
+    plain = decoded({"query": query, "documents": texts, "model": "m"}, infinity.InfinityRerankRequest)
     assert call == infinity.decode_rerank(plain, API)
 
 
@@ -121,14 +127,14 @@ UNTOLD: Any = Told()
 @given(TEXTS)
 def test_a_classification_is_the_same_call_in_every_dialect(texts: list[str]) -> None:
     call = Call(Classify(tuple(texts)), "m")
-    batch = decoded({"inputs": [[one] for one in texts]}, predict.PredictRequest)
-    of_vllm = decoded({"input": texts, "model": "m"}, vllm.ClassifyRequest)
-    pooled = decoded({"input": texts, "task": "classify"}, vllm.PoolingRequest)
-    of_infinity = decoded({"input": texts, "model": "m"}, infinity.ClassifyRequest)
+    batch = decoded({"inputs": [[one] for one in texts]}, tei_predictions.PredictRequest)
+    of_vllm = decoded({"input": texts, "model": "m"}, vllm.VllmClassifyRequest)
+    pooled = decoded({"input": texts, "task": "classify"}, vllm_pooling.PoolingRequest)
+    of_infinity = decoded({"input": texts, "model": "m"}, infinity.InfinityClassifyRequest)
 
-    assert call == predict.decode_predict(predict.items_of(batch.inputs)[0], batch, "m", UNTOLD)
+    assert call == tei_predictions.decode_predict(batch, "m", UNTOLD)
     assert call == now(vllm.decode_classify(of_vllm, None, NOBODY, UNTOLD))
-    assert call == now(vllm.decode_pooling(pooled, "m", NOBODY, UNTOLD))
+    assert call == now(vllm_pooling.decode_pooling(pooled, "m", NOBODY, UNTOLD))
     assert call == infinity.decode_classify(of_infinity, API)
 
 
@@ -143,17 +149,17 @@ def test_pairs_are_the_same_call_by_every_name_and_in_every_shape(query: str, te
         {"data_1": [query] * len(texts), "data_2": texts},
         {"text_1": query, "text_2": parts},
     ):
-        assert call == vllm.decode_score(decoded(body, vllm.ScoreRequest), "m", UNTOLD)
+        assert call == vllm.decode_score(decoded(body, vllm.VllmScoreRequest), "m", UNTOLD)
 
 
 @many
 @given(TEXTS)
 def test_pooling_for_vectors_is_an_embedding(texts: list[str]) -> None:
-    body = decoded({"input": texts, "task": "embed"}, vllm.PoolingRequest)
-    raw = decoded({"input": texts, "use_activation": False}, vllm.PoolingRequest)
+    body = decoded({"input": texts, "task": "embed"}, vllm_pooling.PoolingRequest)
+    raw = decoded({"input": texts, "use_activation": False}, vllm_pooling.PoolingRequest)
 
-    assert Call(Embed(tuple(texts)), "m") == now(vllm.decode_pooling(body, "m", NOBODY, UNTOLD))
-    told = now(vllm.decode_pooling(raw, "m", NOBODY, UNTOLD))
+    assert Call(Embed(tuple(texts)), "m") == now(vllm_pooling.decode_pooling(body, "m", NOBODY, UNTOLD))
+    told = now(vllm_pooling.decode_pooling(raw, "m", NOBODY, UNTOLD))
     assert Call(Embed(tuple(texts), normalize=False), "m") == told
 
 
@@ -166,9 +172,9 @@ def test_vectors_are_read_back_the_same_from_every_dialect(vectors: np.ndarray) 
     kinds = msgspec.json.decode(json_bytes(cohere.encode_by_type(reply, ["float", "base64"])))
     ids = [None] * len(vectors)
     items = msgspec.json.decode(json_bytes(sie.encode_items(reply, ids, "float32")))
-    rows = vllm.pooled_rows(reply, raw=False)
-    pooled = msgspec.json.decode(json_bytes(vllm.pooling_items(rows, "float")))
-    pooled64 = msgspec.json.decode(json_bytes(vllm.pooling_items(rows, "base64")))
+    rows = vllm_pooling.pooled_rows(reply, raw=False)
+    pooled = msgspec.json.decode(json_bytes(vllm_pooling.pooling_items(rows, "float")))
+    pooled64 = msgspec.json.decode(json_bytes(vllm_pooling.pooling_items(rows, "base64")))
     arrays = msgspec.msgpack.decode(msgpack_bytes(sie.encode_items(reply, ids, "float32")))
 
     for read in (
@@ -190,8 +196,8 @@ def test_scores_are_read_back_the_same_best_first_and_ties_in_order(
     scores: np.ndarray, top_n: int | None
 ) -> None:
     reply = RerankReply(scores, 7)
-    ranks = rerank.ranked(reply, top_n)
-    items = sie.encode_scores(reply, [None] * len(scores))
+    ranks = rerank.rank_documents(reply, top_n)
+    items = sie.score_items(reply, [None] * len(scores))
 
     assert (min(top_n or len(scores), len(scores))) == len(ranks)
     assert [float(scores[one["index"]]) for one in ranks] == [float(one["relevance_score"]) for one in ranks]
@@ -209,5 +215,5 @@ def test_sies_bodies_say_the_same_in_json_and_msgpack(packs: bool, texts: list[s
     body = {"items": [{"id": f"{i}", "text": one} for i, one in enumerate(texts)]}
     codec = msgspec.msgpack if packs else msgspec.json
 
-    read = codec.decode(codec.encode(body), type=sie.EncodeRequest)
+    read = codec.decode(codec.encode(body), type=sie.SieEncodeRequest)
     assert Call(Embed(tuple(texts)), "m") == sie.decode_encode(read, "m", API)

@@ -1,4 +1,4 @@
-"""Cohere: POST /v2/embed and /v1/embed. Rerank is in `rerank.py`.
+"""Cohere: POST /v2/embed and /v1/embed. Its rerank endpoints are in `rerank.py`.
 
 Source: cohere-python 7.0.9, types `EmbedByTypeResponse` and `EmbedFloatsResponse`.
 """
@@ -12,12 +12,12 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from backends.contract import Embed, EmbedReply, Truncate
-from gateway.api.dialects.openai import Dimensions
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EmbeddingType, json_bytes, vector_items
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.wire.inputs import Dimensions
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.prompts import Role
@@ -35,21 +35,24 @@ TruncateSide = Literal["NONE", "START", "END"]
 SIDE_OF: dict[TruncateSide, Truncate] = {"START": Truncate.LEFT, "END": Truncate.RIGHT}
 
 
-class Content(msgspec.Struct):
-    """One part of an input; of type text, because images are refused."""
+class CohereInputPart(msgspec.Struct):
+    """One part of an input. Its type is text, because images are refused."""
 
     type: str
     text: str | None = None
 
 
-class Input(msgspec.Struct):
-    """An input in parts; here it is one text."""
+class CohereInput(msgspec.Struct):
+    """An input in parts. The gateway takes exactly one text part."""
 
-    content: list[Content]
+    content: list[CohereInputPart]
 
 
 class EmbedV1Request(msgspec.Struct, kw_only=True):
-    """Without embedding_types the reply is plain vectors. images are refused."""
+    """Body of /v1/embed.
+
+    Without embedding_types the reply holds plain vectors. images are refused.
+    """
 
     texts: list[str] | None = None
     model: ModelName | None = None
@@ -60,21 +63,21 @@ class EmbedV1Request(msgspec.Struct, kw_only=True):
 
 
 class EmbedV2Request(EmbedV1Request, kw_only=True):
-    """Texts, or inputs of one text part each.
+    """Body of /v2/embed: texts, or inputs of one text part each.
 
-    priority: 0, Cohere's highest and default, is interactive, any other is bulk. images and max_tokens are
-    refused.
+    priority: 0, Cohere's highest and default, is interactive; any other value is bulk. images and max_tokens
+    are refused.
     """
 
     input_type: InputType
-    inputs: list[Input] | None = None
+    inputs: list[CohereInput] | None = None
     output_dimension: Dimensions | None = None
     max_tokens: int | None = None
     priority: int | None = None
 
 
 class Embeddings(msgspec.Struct, omit_defaults=True):
-    """What was asked for, one row for each input; how bits are packed is in docs/dialects.md."""
+    """The requested types, with one row for each input. docs/dialects.md describes how bits are packed."""
 
     float_: list[list[float]] | None = msgspec.field(default=None, name="float")
     int8: list[list[int]] | None = None
@@ -85,14 +88,17 @@ class Embeddings(msgspec.Struct, omit_defaults=True):
 
 
 class EmbedMeta(msgspec.Struct):
-    """api_version {version}; billed_units {input_tokens}: after truncation, specials and prompt included."""
+    """Metadata of a reply: api_version {version} and billed_units {input_tokens}.
+
+    Tokens are counted after truncation, with special tokens and the prompt.
+    """
 
     api_version: dict[str, str]
     billed_units: dict[str, int]
 
 
 class EmbedByTypeResponse(msgspec.Struct, omit_defaults=True):
-    """texts: as they were sent; left out where `inputs` were."""
+    """Vectors by type. texts: as they were sent; absent if the request had `inputs`."""
 
     id: str
     embeddings: Embeddings
@@ -102,7 +108,7 @@ class EmbedByTypeResponse(msgspec.Struct, omit_defaults=True):
 
 
 class EmbedFloatsResponse(msgspec.Struct):
-    """Plain vectors, of a first-version call that asks for no type."""
+    """Plain vectors, for a /v1/embed request without types."""
 
     id: str
     embeddings: list[list[float]]
@@ -111,12 +117,15 @@ class EmbedFloatsResponse(msgspec.Struct):
     response_type: str = "embeddings_floats"
 
 
-# Litestar's annotation of a response knows no unions.
+# Litestar's annotation of a response does not accept unions.
 EITHER_RESPONSE: Any = EmbedFloatsResponse | EmbedByTypeResponse
 
 
 def decode_embed(data: EmbedV1Request, texts: list[str], name: str | None, api: Api) -> Call:
-    """Raises: EmptyInput, InvalidInput."""
+    """Decode a body of either version, whose texts are read already. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput.
+    """
     if data.images is not None or data.input_type == "image":
         raise InvalidInput("images are not supported", param="images")
     if data.embedding_types == []:
@@ -132,30 +141,33 @@ def decode_embed(data: EmbedV1Request, texts: list[str], name: str | None, api: 
 
 
 def texts_of(data: EmbedV2Request) -> list[str]:
-    """Raises: InvalidInput."""
+    """Return the texts of a /v2/embed body.
+
+    Raises: InvalidInput.
+    """
     if (data.texts is None) is (data.inputs is None):
         raise InvalidInput("send `texts` or `inputs`, one of them", param="texts")
     if data.inputs is not None:
-        return [_text_of(one, index) for index, one in enumerate(data.inputs)]
+        return [_text_of(item, index) for index, item in enumerate(data.inputs)]
     return data.texts or []
 
 
-def _text_of(given: Input, index: int) -> str:
-    """Raises: InvalidInput."""
-    if len(given.content) == 1 and given.content[0].text is not None and given.content[0].type == "text":
-        return given.content[0].text
+def _text_of(item: CohereInput, index: int) -> str:
+    parts = item.content
+    if len(parts) == 1 and parts[0].text is not None and parts[0].type == "text":
+        return parts[0].text
     raise InvalidInput(
         f"`inputs` {index} is not one part of type text, which is what is taken", param="inputs"
     )
 
 
 def encode_by_type(reply: EmbedReply, kinds: list[EmbeddingType]) -> dict[str, Any]:
-    """Rows of each kind that was asked for, each once."""
+    """Return the rows of each requested type, by type."""
     return {kind: vector_items(reply.vectors, kind) for kind in kinds}
 
 
 def meta_of(reply: EmbedReply, version: str) -> dict[str, Any]:
-    """Cohere's account of a call."""
+    """Return Cohere's metadata of a reply."""
     return {"api_version": {"version": version}, "billed_units": {"input_tokens": reply.tokens}}
 
 
@@ -163,7 +175,7 @@ def meta_of(reply: EmbedReply, version: str) -> dict[str, Any]:
     ["/v2/embed", "/models/{name:str}/v2/embed"],
     status_code=200,
     opt=DIRECT,
-    responses={200: ResponseSpec(EmbedByTypeResponse, description="Vectors of each type that was asked for")}
+    responses={200: ResponseSpec(EmbedByTypeResponse, description="Vectors of each requested type")}
     | FAILURES,
     tags=["Cohere and Jina"],
 )
@@ -173,7 +185,10 @@ async def embed_v2(
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Turn texts into vectors."""
+    """Turn texts into vectors.
+
+    Send `texts`, or `inputs` of one text part each. Returns the vectors in each type of `embedding_types`.
+    """
     if data.max_tokens is not None:
         raise InvalidInput("`max_tokens` is not supported: cut texts before", param="max_tokens")
     images = data.images is not None
@@ -199,7 +214,7 @@ async def embed_v2(
     responses={
         200: ResponseSpec(
             EITHER_RESPONSE,
-            description="Plain vectors, or vectors of each type that was asked for",
+            description="Plain vectors, or vectors of each requested type",
         )
     }
     | FAILURES,
@@ -211,7 +226,10 @@ async def embed_v1(
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Turn texts into vectors, as Cohere's first version did."""
+    """Turn texts into vectors, with Cohere's first version of the API.
+
+    Returns plain vectors, or the vectors in each type of `embedding_types` if the request names any.
+    """
     served = await api.serve(context, decode_embed(data, data.texts or [], name, api))
     reply: EmbedReply = expect_reply(served.reply, EmbedReply)
     kinds = data.embedding_types

@@ -1,4 +1,6 @@
-"""Infinity: embeddings, rerank, classify, models and health below /infinity, which a client's base URL gets.
+"""Infinity: embeddings, rerank, classify, models and health, below /infinity.
+
+A client appends /infinity to its base URL.
 
 Source: michaelfeil/infinity 0.0.77, fastapi_schemas/pymodels.py.
 """
@@ -25,28 +27,29 @@ from gateway.errors import EmptyInput, InvalidInput
 from gateway.serve import Served
 
 FAILURES = documented("infinity")
-# What its clients send where they name no model.
+# The value of `model` that its clients send by default.
 ANY_MODEL = "default/not-specified"
-# INFINITY_QUEUE_SIZE's default: what `queue_fraction` is of.
+# Default of INFINITY_QUEUE_SIZE, the denominator of `queue_fraction`.
 QUEUE_SIZE = 32_000
 CREATED = 1_700_000_000
 
-Dimensions = Annotated[int, msgspec.Meta(ge=0, le=65536)]
+# Unlike in the other dialects, 0 is allowed and means all dimensions.
+DimensionsOrAll = Annotated[int, msgspec.Meta(ge=0, le=65536)]
 
 
-class EmbeddingsRequest(msgspec.Struct):
-    """input: one text or a list. dimensions: 0 is all of them."""
+class InfinityEmbeddingsRequest(msgspec.Struct):
+    """Body of /infinity/embeddings. input: one text or a list. dimensions: 0 means all."""
 
     input: str | list[str]
     model: ModelName = ANY_MODEL
     encoding_format: EncodingFormat = "float"
     user: str | None = None
-    dimensions: Dimensions = 0
+    dimensions: DimensionsOrAll = 0
     modality: Literal["text", "image", "audio"] = "text"
 
 
-class RerankRequest(msgspec.Struct):
-    """documents are texts; raw_scores asks for logits."""
+class InfinityRerankRequest(msgspec.Struct):
+    """Body of /infinity/rerank. raw_scores: return logits."""
 
     query: str
     documents: list[str]
@@ -56,22 +59,22 @@ class RerankRequest(msgspec.Struct):
     top_n: Annotated[int, msgspec.Meta(gt=0)] | None = None
 
 
-class ClassifyRequest(msgspec.Struct):
-    """Texts, in a list."""
+class InfinityClassifyRequest(msgspec.Struct):
+    """Body of /infinity/classify. raw_scores: return logits."""
 
     input: list[str]
     model: ModelName = ANY_MODEL
     raw_scores: bool = False
 
 
-class Usage(msgspec.Struct):
-    """Tokens of the model, where Infinity itself counts characters."""
+class InfinityUsage(msgspec.Struct):
+    """Tokens of the model. Infinity itself counts characters."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class Item(msgspec.Struct):
+class InfinityEmbedding(msgspec.Struct):
     """One vector."""
 
     index: int
@@ -79,56 +82,56 @@ class Item(msgspec.Struct):
     object: str = "embedding"
 
 
-class Rank(msgspec.Struct):
-    """One document; its text where it was asked for."""
+class InfinityRank(msgspec.Struct):
+    """Score of one document. document: its text, only with `return_documents`."""
 
     relevance_score: float
     index: int
     document: str | None = None
 
 
-class Label(msgspec.Struct):
-    """One label and how well it fits."""
+class InfinityLabel(msgspec.Struct):
+    """One label and its score."""
 
     score: float
     label: str
 
 
-class EmbeddingsResponse(msgspec.Struct):
-    """In the order of the inputs."""
+class InfinityEmbeddingsResponse(msgspec.Struct):
+    """Vectors, in the order of the inputs."""
 
-    data: list[Item]
+    data: list[InfinityEmbedding]
     model: str
-    usage: Usage
+    usage: InfinityUsage
     id: str
     created: int
     object: str = "list"
 
 
-class RerankResponse(msgspec.Struct):
-    """Best first."""
+class InfinityRerankResponse(msgspec.Struct):
+    """Documents, best first."""
 
-    results: list[Rank]
+    results: list[InfinityRank]
     model: str
-    usage: Usage
+    usage: InfinityUsage
     id: str
     created: int
     object: str = "rerank"
 
 
-class ClassifyResponse(msgspec.Struct):
-    """In the order of the inputs, the labels of each best first."""
+class InfinityClassifyResponse(msgspec.Struct):
+    """The labels of each input, best first, in the order of the inputs."""
 
-    data: list[list[Label]]
+    data: list[list[InfinityLabel]]
     model: str
-    usage: Usage
+    usage: InfinityUsage
     id: str
     created: int
     object: str = "classify"
 
 
-class Stats(msgspec.Struct):
-    """How much waits in front of a model."""
+class InfinityQueueStats(msgspec.Struct):
+    """Queue in front of a model."""
 
     queue_fraction: float
     queue_absolute: int
@@ -136,11 +139,11 @@ class Stats(msgspec.Struct):
     batch_size: int
 
 
-class ModelItem(msgspec.Struct):
-    """One model and what it can do, in Infinity's words."""
+class InfinityModel(msgspec.Struct):
+    """One model, with its operations under Infinity's names."""
 
     id: str
-    stats: Stats
+    stats: InfinityQueueStats
     backend: str
     capabilities: list[str]
     created: int = CREATED
@@ -148,48 +151,57 @@ class ModelItem(msgspec.Struct):
     owned_by: str = "infinity"
 
 
-class ModelList(msgspec.Struct):
-    """All models that the key may use."""
+class InfinityModelList(msgspec.Struct):
+    """The models that the key may use."""
 
-    data: list[ModelItem]
+    data: list[InfinityModel]
     object: str = "list"
 
 
-class Health(msgspec.Struct):
-    """The time, in seconds since 1970."""
+class InfinityHealth(msgspec.Struct):
+    """Liveness of the process. unix: the time in seconds since 1970."""
 
     unix: float
 
 
-def named(model: str) -> str | None:
-    """The model that is asked for, if one is."""
+def model_of(model: str) -> str | None:
+    """Return the model that the body names, or None for the default."""
     return None if model == ANY_MODEL else model
 
 
-def decode_embeddings(data: EmbeddingsRequest, api: Api) -> Call:
-    """Raises: EmptyInput, InvalidInput."""
+def decode_embeddings(data: InfinityEmbeddingsRequest, api: Api) -> Call:
+    """Decode a body of /infinity/embeddings.
+
+    Raises: EmptyInput, InvalidInput.
+    """
     if data.modality != "text":
         raise InvalidInput(f"`modality` {data.modality} is not supported; only text is", param="modality")
     work = Embed(api.whole_texts(data.input, "input"), dimensions=data.dimensions or None)
-    return Call(work, named(data.model))
+    return Call(work, model_of(data.model))
 
 
-def decode_rerank(data: RerankRequest, api: Api) -> Call:
-    """Raises: EmptyInput, InvalidInput."""
+def decode_rerank(data: InfinityRerankRequest, api: Api) -> Call:
+    """Decode a body of /infinity/rerank.
+
+    Raises: EmptyInput, InvalidInput.
+    """
     if not data.query:
         raise EmptyInput("`query` is an empty string", param="query")
     work = Rerank(data.query, api.texts(data.documents, "documents"), raw_scores=data.raw_scores)
-    return Call(work, named(data.model))
+    return Call(work, model_of(data.model))
 
 
-def decode_classify(data: ClassifyRequest, api: Api) -> Call:
-    """Raises: EmptyInput, InvalidInput."""
+def decode_classify(data: InfinityClassifyRequest, api: Api) -> Call:
+    """Decode a body of /infinity/classify.
+
+    Raises: EmptyInput, InvalidInput.
+    """
     work = Classify(api.whole_texts(data.input, "input"), raw_scores=data.raw_scores)
-    return Call(work, named(data.model))
+    return Call(work, model_of(data.model))
 
 
-def encode_listed(kind: str, items: dict[str, Any], served: Served) -> bytes:
-    """The body around the items of a reply."""
+def encode_reply(kind: str, items: dict[str, Any], served: Served) -> bytes:
+    """Encode a reply. kind: its `object`. items: the field that holds its items."""
     tokens = served.reply.tokens
     tail = {
         "model": served.route.model,
@@ -200,8 +212,8 @@ def encode_listed(kind: str, items: dict[str, Any], served: Served) -> bytes:
     return json_bytes({"object": kind} | items | tail)
 
 
-def encode_ranks(reply: RerankReply, data: RerankRequest) -> list[dict[str, Any]]:
-    """Best first, as many as were asked for."""
+def rank_items(reply: RerankReply, data: InfinityRerankRequest) -> list[dict[str, Any]]:
+    """Return at most top_n documents, best first."""
     order = np.argsort(-reply.scores, kind="stable")[: data.top_n]
     return [
         {
@@ -213,8 +225,8 @@ def encode_ranks(reply: RerankReply, data: RerankRequest) -> list[dict[str, Any]
     ]
 
 
-def encode_labels(reply: ClassifyReply) -> list[list[dict[str, Any]]]:
-    """The labels of each input, best first."""
+def label_items(reply: ClassifyReply) -> list[list[dict[str, Any]]]:
+    """Return the labels of each input, best first."""
     orders = np.argsort(-reply.scores, axis=1, kind="stable")
     return [
         [{"score": row[i], "label": reply.labels[i]} for i in order]
@@ -226,16 +238,20 @@ def encode_labels(reply: ClassifyReply) -> list[list[dict[str, Any]]]:
     "/infinity/embeddings",
     status_code=200,
     opt=DIRECT,
-    responses={200: ResponseSpec(EmbeddingsResponse, description="One vector for each input")} | FAILURES,
+    responses={200: ResponseSpec(InfinityEmbeddingsResponse, description="One vector for each input")}
+    | FAILURES,
     tags=["Infinity"],
 )
 async def embeddings(
-    data: JSONBody[EmbeddingsRequest],
+    data: JSONBody[InfinityEmbeddingsRequest],
     context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
-    name: FromPath[str | None] = None,  # noqa: ARG001 - what every handler is given
+    name: FromPath[str | None] = None,  # noqa: ARG001 - every handler takes it
 ) -> HttpReply:
-    """Turn texts into vectors."""
+    """Turn texts into vectors.
+
+    Returns one vector for each input, in the order of the inputs.
+    """
     served = await api.serve(context, decode_embeddings(data, api))
     items = [
         {"object": "embedding", "embedding": item, "index": index}
@@ -243,71 +259,83 @@ async def embeddings(
             vector_items(expect_reply(served.reply, EmbedReply).vectors, data.encoding_format)
         )
     ]
-    return respond(context, served, encode_listed("list", {"data": items}, served))
+    return respond(context, served, encode_reply("list", {"data": items}, served))
 
 
 @post(
     "/infinity/rerank",
     status_code=200,
     opt=DIRECT,
-    responses={200: ResponseSpec(RerankResponse, description="Documents, best first")} | FAILURES,
+    responses={200: ResponseSpec(InfinityRerankResponse, description="Documents, best first")} | FAILURES,
     tags=["Infinity"],
 )
 async def rerank(
-    data: JSONBody[RerankRequest],
+    data: JSONBody[InfinityRerankRequest],
     context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
-    name: FromPath[str | None] = None,  # noqa: ARG001 - what every handler is given
+    name: FromPath[str | None] = None,  # noqa: ARG001 - every handler takes it
 ) -> HttpReply:
-    """Order documents by how well they answer a query."""
+    """Rank documents by their relevance to a query.
+
+    Returns the best `top_n` documents, best first.
+    """
     served = await api.serve(context, decode_rerank(data, api))
-    ranks = encode_ranks(expect_reply(served.reply, RerankReply), data)
-    return respond(context, served, encode_listed("rerank", {"results": ranks}, served))
+    ranks = rank_items(expect_reply(served.reply, RerankReply), data)
+    return respond(context, served, encode_reply("rerank", {"results": ranks}, served))
 
 
 @post(
     "/infinity/classify",
     status_code=200,
     opt=DIRECT,
-    responses={200: ResponseSpec(ClassifyResponse, description="The labels of each input")} | FAILURES,
+    responses={200: ResponseSpec(InfinityClassifyResponse, description="The labels of each input")}
+    | FAILURES,
     tags=["Infinity"],
 )
 async def classify(
-    data: JSONBody[ClassifyRequest],
+    data: JSONBody[InfinityClassifyRequest],
     context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
-    name: FromPath[str | None] = None,  # noqa: ARG001 - what every handler is given
+    name: FromPath[str | None] = None,  # noqa: ARG001 - every handler takes it
 ) -> HttpReply:
-    """Tell how well each label fits."""
+    """Classify texts.
+
+    Returns the labels of each input with their scores, best first.
+    """
     served = await api.serve(context, decode_classify(data, api))
-    labels = encode_labels(expect_reply(served.reply, ClassifyReply))
-    return respond(context, served, encode_listed("classify", {"data": labels}, served))
+    labels = label_items(expect_reply(served.reply, ClassifyReply))
+    return respond(context, served, encode_reply("classify", {"data": labels}, served))
 
 
-WORDS = {Operation.EMBED: "embed", Operation.RERANK: "rerank", Operation.CLASSIFY: "classify"}
+# Infinity has names for these operations only.
+CAPABILITY_NAMES = {Operation.EMBED: "embed", Operation.RERANK: "rerank", Operation.CLASSIFY: "classify"}
 
 
-def described(name: str, api: Api) -> ModelItem:
-    """A model as Infinity lists it; what waits are parts of calls, of some inputs each."""
+def model_item(name: str, api: Api) -> InfinityModel:
+    """Return a model as Infinity lists it. Its queue is counted in inputs."""
     routes = api.gateway.routes
     upstream = api.gateway.upstreams[routes.upstream_of(name)]
-    words = [WORDS[one] for one in routes.operations(name) if one in WORDS]
+    operations = routes.operations(name)
+    capabilities = [CAPABILITY_NAMES[each] for each in operations if each in CAPABILITY_NAMES]
     waiting = upstream.lane.waiting().inputs
-    stats = Stats(min(1.0, waiting / QUEUE_SIZE), waiting, 0, upstream.bounds.inputs)
-    return ModelItem(name, stats, upstream.settings.backend, words)
+    stats = InfinityQueueStats(min(1.0, waiting / QUEUE_SIZE), waiting, 0, upstream.bounds.inputs)
+    return InfinityModel(name, stats, upstream.settings.backend, capabilities)
 
 
 @get("/infinity/models", tags=["Infinity"])
-async def models(request: Request[Any, Any, Any], api: NamedDependency[Api]) -> ModelList:
-    """The models that this key may use."""
+async def models(request: Request[Any, Any, Any], api: NamedDependency[Api]) -> InfinityModelList:
+    """List the models that this key may use, with the length of their queues."""
     tenant = api.authenticator.authenticate(context_of(request.scope))
-    return ModelList([described(name, api) for name in api.gateway.routes.names(tenant)])
+    return InfinityModelList([model_item(name, api) for name in api.gateway.routes.names(tenant)])
 
 
 @get("/infinity/health", tags=["Infinity"])
-async def health() -> Health:
-    """The process answers; needs no key."""
-    return Health(time.time())
+async def health() -> InfinityHealth:
+    """Check that the process responds.
+
+    Needs no key.
+    """
+    return InfinityHealth(time.time())
 
 
 HANDLERS = [embeddings, rerank, classify, models, health]

@@ -1,10 +1,10 @@
 """OpenAI: POST /v1/embeddings, with the fields that Jina's and vLLM's clients add to it.
 
-Source: OpenAI OpenAPI document 2.3.0, openai-python 3.3.1 (it asks for base64 unless told otherwise), Jina's
-OpenAPI document 2026.04.02.
+Source: OpenAI OpenAPI document 2.3.0, openai-python 3.3.1 (which requests base64 by default), Jina's OpenAPI
+document 2026.04.02.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from litestar import post
@@ -13,23 +13,20 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from backends.contract import Embed, EmbedReply, Operation
-from gateway.api.wire.inputs import Inputs, read_texts
-from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EmbeddingType, EncodingFormat, json_bytes, vector_items
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.wire.inputs import Dimensions, InputField, Inputs, read_texts
+from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, truncate_of, truncation_side
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.prompts import Role
 
 FAILURES = documented("openai")
-# No vector is longer.
-Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 
-
-# Jina's, as its models name them; `input_type` has two of ours beside.
+# Jina's names, as its models have them. `input_type` takes two of the gateway's own roles.
 Task = Literal[
     "retrieval.query",
     "retrieval.passage",
@@ -51,29 +48,30 @@ ROLE_OF: dict[Task, Role] = {
     "separation": "separation",
 }
 JinaType = Literal["float", "base64", "binary", "ubinary"]
-# What Jina's multi-modal and multi-vector models take, and nothing here does.
-REFUSED = ("late_chunking", "return_multivector")
+# Fields for Jina's multi-modal and multi-vector models, which the gateway does not serve.
+UNSUPPORTED_FIELDS = ("late_chunking", "return_multivector")
 
 
 class InputObject(msgspec.Struct):
-    """Jina's form of an input; image and pdf are refused."""
+    """An input in Jina's form. image and pdf are refused."""
 
     text: str | None = None
     image: Any = None
     pdf: Any = None
 
 
-Given = str | InputObject
+TextInput = str | InputObject
+EmbeddingsInput = TextInput | list[str | InputObject | int | list[int]]
 
 
 class EmbeddingsRequest(VllmOptions, kw_only=True):
-    """input: one text or a list of texts; token ids, where the model's config says of which vocabulary.
+    """Body of /v1/embeddings.
 
-    From `task` on the fields are Jina's, from `embed_dtype` on vLLM's. embedding_type goes before
-    encoding_format.
+    input: one text or a list of texts; or token ids, if the model's config names their vocabulary. The fields
+    from `task` on are Jina's, from `embed_dtype` on vLLM's. embedding_type overrides encoding_format.
     """
 
-    input: Given | list[str | InputObject | int | list[int]]
+    input: EmbeddingsInput
     model: ModelName | None = None
     encoding_format: EncodingFormat | None = None
     dimensions: Dimensions | None = None
@@ -90,7 +88,10 @@ class EmbeddingsRequest(VllmOptions, kw_only=True):
 
 
 class EmbeddingItem(msgspec.Struct):
-    """embedding: numbers or, for binary types, packed bits; for base64 little-endian float32 bytes."""
+    """One vector.
+
+    embedding: numbers; for binary types packed bits; for base64 the little-endian float32 bytes.
+    """
 
     index: int
     embedding: list[float] | str
@@ -98,14 +99,14 @@ class EmbeddingItem(msgspec.Struct):
 
 
 class EmbeddingsUsage(msgspec.Struct):
-    """Tokens after truncation, specials and prompt included."""
+    """Tokens after truncation, with special tokens and the prompt."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsResponse(msgspec.Struct):
-    """Vectors of length 1, in input order."""
+    """Vectors of length 1, in the order of the inputs."""
 
     data: list[EmbeddingItem]
     model: str
@@ -116,51 +117,60 @@ class EmbeddingsResponse(msgspec.Struct):
 async def decode_embeddings(
     data: EmbeddingsRequest, name: str | None, context: RequestContext, api: Api
 ) -> Call:
-    """Raises: EmptyInput, InvalidInput, and what reading token ids raises."""
-    for field in REFUSED:
-        if getattr(data, field):
-            raise InvalidInput(f"`{field}` is not supported", param=field)
+    """Decode a body. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
+    """
+    for unsupported in UNSUPPORTED_FIELDS:
+        if getattr(data, unsupported):
+            raise InvalidInput(f"`{unsupported}` is not supported", param=unsupported)
     check_options(data)
     model = name or data.model
-    texts = await read_texts(inputs_of(data.input), "input", model, context, api, Operation.EMBED)
+    field = InputField("input", model, Operation.EMBED)
+    texts = await read_texts(inputs_of(data.input), field, context, api)
     normalize = data.normalized is not False and not is_raw(data)
     work = Embed(texts, normalize=normalize, dimensions=data.dimensions)
     role = data.input_type if data.task is None else ROLE_OF[data.task]
     truncate = data.truncate
     if data.truncate_prompt_tokens is not None:
-        told = api.capabilities_of(model, Operation.EMBED)
-        truncate = truncate_of(data, told.max_input_tokens if told else None)
-    return Call(work, model, truncate, side_of(data), role=role)
+        capabilities = api.capabilities_of(model, Operation.EMBED)
+        truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
+    return Call(work, model, truncate, truncation_side(data), role=role)
 
 
-def inputs_of(given: Given | list[str | InputObject | int | list[int]]) -> Inputs:
-    """Texts and ids, objects read. Raises: InvalidInput."""
-    if isinstance(given, list):
-        return [_text_of(one) if isinstance(one, InputObject) else one for one in given]
-    return given if isinstance(given, str) else _text_of(given)
+def inputs_of(inputs: EmbeddingsInput) -> Inputs:
+    """Return the inputs with each object replaced by its text.
+
+    Raises: InvalidInput.
+    """
+    if isinstance(inputs, list):
+        return [_text_of(item) if isinstance(item, InputObject) else item for item in inputs]
+    return inputs if isinstance(inputs, str) else _text_of(inputs)
 
 
-def _text_of(given: InputObject) -> str:
-    """Raises: InvalidInput."""
-    if given.text is None or given.image is not None or given.pdf is not None:
+def _text_of(item: InputObject) -> str:
+    if item.text is None or item.image is not None or item.pdf is not None:
         raise InvalidInput("an input is a text, or an object with `text` alone", param="input")
-    return given.text
+    return item.text
 
 
 def encoding_of(data: EmbeddingsRequest) -> EmbeddingType:
-    """How vectors are written. Raises: InvalidInput."""
-    asked = data.embedding_type
-    if asked is None:
+    """Return the format of the vectors in the reply.
+
+    Raises: InvalidInput.
+    """
+    kinds = data.embedding_type
+    if kinds is None:
         return data.encoding_format or "float"
-    if isinstance(asked, str):
-        return asked
-    if len(asked) != 1:
+    if isinstance(kinds, str):
+        return kinds
+    if len(kinds) != 1:
         raise InvalidInput("`embedding_type` is one type, of several a call each", param="embedding_type")
-    return asked[0]
+    return kinds[0]
 
 
 def encode_embeddings(reply: EmbedReply, model: str, encoding: EmbeddingType) -> bytes:
-    """The body; model is the name that the caller used."""
+    """Encode the reply. model: the name that the caller used."""
     items = [
         {"object": "embedding", "index": index, "embedding": item}
         for index, item in enumerate(vector_items(reply.vectors, encoding))
@@ -187,7 +197,11 @@ async def embeddings(
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Turn texts into vectors."""
+    """Turn texts into vectors.
+
+    Returns one vector for each input, in the order of the inputs. Also takes Jina's fields (`task`,
+    `normalized`, `embedding_type`) and vLLM's (`truncate_prompt_tokens`, `use_activation`).
+    """
     encoding = encoding_of(data)
     served = await api.serve(context, await decode_embeddings(data, name, context, api))
     reply = expect_reply(served.reply, EmbedReply)

@@ -1,4 +1,4 @@
-"""OpenAI: GET /v1/models and /v1/models/{id}: what this key may use."""
+"""OpenAI: GET /v1/models and /v1/models/{id}, for the models that a key may use."""
 
 from typing import Any
 
@@ -18,10 +18,11 @@ FAILURES = documented("openai")
 
 
 class ModelItem(msgspec.Struct):
-    """One model. Beyond what OpenAI's own list tells: operations, what it can be asked; state, whether it
-    can be now (refused: only by replicas of another vector space); fingerprint, its vector space; residence,
-    whether an engine has it in memory (one that is not is loaded when it is asked); last_error, why it could
-    not be loaded.
+    """One model, with fields beyond OpenAI's.
+
+    operations: that it can serve. state: whether it can serve now (refused: its only replicas are of another
+    vector space). fingerprint: of its vector space. residence: whether an engine has it in memory; a model
+    that is not in memory is loaded by the first request. last_error: why it could not be loaded.
     """
 
     id: str
@@ -36,13 +37,13 @@ class ModelItem(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """All models that the key may use."""
+    """The models that the key may use."""
 
     data: list[ModelItem]
     object: str = "list"
 
 
-# OpenAI's clients want a time of creation; the models of a config have none.
+# OpenAI's clients require a creation time, and the models of a config have none.
 CREATED = 1_700_000_000
 
 
@@ -50,7 +51,7 @@ def _item(api: Api, name: str) -> ModelItem:
     routes = api.gateway.routes
     operations = [operation.value for operation in routes.operations(name)]
     upstream = api.gateway.upstreams[routes.upstream_of(name)]
-    told = upstream.residence
+    residence = upstream.residence
     return ModelItem(
         name,
         CREATED,
@@ -58,14 +59,14 @@ def _item(api: Api, name: str) -> ModelItem:
         operations,
         upstream.state,
         upstream.fingerprint,
-        None if told is None else told.state,
-        None if told is None else told.error,
+        None if residence is None else residence.state,
+        None if residence is None else residence.error,
     )
 
 
 @get("/v1/models", responses=FAILURES, tags=["OpenAI"])
 async def list_models(request: Request[Any, Any, Any], api: NamedDependency[Api]) -> ModelList:
-    """The models that this key may use."""
+    """List the models that this key may use."""
     tenant = api.authenticator.authenticate(context_of(request.scope))
     return ModelList([_item(api, name) for name in api.gateway.routes.names(tenant)])
 
@@ -74,7 +75,10 @@ async def list_models(request: Request[Any, Any, Any], api: NamedDependency[Api]
 async def get_model(
     request: Request[Any, Any, Any], api: NamedDependency[Api], model: FromPath[str]
 ) -> ModelItem:
-    """One model; its name may hold slashes."""
+    """Describe one model.
+
+    The name may contain slashes.
+    """
     tenant = api.authenticator.authenticate(context_of(request.scope))
     name = model.removeprefix("/")
     if name not in api.gateway.routes.names(tenant):

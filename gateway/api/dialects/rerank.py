@@ -1,7 +1,7 @@
 """Cohere's and Jina's rerank: /v1/rerank, /v2/rerank, and /rerank, which they share with TEI.
 
-Source: cohere-python 7.0.9, Jina's OpenAPI document 2026.04.02. On /v1/rerank, whose clients are of both,
-a reply is what either reads.
+Source: cohere-python 7.0.9, Jina's OpenAPI document 2026.04.02. Clients of both call /v1/rerank, so its reply
+has the fields of both.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,25 @@ from msgspec import UNSET, UnsetType
 
 from backends.contract import Operation, Rerank, RerankReply
 from backends.texts import token_upper_bound
-from gateway.api.dialects import tei
-from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import DIRECT, Api, HttpReply, direct_by, expect_reply, respond
+from gateway.api.wire.tei_bodies import (
+    TeiRank,
+    TeiRerankRequest,
+    compute_headers,
+    decode_rerank,
+    encode_rerank,
+)
+from gateway.api.wire.tei_truncation import Direction
+from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, truncate_of, truncation_side
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.serve import Served
 
-# 0 is all, as vLLM's clients say it; Cohere's and Jina's never do.
+# 0 means all documents for vLLM's clients. Cohere's and Jina's never send it.
 TopN = Annotated[int, msgspec.Meta(ge=0)]
 DocumentTokens = Annotated[int, msgspec.Meta(ge=1)]
 # Source: Cohere's pricing: one search unit is a query with up to 100 documents.
@@ -36,7 +43,7 @@ NOT_CUT = "max_tokens_per_doc is not applied: a document is cut at the model's o
 
 
 class Document(msgspec.Struct):
-    """A document as an object; other keys than these are ignored. image: Jina's, and refused."""
+    """A document as an object. Keys other than these are ignored. image: Jina's; refused."""
 
     text: str | UnsetType = UNSET
     image: Any = UNSET
@@ -46,10 +53,10 @@ Documents = list[str | Document]
 
 
 class RerankOptions(VllmOptions, kw_only=True):
-    """What may stand beside the documents, vLLM's fields too.
+    """Options of every rerank request, with vLLM's fields.
 
-    truncation: Jina's switch. priority: Cohere's; 0, its highest and default, is interactive, any other is
-    bulk. rank_fields, max_chunks_per_doc and return_embeddings are refused.
+    truncation: Jina's switch. priority: Cohere's; 0, its highest and default, is interactive; any other value
+    is bulk. rank_fields, max_chunks_per_doc and return_embeddings are refused.
     """
 
     query: str
@@ -64,30 +71,30 @@ class RerankOptions(VllmOptions, kw_only=True):
 
 
 class RerankRequest(RerankOptions, kw_only=True):
-    """documents: strings, or objects with `text`."""
+    """Body of /v1/rerank and /v2/rerank. documents: strings, or objects with `text`."""
 
     documents: Documents
 
 
 class EitherRerankRequest(RerankOptions, kw_only=True):
-    """`texts` with TEI's options, or `documents` with Cohere's and Jina's."""
+    """Body of /rerank: `texts` with TEI's options, or `documents` with Cohere's and Jina's."""
 
     texts: list[str] | UnsetType = UNSET
     documents: Documents | UnsetType = UNSET
     truncate: bool | None = None
-    truncation_direction: tei.Direction = "right"
+    truncation_direction: Direction = "right"
     raw_scores: bool = False
     return_text: bool = False
 
 
 class DocumentText(msgspec.Struct):
-    """A document as it is given back."""
+    """A document in the reply."""
 
     text: str
 
 
 class RankedDocument(msgspec.Struct, omit_defaults=True):
-    """index: the document's place in the request. document: only when asked for."""
+    """Score of one document. index: its place in the request. document: only with `return_documents`."""
 
     index: int
     relevance_score: float
@@ -95,21 +102,21 @@ class RankedDocument(msgspec.Struct, omit_defaults=True):
 
 
 class RankedIndex(msgspec.Struct):
-    """index: the document's place in the request."""
+    """Score of one document. index: its place in the request."""
 
     index: int
     relevance_score: float
 
 
 class RerankUsage(msgspec.Struct):
-    """Tokens after truncation, specials included; the query counts with each document."""
+    """Tokens after truncation, with special tokens. The query counts with each document."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class RerankMeta(msgspec.Struct, omit_defaults=True):
-    """Cohere's: api_version {version}, billed_units {search_units}, tokens {input_tokens}."""
+    """Cohere's metadata: api_version {version}, billed_units {search_units}, tokens {input_tokens}."""
 
     api_version: dict[str, str]
     billed_units: dict[str, int]
@@ -118,7 +125,7 @@ class RerankMeta(msgspec.Struct, omit_defaults=True):
 
 
 class RerankResponse(msgspec.Struct):
-    """Best first; equal scores in the request's order."""
+    """Results, best first. Equal scores are in the request's order."""
 
     id: str
     model: str
@@ -129,7 +136,7 @@ class RerankResponse(msgspec.Struct):
 
 
 class RerankV2Response(msgspec.Struct):
-    """Best first; equal scores in the request's order. Documents are never given back."""
+    """Results, best first, without documents. Equal scores are in the request's order."""
 
     id: str
     results: list[RankedIndex]
@@ -137,8 +144,9 @@ class RerankV2Response(msgspec.Struct):
 
 
 def decode_documents(data: RerankOptions, documents: Documents, name: str | None, api: Api) -> Call:
-    """An empty document is scored like any other; an empty query asks nothing.
+    """Decode a body with `documents`. name: the model in the path.
 
+    An empty document is scored like any other. An empty query is an error.
     Raises: EmptyInput, InvalidInput.
     """
     for field in ("rank_fields", "max_chunks_per_doc"):
@@ -149,18 +157,17 @@ def decode_documents(data: RerankOptions, documents: Documents, name: str | None
     check_options(data, own={"priority"})
     if not data.query:
         raise EmptyInput("`query` is an empty string", param="query")
-    texts = api.texts([_text_of(one, index) for index, one in enumerate(documents)], "documents")
+    texts = api.texts([_text_of(document, index) for index, document in enumerate(documents)], "documents")
     model = name or data.model
     work = Rerank(data.query, texts, raw_scores=is_raw(data))
     truncate = data.truncation
     if data.truncate_prompt_tokens is not None:
-        told = api.capabilities_of(model, Operation.RERANK)
-        truncate = truncate_of(data, told.max_input_tokens if told else None)
-    return Call(work, model, truncate, side_of(data), bulk=bool(data.priority))
+        capabilities = api.capabilities_of(model, Operation.RERANK)
+        truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
+    return Call(work, model, truncate, truncation_side(data), bulk=bool(data.priority))
 
 
 def _text_of(document: str | Document, index: int) -> str:
-    """Raises: InvalidInput."""
     if isinstance(document, str):
         return document
     if document.image is not UNSET:
@@ -170,8 +177,11 @@ def _text_of(document: str | Document, index: int) -> str:
     return document.text
 
 
-def ranked(reply: RerankReply, top_n: int | None) -> list[dict[str, Any]]:
-    """Best first, equal scores in the request's order, no more than top_n; 0 and None are all."""
+def rank_documents(reply: RerankReply, top_n: int | None) -> list[dict[str, Any]]:
+    """Return at most top_n results, best first. Equal scores stay in the request's order.
+
+    top_n: 0 and None return all.
+    """
     scores = reply.scores.tolist()
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     return [{"index": index, "relevance_score": reply.scores[index]} for index in order[: top_n or None]]
@@ -180,14 +190,14 @@ def ranked(reply: RerankReply, top_n: int | None) -> list[dict[str, Any]]:
 def encode_results(
     results: list[dict[str, Any]], data: RerankOptions, texts: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The results, with their documents where they were asked for."""
+    """Return the results, with their documents if the request asks for them."""
     if not data.return_documents:
         return results
-    return [one | {"document": {"text": texts[one["index"]]}} for one in results]
+    return [result | {"document": {"text": texts[result["index"]]}} for result in results]
 
 
 def meta_of(data: RerankOptions, texts: Sequence[str], tokens: int, version: str) -> dict[str, Any]:
-    """Cohere's account of a call."""
+    """Return Cohere's metadata of a reply."""
     meta: dict[str, Any] = {
         "api_version": {"version": version},
         "billed_units": {"search_units": -(-len(texts) // DOCUMENTS_PER_SEARCH_UNIT)},
@@ -199,8 +209,8 @@ def meta_of(data: RerankOptions, texts: Sequence[str], tokens: int, version: str
     return meta
 
 
-# Litestar's annotation of a response knows no unions.
-EITHER_RESPONSE: Any = list[tei.Rank] | RerankResponse
+# Litestar's annotation of a response does not accept unions.
+EITHER_RESPONSE: Any = list[TeiRank] | RerankResponse
 
 
 def _work_of(call: Call) -> Rerank:
@@ -208,15 +218,15 @@ def _work_of(call: Call) -> Rerank:
     return call.work
 
 
-async def _answered(data: RerankOptions, call: Call, context: RequestContext, api: Api) -> HttpReply:
-    """What clients of /v1/rerank read, Cohere's and Jina's."""
+async def _serve_v1(data: RerankOptions, call: Call, context: RequestContext, api: Api) -> HttpReply:
+    """Serve a call and reply with the fields of both Cohere and Jina."""
     served = await api.serve(context, call)
     reply, texts = expect_reply(served.reply, RerankReply), _work_of(call).documents
     body = {
         "id": context.request_id,
         "object": "list",
         "model": served.route.model,
-        "results": encode_results(ranked(reply, data.top_n), data, texts),
+        "results": encode_results(rank_documents(reply, data.top_n), data, texts),
         "usage": {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens},
         "meta": meta_of(data, texts, reply.tokens, "1"),
     }
@@ -236,8 +246,11 @@ async def rerank_v1(
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Order documents by how well they answer a query."""
-    return await _answered(data, decode_documents(data, data.documents, name, api), context, api)
+    """Rank documents by their relevance to a query.
+
+    Returns the best `top_n` documents, best first, with the fields that Cohere's and Jina's clients read.
+    """
+    return await _serve_v1(data, decode_documents(data, data.documents, name, api), context, api)
 
 
 @post(
@@ -254,14 +267,17 @@ async def rerank_v2(
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Order documents by how well they answer a query, as Cohere's second version answers."""
+    """Rank documents by their relevance to a query, with Cohere's second version of the API.
+
+    Returns the best `top_n` documents by index, best first.
+    """
     if data.top_n == 0:
         raise InvalidInput("`top_n` is at least 1; leave it out for all documents", param="top_n")
     call = decode_documents(data, data.documents, name, api)
     served = await api.serve(context, call)
     reply: RerankReply = expect_reply(served.reply, RerankReply)
     meta = meta_of(data, _work_of(call).documents, reply.tokens, "2")
-    body = {"id": context.request_id, "results": ranked(reply, data.top_n), "meta": meta}
+    body = {"id": context.request_id, "results": rank_documents(reply, data.top_n), "meta": meta}
     return respond(context, served, json_bytes(body))
 
 
@@ -284,20 +300,21 @@ async def rerank(
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Order `texts` (TEI) or `documents` (Cohere, Jina) by how well they answer a query."""
+    """Rank `texts` (TEI) or `documents` (Cohere, Jina) by their relevance to a query.
+
+    The reply and its errors are in the dialect of the field that the body has.
+    """
     if not isinstance(data.documents, UnsetType):
-        return await _answered(data, decode_documents(data, data.documents, name, api), context, api)
+        return await _serve_v1(data, decode_documents(data, data.documents, name, api), context, api)
     assert not isinstance(data.texts, UnsetType)
-    call = tei.decode_rerank(_as_tei(data, data.texts), name, api)
+    call = decode_rerank(_tei_request(data, data.texts), name, api)
     served: Served = await api.serve(context, call)
-    body = tei.encode_rerank(
-        expect_reply(served.reply, RerankReply), data.texts if data.return_text else None
-    )
-    return respond(context, served, body, tei.compute_headers(context, served, call))
+    body = encode_rerank(expect_reply(served.reply, RerankReply), data.texts if data.return_text else None)
+    return respond(context, served, body, compute_headers(context, served, call))
 
 
-def _as_tei(data: EitherRerankRequest, texts: list[str]) -> tei.RerankRequest:
-    return tei.RerankRequest(
+def _tei_request(data: EitherRerankRequest, texts: list[str]) -> TeiRerankRequest:
+    return TeiRerankRequest(
         query=data.query,
         texts=texts,
         truncate=data.truncate,

@@ -1,7 +1,7 @@
-"""SIE: POST /v1/encode/{model} and /v1/score/{model}, JSON or msgpack in and out.
+"""SIE: POST /v1/encode/{model} and /v1/score/{model}, with JSON or msgpack bodies.
 
-Source: SIE 0.3.1, wire of its gateway (JSON unless msgpack is asked for), and sie-sdk 0.10.1, which speaks
-msgpack with numpy's arrays as msgpack-numpy writes them.
+Source: SIE 0.3.1, wire of its gateway (JSON unless the caller accepts msgpack), and sie-sdk 0.10.1, which
+uses msgpack with numpy arrays as msgpack-numpy writes them.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ MSGPACK = "application/msgpack"
 
 OutputType = Literal["dense", "sparse", "multivector"]
 OutputDtype = Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
-UNREAD = ("images", "audio", "video", "document")
+UNSUPPORTED_KINDS = ("images", "audio", "video", "document")
 
 
-class Item(msgspec.Struct):
-    """One input. id: given back. images, audio, video and document are refused."""
+class SieItem(msgspec.Struct):
+    """One input. id: returned with its output. images, audio, video and document are refused."""
 
     id: str | None = None
     text: str | None = None
@@ -45,8 +45,12 @@ class Item(msgspec.Struct):
     document: Any = None
 
 
-class Options(msgspec.Struct):
-    """is_query: whether items are queries or documents. profile: SIE's "default"; the rest is refused."""
+class SieOptions(msgspec.Struct):
+    """Options of an encode or score request.
+
+    is_query: whether items are queries or documents. profile: only SIE's "default". lora_id and muvera are
+    refused.
+    """
 
     is_query: bool | None = None
     profile: str | None = None
@@ -55,30 +59,30 @@ class Options(msgspec.Struct):
 
 
 class EncodeParams(msgspec.Struct):
-    """What each item is turned into. instruction is refused: how it is worded is the model's affair."""
+    """Outputs of an encode request. instruction is refused, because its wording depends on the model."""
 
     output_types: Annotated[list[OutputType], msgspec.Meta(min_length=1)] | None = None
     output_dtype: OutputDtype | None = None
     instruction: str | None = None
-    options: Options | None = None
+    options: SieOptions | None = None
 
 
-class EncodeRequest(msgspec.Struct):
-    """items: the inputs; input and inputs are other names of theirs."""
+class SieEncodeRequest(msgspec.Struct):
+    """Body of /v1/encode. items: the inputs; input and inputs are aliases of items."""
 
-    items: list[Item] | None = None
-    input: list[Item] | None = None
-    inputs: list[Item] | None = None
+    items: list[SieItem] | None = None
+    input: list[SieItem] | None = None
+    inputs: list[SieItem] | None = None
     params: EncodeParams | None = None
 
 
-class ScoreRequest(msgspec.Struct):
-    """items are scored against the query."""
+class SieScoreRequest(msgspec.Struct):
+    """Body of /v1/score: items to score against a query."""
 
-    query: Item
-    items: list[Item]
+    query: SieItem
+    items: list[SieItem]
     instruction: str | None = None
-    options: Options | None = None
+    options: SieOptions | None = None
 
 
 class DenseOutput(msgspec.Struct):
@@ -90,7 +94,7 @@ class DenseOutput(msgspec.Struct):
 
 
 class SparseOutput(msgspec.Struct):
-    """Weights of some terms. dims: of the vocabulary, null where the model does not tell."""
+    """Weights of some terms. dims: size of the vocabulary, null if the model does not report it."""
 
     dims: int | None
     dtype: str
@@ -99,7 +103,7 @@ class SparseOutput(msgspec.Struct):
 
 
 class MultivectorOutput(msgspec.Struct):
-    """A vector for each token."""
+    """One vector for each token."""
 
     token_dims: int
     num_tokens: int
@@ -108,7 +112,7 @@ class MultivectorOutput(msgspec.Struct):
 
 
 class EncodedItem(msgspec.Struct, omit_defaults=True):
-    """What was asked for; id only where one was sent."""
+    """The requested outputs of one item. id: only if the item has one."""
 
     id: str | UnsetType = UNSET
     dense: DenseOutput | UnsetType = UNSET
@@ -117,15 +121,15 @@ class EncodedItem(msgspec.Struct, omit_defaults=True):
 
 
 class EncodeTiming(msgspec.Struct):
-    """Where the call's time went, in milliseconds."""
+    """Time spent on the request, in milliseconds."""
 
     total_ms: float
     queue_ms: float
     inference_ms: float
 
 
-class EncodeResponse(msgspec.Struct):
-    """Items in the request's order."""
+class SieEncodeResponse(msgspec.Struct):
+    """Outputs of the items, in the request's order."""
 
     model: str
     items: list[EncodedItem]
@@ -133,61 +137,67 @@ class EncodeResponse(msgspec.Struct):
 
 
 class ItemScore(msgspec.Struct):
-    """rank: from 0, the best. item_id: `item-<index>` where none was sent."""
+    """Score of one item. rank: 0 is the best. item_id: `item-<index>` if the item has no id."""
 
     item_id: str
     score: float
     rank: int
 
 
-class ScoreResponse(msgspec.Struct):
-    """Best first; equal scores in the request's order."""
+class SieScoreResponse(msgspec.Struct):
+    """Scores, best first. Equal scores are in the request's order."""
 
     model: str
     query_id: str | None
     scores: list[ItemScore]
 
 
-def decode_encode(data: EncodeRequest, name: str | None, api: Api) -> Call:
-    """Dense alone is embedding; anything more is encoding.
+def decode_encode(data: SieEncodeRequest, name: str | None, api: Api) -> Call:
+    """Decode a body of /v1/encode. name: the model in the path.
 
+    A request for dense output only is an embedding; anything else is an encoding.
     Raises: EmptyInput, InvalidInput.
     """
     params = data.params or EncodeParams()
-    _check(params.instruction, params.options)
-    texts = api.whole_texts([_text_of(one, "items", i) for i, one in enumerate(items_of(data))], "items")
-    outputs = frozenset(Output(one) for one in params.output_types or ["dense"])
+    _check_options(params.instruction, params.options)
+    texts = api.whole_texts([_text_of(item, "items", i) for i, item in enumerate(items_of(data))], "items")
+    outputs = frozenset(Output(kind) for kind in params.output_types or ["dense"])
     work = Embed(texts) if outputs == {Output.DENSE} else Encode(texts, outputs)
     return Call(work, name, role=_role(params.options))
 
 
-def _role(options: Options | None) -> Role | None:
+def _role(options: SieOptions | None) -> Role | None:
     if options is None or options.is_query is None:
         return None
     return "query" if options.is_query else "document"
 
 
-def decode_score(data: ScoreRequest, name: str | None, api: Api) -> Call:
-    """Raises: EmptyInput, InvalidInput."""
-    _check(data.instruction, data.options)
+def decode_score(data: SieScoreRequest, name: str | None, api: Api) -> Call:
+    """Decode a body of /v1/score. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput.
+    """
+    _check_options(data.instruction, data.options)
     query = _text_of(data.query, "query", 0)
     if not query:
         raise EmptyInput("`query` is an empty string", param="query")
-    texts = api.texts([_text_of(one, "items", index) for index, one in enumerate(data.items)], "items")
+    texts = api.texts([_text_of(item, "items", index) for index, item in enumerate(data.items)], "items")
     return Call(Rerank(query, texts), name)
 
 
-def items_of(data: EncodeRequest) -> list[Item]:
-    """Raises: InvalidInput."""
-    given = [one for one in (data.items, data.input, data.inputs) if one is not None]
-    if len(given) != 1:
+def items_of(data: SieEncodeRequest) -> list[SieItem]:
+    """Return the inputs of a body, whichever of the three fields holds them.
+
+    Raises: InvalidInput.
+    """
+    lists = [items for items in (data.items, data.input, data.inputs) if items is not None]
+    if len(lists) != 1:
         raise InvalidInput("send `items`", param="items")
-    return given[0]
+    return lists[0]
 
 
-def _text_of(item: Item, field: str, index: int) -> str:
-    """Raises: InvalidInput."""
-    for kind in UNREAD:
+def _text_of(item: SieItem, field: str, index: int) -> str:
+    for kind in UNSUPPORTED_KINDS:
         if getattr(item, kind) is not None:
             raise InvalidInput(f"`{field}` {index} has `{kind}`; only texts are taken", param=field)
     if item.text is None:
@@ -195,23 +205,23 @@ def _text_of(item: Item, field: str, index: int) -> str:
     return item.text
 
 
-def _check(instruction: str | None, options: Options | None) -> None:
-    """Raises: InvalidInput."""
+def _check_options(instruction: str | None, options: SieOptions | None) -> None:
     if instruction is not None:
         raise InvalidInput("`instruction` is not supported: write it into the texts", param="instruction")
-    one = options or Options()
-    if one.lora_id is not None or one.muvera is not None or one.profile not in {None, "default"}:
+    if options is None:
+        return
+    if options.lora_id is not None or options.muvera is not None or options.profile not in {None, "default"}:
         raise InvalidInput("`options` may hold is_query, and the profile default", param="options")
 
 
 def encode_items(
     reply: EmbedReply | EncodeReply, ids: Sequence[str | None], dtype: OutputDtype
 ) -> list[dict[str, Any]]:
-    """What each item became, with its id where it has one."""
+    """Return the outputs of each item, with its id if it has one."""
     columns = dict(_columns(reply, dtype))
     return [
-        ({"id": one} if one is not None else {}) | {kind: values[index] for kind, values in columns.items()}
-        for index, one in enumerate(ids)
+        ({} if item_id is None else {"id": item_id}) | {kind: rows[index] for kind, rows in columns.items()}
+        for index, item_id in enumerate(ids)
     ]
 
 
@@ -222,75 +232,77 @@ def _columns(reply: EmbedReply | EncodeReply, dtype: OutputDtype) -> "list[tuple
     if reply.dense is not None:
         columns.append(("dense", _dense(reply.dense, dtype)))
     if reply.sparse is not None:
-        columns.append(("sparse", [_sparse(one.indices, one.values) for one in reply.sparse]))
+        columns.append(("sparse", [_sparse(terms.indices, terms.values) for terms in reply.sparse]))
     if reply.multivector is not None:
-        columns.append(("multivector", [_multivector(one, dtype) for one in reply.multivector]))
+        columns.append(("multivector", [_multivector(rows, dtype) for rows in reply.multivector]))
     return columns
 
 
 def _dense(vectors: Any, dtype: OutputDtype) -> list[dict[str, Any]]:
     dims = vectors.shape[1]
-    return [{"dims": dims, "dtype": dtype, "values": row} for row in _typed(vectors, dtype)]
+    return [{"dims": dims, "dtype": dtype, "values": row} for row in _as_dtype(vectors, dtype)]
 
 
 def _sparse(indices: Any, values: Any) -> dict[str, Any]:
-    # Weights have no range that fewer bits could stand for, so they stay as they are.
+    # Weights have no fixed range to quantize, so they stay float32.
     return {"dims": None, "dtype": "float32", "indices": indices, "values": values}
 
 
 def _multivector(rows: Any, dtype: OutputDtype) -> dict[str, Any]:
     tokens, dims = rows.shape
-    return {"token_dims": dims, "num_tokens": tokens, "dtype": dtype, "values": _typed(rows, dtype)}
+    return {"token_dims": dims, "num_tokens": tokens, "dtype": dtype, "values": _as_dtype(rows, dtype)}
 
 
-def _typed(rows: Any, dtype: OutputDtype) -> Any:
+def _as_dtype(rows: Any, dtype: OutputDtype) -> Any:
     if dtype == "float16":
         return rows.astype(np.float16)
     return rows if dtype == "float32" else quantized(rows, dtype)
 
 
-def encode_scores(reply: RerankReply, ids: Sequence[str | None]) -> list[dict[str, Any]]:
-    """Best first, equal scores in the request's order."""
+def score_items(reply: RerankReply, ids: Sequence[str | None]) -> list[dict[str, Any]]:
+    """Return the scores, best first. Equal scores stay in the request's order."""
     scores = reply.scores.tolist()
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
-    named = [f"item-{index}" if one is None else one for index, one in enumerate(ids)]
+    names = [f"item-{index}" if item_id is None else item_id for index, item_id in enumerate(ids)]
     return [
-        {"item_id": named[index], "score": scores[index], "rank": rank} for rank, index in enumerate(order)
+        {"item_id": names[index], "score": scores[index], "rank": rank} for rank, index in enumerate(order)
     ]
 
 
-def _answer(context: RequestContext, served: Served, body: dict[str, Any]) -> HttpReply:
-    """JSON, or msgpack where the caller's Accept asks for that."""
-    accepted = context.header(b"accept").lower()
-    packed = "msgpack" in accepted
+def _respond(context: RequestContext, served: Served, body: dict[str, Any]) -> HttpReply:
+    """Return the reply in JSON, or in msgpack if the Accept header has it."""
+    packed = "msgpack" in context.header(b"accept").lower()
     headers = {"x-sie-request-id": context.request_id}
-    answer = respond(context, served, msgpack_bytes(body) if packed else json_bytes(body), headers)
-    return msgspec.structs.replace(answer, media_type=MSGPACK) if packed else answer
+    reply = respond(context, served, msgpack_bytes(body) if packed else json_bytes(body), headers)
+    return msgspec.structs.replace(reply, media_type=MSGPACK) if packed else reply
 
 
 @post(
     "/v1/encode/{name:str}",
     status_code=200,
     opt=TAKES_MSGPACK,
-    responses={200: ResponseSpec(EncodeResponse, description="What each item was turned into")} | FAILURES,
+    responses={200: ResponseSpec(SieEncodeResponse, description="The outputs of each item")} | FAILURES,
     tags=["SIE"],
 )
 async def encode(
-    data: JSONBody[EncodeRequest],
+    data: JSONBody[SieEncodeRequest],
     context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str],
 ) -> HttpReply:
-    """Turn items into dense, sparse and multi-vector outputs in one call."""
+    """Turn items into dense, sparse and multi-vector outputs in one request.
+
+    Returns the requested outputs of each item, in the request's order. Bodies are JSON or msgpack.
+    """
     served = await api.serve(context, decode_encode(data, name, api))
     dtype = (data.params.output_dtype if data.params else None) or "float32"
     reply = expect_reply(served.reply, EmbedReply | EncodeReply)
     body = {
         "model": served.route.model,
-        "items": encode_items(reply, [one.id for one in items_of(data)], dtype),
+        "items": encode_items(reply, [item.id for item in items_of(data)], dtype),
         "timing": _timing(context),
     }
-    return _answer(context, served, body)
+    return _respond(context, served, body)
 
 
 def _timing(context: RequestContext) -> dict[str, float]:
@@ -306,19 +318,22 @@ def _timing(context: RequestContext) -> dict[str, float]:
     "/v1/score/{name:str}",
     status_code=200,
     opt=TAKES_MSGPACK,
-    responses={200: ResponseSpec(ScoreResponse, description="Items, best first")} | FAILURES,
+    responses={200: ResponseSpec(SieScoreResponse, description="Items, best first")} | FAILURES,
     tags=["SIE"],
 )
 async def score(
-    data: JSONBody[ScoreRequest],
+    data: JSONBody[SieScoreRequest],
     context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str],
 ) -> HttpReply:
-    """Order items by how well they answer a query."""
+    """Rank items by their relevance to a query.
+
+    Returns the score and rank of each item, best first. Bodies are JSON or msgpack.
+    """
     served = await api.serve(context, decode_score(data, name, api))
-    scores = encode_scores(expect_reply(served.reply, RerankReply), [one.id for one in data.items])
-    return _answer(
+    scores = score_items(expect_reply(served.reply, RerankReply), [item.id for item in data.items])
+    return _respond(
         context, served, {"model": served.route.model, "query_id": data.query.id, "scores": scores}
     )
 

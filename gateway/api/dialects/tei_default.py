@@ -1,4 +1,4 @@
-"""Text Embeddings Inference: POST /, what a model does by default: predict, rerank, embed_sparse or embed.
+"""Text Embeddings Inference: POST /, which predicts, reranks or embeds, whatever the model is for.
 
 Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/server.rs. huggingface_hub's client posts
 to the base URL of a model.
@@ -14,43 +14,55 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Operation, Output, RerankReply
-from gateway.api.dialects.tei import (
-    Dimensions,
-    Direction,
-    EmbedRequest,
-    Rank,
-    RerankRequest,
-    SimilarityInputs,
-    SimilarityRequest,
-    compute_headers,
-    decode_rerank,
-    embed,
-    encode_rerank,
-    similarity,
-)
-from gateway.api.dialects.tei_outputs import EncodeRequest, Weight, embed_sparse
-from gateway.api.dialects.tei_predict import Prediction, PredictRequest, predict
+from backends.contract import EmbedReply, EncodeReply, Operation, Output, RerankReply
 from gateway.api.server.body import ModelName
+from gateway.api.server.encoding import json_bytes
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.wire.inputs import Dimensions
+from gateway.api.wire.tei_bodies import (
+    EmbedRequest,
+    SimilarityInputs,
+    SimilarityRequest,
+    TeiEncodeRequest,
+    TeiRank,
+    TeiRerankRequest,
+    TeiWeight,
+    compute_headers,
+    decode_embed,
+    decode_rerank,
+    decode_similarity,
+    decode_sparse,
+    encode_rerank,
+    term_items,
+)
+from gateway.api.wire.tei_predictions import (
+    PredictRequest,
+    TeiPrediction,
+    decode_predict,
+    encode_predictions,
+    is_batch,
+)
+from gateway.api.wire.tei_truncation import Direction
 
 FAILURES = documented("tei")
-ANSWERS: Any = (
+ANY_RESPONSE: Any = (
     list[list[float]]
-    | list[list[Weight]]
-    | list[Rank]
-    | list[Prediction]
-    | list[list[Prediction]]
+    | list[list[TeiWeight]]
+    | list[TeiRank]
+    | list[TeiPrediction]
+    | list[list[TeiPrediction]]
     | list[float]
 )
-Answering: TypeAlias = Callable[[Any, RequestContext, Api, str | None], Coroutine[Any, Any, HttpReply]]
+# Body as plain values, model, context, api → the reply of one operation.
+RunOperation: TypeAlias = Callable[[Any, str, RequestContext, Api], Coroutine[Any, Any, HttpReply]]
 
 
 class DefaultRequest(msgspec.Struct, omit_defaults=True):
-    """The body of whichever operation it is: `inputs`, or for a reranker `query` and `texts`. A sentence and
-    others to compare it with can be nothing but similarity, whatever the model does by default.
+    """The body of any of the operations: `inputs`, or for a reranker `query` and `texts`.
+
+    A source sentence with sentences can only ask for similarity, whatever the model's default operation.
     """
 
     inputs: str | list[str | int | list[str | int]] | SimilarityInputs | UnsetType = UNSET
@@ -67,50 +79,63 @@ class DefaultRequest(msgspec.Struct, omit_defaults=True):
     model: ModelName | None = None
 
 
-async def _embedded(body: Any, context: RequestContext, api: Api, name: str | None) -> HttpReply:
-    data = msgspec.convert(body, EmbedRequest)
-    return await embed.fn(data=data, context=context, api=api, name=name)  # type: ignore[no-any-return]
-
-
-async def _sparse(body: Any, context: RequestContext, api: Api, name: str | None) -> HttpReply:
-    data = msgspec.convert(body, EncodeRequest)
-    return await embed_sparse.fn(data=data, context=context, api=api, name=name)  # type: ignore[no-any-return]
-
-
-async def _predicted(body: Any, context: RequestContext, api: Api, name: str | None) -> HttpReply:
-    data = msgspec.convert(body, PredictRequest)
-    return await predict.fn(data=data, context=context, api=api, name=name)  # type: ignore[no-any-return]
-
-
-async def _compared(body: Any, context: RequestContext, api: Api, name: str | None) -> HttpReply:
-    data = msgspec.convert(body, SimilarityRequest)
-    return await similarity.fn(data=data, context=context, api=api, name=name)  # type: ignore[no-any-return]
-
-
-async def _reranked(body: Any, context: RequestContext, api: Api, name: str | None) -> HttpReply:
-    data = msgspec.convert(body, RerankRequest)
-    call = decode_rerank(data, name, api)
+async def _embed(body: Any, model: str, context: RequestContext, api: Api) -> HttpReply:
+    call = await decode_embed(msgspec.convert(body, EmbedRequest), model, context, api)
     served = await api.serve(context, call)
-    shown = encode_rerank(expect_reply(served.reply, RerankReply), data.texts if data.return_text else None)
-    return respond(context, served, shown, compute_headers(context, served, call))
+    vectors = json_bytes(list(expect_reply(served.reply, EmbedReply).vectors))
+    return respond(context, served, vectors, compute_headers(context, served, call))
 
 
-def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> Answering:
-    """What a model of such abilities does unasked; a classifier of one label is a reranker, as at TEI."""
+async def _embed_sparse(body: Any, model: str, context: RequestContext, api: Api) -> HttpReply:
+    call = await decode_sparse(msgspec.convert(body, TeiEncodeRequest), model, context, api)
+    served = await api.serve(context, call)
+    reply: EncodeReply = expect_reply(served.reply, EncodeReply)
+    weights = json_bytes([term_items(terms) for terms in reply.sparse or ()])
+    return respond(context, served, weights, compute_headers(context, served, call))
+
+
+async def _predict(body: Any, model: str, context: RequestContext, api: Api) -> HttpReply:
+    data = msgspec.convert(body, PredictRequest)
+    call = decode_predict(data, model, api)
+    served = await api.serve(context, call)
+    predictions = encode_predictions(served.reply, batch=is_batch(data.inputs))
+    return respond(context, served, predictions, compute_headers(context, served, call))
+
+
+async def _similarity(body: Any, model: str, context: RequestContext, api: Api) -> HttpReply:
+    call = decode_similarity(msgspec.convert(body, SimilarityRequest), model, api)
+    served = await api.serve(context, call)
+    cosines = json_bytes(expect_reply(served.reply, RerankReply).scores)
+    return respond(context, served, cosines, compute_headers(context, served, call))
+
+
+async def _rerank(body: Any, model: str, context: RequestContext, api: Api) -> HttpReply:
+    data = msgspec.convert(body, TeiRerankRequest)
+    call = decode_rerank(data, model, api)
+    served = await api.serve(context, call)
+    ranks = encode_rerank(expect_reply(served.reply, RerankReply), data.texts if data.return_text else None)
+    return respond(context, served, ranks, compute_headers(context, served, call))
+
+
+def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> RunOperation:
+    """Return the default operation of a model with these abilities.
+
+    A classifier of one label is a reranker, as in TEI.
+    """
     if Operation.RERANK in operations:
-        return _reranked
+        return _rerank
     if Operation.CLASSIFY in operations:
-        return _predicted
+        return _predict
     if Output.SPARSE in outputs and Operation.EMBED not in operations:
-        return _sparse
-    return _embedded
+        return _embed_sparse
+    return _embed
 
 
 @post(
     ["/", "/models/{name:str}"],
     status_code=200,
     opt=DIRECT,
-    responses={200: ResponseSpec(ANSWERS, description="What the model's default operation answers")}
+    responses={200: ResponseSpec(ANY_RESPONSE, description="What the model's default operation answers")}
     | FAILURES,
     tags=["TEI"],
 )
@@ -120,13 +145,18 @@ async def default(
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Do what the model is for."""
+    """Run the default operation of the model.
+
+    An embedding model embeds `inputs`, a sparse model returns their weighted terms, a classifier their
+    labels, and a reranker ranks `texts` by `query`. `inputs` with a source sentence and sentences always ask
+    for similarity.
+    """
     model = name or data.model or api.gateway.routes.root_model()
-    told = api.capabilities_of(model, Operation.EMBED)
-    answer = default_of(told.operations, told.outputs) if told else _embedded
+    capabilities = api.capabilities_of(model, Operation.EMBED)
+    run = default_of(capabilities.operations, capabilities.outputs) if capabilities else _embed
     if isinstance(data.inputs, SimilarityInputs):
-        answer = _compared
-    return await answer(msgspec.to_builtins(data), context, api, model)
+        run = _similarity
+    return await run(msgspec.to_builtins(data), model, context, api)
 
 
 HANDLERS = [default]

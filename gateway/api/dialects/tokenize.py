@@ -1,4 +1,4 @@
-"""Texts to tokens and back: TEI's /tokenize and /decode, vLLM's /tokenize and /detokenize.
+"""Tokenize and detokenize: TEI's /tokenize and /decode, vLLM's /tokenize and /detokenize.
 
 Source: text-embeddings-inference 1.9.3, router/src/http/types.rs; vLLM 0.33, entrypoints/serve/tokenize.
 """
@@ -13,23 +13,25 @@ from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Detokenize, DetokenizeReply, Token, Tokenize, TokenizeReply
-from gateway.api.wire.inputs import check_ids
 from gateway.api.server.body import ModelName
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import DIRECT, Api, HttpReply, direct_by, expect_reply, respond
+from gateway.api.wire.inputs import check_ids
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 
-# Each token is shown with its text and place: a reply of some 30 MB.
+# The reply has the text and place of each token: about 30 MB for this many characters.
 TOKENIZE_CHARACTERS_MAX = 1_000_000
-# Some words are as long as twenty characters.
+# One token can stand for twenty characters, so this many ids can be a reply of 20 MB.
 IDS_MAX = 1_000_000
 
 
 class TokenizeRequest(msgspec.Struct):
-    """inputs: texts, as TEI has it. prompt: one text, as vLLM has it; messages: refused, no chat template is
-    applied here.
+    """Body of /tokenize.
+
+    inputs: texts, in TEI's dialect. prompt: one text, in vLLM's. messages: refused, because the gateway
+    applies no chat template.
     """
 
     inputs: str | list[str] | UnsetType = UNSET
@@ -42,7 +44,7 @@ class TokenizeRequest(msgspec.Struct):
 
 
 class TokenList(msgspec.Struct):
-    """vLLM's answer; max_model_len is null where nobody knows it."""
+    """vLLM's reply. max_model_len: null if it is unknown."""
 
     count: int
     max_model_len: int | None
@@ -51,7 +53,7 @@ class TokenList(msgspec.Struct):
 
 
 class DecodeRequest(msgspec.Struct):
-    """TEI's: one list of ids, or a list of lists."""
+    """Body of TEI's /decode: one list of ids, or a list of lists."""
 
     ids: list[int | list[int]]
     skip_special_tokens: bool = True
@@ -59,29 +61,32 @@ class DecodeRequest(msgspec.Struct):
 
 
 class DetokenizeRequest(msgspec.Struct):
-    """vLLM's: one list of ids; specials are shown."""
+    """Body of vLLM's /detokenize: one list of ids, special tokens included in the text."""
 
     tokens: list[int]
     model: ModelName | None = None
 
 
 class DetokenizeResponse(msgspec.Struct):
-    """The text."""
+    """The text of the ids."""
 
     prompt: str
 
 
-SHOWN: Any = list[list[Token]] | TokenList
+TOKENIZE_RESPONSE: Any = list[list[Token]] | TokenList
 
 
 def decode_tokenize(data: TokenizeRequest, name: str | None, api: Api) -> Call:
-    """Raises: EmptyInput, InvalidInput."""
+    """Decode a body of either dialect. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput.
+    """
     if data.messages is not UNSET:
         raise InvalidInput(
             "`messages` is refused: no chat template is applied here; send a `prompt`", param="messages"
         )
     if data.prompt is not UNSET:
-        # An empty prompt is specials alone, which vLLM shows too.
+        # An empty prompt is allowed: vLLM returns its special tokens.
         field, texts = "prompt", api.texts([data.prompt], "prompt")
     else:
         assert data.inputs is not UNSET
@@ -95,32 +100,36 @@ def decode_tokenize(data: TokenizeRequest, name: str | None, api: Api) -> Call:
 
 
 def encode_token_list(tokens: tuple[Token, ...], max_tokens: int | None, *, strings: bool) -> bytes:
-    """The body that vLLM gives."""
-    shown = [one.text for one in tokens] if strings else None
-    return msgspec.json.encode(TokenList(len(tokens), max_tokens, [one.id for one in tokens], shown))
+    """Encode vLLM's reply. strings: include the text of each token."""
+    texts = [token.text for token in tokens] if strings else None
+    return msgspec.json.encode(TokenList(len(tokens), max_tokens, [token.id for token in tokens], texts))
 
 
-def decode_ids(given: list[int | list[int]], field: str, api: Api) -> tuple[tuple[int, ...], ...]:
-    """Each list of ids. Raises: EmptyInput, InvalidInput."""
-    lists = [tuple(one) for one in given if isinstance(one, list)]
-    numbers = [one for one in given if isinstance(one, int)]
+def decode_ids(ids: list[int | list[int]], field: str, api: Api) -> tuple[tuple[int, ...], ...]:
+    """Return each list of ids.
+
+    Raises: EmptyInput, InvalidInput.
+    """
+    lists = [tuple(item) for item in ids if isinstance(item, list)]
+    numbers = [item for item in ids if isinstance(item, int)]
     if numbers and lists:
         raise InvalidInput(f"`{field}` mixes numbers with lists", param=field)
-    every = lists or [tuple(numbers)]
-    api.texts([""] * len(every), field)
-    if not all(every):
+    inputs = lists or [tuple(numbers)]
+    api.texts([""] * len(inputs), field)
+    if not all(inputs):
         raise EmptyInput(f"`{field}` holds an empty list", param=field)
-    check_ids([id_ for one in every for id_ in one], field)
-    if sum(map(len, every)) > IDS_MAX:
+    check_ids([number for item in inputs for number in item], field)
+    if sum(map(len, inputs)) > IDS_MAX:
         raise InvalidInput(f"more than {IDS_MAX} ids in a call", param=field)
-    return tuple(every)
+    return tuple(inputs)
 
 
 @post(
     ["/tokenize", "/models/{name:str}/tokenize"],
     status_code=200,
     opt=direct_by(inputs="tei", prompt="vllm", messages="vllm"),
-    responses={200: ResponseSpec(SHOWN, description="The tokens of each input")} | documented("tei", "vllm"),
+    responses={200: ResponseSpec(TOKENIZE_RESPONSE, description="The tokens of each input")}
+    | documented("tei", "vllm"),
     tags=["TEI", "vLLM"],
 )
 async def tokenize(
@@ -129,15 +138,19 @@ async def tokenize(
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Show how texts become tokens."""
+    """Split texts into tokens.
+
+    `inputs` is TEI's dialect and returns the tokens of each input; `prompt` is vLLM's and returns one list of
+    ids.
+    """
     call = decode_tokenize(data, name, api)
     served = await api.serve(context, call)
     inputs = expect_reply(served.reply, TokenizeReply).inputs
     if data.prompt is UNSET:
         return respond(context, served, msgspec.json.encode(inputs))
-    told = api.gateway.upstreams[served.route.upstream].capabilities
-    longest = told.max_input_tokens if told else None
-    body = encode_token_list(inputs[0], longest, strings=bool(data.return_token_strs))
+    capabilities = api.gateway.upstreams[served.route.upstream].capabilities
+    max_tokens = capabilities.max_input_tokens if capabilities else None
+    body = encode_token_list(inputs[0], max_tokens, strings=bool(data.return_token_strs))
     return respond(context, served, body)
 
 
@@ -154,7 +167,10 @@ async def decode(
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Turn token ids back into texts."""
+    """Turn token ids into texts.
+
+    Returns one text for each list of ids.
+    """
     work = Detokenize(decode_ids(data.ids, "ids", api), skip_special_tokens=data.skip_special_tokens)
     served = await api.serve(context, Call(work, name or data.model))
     return respond(context, served, msgspec.json.encode(expect_reply(served.reply, DetokenizeReply).texts))
@@ -173,7 +189,7 @@ async def detokenize(
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Turn token ids back into a text."""
+    """Turn token ids into a text, special tokens included."""
     ids = decode_ids([list(data.tokens)], "tokens", api)
     served = await api.serve(context, Call(Detokenize(ids, skip_special_tokens=False), name or data.model))
     (text,) = expect_reply(served.reply, DetokenizeReply).texts

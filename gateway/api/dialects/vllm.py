@@ -1,60 +1,39 @@
-"""vLLM's pooling server: POST /score, /v1/score, /classify and /pooling.
+"""vLLM's pooling server: POST /score, /v1/score and /classify. /pooling is in `vllm_pooling.py`.
 
-Source: vLLM 0.33, entrypoints/pooling; older names of the same fields are taken too.
+Source: vLLM 0.33, entrypoints/pooling; older names of the same fields are accepted too.
 """
 
-import secrets
-import time
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
-import numpy as np
-import pybase64
 from litestar import post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from backends.contract import (
-    Capabilities,
-    Classify,
-    ClassifyReply,
-    Embed,
-    EmbedReply,
-    Encode,
-    EncodeReply,
-    Operation,
-    Output,
-    Reply,
-    RerankReply,
-    Score,
-    Vectors,
-)
-from backends.vectors import shaped
-from gateway.api.wire.inputs import Inputs, read_texts
-from gateway.api.dialects.tei_outputs import check_token_vectors
-from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, side_of, truncate_of
+from backends.contract import Classify, ClassifyReply, Operation, RerankReply, Score
 from gateway.api.server.body import ModelName
-from gateway.api.server.encoding import EncodingFormat, json_bytes
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
-from gateway.calls import Call, Work
-from gateway.errors import EmptyInput, InvalidInput, OperationUnsupported
-from gateway.serve import Served
+from gateway.api.wire.inputs import InputField, Inputs, read_texts
+from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, truncate_of, truncation_side
+from gateway.api.wire.vllm_replies import VllmReply, encode_reply
+from gateway.calls import Call
+from gateway.errors import EmptyInput, InvalidInput
 
 FAILURES = documented("vllm")
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message; only text is taken."""
+    """A part of a message. Only text is accepted."""
 
     type: str
     text: str | None = None
 
 
 class Content(msgspec.Struct):
-    """A text written as a message's content."""
+    """A text in the form of a message's content."""
 
     content: list[ContentPart]
 
@@ -62,9 +41,11 @@ class Content(msgspec.Struct):
 Side: TypeAlias = str | Content | list[str | Content]
 
 
-class ScoreRequest(VllmOptions, kw_only=True):
-    """Two sides by one of the pairs of names: queries and documents (or items), data_1 and data_2, text_1
-    and text_2; one against one, one against many, or as many against as many.
+class VllmScoreRequest(VllmOptions, kw_only=True):
+    """Body of /score: two sides, under one of four pairs of names.
+
+    The pairs are queries and documents, queries and items, data_1 and data_2, text_1 and text_2. The sides
+    have one text each, one and many, or as many each.
     """
 
     queries: Side | None = None
@@ -79,44 +60,23 @@ class ScoreRequest(VllmOptions, kw_only=True):
     model: ModelName | None = None
 
 
-class ClassifyRequest(VllmOptions, kw_only=True):
-    """Texts to classify."""
+class VllmClassifyRequest(VllmOptions, kw_only=True):
+    """Body of /classify."""
 
     input: Inputs | None = None
     model: ModelName | None = None
 
 
-class PoolingRequest(VllmOptions, kw_only=True):
-    """Texts to pool, as the task says; absent, as the model does."""
-
-    input: Inputs | None = None
-    task: Literal["embed", "classify", "token_embed", "token_classify", "plugin"] | None = None
-    encoding_format: EncodingFormat = "float"
-    embed_dtype: Literal["float32"] = "float32"
-    endianness: Literal["native", "little"] = "native"
-    dimensions: int | None = None
-    model: ModelName | None = None
-
-
-class Usage(msgspec.Struct):
-    """Tokens after truncation, specials included."""
-
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int = 0
-    prompt_tokens_details: None = None
-
-
-class ScoreItem(msgspec.Struct):
-    """One pair's score."""
+class VllmScoreItem(msgspec.Struct):
+    """Score of one pair."""
 
     index: int
     score: float
     object: str = "score"
 
 
-class ClassItem(msgspec.Struct):
-    """One input's likeliest label, and all classes by their ids."""
+class VllmClassItem(msgspec.Struct):
+    """The likeliest label of one input, and the probabilities of all classes by class id."""
 
     index: int
     label: str
@@ -124,55 +84,34 @@ class ClassItem(msgspec.Struct):
     num_classes: int
 
 
-class PoolingItem(msgspec.Struct):
-    """One input's vector, classes, or a vector for each of its tokens; in base64 their float32 bytes."""
+class VllmScoreResponse(VllmReply):
+    """Scores, in the order of the pairs."""
 
-    index: int
-    data: list[float | list[float]] | str
-    object: str = "pooling"
-
-
-class Listed(msgspec.Struct):
-    """What every reply has around its items."""
-
-    id: str
-    created: int
-    model: str
-    usage: Usage
-
-
-class ScoreResponse(Listed):
-    """In the order of the pairs."""
-
-    data: list[ScoreItem]
+    data: list[VllmScoreItem]
     object: str = "list"
 
 
-class ClassifyResponse(Listed):
-    """In the order of the inputs."""
+class VllmClassifyResponse(VllmReply):
+    """Classes, in the order of the inputs."""
 
-    data: list[ClassItem]
+    data: list[VllmClassItem]
     object: str = "list"
 
 
-class PoolingResponse(Listed):
-    """In the order of the inputs."""
+def sides_of(data: VllmScoreRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the texts of both sides.
 
-    data: list[PoolingItem]
-    object: str = "list"
-
-
-def sides_of(data: ScoreRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The two sides. Raises: InvalidInput, EmptyInput."""
-    named = (
+    Raises: InvalidInput, EmptyInput.
+    """
+    pairs = (
         ("queries", data.queries, "documents", data.documents),
         ("queries", data.queries, "items", data.items),
         ("data_1", data.data_1, "data_2", data.data_2),
         ("text_1", data.text_1, "text_2", data.text_2),
     )
-    for first, one, second, other in named:
-        if one is not None and other is not None:
-            return _texts(one, first), _texts(other, second)
+    for first_field, first, second_field, second in pairs:
+        if first is not None and second is not None:
+            return _texts(first, first_field), _texts(second, second_field)
     raise InvalidInput("send `queries` and `documents`, `data_1` and `data_2`, or `text_1` and `text_2`")
 
 
@@ -180,7 +119,7 @@ def _texts(side: Side, field: str) -> tuple[str, ...]:
     items = side if isinstance(side, list) else [side]
     if not items:
         raise EmptyInput(f"`{field}` is an empty list", param=field)
-    return tuple(one if isinstance(one, str) else _text_of(one, field) for one in items)
+    return tuple(item if isinstance(item, str) else _text_of(item, field) for item in items)
 
 
 def _text_of(content: Content, field: str) -> str:
@@ -191,7 +130,10 @@ def _text_of(content: Content, field: str) -> str:
 
 
 def pairs_of(firsts: tuple[str, ...], seconds: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """One against one, one against many, or each with the one beside it. Raises: InvalidInput, EmptyInput."""
+    """Pair one text with one, one with each of many, or two lists of equal length item by item.
+
+    Raises: InvalidInput, EmptyInput.
+    """
     if len(firsts) not in (1, len(seconds)):
         raise InvalidInput(
             f"{len(firsts)} texts against {len(seconds)}: lengths are 1:1, 1:N or N:N", param="queries"
@@ -201,100 +143,41 @@ def pairs_of(firsts: tuple[str, ...], seconds: tuple[str, ...]) -> tuple[tuple[s
     return tuple(zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True))
 
 
-def called(work: Work, data: VllmOptions, model: str | None, told: Capabilities | None) -> Call:
-    """The call, with what the options say of truncation. Raises: InvalidInput."""
-    truncate = truncate_of(data, told.max_input_tokens if told else None)
-    return Call(work, model, truncate, side_of(data))
+def decode_score(data: VllmScoreRequest, name: str | None, api: Api) -> Call:
+    """Decode a body of /score. name: the model in the path.
 
-
-def decode_score(data: ScoreRequest, name: str | None, api: Api) -> Call:
-    """Raises: EmptyInput, InvalidInput, and what `Routes.resolve` raises."""
+    Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`.
+    """
     check_options(data)
     if data.max_tokens_per_query or data.max_tokens_per_doc:
         raise InvalidInput("`max_tokens_per_query` and `max_tokens_per_doc` are not supported here")
     pairs = pairs_of(*sides_of(data))
     api.texts([""] * len(pairs), "documents")
     model = name or data.model
-    told = api.capabilities_of(model, Operation.RERANK)
-    return called(Score(pairs, raw_scores=is_raw(data)), data, model, told)
+    capabilities = api.capabilities_of(model, Operation.RERANK)
+    truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
+    return Call(Score(pairs, raw_scores=is_raw(data)), model, truncate, truncation_side(data))
 
 
-async def decode_classify(data: ClassifyRequest, name: str | None, context: RequestContext, api: Api) -> Call:
-    """Raises: EmptyInput, InvalidInput, and what `Routes.resolve` raises."""
+async def decode_classify(
+    data: VllmClassifyRequest, name: str | None, context: RequestContext, api: Api
+) -> Call:
+    """Decode a body of /classify. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`.
+    """
     check_options(data)
-    model = name or data.model
-    texts = await _inputs(data.input, model, context, api, Operation.CLASSIFY)
-    told = api.capabilities_of(model, Operation.CLASSIFY)
-    return called(Classify(texts, raw_scores=is_raw(data)), data, model, told)
-
-
-async def _inputs(
-    given: Inputs | None, model: str | None, context: RequestContext, api: Api, operation: Operation
-) -> tuple[str, ...]:
-    if given is None:
+    if data.input is None:
         raise InvalidInput("`input` is missing", param="input")
-    return await read_texts(given, "input", model, context, api, operation)
-
-
-async def decode_pooling(data: PoolingRequest, name: str | None, context: RequestContext, api: Api) -> Call:
-    """Raises: EmptyInput, InvalidInput, OperationUnsupported, and what `Routes.resolve` raises."""
-    check_options(data)
-    if data.dimensions is not None:
-        raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
-    model = name or data.model or api.gateway.routes.root_model()
-    told = api.capabilities_of(model, Operation.EMBED)
-    task = data.task or task_of(told)
-    operation = OPERATION_OF.get(task)
-    if operation is None:
-        raise OperationUnsupported(f"the task {task!r} is not supported by this gateway", param="task")
-    texts = await _inputs(data.input, model, context, api, operation)
-    work = pooled(operation, texts, told, raw=is_raw(data))
-    return called(work, data, model, told)
-
-
-OPERATION_OF = {
-    "embed": Operation.EMBED,
-    "classify": Operation.CLASSIFY,
-    "token_embed": Operation.ENCODE,
-}
-
-
-def task_of(told: Capabilities | None) -> str:
-    """What a model does where the caller does not say."""
-    operations = told.operations if told else frozenset()
-    if Operation.CLASSIFY in operations:
-        return "classify"
-    return "token_embed" if Operation.ENCODE in operations and Operation.EMBED not in operations else "embed"
-
-
-def pooled(
-    operation: Operation, texts: tuple[str, ...], told: Capabilities | None, *, raw: bool
-) -> Embed | Encode | Classify:
-    """The work of a task. Token vectors are late interaction's where the model has those."""
-    if operation is Operation.EMBED:
-        return Embed(texts, normalize=not raw)
-    if operation is Operation.CLASSIFY:
-        return Classify(texts, raw_scores=raw)
-    check_token_vectors(texts, "input")
-    late = not raw and told is not None and Output.MULTIVECTOR in told.outputs
-    return Encode(texts, frozenset({Output.MULTIVECTOR if late else Output.TOKENS}))
-
-
-def encode_listed(kind: str, served: Served, items: list[Any]) -> bytes:
-    """The body around the items of a reply."""
-    tokens = served.reply.tokens
-    usage = {
-        "prompt_tokens": tokens,
-        "total_tokens": tokens,
-        "completion_tokens": 0,
-        "prompt_tokens_details": None,
-    }
-    head = {"id": f"{kind}-{secrets.token_hex(16)}", "object": "list", "created": int(time.time())}
-    return json_bytes(head | {"model": served.route.model, "data": items, "usage": usage})
+    model = name or data.model
+    texts = await read_texts(data.input, InputField("input", model, Operation.CLASSIFY), context, api)
+    capabilities = api.capabilities_of(model, Operation.CLASSIFY)
+    truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
+    return Call(Classify(texts, raw_scores=is_raw(data)), model, truncate, truncation_side(data))
 
 
 def class_items(reply: ClassifyReply) -> list[Any]:
-    """Classes by id, with the likeliest one's name."""
+    """Return the classes of each input by class id, with the name of the likeliest."""
     return [
         {
             "index": index,
@@ -306,89 +189,49 @@ def class_items(reply: ClassifyReply) -> list[Any]:
     ]
 
 
-def pooled_rows(reply: Reply, *, raw: bool) -> list[Vectors]:
-    """Of each input its vector, its classes, or a vector for each token."""
-    match reply:
-        case EmbedReply():
-            return list(reply.vectors)
-        case ClassifyReply():
-            return list(reply.scores)
-    encoded: EncodeReply = expect_reply(reply, EncodeReply)
-    if encoded.multivector is not None:
-        return list(encoded.multivector)
-    rows = encoded.token_vectors or ()
-    # vLLM's own are of length 1 unless raw ones are asked for.
-    return [one if raw else shape_vectors(one, dimensions=None, normalize=True) for one in rows]
-
-
-def pooling_items(rows: list[Vectors], encoding_format: EncodingFormat) -> list[Any]:
-    """Rows as vLLM lists them."""
-    shown: list[Any] = list(rows)
-    if encoding_format == "base64":
-        shown = [
-            pybase64.b64encode_as_string(np.ascontiguousarray(row, dtype="<f4").tobytes()) for row in rows
-        ]
-    return [{"index": index, "object": "pooling", "data": one} for index, one in enumerate(shown)]
-
-
 @post(
     ["/score", "/v1/score", "/models/{name:str}/score", "/models/{name:str}/v1/score"],
     status_code=200,
     opt=DIRECT,
-    responses={200: ResponseSpec(ScoreResponse, description="A score for each pair")} | FAILURES,
+    responses={200: ResponseSpec(VllmScoreResponse, description="A score for each pair")} | FAILURES,
     tags=["vLLM"],
 )
 async def score(
-    data: JSONBody[ScoreRequest],
+    data: JSONBody[VllmScoreRequest],
     context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Score pairs of texts."""
+    """Score pairs of texts.
+
+    Returns one score for each pair, in the order of the pairs.
+    """
     served = await api.serve(context, decode_score(data, name, api))
     scores = expect_reply(served.reply, RerankReply).scores
-    items = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
-    return respond(context, served, encode_listed("score", served, items))
+    items = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
+    return respond(context, served, encode_reply("score", served, items))
 
 
 @post(
     ["/classify", "/models/{name:str}/classify"],
     status_code=200,
     opt=DIRECT,
-    responses={200: ResponseSpec(ClassifyResponse, description="The classes of each input")} | FAILURES,
+    responses={200: ResponseSpec(VllmClassifyResponse, description="The classes of each input")} | FAILURES,
     tags=["vLLM"],
 )
 async def classify(
-    data: JSONBody[ClassifyRequest],
+    data: JSONBody[VllmClassifyRequest],
     context: NamedDependency[RequestContext],
     api: NamedDependency[Api],
     name: FromPath[str | None] = None,
 ) -> HttpReply:
-    """Tell how likely each class is."""
+    """Classify texts.
+
+    Returns the likeliest label of each input, and the probabilities of all classes.
+    """
     served = await api.serve(context, await decode_classify(data, name, context, api))
     items = class_items(expect_reply(served.reply, ClassifyReply))
-    return respond(context, served, encode_listed("classify", served, items))
+    return respond(context, served, encode_reply("classify", served, items))
 
 
-@post(
-    ["/pooling", "/models/{name:str}/pooling"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(PoolingResponse, description="What the task gives of each input")}
-    | FAILURES,
-    tags=["vLLM"],
-)
-async def pooling(
-    data: JSONBody[PoolingRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
-) -> HttpReply:
-    """Turn texts into vectors, classes, or a vector for each token."""
-    served = await api.serve(context, await decode_pooling(data, name, context, api))
-    rows = pooled_rows(served.reply, raw=is_raw(data))
-    body = encode_listed("pool", served, pooling_items(rows, data.encoding_format))
-    return respond(context, served, body)
-
-
-HANDLERS = [score, classify, pooling]
+HANDLERS = [score, classify]

@@ -47,6 +47,11 @@ def vector_items(vectors: Vectors, encoding_format: EmbeddingType) -> list[Any]:
     return list(quantized(vectors, encoding_format))
 
 
+def base64_float32(array: Vectors) -> str:
+    """Return the little-endian float32 bytes of an array of any shape, in base64."""
+    return pybase64.b64encode_as_string(np.ascontiguousarray(array, dtype="<f4").tobytes())
+
+
 def quantized(vectors: Vectors, kind: EmbeddingType) -> np.typing.NDArray[Any]:
     """Vectors in fewer bits: (n, dim) float32 → (n, dim) int8 or uint8, or (n, ceil(dim / 8)) packed bits.
 

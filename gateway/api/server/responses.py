@@ -15,7 +15,6 @@ from gateway.api.server.request_context import RequestContext
 from gateway.calls import Call, inputs_of
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.quotas.ledger import rate_limit_headers
-from gateway.routing.routes import Route
 from gateway.serve import Caller, Gateway, Served
 
 
@@ -38,12 +37,16 @@ class Api:
         context.tokens = served.reply.tokens
         return served
 
-    def route(self, context: RequestContext, model: str | None, operation: Operation) -> Route:
-        """What the caller means by a model, for what must be known before a call is made.
+    async def decode_ids(
+        self, context: RequestContext, model: str | None, operation: Operation, ids: Sequence[list[int]]
+    ) -> list[str]:
+        """Decode token ids with the vocabulary that the model's config names.
 
-        Raises: what `Routes.resolve` raises.
+        Raises: what `Routes.resolve` and `IdDecoder.decode` raise.
         """
-        return self.gateway.routes.resolve(self.authenticator.authenticate(context), model, operation)
+        tenant = self.authenticator.authenticate(context)
+        route = self.gateway.routes.resolve(tenant, model, operation)
+        return await self.gateway.upstreams[route.upstream].ids.decode(ids, route.deadline_s)
 
     def capabilities_of(self, model: str | None, operation: Operation) -> Capabilities | None:
         """What a model can do, or the operation's default; None while no replica of it has joined.

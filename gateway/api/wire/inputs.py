@@ -1,69 +1,109 @@
-"""What callers may give as inputs: texts, or token ids where the model's config says of which vocabulary.
+"""Inputs of a request body: texts, or token ids where the model's config names their vocabulary.
 
 Source: TEI's and OpenAI's unions: a list of numbers is one input, a list of lists is many.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Annotated, Protocol, TypeAlias
 
-from backends.contract import Operation
+import msgspec
+
+from backends.contract import Capabilities, Operation
 from backends.texts import TOKEN_ID_LIMIT
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import Api
 from gateway.errors import EmptyInput, InvalidInput
 
-# Ids stand beside texts because a union of two kinds of list cannot be told apart before it is read.
+# No vector is longer. A number past 32 bits is one that TEI itself cannot read.
+Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
+# Ids and texts share one list type, because a union of two list types cannot be decoded in one pass.
 Inputs: TypeAlias = str | list[str | int | list[int]]
+# A vector of a thousand numbers for each token is 11 KB of JSON: what 32 texts of 512 tokens come to.
+TOKEN_VECTORS_BYTES_MAX = 65_536
+
+
+class InputField(msgspec.Struct, frozen=True):
+    """A field that holds inputs, and what they are for.
+
+    name: of the field, for error messages. model: as the caller named it; its vocabulary decodes token ids.
+    """
+
+    name: str
+    model: str | None
+    operation: Operation
+
+
+class InputReader(Protocol):
+    """The part of `Api` that decoders need: bounds, capabilities and vocabularies."""
+
+    def texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
+        """Return the inputs as a tuple. Raises: EmptyInput, InvalidInput."""
+
+    def whole_texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
+        """Return the inputs as a tuple, none of them empty. Raises: EmptyInput, InvalidInput."""
+
+    def capabilities_of(self, model: str | None, operation: Operation) -> Capabilities | None:
+        """Return the capabilities of a model, or None while no replica of it has joined."""
+
+    async def decode_ids(
+        self, context: RequestContext, model: str | None, operation: Operation, ids: Sequence[list[int]]
+    ) -> list[str]:
+        """Return the text of each list of token ids."""
 
 
 async def read_texts(
-    given: Inputs, field: str, model: str | None, context: RequestContext, api: Api, operation: Operation
+    inputs: Inputs, field: InputField, context: RequestContext, api: InputReader
 ) -> tuple[str, ...]:
-    """The texts of a call, ids decoded; none of them may be empty.
+    """Return the texts of a request, with token ids decoded. None of them is empty.
 
-    Raises: EmptyInput, InvalidInput, and what `Routes.resolve` raises.
+    Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve` and `IdDecoder.decode`.
     """
-    if isinstance(given, str):
-        return api.whole_texts(given, field)
-    items = as_items(given, field)
-    ids = [one for one in items if not isinstance(one, str)]
+    if isinstance(inputs, str):
+        return api.whole_texts(inputs, field.name)
+    items = split_items(inputs, field.name)
+    ids = [item for item in items if isinstance(item, list)]
     if ids:
-        api.texts([""] * len(items), field)
-        items = await _decoded(items, model, context, api, operation)
-    return api.whole_texts([one for one in items if isinstance(one, str)], field)
+        # Check the count before the vocabulary is loaded.
+        api.texts([""] * len(items), field.name)
+        decoded = iter(await api.decode_ids(context, field.model, field.operation, ids))
+        items = [next(decoded) if isinstance(item, list) else item for item in items]
+    return api.whole_texts([item for item in items if isinstance(item, str)], field.name)
 
 
-def as_items(given: Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
-    """Each input by itself. Raises: EmptyInput, InvalidInput."""
-    numbers = [one for one in given if isinstance(one, int)]
-    if numbers and len(numbers) < len(given):
+def split_items(inputs: Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
+    """Return each input as one item: a text, or a list of token ids.
+
+    Raises: EmptyInput, InvalidInput.
+    """
+    numbers = [item for item in inputs if isinstance(item, int)]
+    if numbers and len(numbers) < len(inputs):
         raise InvalidInput(f"`{field}` mixes numbers with other inputs", param=field)
     check_ids(numbers, field)
-    others = [one for one in given if not isinstance(one, int)]
-    for one in others:
-        if isinstance(one, list):
-            check_ids(one, field)
-    items: list[str | list[int]] = [numbers] if numbers else others
-    if any(not one for one in items):
+    texts_and_lists = [item for item in inputs if not isinstance(item, int)]
+    for item in texts_and_lists:
+        if isinstance(item, list):
+            check_ids(item, field)
+    items: list[str | list[int]] = [numbers] if numbers else texts_and_lists
+    if not all(items):
         raise EmptyInput(f"`{field}` holds an empty input", param=field)
     return items
 
 
 def check_ids(ids: Sequence[int], field: str) -> None:
-    """Raises: InvalidInput, where a number is no token's in any vocabulary."""
+    """Check that every number can be a token id of some vocabulary.
+
+    Raises: InvalidInput.
+    """
     if ids and not 0 <= min(ids) <= max(ids) < TOKEN_ID_LIMIT:
         raise InvalidInput(f"`{field}` holds a number that is no token id", param=field)
 
 
-async def _decoded(
-    items: Sequence[str | list[int]],
-    model: str | None,
-    context: RequestContext,
-    api: Api,
-    operation: Operation,
-) -> list[str | list[int]]:
-    """The items with texts in the place of ids."""
-    route = api.route(context, model, operation)
-    ids = [one for one in items if not isinstance(one, str)]
-    texts = iter(await api.gateway.upstreams[route.upstream].ids.decode(ids, route.deadline_s))
-    return [one if isinstance(one, str) else next(texts) for one in items]
+def check_token_vectors(texts: tuple[str, ...], field: str) -> None:
+    """Check that a vector for each token of these texts makes a reply of acceptable size.
+
+    Raises: InvalidInput.
+    """
+    if sum(len(text.encode()) for text in texts) > TOKEN_VECTORS_BYTES_MAX:
+        raise InvalidInput(
+            f"more than {TOKEN_VECTORS_BYTES_MAX} bytes of text; a vector for each token is many times that",
+            param=field,
+        )

@@ -1,8 +1,8 @@
-"""The fields that vLLM's pooling requests share: which are taken, and which are refused. Pure.
+"""Fields that vLLM's pooling requests share: which ones the gateway applies and which ones it refuses. Pure.
 
 Source: vLLM 0.33, entrypoints/pooling; names of older releases where they meant the same.
-Rule: a field that changes what is computed is taken or refused, never passed over; one that names or orders
-a request changes nothing, and is let be.
+Rule: a field that changes the result is applied or refused, never ignored. A field that only names or orders
+a request changes nothing and is ignored.
 """
 
 from collections.abc import Container
@@ -15,8 +15,10 @@ from gateway.errors import InvalidInput
 
 
 class VllmOptions(msgspec.Struct, kw_only=True):
-    """truncate_prompt_tokens: -1 cuts at the model's length. use_activation: false asks for raw output;
-    softmax and activation are its names of old.
+    """Options of every pooling request.
+
+    truncate_prompt_tokens: -1 cuts at the model's length. use_activation: false returns raw output; softmax
+    and activation are its older names.
     """
 
     truncate_prompt_tokens: int | None = None
@@ -34,7 +36,7 @@ class VllmOptions(msgspec.Struct, kw_only=True):
     messages: Any = None
 
 
-# Field → what may be said of it without changing anything.
+# Field → values that do not change the result.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (None, True),
     "priority": (None, 0),
@@ -47,7 +49,10 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 
 
 def check_options(options: VllmOptions, *, own: Container[str] = ()) -> None:
-    """own: fields that mean something else on a path. Raises: InvalidInput for one that is not done here."""
+    """Check that no option asks for a computation that the gateway does not do.
+
+    own: fields that have another meaning on this path and are skipped. Raises: InvalidInput.
+    """
     if options.messages is not None:
         raise InvalidInput(
             "`messages` is refused: no chat template is applied here; send texts", param="messages"
@@ -61,27 +66,28 @@ def check_options(options: VllmOptions, *, own: Container[str] = ()) -> None:
 
 
 def truncate_of(options: VllmOptions, max_tokens: int | None) -> bool | None:
-    """Whether to cut what is too long; None is as the model's config says.
+    """Return whether to cut inputs that are too long, or None to follow the model's config.
 
-    max_tokens: the model's length, None where nobody knows it. Raises: InvalidInput where less is asked for.
+    max_tokens: the model's length, or None if it is unknown. Raises: InvalidInput if the request asks for a
+    shorter length.
     """
     cut = options.truncate_prompt_tokens
     if cut is None:
         return None
     if cut == -1 or (max_tokens is not None and cut >= max_tokens):
         return True
-    known = "" if max_tokens is None else f" ({max_tokens})"
+    length = "" if max_tokens is None else f" ({max_tokens})"
     raise InvalidInput(
-        f"`truncate_prompt_tokens` cuts at the model's length{known} here: send -1",
+        f"`truncate_prompt_tokens` cuts at the model's length{length} here: send -1",
         param="truncate_prompt_tokens",
     )
 
 
-def side_of(options: VllmOptions) -> Truncate | None:
-    """The end that is cut."""
+def truncation_side(options: VllmOptions) -> Truncate | None:
+    """Return the end of the input to cut, or None for the model's default."""
     return None if options.truncation_side is None else Truncate(options.truncation_side)
 
 
 def is_raw(options: VllmOptions) -> bool:
-    """Whether what comes before the last activation is asked for."""
+    """Return whether the request asks for output without the last activation."""
     return False in (options.use_activation, options.softmax, options.activation)

@@ -1,0 +1,166 @@
+"""vLLM's POST /pooling: vectors, classes, or a vector for each token, by task.
+
+Source: vLLM 0.33, entrypoints/pooling; older names of the same fields are accepted too.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from litestar import post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+
+from backends.contract import (
+    Capabilities,
+    Classify,
+    ClassifyReply,
+    Embed,
+    EmbedReply,
+    Encode,
+    EncodeReply,
+    Operation,
+    Output,
+    Reply,
+    Vectors,
+)
+from backends.vectors import shape_vectors
+from gateway.api.server.body import ModelName
+from gateway.api.server.encoding import EncodingFormat, base64_float32
+from gateway.api.server.error_bodies import documented
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_texts
+from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, truncate_of, truncation_side
+from gateway.api.wire.vllm_replies import VllmReply, encode_reply
+from gateway.calls import Call
+from gateway.errors import InvalidInput, OperationUnsupported
+
+FAILURES = documented("vllm")
+OPERATION_OF = {
+    "embed": Operation.EMBED,
+    "classify": Operation.CLASSIFY,
+    "token_embed": Operation.ENCODE,
+}
+
+
+class PoolingRequest(VllmOptions, kw_only=True):
+    """Body of /pooling. Without `task` the model's own task is used."""
+
+    input: Inputs | None = None
+    task: Literal["embed", "classify", "token_embed", "token_classify", "plugin"] | None = None
+    encoding_format: EncodingFormat = "float"
+    embed_dtype: Literal["float32"] = "float32"
+    endianness: Literal["native", "little"] = "native"
+    dimensions: int | None = None
+    model: ModelName | None = None
+
+
+class VllmPoolingItem(msgspec.Struct):
+    """One input's vector, classes, or vectors of its tokens; in base64 their float32 bytes."""
+
+    index: int
+    data: list[float | list[float]] | str
+    object: str = "pooling"
+
+
+class PoolingResponse(VllmReply):
+    """Results of the task, in the order of the inputs."""
+
+    data: list[VllmPoolingItem]
+    object: str = "list"
+
+
+async def decode_pooling(data: PoolingRequest, name: str | None, context: RequestContext, api: Api) -> Call:
+    """Decode a body. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput, OperationUnsupported, and the errors of `Routes.resolve`.
+    """
+    check_options(data)
+    if data.dimensions is not None:
+        raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
+    model = name or data.model or api.gateway.routes.root_model()
+    capabilities = api.capabilities_of(model, Operation.EMBED)
+    task = data.task or task_of(capabilities)
+    operation = OPERATION_OF.get(task)
+    if operation is None:
+        raise OperationUnsupported(f"the task {task!r} is not supported by this gateway", param="task")
+    if data.input is None:
+        raise InvalidInput("`input` is missing", param="input")
+    texts = await read_texts(data.input, InputField("input", model, operation), context, api)
+    work = pooling_work(operation, texts, capabilities, raw=is_raw(data))
+    truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
+    return Call(work, model, truncate, truncation_side(data))
+
+
+def task_of(capabilities: Capabilities | None) -> str:
+    """Return the task of a model if the request names none."""
+    operations = capabilities.operations if capabilities else frozenset()
+    if Operation.CLASSIFY in operations:
+        return "classify"
+    return "token_embed" if Operation.ENCODE in operations and Operation.EMBED not in operations else "embed"
+
+
+def pooling_work(
+    operation: Operation, texts: tuple[str, ...], capabilities: Capabilities | None, *, raw: bool
+) -> Embed | Encode | Classify:
+    """Return the work of a task.
+
+    Token vectors of a late-interaction model are its multi-vectors, unless the request asks for raw output.
+    Raises: InvalidInput.
+    """
+    if operation is Operation.EMBED:
+        return Embed(texts, normalize=not raw)
+    if operation is Operation.CLASSIFY:
+        return Classify(texts, raw_scores=raw)
+    check_token_vectors(texts, "input")
+    late = not raw and capabilities is not None and Output.MULTIVECTOR in capabilities.outputs
+    return Encode(texts, frozenset({Output.MULTIVECTOR if late else Output.TOKENS}))
+
+
+def pooled_rows(reply: Reply, *, raw: bool) -> list[Vectors]:
+    """Return for each input its vector, its classes, or a vector for each token."""
+    match reply:
+        case EmbedReply():
+            return list(reply.vectors)
+        case ClassifyReply():
+            return list(reply.scores)
+    encoded: EncodeReply = expect_reply(reply, EncodeReply)
+    if encoded.multivector is not None:
+        return list(encoded.multivector)
+    # vLLM returns token vectors of length 1 unless the request asks for raw ones.
+    token_vectors = encoded.token_vectors or ()
+    return [rows if raw else shape_vectors(rows, dimensions=None, normalize=True) for rows in token_vectors]
+
+
+def pooling_items(rows: list[Vectors], encoding_format: EncodingFormat) -> list[Any]:
+    """Return the rows as vLLM lists them."""
+    values: list[Any] = [base64_float32(row) for row in rows] if encoding_format == "base64" else list(rows)
+    return [{"index": index, "object": "pooling", "data": value} for index, value in enumerate(values)]
+
+
+@post(
+    ["/pooling", "/models/{name:str}/pooling"],
+    status_code=200,
+    opt=DIRECT,
+    responses={200: ResponseSpec(PoolingResponse, description="What the task gives of each input")}
+    | FAILURES,
+    tags=["vLLM"],
+)
+async def pooling(
+    data: JSONBody[PoolingRequest],
+    context: NamedDependency[RequestContext],
+    api: NamedDependency[Api],
+    name: FromPath[str | None] = None,
+) -> HttpReply:
+    """Turn texts into vectors, classes, or a vector for each token.
+
+    `task` selects the result; without it the model's own task is used.
+    """
+    served = await api.serve(context, await decode_pooling(data, name, context, api))
+    rows = pooled_rows(served.reply, raw=is_raw(data))
+    body = encode_reply("pool", served, pooling_items(rows, data.encoding_format))
+    return respond(context, served, body)
+
+
+HANDLERS = [pooling]

@@ -1,0 +1,202 @@
+"""TEI's request and reply bodies for vectors, ranks and similarities, with their decoders and encoders.
+
+Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs and server.rs.
+"""
+
+import msgspec
+
+from backends.contract import Embed, Encode, Operation, Output, Rerank, RerankReply, TermWeights
+from gateway.api.server.body import ModelName
+from gateway.api.server.encoding import json_bytes
+from gateway.api.server.request_context import RequestContext
+from gateway.api.wire.inputs import (
+    Dimensions,
+    InputField,
+    InputReader,
+    Inputs,
+    check_token_vectors,
+    read_texts,
+)
+from gateway.api.wire.tei_truncation import Direction, side_of
+from gateway.calls import Call, Similarity, characters_of
+from gateway.errors import EmptyInput
+from gateway.serve import Served
+
+
+class EmbedRequest(msgspec.Struct):
+    """Body of /embed. Fields that are not `| None` reject null, as TEI's do."""
+
+    inputs: Inputs
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+    normalize: bool = True
+    dimensions: Dimensions | None = None
+    model: ModelName | None = None
+
+
+class TeiEncodeRequest(msgspec.Struct):
+    """Body of /embed_sparse and /embed_all. Fields that are not `| None` reject null, as TEI's do."""
+
+    inputs: Inputs
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+    model: ModelName | None = None
+
+
+class TeiWeight(msgspec.Struct):
+    """One term of the vocabulary and its weight."""
+
+    index: int
+    value: float
+
+
+class TeiRerankRequest(msgspec.Struct):
+    """A query, and the texts to score against it."""
+
+    query: str
+    texts: list[str]
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    raw_scores: bool = False
+    return_text: bool = False
+    model: ModelName | None = None
+
+
+class TeiRank(msgspec.Struct, omit_defaults=True):
+    """Score of one text. index: the text's place in the request. text: only with `return_text`."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class SimilarityInputs(msgspec.Struct):
+    """One sentence, and the sentences to compare it with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(msgspec.Struct):
+    """Options of a similarity request."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(msgspec.Struct):
+    """Cosine of one sentence with each of many."""
+
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters | None = None
+    model: ModelName | None = None
+
+
+async def decode_embed(
+    data: EmbedRequest, name: str | None, context: RequestContext, api: InputReader
+) -> Call:
+    """Decode a body of /embed. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
+    """
+    model = name or data.model
+    work = Embed(
+        await read_texts(data.inputs, InputField("inputs", model, Operation.EMBED), context, api),
+        normalize=data.normalize,
+        dimensions=data.dimensions,
+        prompt_name=data.prompt_name,
+    )
+    return Call(work, model, data.truncate, side_of(data))
+
+
+async def decode_sparse(
+    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InputReader
+) -> Call:
+    """Decode a body of /embed_sparse. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
+    """
+    model = name or data.model
+    texts = await read_texts(data.inputs, InputField("inputs", model, Operation.ENCODE), context, api)
+    return _encode_call(data, texts, Output.SPARSE, model)
+
+
+async def decode_token_vectors(
+    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InputReader
+) -> Call:
+    """Decode a body of /embed_all. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
+    """
+    model = name or data.model
+    texts = await read_texts(data.inputs, InputField("inputs", model, Operation.ENCODE), context, api)
+    check_token_vectors(texts, "inputs")
+    return _encode_call(data, texts, Output.TOKENS, model)
+
+
+def _encode_call(data: TeiEncodeRequest, texts: tuple[str, ...], output: Output, model: str | None) -> Call:
+    work = Encode(texts, frozenset({output}), prompt_name=data.prompt_name)
+    return Call(work, model, data.truncate, side_of(data))
+
+
+def decode_rerank(data: TeiRerankRequest, name: str | None, api: InputReader) -> Call:
+    """Decode a body of /rerank with `texts`. name: the model in the path.
+
+    An empty text is scored like any other. An empty query is an error.
+    Raises: EmptyInput, InvalidInput.
+    """
+    if not data.query:
+        raise EmptyInput("`query` is an empty string", param="query")
+    work = Rerank(data.query, api.texts(data.texts, "texts"), raw_scores=data.raw_scores)
+    return Call(work, name or data.model, data.truncate, side_of(data))
+
+
+def decode_similarity(data: SimilarityRequest, name: str | None, api: InputReader) -> Call:
+    """Decode a body of /similarity. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput.
+    """
+    if not data.inputs.source_sentence:
+        raise EmptyInput("`source_sentence` is an empty string", param="inputs")
+    options = data.parameters or SimilarityParameters()
+    sentences = api.whole_texts(data.inputs.sentences, "sentences")
+    work = Similarity(data.inputs.source_sentence, sentences, options.prompt_name)
+    return Call(work, name or data.model, options.truncate, side_of(options))
+
+
+def encode_rerank(reply: RerankReply, texts: list[str] | None) -> bytes:
+    """Encode the ranks by score, best first. On ties the higher index comes first, as in TEI.
+
+    texts: to return with their ranks, or None.
+    """
+    scores = reply.scores.tolist()
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], -i))
+    ranks = [{"index": i, "score": reply.scores[i]} for i in order]
+    if texts is not None:
+        ranks = [rank | {"text": texts[i]} for rank, i in zip(ranks, order, strict=True)]
+    return json_bytes(ranks)
+
+
+def term_items(terms: TermWeights) -> list[dict[str, object]]:
+    """Return one input's weights as TEI lists them."""
+    pairs = zip(terms.indices.tolist(), terms.values, strict=True)
+    return [{"index": index, "value": value} for index, value in pairs]
+
+
+def compute_headers(context: RequestContext, served: Served, call: Call) -> dict[str, str]:
+    """Return TEI's x-compute-* and x-*-time headers, in whole milliseconds as TEI's are."""
+    timeline = context.timeline
+    total = str(round(timeline.total_s() * 1000))
+    return {
+        "x-compute-type": "gateway",
+        "x-compute-time": total,
+        "x-compute-characters": str(characters_of(call.work)),
+        "x-compute-tokens": str(served.reply.tokens),
+        "x-total-time": total,
+        "x-tokenization-time": "0",
+        "x-queue-time": str(timeline.milliseconds("queue")),
+        "x-inference-time": str(timeline.milliseconds("upstream")),
+    }
