@@ -112,7 +112,9 @@ async def info(
     """Describe a model: its kind, its limits, and whether it is in memory."""
     gateway = api.gateway
     tenant = api.authenticator.authenticate(context_of(request.scope))
-    route = gateway.routes.resolve(tenant, model_name(name) or gateway.routes.root_model(), Operation.TOKENIZE)
+    route = gateway.routes.resolve(
+        tenant, model_name(name) or gateway.routes.root_model(), Operation.TOKENIZE
+    )
     upstream = gateway.upstreams[route.upstream]
     if upstream.capabilities is None:
         raise ModelLoading("the model has not told what it is yet")

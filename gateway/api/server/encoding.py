@@ -49,7 +49,8 @@ def vector_items(vectors: Vectors, encoding_format: EmbeddingType) -> list[Any]:
 
 def base64_float32(array: Vectors) -> str:
     """Return the little-endian float32 bytes of an array of any shape, in base64."""
-    return pybase64.b64encode_as_string(np.ascontiguousarray(array, dtype="<f4").tobytes())
+    encoded: str = pybase64.b64encode_as_string(np.ascontiguousarray(array, dtype="<f4").tobytes())
+    return encoded
 
 
 def quantized(vectors: Vectors, kind: EmbeddingType) -> np.typing.NDArray[Any]:
