@@ -14,7 +14,7 @@ import yaml
 from backends.registry import BackendKind
 from gateway.cli.main import _parser
 from gateway.config.load import parse_config
-from gateway.config.schema import Config, Section, Upstream
+from gateway.config.schema import Config, Section, UpstreamSettings
 from gateway.errors import FACTS
 from tests.conftest import Boots
 from tests.fakes.additions import ReadingParent
@@ -207,7 +207,7 @@ def test_the_config_of_litellm_is_the_one_beside_it() -> None:
     assert "least_tokens" == ours.upstreams["bge-m3"].policy
 
 
-def _assert_equal(entries: list[dict[str, str]], upstream: Upstream) -> None:
+def _assert_equal(entries: list[dict[str, str]], upstream: UpstreamSettings) -> None:
     """One model's deployments there are one upstream's replicas here."""
     kinds: dict[str, BackendKind] = {"openai": "openai", "huggingface": "tei", "hosted_vllm": "vllm"}
     for entry in entries:

@@ -13,9 +13,9 @@ import msgspec
 from gateway.additions.entries import DEFINED, AdditionEntry, Additions, Listing, Part
 from gateway.additions.reading import SecretSources, as_shown, read_model, read_upstream
 from gateway.config.problems import ConfigError, Problem
-from gateway.config.schema import Config, Model, Upstream
+from gateway.config.schema import Config, ModelSettings, UpstreamSettings
 
-_Settings = TypeVar("_Settings", Upstream, Model)
+_Settings = TypeVar("_Settings", UpstreamSettings, ModelSettings)
 LATER = "its model is loaded once the gateway is up"
 
 
@@ -43,7 +43,7 @@ def compose(
     outside = SecretSources(environment, Path(file.admin.files) if file.admin.files else None)
     left_out: dict[tuple[Part, str], tuple[Problem, ...]] = {}
 
-    def upstream(name: str, written: Any) -> Upstream:
+    def upstream(name: str, written: Any) -> UpstreamSettings:
         one = read_upstream(name, written, outside)
         why = unusable.get(name) or (LATER if one.is_hosted and not with_engines else None)
         if why is not None:
@@ -59,7 +59,7 @@ def compose(
     return ComposedConfig(config, frozenset(upstreams), left_out)
 
 
-def _apart(upstream: Upstream) -> Upstream:
+def _apart(upstream: UpstreamSettings) -> UpstreamSettings:
     """In a process of additions: the file's engines are not started anew for one, nor end with one."""
     return msgspec.structs.replace(upstream, process=f"{upstream.process} (added)")
 

@@ -17,7 +17,7 @@ from gateway.config.cross_checks import model_problems, upstream_problems
 from gateway.config.file_checks import missing_folder, upstream_tls_problems
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.relative_paths import resolve_upstream_paths
-from gateway.config.schema import Model, Upstream
+from gateway.config.schema import ModelSettings, UpstreamSettings
 from gateway.config.type_checks import type_problems
 from gateway.tenants.keyring import name_problem
 
@@ -51,22 +51,22 @@ class SecretSources(msgspec.Struct, frozen=True):
     files: Path | None
 
 
-def read_upstream(name: str, written: Any, outside: SecretSources) -> Upstream:
+def read_upstream(name: str, written: Any, outside: SecretSources) -> UpstreamSettings:
     """An upstream's settings. Raises: ConfigError with all problems."""
     path = f"upstreams.{name}"
-    _refuse([*_name_problems(name, path), *type_problems(written, Upstream, path)])
+    _refuse([*_name_problems(name, path), *type_problems(written, UpstreamSettings, path)])
     try:
-        return _completed(msgspec.convert(written, Upstream, strict=False), path, outside)
+        return _completed(msgspec.convert(written, UpstreamSettings, strict=False), path, outside)
     except (OSError, ValueError, RuntimeError) as error:
         # A path that no file system takes, or a number that no field does.
         raise ConfigError([Problem(path, "it cannot be read, or names a file that cannot")]) from error
 
 
-def read_model(name: str, written: Any, upstreams: Collection[str]) -> Model:
+def read_model(name: str, written: Any, upstreams: Collection[str]) -> ModelSettings:
     """A model's settings. upstreams: those there are. Raises: ConfigError with all problems."""
     path = f"models.{name}"
-    _refuse([*_name_problems(name, path), *type_problems(written, Model, path)])
-    model = msgspec.convert(written, Model, strict=False)
+    _refuse([*_name_problems(name, path), *type_problems(written, ModelSettings, path)])
+    model = msgspec.convert(written, ModelSettings, strict=False)
     _refuse([*model_problems(name, model, upstreams), *_text_problems(model, path)])
     return model
 
@@ -104,7 +104,7 @@ def _refuse(problems: Iterable[Problem]) -> None:
         raise ConfigError(list(by_path.values()))
 
 
-def _completed(upstream: Upstream, path: str, outside: SecretSources) -> Upstream:
+def _completed(upstream: UpstreamSettings, path: str, outside: SecretSources) -> UpstreamSettings:
     """With secrets in the place of references, and files found."""
     _refuse(
         [
@@ -128,7 +128,7 @@ def _name_problems(name: str, path: str) -> Iterator[Problem]:
         yield Problem(path, f"{problem}; so are all parts of it between slashes")
 
 
-def _text_problems(settings: Upstream | Model, path: str) -> Iterator[Problem]:
+def _text_problems(settings: UpstreamSettings | ModelSettings, path: str) -> Iterator[Problem]:
     """Placeholders are for secrets; elsewhere one would stand there as it is."""
     for place, text in _texts(msgspec.to_builtins(settings), path):
         field = place.removeprefix(f"{path}.")
@@ -151,7 +151,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
                 yield from _texts(one, f"{path}[{index}]")
 
 
-def _secret_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
+def _secret_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
     """The value itself stays out of the message."""
     if upstream.api_key and not REFERENCE.fullmatch(upstream.api_key):
         yield Problem(f"{path}.api_key", f"a secret is not written out here; allowed: {REFERENCES_ALLOWED}")
@@ -164,7 +164,7 @@ def _secret_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
             yield Problem(f"{path}.headers.{name}", f"a value may be a secret; allowed: {REFERENCES_ALLOWED}")
 
 
-def _remote_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
+def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
     """What would be found out only when somebody goes there."""
     for index, url in enumerate(upstream.replicas):
         if "@" not in url and not BASE_URL.fullmatch(url):
@@ -175,7 +175,7 @@ def _remote_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
         yield Problem(f"{path}.trust_remote_code", "runs code, which router.yaml alone may allow")
 
 
-def _file_problems(upstream: Upstream, path: str, files: Path | None) -> Iterator[Problem]:
+def _file_problems(upstream: UpstreamSettings, path: str, files: Path | None) -> Iterator[Problem]:
     for field, name in _named_checkpoints(upstream):
         if is_path(name):
             yield from _place_problems(f"{path}.{field}", name, files)
@@ -186,7 +186,7 @@ def _file_problems(upstream: Upstream, path: str, files: Path | None) -> Iterato
             yield from _place_problems(f"{path}.tls.{field}", name, files)
 
 
-def _named_checkpoints(upstream: Upstream) -> Iterator[tuple[str, str]]:
+def _named_checkpoints(upstream: UpstreamSettings) -> Iterator[tuple[str, str]]:
     model = upstream.model if upstream.is_hosted else None
     for field, name in (
         ("model", model),
@@ -209,7 +209,7 @@ def _is_below(place: Path, folder: Path) -> bool:
     return place.resolve().is_relative_to(folder.resolve())
 
 
-def _with_secrets(upstream: Upstream, path: str, outside: SecretSources) -> Upstream:
+def _with_secrets(upstream: UpstreamSettings, path: str, outside: SecretSources) -> UpstreamSettings:
     problems: list[Problem] = []
 
     def filled(value: str, place: str) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from gateway.cli.limits import limits_of, shown_limits
 from gateway.cli.store import Action, run_with_store, show_line, show_table
 from gateway.cli.unknown import show_unknown_models
-from gateway.config.schema import Tenant
+from gateway.config.schema import TenantConfig
 from gateway.tenants.keyring import name_problem
 from gateway.tenants.store import TenantStore
 
@@ -40,7 +40,7 @@ async def _set(store: TenantStore | None, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(arguments: argparse.Namespace) -> Tenant:
+def _settings(arguments: argparse.Namespace) -> TenantConfig:
     """Raises: ValueError with what is wrong."""
     if problem := name_problem(arguments.tenant):
         raise ValueError(problem)
@@ -59,7 +59,7 @@ def _settings(arguments: argparse.Namespace) -> Tenant:
         "queue_tokens": arguments.queue_tokens,
         "join": not arguments.no_join,
     }
-    return msgspec.convert(plain, Tenant)
+    return msgspec.convert(plain, TenantConfig)
 
 
 async def _list(store: TenantStore | None, arguments: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from gateway.cli.check import show_problems
 from gateway.cli.store import TIMEOUT_S, show_line
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
-from gateway.config.schema import Config, Upstream
+from gateway.config.schema import Config, UpstreamSettings
 from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.routing.discovery import resolve
 from gateway.store.errors import StoreUnavailable
@@ -141,7 +141,7 @@ class _Asking:
     """What the replicas of one upstream make of some texts."""
 
     def __init__(
-        self, name: str, settings: Upstream, texts: Sequence[str], environment: Mapping[str, str]
+        self, name: str, settings: UpstreamSettings, texts: Sequence[str], environment: Mapping[str, str]
     ) -> None:
         self._name = name
         self._settings = settings

@@ -9,7 +9,7 @@ import msgspec
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
 from gateway.config.problems import Problem, unknown_name
-from gateway.config.schema import OPERATION_SEGMENTS, Config, Model, Upstream
+from gateway.config.schema import OPERATION_SEGMENTS, Config, ModelSettings, UpstreamSettings
 
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
 STORES_ALLOWED = "memory, redis://host:port/db, rediss://host:port/db, redis+sentinel://h1,h2/name/db, redis+cluster://h1,h2"
@@ -37,7 +37,7 @@ def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
     yield from _tenant_problems(config, names)
 
 
-def upstream_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
+def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
     """Yield the problems of one upstream whose types are right."""
     if upstream.is_hosted:
         if not upstream.model:
@@ -48,7 +48,7 @@ def upstream_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
     yield from _remote_problems(upstream, path)
 
 
-def model_problems(name: str, model: Model, upstreams: Collection[str]) -> Iterator[Problem]:
+def model_problems(name: str, model: ModelSettings, upstreams: Collection[str]) -> Iterator[Problem]:
     """Yield the problems of one model whose types are right. upstreams: names that exist."""
     path = f"models.{name}"
     yield from named_limit_problems(model.limits, f"{path}.limits")
@@ -62,7 +62,7 @@ def model_problems(name: str, model: Model, upstreams: Collection[str]) -> Itera
         )
 
 
-def _remote_problems(upstream: Upstream, path: str) -> Iterator[Problem]:
+def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
     if not upstream.replicas:
         yield Problem(f"{path}.replicas", "is missing; a list of base URLs, http://host:port")
     if upstream.backend == "infinity" and not upstream.tokenizer:

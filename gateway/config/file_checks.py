@@ -7,7 +7,7 @@ from pathlib import Path
 
 from backends.checkpoints import is_path
 from gateway.config.problems import Problem
-from gateway.config.schema import Config, Upstream, UpstreamTls
+from gateway.config.schema import Config, UpstreamSettings, UpstreamTls
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 
@@ -25,7 +25,7 @@ def file_problems(config: Config) -> Iterator[Problem]:
     yield from missing_exporter(config)
 
 
-def missing_folder(upstream: Upstream, path: str) -> Iterator[Problem]:
+def missing_folder(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
     """Yield a problem if the checkpoint is a local path that does not exist."""
     model = upstream.model or ""
     if upstream.is_hosted and is_path(model) and not Path(model).expanduser().is_dir():

@@ -15,13 +15,17 @@ from gateway.config.file_checks import file_problems
 from gateway.config.placeholders import PlaceholderFiller
 from gateway.config.problems import ConfigError, Problem, join_path
 from gateway.config.relative_paths import resolve_paths
-from gateway.config.schema import Config, Model, Tenant, Upstream
+from gateway.config.schema import Config, ModelSettings, TenantConfig, UpstreamSettings
 from gateway.config.type_checks import type_problems
 from gateway.config.yaml_parser import parse_yaml
 
 _REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {
     section: tuple(field.name for field in msgspec.structs.fields(kind) if field.required)
-    for section, kind in (("upstreams", Upstream), ("models", Model), ("tenants", Tenant))
+    for section, kind in (
+        ("upstreams", UpstreamSettings),
+        ("models", ModelSettings),
+        ("tenants", TenantConfig),
+    )
 }
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from backends.checkpoints import is_path
-from gateway.config.schema import Config, ListenerTls, Upstream, UpstreamTls
+from gateway.config.schema import Config, ListenerTls, UpstreamSettings, UpstreamTls
 
 _Tls = TypeVar("_Tls", ListenerTls, UpstreamTls)
 
@@ -20,7 +20,7 @@ def resolve_paths(config: Config, base: Path) -> Config:
     return msgspec.structs.replace(config, upstreams=upstreams, tls=tls, admin=admin)
 
 
-def resolve_upstream_paths(upstream: Upstream, base: Path) -> Upstream:
+def resolve_upstream_paths(upstream: UpstreamSettings, base: Path) -> UpstreamSettings:
     """Return the upstream with its paths resolved from a folder; hub ids stay as they are."""
 
     def resolve(name: str | None) -> str | None:

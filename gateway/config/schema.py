@@ -122,7 +122,7 @@ class AdminSettings(Section, frozen=True):
     keys: tuple[str | Key, ...] = ()
 
 
-class VectorSpace(Section, frozen=True):
+class VectorSpaceSettings(Section, frozen=True):
     """Minimum similarity of a replica's vectors to its upstream's fingerprint, and the action below it.
 
     min_cosine: absent, 0.999 for the fingerprint's own backend kind and dtype, and 0.99 for any other.
@@ -132,7 +132,7 @@ class VectorSpace(Section, frozen=True):
     on_mismatch: Literal["refuse", "warn"] = "refuse"
 
 
-class Upstream(Section, frozen=True, kw_only=True):
+class UpstreamSettings(Section, frozen=True, kw_only=True):
     """A named group of equal replicas: one model, one vector space.
 
     model: a hub id or local path for torch. For the others it is the served name, learned from a server that
@@ -170,7 +170,7 @@ class Upstream(Section, frozen=True, kw_only=True):
     attempt_timeout_s: PositiveFloat = 30.0
     retry_share: Share = 0.2
     hedge_share: Share = 0.05
-    vector_space: VectorSpace = VectorSpace()
+    vector_space: VectorSpaceSettings = VectorSpaceSettings()
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     device: str | None = None
@@ -189,7 +189,7 @@ class Upstream(Section, frozen=True, kw_only=True):
         return self.backend == "torch"
 
 
-class Model(Section, frozen=True):
+class ModelSettings(Section, frozen=True):
     """A model name that callers use.
 
     limits: upper bound for each tenant. prompts: override the upstream's prompts of the same name.
@@ -211,7 +211,7 @@ class Defaults(Section, frozen=True):
     classify: str | None = None
 
 
-class Tenant(Section, frozen=True):
+class TenantConfig(Section, frozen=True):
     """An account that is billed and limited.
 
     models: permitted models; absent, all. model_limits: by model, in place of the model's own `limits`.
@@ -285,10 +285,10 @@ class Config(Section, frozen=True, kw_only=True):
     quotas: Quotas = Quotas()
     limits: Limits = Limits()
     engine: EngineSettings = EngineSettings()
-    upstreams: dict[str, Upstream]
-    models: dict[str, Model]
+    upstreams: dict[str, UpstreamSettings]
+    models: dict[str, ModelSettings]
     defaults: Defaults = Defaults()
-    tenants: dict[str, Tenant] = {}
+    tenants: dict[str, TenantConfig] = {}
 
 
 def host_and_port(listen: str) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.config.schema import Config, Upstream
+from gateway.config.schema import Config, UpstreamSettings
 
 
 def worker_share(config: Config) -> Config:
@@ -13,7 +13,7 @@ def worker_share(config: Config) -> Config:
     """
     workers = config.workers
 
-    def upstream_share(upstream: Upstream) -> Upstream:
+    def upstream_share(upstream: UpstreamSettings) -> UpstreamSettings:
         return msgspec.structs.replace(
             upstream,
             # An absent window is learned by each worker, from the replica that all of them load.

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 
 from backends.torch import wire
-from gateway.config.schema import Config, EngineSettings, Upstream
+from gateway.config.schema import Config, EngineSettings, UpstreamSettings
 from gateway.processes.child import Child
 from gateway.processes.engine_process import KILL_AFTER_S, Group, engine_child, model_boots
 from gateway.processes.liveness import watch
@@ -20,7 +20,7 @@ from gateway.processes.restarts import Restarts
 # Beside threads that compute and load, an engine's event loop may take its time.
 WATCH_EVERY_S = 5.0
 # What `process` is where nobody sets it: it needs no name in logs.
-DEFAULT_PROCESS = Upstream(backend="torch").process
+DEFAULT_PROCESS = UpstreamSettings(backend="torch").process
 
 
 class Engine:
@@ -43,7 +43,7 @@ class Engine:
         keeping = (child.keep_running(), watching)
         self._tasks = [asyncio.create_task(one) for one in keeping]
 
-    def serves(self, upstreams: Mapping[str, Upstream], bounds: EngineSettings) -> bool:
+    def serves(self, upstreams: Mapping[str, UpstreamSettings], bounds: EngineSettings) -> bool:
         """Whether these need no other process: their order says only who was loaded first."""
         return bounds == self._bounds and model_boots(upstreams) == model_boots(self.group.upstreams)
 
@@ -119,12 +119,14 @@ class EngineSet:
         await self.stop(list(self._alive))
 
     def _serving(
-        self, process: str, members: Mapping[str, Upstream], bounds: EngineSettings
+        self, process: str, members: Mapping[str, UpstreamSettings], bounds: EngineSettings
     ) -> Engine | None:
         one = self._running.get(process)
         return one if one is not None and one.serves(members, bounds) else None
 
-    def _started(self, process: str, members: Mapping[str, Upstream], bounds: EngineSettings) -> Engine:
+    def _started(
+        self, process: str, members: Mapping[str, UpstreamSettings], bounds: EngineSettings
+    ) -> Engine:
         self._folder = self._folder or self._new_folder()
         name = "engine" if process == DEFAULT_PROCESS else f"engine {process}"
         engine = Engine(Group(name, f"{self._folder}/{next(self._numbers)}.sock", members), bounds)
@@ -139,9 +141,9 @@ class EngineSet:
         self._said(said)
 
 
-def _members(upstreams: Mapping[str, Upstream]) -> dict[str, dict[str, Upstream]]:
+def _members(upstreams: Mapping[str, UpstreamSettings]) -> dict[str, dict[str, UpstreamSettings]]:
     """Torch upstreams by the process that they name."""
-    found: dict[str, dict[str, Upstream]] = {}
+    found: dict[str, dict[str, UpstreamSettings]] = {}
     for name, one in upstreams.items():
         if one.is_hosted:
             found.setdefault(one.process, {})[name] = one

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from backends.torch import wire
-from gateway.config.schema import EngineSettings, Upstream
+from gateway.config.schema import EngineSettings, UpstreamSettings
 from gateway.events import EndReason
 from gateway.processes.child import Child
 
@@ -43,7 +43,7 @@ class Group(msgspec.Struct, frozen=True):
 
     name: str
     socket_path: str
-    upstreams: Mapping[str, Upstream]
+    upstreams: Mapping[str, UpstreamSettings]
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -85,12 +85,12 @@ def engine_child(
     return Child(group.name, "backends.torch.server", boot, said, (), variables, ended)
 
 
-def model_boots(upstreams: Mapping[str, Upstream]) -> dict[str, wire.ModelBoot]:
+def model_boots(upstreams: Mapping[str, UpstreamSettings]) -> dict[str, wire.ModelBoot]:
     """What an engine is told of each upstream's model; all else of an upstream concerns its lane."""
     return {name: _model_boot(name, one, preload=one.preload) for name, one in upstreams.items()}
 
 
-def _model_boot(name: str, settings: Upstream, *, preload: bool) -> wire.ModelBoot:
+def _model_boot(name: str, settings: UpstreamSettings, *, preload: bool) -> wire.ModelBoot:
     assert settings.model is not None
     return wire.ModelBoot(
         name=name,
@@ -109,7 +109,9 @@ def _model_boot(name: str, settings: Upstream, *, preload: bool) -> wire.ModelBo
 
 
 @asynccontextmanager
-async def running_engine(name: str, settings: Upstream, environment: Mapping[str, str]) -> AsyncIterator[str]:
+async def running_engine(
+    name: str, settings: UpstreamSettings, environment: Mapping[str, str]
+) -> AsyncIterator[str]:
     """An engine that has loaded an upstream's model, by the model's address; it ends with the block.
 
     Raises: EngineFailed. Who enters bounds how long it may load.

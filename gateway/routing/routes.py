@@ -34,7 +34,10 @@ class Routes:
     """Table of all public model names."""
 
     def __init__(
-        self, models: Mapping[str, config.Model], defaults: config.Defaults, operations_of: OperationsOf
+        self,
+        models: Mapping[str, config.ModelSettings],
+        defaults: config.Defaults,
+        operations_of: OperationsOf,
     ) -> None:
         self._models = models
         self._limits = {
@@ -123,7 +126,7 @@ class Routes:
             param="model",
         )
 
-    def _offers(self, model: config.Model, operation: Operation) -> bool:
+    def _offers(self, model: config.ModelSettings, operation: Operation) -> bool:
         operations = self._operations_of(model.upstream)
         if operations is None:
             # No replica has joined yet; the one that does decides.

@@ -89,7 +89,7 @@ class Keyring:
 
     def __init__(
         self,
-        tenants: Mapping[str, config.Tenant],
+        tenants: Mapping[str, config.TenantConfig],
         first_key_digest: str | None,
         now_s: Callable[[], float] = time.time,
         *,
@@ -100,7 +100,7 @@ class Keyring:
         self._now_s = now_s
         self._untold = stored
         self._stored_keys: tuple[StoredKey, ...] = ()
-        self._stored_tenants: Mapping[str, config.Tenant] = {}
+        self._stored_tenants: Mapping[str, config.TenantConfig] = {}
         everything = (*sorted(OPERATIONS), "metrics", "admin")
         self._first = first_key_digest and StoredKey(
             "first", first_key_digest, FIRST_TENANT, scopes=everything
@@ -109,7 +109,7 @@ class Keyring:
         self.replace_configured(tenants, operators)
 
     def replace_configured(
-        self, tenants: Mapping[str, config.Tenant], operators: Iterable[str | config.Key] = ()
+        self, tenants: Mapping[str, config.TenantConfig], operators: Iterable[str | config.Key] = ()
     ) -> None:
         """From now on router.yaml lists these; the first key stands in only where it has no tenants."""
         self._tenants = tenants
@@ -135,7 +135,7 @@ class Keyring:
         self._settle()
 
     def replace_stored(
-        self, keys: Iterable[StoredKey], tenants: Mapping[str, config.Tenant] | None = None
+        self, keys: Iterable[StoredKey], tenants: Mapping[str, config.TenantConfig] | None = None
     ) -> None:
         """From now on these are the stored keys and tenants; what router.yaml lists stays, and wins."""
         self._untold = False
@@ -183,9 +183,11 @@ class Keyring:
 
 
 def _owners_of(
-    keys: Iterable[StoredKey], tenants: Mapping[str, config.Tenant]
+    keys: Iterable[StoredKey], tenants: Mapping[str, config.TenantConfig]
 ) -> dict[str, tuple[str, Tenant]]:
-    return {key.digest: (key.digest, _owner(tenants.get(key.tenant, config.Tenant()), key)) for key in keys}
+    return {
+        key.digest: (key.digest, _owner(tenants.get(key.tenant, config.TenantConfig()), key)) for key in keys
+    }
 
 
 def key_digest(api_key: str) -> str:
@@ -212,7 +214,7 @@ def _listed(tenant: str, key: str | config.Key, index: int) -> StoredKey:
     )
 
 
-def _owner(settings: config.Tenant, key: StoredKey) -> Tenant:
+def _owner(settings: config.TenantConfig, key: StoredKey) -> Tenant:
     limits = [parse_limit(name, amount) for name, amount in settings.limits.items()]
     # A key's own limits are counted beside the tenant's, under a name of their own.
     limits += [parse_limit(name, amount, f"key {key.id} ") for name, amount in key.limits.items()]

@@ -30,7 +30,7 @@ PLACES = {KEYS: 1, TENANTS: 2}
 # A revoked key is dead everywhere within a second: two looks.
 LOOK_EVERY_S = 0.4
 # Stands for a tenant that cannot be read: its keys, which would have no limits then, may use no model.
-UNREADABLE = config.Tenant(models=())
+UNREADABLE = config.TenantConfig(models=())
 
 logger = logging.getLogger("gateway")
 
@@ -55,7 +55,7 @@ class TenantStore:
         keys = [_key(_text(id_), value) for id_, value in told.items()]
         return sorted((key for key in keys if key is not None), key=lambda key: key.id)
 
-    async def put_tenant(self, name: str, settings: config.Tenant) -> None:
+    async def put_tenant(self, name: str, settings: config.TenantConfig) -> None:
         """Add a tenant, or replace what stands of it."""
         await self._change(put=(PLACES[TENANTS], name, msgspec.json.encode(settings).decode()))
 
@@ -67,7 +67,7 @@ class TenantStore:
                 remove += (PLACES[KEYS], key.id)
         return await self._change(remove=remove) > 0
 
-    async def tenants(self) -> dict[str, config.Tenant]:
+    async def tenants(self) -> dict[str, config.TenantConfig]:
         """Every tenant, by name; one that cannot be read may use no model."""
         told = await self._door.execute("HGETALL", TENANTS)
         tenants = {_text(name): _tenant(_text(name), value) for name, value in told.items()}
@@ -131,12 +131,12 @@ def _key(id_: str, value: bytes) -> StoredKey | None:
     return key
 
 
-def _tenant(name: str, value: bytes) -> config.Tenant:
+def _tenant(name: str, value: bytes) -> config.TenantConfig:
     try:
         told = msgspec.json.decode(value, type=dict[str, Any])
         # A newer release may have written more than this one knows.
-        known = {field: told[field] for field in config.Tenant.__struct_fields__ if field in told}
-        tenant = msgspec.convert(known, config.Tenant)
+        known = {field: told[field] for field in config.TenantConfig.__struct_fields__ if field in told}
+        tenant = msgspec.convert(known, config.TenantConfig)
         for limits in (tenant.limits, *tenant.model_limits.values()):
             _check_limits(limits)
     except ValueError as error:

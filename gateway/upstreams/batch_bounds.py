@@ -9,7 +9,7 @@ from gateway.routing.pool import Pool
 class BatchBounds:
     """Returns the bounds that hold now; computed again only when a replica reports other capabilities."""
 
-    def __init__(self, pool: Pool, settings: schema.Upstream) -> None:
+    def __init__(self, pool: Pool, settings: schema.UpstreamSettings) -> None:
         self._pool = pool
         self._settings = settings
         self._capabilities: list[Capabilities | None] = []

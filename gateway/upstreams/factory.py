@@ -10,7 +10,7 @@ import msgspec
 from backends.contract import Backend, ReplicaSpec, ReportsResidence, TlsFiles
 from backends.registry import BackendKind
 from gateway.batching.lane import Lane, Rules
-from gateway.config.schema import Upstream as UpstreamConfig
+from gateway.config.schema import UpstreamSettings
 from gateway.events import Observe
 from gateway.routing.discovery import Discovery, Resolver
 from gateway.routing.model_state import follow_model_state
@@ -46,7 +46,7 @@ class Dependencies(msgspec.Struct, frozen=True):
 
 
 def create_upstream(
-    name: str, settings: UpstreamConfig, engines: Mapping[str, str], dependencies: Dependencies
+    name: str, settings: UpstreamSettings, engines: Mapping[str, str], dependencies: Dependencies
 ) -> Upstream:
     """Return a wired upstream that has contacted no server yet; needs a running event loop.
 
@@ -106,7 +106,7 @@ def background_tasks(upstream: Upstream, dependencies: Dependencies) -> list[Cor
 
 
 def create_replica(
-    settings: UpstreamConfig, label: str, address: str, ip: str | None, open_replica: OpenReplica
+    settings: UpstreamSettings, label: str, address: str, ip: str | None, open_replica: OpenReplica
 ) -> Replica:
     """Return a replica that has not been contacted yet.
 
@@ -122,7 +122,7 @@ def create_replica(
     return Replica(label, open_replica(settings.backend, spec), Window(window))
 
 
-def _probe_intervals(settings: UpstreamConfig) -> ProbeIntervals:
+def _probe_intervals(settings: UpstreamSettings) -> ProbeIntervals:
     if settings.is_hosted:
         # The supervisor checks engines for liveness, and restarts them.
         return ENGINE_PROBES

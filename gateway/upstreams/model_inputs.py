@@ -26,7 +26,9 @@ class ModelInputs:
     capabilities: returns what the replicas report now, None while none has joined.
     """
 
-    def __init__(self, settings: schema.Upstream, capabilities: Callable[[], Capabilities | None]) -> None:
+    def __init__(
+        self, settings: schema.UpstreamSettings, capabilities: Callable[[], Capabilities | None]
+    ) -> None:
         self.prompts = settings.prompts
         self.capabilities = capabilities
         # Slices of several tenants can share a batch only where each tenant's tokens are known beforehand.

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.config.schema import Upstream as UpstreamConfig
+from gateway.config.schema import UpstreamSettings
 from gateway.events import Event, ModelStateReported, Observe, ReplicaChanged, SpaceChecked
 from gateway.routing.discovery import drain_replica
 from gateway.routing.health import ReplicaEvent
@@ -71,7 +71,7 @@ class RunningUpstream:
         for replica in self.upstream.pool.replicas:
             self._watch(replica)
 
-    def update_replicas(self, settings: UpstreamConfig) -> None:
+    def update_replicas(self, settings: UpstreamSettings) -> None:
         """Add and remove replicas until they are those of `settings`; the rest keep their state."""
         addresses_before, addresses = self.upstream.settings.replicas, settings.replicas
         self.upstream.settings = settings
@@ -136,7 +136,7 @@ class UpstreamRegistry:
             running.start()
 
     def apply(
-        self, settings_by_name: Mapping[str, UpstreamConfig], engines: Mapping[str, str]
+        self, settings_by_name: Mapping[str, UpstreamSettings], engines: Mapping[str, str]
     ) -> list[RunningUpstream]:
         """Switch to the upstreams of a config; return those that are no longer part of it, to be retired.
 
@@ -179,20 +179,20 @@ class UpstreamRegistry:
         for running in [*self._running.values(), *retiring]:
             await running.aclose()
 
-    def _unchanged(self, name: str, settings: UpstreamConfig, engine: str | None) -> RunningUpstream | None:
+    def _unchanged(self, name: str, settings: UpstreamSettings, engine: str | None) -> RunningUpstream | None:
         running = self._running.get(name)
         if running is None or running.engine != engine:
             return None
         return running if _same_but_replicas(running.upstream.settings, settings) else None
 
-    def _create(self, name: str, settings: UpstreamConfig, engines: Mapping[str, str]) -> RunningUpstream:
+    def _create(self, name: str, settings: UpstreamSettings, engines: Mapping[str, str]) -> RunningUpstream:
         observer = ScopedObserver(self._dependencies.observe)
         dependencies = msgspec.structs.replace(self._dependencies, observe=observer.observe)
         upstream = create_upstream(name, settings, engines, dependencies)
         return RunningUpstream(upstream, engines.get(name), dependencies, observer)
 
 
-def _same_but_replicas(old: UpstreamConfig, new: UpstreamConfig) -> bool:
+def _same_but_replicas(old: UpstreamSettings, new: UpstreamSettings) -> bool:
     """Return whether the settings are equal, or differ in the listed replicas only."""
     is_listed = old.discover is None
     return old == (msgspec.structs.replace(new, replicas=old.replicas) if is_listed else new)

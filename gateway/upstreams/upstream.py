@@ -20,7 +20,7 @@ class Upstream:
     """Upstream of the config with its collaborators."""
 
     def __init__(
-        self, name: str, settings: schema.Upstream, pool: Pool, lane: Lane, space: VectorSpace
+        self, name: str, settings: schema.UpstreamSettings, pool: Pool, lane: Lane, space: VectorSpace
     ) -> None:
         self.name = name
         self.settings = settings

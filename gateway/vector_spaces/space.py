@@ -12,7 +12,7 @@ from contextlib import suppress
 from backends.canaries import CANARIES, embed_in_batches, max_inputs_per_request
 from backends.contract import Backend, Capabilities, Operation
 from backends.errors import InvalidWork, UnsupportedWork
-from gateway.config.schema import Upstream
+from gateway.config.schema import UpstreamSettings
 from gateway.events import Observe, SpaceChecked, SpaceOutcome
 from gateway.store.errors import StoreUnavailable
 from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of, likeness, needed_cosine
@@ -28,7 +28,7 @@ class VectorSpace:
     """store: None where this gateway keeps to itself. Replicas are known by their names."""
 
     def __init__(
-        self, upstream: str, settings: Upstream, store: FingerprintStore | None, observe: Observe
+        self, upstream: str, settings: UpstreamSettings, store: FingerprintStore | None, observe: Observe
     ) -> None:
         self.upstream = upstream
         self._kind = settings.backend

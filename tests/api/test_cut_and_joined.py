@@ -210,7 +210,7 @@ class World:
         replicas = [Replica(str(i), one, Window(history["window"])) for i, one in enumerate(backends)]
         self.pool = Pool("up", replicas, "least_tokens", lambda _: None, seed=0)
         self.tenants = [Tenant(f"tenant {i}") for i in range(history["tenants"])]
-        upstream_settings = config.Upstream(backend="tei", replicas=("http://up",))
+        upstream_settings = config.UpstreamSettings(backend="tei", replicas=("http://up",))
         clock = asyncio.get_running_loop().time
         lane = Lane(
             self.pool,

@@ -9,7 +9,7 @@ from backends.http import UpstreamClient
 from backends.registry import BackendKind
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.problems import Problem
-from gateway.config.schema import Upstream
+from gateway.config.schema import UpstreamSettings
 from gateway.events import Event, ReplicaChanged, StoreChanged
 from gateway.routing.discovery import resolve
 from gateway.tenants.keyring import key_digest
@@ -218,11 +218,11 @@ async def test_what_cannot_be_opened_changes_nothing() -> None:
         return HeldReplica()
 
     fleet = UpstreamRegistry(Dependencies(opened, resolve, lambda _: None))
-    one = Upstream(backend="tei", replicas=("http://old",))
+    one = UpstreamSettings(backend="tei", replicas=("http://old",))
     fleet.apply({"one": one}, {})
     before = fleet.upstreams
     with pytest.raises(FileNotFoundError):
-        fleet.apply({"two": one, "three": Upstream(backend="tei", replicas=("http://new",))}, {})
+        fleet.apply({"two": one, "three": UpstreamSettings(backend="tei", replicas=("http://new",))}, {})
 
     assert before == fleet.upstreams
     await fleet.aclose()

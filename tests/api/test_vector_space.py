@@ -329,7 +329,7 @@ async def test_callers_do_not_wait_for_an_engine_that_is_kept_out() -> None:
     pool = Pool("up", [engine], "least_tokens", lambda _: None)
     clock = asyncio.get_running_loop().time
     lane = Lane(pool, Rules(1000, 30, holds=True), lambda _: None, clock, Bounds)
-    upstream_settings = config.Upstream(backend="torch", model="m")
+    upstream_settings = config.UpstreamSettings(backend="torch", model="m")
     space = VectorSpace("up", upstream_settings, None, lambda _: None)
     upstream = Upstream("up", upstream_settings, pool, lane, space)
     waiting = asyncio.create_task(lane.wait_joined(clock() + 60))

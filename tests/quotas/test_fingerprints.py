@@ -8,7 +8,7 @@ import pytest
 
 from backends.canaries import EDITION
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, Reply, Work
-from gateway.config.schema import Upstream
+from gateway.config.schema import UpstreamSettings
 from gateway.events import Event, SpaceChecked
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
@@ -19,7 +19,7 @@ from gateway.vector_spaces.store import SPACES, FingerprintStore
 from tests.fakes.tei import vector_of
 from tests.quotas.redis_server import RedisServer
 
-UPSTREAM = Upstream(backend="tei", replicas=("http://up",), attempt_timeout_s=1)
+UPSTREAM = UpstreamSettings(backend="tei", replicas=("http://up",), attempt_timeout_s=1)
 TOLD = Capabilities("org/model", frozenset({Operation.EMBED}), dtype="float32")
 
 

@@ -66,7 +66,7 @@ async def counts(url: str) -> None:
 
 async def holds_keys(url: str) -> None:
     store = TenantStore(RedisClient(url, 3))
-    settings = config.Tenant(limits={"requests_per_hour": 5})
+    settings = config.TenantConfig(limits={"requests_per_hour": 5})
     stored = StoredKey("k", key_digest("secret"), "acme")
     try:
         before = await store.version()

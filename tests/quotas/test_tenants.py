@@ -417,7 +417,7 @@ async def test_what_cannot_be_read_harms_no_other_key_or_tenant(
         await store.put(StoredKey("first", key_digest("first"), "good"))
         await until_known(keyring, "first")
         own_redis.command("HSET", "gw:{store}:keys", "another", "rubbish")
-        await store.put_tenant("good", config.Tenant(models=("bge",), limits={"requests_per_hour": 5}))
+        await store.put_tenant("good", config.TenantConfig(models=("bge",), limits={"requests_per_hour": 5}))
         await store.put(StoredKey("second", key_digest("second"), "good"))
         await until_known(keyring, "second")
         tenant = keyring.identify("second")
@@ -435,7 +435,7 @@ async def test_what_cannot_be_read_harms_no_other_key_or_tenant(
 
 
 async def test_what_a_newer_release_wrote_beside_is_overlooked(own_redis: RedisServer) -> None:
-    tenant = config.Tenant(
+    tenant = config.TenantConfig(
         limits={"requests_per_hour": 5}, weight=3, model_limits={"bge": {"inputs_per_day": 1}}
     )
     newer = {**msgspec.to_builtins(tenant), "colour": "blue"}

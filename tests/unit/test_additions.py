@@ -20,7 +20,7 @@ from gateway.additions.reading import HIDDEN, SecretSources, as_shown, read_mode
 from gateway.additions.store import AdditionsInMemory
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
-from gateway.config.schema import Config, Upstream
+from gateway.config.schema import Config, UpstreamSettings
 
 FILE = 'upstreams: {one: {backend: tei, replicas: ["http://a"]}}\nmodels: {bge: {upstream: one}}\n'
 TEI = {"backend": "tei", "replicas": ["http://b"]}
@@ -265,4 +265,4 @@ def test_an_upstream_of_an_addition_is_as_the_same_of_the_file(outside: SecretSo
     text = FILE.replace("{one:", '{x: {backend: tei, replicas: ["http://b"], queue_tokens: "9"}, one:')
 
     assert file(text).upstreams["x"] == read_upstream("x", {**TEI, "queue_tokens": "9"}, outside)
-    assert isinstance(read_upstream("x", TEI, outside), Upstream)
+    assert isinstance(read_upstream("x", TEI, outside), UpstreamSettings)

@@ -6,16 +6,16 @@ import msgspec
 import pytest
 
 from backends.torch import wire
-from gateway.config.schema import EngineSettings, Upstream
+from gateway.config.schema import EngineSettings, UpstreamSettings
 from gateway.processes.engine_pool import Engine, loading_problems
 from gateway.processes.engine_process import Group
 
-ONE = Upstream(backend="torch", model="one")
-TWO = Upstream(backend="torch", model="two", preload=False)
+ONE = UpstreamSettings(backend="torch", model="one")
+TWO = UpstreamSettings(backend="torch", model="two", preload=False)
 BOUNDS = EngineSettings()
 
 
-def engine(**upstreams: Upstream) -> Engine:
+def engine(**upstreams: UpstreamSettings) -> Engine:
     return Engine(Group("engine", "/tmp/engine.sock", upstreams), BOUNDS)
 
 

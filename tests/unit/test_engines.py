@@ -4,7 +4,7 @@ import msgspec
 
 from backends.contract import ModelState
 from backends.torch import wire
-from gateway.config.schema import EngineSettings, Upstream
+from gateway.config.schema import EngineSettings, UpstreamSettings
 from gateway.processes.child import Child
 from gateway.processes.engine_process import Group, engine_child
 
@@ -23,7 +23,7 @@ def preloaded(child: Child) -> dict[str, bool]:
 
 def test_an_engine_that_is_started_again_loads_what_was_loaded() -> None:
     upstreams = {
-        name: Upstream(backend="torch", model="m", preload=name in {"eager", "left"})
+        name: UpstreamSettings(backend="torch", model="m", preload=name in {"eager", "left"})
         for name in ("eager", "lazy", "left", "broken")
     }
     child = engine_child(Group("engine", "s", upstreams), EngineSettings(), {}, lambda _: None)
@@ -40,7 +40,7 @@ def test_an_engine_that_is_started_again_loads_what_was_loaded() -> None:
 
 
 def test_an_engine_hears_its_bounds_and_what_the_config_says_of_each_model() -> None:
-    settings = Upstream(backend="torch", model="m", when_loading="refuse", dtype="float32")
+    settings = UpstreamSettings(backend="torch", model="m", when_loading="refuse", dtype="float32")
     group = Group("engine", "/run/x.sock", {"a/b": settings})
     told = boot(engine_child(group, EngineSettings(10, 2.5), {}, lambda _: None))
 

@@ -14,15 +14,15 @@ from gateway.quotas.limits import Limit
 from gateway.tenants.keyring import FIRST_TENANT, Keyring, StoredKey, Tenant, key_digest, new_key
 
 TENANTS = {
-    "acme": config.Tenant(
+    "acme": config.TenantConfig(
         keys=(key_digest("one"), config.Key(key_digest("two"), "ci")),
         models=("bge", "cross"),
         limits={"tokens_per_minute": 5, "requests_in_flight": 2},
         weight=3,
         priority="bulk",
     ),
-    "globex": config.Tenant(keys=(key_digest("three"),)),
-    "keyless": config.Tenant(),
+    "globex": config.TenantConfig(keys=(key_digest("three"),)),
+    "keyless": config.TenantConfig(),
 }
 
 
@@ -114,7 +114,9 @@ def test_the_first_key_stands_in_only_while_no_tenant_is_listed() -> None:
 
 def test_what_is_stored_stays_when_the_file_lists_anew_and_takes_the_settings_of_that() -> None:
     keyring = Keyring({}, None)
-    keyring.replace_stored([StoredKey("s", key_digest("stored"), "acme")], {"acme": config.Tenant(weight=7)})
+    keyring.replace_stored(
+        [StoredKey("s", key_digest("stored"), "acme")], {"acme": config.TenantConfig(weight=7)}
+    )
     assert 7 == keyring.identify("stored").weight
 
     keyring.replace_configured(TENANTS)

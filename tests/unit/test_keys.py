@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.config.schema import Key, Tenant
+from gateway.config.schema import Key, TenantConfig
 from gateway.errors import ScopeForbidden, Unauthenticated
 from gateway.quotas.limits import Limit
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest, new_key
@@ -14,7 +14,7 @@ NOON_S = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 
 def keyring(now_s: float = NOON_S, **options: object) -> Keyring:
     key = Key(key_digest("secret"), id="k1", **options)  # type: ignore[arg-type]
-    tenant = Tenant(keys=(key,), models=("bge", "cross"), limits={"requests_per_day": 10})
+    tenant = TenantConfig(keys=(key,), models=("bge", "cross"), limits={"requests_per_day": 10})
     return Keyring({"acme": tenant}, None, lambda: now_s)
 
 

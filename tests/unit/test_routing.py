@@ -244,11 +244,11 @@ EMBEDS = frozenset({Operation.EMBED, Operation.TOKENIZE})
 RERANKS = frozenset({Operation.RERANK, Operation.TOKENIZE})
 ANYONE = Tenant("anyone")
 MODELS = {
-    "bge": config.Model("embedder", truncate="left", deadline_s=7.5),
-    "org/bge": config.Model("embedder"),
-    "plain": config.Model("embedder", rerank=False),
-    "cross": config.Model("reranker"),
-    "new": config.Model("loading"),
+    "bge": config.ModelSettings("embedder", truncate="left", deadline_s=7.5),
+    "org/bge": config.ModelSettings("embedder"),
+    "plain": config.ModelSettings("embedder", rerank=False),
+    "cross": config.ModelSettings("reranker"),
+    "new": config.ModelSettings("loading"),
 }
 OFFERED: dict[str, frozenset[Operation] | None] = {"embedder": EMBEDS, "reranker": RERANKS, "loading": None}
 

@@ -24,7 +24,10 @@ from gateway.errors import DeadlineExceeded, InvalidInput, NotFound
 
 # With what else it says, a line to the parent stays below the 64 KiB that its reader takes.
 SETTINGS_BYTES_MAX = 32 * 1024
-KINDS: dict[Part, type[config.Section]] = {"upstreams": config.Upstream, "models": config.Model}
+KINDS: dict[Part, type[config.Section]] = {
+    "upstreams": config.UpstreamSettings,
+    "models": config.ModelSettings,
+}
 CHANGED = {
     200: ResponseSpec(ReloadShown, generate_examples=False, description="It counts for every new call")
 }
@@ -112,7 +115,7 @@ async def get_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str
 
 @put(
     "/admin/upstreams/{name:str}",
-    dto=AsWritten[config.Upstream],
+    dto=AsWritten[config.UpstreamSettings],
     return_dto=None,
     status_code=200,
     responses=CHANGED | FAILURES,
@@ -152,7 +155,7 @@ async def get_added_model(adding: NamedDependency[AdditionsApi], name: FromPath[
 
 @put(
     "/admin/models/{name:str}",
-    dto=AsWritten[config.Model],
+    dto=AsWritten[config.ModelSettings],
     return_dto=None,
     status_code=200,
     responses=CHANGED | FAILURES,

@@ -345,21 +345,21 @@ def _moment(written: str | None) -> datetime | None:
         ) from error
 
 
-def settings_shown(tenant: config.Tenant) -> TenantSettings:
+def settings_shown(tenant: config.TenantConfig) -> TenantSettings:
     """A stored tenant as operators see it."""
     return msgspec.convert(
         {name: value for name, value in msgspec.to_builtins(tenant).items() if name != "keys"}, TenantSettings
     )
 
 
-def tenant_of(settings: TenantSettings) -> config.Tenant:
+def tenant_of(settings: TenantSettings) -> config.TenantConfig:
     """Settings as they are stored.
 
     Raises: InvalidInput where a limit has no name of one.
     """
     for limits in (settings.limits, *settings.model_limits.values()):
         check_limits(limits)
-    return msgspec.convert(msgspec.to_builtins(settings), config.Tenant)
+    return msgspec.convert(msgspec.to_builtins(settings), config.TenantConfig)
 
 
 def check_limits(limits: Mapping[str, int]) -> None:
