@@ -15,7 +15,8 @@ from statistics import median
 
 import msgspec
 
-from gateway.quotas.redis_ledger import ALIVE_S, BEAT, GATEWAYS_KEY, GATEWAYS_TTL_S, HEARTBEAT_S
+from gateway.quotas.heartbeat import ALIVE_S, BEAT, GATEWAYS_KEY, GATEWAYS_TTL_S
+from gateway.quotas.redis_ledger import HEARTBEAT_S
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.store import LOOK_EVERY_S, TenantStore
 from gateway.vector_spaces.space import FOLLOW_EVERY_S

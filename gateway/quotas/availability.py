@@ -1,26 +1,26 @@
-"""Whether the shared store is there: a few misses in a row say no, one answer says yes. Pure."""
+"""State of the shared store: down after a few failures in a row, up after one success. Pure."""
 
-MISSES_MAX = 3
+FAILURES_MAX = 3
 
 
 class Availability:
-    """Counts misses; `away` is what decides between the store and the way without it."""
+    """Failure counter that decides between the shared store and the local share."""
 
     def __init__(self) -> None:
-        self._misses = 0
+        self._failures = 0
 
     @property
-    def away(self) -> bool:
-        """Whether it has been given up for now."""
-        return self._misses >= MISSES_MAX
+    def is_down(self) -> bool:
+        """True while the gateway does not use the store."""
+        return self._failures >= FAILURES_MAX
 
-    def missed(self) -> bool:
-        """Note a miss; True where this one changed the mode."""
-        self._misses += 1
-        return self._misses == MISSES_MAX
+    def record_failure(self) -> bool:
+        """Count a failure and return True if this one took the store down."""
+        self._failures += 1
+        return self._failures == FAILURES_MAX
 
-    def answered(self) -> bool:
-        """Note an answer; True where this one changed the mode."""
-        was_away = self.away
-        self._misses = 0
-        return was_away
+    def record_success(self) -> bool:
+        """Reset the count and return True if the store was down."""
+        was_down = self.is_down
+        self._failures = 0
+        return was_down

@@ -1,16 +1,15 @@
-"""The arithmetic of limits. Pure: time is an argument in integer microseconds, nothing awaits.
+"""Arithmetic of limits. Pure: time is an argument in integer microseconds, and nothing awaits.
 
-*What a limit promises.* Per second, minute, hour: no more than amount + amount × t ÷ window is admitted
-in any span of length t. Per day and month (UTC): never more than the amount. `requests_in_flight`:
-never more at once.
+Guarantees. Per second, minute and hour, at most amount + amount × t ÷ window is admitted in any span of
+length t. Per day and month (UTC), never more than the amount. `requests_in_flight`: never more at once.
 
-A rate limit is a generic cell rate algorithm (GCRA): its state is the theoretical arrival time (TAT), the
-moment at which the bucket will be full again. A reservation moves TAT forward by its cost in time; a
-correction must move it back to where it would be had the true cost been charged from the start. That is
-not a subtraction: time in which the bucket was already full has been forgiven and must not come back. So
-the bucket keeps, for each span between reservations that are still open, the TAT of a bucket that had
-been full at the start of that span, a restart; the true TAT is their maximum, and a correction moves
-only those that began before the corrected reservation.
+A rate limit is a generic cell rate algorithm (GCRA). Its state is the theoretical arrival time (TAT), the
+moment at which the bucket will be full again. A reservation moves the TAT forward by its cost in time. A
+correction must move it back to where it would be if the true cost had been charged from the start. That
+is not a subtraction: time in which the bucket was already full has been forgiven and must not come back.
+Therefore the bucket keeps a restart for each span between reservations that are still open: the TAT of a
+bucket that was full at the start of that span. The true TAT is the maximum of the restarts, and a
+correction moves only the restarts that began before the corrected reservation.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,6 +22,7 @@ import msgspec
 Unit = Literal["requests", "tokens", "inputs"]
 Period = Literal["second", "minute", "hour", "day", "month", "in_flight"]
 
+UNITS: tuple[Unit, ...] = ("requests", "tokens", "inputs")
 SECOND_US = 1_000_000
 WINDOWS_US: dict[Period, int] = {
     "second": SECOND_US,
@@ -32,7 +32,10 @@ WINDOWS_US: dict[Period, int] = {
 
 
 class Limit(msgspec.Struct, frozen=True, cache_hash=True):
-    """At most `amount` of a unit in a period. scope: whose, if not the whole tenant's: "key <id> "."""
+    """Limit of `amount` units per period.
+
+    scope: prefix of the name unless the limit is the whole tenant's: "key <id> " or "model <name> ".
+    """
 
     unit: Unit
     period: Period
@@ -41,26 +44,26 @@ class Limit(msgspec.Struct, frozen=True, cache_hash=True):
 
     @property
     def name(self) -> str:
-        """As router.yaml writes it, after what it is for if that is not the whole tenant."""
+        """Name as in router.yaml, after the scope."""
         period = "in_flight" if self.period == "in_flight" else f"per_{self.period}"
         return f"{self.scope}{self.unit}_{period}"
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a call uses of each unit."""
+    """Cost of a request in each unit."""
 
     requests: int = 1
     tokens: int = 0
     inputs: int = 0
 
     def of(self, unit: Unit) -> int:
-        """The part that a limit of this unit counts."""
+        """Return the amount of one unit."""
         amount: int = getattr(self, unit)
         return amount
 
 
 class LimitStatus(msgspec.Struct, frozen=True):
-    """A limit as it is now: what is left, and in how many microseconds all of it is back."""
+    """State of a limit: the remaining amount, and the microseconds until all of it is available again."""
 
     limit: Limit
     remaining: int
@@ -68,7 +71,7 @@ class LimitStatus(msgspec.Struct, frozen=True):
 
 
 def parse_limit(name: str, amount: int, scope: str = "") -> Limit:
-    """A limit from its name in router.yaml, which the config has checked."""
+    """Parse a limit's name in router.yaml, which the config has validated."""
     if name == "requests_in_flight":
         return Limit("requests", "in_flight", amount, scope)
     unit, _, period = name.partition("_per_")
@@ -78,79 +81,79 @@ def parse_limit(name: str, amount: int, scope: str = "") -> Limit:
 class RateMeter:
     """GCRA with exact corrections, for limits per second, minute and hour.
 
-    Time is counted in ticks, microseconds × the limit's amount: so every cost is a whole number of them,
-    and a limit that does not divide its window is as exact as one that does.
+    Time is counted in ticks, microseconds × the limit's amount. Every cost is then a whole number of
+    ticks, and a limit that does not divide its window is as exact as one that does.
 
-    A restart can be dropped once no correction can make it the latest again. Of two neighbours only
-    corrections of the reservations open between them change the lead of the earlier one. Each takes at
-    most its reserve from it (a call that used more than its reserve adds to it), and is then no longer
-    open: so a later restart that trails by at least the sum of those reserves trails for ever. With none
-    of them open the lead is fixed, and the one behind is dropped, whichever it is. Neighbours are enough:
-    one that trails an earlier restart so far trails the one between even further, as that one itself
-    does not trail so far.
+    A restart can be dropped once no correction can make it the latest again. The lead of the earlier of
+    two neighbours changes only by corrections of the reservations that are open between them. Each
+    correction takes at most the reserved amount from the lead (a request that used more adds to it), and
+    closes its reservation. Therefore a later restart that trails by at least the sum of those reserves
+    trails for ever. If no reservation is open between the two, the lead is fixed, and the one behind is
+    dropped, whichever it is. Comparing neighbours is enough: a restart that trails an earlier one by that
+    much trails the one between them even more, because that one itself does not trail so far.
     """
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
         self._window_us = WINDOWS_US[limit.period]
-        # Each restart: the number of the first reservation after it, and its TAT less `_moved`.
+        # Per restart: the number of the first reservation after it, and its TAT minus `_moved`.
         self._firsts: list[int] = []
         self._tats: list[int] = []
         self._moved = 0
         self._latest = 0
-        # Each open reservation: its number and what it reserved, in ticks.
+        # Per open reservation: its number and its reserved cost, in ticks.
         self._open: list[int] = []
-        self._held: list[int] = []
+        self._reserved: list[int] = []
 
     def wait_us(self, amount: int, now_us: int) -> int:
-        """How long until this amount fits, rounded up to a microsecond; 0 if it does now."""
+        """Return the time until this amount fits, rounded up to a microsecond; 0 if it fits now."""
         cost, window = amount * self._window_us, self.limit.amount * self._window_us
         return max(0, -(-(self._debt(now_us) + cost - window) // self.limit.amount))
 
     def take(self, number: int, amount: int, now_us: int) -> None:
-        """Charge a reservation; numbers rise, and the amount was found to fit."""
+        """Charge a reservation whose amount fits; its number is higher than any before."""
         cost, now = amount * self._window_us, now_us * self.limit.amount
         self._firsts.append(number)
         self._tats.append(now - self._moved)
         self._prune(len(self._firsts) - 1)
         self._open.append(number)
-        self._held.append(cost)
+        self._reserved.append(cost)
         self._moved += cost
         self._latest = max(self._latest, now) + cost
 
     def give_back(self, number: int, reserved: int, actual: int) -> None:
-        """Close a reservation at its true cost; both amounts in the limit's unit."""
+        """Close a reservation at its true cost; both amounts are in the limit's unit."""
         change = (actual - reserved) * self._window_us
         after = bisect_right(self._firsts, number)
         if change:
             self._tats[:after] = [tat + change for tat in self._tats[:after]]
             self._latest = self._moved + max(self._tats, default=-self._moved)
-        place = bisect_left(self._open, number)
-        if number in self._open[place : place + 1]:
-            del self._open[place], self._held[place]
+        index = bisect_left(self._open, number)
+        if number in self._open[index : index + 1]:
+            del self._open[index], self._reserved[index]
         self._prune(after)
 
     def forget(self, number: int) -> None:
-        """Close a reservation at what was reserved."""
+        """Close a reservation at its reserved cost."""
         self.give_back(number, 0, 0)
 
     def status(self, now_us: int) -> LimitStatus:
-        """What is left now."""
+        """Return the limit's state at this moment."""
         debt, window = self._debt(now_us), self.limit.amount * self._window_us
         remaining = max(0, window - debt) // self._window_us
         return LimitStatus(self.limit, remaining, -(-debt // self.limit.amount))
 
     def _debt(self, now_us: int) -> int:
-        """Ticks until the bucket is full again."""
+        """Return the ticks until the bucket is full again."""
         return max(0, self._latest - now_us * self.limit.amount)
 
     def _prune(self, later: int) -> None:
-        """Drop the restart in this place, or those beside it, that can never be the latest again."""
+        """Drop this restart, or its neighbours, if they can never be the latest again."""
         while 0 < later < len(self._firsts):
             start = bisect_left(self._open, self._firsts[later - 1])
             end = bisect_left(self._open, self._firsts[later])
             lead = self._tats[later - 1] - self._tats[later]
-            if lead >= sum(self._held[start:end]):
+            if lead >= sum(self._reserved[start:end]):
                 del self._firsts[later], self._tats[later]
             elif start == end:
                 del self._firsts[later - 1], self._tats[later - 1]
@@ -160,7 +163,7 @@ class RateMeter:
 
 
 class CalendarMeter:
-    """A counter that starts again at midnight UTC, or on the first of the month. Its time never goes back."""
+    """Counter that is reset at midnight UTC, or on the first of the month. Its time never goes back."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -170,27 +173,27 @@ class CalendarMeter:
         self._started_us: dict[int, int] = {}
 
     def wait_us(self, amount: int, now_us: int) -> int:
-        """0 if the amount fits in what is left of this period, else the time to the next."""
+        """Return 0 if the amount fits into this period, else the time until the next one."""
         self._roll(now_us)
         return 0 if self._used + amount <= self.limit.amount else self._end_us - now_us
 
     def take(self, number: int, amount: int, now_us: int) -> None:
-        """Charge a reservation that was found to fit."""
+        """Charge a reservation that fits."""
         self._roll(now_us)
         self._used += amount
         self._started_us[number] = self._start_us
 
     def give_back(self, number: int, reserved: int, actual: int) -> None:
-        """Close a reservation; one of an earlier period changes nothing in this one."""
+        """Close a reservation at its true cost; one of an earlier period does not change this one."""
         if self._started_us.pop(number, None) == self._start_us:
             self._used += actual - reserved
 
     def forget(self, number: int) -> None:
-        """Close a reservation at what was reserved."""
+        """Close a reservation at its reserved cost."""
         self._started_us.pop(number, None)
 
     def status(self, now_us: int) -> LimitStatus:
-        """What is left now."""
+        """Return the limit's state at this moment."""
         self._roll(now_us)
         return LimitStatus(self.limit, max(0, self.limit.amount - self._used), self._end_us - now_us)
 
@@ -202,10 +205,10 @@ class CalendarMeter:
 
 
 class FlightMeter:
-    """How many calls are in flight; each holds a lease that ends by itself if nobody ends it.
+    """Counter of requests in flight. Each holds a lease that expires unless it is ended or renewed.
 
-    Invariant: leases are all of one length and time never goes back, so they end in the order in which
-    they were taken.
+    Invariant: all leases have one length and time never goes back, therefore they expire in the order in
+    which they were taken.
     """
 
     def __init__(self, limit: Limit, lease_us: int) -> None:
@@ -214,7 +217,7 @@ class FlightMeter:
         self._ends_us: dict[int, int] = {}
 
     def wait_us(self, amount: int, now_us: int) -> int:
-        """0 if a slot is free, else a second: a call in flight ends nobody knows when."""
+        """Return 0 if a slot is free, else one second: the end of a request in flight is unknown."""
         self._expire(now_us)
         return 0 if len(self._ends_us) + amount <= self.limit.amount else SECOND_US
 
@@ -224,15 +227,15 @@ class FlightMeter:
         self._ends_us[number] = now_us + self._lease_us
 
     def give_back(self, number: int, reserved: int, actual: int) -> None:
-        """The call is over: its slot is free, whatever it cost."""
+        """Free the slot, whatever the request cost."""
         del reserved, actual
         self._ends_us.pop(number, None)
 
     def forget(self, number: int) -> None:
-        """The slot stays taken until its lease ends."""
+        """Do nothing: the slot stays occupied until its lease expires."""
 
     def status(self, now_us: int) -> LimitStatus:
-        """Free slots; reset is when the last lease ends at the latest."""
+        """Return the free slots; the reset is the expiry of the last lease."""
         self._expire(now_us)
         last_us = next(reversed(self._ends_us.values()), now_us)
         return LimitStatus(self.limit, max(0, self.limit.amount - len(self._ends_us)), last_us - now_us)
@@ -249,21 +252,21 @@ Meter: TypeAlias = RateMeter | CalendarMeter | FlightMeter
 
 
 def meter_for(limit: Limit, lease_us: int) -> Meter:
-    """A fresh meter of the right kind; lease_us is how long a call in flight may go unsettled."""
+    """Create the meter of a limit; lease_us: how long a request in flight may go unsettled."""
     if limit.period == "in_flight":
         return FlightMeter(limit, lease_us)
     return RateMeter(limit) if limit.period in WINDOWS_US else CalendarMeter(limit)
 
 
 def period_start_us(period: Period, now_us: int) -> int:
-    """The midnight, or first of the month, UTC, at or before now."""
+    """Return the midnight, or the first of the month, UTC, at or before now."""
     now = _datetime(now_us)
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     return _microseconds(midnight if period == "day" else midnight.replace(day=1))
 
 
 def period_end_us(period: Period, now_us: int) -> int:
-    """The start of the next day or month, UTC."""
+    """Return the start of the next day or month, UTC."""
     start = _datetime(period_start_us(period, now_us))
     days = 1 if period == "day" else monthrange(start.year, start.month)[1]
     return _microseconds(start + timedelta(days=days))

@@ -1,15 +1,15 @@
--- The arithmetic of quotas/limits.py, function for function; a stateful test holds the two together.
--- Times are integer microseconds: 2^53 of them last until the year 2255.
+-- Arithmetic of limits: the same functions as quotas/limits.py. A stateful test compares the two.
+-- Times are integer microseconds: 2^53 of them reach the year 2255.
 
--- Redis' own clock, so that all gateways share one. A test may bring its own time.
-local function now_us(given)
-  if given > 0 then return given end
+-- Return the clock of Redis, so that all gateways share one, or a test's time.
+local function now_us(test_time)
+  if test_time > 0 then return test_time end
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- A moment of a rate is exact: whole microseconds and a rest in parts of the limit's amount, because an
--- amount that does not divide its window costs a fraction.
+-- A moment of a rate is exact: whole microseconds and a rest in parts of the limit's amount, because the cost
+-- is a fraction of a microsecond if the amount does not divide the window.
 local function sum(whole, rest, more, more_rest, amount)
   whole, rest = whole + more, rest + more_rest
   if rest >= amount then return whole + 1, rest - amount end
@@ -26,9 +26,10 @@ local function is_less(whole, rest, other, other_rest)
   return whole < other or (whole == other and rest < other_rest)
 end
 
--- A rate's state, as in RateMeter: restarts (f firsts, t and s their TATs less what all have moved), m and n
--- how far all have moved, l and e the latest TAT, open reservations (o numbers, q and r what they reserved).
-local function fresh(limit)
+-- Create a limit's state. Of a rate, as in RateMeter: restarts (f firsts, t and s their TATs minus the common
+-- offset), m and n the common offset, l and e the latest TAT, open reservations (o numbers, q and r their cost).
+-- Of a calendar: p the start of its period, u used. In flight: l leases by id.
+local function new_state(limit)
   if limit.k == 'rate' then
     local restarts = {k = 'rate', a = limit.a, f = {}, t = {}, s = {}, m = 0, n = 0, l = 0, e = 0}
     restarts.o, restarts.q, restarts.r = {}, {}, {}
@@ -38,9 +39,9 @@ local function fresh(limit)
   return {k = 'flight', l = {}}
 end
 
--- Where the clock has stepped back, what was measured by it goes with it: nobody waits for the step as well.
--- True where something was moved. w: when the state was written.
-local function follow(state, now)
+-- Move a state back with a clock that stepped back, so that no request waits for the step in addition.
+-- Returns true if the state has changed. w: when the state was written.
+local function follow_clock(state, now)
   local step = (state.w or now) - now
   if step <= 0 or state.k == 'calendar' then return false end
   if state.k == 'rate' then
@@ -51,27 +52,27 @@ local function follow(state, now)
   return true
 end
 
--- What is missing until the bucket is full: whole microseconds and the rest.
+-- Return the time until the bucket is full: whole microseconds and the rest.
 local function debt(state, now)
   if is_less(state.l, state.e, now, 0) then return 0, 0 end
   return state.l - now, state.e
 end
 
--- Drop the restart in this place, or those beside it, that can never be the latest again: see RateMeter.
+-- Drop this restart, or its neighbours, if they can never be the latest again: see RateMeter.
 local function prune(state, later)
   local f, t, s, o, amount = state.f, state.t, state.s, state.o, state.a
   while later > 1 and f[later] do
-    local held, held_rest, between = 0, 0, false
+    local reserved, reserved_rest, between = 0, 0, false
     for index = #o, 1, -1 do
       if o[index] < f[later - 1] then break end
       if o[index] < f[later] then
         between = true
-        held, held_rest = sum(held, held_rest, state.q[index], state.r[index], amount)
+        reserved, reserved_rest = sum(reserved, reserved_rest, state.q[index], state.r[index], amount)
       end
     end
     local lead, lead_rest = difference(t[later - 1], s[later - 1], t[later], s[later], amount)
     local dropped = later
-    if is_less(lead, lead_rest, held, held_rest) then
+    if is_less(lead, lead_rest, reserved, reserved_rest) then
       if between then return end
       dropped = later - 1
     end
@@ -82,7 +83,7 @@ local function prune(state, later)
   end
 end
 
--- Close a reservation of a rate, and move what began before it by whole and rest.
+-- Close a reservation of a rate, and move the restarts before it by whole and rest.
 local function correct(state, number, whole, rest)
   local f, t, s, after = state.f, state.t, state.s, 1
   local latest, latest_rest = -state.m, 0
@@ -96,8 +97,8 @@ local function correct(state, number, whole, rest)
     end
   end
   state.l, state.e = sum(latest, latest_rest, state.m, state.n, state.a)
-  for index, one in ipairs(state.o) do
-    if one == number then
+  for index, open in ipairs(state.o) do
+    if open == number then
       table.remove(state.o, index)
       table.remove(state.q, index)
       table.remove(state.r, index)
@@ -109,8 +110,8 @@ end
 
 local DAY_US = 86400000000
 
--- The first of the month of a day since 1970, as such a day. Counted in years that begin with March, so that
--- the leap day is the last (Howard Hinnant's civil_from_days).
+-- Return the first day of the month of a day; both are days since 1970. Years begin with March here, so that
+-- the leap day is the last one (Howard Hinnant's civil_from_days).
 local function first_of_month(day)
   local in_era = (day + 719468) % 146097
   local years = in_era - math.floor(in_era / 1460) + math.floor(in_era / 36524) - math.floor(in_era / 146096)
@@ -120,7 +121,7 @@ local function first_of_month(day)
   return day - (in_year - math.floor((153 * month + 2) / 5))
 end
 
--- When a calendar's period began and when the next begins, UTC.
+-- Return the start of a calendar's period and the start of the next one, UTC.
 local function period(limit, now)
   local day = math.floor(now / DAY_US)
   if limit.p == 'day' then return day * DAY_US, (day + 1) * DAY_US end
@@ -136,7 +137,8 @@ local function roll(limit, state, now)
   end
 end
 
--- How many leases are left and when the last ends; counted once a run, in which time stands still.
+-- Leases of each state: their number and the last expiry. Counted once per call of the script, during which time
+-- stands still.
 local leases = {}
 
 local function expire_leases(state, now)
@@ -164,12 +166,12 @@ end
 local function end_lease(state, id, now)
   local count, latest = expire_leases(state, now)
   if not state.l[id] then return end
-  -- Who ends last has to be looked for where it was this one.
+  -- If this lease was the last to expire, the last expiry has to be searched again.
   leases[state] = state.l[id] < latest and {count = count - 1, latest = latest} or nil
   state.l[id] = nil
 end
 
--- c: the cost in the limit's unit; q and r in time, whole and rest.
+-- Return the time until a cost fits. c: the cost in the limit's unit; q and r in time, whole and rest.
 local function wait_us(limit, state, c, q, r, now)
   if limit.k == 'rate' then
     local whole, rest = debt(state, now)
@@ -188,10 +190,10 @@ end
 
 local function take(limit, state, number, id, c, q, r, now, lease)
   if limit.k == 'rate' then
-    local place, amount = #state.f + 1, limit.a
-    state.f[place] = number
-    state.t[place], state.s[place] = difference(now, 0, state.m, state.n, amount)
-    prune(state, place)
+    local last, amount = #state.f + 1, limit.a
+    state.f[last] = number
+    state.t[last], state.s[last] = difference(now, 0, state.m, state.n, amount)
+    prune(state, last)
     local open = #state.o + 1
     state.o[open], state.q[open], state.r[open] = number, q, r
     state.m, state.n = sum(state.m, state.n, q, r, amount)
@@ -205,8 +207,8 @@ local function take(limit, state, number, id, c, q, r, now, lease)
   end
 end
 
--- What quotas/account.py makes a Standing of: what is used, when it is back, and a rate's rest.
-local function standing(limit, state, now)
+-- Return a limit's state as quotas/operations.py decodes it: used, time to reset, and of a rate the rest.
+local function status(limit, state, now)
   if limit.k == 'rate' then
     local whole, rest = debt(state, now)
     return {whole, whole, rest}

@@ -1,75 +1,76 @@
--- One tenant's operations: settle what is over, then reserve, each all of its limits or none.
+-- Operations of one tenant: settle, then reserve, each from all of its limits or from none.
 -- Every limit is read once and written once, and nothing is written before everything has been decided.
--- KEYS: limits' state (hash), open reservations (hash), their ends (sorted set), usage of a day, ...
--- ARGV[1], msgpack: now (0: Redis' clock), lease (µs), ttl, usage_ttl (s),
---   limits: {f name, k kind, a amount, w window of a rate, p period of a calendar},
---   settles: {id, mark, key of the usage, {place of the limit, c, q, r, true c, q, r, ...}, {field, amount, ...}},
---   reserves: {id, expires (µs from now), shadow, {place of the limit, c, q, r, ...}}.
--- c is a cost, q and r the same in a rate's time. mark (µs, or 0): where nothing is open, leave a mark for so
--- long: a reserve that was given up may still be on its way, and must take nothing then.
--- Answers msgpack: now, the limits' standings at the end, and for each reserve
---   {ok, place among its limits of the one that blocks or 0, wait, standing, ...}.
-local ask = cmsgpack.unpack(ARGV[1])
-local now = now_us(ask.now)
--- What is swept in one run; the next goes on.
+-- KEYS: states of limits (hash), open reservations (hash), their expiries (sorted set), usage of a day, ...
+-- ARGV[1], msgpack: now (0: the clock of Redis), lease (µs), ttl, usage_ttl (s),
+--   limits: {f field, k kind, a amount, w window of a rate, p period of a calendar},
+--   settles: {id, mark, index of the usage key, {index of the limit, c, q, r, actual c, q, r, ...}, {field,
+--     amount, ...}},
+--   reserves: {id, expires (µs from now), shadow, {index of the limit, c, q, r, ...}}.
+-- c is a cost, q and r the same in a rate's time. mark (µs, or 0): if no reservation is open, leave a mark for
+-- this long. A reserve that was withdrawn may still be on its way, and must then take nothing.
+-- Returns msgpack: now, the final state of each limit, and for each reserve
+--   {ok, index among its limits of the blocking one or 0, wait, state, ...}.
+local argument = cmsgpack.unpack(ARGV[1])
+local now = now_us(argument.now)
+-- Expired reservations removed per call of the script; the next call continues.
 local SWEPT_MAX = 32
 
 local states, changed = {}, {}
--- How many reservations there were, and since when they are counted.
-local names = {'#', '@'}
-for index, limit in ipairs(ask.limits) do names[index + 2] = limit.f end
-local packed = redis.call('HMGET', KEYS[1], unpack(names))
+-- '#': number of reservations so far; '@': when their count began.
+local fields = {'#', '@'}
+for index, limit in ipairs(argument.limits) do fields[index + 2] = limit.f end
+local packed = redis.call('HMGET', KEYS[1], unpack(fields))
 local number, since = tonumber(packed[1] or 0), tonumber(packed[2] or now)
 
-local function read(name, one)
-  local state = cmsgpack.unpack(one)
-  changed[name] = follow(state, now) or nil
+local function read(field, packed_state)
+  local state = cmsgpack.unpack(packed_state)
+  changed[field] = follow_clock(state, now) or nil
   return state
 end
 
-for index, limit in ipairs(ask.limits) do
-  states[limit.f] = packed[index + 2] and read(limit.f, packed[index + 2]) or fresh(limit)
+for index, limit in ipairs(argument.limits) do
+  states[limit.f] = packed[index + 2] and read(limit.f, packed[index + 2]) or new_state(limit)
 end
 
-local function state_of(name)
-  if states[name] == nil then
-    local one = redis.call('HGET', KEYS[1], name)
-    states[name] = one and read(name, one) or false
+local function state_of(field)
+  if states[field] == nil then
+    local packed_state = redis.call('HGET', KEYS[1], field)
+    states[field] = packed_state and read(field, packed_state) or false
   end
-  return states[name]
+  return states[field]
 end
 
--- Reservations by id: what Redis holds of those in question, and what it shall hold. A record is its number
--- and, by limit, the period of a calendar or 0; the mark of one that was closed before it was made is empty.
-local stored, records, ends = {}, {}, {}
+-- Reservations by id: `stored` is the present content of Redis, `records` the new one. A record holds its number
+-- and, by limit, the period of a calendar or 0. The mark of a reservation closed before it was made is empty.
+local stored, records, expiries = {}, {}, {}
 local ids = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, SWEPT_MAX)
 local swept = #ids
-for _, one in ipairs(ask.settles) do ids[#ids + 1] = one[1] end
-for _, one in ipairs(ask.reserves) do ids[#ids + 1] = one[1] end
+for _, settle in ipairs(argument.settles) do ids[#ids + 1] = settle[1] end
+for _, request in ipairs(argument.reserves) do ids[#ids + 1] = request[1] end
 if #ids > 0 then
-  for index, one in ipairs(redis.call('HMGET', KEYS[2], unpack(ids))) do
-    stored[ids[index]] = one
-    records[ids[index]] = one
+  for index, record in ipairs(redis.call('HMGET', KEYS[2], unpack(ids))) do
+    stored[ids[index]] = record
+    records[ids[index]] = record
   end
 end
 
--- What was not settled by its end counts as spent: its cost stays, only the record of it goes.
+-- An expired reservation counts as spent: its cost stays, and only its record is removed.
 for index = 1, swept do
   local record = records[ids[index]]
   if record and record ~= '' then
     record = cmsgpack.unpack(record)
-    for name in pairs(record.p) do
-      local state = state_of(name)
+    for field in pairs(record.p) do
+      local state = state_of(field)
       if state and state.k == 'rate' then
         correct(state, record.n, 0, 0)
-        changed[name] = true
+        changed[field] = true
       end
     end
   end
   records[ids[index]] = false
 end
 
--- Past its end it has been spent, also where it has not been swept away yet.
+-- Return false for an expired reservation, even if its record has not been removed yet.
 local function is_open(id)
   if not records[id] or records[id] == '' then return false end
   if swept < SWEPT_MAX then return true end
@@ -77,16 +78,16 @@ local function is_open(id)
 end
 
 local usage = {}
-for _, one in ipairs(ask.settles) do
-  local id, mark, key, amounts, used = unpack(one)
+for _, settle in ipairs(argument.settles) do
+  local id, mark, key, amounts, used = unpack(settle)
   if is_open(id) then
     local record = cmsgpack.unpack(records[id])
     for at = 1, #amounts, 7 do
-      local limit = ask.limits[amounts[at]]
+      local limit = argument.limits[amounts[at]]
       local state, period = states[limit.f], record.p[limit.f]
       if limit.k == 'rate' then
-        local q, r, true_q, true_r = amounts[at + 2], amounts[at + 3], amounts[at + 5], amounts[at + 6]
-        correct(state, record.n, difference(true_q, true_r, q, r, limit.a))
+        local q, r, actual_q, actual_r = amounts[at + 2], amounts[at + 3], amounts[at + 5], amounts[at + 6]
+        correct(state, record.n, difference(actual_q, actual_r, q, r, limit.a))
       elseif limit.k == 'calendar' then
         if period == state.p then state.u = state.u + amounts[at + 4] - amounts[at + 1] end
       else
@@ -97,76 +98,76 @@ for _, one in ipairs(ask.settles) do
     records[id] = false
     for at = 1, #used, 2 do usage[#usage + 1] = {KEYS[key], used[at], used[at + 1]} end
   elseif mark > 0 and not records[id] then
-    records[id], ends[id] = '', now + mark
+    records[id], expiries[id] = '', now + mark
   end
 end
 
 local function reserve(id, expires, shadow, amounts)
-  local longest, blocking, told = 0, 0, {true, 0, 0}
-  local again = records[id]
+  local longest, blocking, reply = 0, 0, {true, 0, 0}
+  local is_repeated = records[id]
   for at = 1, #amounts, 4 do
-    local limit = ask.limits[amounts[at]]
+    local limit = argument.limits[amounts[at]]
     local wait = wait_us(limit, states[limit.f], amounts[at + 1], amounts[at + 2], amounts[at + 3], now)
     if wait > longest then longest, blocking = wait, (at + 3) / 4 end
   end
-  -- The same reservation again is a retry of a call whose answer was lost.
-  if not again then
-    told[1], told[2], told[3] = longest == 0 or shadow, blocking, longest
+  -- A reserve with a known id is the retry of a call whose reply was lost.
+  if not is_repeated then
+    reply[1], reply[2], reply[3] = longest == 0 or shadow, blocking, longest
   end
-  if told[1] and not again then
+  if reply[1] and not is_repeated then
     number = number + 1
     local record = {n = number, p = {}}
     for at = 1, #amounts, 4 do
-      local limit = ask.limits[amounts[at]]
+      local limit = argument.limits[amounts[at]]
       local state = states[limit.f]
-      take(limit, state, number, id, amounts[at + 1], amounts[at + 2], amounts[at + 3], now, ask.lease)
+      take(limit, state, number, id, amounts[at + 1], amounts[at + 2], amounts[at + 3], now, argument.lease)
       record.p[limit.f] = state.p or 0
       changed[limit.f] = true
     end
-    records[id], ends[id] = cmsgpack.pack(record), now + expires
+    records[id], expiries[id] = cmsgpack.pack(record), now + expires
   end
   for at = 1, #amounts, 4 do
-    local limit = ask.limits[amounts[at]]
-    told[#told + 1] = standing(limit, states[limit.f], now)
+    local limit = argument.limits[amounts[at]]
+    reply[#reply + 1] = status(limit, states[limit.f], now)
   end
-  return told
+  return reply
 end
 
-local told = {}
-for index, one in ipairs(ask.reserves) do told[index] = reserve(unpack(one)) end
-local shown = {}
-for index, limit in ipairs(ask.limits) do shown[index] = standing(limit, states[limit.f], now) end
+local replies = {}
+for index, request in ipairs(argument.reserves) do replies[index] = reserve(unpack(request)) end
+local final = {}
+for index, limit in ipairs(argument.limits) do final[index] = status(limit, states[limit.f], now) end
 
-local kept, set, deleted, scores, gone = {'#', number, '@', since}, {}, {}, {}, {}
-for name in pairs(changed) do
-  states[name].w = now
-  kept[#kept + 1] = name
-  kept[#kept + 1] = cmsgpack.pack(states[name])
+local limits_to_set, records_to_set, to_delete, scores, closed = {'#', number, '@', since}, {}, {}, {}, {}
+for field in pairs(changed) do
+  states[field].w = now
+  limits_to_set[#limits_to_set + 1] = field
+  limits_to_set[#limits_to_set + 1] = cmsgpack.pack(states[field])
 end
 for id, record in pairs(records) do
   if record and record ~= stored[id] then
-    set[#set + 1], set[#set + 2] = id, record
-    scores[#scores + 1], scores[#scores + 2] = ends[id], id
+    records_to_set[#records_to_set + 1], records_to_set[#records_to_set + 2] = id, record
+    scores[#scores + 1], scores[#scores + 2] = expiries[id], id
   elseif stored[id] and not record then
-    deleted[#deleted + 1] = id
+    to_delete[#to_delete + 1] = id
   end
 end
-for index = 1, swept do gone[ids[index]] = true end
-for _, id in ipairs(deleted) do gone[id] = true end
-local unlisted = {}
-for id in pairs(gone) do
-  if not records[id] then unlisted[#unlisted + 1] = id end
+for index = 1, swept do closed[ids[index]] = true end
+for _, id in ipairs(to_delete) do closed[id] = true end
+local without_expiry = {}
+for id in pairs(closed) do
+  if not records[id] then without_expiry[#without_expiry + 1] = id end
 end
-if next(changed) then redis.call('HSET', KEYS[1], unpack(kept)) end
-if #deleted > 0 then redis.call('HDEL', KEYS[2], unpack(deleted)) end
-if #unlisted > 0 then redis.call('ZREM', KEYS[3], unpack(unlisted)) end
-if #set > 0 then
-  redis.call('HSET', KEYS[2], unpack(set))
+if next(changed) then redis.call('HSET', KEYS[1], unpack(limits_to_set)) end
+if #to_delete > 0 then redis.call('HDEL', KEYS[2], unpack(to_delete)) end
+if #without_expiry > 0 then redis.call('ZREM', KEYS[3], unpack(without_expiry)) end
+if #records_to_set > 0 then
+  redis.call('HSET', KEYS[2], unpack(records_to_set))
   redis.call('ZADD', KEYS[3], unpack(scores))
-  for index = 1, 3 do redis.call('EXPIRE', KEYS[index], ask.ttl) end
+  for index = 1, 3 do redis.call('EXPIRE', KEYS[index], argument.ttl) end
 end
-for _, one in ipairs(usage) do
-  redis.call('HINCRBY', one[1], one[2], one[3])
+for _, increment in ipairs(usage) do
+  redis.call('HINCRBY', increment[1], increment[2], increment[3])
 end
-for index = 4, usage[1] and #KEYS or 0 do redis.call('EXPIRE', KEYS[index], ask.usage_ttl) end
-return cmsgpack.pack({now, shown, told})
+for index = 4, usage[1] and #KEYS or 0 do redis.call('EXPIRE', KEYS[index], argument.usage_ttl) end
+return cmsgpack.pack({now, final, replies})

@@ -1,4 +1,4 @@
-"""Usage as it is read back: rows by tenant, model and day, and the same as a sheet."""
+"""Recorded usage: rows by tenant, day and model, and the same as CSV."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ USAGE_COLUMNS = ("tenant", "day", "model", "requests", "tokens", "inputs")
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """What a tenant used of a model on a day (UTC), as settled."""
+    """Settled usage of one model by one tenant on one day (UTC)."""
 
     tenant: str
     day: str
@@ -25,7 +25,7 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 
 def days_between(since: date | None, until: date | None) -> list[str]:
-    """YYYY-MM-DD of each day, both ends included.
+    """Return each day as YYYY-MM-DD, both ends included; the default is today, or the one day given.
 
     Raises: InvalidInput.
     """
@@ -40,7 +40,7 @@ def days_between(since: date | None, until: date | None) -> list[str]:
 
 
 def as_csv(rows: Sequence[UsageRow]) -> bytes:
-    """One line a row, after the names of the columns."""
+    """Encode rows as CSV, with the column names in the first line."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(USAGE_COLUMNS)

@@ -1,14 +1,14 @@
--- Keys and tenants change together with their version, or not at all: also where the caller is gone by then.
+-- Change keys and tenants together with their version, even if the client has timed out meanwhile.
 -- KEYS: keys (hash), tenants (hash), version.
--- ARGV[1], msgpack: version, put: {place of the hash, field, value, ...}, remove: {place of it, field, ...}.
--- Answers msgpack: how many fields were removed.
-local ask = cmsgpack.unpack(ARGV[1])
+-- ARGV[1], msgpack: version, put: {index of the hash, field, value, ...}, remove: {index of the hash, field, ...}.
+-- Returns msgpack: the number of removed fields.
+local argument = cmsgpack.unpack(ARGV[1])
 local removed = 0
-for at = 1, #ask.put, 3 do
-  redis.call('HSET', KEYS[ask.put[at]], ask.put[at + 1], ask.put[at + 2])
+for at = 1, #argument.put, 3 do
+  redis.call('HSET', KEYS[argument.put[at]], argument.put[at + 1], argument.put[at + 2])
 end
-for at = 1, #ask.remove, 2 do
-  removed = removed + redis.call('HDEL', KEYS[ask.remove[at]], ask.remove[at + 1])
+for at = 1, #argument.remove, 2 do
+  removed = removed + redis.call('HDEL', KEYS[argument.remove[at]], argument.remove[at + 1])
 end
-redis.call('SET', KEYS[3], ask.version)
+redis.call('SET', KEYS[3], argument.version)
 return cmsgpack.pack(removed)

@@ -60,7 +60,7 @@ async def counts(url: str) -> None:
         for tenant in tenants:
             (row,) = await two.usage(tenant, [today])
             assert (3, 15, 3) == (row.requests, row.tokens, row.inputs)
-        await one._beat()
+        await one._heartbeat.beat()
         assert not events
 
 
@@ -199,7 +199,7 @@ async def _beats(ledger: RedisLedger) -> None:
     async with asyncio.timeout(15):
         while True:
             try:
-                await ledger._beat()
+                await ledger._heartbeat.beat()
             except StoreUnavailable:
                 await asyncio.sleep(0.05)
             else:

@@ -12,7 +12,6 @@ from redis import Redis
 
 from gateway.errors import GatewayError
 from gateway.events import Event
-from gateway.quotas.account import DAY_US
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, MemoryLedger, QuotaRequest, Reservation
 from gateway.quotas.limits import (
     SECOND_US,
@@ -23,6 +22,7 @@ from gateway.quotas.limits import (
     period_end_us,
     period_start_us,
 )
+from gateway.quotas.operations import DAY_US
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script

@@ -491,13 +491,13 @@ async def test_gateways_count_each_other_by_redis_clock(
     ledgers = [RedisLedger(one, OutagePolicy(), f"g{n}", lambda _: None) for n, one in enumerate(door)]
     for number, ledger in enumerate(ledgers):
         set_clocks_off(monkeypatch, 20 * number)
-        await ledger._beat()
-    await ledgers[0]._beat()
+        await ledger._heartbeat.beat()
+    gateways = await ledgers[0]._heartbeat.beat()
     for ledger in ledgers:
         await ledger.aclose()
 
     assert ":3" == own_redis.command("ZCARD", "gw:gateways").strip()
-    assert 3 == ledgers[0]._gateways
+    assert 3 == gateways
 
 
 async def test_a_share_of_one_missed_call_is_forgotten_once_the_store_answers(own_redis: RedisServer) -> None:
@@ -584,7 +584,7 @@ async def test_an_absence_leaves_no_rate_in_debt_for_longer_than_its_window(own_
             ask = msgspec.structs.replace(asked(f"local-{number}", hour, 100), shadow=True)
             ledger.settle(await ledger.reserve(ask), Cost(tokens=100))
         own_redis.thaw()
-        ledger._availability.answered()
+        ledger._availability.record_success()
         await ledger._catch_up()
         await ledger.flush()
         rate, month = (await ledger.reserve(asked("after", hour))).limit_statuses
@@ -606,7 +606,7 @@ async def test_what_was_used_before_midnight_is_charged_to_that_day(own_redis: R
         ledger.settle(await ledger.reserve(asked(f"local-{number}", limits, 200)), Cost(tokens=200))
     own_redis.thaw()
     clock.now_us += 30 * SECOND_US
-    ledger._availability.answered()
+    ledger._availability.record_success()
     await ledger._catch_up()
     await ledger.flush()
     day, month = (await ledger.reserve(asked("after", limits))).limit_statuses

@@ -15,7 +15,7 @@ import pytest
 from gateway.additions.store import ADDED
 from gateway.config import schema as config
 from gateway.errors import Unauthenticated
-from gateway.quotas.ledger import UNITS
+from gateway.quotas.limits import UNITS
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import KEYS, TENANTS, TenantStore, keep_up_to_date

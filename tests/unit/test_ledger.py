@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import QuotaExceeded, RequestExceedsLimit
+from gateway.quotas.headers import format_duration, rate_limit_headers
 from gateway.quotas.ledger import (
     MEMORY_LEASE_US,
     NOTHING,
     MemoryLedger,
     QuotaRequest,
     Reservation,
-    duration,
-    rate_limit_headers,
 )
 from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus, parse_limit
 
@@ -207,7 +206,7 @@ async def test_past_a_minute_retry_after_stops_and_clients_are_told_not_to_retry
 
     assert 60 == error.retry_after_s
     assert "false" == error.headers["x-should-retry"]
-    assert duration(used * 1000) == error.headers["x-ratelimit-reset-tokens"]
+    assert format_duration(used * 1000) == error.headers["x-ratelimit-reset-tokens"]
 
 
 async def test_waiting_as_long_as_retry_after_says_is_enough(ledger: MemoryLedger, clock: FakeClock) -> None:
@@ -418,7 +417,7 @@ async def test_a_refusal_says_what_is_left_what_the_call_costs_and_when_to_come_
     ],
 )
 def test_durations_are_written_as_openai_writes_them(microseconds: int, shown: str) -> None:
-    assert shown == duration(microseconds)
+    assert shown == format_duration(microseconds)
 
 
 SHOWN = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
@@ -427,7 +426,7 @@ SHOWN = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
 @given(st.integers(0, 32 * 24 * 3600 * SECOND_US))
 @settings(max_examples=200, deadline=None)
 def test_a_duration_reads_back_as_itself_rounded_up_to_the_millisecond(microseconds: int) -> None:
-    found = SHOWN.fullmatch(duration(microseconds))
+    found = SHOWN.fullmatch(format_duration(microseconds))
     assert found is not None
     hours, minutes, seconds, milliseconds = (float(part or 0) for part in found.groups())
     total_ms = round((hours * 3600 + minutes * 60 + seconds) * 1000 + milliseconds)

@@ -324,7 +324,7 @@ def test_a_thousand_settled_calls_leave_one_restart() -> None:
         meter.give_back(number, 1, number % 2)
 
     assert 1 == len(meter._firsts) == len(meter._tats)
-    assert [] == meter._open == meter._held
+    assert [] == meter._open == meter._reserved
 
 
 @many

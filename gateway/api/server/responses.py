@@ -14,7 +14,7 @@ from gateway.api.server.paths import Dialect
 from gateway.api.server.request_context import RequestContext
 from gateway.calls import Call, inputs_of
 from gateway.errors import EmptyInput, InvalidInput
-from gateway.quotas.ledger import rate_limit_headers
+from gateway.quotas.headers import rate_limit_headers
 from gateway.serve import Caller, Gateway, Served
 
 

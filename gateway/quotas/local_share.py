@@ -1,0 +1,157 @@
+"""Quotas while the shared store is down: this gateway's share of every limit."""
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import count
+
+import msgspec
+
+from gateway.quotas.ledger import LEASE_US, NOTHING, MemoryLedger, QuotaRequest, Reservation, refusal
+from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, LimitStatus, Unit
+from gateway.quotas.operations import LimitState, decode_statuses
+
+
+class OfflineUsage(msgspec.Struct, frozen=True):
+    """Usage of a tenant that was counted without the store and is still to be charged there.
+
+    Either usage of a model on a day (YYYY-MM-DD, UTC), or of one rate limit, without a day.
+    """
+
+    tenant: str
+    limits: tuple[Limit, ...]
+    cost: Cost
+    model: str = ""
+    day: str = ""
+
+    def charge(self, today: str) -> QuotaRequest:
+        """Build the request that charges it, whether it fits or not, but not to a period that has ended.
+
+        Each has a new id: the store may have received an earlier one, which is then refunded.
+        """
+        ended = {"day": today != self.day, "month": today[:7] != self.day[:7]}
+        limits = tuple([limit for limit in self.limits if not ended.get(limit.period)])
+        id_ = f"owed-{secrets.token_hex(8)}"
+        return QuotaRequest(id_, self.tenant, limits, self.cost, LEASE_US, self.model, shadow=True)
+
+
+class LocalShare:
+    """One gateway's part of every limit while the store is down: 1/N, where rates refill without a burst.
+
+    Its usage is charged to the store afterwards. The overshoot is bounded: of a day or month by the amount
+    that each gateway last saw remaining, ÷ N; of a window by amount ÷ N for each other gateway.
+    """
+
+    def __init__(self) -> None:
+        self._ledger = MemoryLedger()
+        # The last state of each limit that the store returned, and when.
+        self._states: dict[str, dict[Limit, tuple[LimitState, int]]] = defaultdict(dict)
+        self._shares: dict[tuple[str, Limit], Limit] = {}
+        self._requests: dict[str, QuotaRequest] = {}
+        self._usage: dict[tuple[str, tuple[Limit, ...], str, str], Cost] = {}
+        self._rate_usage: dict[tuple[str, Limit], int] = defaultdict(int)
+        self._numbers = count()
+
+    def record(self, tenant: str, states: Sequence[tuple[Limit, LimitState]], *, is_down: bool) -> None:
+        """Store the last known state of a tenant's limits.
+
+        Unless the store is down it counts again, and a share that was made for one missed reserve is dropped.
+        """
+        now_us = time.time_ns() // 1000
+        known = self._states[tenant]
+        for limit, state in states:
+            known[limit] = (state, now_us)
+            if not is_down and (share := self._shares.pop((tenant, limit), None)):
+                self._ledger.forget(tenant, share)
+
+    def free_slots(self, tenant: str, limit: Limit) -> int:
+        """Return the free slots of a limit in flight as last known; 0 if the store never returned it."""
+        (used, *_), _ = self._states[tenant].get(limit, ((limit.amount,), 0))
+        return limit.amount - used
+
+    def reset(self) -> None:
+        """Forget the counts of an earlier outage, at the beginning of a new one."""
+        self._ledger = MemoryLedger()
+        self._shares.clear()
+
+    async def reserve(self, request: QuotaRequest, gateways: int, *, is_down: bool) -> Reservation:
+        """Reserve from this gateway's share.
+
+        is_down: the store is down, rather than late with one reply. Raises: QuotaExceeded.
+        """
+        shares = tuple(
+            [await self._share(request.tenant, limit, gateways, is_down=is_down) for limit in request.limits]
+        )
+        for share in shares:
+            if request.cost.of(share.unit) > share.amount and not request.shadow:
+                # It fits the whole limit but not this share: it may pass once the store is up.
+                raise refusal(request, share, SECOND_US, ())
+        reservation = await self._ledger.reserve(msgspec.structs.replace(request, limits=shares))
+        self._requests[request.id] = request
+        return msgspec.structs.replace(reservation, degraded=True)
+
+    def settle(self, reservation: Reservation, actual: Cost, day: str) -> tuple[LimitStatus, ...]:
+        """Settle in the local share, and note the usage of that day for the store."""
+        request = self._requests.pop(reservation.request.id, None)
+        if request is not None:
+            calendars = tuple([limit for limit in request.limits if limit.period in ("day", "month")])
+            key = (request.tenant, calendars, request.model, day)
+            used = self._usage.get(key, NOTHING)
+            self._usage[key] = Cost(
+                used.requests + actual.requests, used.tokens + actual.tokens, used.inputs + actual.inputs
+            )
+            for limit in request.limits:
+                if limit.period in WINDOWS_US:
+                    self._rate_usage[request.tenant, limit] += actual.of(limit.unit)
+        return self._ledger.settle(reservation, actual)
+
+    def take_usage(self) -> list[OfflineUsage]:
+        """Return and forget the usage to charge to the store."""
+        usage, self._usage = self._usage, {}
+        rate_usage, self._rate_usage = self._rate_usage, defaultdict(int)
+        charges = [
+            OfflineUsage(tenant, limits, cost, *rest) for (tenant, limits, *rest), cost in usage.items()
+        ]
+        # A rate refills within its window: an older use no longer counts.
+        charges += [
+            OfflineUsage(tenant, (limit,), _cost_in(limit.unit, min(amount, limit.amount)))
+            for (tenant, limit), amount in rate_usage.items()
+            if amount
+        ]
+        return charges
+
+    async def _share(self, tenant: str, limit: Limit, gateways: int, *, is_down: bool) -> Limit:
+        key = (tenant, limit)
+        if key not in self._shares:
+            remaining = self._remaining(tenant, limit)
+            self._shares[key] = share = _share_of(limit, remaining, gateways)
+            if limit.period in WINDOWS_US:
+                # During an outage it starts empty: another gateway may have used the rest of the store's
+                # bucket by now. If the store is only late it starts with the part that remains: the usage is
+                # charged there within a second.
+                available = 0 if is_down else (limit.amount if remaining is None else remaining) // gateways
+                used = _cost_in(share.unit, max(0, share.amount - available))
+                start = QuotaRequest(f"start-{next(self._numbers)}", tenant, (share,), used, LEASE_US)
+                self._ledger.settle(await self._ledger.reserve(start), used)
+        return self._shares[key]
+
+    def _remaining(self, tenant: str, limit: Limit) -> int | None:
+        """Return the last known remaining amount, or None if it is unknown or its period has ended since."""
+        if limit not in self._states[tenant]:
+            return None
+        state, at_us = self._states[tenant][limit]
+        [status] = decode_statuses([limit], [state])
+        return status.remaining if time.time_ns() // 1000 < at_us + status.reset_us else None
+
+
+def _cost_in(unit: Unit, amount: int) -> Cost:
+    """Return a cost in one unit only."""
+    return Cost(**({"requests": 0} | {unit: amount}))
+
+
+def _share_of(limit: Limit, remaining: int | None, gateways: int) -> Limit:
+    if limit.period in ("day", "month"):
+        remaining = limit.amount if remaining is None else remaining
+        return msgspec.structs.replace(limit, amount=remaining // gateways)
+    return msgspec.structs.replace(limit, amount=max(1, limit.amount // gateways))
