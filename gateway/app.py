@@ -39,11 +39,11 @@ from gateway.api.dialects import (
     vllm,
     vllm_pooling,
 )
-from gateway.api.operators import added_models, admin, probes, status, ui
-from gateway.api.operators.added_models import Adding, AdditionsApi
+from gateway.api.operators import added_models, admin, keys, probes, status, tenants, ui
+from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.docs_page import ReferenceRenderPlugin
-from gateway.api.operators.status import Watched
+from gateway.api.operators.status import StatusSource
 from gateway.api.server import error_bodies
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.middleware import ASGIApp, Middleware
@@ -102,6 +102,8 @@ HANDLERS = [
         sie,
         openai_models,
         probes,
+        keys,
+        tenants,
         admin,
         added_models,
         status,
@@ -123,7 +125,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     observe: Observe = log_event
     traces: "CallTraces | None" = None
     reload: Reload | None = None
-    adding: Adding | None = None
+    adding: AdditionsClient | None = None
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -178,12 +180,12 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     if store is not None:
         beside.append(_follow_keys(gateway.keyring, store, config.quotas.key_grace_s))
     closing = [ledger.aclose, *([fingerprints.aclose] if fingerprints else [])]
-    operators = Admin(config, ledger, store, api.authenticator, outside.reload, is_loopback=is_open)
+    operators = Admin(config, ledger, store, api.authenticator, outside.reload)
     shared = {
         "api": api,
         "in_flight": in_flight,
         "exporter": exporter,
-        "watched": Watched(gateway, exporter, recent, config, boot.worker or 0, time.time()),
+        "watched": StatusSource(gateway, exporter, recent, config, boot.worker or 0, time.time()),
         "admin": operators,
         "adding": AdditionsApi(outside.adding),
     }

@@ -18,7 +18,7 @@ from backends.registry import BackendKind
 from backends.registry import open_replica as open_real_replica
 from backends.tei import TeiBackend
 from backends.vllm import VllmBackend
-from gateway.api.operators.added_models import Adding
+from gateway.api.operators.added_models import AdditionsClient
 from gateway.api.operators.admin import Reload
 from gateway.app import Application, Collaborators, build
 from gateway.config.load import parse_config
@@ -78,7 +78,7 @@ async def running_gateway(
     resolver: Resolver = resolve,
     traces: CallTraces | None = None,
     reload: Reload | None = None,
-    adding: Adding | None = None,
+    adding: AdditionsClient | None = None,
 ) -> AsyncIterator[Running]:
     """Boot on a config whose replicas are ASGI apps, by host name; a host that is missing is dead.
 

@@ -23,7 +23,7 @@ import msgspec
 import uvicorn
 import uvloop
 
-from gateway.api.operators.added_models import Adding
+from gateway.api.operators.added_models import AdditionsClient
 from gateway.api.server.http_protocol import BoundedProtocol
 from gateway.app import Application, Collaborators, build
 from gateway.config.schema import ListenerTls
@@ -111,7 +111,7 @@ async def _serve(boot: WorkerBoot, told: Iterator[bytes]) -> None:
         loop.call_soon_threadsafe(link.hear, line)
 
     Thread(target=_listen_to_parent, args=(told, hear, boot.metrics_folder), daemon=True).start()
-    adding = Adding(link.ask_edit, link.ask_listing)
+    adding = AdditionsClient(link.ask_edit, link.ask_listing)
     application = build(boot.boot, Collaborators(observe=observe, reload=link.ask_reload, adding=adding))
     for restart in boot.restarts:
         application.observe(restart)

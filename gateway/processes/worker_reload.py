@@ -43,7 +43,7 @@ class WorkerReload:
         self.api.gateway.serving = serving_of(config, upstreams)
         self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
         self.api.inputs_max = config.limits.inputs
-        self.admin.follow(config)
+        self.admin.apply(config)
         for one in left:
             self.recent.forget(one.upstream.name)
         self.exporter.watch(sources_of(upstreams, self.in_flight))

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from gateway.additions.entries import AdditionEntry, Edit, Listing, Put, Remove
-from gateway.api.operators.added_models import SETTINGS_BYTES_MAX, Adding
+from gateway.api.operators.added_models import SETTINGS_BYTES_MAX, AdditionsClient
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.problems import Problem
 from tests.api.test_reload import ONE, TENANTS
@@ -26,7 +26,7 @@ class Parent:
     def __init__(self, outcome: ReloadOutcome | None = None) -> None:
         self.edits: list[Edit] = []
         self._outcome = outcome
-        self.adding = Adding(self._change, self._listing)
+        self.adding = AdditionsClient(self._change, self._listing)
 
     async def _change(self, edit: Edit) -> ReloadOutcome:
         self.edits.append(edit)

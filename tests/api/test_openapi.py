@@ -16,7 +16,7 @@ from gateway.api.dialects import (
     vllm,
     vllm_pooling,
 )
-from gateway.api.operators import admin
+from gateway.api.operators import keys
 from gateway.api.server.paths import KNOWN
 from gateway.api.wire import tei_bodies, tei_predictions
 from tests.conftest import Boots
@@ -24,7 +24,7 @@ from tests.fakes.tei import FakeTei
 
 # The struct that each POST decodes, by its path, that of one model like that at the root.
 BODIES: dict[str, type[msgspec.Struct]] = {
-    "/admin/keys": admin.KeyRequest,
+    "/admin/keys": keys.KeyRequest,
     "/v1/embeddings": openai.EmbeddingsRequest,
     "/embeddings": openai.EmbeddingsRequest,
     "/embed": tei_bodies.EmbedRequest,

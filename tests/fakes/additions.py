@@ -2,7 +2,7 @@
 
 from gateway.additions.composing import ComposedConfig, compose, listing_of
 from gateway.additions.entries import Additions, Edit, Listing, Put, UnknownAddition, apply_edit
-from gateway.api.operators.added_models import Adding
+from gateway.api.operators.added_models import AdditionsClient
 from gateway.config.diff import ReloadOutcome, compare_configs
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
@@ -14,7 +14,7 @@ class ReadingParent:
     def __init__(self, file: Config) -> None:
         self._file = file
         self._standing = Additions()
-        self.adding = Adding(self._change, self._listing)
+        self.adding = AdditionsClient(self._change, self._listing)
 
     async def _change(self, edit: Edit) -> ReloadOutcome:
         before = self._composed(self._standing)

@@ -1,6 +1,7 @@
-"""For operators: upstreams and models beside those of router.yaml. Keys need the scope admin.
+"""Operator endpoints for upstreams and models in addition to those of router.yaml.
 
-Knows nothing of where additions stand: the parent process does, and answers.
+The parent process stores the additions. These endpoints send it edits and read its
+listing. API keys need the scope admin.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -14,60 +15,79 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from gateway.additions.entries import AdditionEntry, Edit, Listing, Part, Put, Remove
-from gateway.api.operators.admin import FAILURES, OPERATORS, ReloadShown, outcome_shown, problems_shown
+from gateway.api.operators.access import OPERATORS
+from gateway.api.operators.reload_report import ReloadReport, problems_error, report
 from gateway.api.server.body import AsWritten
+from gateway.api.server.error_bodies import documented
 from gateway.api.server.paths import model_name
 from gateway.config import schema as config
 from gateway.config.diff import ReloadOutcome
 from gateway.config.type_checks import type_problems
 from gateway.errors import DeadlineExceeded, InvalidInput, NotFound
 
-# With what else it says, a line to the parent stays below the 64 KiB that its reader takes.
+FAILURES = documented("tei")
+# Settings written by hand are far smaller. All additions together have a bound too, because every gateway
+# holds them in memory.
 SETTINGS_BYTES_MAX = 32 * 1024
 KINDS: dict[Part, type[config.Section]] = {
     "upstreams": config.UpstreamSettings,
     "models": config.ModelSettings,
 }
 CHANGED = {
-    200: ResponseSpec(ReloadShown, generate_examples=False, description="It counts for every new call")
+    200: ResponseSpec(
+        ReloadReport, generate_examples=False, description="The changes, which apply to every new call"
+    )
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Adding:
-    """How the parent is asked: to change what was added, and what that is. Both raise TimeoutError."""
+class AdditionsClient:
+    """Connection to the parent process, which stores the additions.
+
+    change: applies an edit. listing: returns all additions. Both raise TimeoutError.
+    """
 
     change: Callable[[Edit], Awaitable[ReloadOutcome]]
     listing: Callable[[], Awaitable[Listing]]
 
 
 class AdditionsApi:
-    """What these handlers are given; adding: None where nobody would add anything."""
+    """Edits and listings of additions. adding: None if this gateway has no store for additions."""
 
-    def __init__(self, adding: Adding | None) -> None:
+    def __init__(self, adding: AdditionsClient | None) -> None:
         self._adding = adding
 
     @property
-    def _parent(self) -> Adding:
+    def _parent(self) -> AdditionsClient:
+        """Return the connection to the parent. Raises: NotFound."""
         if self._adding is None:
             raise NotFound("this gateway serves what its configuration says, and nothing else")
         return self._adding
 
-    async def put(self, part: Part, segment: str, settings: Any) -> ReloadShown:
-        """Raises: GatewayError, with every problem of the settings."""
+    async def put(self, part: Part, segment: str, settings: Any) -> ReloadReport:
+        """Add or replace an upstream or a model. segment: its name, as in the path.
+
+        Raises: GatewayError, with every problem of the settings.
+        """
         name = _name(segment)
         if problems := list(type_problems(settings, KINDS[part], f"{part}.{name}")):
-            raise problems_shown(problems)
+            raise problems_error(problems)
         if len(msgspec.json.encode((name, settings))) > SETTINGS_BYTES_MAX:
             raise InvalidInput(f"name and settings are more than {SETTINGS_BYTES_MAX} bytes")
-        return await outcome_shown(self._parent.change(Put(part, name, settings)))
+        return await report(self._parent.change(Put(part, name, settings)))
 
-    async def remove(self, part: Part, segment: str) -> ReloadShown:
-        """Raises: GatewayError."""
-        return await outcome_shown(self._parent.change(Remove(part, _name(segment))))
+    async def remove(self, part: Part, segment: str) -> ReloadReport:
+        """Remove an addition. segment: its name, as in the path.
+
+        Raises: GatewayError.
+        """
+        return await report(self._parent.change(Remove(part, _name(segment))))
 
     async def listing(self) -> Listing:
-        """Raises: DeadlineExceeded."""
+        """Return all additions.
+
+        Raises: NotFound, DeadlineExceeded.
+        """
         try:
             return await self._parent.listing()
         except TimeoutError as error:
@@ -81,10 +101,10 @@ def _name(segment: str) -> str:
     return name
 
 
-class Added(msgspec.Struct):
-    """An upstream or a model beside those of router.yaml; references stand in the place of secrets.
+class AdditionInfo(msgspec.Struct):
+    """An upstream or a model that operators added, with references in the place of secrets.
 
-    problem: why this gateway does not serve it, if it does not.
+    problem: the reason why this gateway does not serve it, or null.
     """
 
     name: str
@@ -92,25 +112,28 @@ class Added(msgspec.Struct):
     problem: str | None
 
 
-def _named(listed: Iterable[AdditionEntry], segment: str) -> AdditionEntry:
-    """Raises: NotFound."""
+def _find(entries: Iterable[AdditionEntry], segment: str) -> AdditionEntry:
+    """Return the entry with the name in the path.
+
+    Raises: NotFound.
+    """
     name = model_name(segment)
-    found = next((one for one in listed if one.name == name), None)
-    if found is None:
-        raise NotFound(f"nothing was added by the name {name!r}; what router.yaml defines is there")
-    return found
+    for entry in entries:
+        if entry.name == name:
+            return entry
+    raise NotFound(f"nothing was added by the name {name!r}; what router.yaml defines is there")
 
 
 @get("/admin/upstreams", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def list_upstreams(adding: NamedDependency[AdditionsApi]) -> list[Added]:
-    """All upstreams that were added to those of router.yaml."""
-    return [_shown(one) for one in (await adding.listing()).upstreams]
+async def list_upstreams(adding: NamedDependency[AdditionsApi]) -> list[AdditionInfo]:
+    """List the upstreams that operators added."""
+    return [_info_of(entry) for entry in (await adding.listing()).upstreams]
 
 
 @get("/admin/upstreams/{name:str}", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def get_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> Added:
-    """One of them."""
-    return _shown(_named((await adding.listing()).upstreams, name))
+async def get_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> AdditionInfo:
+    """Describe an upstream that operators added."""
+    return _info_of(_find((await adding.listing()).upstreams, name))
 
 
 @put(
@@ -124,8 +147,11 @@ async def get_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str
 )
 async def put_upstream(
     data: JSONBody[dict[str, Any]], adding: NamedDependency[AdditionsApi], name: FromPath[str]
-) -> ReloadShown:
-    """Add an upstream, or replace one that was added; secrets are references. Every gateway follows."""
+) -> ReloadReport:
+    """Add an upstream, or replace an added one.
+
+    Secrets are written as references. Every gateway applies the change.
+    """
     return await adding.put("upstreams", name, data)
 
 
@@ -136,21 +162,24 @@ async def put_upstream(
     tags=["Operators"],
     opt=OPERATORS,
 )
-async def remove_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadShown:
-    """Remove an upstream that was added, and that serves no model any more."""
+async def remove_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadReport:
+    """Remove an added upstream.
+
+    No model may use it any more.
+    """
     return await adding.remove("upstreams", name)
 
 
 @get("/admin/models", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def list_added_models(adding: NamedDependency[AdditionsApi]) -> list[Added]:
-    """All models that were added to those of router.yaml."""
-    return [_shown(one) for one in (await adding.listing()).models]
+async def list_added_models(adding: NamedDependency[AdditionsApi]) -> list[AdditionInfo]:
+    """List the models that operators added."""
+    return [_info_of(entry) for entry in (await adding.listing()).models]
 
 
 @get("/admin/models/{name:str}", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def get_added_model(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> Added:
-    """One of them."""
-    return _shown(_named((await adding.listing()).models, name))
+async def get_added_model(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> AdditionInfo:
+    """Describe a model that operators added."""
+    return _info_of(_find((await adding.listing()).models, name))
 
 
 @put(
@@ -164,8 +193,11 @@ async def get_added_model(adding: NamedDependency[AdditionsApi], name: FromPath[
 )
 async def put_model(
     data: JSONBody[dict[str, Any]], adding: NamedDependency[AdditionsApi], name: FromPath[str]
-) -> ReloadShown:
-    """Add a model, or replace one that was added. Every gateway follows."""
+) -> ReloadReport:
+    """Add a model, or replace an added one.
+
+    Every gateway applies the change.
+    """
     return await adding.put("models", name, data)
 
 
@@ -176,13 +208,16 @@ async def put_model(
     tags=["Operators"],
     opt=OPERATORS,
 )
-async def remove_model(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadShown:
-    """Remove a model that was added; calls that have begun end as they would have."""
+async def remove_model(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadReport:
+    """Remove an added model.
+
+    Calls in flight finish.
+    """
     return await adding.remove("models", name)
 
 
-def _shown(one: AdditionEntry) -> Added:
-    return Added(one.name, one.settings, one.problem)
+def _info_of(entry: AdditionEntry) -> AdditionInfo:
+    return AdditionInfo(entry.name, entry.settings, entry.problem)
 
 
 HANDLERS = [

@@ -7,7 +7,7 @@ from litestar import Request, Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
-from gateway.api.operators.admin import HOST
+from gateway.api.operators.access import HOST
 from gateway.api.server.error_bodies import documented
 from gateway.api.server.request_context import RequestContext, context_of
 from gateway.api.server.responses import EMPTY, Api, empty

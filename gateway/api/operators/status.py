@@ -1,6 +1,6 @@
-"""GET /admin/status: what the gateway is doing, for `gateway status` and the page at /ui.
+"""GET /admin/status: a snapshot of the gateway, for `gateway status` and the page at /ui.
 
-Counts and loads are those of all workers; states and changes are as the worker that answers sees them.
+Counts and loads are sums over all workers. States and changes are those of the worker that replies.
 """
 
 import time
@@ -11,7 +11,7 @@ from litestar import get
 from litestar.di import NamedDependency
 
 from gateway import __version__
-from gateway.api.operators.admin import OPERATORS
+from gateway.api.operators.access import OPERATORS
 from gateway.api.server.error_bodies import documented
 from gateway.config.schema import Config
 from gateway.serve import Gateway
@@ -21,12 +21,13 @@ from gateway.telemetry.snapshot import LaneShown, ModelShown, ReplicaShown, Snap
 from gateway.telemetry.totals import Totals
 
 FAILURES = documented("tei")
-# Done well; called off, because another was sooner or the caller had gone; or refused for the caller's fault.
-UNBLAMED = ("ok", "cancelled", "invalid_input", "unsupported")
+# Outcomes that are no failure of the replica: success, cancellation (a hedge was faster, or the caller
+# hung up), and errors of the caller.
+NOT_FAILED = ("ok", "cancelled", "invalid_input", "unsupported")
 
 
-class Watched(msgspec.Struct, frozen=True):
-    """What a snapshot is made of. worker: the number of this process among `config.workers`."""
+class StatusSource(msgspec.Struct, frozen=True):
+    """Sources of a snapshot. worker: the number of this process among `config.workers`."""
 
     gateway: Gateway
     exporter: Metrics
@@ -36,7 +37,7 @@ class Watched(msgspec.Struct, frozen=True):
     started_s: float
 
     def snapshot(self) -> Snapshot:
-        """Now."""
+        """Return the state of the gateway now."""
         totals = Totals(self.exporter.collected())
         now_s = time.time()
         return Snapshot(
@@ -57,7 +58,7 @@ class Watched(msgspec.Struct, frozen=True):
         )
 
     def _store(self, totals: Totals) -> StoreShown:
-        # Its address may hold a password.
+        # Only the kind of store is shown, because its address may hold a password.
         kind, _, _ = self.config.quotas.store.partition("://")
         return StoreShown(kind, totals.greatest("gateway_quota_store_away") > 0)
 
@@ -65,38 +66,38 @@ class Watched(msgspec.Struct, frozen=True):
         for name, upstream in self.gateway.upstreams.items():
             for replica in upstream.pool.replicas:
                 labels = {"upstream": name, "replica": replica.name}
-                known = self.recent.of(name, replica.name)
+                history = self.recent.of(name, replica.name)
                 attempts = int(totals.number("gateway_attempts_total", **labels))
-                unblamed = sum(
+                not_failed = sum(
                     int(totals.number("gateway_attempts_total", outcome=outcome, **labels))
-                    for outcome in UNBLAMED
+                    for outcome in NOT_FAILED
                 )
                 yield ReplicaShown(
                     name,
                     replica.name,
                     replica.state.value,
-                    known.reason,
-                    known.since_s,
+                    history.reason,
+                    history.since_s,
                     int(totals.number("gateway_replica_in_flight_batches", **labels)),
                     int(totals.number("gateway_replica_window_batches", **labels)),
-                    known.latency_s,
+                    history.latency_s,
                     attempts,
-                    attempts - unblamed,
+                    attempts - not_failed,
                 )
 
     def _models(self) -> Iterator[ModelShown]:
         routes = self.gateway.routes
         for name in routes.all_names():
             upstream = self.gateway.upstreams[routes.upstream_of(name)]
-            told = upstream.capabilities
+            capabilities = upstream.capabilities
             yield ModelShown(
                 name,
                 upstream.name,
                 upstream.settings.backend,
                 upstream.state,
-                tuple(one.value for one in routes.operations(name)) if told else (),
+                tuple(operation.value for operation in routes.operations(name)) if capabilities else (),
                 upstream.fingerprint,
-                told.dimensions if told else None,
+                capabilities.dimensions if capabilities else None,
             )
 
 
@@ -113,8 +114,11 @@ def _lane(upstream: str, totals: Totals) -> LaneShown:
 
 
 @get("/admin/status", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
-async def status(watched: NamedDependency[Watched]) -> Snapshot:
-    """What the gateway is doing now. Counters are since the start: two looks make a rate."""
+async def status(watched: NamedDependency[StatusSource]) -> Snapshot:
+    """Return what the gateway is doing now.
+
+    Counters count since the start. The difference of two replies gives a rate.
+    """
     return watched.snapshot()
 
 

@@ -1,7 +1,7 @@
-"""/ui: a page of plain HTML, one script and one stylesheet, which lie in `page/` beside this file.
+"""/ui: a page of plain HTML, one script and one stylesheet, from the folder `page/` next to this file.
 
-They hold nothing secret, so they are open wherever they are served: a browser sends no key with a navigation.
-All that they show is asked for by the script, with the key that a person has typed, of paths that check it.
+The files hold no secrets and need no key, because a browser sends no key with a navigation. The script
+requests everything it shows from paths that check the key that the user has typed.
 """
 
 from pathlib import Path
@@ -26,48 +26,51 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    # A page of another release than its script would be broken.
+    # A page and a script of different releases would not work together.
     "cache-control": "no-cache",
 }
 HTML, SCRIPT, STYLE, ICON = "text/html", "text/javascript", "text/css", "image/svg+xml"
 
 
 def served(media_type: str, description: str) -> dict[int, ResponseSpec]:
-    """How a file of the page is documented."""
-    found = ResponseSpec(str, generate_examples=False, description=description, media_type=media_type)
-    return {200: found} | FAILURES
+    """Return the documentation of a file's response."""
+    spec = ResponseSpec(str, generate_examples=False, description=description, media_type=media_type)
+    return {200: spec} | FAILURES
 
 
-def answered(name: str, media_type: str) -> Response[bytes]:
-    """A file of the page."""
+def file_response(name: str, media_type: str) -> Response[bytes]:
+    """Return a file of the page, with its security headers."""
     return Response(FILES[name], headers=HEADERS, media_type=media_type)
 
 
-FILES = {one.name: one.read_bytes() for one in FOLDER.iterdir()}
+FILES = {path.name: path.read_bytes() for path in FOLDER.iterdir()}
 
 
 @get("/ui", responses=served(HTML, "The page"), tags=["Operators"])
 async def page() -> Response[bytes]:
-    """What the gateway is doing, and a place to try it, for a person with a browser."""
-    return answered("index.html", HTML)
+    """Show the status page, with forms to try the models.
+
+    For a person with a browser.
+    """
+    return file_response("index.html", HTML)
 
 
 @get("/ui/page.js", responses=served(SCRIPT, "The page's script"), tags=["Operators"])
 async def script() -> Response[bytes]:
-    """The script of /ui."""
-    return answered("page.js", SCRIPT)
+    """Return the script of /ui."""
+    return file_response("page.js", SCRIPT)
 
 
 @get("/ui/page.css", responses=served(STYLE, "The page's stylesheet"), tags=["Operators"])
 async def style() -> Response[bytes]:
-    """The stylesheet of /ui."""
-    return answered("page.css", STYLE)
+    """Return the stylesheet of /ui."""
+    return file_response("page.css", STYLE)
 
 
 @get("/ui/icon.svg", responses=served(ICON, "The page's icon"), tags=["Operators"])
 async def icon() -> Response[bytes]:
-    """The icon of /ui."""
-    return answered("icon.svg", ICON)
+    """Return the icon of /ui."""
+    return file_response("icon.svg", ICON)
 
 
 HANDLERS = [page, script, style, icon]

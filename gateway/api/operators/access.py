@@ -1,0 +1,31 @@
+"""Access to operator endpoints: the mark of their handlers, and the check that a request is local."""
+
+import re
+
+from gateway.api.server.request_context import RequestContext
+from gateway.config.schema import is_loopback
+
+# The `opt` of operator handlers. The guard rejects other callers before their body is read.
+OPERATORS = {"operators": True}
+# Headers that proxies and web pages add, in any setup, in addition to all that begin with x-forwarded.
+RELAYED = frozenset(
+    (b"origin", b"referer", b"forwarded", b"via", b"x-real-ip", b"cf-connecting-ip", b"true-client-ip")
+)
+# A name or an address in brackets, and a port.
+HOST = re.compile(r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[^:\[\]@]+))(?::\d{1,5})?")
+
+
+def is_local_request(context: RequestContext) -> bool:
+    """Return whether a request was made on this machine, not by a web page and not through a proxy.
+
+    These headers give away a page of another origin, and a page whose name was made to resolve to this
+    machine. A proxy on this machine would let in the world. A proxy that adds no header of its own uses
+    HTTP/1.0 by default, as nginx does.
+    """
+    names = [name for name, _ in context.headers]
+    relayed = any(name in RELAYED or name.startswith(b"x-forwarded") for name in names)
+    foreign = context.header(b"sec-fetch-site", "none") not in ("none", "same-origin")
+    if relayed or foreign or names.count(b"host") != 1 or context.http_version == "1.0":
+        return False
+    host = HOST.fullmatch(context.header(b"host"))
+    return host is not None and is_loopback((host["bracketed"] or host["plain"]).lower())

@@ -1,0 +1,154 @@
+"""Operator endpoints for the keys in Redis. API keys need the scope admin."""
+
+import time
+from collections.abc import Collection
+from datetime import datetime
+
+import msgspec
+from litestar import Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+
+from gateway.api.operators.access import OPERATORS
+from gateway.api.operators.admin import Admin
+from gateway.api.operators.stored import REMOVED, check_limits, store_errors
+from gateway.api.server.body import OnePass
+from gateway.api.server.error_bodies import documented
+from gateway.config import schema as config
+from gateway.config.schema import Scope
+from gateway.errors import InvalidInput, NotFound
+from gateway.tenants.keyring import StoredKey, id_problem, make_key, name_problem, unknown_tenant_note
+
+FAILURES = documented("tei")
+
+
+class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A key to create.
+
+    expires: a day or a time, in UTC without a time zone. limits: of the key, in addition to its tenant's.
+    """
+
+    tenant: str
+    id: str | None = None
+    expires: str | None = None
+    scopes: list[Scope] | None = None
+    models: list[str] | None = None
+    limits: dict[str, config.LimitAmount] = {}
+
+
+class KeyInfo(msgspec.Struct):
+    """A key without its secret.
+
+    expires: seconds since 1970. limits: of the key, in addition to its tenant's.
+    """
+
+    id: str
+    tenant: str
+    expires: float | None
+    scopes: list[str] | None
+    models: list[str] | None
+    limits: dict[str, int]
+
+
+class CreatedKey(msgspec.Struct):
+    """A new key in the clear, which no other reply shows.
+
+    notes: names of tenants and models in the request that do not exist yet.
+    """
+
+    key: str
+    shown: KeyInfo
+    notes: list[str]
+
+
+def key_info(key: StoredKey) -> KeyInfo:
+    """Return a stored key without its digest."""
+    scopes = None if key.scopes is None else list(key.scopes)
+    models = None if key.models is None else list(key.models)
+    return KeyInfo(key.id, key.tenant, key.expires_s, scopes, models, key.limits)
+
+
+@get("/admin/keys", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+async def list_keys(
+    admin: NamedDependency[Admin],
+) -> list[KeyInfo]:
+    """List the keys in Redis, without their secrets."""
+    with store_errors():
+        return [key_info(key) for key in await admin.store.keys()]
+
+
+@post(
+    "/admin/keys",
+    dto=OnePass[KeyRequest],
+    return_dto=None,
+    status_code=200,
+    responses={200: ResponseSpec(CreatedKey, description="The key, shown this once")} | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
+async def create_key(
+    data: JSONBody[KeyRequest],
+    admin: NamedDependency[Admin],
+) -> CreatedKey:
+    """Create a key.
+
+    The reply is the only one that shows the key itself.
+    """
+    for field, problem in (("id", id_problem(data.id)), ("tenant", name_problem(data.tenant))):
+        if problem:
+            raise InvalidInput(f"{field}: {problem}", param=field)
+    check_limits(data.limits)
+    expires = _parse_time(data.expires)
+    key, stored = make_key(data.tenant, data.id, expires, data.scopes, data.models, data.limits)
+    if stored.expires_s is not None and stored.expires_s <= time.time():
+        raise InvalidInput("expires: that is in the past", param="expires")
+    with store_errors():
+        if any(other.id == stored.id for other in await admin.store.keys()):
+            raise InvalidInput(f"there is a key {stored.id!r} already", param="id")
+        notes = _notes(data, {*admin.file_tenants, *await admin.store.tenants()}, admin.models)
+        await admin.store.put(stored)
+    return CreatedKey(key, key_info(stored), notes)
+
+
+def _notes(data: KeyRequest, tenants: Collection[str], models: Collection[str]) -> list[str]:
+    """Return a note for each name in the request that does not exist yet."""
+    tenant = [] if data.tenant in tenants else [unknown_tenant_note(data.tenant)]
+    return tenant + [f"model {name} is not served here" for name in data.models or () if name not in models]
+
+
+@delete(
+    "/admin/keys/{key_id:str}",
+    status_code=200,
+    responses=REMOVED | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
+async def revoke_key(
+    admin: NamedDependency[Admin],
+    key_id: FromPath[str],
+) -> Response[bytes]:
+    """Revoke a key.
+
+    Every gateway rejects it within a second.
+    """
+    with store_errors():
+        if not await admin.store.revoke(key_id):
+            raise NotFound(f"there is no key {key_id!r}")
+    return Response(b"{}", media_type="application/json")
+
+
+def _parse_time(text: str | None) -> datetime | None:
+    """Parse the time of `expires`.
+
+    Raises: InvalidInput.
+    """
+    try:
+        return None if text is None else datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput(
+            "expires: a day such as 2027-01-31, or a moment such as 2027-01-31T12:00:00Z", param="expires"
+        ) from error
+
+
+HANDLERS = [list_keys, create_key, revoke_key]

@@ -1,0 +1,56 @@
+"""Report of a reload or an edit for operators: what has changed, or why nothing has."""
+
+from collections.abc import Awaitable, Iterable
+from typing import Literal
+
+import msgspec
+
+from gateway.config.diff import ConfigChange, ReloadOutcome
+from gateway.config.problems import Problem
+from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFound, QuotaUnavailable
+
+# Kind of an outcome's problems → error of the reply.
+PROBLEM_ERRORS: dict[str, type[GatewayError]] = {
+    "invalid": InvalidInput,
+    "unknown": NotFound,
+    "unavailable": QuotaUnavailable,
+}
+
+
+class ReportedChange(msgspec.Struct):
+    """One changed setting. detail: old → new value, unless one of them is a secret."""
+
+    path: str
+    how: Literal["added", "removed", "changed"]
+    detail: str
+
+
+class ReloadReport(msgspec.Struct):
+    """Changes that a reload applied, and changes of the file that need a restart."""
+
+    changes: list[ReportedChange]
+    needs_restart: list[ReportedChange]
+
+
+async def report(pending: Awaitable[ReloadOutcome]) -> ReloadReport:
+    """Wait for the outcome of a reload or an edit, and report it.
+
+    Raises: InvalidInput, NotFound or QuotaUnavailable if nothing has changed; DeadlineExceeded.
+    """
+    try:
+        outcome = await pending
+    except TimeoutError as error:
+        raise DeadlineExceeded("the reload takes long and goes on; the log tells how it ends") from error
+    if outcome.problems:
+        raise problems_error(outcome.problems, PROBLEM_ERRORS[outcome.kind])
+    return ReloadReport(_reported(outcome.changes), _reported(outcome.needs_restart))
+
+
+def problems_error(problems: Iterable[Problem], kind: type[GatewayError] = InvalidInput) -> GatewayError:
+    """Return an error that lists every problem with its path."""
+    lines = (f"{problem.path}: {problem.message}" for problem in problems)
+    return kind("nothing has changed: " + "; ".join(lines))
+
+
+def _reported(changes: Iterable[ConfigChange]) -> list[ReportedChange]:
+    return [ReportedChange(change.path, change.how, change.detail) for change in changes]

@@ -1,0 +1,122 @@
+"""Operator endpoints for the tenants in Redis. API keys need the scope admin."""
+
+from typing import Literal
+
+import msgspec
+from litestar import Response, delete, get, put
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+
+from gateway.api.operators.access import OPERATORS
+from gateway.api.operators.admin import Admin
+from gateway.api.operators.stored import REMOVED, check_limits, store_errors
+from gateway.api.server.body import OnePass
+from gateway.api.server.error_bodies import documented
+from gateway.config import schema as config
+from gateway.errors import InvalidInput, NotFound
+from gateway.tenants.keyring import name_problem
+
+FAILURES = documented("tei")
+
+
+class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
+    """Settings of a tenant in Redis, with the fields of router.yaml.
+
+    Its keys are created one by one, at /admin/keys.
+    """
+
+    models: list[str] | None = None
+    limits: dict[str, config.LimitAmount] = {}
+    model_limits: dict[str, dict[str, config.LimitAmount]] = {}
+    weight: config.PositiveInt = 1
+    priority: Literal["interactive", "bulk"] = "interactive"
+    queue_tokens: config.PositiveInt | None = None
+    join: bool = True
+
+
+class StoredTenant(msgspec.Struct):
+    """A tenant in Redis. in_file: router.yaml defines the name too, and the file wins."""
+
+    name: str
+    settings: TenantSettings
+    in_file: bool
+
+
+@get("/admin/tenants", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+async def list_tenants(
+    admin: NamedDependency[Admin],
+) -> list[StoredTenant]:
+    """List the tenants in Redis."""
+    with store_errors():
+        tenants = await admin.store.tenants()
+    return [
+        StoredTenant(name, settings_of(tenant), in_file=name in admin.file_tenants)
+        for name, tenant in tenants.items()
+    ]
+
+
+@put(
+    "/admin/tenants/{name:str}",
+    dto=OnePass[TenantSettings],
+    return_dto=None,
+    status_code=200,
+    responses={200: ResponseSpec(StoredTenant, description="The tenant with its new settings")} | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
+async def put_tenant(
+    data: JSONBody[TenantSettings],
+    admin: NamedDependency[Admin],
+    name: FromPath[str],
+) -> StoredTenant:
+    """Add a tenant, or replace its settings.
+
+    Every gateway applies them within a second.
+    """
+    if problem := name_problem(name):
+        raise InvalidInput(problem)
+    with store_errors():
+        await admin.store.put_tenant(name, tenant_of(data))
+    return StoredTenant(name, data, in_file=name in admin.file_tenants)
+
+
+@delete(
+    "/admin/tenants/{name:str}",
+    status_code=200,
+    responses=REMOVED | FAILURES,
+    tags=["Operators"],
+    opt=OPERATORS,
+)
+async def remove_tenant(
+    admin: NamedDependency[Admin],
+    name: FromPath[str],
+) -> Response[bytes]:
+    """Remove a tenant and its keys.
+
+    Every gateway rejects the keys within a second.
+    """
+    with store_errors():
+        if not await admin.store.remove_tenant(name):
+            raise NotFound(f"there is no tenant {name!r}")
+    return Response(b"{}", media_type="application/json")
+
+
+def settings_of(tenant: config.TenantConfig) -> TenantSettings:
+    """Return the settings of a stored tenant, without its keys."""
+    return msgspec.convert(
+        {name: value for name, value in msgspec.to_builtins(tenant).items() if name != "keys"}, TenantSettings
+    )
+
+
+def tenant_of(settings: TenantSettings) -> config.TenantConfig:
+    """Return the tenant to store.
+
+    Raises: InvalidInput if the name of a limit is unknown.
+    """
+    for limits in (settings.limits, *settings.model_limits.values()):
+        check_limits(limits)
+    return msgspec.convert(msgspec.to_builtins(settings), config.TenantConfig)
+
+
+HANDLERS = [list_tenants, put_tenant, remove_tenant]
