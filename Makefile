@@ -7,7 +7,7 @@ BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example test test-real test-browser test-clients fuzz check format loadtest lock clean
+.PHONY: help install serve example test test-real test-browser test-clients fuzz check format loadtest docs lock clean
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,6 +76,13 @@ loadtest: .venv/installed-plots ## a short round: scenarios, the gateway beside 
 	$(BIN)/python -m loadtest.compare --repeats 1 --seconds 1.5 --curves
 	$(BIN)/python -m loadtest.plots loadtest-results/compare.json
 
+.venv/installed-docs: .venv/installed requirements/docs.txt
+	$(PIP) install --quiet --require-hashes --no-deps -r requirements/docs.txt
+	@touch $@
+
+docs: .venv/installed-docs ## build the documentation as a site into site/; fails on a broken link or anchor
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean
+
 LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --override requirements/without-torch.txt pyproject.toml --group engine --group build
 CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))
 LOCK_CLIENT = cd tests/clients/requirements && uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate
@@ -86,6 +93,7 @@ lock: ## pin the newest allowed releases anew; needs uv
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
 	$(LOCK) --group browser --constraint requirements/dev.txt --output-file requirements/browser.txt
 	$(LOCK) --group plots --constraint requirements/dev.txt --output-file requirements/plots.txt
+	$(LOCK) --group docs --constraint requirements/dev.txt --output-file requirements/docs.txt
 	for client in $(filter-out sie,$(CLIENTS)); do ( $(LOCK_CLIENT) --python-version 3.11 $$client.in --output-file $$client.txt ) || exit 1; done
 	$(LOCK_CLIENT) --python-version 3.12 sie.in --output-file sie.txt
 
