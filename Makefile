@@ -81,7 +81,7 @@ loadtest: .venv/installed-plots ## a short round: scenarios, the gateway beside 
 	@touch $@
 
 docs: .venv/installed-docs ## build the documentation as a site into site/; fails on a broken link or anchor
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --override requirements/without-torch.txt pyproject.toml --group engine --group build
 CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))

@@ -1,4 +1,4 @@
-"""The documents say what is there."""
+"""Tests of the documents against the code: rooms, keys, errors, metrics, links and tables."""
 
 import json
 import re
@@ -20,20 +20,112 @@ ROOT = Path(__file__).parents[1]
 OBSERVABILITY = ROOT / "deploy/observability"
 
 
-def test_the_files_of_architecture_are_the_files_of_the_tree() -> None:
-    listed = set(re.findall(r"^\| `([\w/]+\.py)` \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE))
-    there = {
-        str(path.relative_to(ROOT))
-        for room in ("gateway", "backends")
-        for path in (ROOT / room).rglob("*.py")
+DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CELL_CHARACTERS_MAX = 120
+ARCHITECTURE_LINES_MAX = 150
+GLOSSARY_WORDS_MAX = 40
+LOOSE_MODULES_MAX = 11
+
+
+def test_architecture_lists_the_rooms_of_the_tree() -> None:
+    rows = re.findall(r"^\| `((?:gateway|backends)/[\w/.]*)` \|", _architecture(), re.MULTILINE)
+    folders = {
+        f"{path.parent.relative_to(ROOT)}/"
+        for root in ("gateway", "backends")
+        for path in (ROOT / root).rglob("*.py")
+    }
+    loose = {
+        f"gateway/{path.name}"
+        for path in (ROOT / "gateway").glob("*.py")
         if path.name not in {"__init__.py", "__main__.py"}
     }
 
-    assert there == listed
+    assert len(rows) == len(set(rows))
+    assert (folders - {"gateway/"}) | loose == set(rows)
+    assert len(loose) <= LOOSE_MODULES_MAX
+
+
+def test_architecture_is_short() -> None:
+    assert len(_architecture().splitlines()) <= ARCHITECTURE_LINES_MAX
+
+
+def test_the_glossary_has_few_words_and_defines_each_once() -> None:
+    glossary = _architecture().partition("## Glossary")[2]
+    cells = re.findall(r"^\| ([^|]+) \|", glossary, re.MULTILINE)[2:]
+    words = [word for cell in cells for word in cell.split(", ")]
+
+    assert len(words) > 20
+    assert len(words) <= GLOSSARY_WORDS_MAX
+    assert len(words) == len(set(words))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_table_cells_are_short(document: Path) -> None:
+    rows = re.findall(r"^\|(.*)\|$", _without_blocks(document.read_text()), re.MULTILINE)
+    cells = [cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+
+    assert [] == [cell for cell in cells if len(cell) > CELL_CHARACTERS_MAX]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_anchors_exist(document: Path) -> None:
+    text = _without_blocks(document.read_text())
+    links = re.findall(r"\]\((?!https?:)([^)]+)\)", text)
+    links += re.findall(r"^\[\w+\]: (\S+)", text, re.MULTILINE)
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = (document.parent / name).resolve() if name else document
+        assert target.is_file(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+def test_headings_of_a_document_are_unique() -> None:
+    for document in DOCUMENTS:
+        headings = re.findall(r"^#+ (.+)$", _without_blocks(document.read_text()), re.MULTILINE)
+        assert len(headings) == len(set(headings)), document
+
+
+def test_the_site_lists_every_document() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    listed = re.findall(r"([\w/-]+\.md)$", site.partition("\nnav:")[2], re.MULTILINE)
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    decisions = {page for page in pages if page.startswith("decisions/0")}
+
+    assert len(listed) == len(set(listed))
+    assert pages - decisions == set(listed)
+
+
+def test_the_index_of_decisions_lists_every_decision() -> None:
+    folder = ROOT / "docs/decisions"
+    rows = re.findall(
+        r"^\| (\d{3}) \| \[(.+)\]\((\S+)\) \|$", (folder / "index.md").read_text(), re.MULTILINE
+    )
+
+    assert {path.name for path in folder.glob("*.md")} - {"index.md"} == {name for _, _, name in rows}
+    assert sorted(rows) == rows
+    for number, title, name in rows:
+        assert name.startswith(f"{number}-")
+        assert (folder / name).read_text().startswith(f"# {number} · {title}\n")
+
+
+def test_the_changelog_has_the_four_headings() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+
+    assert versions
+    for version in versions:
+        assert ["Added", "Changed", "Fixed", "Security"] == re.findall(r"^### (.+)$", version, re.MULTILINE)
+
+
+def test_the_site_fetches_nothing() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text()
+
+    assert "font: false" in settings
+    assert not re.search(r"https?://", settings)
 
 
 @pytest.mark.parametrize("document", ["README.md"])
-def test_every_yaml_example_is_a_config_that_loads(document: str) -> None:
+def test_yaml_examples_of_the_readme_load(document: str) -> None:
     examples = re.findall(r"```yaml\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 
     assert examples
@@ -44,29 +136,29 @@ def test_every_yaml_example_is_a_config_that_loads(document: str) -> None:
 @pytest.mark.parametrize(
     "name", ["router.yaml", "router.tei.yaml", "router.infinity.yaml", "router.vllm.yaml"]
 )
-def test_the_files_that_compose_serves_load(name: str, tmp_path: Path) -> None:
+def test_the_configurations_of_compose_load(name: str, tmp_path: Path) -> None:
     text = (ROOT / "deploy/compose" / name).read_text().replace("/secrets/", f"{tmp_path}/")
     (tmp_path / "redis-password").write_text("made at random")
     (tmp_path / "metrics-digest").write_text("0f" * 32)
     config = parse_config(text, {}, ROOT)
 
     assert config.quotas.store == "redis://:made at random@redis:6379/0"
-    assert [("metrics",)] == [one.scopes for one in config.admin.keys if isinstance(one, Key)]
+    assert [("metrics",)] == [key.scopes for key in config.admin.keys if isinstance(key, Key)]
 
 
-def test_what_compose_mounts_is_there() -> None:
+def test_files_that_compose_mounts_exist() -> None:
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-    mounted = [str(one) for service in services.values() for one in service.get("volumes", ())]
-    paths = [one.partition(":")[0] for one in mounted if one.startswith("./")]
+    volumes = [str(volume) for service in services.values() for volume in service.get("volumes", ())]
+    paths = [volume.partition(":")[0] for volume in volumes if volume.startswith("./")]
 
     assert paths
-    assert [] == [one for one in paths if not (ROOT / one).exists()]
+    assert [] == [path for path in paths if not (ROOT / path).exists()]
     assert not any(
         service["image"].endswith(":latest") for name, service in services.items() if name != "vllm"
     )
 
 
-def test_the_projects_own_router_yaml_loads() -> None:
+def test_the_default_router_yaml_loads() -> None:
     assert parse_config((ROOT / "router.yaml").read_text(), {}, ROOT).defaults.embed == "all-minilm-l6-v2"
 
 
@@ -74,11 +166,14 @@ def test_every_error_is_documented_with_its_status() -> None:
     rows = re.findall(
         r"^\| (\w+) \| (\w+) \| (\d+) \| .+? \| (\d+) \| (\w+) \| (\d+) \|", _doc("errors"), re.MULTILINE
     )
-    documented = {(kind, source, int(a), int(b), tei, int(c)) for kind, source, a, b, tei, c in rows}
+    documented = {
+        (kind, source, int(status), int(tei_status), tei_type, int(infinity_status))
+        for kind, source, status, tei_status, tei_type, infinity_status in rows
+    }
 
     assert {
-        (kind, one.source, one.status, one.tei_status, one.tei_type, one.infinity_status)
-        for kind, one in FACTS.items()
+        (kind, facts.source, facts.status, facts.tei_status, facts.tei_type, facts.infinity_status)
+        for kind, facts in FACTS.items()
     } == documented
 
 
@@ -92,13 +187,13 @@ async def test_every_metric_is_documented() -> None:
     documented = set(re.findall(r"^\| `(gateway_\w+)` \| (\w+) \|", _doc("metrics"), re.MULTILINE))
     body, _ = await Metrics(is_open=True).render()
     families = text_string_to_metric_families(body.decode())
-    there = {
-        (f"{one.name}_total" if one.type == "counter" else one.name, one.type)
-        for one in families
-        if one.name.startswith("gateway_")
+    exposed = {
+        (f"{family.name}_total" if family.type == "counter" else family.name, family.type)
+        for family in families
+        if family.name.startswith("gateway_")
     }
 
-    assert there == documented
+    assert exposed == documented
 
 
 def test_every_config_key_is_documented() -> None:
@@ -112,16 +207,16 @@ def test_every_config_key_is_documented() -> None:
 
 
 def _keys(section: type[Section], path: str) -> list[str]:
-    """Leaves of the schema, as the document writes them."""
-    named = {"upstreams": "Upstream", "models": "Model", "tenants": "Tenant"}
+    """Return the paths of all keys of a section, as the document writes them."""
+    by_name = {"upstreams", "models", "tenants"}
     keys: list[str] = []
     for field in msgspec.structs.fields(section):
         place = f"{path}.{field.name}" if path else field.name
         inner = field.type
-        if field.name in named and not path:
+        if field.name in by_name and not path:
             inner, place = inner.__args__[1], f"{place}.<name>"
-        # An optional section: its keys are what there is to document.
-        inner = next((one for one in get_args(inner) if _is_section(one)), inner)
+        # The document lists the keys of an optional section, not the section itself.
+        inner = next((member for member in get_args(inner) if _is_section(member)), inner)
         if _is_section(inner):
             keys += _keys(inner, place)
         else:
@@ -137,31 +232,79 @@ def _doc(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text()
 
 
-def test_dashboards_and_alerts_ask_for_metrics_that_are_documented() -> None:
+def _architecture() -> str:
+    return (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def _without_blocks(text: str) -> str:
+    """Return the text without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def _anchors(path: Path) -> set[str]:
+    """Return the anchors of a document's headings, as repository browsers and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", _without_blocks(path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_dashboards_and_alerts_use_documented_metrics() -> None:
     documented = set(re.findall(r"`((?:gateway|te)_\w+)`", _doc("metrics")))
     boards = [json.loads(path.read_text()) for path in (OBSERVABILITY / "grafana/dashboards").glob("*.json")]
-    asked = [target["expr"] for board in boards for panel in board["panels"] for target in panel["targets"]]
-    asked += [variable["query"] for board in boards for variable in board["templating"]["list"]]
+    queries = [target["expr"] for board in boards for panel in board["panels"] for target in panel["targets"]]
+    queries += [variable["query"] for board in boards for variable in board["templating"]["list"]]
     rules = yaml.safe_load((OBSERVABILITY / "rules.yaml").read_text())
-    asked += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-    named = {name for one in asked for name in re.findall(r"\b(?:gateway|te)_\w+", one)}
+    queries += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    metrics = {name for query in queries for name in re.findall(r"\b(?:gateway|te)_\w+", query)}
 
     assert 4 == len(boards)
-    assert named
+    assert metrics
     assert set() == {
-        name for name in named if not {name, re.sub(r"_(bucket|sum|count)$", "", name)} & documented
+        name for name in metrics if not {name, re.sub(r"_(bucket|sum|count)$", "", name)} & documented
     }
 
 
-def test_every_cell_of_the_translation_table_names_a_test_that_is_there() -> None:
+def test_every_cell_of_the_translation_tables_names_an_existing_test() -> None:
     text = _doc("translation")
-    held = re.findall(r'^\[(\d+)\]: \.\./(tests/[\w/]+\.py) "(\w+)"$', text, re.MULTILINE)
+    references = _test_references(text)
     rows = re.findall(r"^\| (?!\|)(.+) \|$", text, re.MULTILINE)
     cells = [cell for row in rows for cell in row.split(" | ")[1:] if not row.startswith("| tei")]
-    used = {number for cell in cells for number in re.findall(r"\[(\d+)\]", cell)}
 
     assert len(cells) > 100
     assert [] == [cell for cell in cells if not re.search(r"\[\d+\]", cell)]
-    assert {number for number, _, _ in held} == used
-    for _, path, name in held:
+    assert set(references) == {number for cell in cells for number in re.findall(r"\[(\d+)\]", cell)}
+    _assert_tests_exist(references)
+
+
+def test_rows_of_the_failure_modes_name_existing_tests() -> None:
+    text = _doc("failures")
+    references = _test_references(text)
+    rows = re.findall(r"^\|.+\|$", text, re.MULTILINE)
+
+    assert len(references) > 20
+    assert set(references) == {number for row in rows for number in re.findall(r"\[(\d+)\] \|$", row)}
+    _assert_tests_exist(references)
+
+
+def _test_references(text: str) -> dict[str, tuple[str, str]]:
+    """Return file and test name of each numbered reference at the end of a document."""
+    found = re.findall(r'^\[(\d+)\]: \.\./(tests/[\w/]+\.py) "(\w+)"$', text, re.MULTILINE)
+    return {number: (path, name) for number, path, name in found}
+
+
+def _assert_tests_exist(references: dict[str, tuple[str, str]]) -> None:
+    for path, name in references.values():
         assert f"def {name}(" in (ROOT / path).read_text(), (path, name)
+
+
+# Idioms of earlier documents. Documents use the field's terms, in plain sentences.
+RETIRED_IDIOMS = re.compile(
+    r"\b(anew|beside|besides|whoever|whomever|nobody|somebody|told|tells|of late|by itself alone|"
+    r"is gone|are gone|goes by|go by|stands in|so as not|must not fear)\b"
+)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_use_no_retired_idiom(document: Path) -> None:
+    prose = re.sub(r"`[^`]+`|\"[^\"]+\"", "", _without_blocks(document.read_text()))
+
+    assert [] == RETIRED_IDIOMS.findall(prose)

@@ -1,4 +1,4 @@
-"""What the documents show can be pasted, and what they name is there."""
+"""Tests that snippets of the documents work, and that the names in them exist."""
 
 import re
 import shlex
@@ -21,17 +21,17 @@ from tests.fakes.additions import ReadingParent
 from tests.fakes.tei import FakeTei
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
-# What may be shown. text: what cannot be run here, such as what needs a cluster.
+DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+# Languages of blocks. text: anything that cannot be run here, for example commands for a cluster.
 LANGUAGES = {"console", "json", "python", "text", "yaml", "yaml litellm"}
-# What is added to a part of a config that has none.
-UPSTREAM = "\nupstreams: {one: {backend: tei, replicas: ['http://tei']}}\n"
-# Other people's commands, and words of the shell.
-FOREIGN = {"KEY=<the", "curl", "docker"}
+# Completes a part of a configuration that has no upstream.
+UPSTREAM = "\nupstreams: {only: {backend: tei, replicas: ['http://tei']}}\n"
+# Commands that are not the gateway's, and words of the shell.
+OTHER_COMMANDS = {"KEY=<the", "curl", "docker"}
 
 
 class Block(msgspec.Struct, frozen=True):
-    """One fenced block."""
+    """Fenced block of a document."""
 
     document: str
     language: str
@@ -39,7 +39,7 @@ class Block(msgspec.Struct, frozen=True):
 
 
 def blocks(*languages: str) -> list[Block]:
-    """Every block of these languages, in every document."""
+    """Return every block of these languages, in every document."""
     return [
         Block(document, language, text)
         for document in DOCUMENTS
@@ -51,52 +51,52 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Each command that is shown after a prompt, whole, and where."""
+    """Yield each command after a prompt with its document; continued lines are joined."""
     for block in blocks("console"):
         text = block.text.replace("\\\n", " ")
         yield from ((block.document, line[2:]) for line in text.splitlines() if line.startswith("$ "))
 
 
 def inline(name: str) -> set[str]:
-    """Commands of this name in running text, without those that stand for several."""
+    """Return the commands of this name in running text, without patterns of commands."""
     found = {
-        one
+        command
         for document in DOCUMENTS
-        for one in re.findall(rf"`(?:\.venv/bin/)?({name} [^`]+)`", (ROOT / document).read_text())
+        for command in re.findall(rf"`(?:\.venv/bin/)?({name} [^`]+)`", (ROOT / document).read_text())
     }
-    return {one for one in found if not re.search(r"[|…\[]", one)}
+    return {command for command in found if not re.search(r"[|…\[]", command)}
 
 
 def filled(text: str) -> Config:
-    """A config with something for each variable that it names; one that shows a part is made whole."""
-    told = yaml.safe_load(text)
-    if "upstreams" not in told:
+    """Return the configuration with all variables set, completed if it is only a part."""
+    sections = yaml.safe_load(text)
+    if "upstreams" not in sections:
         text += UPSTREAM
-    if "models" not in told:
-        text += f"\nmodels: {{some: {{upstream: {next(iter(told.get('upstreams', {'one': None})))}}}}}\n"
+    if "models" not in sections:
+        text += f"\nmodels: {{some: {{upstream: {next(iter(sections.get('upstreams', {'only': None})))}}}}}\n"
     names = re.findall(r"\$\{(\w+)\}", text)
     return parse_config(text, dict.fromkeys(names, "0" * 64), ROOT)
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_block_names_its_language() -> None:
     assert LANGUAGES >= {block.language for block in blocks()}
     for document in DOCUMENTS:
         assert 0 == (ROOT / document).read_text().count("```") % 2
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.document)
-def test_every_config_loads(block: Block) -> None:
+def test_every_configuration_loads(block: Block) -> None:
     assert filled(block.text).models
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.document)
-def test_every_program_is_python(block: Block) -> None:
+def test_every_program_compiles(block: Block) -> None:
     compile(block.text, block.document, "exec")
 
 
-def test_every_command_is_one_that_there_is() -> None:
+def test_every_command_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    shown = [_without_path(shlex.split(one)) for _, one in commands()]
+    shown = [_without_path(shlex.split(command)) for _, command in commands()]
 
     assert {"make", "gateway", "docker", "curl"} <= {words[0] for words in shown}
     for words in shown:
@@ -105,23 +105,23 @@ def test_every_command_is_one_that_there_is() -> None:
         elif words[0] == "gateway":
             _parser().parse_args(words[1:])
         else:
-            assert words[0] in FOREIGN
-    for one in inline("make"):
-        assert one.split()[1] in targets
-    for one in inline("gateway"):
-        _is_spoken_of(shlex.split(one)[1:])
+            assert words[0] in OTHER_COMMANDS
+    for command in inline("make"):
+        assert command.split()[1] in targets
+    for command in inline("gateway"):
+        _assert_command_exists(shlex.split(command)[1:])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_commands_in_a_pod_are_ones_that_there_are(document: str) -> None:
+def test_commands_in_a_pod_exist(document: str) -> None:
     text = (ROOT / document).read_text().replace("\\\n", " ")
     for found in re.findall(r"-- +(gateway .+)$", text, re.MULTILINE):
         _parser().parse_args(shlex.split(found)[1:])
 
 
-def test_compose_has_the_profiles_that_are_named() -> None:
+def test_compose_has_the_documented_profiles() -> None:
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
-    there = {profile for service in services for profile in service.get("profiles", [])}
+    existing = {profile for service in services for profile in service.get("profiles", [])}
     named = {
         found
         for document in DOCUMENTS
@@ -129,20 +129,20 @@ def test_compose_has_the_profiles_that_are_named() -> None:
     }
 
     assert named
-    assert named <= there
+    assert named <= existing
 
 
-async def test_every_curl_is_answered(boot: Boots) -> None:
+async def test_every_curl_command_succeeds(boot: Boots) -> None:
     config = """
 upstreams: {minilm: {backend: tei, replicas: ["http://tei-0"]}}
 models: {all-minilm-l6-v2: {upstream: minilm}}
 """
-    calls = [one for _, one in commands() if one.startswith("curl ")]
+    curls = [command for _, command in commands() if command.startswith("curl ")]
 
-    assert calls
+    assert curls
     parent = ReadingParent(parse_config(config, {}, ROOT))
     async with boot({"tei-0": FakeTei()}, config, adding=parent.adding) as gateway:
-        for words in map(shlex.split, calls):
+        for words in map(shlex.split, curls):
             headers = dict(words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H")
             assert "Bearer $KEY" == headers.pop("Authorization")
             body = words[words.index("-d") + 1]
@@ -153,7 +153,7 @@ models: {all-minilm-l6-v2: {upstream: minilm}}
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, "ARCHITECTURE.md", "loadtest/README.md"])
-def test_every_link_leads_somewhere(document: str) -> None:
+def test_every_link_has_a_target(document: str) -> None:
     path = ROOT / document
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", path.read_text()):
         name, _, anchor = link.partition("#")
@@ -168,47 +168,49 @@ def test_the_readme_lists_every_document() -> None:
         re.findall(r"^\| \[(docs/[\w-]+\.md)\]\(\1\) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     )
 
-    assert set(DOCUMENTS) - {"README.md"} == listed
+    assert {name for name in DOCUMENTS if "/decisions/" not in name} - {"README.md"} == listed
 
 
-async def test_the_readme_lists_every_route(boot: Boots) -> None:
-    readme = (ROOT / "README.md").read_text()
-    table = readme.partition("| Dialect | Endpoints |")[2].partition("\n\n")[0]
-    listed = {_any_name(one) for one in re.findall(r"/[\w/{}]*", table)}
+async def test_the_table_of_endpoints_lists_every_route(boot: Boots) -> None:
+    dialects = (ROOT / "docs/dialects.md").read_text()
+    table = dialects.partition("| Dialect | Endpoints |")[2].partition("\n\n")[0]
+    listed = {_any_name(path) for path in re.findall(r"/[\w/{}]*", table)}
     async with boot({}, wait=False) as gateway:
         document = (await gateway.client.get("/docs/openapi.json")).json()
 
-    # What the page at /ui is made of is nobody's to call.
+    # The files below /ui are parts of its page, not endpoints.
     served = {_any_name(path) for path in document["paths"] if not path.startswith(("/models/", "/ui/"))}
     assert served
     assert served <= listed
 
 
-def test_the_defaults_of_keys_are_those_that_are_documented() -> None:
+def test_documented_defaults_are_those_of_the_schema() -> None:
     rows = re.findall(r"^\| (`.+?) \| (.+?) \|", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
-    told = {key: default.strip("`") for keys, default in rows for key in re.findall(r"`([\w.<>]+)`", keys)}
+    documented = {key: default.strip("`") for keys, default in rows for key in re.findall(r"`([\w.<>]+)`", keys)}
     fixed = {key: default for key, default in _defaults(Config, "") if default is not None}
 
     assert len(fixed) > 20
-    assert fixed == {key: told[key] for key in fixed}
+    assert fixed == {key: documented[key] for key in fixed}
 
 
-def test_the_config_of_litellm_is_the_one_beside_it() -> None:
+def test_the_configuration_of_litellm_equals_ours() -> None:
     [theirs] = blocks("yaml litellm")
     ours = filled(next(block.text for block in blocks("yaml") if block.document == theirs.document))
-    told = yaml.safe_load(theirs.text)
-    names = {entry["model_name"] for entry in told["model_list"]}
+    settings = yaml.safe_load(theirs.text)
+    names = {entry["model_name"] for entry in settings["model_list"]}
 
     assert names == set(ours.models)
     for name in names:
-        entries = [one["litellm_params"] for one in told["model_list"] if one["model_name"] == name]
+        entries = [
+            entry["litellm_params"] for entry in settings["model_list"] if entry["model_name"] == name
+        ]
         _assert_equal(entries, ours.upstreams[ours.models[name].upstream])
-    assert told["router_settings"]["redis_host"] in ours.quotas.store
+    assert settings["router_settings"]["redis_host"] in ours.quotas.store
     assert "least_tokens" == ours.upstreams["bge-m3"].policy
 
 
 def _assert_equal(entries: list[dict[str, str]], upstream: UpstreamSettings) -> None:
-    """One model's deployments there are one upstream's replicas here."""
+    """Assert that LiteLLM's deployments of a model are the replicas of the upstream."""
     kinds: dict[str, BackendKind] = {"openai": "openai", "huggingface": "tei", "hosted_vllm": "vllm"}
     for entry in entries:
         kind, _, model = entry["model"].partition("/")
@@ -218,50 +220,41 @@ def _assert_equal(entries: list[dict[str, str]], upstream: UpstreamSettings) -> 
     assert any("api_key" in entry for entry in entries) is bool(upstream.api_key)
 
 
-def test_tests_that_failure_modes_name_are_there() -> None:
-    text = (ROOT / "docs/failures.md").read_text()
-    named = set(re.findall(r"`(test_\w+)`", text))
-    there = {
-        name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
-    }
-
-    assert len(named) > 15
-    assert named <= there
-    assert all((ROOT / one).is_file() for one in re.findall(r"`(tests/[\w/]+\.py)`", text))
-    for module in re.findall(r"`loadtest\.(\w+)", text):
-        assert (ROOT / "loadtest" / f"{module}.py").is_file()
+def test_load_tests_that_documents_name_exist() -> None:
+    for document in DOCUMENTS:
+        for module in re.findall(r"`(?:\.venv/bin/python -m )?loadtest\.(\w+)", (ROOT / document).read_text()):
+            assert (ROOT / "loadtest" / f"{module}.py").is_file(), (document, module)
 
 
-def test_lines_of_the_log_that_failure_modes_name_are_written_somewhere() -> None:
-    table = (ROOT / "docs/failures.md").read_text().partition("## What the log says")[2]
-    written = "".join(path.read_text() for path in (ROOT / "gateway").rglob("*.py"))
+def test_documented_log_lines_are_in_the_code() -> None:
+    section = (ROOT / "docs/failures.md").read_text().partition("## What the log says")[2]
+    table = "".join(re.findall(r"^\|.+\|$", section, re.MULTILINE))
+    source = "".join(path.read_text() for path in (ROOT / "gateway").rglob("*.py"))
     quoted = re.findall(r'"([^"]+)"', table)
 
     assert len(quoted) > 8
     for line in quoted:
-        # Between what is told of whom: names in capitals, and what stands for a reason.
+        # Names in capitals, reasons and subjects are filled in when the line is logged.
         pieces = re.split(r"\b[A-Z]+\b|\(…\)|…|^(?:worker|engine|upstream)\b", line)
-        assert all(piece.strip(" :") in written for piece in pieces), line
+        assert all(piece.strip(" :") in source for piece in pieces), line
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_metrics_that_documents_name_are_documented(document: str) -> None:
-    known = set(re.findall(r"`(\w+)`", (ROOT / "docs/metrics.md").read_text())) | set(FACTS)
+def test_metrics_in_documents_are_documented(document: str) -> None:
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs/metrics.md").read_text())) | set(FACTS)
 
-    assert set(re.findall(r"`(gateway_\w+)", (ROOT / document).read_text())) <= known
+    assert set(re.findall(r"`(gateway_\w+)", (ROOT / document).read_text())) <= documented
 
 
 def _defaults(section: type[Section], path: str) -> Iterator[tuple[str, str | None]]:
-    """Every key with its default as a document writes it; None where there is no one value."""
+    """Yield every key with its default as documents write it, or None if there is no single value."""
     for field in msgspec.structs.fields(section):
         place, kinds = f"{path}{field.name}", [field.type, *get_args(field.type)]
-        inner = next((one for one in kinds if isinstance(one, type) and issubclass(one, Section)), None)
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
         if inner is None:
             yield place, _written(field.default)
         else:
-            # Named ones stand below a name of the operator's.
+            # The members of a mapping are below a name that the operator chooses.
             below = f"{place}.<name>." if get_origin(field.type) is dict else f"{place}."
             yield from _defaults(inner, below)
 
@@ -277,8 +270,8 @@ def _written(default: object) -> str | None:
     return None
 
 
-def _is_spoken_of(words: list[str]) -> None:
-    """A command as the command line takes it; or, where what it needs is left out, one that has help."""
+def _assert_command_exists(words: list[str]) -> None:
+    """Assert that the command line accepts the words, or has help for them if arguments are missing."""
     try:
         _parser().parse_args(words)
     except SystemExit:
@@ -288,12 +281,12 @@ def _is_spoken_of(words: list[str]) -> None:
 
 
 def _any_name(path: str) -> str:
-    """A route whatever its parameters are called."""
+    """Return a route without the names of its parameters."""
     return re.sub(r"\{\w+\}", "{}", path)
 
 
 def _without_path(words: list[str]) -> list[str]:
-    """Without where the environment is."""
+    """Return a command without the path of the environment."""
     return [words[0].removeprefix(".venv/bin/"), *words[1:]]
 
 
