@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 # [text](../path "title"), with one `../` for each folder that the page is deep.
-OUTSIDE_LINK = re.compile(r'\[([^\]]+)\]\((?:\.\./)+([\w./-]+\.\w+)(?:#[\w-]+)?\)')
+OUTSIDE_LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+([\w./-]+\.\w+)(?:#[\w-]+)?\)")
 # [12]: ../tests/api/test_x.py "test_name"
 TEST_REFERENCE = re.compile(r'^\[(\d+)\]: \.\./(tests/[\w/]+\.py) "(\w+)"$', re.MULTILINE)
 

@@ -186,7 +186,9 @@ async def test_the_table_of_endpoints_lists_every_route(boot: Boots) -> None:
 
 def test_documented_defaults_are_those_of_the_schema() -> None:
     rows = re.findall(r"^\| (`.+?) \| (.+?) \|", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
-    documented = {key: default.strip("`") for keys, default in rows for key in re.findall(r"`([\w.<>]+)`", keys)}
+    documented = {
+        key: default.strip("`") for keys, default in rows for key in re.findall(r"`([\w.<>]+)`", keys)
+    }
     fixed = {key: default for key, default in _defaults(Config, "") if default is not None}
 
     assert len(fixed) > 20
@@ -201,9 +203,7 @@ def test_the_configuration_of_litellm_equals_ours() -> None:
 
     assert names == set(ours.models)
     for name in names:
-        entries = [
-            entry["litellm_params"] for entry in settings["model_list"] if entry["model_name"] == name
-        ]
+        entries = [entry["litellm_params"] for entry in settings["model_list"] if entry["model_name"] == name]
         _assert_equal(entries, ours.upstreams[ours.models[name].upstream])
     assert settings["router_settings"]["redis_host"] in ours.quotas.store
     assert "least_tokens" == ours.upstreams["bge-m3"].policy
@@ -222,7 +222,9 @@ def _assert_equal(entries: list[dict[str, str]], upstream: UpstreamSettings) -> 
 
 def test_load_tests_that_documents_name_exist() -> None:
     for document in DOCUMENTS:
-        for module in re.findall(r"`(?:\.venv/bin/python -m )?loadtest\.(\w+)", (ROOT / document).read_text()):
+        for module in re.findall(
+            r"`(?:\.venv/bin/python -m )?loadtest\.(\w+)", (ROOT / document).read_text()
+        ):
             assert (ROOT / "loadtest" / f"{module}.py").is_file(), (document, module)
 
 
