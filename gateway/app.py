@@ -65,7 +65,7 @@ from gateway.telemetry.access_log import log_event
 from gateway.telemetry.change_history import Recent
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import keep_measuring
-from gateway.tenants.keyring import Keyring
+from gateway.tenants.keyring import FirstKey, Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from gateway.upstreams.factory import Dependencies, OpenReplica
 from gateway.upstreams.registry import UpstreamRegistry, log_failure
@@ -161,10 +161,9 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     gateway = Gateway(
         Keyring(
             config.tenants,
-            boot.first_key_digest,
+            FirstKey(boot.first_key_digest, boot.first_key_waits) if boot.first_key_digest else None,
             operators=config.admin.keys,
-            first_key_pending=boot.first_key_waits,
-            stored=config.quotas.store != "memory",
+            has_store=config.quotas.store != "memory",
         ),
         serving_of(config, fleet.upstreams),
         Admission(ledger, observe, shadow=config.quotas.shadow),

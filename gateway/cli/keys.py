@@ -10,7 +10,8 @@ from rich.table import Table
 from gateway.cli.limits import limits_of, shown_limits
 from gateway.cli.store import Action, run_with_store, show_line, show_table
 from gateway.cli.unknown import show_unknown_models, show_unknown_tenant
-from gateway.tenants.keyring import StoredKey, id_problem, make_key, name_problem
+from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
+from gateway.tenants.keyring import StoredKey
 from gateway.tenants.store import TenantStore
 
 
@@ -22,7 +23,7 @@ def keys(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 async def _create(store: TenantStore | None, arguments: argparse.Namespace) -> int:
     try:
-        key, stored = _made(arguments)
+        key = _new_key(arguments)
     except ValueError as error:
         show_line(str(error))
         return 1
@@ -30,34 +31,36 @@ async def _create(store: TenantStore | None, arguments: argparse.Namespace) -> i
     if store is None:
         await show_unknown_tenant(store, arguments)
         print(
-            f"{key}\n\n# in router.yaml, below tenants.{arguments.tenant}.keys; the key itself is shown once:"
+            f"{key.text}\n\n# in router.yaml, below tenants.{arguments.tenant}.keys; "
+            "the key itself is shown once:"
         )
-        print(_line(stored))
+        print(_line(key.stored))
         return 0
-    if any(one.id == stored.id for one in await store.keys()):
-        show_line(f"there is a key {stored.id} already; revoke it first, or choose another id")
+    if await store.has_key(key.stored.id):
+        show_line(f"there is a key {key.stored.id} already; revoke it first, or choose another id")
         return 1
     # Before the key stands: once it does, nothing may come between it and who must see it.
     await show_unknown_tenant(store, arguments)
-    await store.put(stored)
-    print(key)
+    await store.put(key.stored)
+    print(key.text)
     return 0
 
 
-def _made(arguments: argparse.Namespace) -> tuple[str, StoredKey]:
-    """A key as it was asked for. Raises: ValueError with what is wrong."""
-    if problem := id_problem(arguments.id):
-        raise ValueError(f"--id: {problem}")
-    # One that stands in router.yaml may be called anything.
-    if arguments.tenant not in arguments.in_file and (problem := name_problem(arguments.tenant)):
-        raise ValueError(f"tenant: {problem}")
-    limits = limits_of(arguments.limit or ())
-    key, stored = make_key(
-        arguments.tenant, arguments.id, arguments.expires, arguments.scope, arguments.model, limits
+def _new_key(arguments: argparse.Namespace) -> NewKey:
+    """Create the key that the arguments describe. Raises: ValueError with the problem."""
+    settings = KeySettings(
+        arguments.tenant,
+        arguments.id,
+        arguments.expires,
+        arguments.scope,
+        arguments.model,
+        limits_of(arguments.limit or ()),
     )
-    if stored.expires_s is not None and stored.expires_s <= time.time():
-        raise ValueError("--expires: that is in the past")
-    return key, stored
+    try:
+        return make_key(settings, arguments.in_file)
+    except InvalidKeySettings as error:
+        option = "tenant" if error.field == "tenant" else f"--{error.field}"
+        raise ValueError(f"{option}: {error.problem}") from error
 
 
 def _line(key: StoredKey) -> str:

@@ -20,7 +20,8 @@ from gateway.processes.supervisor import StartError, Supervisor
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.log_lines import write_lines
-from gateway.tenants.keyring import key_digest, new_key
+from gateway.tenants.create_key import random_key
+from gateway.tenants.keyring import key_digest
 from gateway.tenants.store import TenantStore
 
 logger = logging.getLogger("gateway")
@@ -61,7 +62,7 @@ def _first_key(config: Config, environment: Mapping[str, str], errors: Console) 
         told = "until it is back calls are refused" if given else "no key is made; calls are refused"
         errors.print(f"[yellow]Redis is away[/] ({escape(str(error))}): {told}")
         return FirstKey(given, made=False, waits=True) if given else None
-    return FirstKey(given, made=False) if given else FirstKey(new_key(), made=True)
+    return FirstKey(given, made=False) if given else FirstKey(random_key(), made=True)
 
 
 async def _holds_any(url: str) -> bool:

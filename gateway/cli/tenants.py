@@ -10,7 +10,7 @@ from gateway.cli.limits import limits_of, shown_limits
 from gateway.cli.store import Action, run_with_store, show_line, show_table
 from gateway.cli.unknown import show_unknown_models
 from gateway.config.schema import TenantConfig
-from gateway.tenants.keyring import name_problem
+from gateway.tenants.names import name_problem
 from gateway.tenants.store import TenantStore
 
 NO_STORE = "tenants of router.yaml are changed there; no other store is configured"

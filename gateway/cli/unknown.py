@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.store import show_line
 from gateway.store.errors import StoreUnavailable
-from gateway.tenants.keyring import unknown_tenant_note
+from gateway.tenants.names import unknown_tenant_note
 from gateway.tenants.store import TenantStore
 
 

@@ -1,1 +1,1 @@
-"""Who is calling."""
+"""Tenants and their API keys."""

@@ -1,26 +1,26 @@
-"""How often an address has shown keys that are none: guessing is slowed, a valid key always passes. Pure."""
+"""Throttle for addresses that send invalid API keys; a valid key always passes. Pure."""
 
 from collections import OrderedDict
 
-# A person who mistypes, or a fleet that was deployed with an old key, is not a guesser yet.
+# A person who mistypes, or a deployment with an old key, is not guessing yet.
 GUESSES_MAX = 20
 REFILL_S = 3.0
-# An attacker with more addresses than this pushes out the oldest; memory stays bounded.
+# An attacker with more addresses than this evicts the oldest; memory stays bounded.
 ADDRESSES_MAX = 10_000
 
 
 class GuessThrottle:
-    """A bucket of failures for each address; it refills by one every REFILL_S."""
+    """A bucket of failures per address; it refills by one every REFILL_S."""
 
     def __init__(self) -> None:
         self._empty_at_s: OrderedDict[str, float] = OrderedDict()
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """How long until this address may be told again that a key is wrong; 0 while it may."""
+        """Return the time until this address may try another wrong key; 0 if it may now."""
         debt_s = self._empty_at_s.get(address, now_s) - now_s
         return max(0.0, debt_s + REFILL_S - GUESSES_MAX * REFILL_S)
 
-    def failed(self, address: str, now_s: float) -> None:
+    def record_failure(self, address: str, now_s: float) -> None:
         """Count one wrong key."""
         debt_until_s = max(now_s, self._empty_at_s.pop(address, now_s)) + REFILL_S
         self._empty_at_s[address] = debt_until_s

@@ -1,12 +1,12 @@
-"""From an API key to the tenant that owns it. Holds digests; a key in the clear is never kept.
+"""Lookup of the tenant that owns an API key. Holds digests; a key in the clear is never stored.
 
-Keys and tenants come from router.yaml and, where quotas are kept in Redis, from there too
-(`tenants/store.py`). A tenant that stands in both is as router.yaml says, whole; its keys are those of both.
+Keys and tenants come from router.yaml, and also from Redis if quotas are stored there
+(`tenants/store.py`). If a tenant is defined in both, the settings of router.yaml apply as a whole, and the
+keys of both are valid.
 """
 
 import hashlib
 import hmac
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -19,23 +19,33 @@ from gateway.config import schema as config
 from gateway.errors import QuotaUnavailable, ScopeForbidden, Unauthenticated
 from gateway.quotas.limits import Limit, parse_limit
 
-# The tenant of the key that is made, or taken from GATEWAY_API_KEY, where none is configured.
+# Tenant of the first key, which is generated or taken from GATEWAY_API_KEY if no tenant is configured.
 FIRST_TENANT = "default"
-# Of what stands in headers and paths, which have bounds of their own.
-NAME_CHARACTERS_MAX = 1000
-# Whose keys `admin.keys` are: nobody who calls models.
+# Owner of the keys in `admin.keys`: no tenant that calls models.
 OPERATORS = "operators"
 OPERATOR_SCOPES = ("admin", "metrics")
-# A key that may do the one may do the other: the same texts, the same cost.
+# Operations that the scope of another one includes: the same texts at the same cost.
 COVERED_BY = {Operation.ENCODE: Operation.EMBED, Operation.DETOKENIZE: Operation.TOKENIZE}
-OPERATIONS: frozenset[str] = frozenset(one.value for one in Operation if one not in COVERED_BY)
+OPERATIONS: frozenset[str] = frozenset(
+    operation.value for operation in Operation if operation not in COVERED_BY
+)
+
+
+class FirstKey(msgspec.Struct, frozen=True):
+    """The key that is valid while no tenant is configured.
+
+    is_pending: it becomes valid only when the store turns out to hold no other keys or tenants.
+    """
+
+    digest: str
+    is_pending: bool = False
 
 
 class StoredKey(msgspec.Struct, frozen=True):
     """A key as it is stored, never in the clear.
 
-    id: what it is listed and revoked by. expires_s: seconds since 1970; None is never. scopes: operations,
-    `metrics`, `admin`; None is all operations. models, limits: narrower than the tenant's.
+    id: the name under which it is listed and revoked. expires_s: seconds since 1970; None is never. scopes:
+    operations, `metrics`, `admin`; None is all operations. models, limits: narrower than the tenant's.
     """
 
     id: str
@@ -49,9 +59,9 @@ class StoredKey(msgspec.Struct, frozen=True):
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """Who pays and is limited, with the key that was shown; models None means all.
+    """Owner of a request: its permissions and limits, narrowed to those of the key that was sent.
 
-    model_limits: by model, what stands in for the model's own limits.
+    models: None means all. model_limits: by model, in place of the model's own limits.
     """
 
     name: str
@@ -67,15 +77,15 @@ class Tenant(msgspec.Struct, frozen=True):
     expires_s: float | None = None
 
     def may_use(self, model: str) -> bool:
-        """Whether this tenant may call the model of that name."""
+        """Return True if this tenant may call the model of that name."""
         return self.models is None or model in self.models
 
     def require_operation(self, operation: Operation) -> None:
-        """Raises: ScopeForbidden, unless the key is for this."""
+        """Check that the key's scopes include an operation. Raises: ScopeForbidden."""
         self.require(COVERED_BY.get(operation, operation).value)
 
     def require(self, scope: str) -> None:
-        """Raises: ScopeForbidden, unless the key is for this."""
+        """Check that the key has a scope. Raises: ScopeForbidden."""
         if scope not in self.scopes:
             raise ScopeForbidden(f"this key is not for {scope}")
 
@@ -83,85 +93,86 @@ class Tenant(msgspec.Struct, frozen=True):
 class Keyring:
     """All keys that are valid now, by digest. now_s: the wall clock.
 
-    first_key_pending: the first key stands in only once the store has told that it holds no others.
-    stored: there is a store of keys; until it has told them, one that is not known here may still be good.
+    has_store: keys are stored in Redis too. Until they have been read, an unknown key may still be valid.
     """
 
     def __init__(
         self,
         tenants: Mapping[str, config.TenantConfig],
-        first_key_digest: str | None,
+        first_key: FirstKey | None,
         now_s: Callable[[], float] = time.time,
         *,
         operators: Iterable[str | config.Key] = (),
-        first_key_pending: bool = False,
-        stored: bool = False,
+        has_store: bool = False,
     ) -> None:
         self._now_s = now_s
-        self._untold = stored
+        self._store_unread = has_store
         self._stored_keys: tuple[StoredKey, ...] = ()
         self._stored_tenants: Mapping[str, config.TenantConfig] = {}
-        everything = (*sorted(OPERATIONS), "metrics", "admin")
-        self._first = first_key_digest and StoredKey(
-            "first", first_key_digest, FIRST_TENANT, scopes=everything
-        )
-        self._first_key_pending = first_key_pending and self._first is not None
+        scopes = (*sorted(OPERATIONS), "metrics", "admin")
+        self._first = first_key and StoredKey("first", first_key.digest, FIRST_TENANT, scopes=scopes)
+        self._first_key_pending = first_key is not None and first_key.is_pending
         self.replace_configured(tenants, operators)
 
     def replace_configured(
         self, tenants: Mapping[str, config.TenantConfig], operators: Iterable[str | config.Key] = ()
     ) -> None:
-        """From now on router.yaml lists these; the first key stands in only where it has no tenants."""
+        """Replace the tenants and keys of router.yaml.
+
+        The first key is valid only while router.yaml has no tenant.
+        """
         self._tenants = tenants
         self._keys = [
-            _listed(name, key, index) for name, one in tenants.items() for index, key in enumerate(one.keys)
+            _configured_key(name, key, index)
+            for name, tenant in tenants.items()
+            for index, key in enumerate(tenant.keys)
         ]
+        operator_keys = [_configured_key(OPERATORS, key, index) for index, key in enumerate(operators)]
         self._keys += [
-            msgspec.structs.replace(key, scopes=key.scopes or OPERATOR_SCOPES)
-            for key in (_listed(OPERATORS, one, index) for index, one in enumerate(operators))
+            msgspec.structs.replace(key, scopes=key.scopes or OPERATOR_SCOPES) for key in operator_keys
         ]
-        self._settle()
+        self._rebuild()
 
     @property
     def first_key_pending(self) -> bool:
-        """Whether it is still undecided if the first key stands in."""
+        """True until the store has shown if the first key is valid."""
         return self._first_key_pending
 
     def resolve_first_key(self, *, is_active: bool) -> None:
-        """The store has told whether it holds keys or tenants: without any the first key stands in."""
+        """Decide a pending first key: it is active if the store holds no keys and no tenants."""
         if not is_active:
             self._first = None
         self._first_key_pending = False
-        self._settle()
+        self._rebuild()
 
     def replace_stored(
         self, keys: Iterable[StoredKey], tenants: Mapping[str, config.TenantConfig] | None = None
     ) -> None:
-        """From now on these are the stored keys and tenants; what router.yaml lists stays, and wins."""
-        self._untold = False
+        """Replace the stored keys and tenants; those of router.yaml stay and take precedence."""
+        self._store_unread = False
         self._stored_keys, self._stored_tenants = tuple(keys), tenants or {}
-        self._settle()
+        self._rebuild()
 
     def forget_stored(self) -> None:
-        """The store has been away for too long: nobody knows any more what it holds."""
+        """Drop all stored keys, because the store has been down for too long to trust them."""
         self._stored_keys, self._stored_tenants = (), {}
-        self._untold = True
-        self._settle()
+        self._store_unread = True
+        self._rebuild()
 
     def identify(self, api_key: str | None) -> Tenant:
-        """The owner of a key.
+        """Return the owner of a key.
 
-        Raises: Unauthenticated; QuotaUnavailable where only the store, which is away, could tell. The message
-        never repeats what was sent.
+        Raises: Unauthenticated; QuotaUnavailable if the key may be in the store, which is down. The message
+        never repeats the key.
         """
         if not api_key:
             raise Unauthenticated("no API key: send the header `Authorization: Bearer <key>`")
         digest = key_digest(api_key)
-        # A lookup by SHA-256 of what was sent tells by its time nothing of a key that is nearly right; the
-        # comparison with what was found takes the same time whatever that is.
+        # The time of a lookup by SHA-256 reveals nothing about a nearly right key, and the comparison with
+        # the found digest takes constant time.
         found, tenant = self._owners.get(digest, ("", None))
         if not hmac.compare_digest(found, digest) or tenant is None:
-            if self._untold:
+            if self._store_unread:
                 raise QuotaUnavailable(
                     "the store of keys is away, and this key is not known", retry_after_s=1
                 )
@@ -170,16 +181,33 @@ class Keyring:
             raise Unauthenticated("this API key has expired")
         return tenant
 
-    def _settle(self) -> None:
-        """Whose each key is; those of router.yaml win."""
-        listed = list(self._keys)
+    def _rebuild(self) -> None:
+        """Rebuild the owners by digest; keys of router.yaml take precedence."""
+        configured = list(self._keys)
         if self._first and not self._first_key_pending and not self._tenants:
-            listed.insert(0, self._first)
+            configured.insert(0, self._first)
         tenants = {**self._stored_tenants, **self._tenants}
         self._owners = {
             **_owners_of(self._stored_keys, tenants),
-            **_owners_of(listed, self._tenants),
+            **_owners_of(configured, self._tenants),
         }
+
+
+def key_digest(api_key: str) -> str:
+    """Return the digest under which a key is configured: sha256: and 64 hex digits of the whole key."""
+    return "sha256:" + hashlib.sha256(api_key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def model_scope(model: str) -> str:
+    """Return the prefix for the name of a limit that counts one model only."""
+    return f"model {model} "
+
+
+def unix_seconds(moment: datetime | None) -> float | None:
+    """Return seconds since 1970 of a moment, which is UTC if it has no time zone."""
+    if moment is None:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _owners_of(
@@ -190,24 +218,14 @@ def _owners_of(
     }
 
 
-def key_digest(api_key: str) -> str:
-    """The form in which keys are listed: sha256: and 64 hex digits of the whole key."""
-    return "sha256:" + hashlib.sha256(api_key.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def new_key(id_: str | None = None) -> str:
-    """A key as this project makes them: gw_<id>_<secret>, 160 random bits in the secret."""
-    return f"gw_{id_ or secrets.token_hex(4)}_{secrets.token_hex(20)}"
-
-
-def _listed(tenant: str, key: str | config.Key, index: int) -> StoredKey:
+def _configured_key(tenant: str, key: str | config.Key, index: int) -> StoredKey:
     if isinstance(key, str):
         return StoredKey(f"{tenant}-{index}", key, tenant)
     return StoredKey(
         key.id or f"{tenant}-{index}",
         key.digest,
         tenant,
-        expires_s=_seconds(key.expires),
+        expires_s=unix_seconds(key.expires),
         scopes=key.scopes,
         models=key.models,
         limits=key.limits,
@@ -216,11 +234,11 @@ def _listed(tenant: str, key: str | config.Key, index: int) -> StoredKey:
 
 def _owner(settings: config.TenantConfig, key: StoredKey) -> Tenant:
     limits = [parse_limit(name, amount) for name, amount in settings.limits.items()]
-    # A key's own limits are counted beside the tenant's, under a name of their own.
+    # A key's own limits are counted in addition to the tenant's, under names with the key's id.
     limits += [parse_limit(name, amount, f"key {key.id} ") for name, amount in key.limits.items()]
     return Tenant(
         key.tenant,
-        models=_both(settings.models, key.models),
+        models=_intersection(settings.models, key.models),
         limits=tuple(limits),
         model_limits={
             model: tuple(parse_limit(name, amount, model_scope(model)) for name, amount in own.items())
@@ -236,67 +254,9 @@ def _owner(settings: config.TenantConfig, key: StoredKey) -> Tenant:
     )
 
 
-def model_scope(model: str) -> str:
-    """What stands before the name of a limit that counts one model only."""
-    return f"model {model} "
-
-
-def _both(one: Iterable[str] | None, other: Iterable[str] | None) -> frozenset[str] | None:
-    if one is None or other is None:
-        known = one if one is not None else other
-        return None if known is None else frozenset(known)
-    return frozenset(one) & frozenset(other)
-
-
-def name_problem(name: str | None) -> str | None:
-    """Why operators could not name a key, or a tenant in Redis, so: over HTTP it is one segment of a path."""
-    if name is None:
-        return None
-    if not name.isprintable() or name.strip() != name or name in ("", ".", ".."):
-        return "a name is not empty, and has no spaces around it and nothing that cannot be shown"
-    if len(name) > NAME_CHARACTERS_MAX:
-        return f"a name has {NAME_CHARACTERS_MAX} characters at most"
-    return "a name has no /" if "/" in name else None
-
-
-def id_problem(id_: str | None) -> str | None:
-    """Why operators could not name a key so by its id, which stands in the key, and so in a header."""
-    if problem := name_problem(id_):
-        return problem
-    if id_ is not None and not (id_.isascii() and " " not in id_):
-        return "an id stands in the key itself: it has ASCII characters alone, and no spaces"
-    return None
-
-
-def unknown_tenant_note(tenant: str) -> str:
-    """What operators are told whose key is of a tenant that was never set."""
-    return f"tenant {tenant} is in neither router.yaml nor Redis: its calls have no limits but its keys' own"
-
-
-def make_key(
-    tenant: str,
-    id_: str | None,
-    expires: datetime | None,
-    scopes: Iterable[str] | None,
-    models: Iterable[str] | None,
-    limits: Mapping[str, int],
-) -> tuple[str, StoredKey]:
-    """A new key in the clear, and what is stored of it. expires: without a time zone it is UTC."""
-    chosen = id_ or secrets.token_hex(4)
-    key = new_key(chosen)
-    return key, StoredKey(
-        chosen,
-        key_digest(key),
-        tenant,
-        expires_s=_seconds(expires),
-        scopes=None if scopes is None else tuple(scopes),
-        models=None if models is None else tuple(models),
-        limits=dict(limits),
-        created_s=time.time(),
-    )
-
-
-def _seconds(moment: datetime | None) -> float | None:
-    if moment is None:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+def _intersection(first: Iterable[str] | None, second: Iterable[str] | None) -> frozenset[str] | None:
+    """Return the names in both lists, where None stands for all names."""
+    if first is None or second is None:
+        names = first if first is not None else second
+        return None if names is None else frozenset(names)
+    return frozenset(first) & frozenset(second)

@@ -1,7 +1,7 @@
-"""Keys and tenants that gateways share, in Redis: digests and what they are for, never a key itself.
+"""Keys and tenants that gateways share, in Redis: digests and their settings, never a key itself.
 
-Rule: every change gives a version that never was before, in the same step, so that each gateway can tell by
-one small read whether to look; also where the store was emptied, or is an older copy of itself.
+Rule: every change writes a new random version in the same step. By that one small read each gateway sees if
+anything has changed, even if the store was emptied or restored from an older copy.
 """
 
 import asyncio
@@ -25,79 +25,85 @@ KEYS = "gw:{store}:keys"
 TENANTS = "gw:{store}:tenants"
 VERSION = "gw:{store}:version"
 CHANGE = load_script("change", package="gateway.tenants")
-# Where change.lua is given each of them.
-PLACES = {KEYS: 1, TENANTS: 2}
-# A revoked key is dead everywhere within a second: two looks.
+# Index of each hash in the KEYS of change.lua.
+HASH_INDEX = {KEYS: 1, TENANTS: 2}
+# A revoked key is refused everywhere within a second: two polls.
 LOOK_EVERY_S = 0.4
-# Stands for a tenant that cannot be read: its keys, which would have no limits then, may use no model.
+# Replaces a tenant that cannot be read: without it, its keys would have no limits. They may use no model.
 UNREADABLE = config.TenantConfig(models=())
 
 logger = logging.getLogger("gateway")
 
 
 class TenantStore:
-    """All operations raise StoreUnavailable where Redis does not answer."""
+    """Store of keys and tenants. All operations raise StoreUnavailable if Redis does not reply."""
 
-    def __init__(self, door: RedisClient) -> None:
-        self._door = door
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     async def put(self, key: StoredKey) -> None:
-        """Add a key, or replace the one of the same id."""
-        await self._change(put=(PLACES[KEYS], key.id, msgspec.json.encode(key).decode()))
+        """Add a key, or replace the key of the same id."""
+        await self._change(put=(HASH_INDEX[KEYS], key.id, msgspec.json.encode(key).decode()))
 
     async def revoke(self, id_: str) -> bool:
-        """Remove a key; False where there is none of that id."""
-        return await self._change(remove=(PLACES[KEYS], id_)) > 0
+        """Remove a key; return False if there is none of that id."""
+        return await self._change(remove=(HASH_INDEX[KEYS], id_)) > 0
 
     async def keys(self) -> list[StoredKey]:
-        """Every key, by id; without those that cannot be read, which the log names."""
-        told = await self._door.execute("HGETALL", KEYS)
-        keys = [_key(_text(id_), value) for id_, value in told.items()]
+        """Return every key, by id. A key that cannot be read is logged and left out."""
+        fields = await self._client.execute("HGETALL", KEYS)
+        keys = [_read_key(_text(id_), value) for id_, value in fields.items()]
         return sorted((key for key in keys if key is not None), key=lambda key: key.id)
 
+    async def has_key(self, id_: str) -> bool:
+        """Return True if a key of that id can be read."""
+        return any(key.id == id_ for key in await self.keys())
+
     async def put_tenant(self, name: str, settings: config.TenantConfig) -> None:
-        """Add a tenant, or replace what stands of it."""
-        await self._change(put=(PLACES[TENANTS], name, msgspec.json.encode(settings).decode()))
+        """Add a tenant, or replace its settings."""
+        await self._change(put=(HASH_INDEX[TENANTS], name, msgspec.json.encode(settings).decode()))
 
     async def remove_tenant(self, name: str) -> bool:
-        """Remove a tenant, and its keys, which would have no limits then; False where neither is there."""
-        remove: list[int | str] = [PLACES[TENANTS], name]
+        """Remove a tenant with its keys, which would have no limits without it.
+
+        Return False if neither exists.
+        """
+        remove: list[int | str] = [HASH_INDEX[TENANTS], name]
         for key in await self.keys():
             if key.tenant == name:
-                remove += (PLACES[KEYS], key.id)
+                remove += (HASH_INDEX[KEYS], key.id)
         return await self._change(remove=remove) > 0
 
     async def tenants(self) -> dict[str, config.TenantConfig]:
-        """Every tenant, by name; one that cannot be read may use no model."""
-        told = await self._door.execute("HGETALL", TENANTS)
-        tenants = {_text(name): _tenant(_text(name), value) for name, value in told.items()}
+        """Return every tenant, by name. A tenant that cannot be read may use no model."""
+        fields = await self._client.execute("HGETALL", TENANTS)
+        tenants = {_text(name): _read_tenant(_text(name), value) for name, value in fields.items()}
         return dict(sorted(tenants.items()))
 
     async def holds_any(self) -> bool:
-        """Whether a tenant or a key stands here, readable or not."""
-        return any([await self._door.execute("HLEN", name) for name in (KEYS, TENANTS)])
+        """Return True if there is any tenant or key, readable or not."""
+        return any([await self._client.execute("HLEN", name) for name in (KEYS, TENANTS)])
 
     async def version(self) -> bytes:
-        """What every change changes; empty where there never was one."""
-        return bytes(await self._door.execute("GET", VERSION) or b"")
+        """Return the version, which every change replaces; empty before the first change."""
+        return bytes(await self._client.execute("GET", VERSION) or b"")
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._door.aclose()
+        await self._client.aclose()
 
     async def _change(self, put: Sequence[int | str] = (), remove: Sequence[int | str] = ()) -> int:
-        """How many fields were removed. put, remove: as change.lua reads them."""
+        """Apply a change and return the number of removed fields. put, remove: as change.lua reads them."""
         argument = {"version": secrets.token_hex(8), "put": put, "remove": remove}
-        removed = await self._door.run_script(
-            CHANGE, (KEYS, TENANTS, VERSION), msgspec.msgpack.encode(argument)
-        )
+        keys = (KEYS, TENANTS, VERSION)
+        removed = await self._client.run_script(CHANGE, keys, msgspec.msgpack.encode(argument))
         return msgspec.msgpack.decode(removed, type=int)
 
 
 async def keep_up_to_date(keyring: Keyring, store: TenantStore, grace_s: float) -> None:
-    """Follow the store's changes; runs until cancelled.
+    """Follow the store's changes until cancelled.
 
-    While the store is away, what was known stays known for grace_s, and is forgotten then.
+    While the store is down, the stored keys stay valid for grace_s, and are forgotten then.
     """
     seen: bytes | None = None
     last_s = time.monotonic()
@@ -121,7 +127,7 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def _key(id_: str, value: bytes) -> StoredKey | None:
+def _read_key(id_: str, value: bytes) -> StoredKey | None:
     try:
         key = msgspec.json.decode(value, type=StoredKey)
         _check_limits(key.limits)
@@ -131,12 +137,14 @@ def _key(id_: str, value: bytes) -> StoredKey | None:
     return key
 
 
-def _tenant(name: str, value: bytes) -> config.TenantConfig:
+def _read_tenant(name: str, value: bytes) -> config.TenantConfig:
     try:
-        told = msgspec.json.decode(value, type=dict[str, Any])
-        # A newer release may have written more than this one knows.
-        known = {field: told[field] for field in config.TenantConfig.__struct_fields__ if field in told}
-        tenant = msgspec.convert(known, config.TenantConfig)
+        fields = msgspec.json.decode(value, type=dict[str, Any])
+        # A newer release may have written fields that this one does not know.
+        supported = {
+            field: fields[field] for field in config.TenantConfig.__struct_fields__ if field in fields
+        }
+        tenant = msgspec.convert(supported, config.TenantConfig)
         for limits in (tenant.limits, *tenant.model_limits.values()):
             _check_limits(limits)
     except ValueError as error:
@@ -146,6 +154,6 @@ def _tenant(name: str, value: bytes) -> config.TenantConfig:
 
 
 def _check_limits(limits: dict[str, int]) -> None:
-    """Raises: ValueError where a limit has no name of one."""
+    """Check the names of limits. Raises: ValueError."""
     for name, problem in limit_problems(limits).items():
         raise ValueError(f"{name}: {problem}")

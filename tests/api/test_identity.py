@@ -7,7 +7,7 @@ import pytest
 from gateway.api.server.authentication import Authenticator, api_key_of
 from gateway.api.server.request_context import RequestContext
 from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, GuessThrottle
-from gateway.tenants.keyring import Keyring, key_digest
+from gateway.tenants.keyring import FirstKey, Keyring, key_digest
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
 
@@ -29,7 +29,7 @@ def test_the_bucket_refills_and_addresses_do_not_share_it() -> None:
     guesses = GuessThrottle()
     for _ in range(GUESSES_MAX):
         assert 0 == guesses.wait_s("a", 100.0)
-        guesses.failed("a", 100.0)
+        guesses.record_failure("a", 100.0)
 
     assert REFILL_S == pytest.approx(guesses.wait_s("a", 100.0))
     assert 0 == guesses.wait_s("b", 100.0)
@@ -39,7 +39,7 @@ def test_the_bucket_refills_and_addresses_do_not_share_it() -> None:
 def test_memory_stays_bounded_whatever_the_number_of_addresses() -> None:
     guesses = GuessThrottle()
     for number in range(ADDRESSES_MAX + 500):
-        guesses.failed(str(number), 0.0)
+        guesses.record_failure(str(number), 0.0)
 
     assert ADDRESSES_MAX == len(guesses._empty_at_s)
 
@@ -81,6 +81,6 @@ def test_a_forwarded_address_counts_where_the_proxy_is_trusted(
     peer: str, forwarded: str, address: str
 ) -> None:
     context = RequestContext("id", "/embed", [(b"x-forwarded-for", forwarded.encode())], peer)
-    identity = Authenticator(Keyring({}, key_digest("k")), ["10.0.0.0/8"])
+    identity = Authenticator(Keyring({}, FirstKey(key_digest("k"))), ["10.0.0.0/8"])
 
     assert address == identity.address_of(context)

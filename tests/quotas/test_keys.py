@@ -16,7 +16,7 @@ from gateway.config.schema import Key
 from gateway.errors import QuotaUnavailable, Unauthenticated
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
-from gateway.tenants.keyring import Keyring, StoredKey, key_digest
+from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.conftest import Commands
@@ -228,7 +228,7 @@ async def test_the_first_key_waits_for_what_the_store_holds(own_redis: RedisServ
     if holds:
         await store.put(StoredKey("k", key_digest("stored"), "acme"))
     own_redis.freeze()
-    held = Keyring({}, key_digest("first"), first_key_pending=True)
+    held = Keyring({}, FirstKey(key_digest("first"), is_pending=True))
     keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=60))
     await known(held, "first", expected=False)
     own_redis.thaw()

@@ -11,7 +11,8 @@ from gateway.config import schema as config
 from gateway.config.schema import KEY_DIGEST
 from gateway.errors import Unauthenticated
 from gateway.quotas.limits import Limit
-from gateway.tenants.keyring import FIRST_TENANT, Keyring, StoredKey, Tenant, key_digest, new_key
+from gateway.tenants.create_key import random_key
+from gateway.tenants.keyring import FIRST_TENANT, FirstKey, Keyring, StoredKey, Tenant, key_digest
 
 TENANTS = {
     "acme": config.TenantConfig(
@@ -28,7 +29,7 @@ TENANTS = {
 
 @pytest.mark.parametrize(("key", "tenant"), [("one", "acme"), ("two", "acme"), ("three", "globex")])
 def test_a_key_belongs_to_its_tenant(key: str, tenant: str) -> None:
-    assert tenant == Keyring(TENANTS, key_digest("first")).identify(key).name
+    assert tenant == Keyring(TENANTS, FirstKey(key_digest("first"))).identify(key).name
 
 
 def test_a_tenant_is_what_the_config_says_of_it() -> None:
@@ -72,7 +73,7 @@ def test_any_string_can_be_a_key(key: str) -> None:
     digest = key_digest(key)
 
     assert "sha256:" + hashlib.sha256(key.encode()).hexdigest() == digest
-    assert "default" == Keyring({}, digest).identify(key).name
+    assert "default" == Keyring({}, FirstKey(digest)).identify(key).name
 
 
 @pytest.mark.parametrize(
@@ -91,14 +92,14 @@ def test_a_tenant_without_a_list_may_use_every_model(
 
 
 def test_keys_that_we_make_have_a_form_and_never_come_twice() -> None:
-    keys = {new_key() for _ in range(200)}
+    keys = {random_key() for _ in range(200)}
 
     assert 200 == len(keys)
     assert all(re.fullmatch(r"gw_[0-9a-f]{8}_[0-9a-f]{40}", key) for key in keys)
 
 
 def test_the_first_key_stands_in_only_while_no_tenant_is_listed() -> None:
-    keyring = Keyring({}, key_digest("first"))
+    keyring = Keyring({}, FirstKey(key_digest("first")))
     assert FIRST_TENANT == keyring.identify("first").name
 
     keyring.replace_configured(TENANTS)

@@ -1,6 +1,5 @@
 """Operator endpoints for the keys in Redis. API keys need the scope admin."""
 
-import time
 from collections.abc import Collection
 from datetime import datetime
 
@@ -18,7 +17,9 @@ from gateway.api.server.error_bodies import documented
 from gateway.config import schema as config
 from gateway.config.schema import Scope
 from gateway.errors import InvalidInput, NotFound
-from gateway.tenants.keyring import StoredKey, id_problem, make_key, name_problem, unknown_tenant_note
+from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
+from gateway.tenants.keyring import StoredKey
+from gateway.tenants.names import unknown_tenant_note
 
 FAILURES = documented("tei")
 
@@ -95,20 +96,23 @@ async def create_key(
 
     The reply is the only one that shows the key itself.
     """
-    for field, problem in (("id", id_problem(data.id)), ("tenant", name_problem(data.tenant))):
-        if problem:
-            raise InvalidInput(f"{field}: {problem}", param=field)
+    key = _new_key(data)
+    with store_errors():
+        if await admin.store.has_key(key.stored.id):
+            raise InvalidInput(f"there is a key {key.stored.id!r} already", param="id")
+        notes = _notes(data, {*admin.file_tenants, *await admin.store.tenants()}, admin.models)
+        await admin.store.put(key.stored)
+    return CreatedKey(key.text, key_info(key.stored), notes)
+
+
+def _new_key(data: KeyRequest) -> NewKey:
+    """Create the key that a request describes. Raises: InvalidInput."""
     check_limits(data.limits)
     expires = _parse_time(data.expires)
-    key, stored = make_key(data.tenant, data.id, expires, data.scopes, data.models, data.limits)
-    if stored.expires_s is not None and stored.expires_s <= time.time():
-        raise InvalidInput("expires: that is in the past", param="expires")
-    with store_errors():
-        if any(other.id == stored.id for other in await admin.store.keys()):
-            raise InvalidInput(f"there is a key {stored.id!r} already", param="id")
-        notes = _notes(data, {*admin.file_tenants, *await admin.store.tenants()}, admin.models)
-        await admin.store.put(stored)
-    return CreatedKey(key, key_info(stored), notes)
+    try:
+        return make_key(KeySettings(data.tenant, data.id, expires, data.scopes, data.models, data.limits))
+    except InvalidKeySettings as error:
+        raise InvalidInput(str(error), param=error.field) from error
 
 
 def _notes(data: KeyRequest, tenants: Collection[str], models: Collection[str]) -> list[str]:

@@ -15,7 +15,7 @@ from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import documented
 from gateway.config import schema as config
 from gateway.errors import InvalidInput, NotFound
-from gateway.tenants.keyring import name_problem
+from gateway.tenants.names import name_problem
 
 FAILURES = documented("tei")
 

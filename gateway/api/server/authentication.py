@@ -48,7 +48,7 @@ class Authenticator:
                 raise AuthThrottled(
                     "too many wrong keys from this address", retry_after_s=math.ceil(wait_s)
                 ) from None
-            self._guesses.failed(address, now_s)
+            self._guesses.record_failure(address, now_s)
             raise
 
     def address_of(self, context: RequestContext) -> str:

@@ -1,0 +1,79 @@
+"""Creation of API keys, for the command line and the admin API."""
+
+import secrets
+import time
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from gateway.tenants.keyring import StoredKey, key_digest, unix_seconds
+from gateway.tenants.names import id_problem, name_problem
+
+
+class KeySettings(msgspec.Struct, frozen=True):
+    """Settings of a key to create.
+
+    id: random if None. expires: UTC if it has no time zone. scopes, models: None means all. limits: of the
+    key, in addition to its tenant's.
+    """
+
+    tenant: str
+    id: str | None = None
+    expires: datetime | None = None
+    scopes: Sequence[str] | None = None
+    models: Sequence[str] | None = None
+    limits: Mapping[str, int] = {}
+
+
+class NewKey(msgspec.Struct, frozen=True):
+    """A new key in the clear, shown once, and the form in which it is stored."""
+
+    text: str
+    stored: StoredKey
+
+
+class InvalidKeySettings(ValueError):
+    """A setting that no key may have. field: its name in KeySettings."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+def make_key(settings: KeySettings, configured_tenants: Collection[str] = ()) -> NewKey:
+    """Create a key; it is not stored yet.
+
+    configured_tenants: tenants of router.yaml, whose names need not be segments of a path.
+    Raises: InvalidKeySettings.
+    """
+    if problem := id_problem(settings.id):
+        raise InvalidKeySettings("id", problem)
+    if settings.tenant not in configured_tenants and (problem := name_problem(settings.tenant)):
+        raise InvalidKeySettings("tenant", problem)
+    now_s, expires_s = time.time(), unix_seconds(settings.expires)
+    if expires_s is not None and expires_s <= now_s:
+        raise InvalidKeySettings("expires", "that is in the past")
+    id_ = settings.id or _random_id()
+    text = random_key(id_)
+    stored = StoredKey(
+        id_,
+        key_digest(text),
+        settings.tenant,
+        expires_s=expires_s,
+        scopes=None if settings.scopes is None else tuple(settings.scopes),
+        models=None if settings.models is None else tuple(settings.models),
+        limits=dict(settings.limits),
+        created_s=now_s,
+    )
+    return NewKey(text, stored)
+
+
+def random_key(id_: str | None = None) -> str:
+    """Generate the text of a key, gw_<id>_<secret>, with 160 random bits in the secret."""
+    return f"gw_{id_ or _random_id()}_{secrets.token_hex(20)}"
+
+
+def _random_id() -> str:
+    return secrets.token_hex(4)

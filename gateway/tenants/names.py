@@ -1,0 +1,29 @@
+"""Rules for the names that operators give to keys and tenants. Pure."""
+
+# Names appear in headers and paths, which have size limits of their own.
+NAME_CHARACTERS_MAX = 1000
+
+
+def name_problem(name: str | None) -> str | None:
+    """Return why this is no name for a key or a tenant, or None. Over HTTP it is one segment of a path."""
+    if name is None:
+        return None
+    if not name.isprintable() or name.strip() != name or name in ("", ".", ".."):
+        return "a name is not empty, and has no spaces around it and nothing that cannot be shown"
+    if len(name) > NAME_CHARACTERS_MAX:
+        return f"a name has {NAME_CHARACTERS_MAX} characters at most"
+    return "a name has no /" if "/" in name else None
+
+
+def id_problem(id_: str | None) -> str | None:
+    """Return why this is no key id, or None. The id is part of the key, and therefore of a header."""
+    if problem := name_problem(id_):
+        return problem
+    if id_ is not None and not (id_.isascii() and " " not in id_):
+        return "an id stands in the key itself: it has ASCII characters alone, and no spaces"
+    return None
+
+
+def unknown_tenant_note(tenant: str) -> str:
+    """Return the note for an operator whose key belongs to a tenant that is defined nowhere."""
+    return f"tenant {tenant} is in neither router.yaml nor Redis: its calls have no limits but its keys' own"
