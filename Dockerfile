@@ -1,5 +1,5 @@
-# The gateway with its built-in engine. PyTorch's build is chosen by TORCH_INDEX, the address of a wheel index
-# as pytorch.org shows it: empty is pip's own, which on Linux holds the CUDA build.
+# The gateway with its built-in engine. TORCH_INDEX selects PyTorch's build: the address of a wheel index as
+# pytorch.org shows it. If it is empty, pip's own index is used, which has the CUDA build for Linux.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
@@ -7,7 +7,7 @@ ARG TORCH_INDEX=""
 WORKDIR /build
 RUN python -m venv /opt/gateway
 ENV PATH=/opt/gateway/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-# What changes least comes first, so that a change of the code builds in seconds.
+# The parts that change least come first, so that a change of the code builds in seconds.
 COPY requirements requirements
 RUN pip install --quiet --require-hashes --no-deps -r requirements/otlp.txt \
  && pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r requirements/torch.txt \
@@ -24,7 +24,7 @@ RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nolog
  && mkdir /weights && chown gateway /weights
 COPY --from=build /opt/gateway /opt/gateway
 COPY deploy/compose/router.yaml /etc/gateway/router.yaml
-# The Hub's cache is the one place that is written to, beside the engine's socket below /tmp.
+# Only the Hub's cache and the engine's socket below /tmp are written.
 ENV PATH=/opt/gateway/bin:$PATH PYTHONDONTWRITEBYTECODE=1 HF_HOME=/weights HOME=/tmp
 USER gateway
 VOLUME /weights

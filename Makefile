@@ -56,7 +56,7 @@ fuzz: .venv/installed-dev ## more than 10,000 made-up requests to every document
 test-clients: .venv/installed ## hold real client libraries against a gateway, each in an environment of its own
 	$(BIN)/python -m tests.clients.environments
 
-check: .venv/installed-dev ## format, lint, types, import rules, spelling
+check: .venv/installed-dev ## check format, lint, types, import rules and spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -3,8 +3,8 @@
     make example                                   # against a gateway that `make serve` runs
     python examples/search_docs.py "read a csv"    # your own question
 
-Needs the packages openai, httpx and numpy. GATEWAY_URL (or LISTEN) says where the gateway is,
-GATEWAY_API_KEY which key to use.
+The script needs the packages openai, httpx and numpy. GATEWAY_URL or LISTEN sets the gateway's address, and
+GATEWAY_API_KEY the key.
 """
 
 import importlib
@@ -36,7 +36,7 @@ CANDIDATES = 20
 
 
 class Entry(NamedTuple):
-    """A function: its dotted name, the first paragraph of its docstring, and (nearly) all of it."""
+    """Documentation of a function: dotted name, summary, and the first 120 words of the text."""
 
     name: str
     summary: str
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
 
 
 def documentation() -> list[Entry]:
-    """The public functions of the modules."""
+    """Return the documentation of the modules' public functions."""
     found: dict[str, Entry] = {}
     for module_name in MODULES:
         module = importlib.import_module(module_name)
@@ -59,13 +59,13 @@ def documentation() -> list[Entry]:
 
 
 def embed(client: OpenAI, texts: list[str]) -> np.ndarray:
-    """(n, dim) float32, each row of length 1."""
+    """Return the texts' vectors: (n, dim) float32, each row of length 1."""
     reply = client.embeddings.create(model=MODEL, input=texts)
     return np.array([item.embedding for item in reply.data], dtype=np.float32)
 
 
 def rerank(query: str, texts: list[str]) -> list[tuple[int, float]]:
-    """Indices and scores, best first."""
+    """Return the texts' indices and scores, best first."""
     reply = httpx.post(
         f"{URL}/rerank",
         json={"query": query, "texts": texts},
@@ -77,7 +77,7 @@ def rerank(query: str, texts: list[str]) -> list[tuple[int, float]]:
 
 
 def main() -> None:
-    """Index once, then answer each question."""
+    """Index the functions once, then print the best matches for each question."""
     if not KEY:
         sys.exit("set GATEWAY_API_KEY to the key that the gateway printed")
     client = OpenAI(base_url=f"{URL}/v1", api_key=KEY)
@@ -86,7 +86,7 @@ def main() -> None:
     summaries = [entry.summary for entry in entries]
     index = np.concatenate([embed(client, summaries[i : i + 256]) for i in range(0, len(entries), 256)])
     for question in sys.argv[1:] or QUESTIONS:
-        # Summaries find what may fit, quickly; the whole text decides what fits best.
+        # Embeddings of the summaries select candidates quickly. The whole texts decide the order.
         similar = index @ embed(client, [question])[0]
         candidates = [entries[i] for i in np.argsort(-similar)[:CANDIDATES]]
         print(f"\n{question}")
