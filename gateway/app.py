@@ -1,28 +1,20 @@
-"""The composition root: config and collaborators in, an ASGI application out."""
+"""The composition root: from a configuration and collaborators to an ASGI application."""
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import cache, partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from litestar import Litestar
-from litestar.config.cors import CORSConfig
-from litestar.connection import ASGIConnection
-from litestar.di import Provide
-from litestar.handlers import BaseRouteHandler
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.plugins import PluginProtocol
-from litestar.plugins.core import MsgspecDIPlugin
-from litestar.types import Scope
 
+from backends.contract import Operation
 from backends.registry import open_replica
-from gateway import __version__
+from backends.torch.client import TorchBackend
 from gateway.admission import Admission
 from gateway.api.dialects import (
     cohere,
@@ -42,81 +34,79 @@ from gateway.api.dialects import (
 from gateway.api.operators import added_models, admin, keys, probes, status, tenants, ui
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
-from gateway.api.operators.docs_page import ReferenceRenderPlugin
 from gateway.api.operators.status import StatusSource
-from gateway.api.server import error_bodies
+from gateway.api.server.application import litestar_application
 from gateway.api.server.authentication import Authenticator
-from gateway.api.server.middleware import ASGIApp, Middleware
-from gateway.api.server.request_context import context_of_request
-from gateway.api.server.responses import Api
-from gateway.api.server.router import Router
-from gateway.config.schema import Config, Cors, host_and_port, is_loopback
+from gateway.api.server.call_io import ASGIApp
+from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.middleware import Middleware, ServerParts
+from gateway.api.server.paths import RouteTable
+from gateway.config.schema import Config, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
 from gateway.in_flight import InFlight
 from gateway.processes.messages import AppBoot
-from gateway.processes.worker_reload import WorkerReload, serving_of, sources_of
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolver, resolve
-from gateway.serve import Gateway
+from gateway.routing.routes import Routes
+from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.change_history import Recent
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
 from gateway.telemetry.process import keep_measuring
 from gateway.tenants.keyring import FirstKey, Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from gateway.upstreams.factory import Dependencies, OpenReplica
 from gateway.upstreams.registry import UpstreamRegistry, log_failure
+from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.store import FingerprintStore
 
-FINGERPRINTS_TIMEOUT_S = 1.0
 if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.
     from gateway.telemetry.tracing import CallTraces
 
-# Serve another config, with the engines that its upstreams have; ends when all left out is closed.
+# Serves another configuration, whose engines are given by upstream. The task ends when everything that it
+# replaced is closed.
 Follow = Callable[[Config, Mapping[str, str]], "asyncio.Task[None]"]
 
-# How long a stopping worker waits for its last spans to leave.
+FINGERPRINTS_TIMEOUT_S = 1.0
+# A stopping worker waits this long for its last spans to be sent.
 LAST_SPANS_S = 2.5
-# Where in a request's state stands what handlers are given of the gateway that it came to, by name.
-SHARED_KEY = "shared"
-SHARED = ("api", "in_flight", "exporter", "watched", "admin", "adding")
 
-HANDLERS = [
-    one
-    for dialect in (
-        openai,
-        tei,
-        tei_outputs,
-        tei_predict,
-        tokenize,
-        tei_default,
-        vllm,
-        vllm_pooling,
-        infinity,
-        rerank,
-        cohere,
-        sie,
-        openai_models,
-        probes,
-        keys,
-        tenants,
-        admin,
-        added_models,
-        status,
-        ui,
-    )
-    for one in dialect.HANDLERS
-]
+# A new dialect is one more line here.
+MODULES = (
+    openai,
+    tei,
+    tei_outputs,
+    tei_predict,
+    tokenize,
+    tei_default,
+    vllm,
+    vllm_pooling,
+    infinity,
+    rerank,
+    cohere,
+    sie,
+    openai_models,
+    probes,
+    keys,
+    tenants,
+    admin,
+    added_models,
+    status,
+    ui,
+)
+HANDLERS = [handler for module in MODULES for handler in module.HANDLERS]
+ROUTES = RouteTable(HANDLERS)
 
 
 class Collaborators(msgspec.Struct, frozen=True):
-    """What touches the world outside; tests swap these and nothing else.
+    """Everything that touches the world outside. Tests replace these and nothing else.
 
-    reload: has the file read again, adding: something added to it, wherever that is done.
+    reload: reads the file again. adding: changes what operators have added. None where the process cannot.
     """
 
     open_replica: OpenReplica = open_replica
@@ -129,9 +119,9 @@ class Collaborators(msgspec.Struct, frozen=True):
 
 
 class Application(msgspec.Struct, frozen=True):
-    """The ASGI application, and what its process needs to have it follow another config, and end it well.
+    """The ASGI application, with what its process needs to run, reload and end it.
 
-    observe: takes what only the process hears of.
+    observe: takes events that only the process learns of.
     """
 
     asgi: Middleware
@@ -142,152 +132,198 @@ class Application(msgspec.Struct, frozen=True):
     observe: Observe
 
 
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Clients of the shared state. tenants, fingerprints: None where the configuration names no Redis."""
+
+    ledger: Ledger
+    tenants: TenantStore | None = None
+    fingerprints: FingerprintStore | None = None
+
+    async def aclose(self) -> None:
+        """Close the connections, but not those of `tenants`, which end with the task that uses them."""
+        await self.ledger.aclose()
+        if self.fingerprints is not None:
+            await self.fingerprints.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReload:
+    """Switches a running application to another configuration, in one step between two calls.
+
+    Rule: nothing here waits. New upstreams are opened first, so that a failure has changed nothing; then the
+    one reference to what is served is replaced. Calls that began before end with what they began with.
+    """
+
+    registry: UpstreamRegistry
+    api: InferenceApi
+    admin: Admin
+    metrics: Metrics
+    recent: Recent
+    in_flight: InFlight
+
+    def follow(self, config: Config, engines: Mapping[str, str]) -> "asyncio.Task[None]":
+        """Serve this configuration from now on. The task ends when everything replaced is closed.
+
+        engines: upstream → address of the engine that has its model. Raises: OSError, with nothing changed.
+        """
+        retired = self.registry.apply(config.upstreams, engines)
+        upstreams = self.registry.upstreams
+        self.api.gateway.serving = serving_of(config, upstreams)
+        self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
+        self.api.inputs_max = config.limits.inputs
+        self.admin.apply(config)
+        for running in retired:
+            self.recent.forget(running.upstream.name)
+        self.metrics.watch(sources_of(upstreams, self.in_flight))
+        return self.registry.retire(retired)
+
+
 def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Application:
-    """Wire everything together; needs a running event loop. Nothing is contacted before the lifespan."""
-    outside = collaborators or Collaborators()
-    config = boot.config
-    is_open = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
-    exporter, recent = Metrics(is_open=is_open, worker=boot.worker), Recent()
+    """Wire everything together. Needs a running event loop; contacts nothing before the lifespan begins."""
+    outside, config = collaborators or Collaborators(), boot.config
+    is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
+    metrics, recent = Metrics(is_open=is_local, worker=boot.worker), Recent()
 
     def observe(event: Event) -> None:
-        exporter.observe(event)
+        metrics.observe(event)
         recent.observe(event)
         outside.observe(event)
 
-    fingerprints = None if config.quotas.store == "memory" else _fingerprints(config)
-    fleet = UpstreamRegistry(Dependencies(outside.open_replica, outside.resolver, observe, fingerprints))
-    fleet.apply(config.upstreams, boot.engines)
-    ledger = outside.ledger or _ledger(config, observe)
+    stores = _open_stores(config, outside.ledger, observe)
+    registry = UpstreamRegistry(
+        Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
+    )
+    registry.apply(config.upstreams, boot.engines)
     gateway = Gateway(
-        Keyring(
-            config.tenants,
-            FirstKey(boot.first_key_digest, boot.first_key_waits) if boot.first_key_digest else None,
-            operators=config.admin.keys,
-            has_store=config.quotas.store != "memory",
-        ),
-        serving_of(config, fleet.upstreams),
-        Admission(ledger, observe, shadow=config.quotas.shadow),
+        _keyring(boot),
+        serving_of(config, registry.upstreams),
+        Admission(stores.ledger, observe, shadow=config.quotas.shadow),
         Dispatcher(),
     )
     in_flight = InFlight(config.limits.in_flight_bytes)
-    exporter.watch(sources_of(gateway.upstreams, in_flight))
-    api = Api(gateway, Authenticator(gateway.keyring, config.trusted_proxies), config.limits.inputs)
-    store = None if config.quotas.store == "memory" else TenantStore(_door(config))
-    beside = [ledger.maintain(), keep_measuring(exporter.late)]
-    if boot.worker is not None:
-        beside.append(exporter.keep())
-    if store is not None:
-        beside.append(_follow_keys(gateway.keyring, store, config.quotas.key_grace_s))
-    closing = [ledger.aclose, *([fingerprints.aclose] if fingerprints else [])]
-    operators = Admin(config, ledger, store, api.authenticator, outside.reload)
-    shared = {
+    metrics.watch(sources_of(gateway.upstreams, in_flight))
+    api = InferenceApi(gateway, Authenticator(gateway.keyring, config.trusted_proxies), config.limits.inputs)
+    operators = Admin(config, stores.ledger, stores.tenants, api.authenticator, outside.reload)
+    dependencies = {
         "api": api,
         "in_flight": in_flight,
-        "exporter": exporter,
-        "watched": StatusSource(gateway, exporter, recent, config, boot.worker or 0, time.time()),
+        "exporter": metrics,
+        "watched": StatusSource(gateway, metrics, recent, config, boot.worker or 0, time.time()),
         "admin": operators,
         "adding": AdditionsApi(outside.adding),
     }
-    cors, body_bytes = config.cors, config.limits.body_bytes
     traces = outside.traces or _traces(config)
-    straight = Router(_of_gateway(_litestar(body_bytes, cors), shared), HANDLERS, api, body_bytes)
+    parts = ServerParts(
+        ROUTES,
+        dependencies,
+        in_flight,
+        config.limits.body_bytes,
+        observe,
+        boot.admin_port,
+        None if config.cors is None else CorsPolicy(config.cors),
+        traces,
+    )
+    tasks = _background_tasks(boot, stores, gateway.keyring, metrics)
     return Application(
-        Middleware(straight, in_flight, body_bytes, observe, boot.admin_port, _cors(cors), traces),
-        partial(_running, fleet, closing, beside, traces),
+        Middleware(_litestar(tuple(dependencies)), parts),
+        partial(_run, registry, stores, tasks, traces),
         in_flight,
         gateway,
-        WorkerReload(fleet, api, operators, exporter, recent, in_flight).follow,
+        WorkerReload(registry, api, operators, metrics, recent, in_flight).follow,
         observe,
     )
 
 
-def _given(name: str) -> Provide:
-    """A collaborator of the gateway that a request came to, as Litestar hands it to handlers."""
-
-    def given(scope: Scope) -> Any:
-        return _shared(scope)[name]
-
-    return Provide(given, sync_to_thread=False)
+@cache
+def _litestar(dependencies: tuple[str, ...]) -> ASGIApp:
+    """Return the Litestar application, which all gateways of a process share."""
+    # Litestar's types of scope and messages are TypedDicts, which no plain mapping matches.
+    return cast("ASGIApp", litestar_application(HANDLERS, dependencies))
 
 
-def _shared(scope: Any) -> Mapping[str, Any]:
-    shared: Mapping[str, Any] = scope["state"][SHARED_KEY]
-    return shared
+def serving_of(config: Config, upstreams: Mapping[str, Upstream]) -> Serving:
+    """Return what calls are served by. upstreams: those that the configuration names."""
+
+    def offered(name: str) -> frozenset[Operation] | None:
+        capabilities = upstreams[name].capabilities
+        return None if capabilities is None else capabilities.operations
+
+    return Serving(config, Routes(config.models, config.defaults, offered), upstreams)
 
 
-async def _guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Whatever the gateway asks of who calls a handler for operators."""
-    await _shared(connection.scope)["admin"].guard(connection, handler)
+def sources_of(upstreams: Mapping[str, Upstream], in_flight: InFlight) -> Sources:
+    """Return what metrics read at each scrape."""
 
+    def replicas() -> Iterator[ReplicaLoad]:
+        for name, upstream in upstreams.items():
+            for replica in upstream.pool.replicas:
+                yield ReplicaLoad(name, replica.name, replica.batches, replica.slots)
 
-def _of_gateway(app: Litestar, shared: Mapping[str, Any]) -> ASGIApp:
-    """The routes, in front of one gateway."""
-    # Litestar's types of the same three things are TypedDicts, which no plain mapping matches.
-    routes = cast("ASGIApp", app)
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        scope.setdefault("state", {})[SHARED_KEY] = shared
-        await routes(scope, receive, send)
-
-    return answer
-
-
-class _Litestar(Litestar):
-    """Without its plugins for pydantic and attrs, which nothing here speaks: they load 14 MB a worker."""
-
-    @staticmethod
-    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
-        return [*plugins, MsgspecDIPlugin()]
-
-
-@lru_cache(maxsize=16)
-def _litestar(body_bytes: int, cors: Cors | None) -> Litestar:
-    """The routes. To register them takes longer than all else of building a gateway: done once a process,
-    because they know nothing of whose they are.
-    """
-    return _Litestar(
-        HANDLERS,
-        dependencies={
-            "context": Provide(context_of_request, sync_to_thread=False),
-            **{name: _given(name) for name in SHARED},
-        },
-        guards=[_guard],
-        exception_handlers=error_bodies.HANDLERS,
-        cors_config=_cors(cors),
-        request_max_body_size=body_bytes,
-        # Litestar's own would turn on httpx's line for every upstream request.
-        logging_config=None,
-        openapi_config=OpenAPIConfig(
-            title="Embedding gateway",
-            version=__version__,
-            path="/docs",
-            use_handler_docstrings=True,
-            render_plugins=[ReferenceRenderPlugin(), JsonRenderPlugin()],
-        ),
+    backends = {
+        name: replica.backend for name, upstream in upstreams.items() for replica in upstream.pool.replicas
+    }
+    return Sources(
+        {name: upstream.lane.waiting for name, upstream in upstreams.items()},
+        replicas,
+        lambda: (in_flight.calls, in_flight.bytes),
+        {name: backend.stats for name, backend in backends.items() if isinstance(backend, TorchBackend)},
     )
 
 
-def _cors(cors: Cors | None) -> CORSConfig | None:
-    if cors is None:
-        return None
-    return CORSConfig(
-        allow_origins=list(cors.origins),
-        allow_methods=["GET", "POST"],
-        expose_headers=["*"],
-        max_age=cors.max_age_s,
+def _keyring(boot: AppBoot) -> Keyring:
+    config = boot.config
+    return Keyring(
+        config.tenants,
+        FirstKey(boot.first_key_digest, boot.first_key_waits) if boot.first_key_digest else None,
+        operators=config.admin.keys,
+        has_store=config.quotas.store != "memory",
     )
+
+
+def _open_stores(config: Config, ledger: Ledger | None, observe: Observe) -> Stores:
+    """Return the clients that the configuration asks for. ledger: used in place of its own."""
+    quotas = config.quotas
+    if quotas.store == "memory":
+        return Stores(ledger or MemoryLedger())
+    timeout_s = quotas.timeout_ms / 1000
+    if ledger is None:
+        rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
+        ledger = RedisLedger(RedisClient(quotas.store, timeout_s), rules, secrets.token_hex(8), observe)
+    # No caller waits for a fingerprint: there is time to connect.
+    fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
+    return Stores(ledger, TenantStore(RedisClient(quotas.store, timeout_s)), FingerprintStore(fingerprints))
+
+
+def _background_tasks(
+    boot: AppBoot, stores: Stores, keyring: Keyring, metrics: Metrics
+) -> list[Coroutine[Any, Any, None]]:
+    """Return what runs for as long as the application does."""
+    tasks = [stores.ledger.maintain(), keep_measuring(metrics.late)]
+    if boot.worker is not None:
+        tasks.append(metrics.keep())
+    if stores.tenants is not None:
+        tasks.append(_follow_keys(keyring, stores.tenants, boot.config.quotas.key_grace_s))
+    return tasks
+
+
+async def _follow_keys(keyring: Keyring, store: TenantStore, grace_s: float) -> None:
+    try:
+        await keep_up_to_date(keyring, store, grace_s)
+    finally:
+        await store.aclose()
 
 
 @asynccontextmanager
-async def _running(
-    fleet: UpstreamRegistry,
-    closing: Sequence[Callable[[], Coroutine[Any, Any, None]]],
-    beside: Sequence[Coroutine[Any, Any, None]],
+async def _run(
+    registry: UpstreamRegistry,
+    stores: Stores,
+    coroutines: Sequence[Coroutine[Any, Any, None]],
     traces: "CallTraces | None",
 ) -> AsyncIterator[None]:
-    """What goes on beside the calls for as long as the application runs; connections are closed after."""
-    fleet.start()
-    tasks = [asyncio.create_task(one) for one in beside]
+    """Run the upstreams and the background tasks; close every connection at the end."""
+    registry.start()
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     for task in tasks:
         task.add_done_callback(log_failure)
     try:
@@ -296,11 +332,10 @@ async def _running(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for close in closing:
-            await close()
-        await fleet.aclose()
+        await stores.aclose()
+        await registry.aclose()
         if traces is not None:
-            await _sent(traces)
+            await _send_last_spans(traces)
 
 
 def _traces(config: Config) -> "CallTraces | None":
@@ -311,33 +346,8 @@ def _traces(config: Config) -> "CallTraces | None":
     return exported(config.tracing)
 
 
-async def _sent(traces: "CallTraces") -> None:
-    """Send the last spans, for as long as an ending process may take; a dead collector does not hold it."""
+async def _send_last_spans(traces: "CallTraces") -> None:
+    """Send the last spans within the time that a stopping process has; a dead collector does not hold it."""
     sending = Thread(target=traces.close, daemon=True)
     sending.start()
     await asyncio.to_thread(sending.join, LAST_SPANS_S)
-
-
-def _ledger(config: Config, observe: Observe) -> Ledger:
-    quotas = config.quotas
-    if quotas.store == "memory":
-        return MemoryLedger()
-    rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
-    return RedisLedger(_door(config), rules, secrets.token_hex(8), observe)
-
-
-def _door(config: Config) -> RedisClient:
-    return RedisClient(config.quotas.store, config.quotas.timeout_ms / 1000)
-
-
-def _fingerprints(config: Config) -> FingerprintStore:
-    # No caller waits for it: a connection has the time to be made.
-    timeout_s = max(FINGERPRINTS_TIMEOUT_S, config.quotas.timeout_ms / 1000)
-    return FingerprintStore(RedisClient(config.quotas.store, timeout_s))
-
-
-async def _follow_keys(keyring: Keyring, store: TenantStore, grace_s: float) -> None:
-    try:
-        await keep_up_to_date(keyring, store, grace_s)
-    finally:
-        await store.aclose()

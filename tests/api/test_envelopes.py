@@ -8,8 +8,8 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.api.server.error_bodies import ENVELOPES, FastAPIError, InfinityError
-from gateway.api.server.paths import Dialect
+from gateway.api.server.error_bodies import FastAPIError, InfinityError
+from gateway.app import ROUTES
 from gateway.errors import FACTS
 from gateway.events import CallFinished
 from gateway.tenants.keyring import key_digest
@@ -25,7 +25,7 @@ tenants:
 """
 # Where a call of each dialect goes and what it says, and what is wrong with it. All but Infinity's, whose
 # path has no place for one, name the model in the path.
-PATHS: dict[Dialect, str] = {
+PATHS: dict[str, str] = {
     "openai": "/models/{}/v1/embeddings",
     "tei": "/models/{}/embed",
     "cohere": "/models/{}/v2/embed",
@@ -34,7 +34,7 @@ PATHS: dict[Dialect, str] = {
     "infinity": "/infinity/embeddings",
     "sie": "/v1/encode/{}",
 }
-BODIES: dict[Dialect, dict[str, Any]] = {
+BODIES: dict[str, dict[str, Any]] = {
     "openai": {"input": "a"},
     "tei": {"inputs": "a"},
     "cohere": {"texts": ["a"], "input_type": "search_query"},
@@ -43,7 +43,7 @@ BODIES: dict[Dialect, dict[str, Any]] = {
     "infinity": {"input": "a"},
     "sie": {"items": [{"text": "a"}]},
 }
-EMPTY: dict[Dialect, dict[str, Any]] = {
+EMPTY: dict[str, dict[str, Any]] = {
     "openai": {"input": []},
     "tei": {"inputs": []},
     "cohere": {"texts": []},
@@ -53,9 +53,10 @@ EMPTY: dict[Dialect, dict[str, Any]] = {
     "sie": {"items": []},
 }
 DIALECTS = pytest.mark.parametrize("dialect", PATHS)
+ENVELOPES = {dialect.name: dialect.envelope for dialect in ROUTES.dialects}
 
 
-def assert_told(gateway: Running, reply: httpx.Response, kind: str, dialect: Dialect) -> None:
+def assert_told(gateway: Running, reply: httpx.Response, kind: str, dialect: str) -> None:
     """The status and the envelope of the dialect, as a client of it would read them."""
     facts = FACTS[kind]
     status = {"tei": facts.tei_status, "infinity": facts.infinity_status}.get(dialect, facts.status)
@@ -68,7 +69,7 @@ def assert_told(gateway: Running, reply: httpx.Response, kind: str, dialect: Dia
     assert kind == finished.outcome
 
 
-def envelope_of(dialect: Dialect, status: int) -> Any:
+def envelope_of(dialect: str, status: int) -> Any:
     """Infinity has FastAPI's beside its own."""
     if dialect == "infinity":
         return FastAPIError if status in (401, 404, 405, 422) else InfinityError
@@ -80,12 +81,12 @@ def working() -> dict[str, Any]:
     return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
-def path_of(dialect: Dialect, model: str | None = None) -> str:
+def path_of(dialect: str, model: str | None = None) -> str:
     """Where a call of this dialect goes, to a model that does it or to another."""
     return PATHS[dialect].format(model or ("cross" if dialect == "rerank" else "bge"))
 
 
-def body_of(dialect: Dialect, model: str | None = None) -> dict[str, Any]:
+def body_of(dialect: str, model: str | None = None) -> dict[str, Any]:
     """What such a call says; it names the model where the path does not."""
     return BODIES[dialect] | ({"model": model} if model and dialect == "infinity" else {})
 
@@ -103,7 +104,7 @@ def body_of(dialect: Dialect, model: str | None = None) -> dict[str, Any]:
     ],
     ids=lambda one: str(one)[:20],
 )
-async def test_a_body_that_is_none(boot: Boots, dialect: Dialect, content: bytes, kind: str) -> None:
+async def test_a_body_that_is_none(boot: Boots, dialect: str, content: bytes, kind: str) -> None:
     async with boot(working(), CONFIG + LIMITED) as gateway:
         reply = await gateway.client.post(path_of(dialect), content=content)
 
@@ -111,7 +112,7 @@ async def test_a_body_that_is_none(boot: Boots, dialect: Dialect, content: bytes
 
 
 # A field with another value than those that are allowed, and one that is.
-CHOICES: dict[Dialect, tuple[dict[str, Any], str]] = {
+CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "openai": ({"task": "x"}, "retrieval.query"),
     "tei": ({"truncation_direction": "x"}, "left"),
     "cohere": ({"embedding_types": ["float", "x"]}, "ubinary"),
@@ -123,7 +124,7 @@ CHOICES: dict[Dialect, tuple[dict[str, Any], str]] = {
 
 
 @DIALECTS
-async def test_a_value_that_is_not_allowed_is_told_which_are(boot: Boots, dialect: Dialect) -> None:
+async def test_a_value_that_is_not_allowed_is_told_which_are(boot: Boots, dialect: str) -> None:
     wrong, allowed = CHOICES[dialect]
     async with boot(working()) as gateway:
         reply = await gateway.client.post(path_of(dialect), json=body_of(dialect) | wrong)
@@ -146,7 +147,7 @@ async def test_what_is_allowed_is_told_however_much_was_sent(boot: Boots, kind: 
 
 
 @DIALECTS
-async def test_nothing_to_work_on(boot: Boots, dialect: Dialect) -> None:
+async def test_nothing_to_work_on(boot: Boots, dialect: str) -> None:
     async with boot(working()) as gateway:
         reply = await gateway.post(path_of(dialect), BODIES[dialect] | EMPTY[dialect])
 
@@ -155,7 +156,7 @@ async def test_nothing_to_work_on(boot: Boots, dialect: Dialect) -> None:
 
 @DIALECTS
 @pytest.mark.parametrize(("model", "kind"), [("no/where", "model_not_found"), ("strict", "model_forbidden")])
-async def test_a_model_that_cannot_be_used(boot: Boots, dialect: Dialect, model: str, kind: str) -> None:
+async def test_a_model_that_cannot_be_used(boot: Boots, dialect: str, model: str, kind: str) -> None:
     async with boot(working(), CONFIG + LIMITED) as gateway:
         reply = await gateway.post(path_of(dialect, model), body_of(dialect, model))
 
@@ -163,7 +164,7 @@ async def test_a_model_that_cannot_be_used(boot: Boots, dialect: Dialect, model:
 
 
 @DIALECTS
-async def test_a_model_of_another_kind(boot: Boots, dialect: Dialect) -> None:
+async def test_a_model_of_another_kind(boot: Boots, dialect: str) -> None:
     model = "no-rerank" if dialect == "rerank" else "cross"
     async with boot(working()) as gateway:
         reply = await gateway.post(path_of(dialect, model), body_of(dialect, model))
@@ -184,7 +185,7 @@ async def test_a_model_of_another_kind(boot: Boots, dialect: Dialect) -> None:
     ids=str,
 )
 async def test_headers_that_refuse_a_call(
-    boot: Boots, dialect: Dialect, headers: dict[str, str], kind: str
+    boot: Boots, dialect: str, headers: dict[str, str], kind: str
 ) -> None:
     async with boot(working(), CONFIG + LIMITED) as gateway:
         reply = await gateway.client.post(path_of(dialect), json=BODIES[dialect], headers=headers)
@@ -193,7 +194,7 @@ async def test_headers_that_refuse_a_call(
 
 
 @DIALECTS
-async def test_another_method(boot: Boots, dialect: Dialect) -> None:
+async def test_another_method(boot: Boots, dialect: str) -> None:
     async with boot(working()) as gateway:
         reply = await gateway.client.get(path_of(dialect))
 
@@ -201,7 +202,7 @@ async def test_another_method(boot: Boots, dialect: Dialect) -> None:
 
 
 @DIALECTS
-async def test_a_limit_that_is_used_up(boot: Boots, dialect: Dialect) -> None:
+async def test_a_limit_that_is_used_up(boot: Boots, dialect: str) -> None:
     async with boot(working(), CONFIG + LIMITED) as gateway:
         first = await gateway.post(path_of(dialect), BODIES[dialect])
         reply = await gateway.post(path_of(dialect), BODIES[dialect])
@@ -214,7 +215,7 @@ async def test_a_limit_that_is_used_up(boot: Boots, dialect: Dialect) -> None:
 @pytest.mark.parametrize(
     ("status", "kind"), [(500, "upstream_failed"), (401, "upstream_failed"), (429, "overloaded")]
 )
-async def test_a_replica_that_fails(boot: Boots, dialect: Dialect, status: int, kind: str) -> None:
+async def test_a_replica_that_fails(boot: Boots, dialect: str, status: int, kind: str) -> None:
     hook = respond_with(status, b'{"error": "no", "error_type": "Backend"}')
     servers = {"tei-0": tei_with_hook(hook), "rerank-0": tei_with_hook(hook, model_type=RERANKER)}
     async with boot(servers) as gateway:
@@ -224,7 +225,7 @@ async def test_a_replica_that_fails(boot: Boots, dialect: Dialect, status: int, 
 
 
 @DIALECTS
-async def test_no_replica_at_all(boot: Boots, dialect: Dialect) -> None:
+async def test_no_replica_at_all(boot: Boots, dialect: str) -> None:
     async with boot({}) as gateway:
         reply = await gateway.post(path_of(dialect), BODIES[dialect])
 
@@ -232,7 +233,7 @@ async def test_no_replica_at_all(boot: Boots, dialect: Dialect) -> None:
 
 
 @DIALECTS
-async def test_no_time_left(boot: Boots, dialect: Dialect) -> None:
+async def test_no_time_left(boot: Boots, dialect: str) -> None:
     gate = Gate()
     servers = {"tei-0": tei_with_hook(gate), "rerank-0": tei_with_hook(gate, model_type=RERANKER)}
     async with boot(servers) as gateway, asyncio.timeout(10):

@@ -364,7 +364,7 @@ async def test_a_cancelled_caller_that_waits_is_never_sent(boot: Boots) -> None:
 class Held:
     """A connection, as far as a call can tell."""
 
-    gone: Callable[[], None] | None = None
+    on_lost: Callable[[], None] | None = None
 
 
 async def test_a_caller_that_hangs_up_frees_its_slot(boot: Boots) -> None:
@@ -377,8 +377,8 @@ async def test_a_caller_that_hangs_up_frees_its_slot(boot: Boots) -> None:
         scope = {**post_scope(gateway), "extensions": {CONNECTION: line}}
         call = asyncio.create_task(asgi(gateway)(scope, receive, ignored))
         await until(lambda: gate.waiting == 1)
-        assert line.gone is not None
-        line.gone()
+        assert line.on_lost is not None
+        line.on_lost()
         await asyncio.wait([call], timeout=2)
         held = gate.waiting
         gate.opened.set()

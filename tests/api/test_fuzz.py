@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway.api.server.paths import SIE_PREFIXES
+from gateway.api.server.error_bodies import SIE
 from gateway.app import HANDLERS
 from gateway.config.load import parse_config
 from tests.conftest import Running, running_gateway
@@ -245,7 +245,7 @@ def test_every_answer_is_as_documented(target: Target, label: str) -> None:
         derandomize=not CASES,
         suppress_health_check=list(HealthCheck),
     )
-    @given(cases(operation), st.booleans() if path.startswith(SIE_PREFIXES) else st.just(value=False))
+    @given(cases(operation), st.booleans() if path.startswith(SIE.prefixes) else st.just(value=False))
     def holds(case: Case, packs: bool) -> None:
         case.validate_response(target.send(case, packs=packs), checks=CHECKS)
         target.sent += 1

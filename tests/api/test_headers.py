@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import EmbedReply, Operation, Truncate
-from gateway.api.server.error_bodies import rendered
-from gateway.api.server.paths import Dialect
-from gateway.api.server.responses import reply_headers
+from gateway.api.server.error_bodies import Dialect, render_error
+from gateway.api.server.inference_api import reply_headers
+from gateway.app import ROUTES
 from gateway.errors import FACTS, GatewayError
 from gateway.quotas.ledger import MemoryLedger
 from gateway.routing.routes import Route
@@ -57,8 +57,7 @@ def fakes() -> dict[str, FakeTei]:
 
 def drain(gateway: Running) -> None:
     """Let the gateway behave as it does after SIGTERM."""
-    edge: Any = gateway.client._transport
-    edge.app._in_flight.draining = True
+    gateway.application.in_flight.draining = True
 
 
 async def test_while_draining_every_answer_ends_its_connection(boot: Boots) -> None:
@@ -243,14 +242,14 @@ async def test_readyz_waits_for_the_first_attempt_to_join(boot: Boots) -> None:
     assert 1 <= int(reply.headers["retry-after"]) <= 60
 
 
-@pytest.mark.parametrize("dialect", get_args(Dialect))
+@pytest.mark.parametrize("dialect", ROUTES.dialects, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("kind", FACTS)
 def test_every_kind_that_is_429_or_503_says_when_to_come_back(kind: str, dialect: Dialect) -> None:
     error_type = type("Any", (GatewayError,), {"kind": kind})
-    status, _, headers = rendered(error_type("why"), dialect)
+    reply = render_error(error_type("why"), dialect)
 
-    assert (status in (429, 503)) is ("retry-after" in headers)
-    assert (status == 401) is ("www-authenticate" in headers)
+    assert (reply.status in (429, 503)) is ("retry-after" in reply.headers)
+    assert (reply.status == 401) is ("www-authenticate" in reply.headers)
 
 
 @pytest.mark.parametrize("path", [OPENAI, "/embed", "/v1/models", "/info"])

@@ -243,7 +243,7 @@ async def test_who_is_being_answered_hears_of_the_end_of_the_connection(body_byt
     async def waiting(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["more_body"]:
             pass
-        scope["extensions"][CONNECTION].gone = told.set
+        scope["extensions"][CONNECTION].on_lost = told.set
         asked.set()
         await told.wait()
         answered.append(True)
@@ -266,7 +266,7 @@ async def test_an_answered_call_hears_nothing_of_the_end_of_the_connection() -> 
     async def answering(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         line = scope["extensions"][CONNECTION]
-        line.gone = lambda: told.append(scope["path"])
+        line.on_lost = lambda: told.append(scope["path"])
         assert line.answer(200, [(b"content-length", b"0")], b"")
 
     async with connected(application=answering) as (reader, writer):

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.api.server.authentication import Authenticator, api_key_of
 from gateway.api.server.request_context import RequestContext
+from gateway.app import ROUTES
 from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, GuessThrottle
 from gateway.tenants.keyring import FirstKey, Keyring, key_digest
 from tests.conftest import Boots
@@ -44,6 +45,12 @@ def test_memory_stays_bounded_whatever_the_number_of_addresses() -> None:
     assert ADDRESSES_MAX == len(guesses._empty_at_s)
 
 
+def request_with(name: bytes, value: str, address: str = "10.0.0.1") -> RequestContext:
+    """Return a request with one header."""
+    scope = {"headers": [(name, value.encode())], "client": (address, 1234), "http_version": "1.1"}
+    return RequestContext(scope, ROUTES.parse("/embed"), {})
+
+
 def basic(text: str) -> str:
     return f"Basic {base64.b64encode(text.encode()).decode()}"
 
@@ -63,7 +70,7 @@ def basic(text: str) -> str:
     ],
 )
 def test_a_key_is_read_from_every_form_of_the_header(sent: str, key: str | None) -> None:
-    assert key == api_key_of(RequestContext("id", "/embed", [(b"authorization", sent.encode())], "10.0.0.1"))
+    assert key == api_key_of(request_with(b"authorization", sent))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +87,7 @@ def test_a_key_is_read_from_every_form_of_the_header(sent: str, key: str | None)
 def test_a_forwarded_address_counts_where_the_proxy_is_trusted(
     peer: str, forwarded: str, address: str
 ) -> None:
-    context = RequestContext("id", "/embed", [(b"x-forwarded-for", forwarded.encode())], peer)
+    context = request_with(b"x-forwarded-for", forwarded, peer)
     identity = Authenticator(Keyring({}, FirstKey(key_digest("k"))), ["10.0.0.0/8"])
 
     assert address == identity.address_of(context)

@@ -17,8 +17,8 @@ from gateway.api.dialects import (
     vllm_pooling,
 )
 from gateway.api.operators import keys
-from gateway.api.server.paths import KNOWN
 from gateway.api.wire import tei_bodies, tei_predictions
+from gateway.app import ROUTES
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
 
@@ -137,7 +137,7 @@ async def test_documented_failures_have_the_envelopes_that_are_sent(boot: Boots)
                 assert "status_code" not in properties, (path, status)
 
 
-@pytest.mark.parametrize("path", sorted(KNOWN))
+@pytest.mark.parametrize("path", sorted(ROUTES.plain_paths))
 async def test_every_known_path_is_served_and_documented(boot: Boots, path: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         replies = [await gateway.client.request(method, path) for method in ("GET", "POST")]
@@ -151,4 +151,4 @@ async def test_every_documented_path_has_a_label_of_its_own(boot: Boots) -> None
     paths = (await document(boot))["paths"]
     plain = {path for path in paths if "{" not in path}
 
-    assert plain == KNOWN
+    assert plain == ROUTES.plain_paths

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gateway.api.dialects.rerank import RerankRequest, decode_documents
-from gateway.api.server.responses import Api
+from gateway.api.server.inference_api import InferenceApi
 from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
 from tests.fakes.tei import FakeTei, score_of, vector_of
@@ -209,7 +209,7 @@ async def test_broken_json_on_the_shared_path_is_teis(boot: Boots) -> None:
 @pytest.mark.parametrize(("priority", "bulk"), [(0, False), (None, False), (7, True)])
 def test_coheres_priority_past_0_is_bulk(priority: int | None, bulk: bool) -> None:
     nobody: Any = None
-    api = Api(nobody, nobody, 10)
+    api = InferenceApi(nobody, nobody, 10)
     data = RerankRequest(query="q", documents=["a"], priority=priority)
 
     assert bulk is decode_documents(data, data.documents, None, api).bulk

@@ -17,7 +17,7 @@ from gateway.api.dialects.sie import (
     encode_items,
 )
 from gateway.api.server.encoding import json_bytes, quantized
-from gateway.api.server.responses import Api
+from gateway.api.server.inference_api import InferenceApi
 from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei, score_of, vector_of
@@ -164,7 +164,7 @@ def test_several_kinds_of_output_are_asked_for_in_one_call() -> None:
     nobody: Any = None
     data = SieEncodeRequest(items=[SieItem(text="a")], params=EncodeParams(output_types=["sparse", "dense"]))
 
-    work = decode_encode(data, "bge", Api(nobody, nobody, 10)).work
+    work = decode_encode(data, "bge", InferenceApi(nobody, nobody, 10)).work
     assert Encode(("a",), frozenset({Output.SPARSE, Output.DENSE})) == work
 
 

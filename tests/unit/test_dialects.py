@@ -14,13 +14,13 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from backends.contract import Classify, Embed, EmbedReply, Rerank, RerankReply, Score, Truncate
 from gateway.api.dialects import cohere, infinity, openai, rerank, sie, vllm, vllm_pooling
 from gateway.api.server.encoding import json_bytes, msgpack_bytes
-from gateway.api.server.responses import Api
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.wire import tei_bodies, tei_predictions
 from gateway.calls import Call
 
 many = settings(max_examples=100, deadline=None)
 NOBODY: Any = None
-API = Api(NOBODY, NOBODY, 2048)
+API = InferenceApi(NOBODY, NOBODY, 2048)
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=8)
 DIMENSIONS = st.none() | st.integers(1, 4096)
@@ -111,7 +111,7 @@ def test_a_rerank_is_the_same_call_in_every_dialect(query: str, texts: list[str]
 
 
 class Told:
-    """An `Api` to whose decoders nothing is known of any model, and nothing limited."""
+    """An `InferenceApi` to whose decoders nothing is known of any model, and nothing limited."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(API, name)

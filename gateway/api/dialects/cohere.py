@@ -6,23 +6,20 @@ Source: cohere-python 7.0.9, types `EmbedByTypeResponse` and `EmbedFloatsRespons
 from typing import Any, Literal
 
 import msgspec
-from litestar import post
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
 
 from backends.contract import Embed, EmbedReply, Truncate
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EmbeddingType, json_bytes, vector_items
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import COHERE
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.prompts import Role
-
-FAILURES = documented("cohere")
 
 InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
 ROLE_OF: dict[InputType, Role] = {
@@ -121,7 +118,7 @@ class EmbedFloatsResponse(msgspec.Struct):
 EITHER_RESPONSE: Any = EmbedFloatsResponse | EmbedByTypeResponse
 
 
-def decode_embed(data: EmbedV1Request, texts: list[str], name: str | None, api: Api) -> Call:
+def decode_embed(data: EmbedV1Request, texts: list[str], name: str | None, api: InferenceApi) -> Call:
     """Decode a body of either version, whose texts are read already. name: the model in the path.
 
     Raises: EmptyInput, InvalidInput.
@@ -171,19 +168,17 @@ def meta_of(reply: EmbedReply, version: str) -> dict[str, Any]:
     return {"api_version": {"version": version}, "billed_units": {"input_tokens": reply.tokens}}
 
 
-@post(
-    ["/v2/embed", "/models/{name:str}/v2/embed"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(EmbedByTypeResponse, description="Vectors of each requested type")}
-    | FAILURES,
+@inference(
+    "/v2/embed",
+    dialect=COHERE,
+    reply=ResponseSpec(EmbedByTypeResponse, description="Vectors of each requested type"),
     tags=["Cohere and Jina"],
 )
 async def embed_v2(
-    data: JSONBody[EmbedV2Request],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: EmbedV2Request,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Turn texts into vectors.
 
@@ -207,24 +202,17 @@ async def embed_v2(
     return respond(context, served, json_bytes(body))
 
 
-@post(
-    ["/v1/embed", "/models/{name:str}/v1/embed"],
-    status_code=200,
-    opt=DIRECT,
-    responses={
-        200: ResponseSpec(
-            EITHER_RESPONSE,
-            description="Plain vectors, or vectors of each requested type",
-        )
-    }
-    | FAILURES,
+@inference(
+    "/v1/embed",
+    dialect=COHERE,
+    reply=ResponseSpec(EITHER_RESPONSE, description="Plain vectors, or vectors of each requested type"),
     tags=["Cohere and Jina"],
 )
 async def embed_v1(
-    data: JSONBody[EmbedV1Request],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: EmbedV1Request,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Turn texts into vectors, with Cohere's first version of the API.
 

@@ -11,22 +11,23 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from litestar import Request, get, post
+from litestar import get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
 
 from backends.contract import Classify, ClassifyReply, Embed, EmbedReply, Operation, Rerank, RerankReply
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EncodingFormat, json_bytes, vector_items
-from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import RequestContext, context_of
-from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import INFINITY
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
+from gateway.api.server.paths import route_options
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import HttpReply
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.serve import Served
 
-FAILURES = documented("infinity")
 # The value of `model` that its clients send by default.
 ANY_MODEL = "default/not-specified"
 # Default of INFINITY_QUEUE_SIZE, the denominator of `queue_fraction`.
@@ -169,7 +170,7 @@ def model_of(model: str) -> str | None:
     return None if model == ANY_MODEL else model
 
 
-def decode_embeddings(data: InfinityEmbeddingsRequest, api: Api) -> Call:
+def decode_embeddings(data: InfinityEmbeddingsRequest, api: InferenceApi) -> Call:
     """Decode a body of /infinity/embeddings.
 
     Raises: EmptyInput, InvalidInput.
@@ -180,7 +181,7 @@ def decode_embeddings(data: InfinityEmbeddingsRequest, api: Api) -> Call:
     return Call(work, model_of(data.model))
 
 
-def decode_rerank(data: InfinityRerankRequest, api: Api) -> Call:
+def decode_rerank(data: InfinityRerankRequest, api: InferenceApi) -> Call:
     """Decode a body of /infinity/rerank.
 
     Raises: EmptyInput, InvalidInput.
@@ -191,7 +192,7 @@ def decode_rerank(data: InfinityRerankRequest, api: Api) -> Call:
     return Call(work, model_of(data.model))
 
 
-def decode_classify(data: InfinityClassifyRequest, api: Api) -> Call:
+def decode_classify(data: InfinityClassifyRequest, api: InferenceApi) -> Call:
     """Decode a body of /infinity/classify.
 
     Raises: EmptyInput, InvalidInput.
@@ -234,19 +235,18 @@ def label_items(reply: ClassifyReply) -> list[list[dict[str, Any]]]:
     ]
 
 
-@post(
+@inference(
     "/infinity/embeddings",
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(InfinityEmbeddingsResponse, description="One vector for each input")}
-    | FAILURES,
+    dialect=INFINITY,
+    reply=ResponseSpec(InfinityEmbeddingsResponse, description="One vector for each input"),
     tags=["Infinity"],
+    below_models=False,
 )
 async def embeddings(
-    data: JSONBody[InfinityEmbeddingsRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,  # noqa: ARG001 - every handler takes it
+    data: InfinityEmbeddingsRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,  # noqa: ARG001 - every handler takes it
 ) -> HttpReply:
     """Turn texts into vectors.
 
@@ -262,18 +262,18 @@ async def embeddings(
     return respond(context, served, encode_reply("list", {"data": items}, served))
 
 
-@post(
+@inference(
     "/infinity/rerank",
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(InfinityRerankResponse, description="Documents, best first")} | FAILURES,
+    dialect=INFINITY,
+    reply=ResponseSpec(InfinityRerankResponse, description="Documents, best first"),
     tags=["Infinity"],
+    below_models=False,
 )
 async def rerank(
-    data: JSONBody[InfinityRerankRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,  # noqa: ARG001 - every handler takes it
+    data: InfinityRerankRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,  # noqa: ARG001 - every handler takes it
 ) -> HttpReply:
     """Rank documents by their relevance to a query.
 
@@ -284,19 +284,18 @@ async def rerank(
     return respond(context, served, encode_reply("rerank", {"results": ranks}, served))
 
 
-@post(
+@inference(
     "/infinity/classify",
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(InfinityClassifyResponse, description="The labels of each input")}
-    | FAILURES,
+    dialect=INFINITY,
+    reply=ResponseSpec(InfinityClassifyResponse, description="The labels of each input"),
     tags=["Infinity"],
+    below_models=False,
 )
 async def classify(
-    data: JSONBody[InfinityClassifyRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,  # noqa: ARG001 - every handler takes it
+    data: InfinityClassifyRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,  # noqa: ARG001 - every handler takes it
 ) -> HttpReply:
     """Classify texts.
 
@@ -311,7 +310,7 @@ async def classify(
 CAPABILITY_NAMES = {Operation.EMBED: "embed", Operation.RERANK: "rerank", Operation.CLASSIFY: "classify"}
 
 
-def model_item(name: str, api: Api) -> InfinityModel:
+def model_item(name: str, api: InferenceApi) -> InfinityModel:
     """Return a model as Infinity lists it. Its queue is counted in inputs."""
     routes = api.gateway.routes
     upstream = api.gateway.upstreams[routes.upstream_of(name)]
@@ -323,13 +322,15 @@ def model_item(name: str, api: Api) -> InfinityModel:
 
 
 @get("/infinity/models", tags=["Infinity"])
-async def models(request: Request[Any, Any, Any], api: NamedDependency[Api]) -> InfinityModelList:
+async def models(
+    context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi]
+) -> InfinityModelList:
     """List the models that this key may use, with the length of their queues."""
-    tenant = api.authenticator.authenticate(context_of(request.scope))
+    tenant = api.authenticator.authenticate(context)
     return InfinityModelList([model_item(name, api) for name in api.gateway.routes.names(tenant)])
 
 
-@get("/infinity/health", tags=["Infinity"])
+@get("/infinity/health", tags=["Infinity"], opt=route_options(is_probe=True))
 async def health() -> InfinityHealth:
     """Check that the process responds.
 

@@ -7,24 +7,21 @@ document 2026.04.02.
 from typing import Any, Literal
 
 import msgspec
-from litestar import post
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
 
 from backends.contract import Embed, EmbedReply, Operation
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EmbeddingType, EncodingFormat, json_bytes, vector_items
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import OPENAI
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions, InputField, Inputs, read_texts
 from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, truncate_of, truncation_side
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.prompts import Role
-
-FAILURES = documented("openai")
 
 # Jina's names, as its models have them. `input_type` takes two of the gateway's own roles.
 Task = Literal[
@@ -115,7 +112,7 @@ class EmbeddingsResponse(msgspec.Struct):
 
 
 async def decode_embeddings(
-    data: EmbeddingsRequest, name: str | None, context: RequestContext, api: Api
+    data: EmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> Call:
     """Decode a body. name: the model in the path.
 
@@ -179,23 +176,18 @@ def encode_embeddings(reply: EmbedReply, model: str, encoding: EmbeddingType) ->
     return json_bytes({"object": "list", "data": items, "model": model, "usage": usage})
 
 
-@post(
-    [
-        "/v1/embeddings",
-        "/embeddings",
-        "/models/{name:str}/v1/embeddings",
-        "/models/{name:str}/embeddings",
-    ],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(EmbeddingsResponse, description="One vector for each input")} | FAILURES,
+@inference(
+    "/v1/embeddings",
+    "/embeddings",
+    dialect=OPENAI,
+    reply=ResponseSpec(EmbeddingsResponse, description="One vector for each input"),
     tags=["OpenAI"],
 )
 async def embeddings(
-    data: JSONBody[EmbeddingsRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: EmbeddingsRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Turn texts into vectors.
 

@@ -1,20 +1,18 @@
 """OpenAI: GET /v1/models and /v1/models/{id}, for the models that a key may use."""
 
-from typing import Any
-
 import msgspec
-from litestar import Request, get
+from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from backends.contract import ModelState
-from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import context_of
-from gateway.api.server.responses import Api
+from gateway.api.server.error_bodies import OPENAI, document_errors
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request_context import RequestContext
 from gateway.errors import ModelNotFound
 from gateway.upstreams.upstream import UpstreamState
 
-FAILURES = documented("openai")
+FAILURES = document_errors(OPENAI)
 
 
 class ModelItem(msgspec.Struct):
@@ -47,7 +45,7 @@ class ModelList(msgspec.Struct):
 CREATED = 1_700_000_000
 
 
-def _item(api: Api, name: str) -> ModelItem:
+def _item(api: InferenceApi, name: str) -> ModelItem:
     routes = api.gateway.routes
     operations = [operation.value for operation in routes.operations(name)]
     upstream = api.gateway.upstreams[routes.upstream_of(name)]
@@ -65,21 +63,23 @@ def _item(api: Api, name: str) -> ModelItem:
 
 
 @get("/v1/models", responses=FAILURES, tags=["OpenAI"])
-async def list_models(request: Request[Any, Any, Any], api: NamedDependency[Api]) -> ModelList:
+async def list_models(
+    context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi]
+) -> ModelList:
     """List the models that this key may use."""
-    tenant = api.authenticator.authenticate(context_of(request.scope))
+    tenant = api.authenticator.authenticate(context)
     return ModelList([_item(api, name) for name in api.gateway.routes.names(tenant)])
 
 
 @get("/v1/models/{model:path}", responses=FAILURES, tags=["OpenAI"])
 async def get_model(
-    request: Request[Any, Any, Any], api: NamedDependency[Api], model: FromPath[str]
+    context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi], model: FromPath[str]
 ) -> ModelItem:
     """Describe one model.
 
     The name may contain slashes.
     """
-    tenant = api.authenticator.authenticate(context_of(request.scope))
+    tenant = api.authenticator.authenticate(context)
     name = model.removeprefix("/")
     if name not in api.gateway.routes.names(tenant):
         raise ModelNotFound(f"there is no model {name!r} here", param="model")

@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from litestar import post
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Operation, Rerank, RerankReply
 from backends.texts import token_upper_bound
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import COHERE, RERANK, TEI
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import DIRECT, Api, HttpReply, direct_by, expect_reply, respond
+from gateway.api.server.responses import HttpReply
 from gateway.api.wire.tei_bodies import (
     TeiRank,
     TeiRerankRequest,
@@ -143,7 +142,7 @@ class RerankV2Response(msgspec.Struct):
     meta: RerankMeta
 
 
-def decode_documents(data: RerankOptions, documents: Documents, name: str | None, api: Api) -> Call:
+def decode_documents(data: RerankOptions, documents: Documents, name: str | None, api: InferenceApi) -> Call:
     """Decode a body with `documents`. name: the model in the path.
 
     An empty document is scored like any other. An empty query is an error.
@@ -218,7 +217,7 @@ def _work_of(call: Call) -> Rerank:
     return call.work
 
 
-async def _serve_v1(data: RerankOptions, call: Call, context: RequestContext, api: Api) -> HttpReply:
+async def _serve_v1(data: RerankOptions, call: Call, context: RequestContext, api: InferenceApi) -> HttpReply:
     """Serve a call and reply with the fields of both Cohere and Jina."""
     served = await api.serve(context, call)
     reply, texts = expect_reply(served.reply, RerankReply), _work_of(call).documents
@@ -233,18 +232,17 @@ async def _serve_v1(data: RerankOptions, call: Call, context: RequestContext, ap
     return respond(context, served, json_bytes(body))
 
 
-@post(
-    ["/v1/rerank", "/models/{name:str}/v1/rerank"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(RerankResponse, description="Documents, best first")} | documented("rerank"),
+@inference(
+    "/v1/rerank",
+    dialect=RERANK,
+    reply=ResponseSpec(RerankResponse, description="Documents, best first"),
     tags=["Cohere and Jina"],
 )
 async def rerank_v1(
-    data: JSONBody[RerankRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: RerankRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Rank documents by their relevance to a query.
 
@@ -253,19 +251,17 @@ async def rerank_v1(
     return await _serve_v1(data, decode_documents(data, data.documents, name, api), context, api)
 
 
-@post(
-    ["/v2/rerank", "/models/{name:str}/v2/rerank"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(RerankV2Response, description="Documents, best first")}
-    | documented("cohere"),
+@inference(
+    "/v2/rerank",
+    dialect=COHERE,
+    reply=ResponseSpec(RerankV2Response, description="Documents, best first"),
     tags=["Cohere and Jina"],
 )
 async def rerank_v2(
-    data: JSONBody[RerankRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: RerankRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Rank documents by their relevance to a query, with Cohere's second version of the API.
 
@@ -281,24 +277,19 @@ async def rerank_v2(
     return respond(context, served, json_bytes(body))
 
 
-@post(
-    ["/rerank", "/models/{name:str}/rerank"],
-    status_code=200,
-    opt=direct_by(texts="tei", documents="rerank"),
-    responses={
-        200: ResponseSpec(
-            EITHER_RESPONSE,
-            description="To `texts` every text, best first; to `documents` as /v1/rerank",
-        )
-    }
-    | documented("tei", "rerank"),
+@inference(
+    "/rerank",
+    dialect={"texts": TEI, "documents": RERANK},
+    reply=ResponseSpec(
+        EITHER_RESPONSE, description="To `texts` every text, best first; to `documents` as /v1/rerank"
+    ),
     tags=["TEI"],
 )
 async def rerank(
-    data: JSONBody[EitherRerankRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: EitherRerankRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Rank `texts` (TEI) or `documents` (Cohere, Jina) by their relevance to a query.
 

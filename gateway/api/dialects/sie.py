@@ -9,24 +9,21 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from litestar import post
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Rerank, RerankReply
 from gateway.api.server.encoding import json_bytes, msgpack_bytes, quantized
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import SIE
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.server.responses import HttpReply
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.prompts import Role
 from gateway.serve import Served
 
-FAILURES = documented("sie")
-TAKES_MSGPACK = {**DIRECT, "msgpack": True}
 MSGPACK = "application/msgpack"
 
 OutputType = Literal["dense", "sparse", "multivector"]
@@ -152,7 +149,7 @@ class SieScoreResponse(msgspec.Struct):
     scores: list[ItemScore]
 
 
-def decode_encode(data: SieEncodeRequest, name: str | None, api: Api) -> Call:
+def decode_encode(data: SieEncodeRequest, name: str | None, api: InferenceApi) -> Call:
     """Decode a body of /v1/encode. name: the model in the path.
 
     A request for dense output only is an embedding; anything else is an encoding.
@@ -172,7 +169,7 @@ def _role(options: SieOptions | None) -> Role | None:
     return "query" if options.is_query else "document"
 
 
-def decode_score(data: SieScoreRequest, name: str | None, api: Api) -> Call:
+def decode_score(data: SieScoreRequest, name: str | None, api: InferenceApi) -> Call:
     """Decode a body of /v1/score. name: the model in the path.
 
     Raises: EmptyInput, InvalidInput.
@@ -277,18 +274,19 @@ def _respond(context: RequestContext, served: Served, body: dict[str, Any]) -> H
     return msgspec.structs.replace(reply, media_type=MSGPACK) if packed else reply
 
 
-@post(
+@inference(
     "/v1/encode/{name:str}",
-    status_code=200,
-    opt=TAKES_MSGPACK,
-    responses={200: ResponseSpec(SieEncodeResponse, description="The outputs of each item")} | FAILURES,
+    dialect=SIE,
+    reply=ResponseSpec(SieEncodeResponse, description="The outputs of each item"),
     tags=["SIE"],
+    below_models=False,
+    msgpack=True,
 )
 async def encode(
-    data: JSONBody[SieEncodeRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str],
+    data: SieEncodeRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Turn items into dense, sparse and multi-vector outputs in one request.
 
@@ -314,18 +312,19 @@ def _timing(context: RequestContext) -> dict[str, float]:
     }
 
 
-@post(
+@inference(
     "/v1/score/{name:str}",
-    status_code=200,
-    opt=TAKES_MSGPACK,
-    responses={200: ResponseSpec(SieScoreResponse, description="Items, best first")} | FAILURES,
+    dialect=SIE,
+    reply=ResponseSpec(SieScoreResponse, description="Items, best first"),
     tags=["SIE"],
+    below_models=False,
+    msgpack=True,
 )
 async def score(
-    data: JSONBody[SieScoreRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str],
+    data: SieScoreRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Rank items by their relevance to a query.
 

@@ -10,18 +10,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath
 
 from backends.contract import Capabilities, EmbedReply, ModelState, Operation, Output, RerankReply
 from gateway import __version__
 from gateway.api.server.encoding import json_bytes
-from gateway.api.server.error_bodies import documented
-from gateway.api.server.paths import model_name
-from gateway.api.server.request_context import RequestContext, context_of
-from gateway.api.server.responses import DIRECT, EMPTY, Api, HttpReply, empty, expect_reply, respond
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
+from gateway.api.server.paths import model_name, route_options
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import EMPTY, HttpReply, empty
 from gateway.api.wire.tei_bodies import (
     EmbedRequest,
     SimilarityRequest,
@@ -32,7 +34,7 @@ from gateway.api.wire.tei_bodies import (
 from gateway.api.wire.tei_predictions import NAMELESS_LABEL
 from gateway.errors import ModelLoading, NoReplica
 
-FAILURES = documented("tei")
+FAILURES = document_errors(TEI)
 # TEI's own default. A client that splits its texts by this number stays within one request of this gateway.
 MAX_CONCURRENT_REQUESTS = 512
 
@@ -59,18 +61,17 @@ class InfoResponse(msgspec.Struct):
     last_error: str | None = None
 
 
-@post(
-    ["/embed", "/models/{name:str}/embed"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(list[list[float]], description="One vector for each input")} | FAILURES,
+@inference(
+    "/embed",
+    dialect=TEI,
+    reply=ResponseSpec(list[list[float]], description="One vector for each input"),
     tags=["TEI"],
 )
 async def embed(
-    data: JSONBody[EmbedRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: EmbedRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Turn texts into vectors.
 
@@ -82,18 +83,17 @@ async def embed(
     return respond(context, served, body, compute_headers(context, served, call))
 
 
-@post(
-    ["/similarity", "/models/{name:str}/similarity"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(list[float], description="A cosine for each sentence, in order")} | FAILURES,
+@inference(
+    "/similarity",
+    dialect=TEI,
+    reply=ResponseSpec(list[float], description="A cosine for each sentence, in order"),
     tags=["TEI"],
 )
 async def similarity(
-    data: JSONBody[SimilarityRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: SimilarityRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Compare one sentence with others.
 
@@ -107,11 +107,13 @@ async def similarity(
 
 @get(["/info", "/models/{name:str}/info"], responses=FAILURES, tags=["TEI"])
 async def info(
-    request: Request[Any, Any, Any], api: NamedDependency[Api], name: FromPath[str | None] = None
+    context: NamedDependency[RequestContext],
+    api: NamedDependency[InferenceApi],
+    name: FromPath[str | None] = None,
 ) -> InfoResponse:
     """Describe a model: its kind, its limits, and whether it is in memory."""
     gateway = api.gateway
-    tenant = api.authenticator.authenticate(context_of(request.scope))
+    tenant = api.authenticator.authenticate(context)
     route = gateway.routes.resolve(
         tenant, model_name(name) or gateway.routes.root_model(), Operation.TOKENIZE
     )
@@ -168,8 +170,13 @@ def _labels(labels: Sequence[str]) -> dict[str, Any]:
     return {"id2label": id2label, "label2id": {label: int(index) for index, label in id2label.items()}}
 
 
-@get(["/health", "/models/{name:str}/health"], responses={200: EMPTY} | FAILURES, tags=["TEI"])
-async def health(api: NamedDependency[Api], name: FromPath[str | None] = None) -> Response[bytes]:
+@get(
+    ["/health", "/models/{name:str}/health"],
+    responses={200: EMPTY} | FAILURES,
+    tags=["TEI"],
+    opt=route_options(is_probe=True),
+)
+async def health(api: NamedDependency[InferenceApi], name: FromPath[str | None] = None) -> Response[bytes]:
     """Check that the model has a usable replica.
 
     Returns 200 if it has one, else 503. Needs no key.

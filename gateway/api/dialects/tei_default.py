@@ -8,18 +8,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 import msgspec
-from litestar import post
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
 from backends.contract import EmbedReply, EncodeReply, Operation, Output, RerankReply
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import TEI
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions
 from gateway.api.wire.tei_bodies import (
     EmbedRequest,
@@ -46,7 +45,6 @@ from gateway.api.wire.tei_predictions import (
 )
 from gateway.api.wire.tei_truncation import Direction
 
-FAILURES = documented("tei")
 ANY_RESPONSE: Any = (
     list[list[float]]
     | list[list[TeiWeight]]
@@ -56,7 +54,7 @@ ANY_RESPONSE: Any = (
     | list[float]
 )
 # Body as plain values, model, context, api → the reply of one operation.
-RunOperation: TypeAlias = Callable[[Any, str, RequestContext, Api], Coroutine[Any, Any, HttpReply]]
+RunOperation: TypeAlias = Callable[[Any, str, RequestContext, InferenceApi], Coroutine[Any, Any, HttpReply]]
 
 
 class DefaultRequest(msgspec.Struct, omit_defaults=True):
@@ -79,14 +77,14 @@ class DefaultRequest(msgspec.Struct, omit_defaults=True):
     model: ModelName | None = None
 
 
-async def _embed(body: Any, model: str, context: RequestContext, api: Api) -> HttpReply:
+async def _embed(body: Any, model: str, context: RequestContext, api: InferenceApi) -> HttpReply:
     call = await decode_embed(msgspec.convert(body, EmbedRequest), model, context, api)
     served = await api.serve(context, call)
     vectors = json_bytes(list(expect_reply(served.reply, EmbedReply).vectors))
     return respond(context, served, vectors, compute_headers(context, served, call))
 
 
-async def _embed_sparse(body: Any, model: str, context: RequestContext, api: Api) -> HttpReply:
+async def _embed_sparse(body: Any, model: str, context: RequestContext, api: InferenceApi) -> HttpReply:
     call = await decode_sparse(msgspec.convert(body, TeiEncodeRequest), model, context, api)
     served = await api.serve(context, call)
     reply: EncodeReply = expect_reply(served.reply, EncodeReply)
@@ -94,7 +92,7 @@ async def _embed_sparse(body: Any, model: str, context: RequestContext, api: Api
     return respond(context, served, weights, compute_headers(context, served, call))
 
 
-async def _predict(body: Any, model: str, context: RequestContext, api: Api) -> HttpReply:
+async def _predict(body: Any, model: str, context: RequestContext, api: InferenceApi) -> HttpReply:
     data = msgspec.convert(body, PredictRequest)
     call = decode_predict(data, model, api)
     served = await api.serve(context, call)
@@ -102,14 +100,14 @@ async def _predict(body: Any, model: str, context: RequestContext, api: Api) -> 
     return respond(context, served, predictions, compute_headers(context, served, call))
 
 
-async def _similarity(body: Any, model: str, context: RequestContext, api: Api) -> HttpReply:
+async def _similarity(body: Any, model: str, context: RequestContext, api: InferenceApi) -> HttpReply:
     call = decode_similarity(msgspec.convert(body, SimilarityRequest), model, api)
     served = await api.serve(context, call)
     cosines = json_bytes(expect_reply(served.reply, RerankReply).scores)
     return respond(context, served, cosines, compute_headers(context, served, call))
 
 
-async def _rerank(body: Any, model: str, context: RequestContext, api: Api) -> HttpReply:
+async def _rerank(body: Any, model: str, context: RequestContext, api: InferenceApi) -> HttpReply:
     data = msgspec.convert(body, TeiRerankRequest)
     call = decode_rerank(data, model, api)
     served = await api.serve(context, call)
@@ -131,19 +129,17 @@ def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> 
     return _embed
 
 
-@post(
-    ["/", "/models/{name:str}"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(ANY_RESPONSE, description="What the model's default operation answers")}
-    | FAILURES,
+@inference(
+    "/",
+    dialect=TEI,
+    reply=ResponseSpec(ANY_RESPONSE, description="What the model's default operation answers"),
     tags=["TEI"],
 )
 async def default(
-    data: JSONBody[DefaultRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: DefaultRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Run the default operation of the model.
 

@@ -3,16 +3,15 @@
 Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs and server.rs.
 """
 
-from litestar import post
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
 
 from backends.contract import EncodeReply
 from gateway.api.server.encoding import json_bytes
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import TEI
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.server.responses import HttpReply
 from gateway.api.wire.tei_bodies import (
     TeiEncodeRequest,
     TeiWeight,
@@ -22,21 +21,18 @@ from gateway.api.wire.tei_bodies import (
     term_items,
 )
 
-FAILURES = documented("tei")
 
-
-@post(
-    ["/embed_sparse", "/models/{name:str}/embed_sparse"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(list[list[TeiWeight]], description="The terms of each input")} | FAILURES,
+@inference(
+    "/embed_sparse",
+    dialect=TEI,
+    reply=ResponseSpec(list[list[TeiWeight]], description="The terms of each input"),
     tags=["TEI"],
 )
 async def embed_sparse(
-    data: JSONBody[TeiEncodeRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: TeiEncodeRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Turn texts into sparse vectors.
 
@@ -49,21 +45,17 @@ async def embed_sparse(
     return respond(context, served, body, compute_headers(context, served, call))
 
 
-@post(
-    ["/embed_all", "/models/{name:str}/embed_all"],
-    status_code=200,
-    opt=DIRECT,
-    responses={
-        200: ResponseSpec(list[list[list[float]]], description="A vector for each token of each input")
-    }
-    | FAILURES,
+@inference(
+    "/embed_all",
+    dialect=TEI,
+    reply=ResponseSpec(list[list[list[float]]], description="A vector for each token of each input"),
     tags=["TEI"],
 )
 async def embed_all(
-    data: JSONBody[TeiEncodeRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: TeiEncodeRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Turn texts into one vector for each token.
 

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from litestar import post
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
 
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import TEI
+from gateway.api.server.inference_api import InferenceApi, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import DIRECT, Api, HttpReply, respond
+from gateway.api.server.responses import HttpReply
 from gateway.api.wire.tei_bodies import compute_headers
 from gateway.api.wire.tei_predictions import (
     PredictRequest,
@@ -19,23 +18,20 @@ from gateway.api.wire.tei_predictions import (
     is_batch,
 )
 
-FAILURES = documented("tei")
 PREDICTIONS: Any = list[TeiPrediction] | list[list[TeiPrediction]]
 
 
-@post(
-    ["/predict", "/models/{name:str}/predict"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(PREDICTIONS, description="The labels of the input, or of each of a batch")}
-    | FAILURES,
+@inference(
+    "/predict",
+    dialect=TEI,
+    reply=ResponseSpec(PREDICTIONS, description="The labels of the input, or of each of a batch"),
     tags=["TEI"],
 )
 async def predict(
-    data: JSONBody[PredictRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: PredictRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Classify texts or pairs of texts.
 

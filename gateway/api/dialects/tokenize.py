@@ -6,17 +6,16 @@ Source: text-embeddings-inference 1.9.3, router/src/http/types.rs; vLLM 0.33, en
 from typing import Any
 
 import msgspec
-from litestar import post
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Detokenize, DetokenizeReply, Token, Tokenize, TokenizeReply
 from gateway.api.server.body import ModelName
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import TEI, VLLM
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import DIRECT, Api, HttpReply, direct_by, expect_reply, respond
+from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import check_ids
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
@@ -76,7 +75,7 @@ class DetokenizeResponse(msgspec.Struct):
 TOKENIZE_RESPONSE: Any = list[list[Token]] | TokenList
 
 
-def decode_tokenize(data: TokenizeRequest, name: str | None, api: Api) -> Call:
+def decode_tokenize(data: TokenizeRequest, name: str | None, api: InferenceApi) -> Call:
     """Decode a body of either dialect. name: the model in the path.
 
     Raises: EmptyInput, InvalidInput.
@@ -105,7 +104,7 @@ def encode_token_list(tokens: tuple[Token, ...], max_tokens: int | None, *, stri
     return msgspec.json.encode(TokenList(len(tokens), max_tokens, [token.id for token in tokens], texts))
 
 
-def decode_ids(ids: list[int | list[int]], field: str, api: Api) -> tuple[tuple[int, ...], ...]:
+def decode_ids(ids: list[int | list[int]], field: str, api: InferenceApi) -> tuple[tuple[int, ...], ...]:
     """Return each list of ids.
 
     Raises: EmptyInput, InvalidInput.
@@ -124,19 +123,17 @@ def decode_ids(ids: list[int | list[int]], field: str, api: Api) -> tuple[tuple[
     return tuple(inputs)
 
 
-@post(
-    ["/tokenize", "/models/{name:str}/tokenize"],
-    status_code=200,
-    opt=direct_by(inputs="tei", prompt="vllm", messages="vllm"),
-    responses={200: ResponseSpec(TOKENIZE_RESPONSE, description="The tokens of each input")}
-    | documented("tei", "vllm"),
+@inference(
+    "/tokenize",
+    dialect={"inputs": TEI, "prompt": VLLM, "messages": VLLM},
+    reply=ResponseSpec(TOKENIZE_RESPONSE, description="The tokens of each input"),
     tags=["TEI", "vLLM"],
 )
 async def tokenize(
-    data: JSONBody[TokenizeRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: TokenizeRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Split texts into tokens.
 
@@ -154,18 +151,17 @@ async def tokenize(
     return respond(context, served, body)
 
 
-@post(
-    ["/decode", "/models/{name:str}/decode"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(list[str], description="A text for each list of ids")} | documented("tei"),
+@inference(
+    "/decode",
+    dialect=TEI,
+    reply=ResponseSpec(list[str], description="A text for each list of ids"),
     tags=["TEI"],
 )
 async def decode(
-    data: JSONBody[DecodeRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: DecodeRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Turn token ids into texts.
 
@@ -176,18 +172,17 @@ async def decode(
     return respond(context, served, msgspec.json.encode(expect_reply(served.reply, DetokenizeReply).texts))
 
 
-@post(
-    ["/detokenize", "/models/{name:str}/detokenize"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(DetokenizeResponse, description="The text of the ids")} | documented("vllm"),
+@inference(
+    "/detokenize",
+    dialect=VLLM,
+    reply=ResponseSpec(DetokenizeResponse, description="The text of the ids"),
     tags=["vLLM"],
 )
 async def detokenize(
-    data: JSONBody[DetokenizeRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: DetokenizeRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Turn token ids into a text, special tokens included."""
     ids = decode_ids([list(data.tokens)], "tokens", api)

@@ -6,23 +6,20 @@ Source: vLLM 0.33, entrypoints/pooling; older names of the same fields are accep
 from typing import Any, TypeAlias
 
 import msgspec
-from litestar import post
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
 
 from backends.contract import Classify, ClassifyReply, Operation, RerankReply, Score
 from gateway.api.server.body import ModelName
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import VLLM
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import InputField, Inputs, read_texts
 from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, truncate_of, truncation_side
 from gateway.api.wire.vllm_replies import VllmReply, encode_reply
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
-
-FAILURES = documented("vllm")
 
 
 class ContentPart(msgspec.Struct):
@@ -143,7 +140,7 @@ def pairs_of(firsts: tuple[str, ...], seconds: tuple[str, ...]) -> tuple[tuple[s
     return tuple(zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True))
 
 
-def decode_score(data: VllmScoreRequest, name: str | None, api: Api) -> Call:
+def decode_score(data: VllmScoreRequest, name: str | None, api: InferenceApi) -> Call:
     """Decode a body of /score. name: the model in the path.
 
     Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`.
@@ -160,7 +157,7 @@ def decode_score(data: VllmScoreRequest, name: str | None, api: Api) -> Call:
 
 
 async def decode_classify(
-    data: VllmClassifyRequest, name: str | None, context: RequestContext, api: Api
+    data: VllmClassifyRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> Call:
     """Decode a body of /classify. name: the model in the path.
 
@@ -189,18 +186,18 @@ def class_items(reply: ClassifyReply) -> list[Any]:
     ]
 
 
-@post(
-    ["/score", "/v1/score", "/models/{name:str}/score", "/models/{name:str}/v1/score"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(VllmScoreResponse, description="A score for each pair")} | FAILURES,
+@inference(
+    "/score",
+    "/v1/score",
+    dialect=VLLM,
+    reply=ResponseSpec(VllmScoreResponse, description="A score for each pair"),
     tags=["vLLM"],
 )
 async def score(
-    data: JSONBody[VllmScoreRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: VllmScoreRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Score pairs of texts.
 
@@ -212,18 +209,17 @@ async def score(
     return respond(context, served, encode_reply("score", served, items))
 
 
-@post(
-    ["/classify", "/models/{name:str}/classify"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(VllmClassifyResponse, description="The classes of each input")} | FAILURES,
+@inference(
+    "/classify",
+    dialect=VLLM,
+    reply=ResponseSpec(VllmClassifyResponse, description="The classes of each input"),
     tags=["vLLM"],
 )
 async def classify(
-    data: JSONBody[VllmClassifyRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: VllmClassifyRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Classify texts.
 

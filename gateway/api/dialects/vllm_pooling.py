@@ -6,10 +6,7 @@ Source: vLLM 0.33, entrypoints/pooling; older names of the same fields are accep
 from typing import Any, Literal
 
 import msgspec
-from litestar import post
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
 
 from backends.contract import (
     Capabilities,
@@ -27,16 +24,17 @@ from backends.contract import (
 from backends.vectors import shape_vectors
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import EncodingFormat, base64_float32
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import VLLM
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import DIRECT, Api, HttpReply, expect_reply, respond
+from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_texts
 from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, truncate_of, truncation_side
 from gateway.api.wire.vllm_replies import VllmReply, encode_reply
 from gateway.calls import Call
 from gateway.errors import InvalidInput, OperationUnsupported
 
-FAILURES = documented("vllm")
 OPERATION_OF = {
     "embed": Operation.EMBED,
     "classify": Operation.CLASSIFY,
@@ -71,7 +69,9 @@ class PoolingResponse(VllmReply):
     object: str = "list"
 
 
-async def decode_pooling(data: PoolingRequest, name: str | None, context: RequestContext, api: Api) -> Call:
+async def decode_pooling(
+    data: PoolingRequest, name: str | None, context: RequestContext, api: InferenceApi
+) -> Call:
     """Decode a body. name: the model in the path.
 
     Raises: EmptyInput, InvalidInput, OperationUnsupported, and the errors of `Routes.resolve`.
@@ -139,19 +139,17 @@ def pooling_items(rows: list[Vectors], encoding_format: EncodingFormat) -> list[
     return [{"index": index, "object": "pooling", "data": value} for index, value in enumerate(values)]
 
 
-@post(
-    ["/pooling", "/models/{name:str}/pooling"],
-    status_code=200,
-    opt=DIRECT,
-    responses={200: ResponseSpec(PoolingResponse, description="What the task gives of each input")}
-    | FAILURES,
+@inference(
+    "/pooling",
+    dialect=VLLM,
+    reply=ResponseSpec(PoolingResponse, description="What the task gives of each input"),
     tags=["vLLM"],
 )
 async def pooling(
-    data: JSONBody[PoolingRequest],
-    context: NamedDependency[RequestContext],
-    api: NamedDependency[Api],
-    name: FromPath[str | None] = None,
+    data: PoolingRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
 ) -> HttpReply:
     """Turn texts into vectors, classes, or a vector for each token.
 

@@ -2,11 +2,12 @@
 
 import re
 
+from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.config.schema import is_loopback
 
 # The `opt` of operator handlers. The guard rejects other callers before their body is read.
-OPERATORS = {"operators": True}
+OPERATORS = route_options(for_operators=True, needs_admin=True)
 # Headers that proxies and web pages add, in any setup, in addition to all that begin with x-forwarded.
 RELAYED = frozenset(
     (b"origin", b"referer", b"forwarded", b"via", b"x-real-ip", b"cf-connecting-ip", b"true-client-ip")

@@ -15,17 +15,17 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from gateway.additions.entries import AdditionEntry, Edit, Listing, Part, Put, Remove
-from gateway.api.operators.access import OPERATORS
 from gateway.api.operators.reload_report import ReloadReport, problems_error, report
 from gateway.api.server.body import AsWritten
-from gateway.api.server.error_bodies import documented
-from gateway.api.server.paths import model_name
+from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.api.server.paths import model_name, route_options
 from gateway.config import schema as config
 from gateway.config.diff import ReloadOutcome
 from gateway.config.type_checks import type_problems
 from gateway.errors import DeadlineExceeded, InvalidInput, NotFound
 
-FAILURES = documented("tei")
+ADDED = route_options(for_operators=True, needs_admin=True, name_has_slashes=True)
+FAILURES = document_errors(TEI)
 # Settings written by hand are far smaller. All additions together have a bound too, because every gateway
 # holds them in memory.
 SETTINGS_BYTES_MAX = 32 * 1024
@@ -124,13 +124,13 @@ def _find(entries: Iterable[AdditionEntry], segment: str) -> AdditionEntry:
     raise NotFound(f"nothing was added by the name {name!r}; what router.yaml defines is there")
 
 
-@get("/admin/upstreams", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+@get("/admin/upstreams", responses=FAILURES, tags=["Operators"], opt=ADDED)
 async def list_upstreams(adding: NamedDependency[AdditionsApi]) -> list[AdditionInfo]:
     """List the upstreams that operators added."""
     return [_info_of(entry) for entry in (await adding.listing()).upstreams]
 
 
-@get("/admin/upstreams/{name:str}", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+@get("/admin/upstreams/{name:str}", responses=FAILURES, tags=["Operators"], opt=ADDED)
 async def get_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> AdditionInfo:
     """Describe an upstream that operators added."""
     return _info_of(_find((await adding.listing()).upstreams, name))
@@ -143,7 +143,7 @@ async def get_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str
     status_code=200,
     responses=CHANGED | FAILURES,
     tags=["Operators"],
-    opt=OPERATORS,
+    opt=ADDED,
 )
 async def put_upstream(
     data: JSONBody[dict[str, Any]], adding: NamedDependency[AdditionsApi], name: FromPath[str]
@@ -160,7 +160,7 @@ async def put_upstream(
     status_code=200,
     responses=CHANGED | FAILURES,
     tags=["Operators"],
-    opt=OPERATORS,
+    opt=ADDED,
 )
 async def remove_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadReport:
     """Remove an added upstream.
@@ -170,13 +170,13 @@ async def remove_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[
     return await adding.remove("upstreams", name)
 
 
-@get("/admin/models", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+@get("/admin/models", responses=FAILURES, tags=["Operators"], opt=ADDED)
 async def list_added_models(adding: NamedDependency[AdditionsApi]) -> list[AdditionInfo]:
     """List the models that operators added."""
     return [_info_of(entry) for entry in (await adding.listing()).models]
 
 
-@get("/admin/models/{name:str}", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+@get("/admin/models/{name:str}", responses=FAILURES, tags=["Operators"], opt=ADDED)
 async def get_added_model(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> AdditionInfo:
     """Describe a model that operators added."""
     return _info_of(_find((await adding.listing()).models, name))
@@ -189,7 +189,7 @@ async def get_added_model(adding: NamedDependency[AdditionsApi], name: FromPath[
     status_code=200,
     responses=CHANGED | FAILURES,
     tags=["Operators"],
-    opt=OPERATORS,
+    opt=ADDED,
 )
 async def put_model(
     data: JSONBody[dict[str, Any]], adding: NamedDependency[AdditionsApi], name: FromPath[str]
@@ -206,7 +206,7 @@ async def put_model(
     status_code=200,
     responses=CHANGED | FAILURES,
     tags=["Operators"],
-    opt=OPERATORS,
+    opt=ADDED,
 )
 async def remove_model(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadReport:
     """Remove an added model.

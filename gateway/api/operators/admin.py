@@ -6,13 +6,11 @@ Requests from this machine need no key if the listener is on loopback and `admin
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from litestar import Response, get, post
-from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
-from litestar.handlers.base import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, Schema
 from litestar.params import FromQuery
@@ -20,8 +18,8 @@ from litestar.params import FromQuery
 from gateway.api.operators.access import OPERATORS, is_local_request
 from gateway.api.operators.reload_report import ReloadReport, report
 from gateway.api.server.authentication import Authenticator
-from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import context_of
+from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.api.server.request_context import RequestContext
 from gateway.config import schema as config
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import host_and_port, is_loopback
@@ -30,7 +28,7 @@ from gateway.quotas.ledger import Ledger
 from gateway.quotas.usage import UsageRow, as_csv, days_between
 from gateway.tenants.store import TenantStore
 
-FAILURES = documented("tei")
+FAILURES = document_errors(TEI)
 # Reads router.yaml again and returns the outcome. Raises: TimeoutError.
 Reload = Callable[[], Awaitable[ReloadOutcome]]
 
@@ -80,14 +78,11 @@ class Admin:
         self.models: Collection[str] = served.models.keys()
         self._is_open = self._is_loopback and not served.admin.keys
 
-    async def guard(self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-        """Check that the caller may use the handler, before Litestar reads the body.
+    def authorize(self, context: RequestContext) -> None:
+        """Check that the caller is an operator, before Litestar reads the body.
 
         Raises: Unauthenticated, AuthThrottled, ScopeForbidden.
         """
-        if not handler.opt.get("operators"):
-            return
-        context = context_of(connection.scope)
         if not (self._is_open and is_local_request(context)):
             self._authenticator.authenticate(context).require("admin")
 

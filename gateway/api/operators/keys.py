@@ -13,7 +13,7 @@ from gateway.api.operators.access import OPERATORS
 from gateway.api.operators.admin import Admin
 from gateway.api.operators.stored import REMOVED, check_limits, store_errors
 from gateway.api.server.body import OnePass
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.config import schema as config
 from gateway.config.schema import Scope
 from gateway.errors import InvalidInput, NotFound
@@ -21,7 +21,7 @@ from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, 
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.names import unknown_tenant_note
 
-FAILURES = documented("tei")
+FAILURES = document_errors(TEI)
 
 
 class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,34 +1,38 @@
 """For whoever watches: /livez (the process), /readyz (fit for traffic), /metrics (Prometheus)."""
 
 from ipaddress import ip_address
-from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.api.operators.access import HOST
-from gateway.api.server.error_bodies import documented
-from gateway.api.server.request_context import RequestContext, context_of
-from gateway.api.server.responses import EMPTY, Api, empty
+from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.paths import route_options
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import EMPTY, empty
 from gateway.errors import ModelLoading, ShuttingDown
 from gateway.in_flight import InFlight
 from gateway.telemetry.metrics import Metrics
 
-FAILURES = documented("tei")
+FAILURES = document_errors(TEI)
+# The processes that start and watch this one may use either listener.
+LIVENESS = route_options(is_probe=True, on_both_listeners=True)
+SCRAPED = route_options(is_probe=True, for_operators=True)
 EXPOSITION = ResponseSpec(
     str, generate_examples=False, description="Prometheus' text format", media_type="text/plain"
 )
 
 
-@get("/livez", responses={200: EMPTY}, tags=["Probes"])
+@get("/livez", responses={200: EMPTY}, tags=["Probes"], opt=LIVENESS)
 async def livez() -> Response[bytes]:
     """200 while the process answers at all."""
     return empty()
 
 
-@get("/readyz", responses={200: EMPTY} | FAILURES, tags=["Probes"])
-async def readyz(api: NamedDependency[Api], in_flight: NamedDependency[InFlight]) -> Response[bytes]:
+@get("/readyz", responses={200: EMPTY} | FAILURES, tags=["Probes"], opt=LIVENESS)
+async def readyz(api: NamedDependency[InferenceApi], in_flight: NamedDependency[InFlight]) -> Response[bytes]:
     """200 once every engine has loaded and every remote replica was tried, until the gateway drains."""
     if in_flight.draining:
         raise ShuttingDown("this gateway is stopping")
@@ -38,12 +42,13 @@ async def readyz(api: NamedDependency[Api], in_flight: NamedDependency[InFlight]
     return empty()
 
 
-@get("/metrics", responses={200: EXPOSITION} | FAILURES, tags=["Probes"])
+@get("/metrics", responses={200: EXPOSITION} | FAILURES, tags=["Probes"], opt=SCRAPED)
 async def metrics(
-    request: Request[Any, Any, Any], api: NamedDependency[Api], exporter: NamedDependency[Metrics]
+    context: NamedDependency[RequestContext],
+    api: NamedDependency[InferenceApi],
+    exporter: NamedDependency[Metrics],
 ) -> Response[bytes]:
     """Prometheus' text format; beyond the loopback interface it needs a key for that."""
-    context = context_of(request.scope)
     if not (exporter.is_open and by_address(context)):
         api.authenticator.authenticate(context).require("metrics")
     body, content_type = await exporter.render()

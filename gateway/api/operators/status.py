@@ -11,8 +11,8 @@ from litestar import get
 from litestar.di import NamedDependency
 
 from gateway import __version__
-from gateway.api.operators.access import OPERATORS
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.api.server.paths import route_options
 from gateway.config.schema import Config
 from gateway.serve import Gateway
 from gateway.telemetry.change_history import Recent
@@ -20,7 +20,8 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.snapshot import LaneShown, ModelShown, ReplicaShown, Snapshot, StoreShown
 from gateway.telemetry.totals import Totals
 
-FAILURES = documented("tei")
+FAILURES = document_errors(TEI)
+STATUS = route_options(is_probe=True, for_operators=True, needs_admin=True)
 # Outcomes that are no failure of the replica: success, cancellation (a hedge was faster, or the caller
 # hung up), and errors of the caller.
 NOT_FAILED = ("ok", "cancelled", "invalid_input", "unsupported")
@@ -113,7 +114,7 @@ def _lane(upstream: str, totals: Totals) -> LaneShown:
     )
 
 
-@get("/admin/status", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+@get("/admin/status", responses=FAILURES, tags=["Operators"], opt=STATUS)
 async def status(watched: NamedDependency[StatusSource]) -> Snapshot:
     """Return what the gateway is doing now.
 

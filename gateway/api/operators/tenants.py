@@ -12,12 +12,12 @@ from gateway.api.operators.access import OPERATORS
 from gateway.api.operators.admin import Admin
 from gateway.api.operators.stored import REMOVED, check_limits, store_errors
 from gateway.api.server.body import OnePass
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.config import schema as config
 from gateway.errors import InvalidInput, NotFound
 from gateway.tenants.names import name_problem
 
-FAILURES = documented("tei")
+FAILURES = document_errors(TEI)
 
 
 class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):

@@ -9,9 +9,11 @@ from pathlib import Path
 from litestar import Response, get
 from litestar.openapi.datastructures import ResponseSpec
 
-from gateway.api.server.error_bodies import documented
+from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.api.server.paths import route_options
 
-FAILURES = documented("tei")
+FAILURES = document_errors(TEI)
+PAGE = route_options(for_operators=True)
 FOLDER = Path(__file__).parent / "page"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -46,7 +48,7 @@ def file_response(name: str, media_type: str) -> Response[bytes]:
 FILES = {path.name: path.read_bytes() for path in FOLDER.iterdir()}
 
 
-@get("/ui", responses=served(HTML, "The page"), tags=["Operators"])
+@get("/ui", responses=served(HTML, "The page"), tags=["Operators"], opt=PAGE)
 async def page() -> Response[bytes]:
     """Show the status page, with forms to try the models.
 
@@ -55,19 +57,19 @@ async def page() -> Response[bytes]:
     return file_response("index.html", HTML)
 
 
-@get("/ui/page.js", responses=served(SCRIPT, "The page's script"), tags=["Operators"])
+@get("/ui/page.js", responses=served(SCRIPT, "The page's script"), tags=["Operators"], opt=PAGE)
 async def script() -> Response[bytes]:
     """Return the script of /ui."""
     return file_response("page.js", SCRIPT)
 
 
-@get("/ui/page.css", responses=served(STYLE, "The page's stylesheet"), tags=["Operators"])
+@get("/ui/page.css", responses=served(STYLE, "The page's stylesheet"), tags=["Operators"], opt=PAGE)
 async def style() -> Response[bytes]:
     """Return the stylesheet of /ui."""
     return file_response("page.css", STYLE)
 
 
-@get("/ui/icon.svg", responses=served(ICON, "The page's icon"), tags=["Operators"])
+@get("/ui/icon.svg", responses=served(ICON, "The page's icon"), tags=["Operators"], opt=PAGE)
 async def icon() -> Response[bytes]:
     """Return the icon of /ui."""
     return file_response("icon.svg", ICON)

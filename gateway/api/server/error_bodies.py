@@ -1,49 +1,29 @@
-"""Every error in its caller's dialect; the one place where an exception becomes a body."""
+"""Error bodies: the dialects' envelopes, and the rendering of a gateway error in one of them."""
 
-import logging
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from litestar import Request, Response
-from litestar.exceptions import (
-    HTTPException,
-    MethodNotAllowedException,
-    NotFoundException,
-    ValidationException,
-)
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.types import ExceptionHandlersMap
 
-from gateway.api.server.allowed_values import choices_of
-from gateway.api.server.paths import Dialect
-from gateway.api.server.request_context import RequestContext, context_of
-from gateway.errors import (
-    FACTS,
-    BodyTooLarge,
-    Facts,
-    GatewayError,
-    Internal,
-    InvalidInput,
-    MalformedBody,
-    MethodNotAllowed,
-    NotFound,
-    QuotaExceeded,
-)
-from gateway.upstreams.token_ids import IDS_REFUSED
-
-logger = logging.getLogger(__name__)
+from gateway.api.server.responses import HttpReply
+from gateway.errors import FACTS, Facts, GatewayError, QuotaExceeded
 
 
-# Some messages repeat what was sent, which may be megabytes.
-MESSAGE_CHARACTERS_MAX = 300
-MISSING_QUERY = re.compile(r"Missing required query parameter '(?P<name>\w+)'")
-# What is meant by words that name a standard and show nothing.
-QUERY_REASONS = {"Invalid RFC3339 encoded date": "expected a day such as 2027-01-31"}
-TOKEN_IDS = re.compile(r"Expected `(?:str|str \| object)`, got `(int|array)` - at `\$\.inputs?\[[\d.]+\]`")
+class Dialect(msgspec.Struct, frozen=True):
+    """A wire protocol that callers speak, as far as its errors go.
+
+    envelope: the struct of an error body, or a union of several, for OpenAPI. prefixes: the beginnings of
+    the paths whose errors speak this dialect where nothing is served. status_of: for dialects whose
+    statuses differ from the usual ones.
+    """
+
+    name: str
+    envelope: Any
+    envelope_of: Callable[[GatewayError], msgspec.Struct]
+    prefixes: tuple[str, ...] = ()
+    status_of: Callable[[Facts], int] = lambda facts: facts.status
 
 
 class OpenAIErrorDetail(msgspec.Struct):
@@ -75,7 +55,7 @@ class CohereError(msgspec.Struct):
 
 
 class RerankError(msgspec.Struct):
-    """Of /v1/rerank, which Cohere's and Jina's clients share: one reads `message`, the other `detail`."""
+    """Envelope of /v1/rerank. Cohere's clients read `message`, Jina's read `detail`."""
 
     message: str
     detail: str
@@ -106,13 +86,13 @@ class InfinityErrorDetail(msgspec.Struct):
 
 
 class InfinityError(msgspec.Struct):
-    """Infinity's envelope of what is no fault of the body's."""
+    """Infinity's envelope for errors outside the request body."""
 
     error: InfinityErrorDetail
 
 
 class FastAPIProblem(msgspec.Struct):
-    """One thing that is wrong with a body; loc is the way to it."""
+    """One problem in a body. loc: the path to it."""
 
     type: str
     loc: list[str]
@@ -120,13 +100,13 @@ class FastAPIProblem(msgspec.Struct):
 
 
 class FastAPIError(msgspec.Struct):
-    """What FastAPI says itself, under Infinity: 422 with problems, and 401, 404 and 405 with a sentence."""
+    """Envelope of FastAPI, on which Infinity runs: 422 with problems; 401, 404 and 405 with a sentence."""
 
     detail: list[FastAPIProblem] | str
 
 
 class SieErrorDetail(msgspec.Struct):
-    """Source: SIE 0.3.1; kinds that it does not know have a code of their own."""
+    """Source: SIE 0.3.1. Kinds that SIE does not know get a code of their own."""
 
     code: str
     message: str
@@ -138,16 +118,7 @@ class SieError(msgspec.Struct):
     detail: SieErrorDetail
 
 
-ENVELOPES: dict[Dialect, Any] = {
-    "openai": OpenAIError,
-    "tei": TeiError,
-    "cohere": CohereError,
-    "rerank": RerankError,
-    "vllm": VllmError,
-    "infinity": InfinityError | FastAPIError,
-    "sie": SieError,
-}
-# FastAPI answers these before Infinity's own code is asked.
+# FastAPI answers with these statuses before Infinity's own code runs.
 FASTAPI_STATUSES = frozenset({401, 404, 405})
 SIE_CODES = {
     "empty_input": "INVALID_INPUT",
@@ -159,56 +130,7 @@ SIE_CODES = {
 }
 
 
-def documented(*dialects: Dialect) -> dict[int, ResponseSpec]:
-    """What a POST of these dialects may answer instead of a reply, for the OpenAPI document."""
-    facts = [one for kind, one in FACTS.items() if kind not in ("not_found", "method_not_allowed")]
-    envelopes: dict[int, Any] = {}
-    for dialect in dialects:
-        for status in {_status(one, dialect) for one in facts}:
-            known = envelopes.get(status)
-            envelopes[status] = ENVELOPES[dialect] if known is None else known | ENVELOPES[dialect]
-    return {
-        status: ResponseSpec(envelope, generate_examples=False, description=HTTPStatus(status).phrase)
-        for status, envelope in sorted(envelopes.items())
-    }
-
-
-def rendered(error: GatewayError, dialect: Dialect) -> tuple[int, bytes, dict[str, str]]:
-    """Status, JSON body and headers of an error."""
-    headers = {"content-type": "application/json", **error.headers}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(error.retry_after_s)
-    if error.facts.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return _status(error.facts, dialect), msgspec.json.encode(_enveloped(error, dialect)), headers
-
-
-def _status(facts: Facts, dialect: Dialect) -> int:
-    if dialect == "tei":
-        return facts.tei_status
-    return facts.infinity_status if dialect == "infinity" else facts.status
-
-
-def _enveloped(error: GatewayError, dialect: Dialect) -> msgspec.Struct:
-    match dialect:
-        case "openai":
-            return _openai(error)
-        case "tei":
-            return TeiError(error.message, error.facts.tei_type)
-        case "cohere":
-            return CohereError(error.message)
-        case "rerank":
-            return RerankError(error.message, error.message)
-        case "vllm":
-            return _vllm(error)
-        case "infinity":
-            return _infinity(error)
-        case "sie":
-            code = SIE_CODES.get(error.kind, error.kind.upper())
-            return SieError(SieErrorDetail(code, error.message))
-
-
-def _openai(error: GatewayError) -> OpenAIError:
+def _openai_error(error: GatewayError) -> OpenAIError:
     kind, code = error.facts.openai_type, error.facts.openai_code
     if isinstance(error, QuotaExceeded):
         kind = "tokens" if error.unit == "tokens" else "requests"
@@ -217,13 +139,25 @@ def _openai(error: GatewayError) -> OpenAIError:
     return OpenAIError(OpenAIErrorDetail(error.message, kind, error.param, code))
 
 
-def _vllm(error: GatewayError) -> VllmError:
+def _tei_error(error: GatewayError) -> TeiError:
+    return TeiError(error.message, error.facts.tei_type)
+
+
+def _cohere_error(error: GatewayError) -> CohereError:
+    return CohereError(error.message)
+
+
+def _rerank_error(error: GatewayError) -> RerankError:
+    return RerankError(error.message, error.message)
+
+
+def _vllm_error(error: GatewayError) -> VllmError:
     status = HTTPStatus(error.facts.status)
     kind = status.phrase.replace(" ", "").removesuffix("Error") + "Error"
     return VllmError(VllmErrorDetail(error.message, kind, error.param, status.value))
 
 
-def _infinity(error: GatewayError) -> InfinityError | FastAPIError:
+def _infinity_error(error: GatewayError) -> InfinityError | FastAPIError:
     status = error.facts.infinity_status
     if status == 422:
         loc = ["body", error.param] if error.param else ["body"]
@@ -233,77 +167,47 @@ def _infinity(error: GatewayError) -> InfinityError | FastAPIError:
     return InfinityError(InfinityErrorDetail(error.message, status))
 
 
-def as_gateway_error(error: Exception) -> GatewayError:
-    """The one translation of what Litestar and msgspec raise while a body is read."""
-    if isinstance(error, GatewayError):
-        return error
-    for kind, translate in TRANSLATIONS:
-        if isinstance(error, kind):
-            return translate(error)
-    if isinstance(error, HTTPException) and error.status_code < 500:
-        return InvalidInput("the request is not what this path takes")
-    return Internal("the gateway failed")
+def _sie_error(error: GatewayError) -> SieError:
+    return SieError(SieErrorDetail(SIE_CODES.get(error.kind, error.kind.upper()), error.message))
 
 
-def _invalid_field(error: msgspec.ValidationError) -> InvalidInput:
-    reason, _, place = str(error).partition(" - at `$")
-    if TOKEN_IDS.fullmatch(str(error)):
-        return InvalidInput(IDS_REFUSED, param=place.strip("`.").split("[")[0])
-    reason = reason[:MESSAGE_CHARACTERS_MAX]
-    if choices := choices_of(error):
-        reason = f"{reason}; allowed: {choices}"
-    field = place.strip("`.").split("[")[0].split(".")[0]
-    where = f" (at {place.strip('`.')})" if place.strip("`.") else ""
-    return InvalidInput(reason + where, param=field or None)
-
-
-def _not_understood(error: ValidationException) -> GatewayError:
-    """Litestar's word on what a handler is called with: the query, or a body that is not there."""
-    if missing := MISSING_QUERY.match(error.detail):
-        name = missing["name"]
-        return InvalidInput(f"the query parameter `{name}` is missing", param=name)
-    for problem in error.extra if isinstance(error.extra, list) else []:
-        if problem.get("source") == "query":
-            reason = QUERY_REASONS.get(problem["message"], str(problem["message"]))[:MESSAGE_CHARACTERS_MAX]
-            return InvalidInput(f"the query parameter `{problem['key']}`: {reason}", param=problem["key"])
-    return MalformedBody("the body is missing or is not what this path takes")
-
-
-def _method_not_allowed(error: MethodNotAllowedException) -> MethodNotAllowed:
-    return MethodNotAllowed("this path does not take that method", headers=error.headers)
-
-
-# Subclasses first: a ValidationError is a DecodeError too.
-TRANSLATIONS: tuple[tuple[type[Exception], Callable[[Any], GatewayError]], ...] = (
-    (RequestEntityTooLarge, lambda _: BodyTooLarge("the body is larger than this gateway takes")),
-    (NotFoundException, lambda _: NotFound("there is nothing at this path; /docs lists what there is")),
-    (MethodNotAllowedException, _method_not_allowed),
-    (ValidationException, _not_understood),
-    (msgspec.ValidationError, _invalid_field),
-    (msgspec.DecodeError, lambda error: MalformedBody(f"the body is not valid JSON: {error}")),
-    (UnicodeDecodeError, lambda _: MalformedBody("the body is not valid UTF-8")),
-    (RecursionError, lambda _: MalformedBody("the body is nested too deeply")),
+OPENAI = Dialect("openai", OpenAIError, _openai_error, ("/v1/",))
+# TEI's errors are also those of every path that no other dialect claims.
+TEI = Dialect("tei", TeiError, _tei_error, status_of=lambda facts: facts.tei_status)
+COHERE = Dialect("cohere", CohereError, _cohere_error, ("/v2/",))
+# Cohere's and Jina's /v1/rerank, whose errors clients of both can read.
+RERANK = Dialect("rerank", RerankError, _rerank_error)
+VLLM = Dialect("vllm", VllmError, _vllm_error)
+INFINITY = Dialect(
+    "infinity",
+    InfinityError | FastAPIError,
+    _infinity_error,
+    ("/infinity/",),
+    lambda facts: facts.infinity_status,
 )
+SIE = Dialect("sie", SieError, _sie_error, ("/v1/encode/", "/v1/score/"))
 
 
-def answer_failure(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """Litestar's hook: whatever a handler raised, rendered."""
-    status, body, headers = failed(error, context_of(request.scope))
-    return Response(body, status_code=status, headers=headers, media_type="application/json")
+def render_error(error: GatewayError, dialect: Dialect) -> HttpReply:
+    """Return the reply that reports an error to a caller of this dialect."""
+    headers = dict(error.headers)
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if error.facts.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    body = msgspec.json.encode(dialect.envelope_of(error))
+    return HttpReply(body, headers, status=dialect.status_of(error.facts))
 
 
-def failed(error: Exception, context: RequestContext) -> tuple[int, bytes, dict[str, str]]:
-    """Status, body and headers of whatever a call ended in; a fault of ours is logged."""
-    failure = as_gateway_error(error)
-    context.outcome = failure.kind
-    if isinstance(failure, Internal):
-        logger.error("call %s failed", context.request_id, exc_info=error)
-    return rendered(failure, context.dialect)
-
-
-HANDLERS: ExceptionHandlersMap = {Exception: answer_failure, HTTPException: answer_failure}
-
-
-def plain_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Headers as ASGI sends them."""
-    return [(name.encode(), value.encode()) for name, value in headers.items()]
+def document_errors(*dialects: Dialect) -> dict[int, ResponseSpec]:
+    """Return the error responses of an endpoint of these dialects, for the OpenAPI document."""
+    facts = [row for kind, row in FACTS.items() if kind not in ("not_found", "method_not_allowed")]
+    envelopes: dict[int, Any] = {}
+    for dialect in dialects:
+        for status in {dialect.status_of(row) for row in facts}:
+            envelope = envelopes.get(status)
+            envelopes[status] = dialect.envelope if envelope is None else envelope | dialect.envelope
+    return {
+        status: ResponseSpec(envelope, generate_examples=False, description=HTTPStatus(status).phrase)
+        for status, envelope in sorted(envelopes.items())
+    }

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 # Under this name an application finds a call's `ConnectionHandle` among its ASGI extensions.
-CONNECTION = "line"
+CONNECTION = "connection"
 # Headers, and words of `connection`, by which a client asks for another protocol.
 UPGRADING = frozenset({b"upgrade", b"http2-settings"})
 
@@ -43,12 +43,12 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class ConnectionHandle:
-    """The connection that a call came by, past ASGI's messages. gone: called if it ends before the answer."""
+    """The connection of one call, past ASGI's messages. on_lost: called if it ends before the answer."""
 
     def __init__(self, protocol: "BoundedProtocol", cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         self._cycle = cycle
-        self.gone: Callable[[], None] | None = None
+        self.on_lost: Callable[[], None] | None = None
 
     def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
         """Write an answer in one go, at a fraction of what its parts cost; its length is among the headers.
@@ -71,8 +71,8 @@ class ConnectionHandle:
     def lost(self) -> None:
         """The client has gone."""
         self._cycle.disconnected = not self._cycle.response_complete
-        if self._cycle.disconnected and self.gone is not None:
-            self.gone()
+        if self._cycle.disconnected and self.on_lost is not None:
+            self.on_lost()
 
 
 class BoundedProtocol(HttpToolsProtocol):

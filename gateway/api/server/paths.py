@@ -1,191 +1,196 @@
-"""Which model, operation and dialect a path names, settled in front of the router. Pure.
+"""The table of routes, and what a request path means. Pure.
 
-A model's name may hold slashes, which a router's path parameter cannot: below /models/ the operation is
-the known last segment, and the name is all before it; below SIE's prefixes, and where operators add models,
-the name is all that is left.
+The table is made from the handlers' own declarations. A path is parsed once, in the outermost layer.
+A model's name may hold slashes, which a path parameter of the router cannot: below /models/ the operation
+is a declared last segment and the name is everything before it; below SIE's prefixes, and where operators
+add models, the name is the whole rest.
 """
 
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from gateway.config.schema import OPERATION_SEGMENTS
+import msgspec
+from litestar.handlers import HTTPRouteHandler
+from litestar.utils.path import normalize_path
 
-# rerank: Cohere's and Jina's /v1/rerank, whose errors both read.
-Dialect = Literal["openai", "tei", "cohere", "rerank", "vllm", "infinity", "sie"]
+from gateway.api.server.error_bodies import TEI, Dialect
 
-PREFIX = "/models/"
-# SIE names the model last, and so do operators.
-SIE_PREFIXES = ("/v1/encode/", "/v1/score/")
-NAME_LAST = (*SIE_PREFIXES, "/admin/models/", "/admin/upstreams/")
-# What a handler's path has in the place of a name.
+# Where a model's name stands in the path that a handler declares.
 NAME = "{name:str}"
-# Stands for "/" inside a name while the router looks at the path; no URL carries it unescaped.
+BELOW_MODEL = f"/models/{NAME}"
+MODELS_PREFIX = "/models/"
+# Stands for "/" inside a name while the router looks at the path. No URL carries it unescaped.
 SLASH = "\x1f"
-
-# Operations whose route has a version before it, as base URLs of one model have it.
-VERSIONED = {
-    "v1": frozenset({"embed", "embeddings", "rerank", "score"}),
-    "v2": frozenset({"embed", "rerank"}),
-}
-
-# Whose errors a path speaks; a model's prefix does not count. What is in neither table is TEI's.
-DIALECT_OF_PATH: dict[str, Dialect] = {
-    "/embeddings": "openai",
-    "/v1/embed": "cohere",
-    "/v1/rerank": "rerank",
-    "/v1/score": "vllm",
-    "/score": "vllm",
-    "/classify": "vllm",
-    "/pooling": "vllm",
-    "/detokenize": "vllm",
-}
-DIALECT_OF_PREFIX: dict[str, Dialect] = {
-    "/v1/encode/": "sie",
-    "/v1/score/": "sie",
-    "/v1/": "openai",
-    "/v2/": "cohere",
-    "/infinity/": "infinity",
-}
+# The metrics label of a path that no handler declares.
+OTHER = "other"
+# Key of a Litestar handler's `opt`.
+OPTIONS_KEY = "route"
 
 
-def settled(path: str) -> str:
-    """The path with a model's name made one segment; any other path as it is."""
-    if path in DIALECT_OF_KNOWN:
-        return path
-    for prefix in NAME_LAST:
-        if path.startswith(prefix):
-            return prefix + path.removeprefix(prefix).strip("/").replace("/", SLASH)
-    name, operation = _parts(path)
-    return f"{PREFIX}{name.replace('/', SLASH)}{operation.rstrip('/')}" if name else path
+class RouteOptions(msgspec.Struct, frozen=True):
+    """What a handler declares about its paths beyond what Litestar knows.
 
-
-def _parts(path: str) -> tuple[str, str]:
-    """The model's name below /models/, and the path after it; no name and the whole path elsewhere.
-
-    A name with nothing after it stands for what the model does by default.
+    dialect: whose errors callers read; None: as the path's prefix says. is_inference: it runs a model.
+    for_operators: served on `admin.listen`, if there is one, and only there. needs_admin: callers need the
+    scope admin. is_probe: also answered while the gateway drains, and not traced. on_both_listeners: for
+    the processes that start and watch the gateway. name_has_slashes: a name at the end may hold slashes.
     """
-    if not path.startswith(PREFIX):
-        return "", path
-    rest = path.removeprefix(PREFIX).strip("/")
-    name, _, operation = rest.rpartition("/")
-    if operation not in OPERATION_SEGMENTS:
-        return (rest, "/") if rest else ("", path)
-    if not name:
-        return "", path
-    rest, _, version = name.rpartition("/")
-    if rest and operation in VERSIONED.get(version, ()):
-        return rest, f"/{version}/{operation}"
-    return name, f"/{operation}"
+
+    dialect: Dialect | None = None
+    is_inference: bool = False
+    for_operators: bool = False
+    needs_admin: bool = False
+    is_probe: bool = False
+    on_both_listeners: bool = False
+    name_has_slashes: bool = False
 
 
-def template_and_name(path: str) -> tuple[str, str | None]:
-    """A settled path as handlers write it, and the model's name in it."""
-    for prefix in NAME_LAST:
-        if path.startswith(prefix):
-            return prefix + NAME, model_name(path.removeprefix(prefix))
-    if not path.startswith(PREFIX):
-        return path, None
-    name, slash, operation = path.removeprefix(PREFIX).partition("/")
-    return f"{PREFIX}{NAME}{slash}{operation}", model_name(name)
+NO_OPTIONS = RouteOptions()
+
+
+def route_options(**options: Any) -> dict[str, Any]:
+    """Return the `opt` argument of a Litestar handler: the fields of `RouteOptions` that it declares."""
+    return {OPTIONS_KEY: RouteOptions(**options)}
+
+
+def options_of(handler: Any) -> RouteOptions:
+    """Return what a Litestar handler declares."""
+    options: RouteOptions = handler.opt.get(OPTIONS_KEY, NO_OPTIONS)
+    return options
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What a request path means.
+
+    label: the route as metrics and logs show it. dialect: whose errors the caller reads. path: what
+    Litestar's router gets, where a model's name is one segment. The flags are those of `RouteOptions`.
+    """
+
+    label: str
+    dialect: Dialect
+    path: str
+    for_operators: bool = False
+    is_probe: bool = False
+    on_both_listeners: bool = False
+
+
+class RouteTable:
+    """Every path that handlers declare.
+
+    dialects: those that inference endpoints declare. label_of_prefix: the beginning of paths that end in a
+    name → how metrics show these paths.
+    """
+
+    def __init__(self, handlers: Iterable[HTTPRouteHandler]) -> None:
+        self._options = {path: options_of(handler) for handler in handlers for path in handler.paths}
+        declared = (options.dialect for options in self._options.values())
+        self.dialects = tuple(dict.fromkeys(dialect for dialect in declared if dialect is not None))
+        # Longest first: /v1/encode/ is SIE's, the rest of /v1/ is OpenAI's.
+        prefixes = [(prefix, dialect) for dialect in self.dialects for prefix in dialect.prefixes]
+        self._prefixes = sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True)
+        self._suffixes = frozenset(
+            template.removeprefix(BELOW_MODEL)
+            for template in self._options
+            if template.startswith(f"{BELOW_MODEL}/")
+        )
+        self._operations = frozenset(suffix.rpartition("/")[2] for suffix in self._suffixes)
+        self._slashed_prefixes = {
+            template.removesuffix(NAME)
+            for template, options in self._options.items()
+            if options.name_has_slashes and template.endswith(f"/{NAME}") and template != BELOW_MODEL
+        }
+        operators = [template for template, options in self._options.items() if options.for_operators]
+        self._operators_prefixes = tuple(
+            {f"/{template.split('/')[1]}/" for template in operators if template.count("/") > 1}
+        )
+        self.label_of_prefix = dict(self._label_prefixes())
+        self._targets = {path: self._plain_target(path) for path in self._options if "{" not in path}
+
+    @property
+    def plain_paths(self) -> frozenset[str]:
+        """The declared paths that hold no name."""
+        return frozenset(self._targets)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Every label that `parse` can return."""
+        below_models = {f"{MODELS_PREFIX}{{model}}{suffix}" for suffix in (*self._suffixes, "/")}
+        return self.plain_paths | below_models | {OTHER, *self.label_of_prefix.values()}
+
+    def parse(self, path: str) -> Target:
+        """Return what a request path means."""
+        return self._targets.get(path) or self._parse(path)
+
+    def _plain_target(self, path: str) -> Target:
+        options = self._options[path]
+        return Target(
+            path,
+            self._dialect_of(path, options),
+            path,
+            for_operators=options.for_operators,
+            is_probe=options.is_probe,
+            on_both_listeners=options.on_both_listeners,
+        )
+
+    def _parse(self, path: str) -> Target:
+        """Parse a path that holds a name, has surplus slashes, or is not served."""
+        template, name = self._split(path)
+        label = self._label_of(path, template)
+        normalized = normalize_path(path)
+        if not name:
+            template, name = self._split(normalized)
+        options = self._options.get(template)
+        below_operators = normalized.startswith(self._operators_prefixes)
+        return Target(
+            label,
+            self._dialect_of(normalized, options),
+            template.replace(NAME, name.replace("/", SLASH)) if name else path,
+            for_operators=below_operators if options is None else options.for_operators,
+            is_probe=bool(name) and options is not None and options.is_probe,
+        )
+
+    def _split(self, path: str) -> tuple[str, str]:
+        """Return the template that a path matches and the name in it; no name and the path itself if none.
+
+        A model's name with nothing after it stands for what the model does by default.
+        """
+        for prefix in self._slashed_prefixes:
+            if path.startswith(prefix) and (name := path.removeprefix(prefix).strip("/")):
+                return prefix + NAME, name
+        if not path.startswith(MODELS_PREFIX):
+            return path, ""
+        rest = path.removeprefix(MODELS_PREFIX).strip("/")
+        name, _, operation = rest.rpartition("/")
+        if operation not in self._operations:
+            return (BELOW_MODEL, rest) if rest else (path, "")
+        model, _, version = name.rpartition("/")
+        if model and f"/{version}/{operation}" in self._suffixes:
+            return f"{BELOW_MODEL}/{version}/{operation}", model
+        return (f"{BELOW_MODEL}/{operation}", name) if name else (path, "")
+
+    def _label_of(self, path: str, template: str) -> str:
+        """Return the path as metrics show it. A name in it would make a time series of each typing error."""
+        if template.startswith(BELOW_MODEL):
+            return f"{MODELS_PREFIX}{{model}}{template.removeprefix(BELOW_MODEL) or '/'}"
+        return next(
+            (label for prefix, label in self.label_of_prefix.items() if path.startswith(prefix)), OTHER
+        )
+
+    def _dialect_of(self, path: str, options: RouteOptions | None) -> Dialect:
+        """Return whose errors a path speaks, also where nothing is served."""
+        if options is not None and options.dialect is not None:
+            return options.dialect
+        below = f"{path}/"
+        return next((dialect for prefix, dialect in self._prefixes if below.startswith(prefix)), TEI)
+
+    def _label_prefixes(self) -> Iterator[tuple[str, str]]:
+        for template, options in self._options.items():
+            prefix, _, parameter = template.rpartition("/")
+            if parameter.startswith("{") and template != BELOW_MODEL:
+                name = "model" if options.is_inference else parameter.strip("{}").partition(":")[0]
+                yield f"{prefix}/", f"{prefix}/{{{name}}}"
 
 
 def model_name(segment: str | None) -> str | None:
-    """The name that a path parameter stands for."""
+    """Return the name that a path parameter of the router stands for."""
     return None if segment is None else segment.replace(SLASH, "/")
-
-
-def dialect_of(path: str) -> Dialect:
-    """Whose errors a path speaks, also where nothing is served."""
-    return DIALECT_OF_KNOWN.get(path) or _dialect_of(path)
-
-
-def _dialect_of(path: str) -> Dialect:
-    _, route = _parts(_read(path))
-    if route in DIALECT_OF_PATH:
-        return DIALECT_OF_PATH[route]
-    below = f"{route}/"
-    return next((one for prefix, one in DIALECT_OF_PREFIX.items() if below.startswith(prefix)), "tei")
-
-
-def _read(path: str) -> str:
-    """As the router reads it: slashes that are doubled or last make no other path."""
-    if "//" not in path and not path.endswith("/"):
-        return path
-    return "/" + "/".join(filter(None, path.split("/")))
-
-
-def is_for_operators(path: str) -> bool:
-    """Whether a path belongs on `admin.listen`, where there is one."""
-    read = _read(path)
-    return read == "/metrics" or read.startswith(("/admin/", "/ui"))
-
-
-# Paths whose end is a name, and how metrics label them.
-NAMED_ENDS = {
-    "/admin/keys/": "/admin/keys/{key_id}",
-    "/admin/models/": "/admin/models/{name}",
-    "/admin/tenants/": "/admin/tenants/{name}",
-    "/admin/upstreams/": "/admin/upstreams/{name}",
-    "/v1/models/": "/v1/models/{model}",
-    "/v1/encode/": "/v1/encode/{model}",
-    "/v1/score/": "/v1/score/{model}",
-}
-
-
-def template_of(path: str) -> str:
-    """The path as metrics label it: a model's name would make a series of each typing mistake."""
-    if path in DIALECT_OF_KNOWN:
-        return path
-    if path.startswith(PREFIX):
-        name, operation = _parts(path)
-        return f"{PREFIX}{{model}}{operation}" if name else "other"
-    return next((label for prefix, label in NAMED_ENDS.items() if path.startswith(prefix)), "other")
-
-
-KNOWN = frozenset(
-    {
-        "/",
-        "/classify",
-        "/decode",
-        "/detokenize",
-        "/embed_all",
-        "/embed_sparse",
-        "/infinity/classify",
-        "/infinity/embeddings",
-        "/infinity/health",
-        "/infinity/models",
-        "/infinity/rerank",
-        "/pooling",
-        "/predict",
-        "/score",
-        "/v1/score",
-        "/admin/keys",
-        "/admin/models",
-        "/admin/reload",
-        "/admin/status",
-        "/admin/tenants",
-        "/admin/upstreams",
-        "/admin/usage",
-        "/embed",
-        "/embeddings",
-        "/health",
-        "/info",
-        "/livez",
-        "/metrics",
-        "/readyz",
-        "/rerank",
-        "/similarity",
-        "/tokenize",
-        "/ui",
-        "/ui/icon.svg",
-        "/ui/page.css",
-        "/ui/page.js",
-        "/v1/embed",
-        "/v1/embeddings",
-        "/v1/models",
-        "/v1/rerank",
-        "/v2/embed",
-        "/v2/rerank",
-    }
-)
-# Asked on every call; names are in none of them.
-DIALECT_OF_KNOWN: dict[str, Dialect] = {path: _dialect_of(path) for path in KNOWN}

@@ -33,7 +33,7 @@ class InputField(msgspec.Struct, frozen=True):
 
 
 class InputReader(Protocol):
-    """The part of `Api` that decoders need: bounds, capabilities and vocabularies."""
+    """The part of `InferenceApi` that decoders need: bounds, capabilities and vocabularies."""
 
     def texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
         """Return the inputs as a tuple. Raises: EmptyInput, InvalidInput."""

@@ -1,0 +1,78 @@
+"""The Litestar application: routing, the OpenAPI document, and what handlers are given.
+
+Rule: it knows no gateway. It is built once per process, because registering the handlers takes longer than
+building everything else, and gets the gateway of a request from the request's context.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from litestar import Litestar, Request, Response
+from litestar.connection import ASGIConnection
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.plugins import PluginProtocol
+from litestar.plugins.core import MsgspecDIPlugin
+from litestar.types import Scope
+
+from gateway import __version__
+from gateway.api.operators.docs_page import ReferenceRenderPlugin
+from gateway.api.server.paths import options_of
+from gateway.api.server.request_context import context_of, context_of_request
+
+
+class LeanLitestar(Litestar):
+    """Litestar without its plugins for pydantic and attrs, which take 14 MB a process and are not used."""
+
+    @staticmethod
+    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
+        return [*plugins, MsgspecDIPlugin()]
+
+
+def litestar_application(handlers: Sequence[HTTPRouteHandler], dependencies: Sequence[str]) -> Litestar:
+    """Return the application that serves these handlers. dependencies: names of what they are given."""
+    return LeanLitestar(
+        handlers,
+        dependencies={
+            "context": Provide(context_of_request, sync_to_thread=False),
+            **{name: _dependency(name) for name in dependencies},
+        },
+        guards=[_guard],
+        exception_handlers={Exception: _reply_to_failure, HTTPException: _reply_to_failure},
+        # The body's bound is the gateway's own, in `CallIO`.
+        request_max_body_size=None,
+        # Litestar's own would turn on httpx's line for every upstream request.
+        logging_config=None,
+        openapi_config=OpenAPIConfig(
+            title="Embedding gateway",
+            version=__version__,
+            path="/docs",
+            use_handler_docstrings=True,
+            render_plugins=[ReferenceRenderPlugin(), JsonRenderPlugin()],
+        ),
+    )
+
+
+def _dependency(name: str) -> Provide:
+    """Return the provider of a part of the gateway that a request came to."""
+
+    def provide(scope: Scope) -> Any:
+        return context_of(scope).dependencies[name]
+
+    return Provide(provide, sync_to_thread=False)
+
+
+async def _guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Check the key of an operator before Litestar reads a body."""
+    if options_of(handler).needs_admin:
+        context = context_of(connection.scope)
+        context.dependencies["admin"].authorize(context)
+
+
+def _reply_to_failure(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Render what a handler raised, as Litestar's exception handler."""
+    reply = context_of(request.scope).failure(error)
+    return Response(reply.body, status_code=reply.status, headers=reply.headers, media_type=reply.media_type)

@@ -1,0 +1,160 @@
+"""Input and output of one request: bounded reading, replies, and the permits that it holds."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from gateway.api.server.http_protocol import CONNECTION, ConnectionHandle
+from gateway.api.server.responses import HttpReply, encode_headers
+from gateway.errors import BodyTooLarge
+from gateway.in_flight import InFlight
+
+# ASGI's own types: plain mappings, which every server and framework agree on.
+Message: TypeAlias = MutableMapping[str, Any]
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# uvicorn buffers this much. The call of a larger reply ends only when the client has taken the reply.
+AT_ONCE_BYTES = 64 * 1024
+LENGTH_DIGITS_MAX = 18
+
+
+class CallIO:
+    """The connection of one request, as far as this request uses it.
+
+    headers: what every reply carries beside its own headers. status: of the reply, 500 until there is one.
+    caller_gone: the client has closed the connection before it was answered.
+    """
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, in_flight: InFlight, body_bytes_max: int
+    ) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.status = 500
+        self.replying = False
+        self.caller_gone = False
+        self._receive = receive
+        self._send = send
+        self._in_flight = in_flight
+        self._body_bytes_max = body_bytes_max
+        self._connection: ConnectionHandle | None = scope.get("extensions", {}).get(CONNECTION)
+        self._cancel: Callable[[], object] | None = None
+        self._body_bytes = 0
+        self._held_bytes = 0
+
+    def enter(self) -> None:
+        """Take the permit that each request needs.
+
+        Raises: ShuttingDown.
+        """
+        self._in_flight.enter()
+        task = asyncio.current_task()
+        assert task is not None
+        self._cancel = task.cancel
+        self._in_flight.cancels.add(self._cancel)
+
+    def check_length(self, announced: str) -> None:
+        """Check the body's size before any of it is read. announced: the header `content-length`.
+
+        Raises: BodyTooLarge.
+        """
+        digits = announced.lstrip("0")
+        # As text first: Python refuses to parse a number of thousands of digits.
+        if digits.isdigit() and (len(digits) > LENGTH_DIGITS_MAX or int(digits) > self._body_bytes_max):
+            raise _too_large()
+
+    async def receive(self) -> Message:
+        """Receive the next ASGI message of the request, and hold its bytes.
+
+        Raises: BodyTooLarge, GatewayFull, and CancelledError if the client has closed the connection.
+        """
+        if self._connection is not None:
+            # Cancel from here on. A request whose body is never read is answered to its end.
+            self._connection.on_lost = self._on_lost
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            # In the middle of its body: there is no client to answer.
+            self.caller_gone = True
+            raise asyncio.CancelledError
+        if message["type"] == "http.request":
+            size = len(message["body"])
+            self._body_bytes += size
+            if self._body_bytes > self._body_bytes_max:
+                raise _too_large()
+            # Bytes that came, not bytes that were announced: an announcement costs a caller nothing.
+            self._in_flight.hold(size)
+            self._held_bytes += size
+        return message
+
+    async def read_body(self) -> bytes:
+        """Return the whole body. Raises: what `receive` raises."""
+        message = await self.receive()
+        if not message.get("more_body", False):
+            body: bytes = message["body"]
+            return body
+        pieces = [message["body"]]
+        while message.get("more_body", False):
+            message = await self.receive()
+            pieces.append(message["body"])
+        return b"".join(pieces)
+
+    async def reply(self, reply: HttpReply) -> None:
+        """Send a reply; a small one in one piece, at a fraction of what ASGI's messages cost."""
+        body = reply.body
+        headers = encode_headers(reply.headers)
+        if reply.status != 204:
+            headers.append((b"content-type", reply.media_type.encode()))
+            headers.append((b"content-length", b"%d" % len(body)))
+        if len(body) <= AT_ONCE_BYTES and self._reply_at_once(reply.status, headers, body):
+            return
+        await self.send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        if len(body) > AT_ONCE_BYTES:
+            # uvicorn waits for a slow client before a message, never after the last one.
+            await self.send({"type": "http.response.body", "body": body, "more_body": True})
+            body = b""
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _reply_at_once(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Return whether the connection took the reply in one piece."""
+        if self._connection is None or self._in_flight.draining:
+            return False
+        if not self._connection.answer(status, headers + self.headers, body):
+            return False
+        self.replying, self.status = True, status
+        self.release_connection()
+        return True
+
+    async def send(self, message: Message) -> None:
+        """Send an ASGI message, with the headers of every reply."""
+        if message["type"] == "http.response.start":
+            self.replying, self.status = True, message["status"]
+            message["headers"] = [*message["headers"], *self.headers]
+            if self._in_flight.draining:
+                # A next request here would be refused: make the client connect elsewhere.
+                message["headers"].append((b"connection", b"close"))
+        elif not message.get("more_body", False):
+            self.release_connection()
+        await self._send(message)
+
+    def release_connection(self) -> None:
+        """Ignore the connection from here on: the reply is complete, and its end cancels nothing."""
+        if self._connection is not None:
+            self._connection.on_lost = None
+
+    def release(self) -> None:
+        """Return the permit and the held bytes."""
+        self._in_flight.release(self._held_bytes)
+        if self._cancel is not None:
+            self._in_flight.cancels.discard(self._cancel)
+            self._in_flight.leave()
+
+    def _on_lost(self) -> None:
+        self.caller_gone = True
+        if self._cancel is not None:
+            self._cancel()
+
+
+def _too_large() -> BodyTooLarge:
+    return BodyTooLarge("the body is larger than this gateway takes")

@@ -1,0 +1,180 @@
+"""Inference endpoints: how a dialect declares them, and how one of them answers a request.
+
+Litestar routes and documents them like any other handler, but calls only their middleware, which is the
+`Endpoint` itself: Litestar's request object, dependencies and response would cost as much as the rest of
+the gateway. docs/decisions/002-litestar-routing.md has the figures.
+"""
+
+from collections.abc import Awaitable, Callable, Container, Mapping
+from functools import update_wrapper
+from inspect import Parameter, Signature
+from typing import Any, TypeAlias, cast
+
+import msgspec
+from litestar import Response, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+
+from gateway.api.server.allowed_values import note_choices
+from gateway.api.server.call_io import ASGIApp, Receive, Scope, Send
+from gateway.api.server.error_bodies import Dialect, document_errors
+from gateway.api.server.paths import BELOW_MODEL, NAME, model_name, route_options
+from gateway.api.server.request_context import RequestContext, context_of
+from gateway.api.server.responses import HttpReply
+from gateway.errors import InvalidInput, MalformedBody
+
+MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
+
+# Called with the decoded body, the context, the `InferenceApi` and the model's name in the path, if any.
+Handler: TypeAlias = Callable[[Any, RequestContext, Any, str | None], Awaitable[HttpReply]]
+
+
+class Endpoint:
+    """One inference endpoint, as an ASGI application.
+
+    Rule: a body is read only after its key has been checked, and decoded once, straight into its struct.
+
+    dialects: on a path that several dialects share, body field → dialect. A body has one of these fields, and
+    its struct has UNSET for the others. json_only: whether a body in msgpack is refused as invalid JSON.
+    """
+
+    def __init__(self, handler: Handler, dialects: Mapping[str, Dialect], *, json_only: bool) -> None:
+        self.handler = handler
+        self.body = handler.__annotations__["data"]
+        self._dialects = dialects
+        self._json = msgspec.json.Decoder(self.body)
+        self._msgpack = None if json_only else msgspec.msgpack.Decoder(self.body)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request that Litestar has routed here."""
+        del receive, send
+        context = context_of(scope)
+        # Litestar's application knows no gateway, therefore the type of its dependencies is lost here.
+        api: Any = context.dependencies["api"]
+        try:
+            api.authenticator.authenticate(context)
+            data = self.decode(await context.io.read_body(), context)
+            reply = await self.handler(data, context, api, model_name(scope["path_params"].get("name")))
+        except Exception as error:  # noqa: BLE001 - every error becomes a reply
+            reply = context.failure(error)
+        await context.io.reply(reply)
+
+    def decode(self, body: bytes, context: RequestContext) -> Any:
+        """Decode a body, and set the dialect of the caller's errors if a field of the body decides it.
+
+        Raises: InvalidInput, MalformedBody, and what msgspec raises.
+        """
+        if self._msgpack is not None and _is_msgpack(context):
+            return _decode_msgpack(self._msgpack, body)
+        try:
+            data = self._json.decode(body)
+        except msgspec.ValidationError as error:
+            if self._dialects:
+                self._set_dialect(_fields_of(body), context)
+            note_choices(error, self.body)
+            raise
+        if self._dialects:
+            present = {field for field in self._dialects if getattr(data, field) is not msgspec.UNSET}
+            if not self._set_dialect(present, context):
+                names = " or ".join(f"`{field}`" for field in self._dialects)
+                raise InvalidInput(f"the body has {names}, and not those of several dialects")
+        return data
+
+    def _set_dialect(self, present: Container[str], context: RequestContext) -> bool:
+        """Return whether the fields of a body belong to one dialect, which the context then has."""
+        dialects = {dialect.name: dialect for field, dialect in self._dialects.items() if field in present}
+        if len(dialects) != 1:
+            return False
+        (context.dialect,) = dialects.values()
+        return True
+
+
+def inference(
+    *paths: str,
+    dialect: Dialect | Mapping[str, Dialect],
+    reply: ResponseSpec,
+    tags: list[str],
+    below_models: bool = True,
+    msgpack: bool = False,
+) -> Callable[[Handler], HTTPRouteHandler]:
+    """Declare a POST that runs a model.
+
+    dialect: whose errors the caller reads; where dialects share the path, body field → dialect, and the
+    first of them answers bodies whose fields do not tell. below_models: whether each path is also served
+    below /models/{name}. msgpack: whether a body may be msgpack as well as JSON.
+    """
+    by_field = {} if isinstance(dialect, Dialect) else dialect
+    dialects = [dialect] if isinstance(dialect, Dialect) else list(dict.fromkeys(dialect.values()))
+    every_path = [*paths, *[(BELOW_MODEL + path).rstrip("/") for path in paths if below_models]]
+
+    def declare(handler: Handler) -> HTTPRouteHandler:
+        endpoint = Endpoint(handler, by_field, json_only=not msgpack)
+        declaration = post(
+            every_path,
+            status_code=200,
+            middleware=[_answered_by(endpoint)],
+            opt=route_options(dialect=dialects[0], is_inference=True, name_has_slashes=True),
+            responses={200: reply} | document_errors(*dialects),
+            tags=tags,
+        )
+        return declaration(_documented(handler, endpoint.body, every_path))
+
+    return declare
+
+
+def _answered_by(endpoint: Endpoint) -> Callable[..., Any]:
+    """Return a middleware that answers requests itself and never calls Litestar's handler."""
+
+    def middleware(app: ASGIApp) -> ASGIApp:
+        del app
+        return endpoint
+
+    return middleware
+
+
+def _documented(handler: Handler, body: Any, paths: list[str]) -> Callable[..., Awaitable[Response[bytes]]]:
+    """Return a function of the same name, whose signature is what Litestar documents of the handler."""
+    # Annotations made at run time, for which mypy has no types.
+    json_body, in_path = cast("Any", JSONBody), cast("Any", FromPath)
+    parameters = [Parameter("data", Parameter.KEYWORD_ONLY, annotation=json_body[body])]
+    named = [NAME in path for path in paths]
+    if all(named):
+        parameters.append(Parameter("name", Parameter.KEYWORD_ONLY, annotation=in_path[str]))
+    elif any(named):
+        optional = in_path[str | None]
+        parameters.append(Parameter("name", Parameter.KEYWORD_ONLY, annotation=optional, default=None))
+
+    async def documented(**_: Any) -> Response[bytes]:
+        raise NotImplementedError
+
+    update_wrapper(documented, handler, ("__module__", "__name__", "__qualname__", "__doc__"))
+    del documented.__wrapped__  # type: ignore[attr-defined]
+    documented.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {
+        "return": Response[bytes]
+    }
+    documented.__signature__ = Signature(parameters, return_annotation=Response[bytes])  # type: ignore[attr-defined]
+    return documented
+
+
+def _is_msgpack(context: RequestContext) -> bool:
+    kind, _, _ = context.header(b"content-type").partition(";")
+    return kind.strip().lower() in MSGPACK
+
+
+def _decode_msgpack(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        note_choices(error, decoder.type)
+        raise
+    except msgspec.DecodeError as error:
+        raise MalformedBody(f"the body is not valid msgpack: {error}") from error
+
+
+def _fields_of(body: bytes) -> Container[str]:
+    """Return the fields of a body that does not fit its struct, to find its dialect."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()

@@ -1,0 +1,76 @@
+"""Translation of what Litestar and msgspec raise, while a request is read, into gateway errors."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from litestar.exceptions import (
+    HTTPException,
+    MethodNotAllowedException,
+    NotFoundException,
+    ValidationException,
+)
+
+from gateway.api.server.allowed_values import choices_of
+from gateway.errors import GatewayError, Internal, InvalidInput, MalformedBody, MethodNotAllowed, NotFound
+from gateway.upstreams.token_ids import IDS_REFUSED
+
+# Some messages repeat what was sent, which may be megabytes.
+MESSAGE_CHARACTERS_MAX = 300
+MISSING_QUERY = re.compile(r"Missing required query parameter '(?P<name>\w+)'")
+# Messages that name a standard without an example, and what callers are shown instead.
+QUERY_REASONS = {"Invalid RFC3339 encoded date": "expected a day such as 2027-01-31"}
+TOKEN_IDS = re.compile(r"Expected `(?:str|str \| object)`, got `(int|array)` - at `\$\.inputs?\[[\d.]+\]`")
+
+
+def as_gateway_error(error: Exception) -> GatewayError:
+    """Return the gateway error that an exception means; a bug becomes `Internal`."""
+    if isinstance(error, GatewayError):
+        return error
+    for kind, translate in TRANSLATIONS:
+        if isinstance(error, kind):
+            return translate(error)
+    if isinstance(error, HTTPException) and error.status_code < 500:
+        return InvalidInput("the request is not what this path takes")
+    return Internal("the gateway failed")
+
+
+def _invalid_field(error: msgspec.ValidationError) -> InvalidInput:
+    reason, _, place = str(error).partition(" - at `$")
+    if TOKEN_IDS.fullmatch(str(error)):
+        return InvalidInput(IDS_REFUSED, param=place.strip("`.").split("[")[0])
+    reason = reason[:MESSAGE_CHARACTERS_MAX]
+    if choices := choices_of(error):
+        reason = f"{reason}; allowed: {choices}"
+    field = place.strip("`.").split("[")[0].split(".")[0]
+    where = f" (at {place.strip('`.')})" if place.strip("`.") else ""
+    return InvalidInput(reason + where, param=field or None)
+
+
+def _invalid_request(error: ValidationException) -> GatewayError:
+    """Translate Litestar's complaint about a handler's arguments: the query, or a missing body."""
+    if missing := MISSING_QUERY.match(error.detail):
+        name = missing["name"]
+        return InvalidInput(f"the query parameter `{name}` is missing", param=name)
+    for problem in error.extra if isinstance(error.extra, list) else []:
+        if problem.get("source") == "query":
+            reason = QUERY_REASONS.get(problem["message"], str(problem["message"]))[:MESSAGE_CHARACTERS_MAX]
+            return InvalidInput(f"the query parameter `{problem['key']}`: {reason}", param=problem["key"])
+    return MalformedBody("the body is missing or is not what this path takes")
+
+
+def _method_not_allowed(error: MethodNotAllowedException) -> MethodNotAllowed:
+    return MethodNotAllowed("this path does not take that method", headers=error.headers)
+
+
+# Subclasses first: a ValidationError is a DecodeError too.
+TRANSLATIONS: tuple[tuple[type[Exception], Callable[[Any], GatewayError]], ...] = (
+    (NotFoundException, lambda _: NotFound("there is nothing at this path; /docs lists what there is")),
+    (MethodNotAllowedException, _method_not_allowed),
+    (ValidationException, _invalid_request),
+    (msgspec.ValidationError, _invalid_field),
+    (msgspec.DecodeError, lambda error: MalformedBody(f"the body is not valid JSON: {error}")),
+    (UnicodeDecodeError, lambda _: MalformedBody("the body is not valid UTF-8")),
+    (RecursionError, lambda _: MalformedBody("the body is nested too deeply")),
+)

@@ -1,0 +1,121 @@
+"""The part of the gateway that inference handlers use, and the headers of a successful reply."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from backends.contract import Capabilities, Operation, Reply
+from gateway.api.server.authentication import Authenticator
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import HttpReply
+from gateway.calls import Call, inputs_of
+from gateway.errors import EmptyInput, InvalidInput
+from gateway.quotas.headers import rate_limit_headers
+from gateway.serve import Caller, Gateway, Served
+
+
+class InferenceApi:
+    """What inference handlers are given: the gateway, the check of keys, and the bound on inputs."""
+
+    def __init__(self, gateway: Gateway, authenticator: Authenticator, inputs_max: int) -> None:
+        self.gateway = gateway
+        self.authenticator = authenticator
+        self.inputs_max = inputs_max
+
+    async def serve(self, context: RequestContext, call: Call) -> Served:
+        """Run a decoded call through the gateway's stages. Raises: GatewayError."""
+        context.timeline.lap("parse")
+        context.inputs = len(inputs_of(call.work))
+        if context.is_bulk():
+            call = msgspec.structs.replace(call, bulk=True)
+        caller = Caller(self.authenticator.authenticate(context), context.timeout_s())
+        served = await self.gateway.serve(call, caller, context.timeline)
+        context.tokens = served.reply.tokens
+        return served
+
+    async def decode_ids(
+        self, context: RequestContext, model: str | None, operation: Operation, ids: Sequence[list[int]]
+    ) -> list[str]:
+        """Decode token ids with the vocabulary that the model's config names.
+
+        Raises: what `Routes.resolve` and `IdDecoder.decode` raise.
+        """
+        tenant = self.authenticator.authenticate(context)
+        route = self.gateway.routes.resolve(tenant, model, operation)
+        return await self.gateway.upstreams[route.upstream].ids.decode(ids, route.deadline_s)
+
+    def capabilities_of(self, model: str | None, operation: Operation) -> Capabilities | None:
+        """Return what a model, or the operation's default, can do; None until a replica of it has joined.
+
+        Whether the caller may use the model is checked when the call is served.
+        Raises: ModelNotFound, what `Routes.default_model` raises.
+        """
+        routes = self.gateway.routes
+        name = routes.default_model(operation) if model is None else model
+        return self.gateway.upstreams[routes.upstream_of(name)].capabilities
+
+    def texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
+        """Return the inputs of a call, which may be one text or a list.
+
+        Raises: EmptyInput, InvalidInput.
+        """
+        texts = (given,) if isinstance(given, str) else tuple(given)
+        if not texts:
+            raise EmptyInput(f"`{field}` is an empty list", param=field)
+        if len(texts) > self.inputs_max:
+            raise InvalidInput(
+                f"{len(texts)} inputs; this gateway takes {self.inputs_max} in a call", param=field
+            )
+        return texts
+
+    def whole_texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
+        """Return the inputs like `texts`, and refuse an empty one."""
+        texts = self.texts(given, field)
+        for index, text in enumerate(texts):
+            if not text:
+                raise EmptyInput(f"`{field}` {index} is an empty string", param=field)
+        return texts
+
+
+def reply_headers(served: Served) -> dict[str, str]:
+    """Return the headers that every successful reply carries."""
+    headers = rate_limit_headers(served.limit_statuses)
+    if served.degraded:
+        headers["x-quota-mode"] = "degraded"
+    if served.reply.truncated != ():
+        headers["x-truncated-inputs"] = _ranges(served.reply.truncated)
+    if served.fingerprint is not None:
+        headers["x-embedding-fingerprint"] = served.fingerprint
+    return headers
+
+
+def _ranges(indices: tuple[int, ...] | None) -> str:
+    """Write indices as 0-3,7; each by itself, 2,048 of them exceed the header size of some clients."""
+    if indices is None:
+        return "unknown"
+    ranges = []
+    for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
+        members = [index for _, index in run]
+        ranges.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return ",".join(ranges)
+
+
+def respond(
+    context: RequestContext, served: Served, body: bytes, headers: dict[str, str] | None = None
+) -> HttpReply:
+    """Return the HTTP reply of a served call; `server-timing` counts the time up to here as "encode"."""
+    timeline = context.timeline
+    timeline.lap("encode")
+    all_headers = reply_headers(served)
+    if headers:
+        all_headers |= headers
+    all_headers["server-timing"] = timeline.server_timing()
+    return HttpReply(body, all_headers)
+
+
+def expect_reply(reply: Reply, kind: Any) -> Any:
+    """Return a reply that has to be of one kind, or of one of several; another kind is a bug."""
+    assert isinstance(reply, kind)
+    return reply
