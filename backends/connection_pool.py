@@ -1,8 +1,8 @@
-"""HTTP/1.1 to one origin over kept-alive connections, parsed by httptools; its failures are httpx's.
+"""HTTP/1.1 connection pool of one origin, parsed by httptools; it raises httpx's exceptions.
 
-httpx's own pool carries 513 calls a second on one core where aiohttp's carries 2,300, and that one still
-takes a third of a call's CPU. What is asked here is little: whole bodies, no redirects, proxies or cookies.
-Rule: a connection serves one request at a time, and one that is not at rest after it is closed.
+httpx's own pool carries 513 requests per second on one core where aiohttp's carries 2,300, and aiohttp still
+takes a third of a request's CPU. The needs here are small: complete bodies, no redirects, proxies or cookies.
+Rule: a connection serves one request at a time, and it is closed unless it is idle afterwards.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ import msgspec
 
 logger = logging.getLogger(__name__)
 
-# The largest honest reply is 2,048 vectors of 8,192 JSON numbers; past this it is a fault.
+# The largest valid reply is 2,048 vectors of 8,192 JSON numbers; anything larger is a fault.
 REPLY_LIMIT_BYTES = 512 * 1024 * 1024
 HEAD_LIMIT_BYTES = 256 * 1024
 
 
 class RequestTemplate(msgspec.Struct, frozen=True):
-    """What requests of one kind have in common. head: method, path and headers as they are sent."""
+    """Constant part of similar requests. head: request line and headers in wire format."""
 
     method: str
     url: httpx.URL
@@ -34,14 +34,15 @@ class RequestTemplate(msgspec.Struct, frozen=True):
 
 
 def request_template(method: str, url: httpx.URL, headers: httpx.Headers) -> RequestTemplate:
-    """Made once, for all requests of a kind."""
+    """Build the template of all requests with this method, URL and headers."""
     lines = tuple(headers.raw)
-    first = b"%b %b HTTP/1.1\r\n" % (method.encode(), url.raw_path)
-    return RequestTemplate(method, url, lines, b"".join([first, *[b"%b: %b\r\n" % line for line in lines]]))
+    request_line = b"%b %b HTTP/1.1\r\n" % (method.encode(), url.raw_path)
+    head = b"".join([request_line, *[b"%b: %b\r\n" % line for line in lines]])
+    return RequestTemplate(method, url, lines, head)
 
 
 class RawResponse(msgspec.Struct, frozen=True):
-    """A whole answer, as it came."""
+    """Complete response with undecoded headers."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -49,30 +50,36 @@ class RawResponse(msgspec.Struct, frozen=True):
 
 
 class Transport(Protocol):
-    """How requests get to their server."""
+    """Sender of requests to one origin."""
 
-    async def ask(
-        self, target: RequestTemplate, more: Sequence[tuple[bytes, bytes]], body: bytes
+    async def send(
+        self, template: RequestTemplate, extra: Sequence[tuple[bytes, bytes]], body: bytes
     ) -> RawResponse:
-        """A whole answer; more: headers of this request alone. Raises: what httpx's transports raise."""
+        """Send a request and return the complete response. extra: headers of this request only.
+
+        Raises: the exceptions of httpx's transports.
+        """
 
     async def aclose(self) -> None:
-        """Close every connection; what is asked over one fails."""
+        """Close every connection; requests in flight fail."""
 
 
 class Connector(Protocol):
-    """How a connection to the origin is made: by name, by one address of it, or by a Unix socket."""
+    """Opener of a connection to the origin: by host name, by IP address or by Unix socket."""
 
     async def __call__(self, factory: "Callable[[], _Connection]") -> "tuple[object, _Connection]":
-        """Raises: OSError, ssl.SSLError."""
+        """Open a connection.
+
+        Raises: OSError, ssl.SSLError.
+        """
 
 
 def tcp_connector(url: httpx.URL, context: ssl.SSLContext, ip: str | None = None) -> Connector:
-    """Over TCP, to one address of the host where `ip` is given; certificates speak of the name."""
+    """Return a connector over TCP. ip: connect to this address; the certificate is checked for the name."""
     is_tls = url.scheme == "https"
     port = url.port or (443 if is_tls else 80)
 
-    async def open_(factory: "Callable[[], _Connection]") -> "tuple[object, _Connection]":
+    async def connect(factory: "Callable[[], _Connection]") -> "tuple[object, _Connection]":
         loop = asyncio.get_running_loop()
         if not is_tls:
             return await loop.create_connection(factory, ip or url.host, port)
@@ -80,58 +87,64 @@ def tcp_connector(url: httpx.URL, context: ssl.SSLContext, ip: str | None = None
             factory, ip or url.host, port, ssl=context, server_hostname=url.host
         )
 
-    return open_
+    return connect
 
 
 def unix_connector(path: str) -> Connector:
-    """Over a Unix socket."""
+    """Return a connector to a Unix socket."""
 
-    async def open_(factory: "Callable[[], _Connection]") -> "tuple[object, _Connection]":
+    async def connect(factory: "Callable[[], _Connection]") -> "tuple[object, _Connection]":
         return await asyncio.get_running_loop().create_unix_connection(factory, path)
 
-    return open_
+    return connect
 
 
 class ConnectionPool:
-    """connect_timeout_s: for one connection. idle_s: how long one that nobody uses is kept."""
+    """Pool of kept-alive connections to one origin.
 
-    def __init__(self, opener: Connector, connect_timeout_s: float, idle_s: float) -> None:
-        self._opener = opener
+    connect_timeout_s: limit for opening one connection. idle_s: lifetime of an idle connection.
+    """
+
+    def __init__(self, connector: Connector, connect_timeout_s: float, idle_s: float) -> None:
+        self._connector = connector
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
-        # The one used last is taken first, so that the others can grow old.
+        # Last in, first out: the connection used last is taken first, so that surplus ones expire.
         self._idle: deque[_Connection] = deque()
         self._busy: set[_Connection] = set()
-        self._sweeping: asyncio.TimerHandle | None = None
-        self._reuses = True
+        self._expiry_timer: asyncio.TimerHandle | None = None
+        self._reuse_allowed = True
 
-    async def ask(
-        self, target: RequestTemplate, more: Sequence[tuple[bytes, bytes]], body: bytes
+    async def send(
+        self, template: RequestTemplate, extra: Sequence[tuple[bytes, bytes]], body: bytes
     ) -> RawResponse:
-        """A whole answer. Raises: httpx.ConnectError, ConnectTimeout, ReadError, RemoteProtocolError."""
-        connection = self._rested() or await self._open()
+        """Send a request and return the complete response.
+
+        Raises: httpx.ConnectError, ConnectTimeout, ReadError, RemoteProtocolError, DecodingError.
+        """
+        connection = self._take_idle() or await self._open()
         self._busy.add(connection)
         try:
-            return await connection.ask(_head(target, more, len(body)), body)
+            return await connection.send(_head(template, extra, len(body)), body)
         finally:
             self._busy.discard(connection)
-            self._put_back(connection)
+            self._release(connection)
 
     async def aclose(self) -> None:
-        """Close every connection; what is asked over one fails."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        """Close every connection; requests in flight fail."""
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
         for connection in [*self._idle, *self._busy]:
             connection.close()
         self._idle.clear()
-        # A transport that was told to close does so in the loop's next turn.
+        # An aborted transport closes in the next iteration of the loop.
         await asyncio.sleep(0)
 
-    def _rested(self) -> "_Connection | None":
+    def _take_idle(self) -> "_Connection | None":
         oldest_s = asyncio.get_running_loop().time() - self._idle_s
         while self._idle:
             connection = self._idle.pop()
-            if connection.at_rest and connection.rested_s > oldest_s:
+            if connection.is_idle and connection.idle_since_s > oldest_s:
                 return connection
             connection.close()
         return None
@@ -139,107 +152,112 @@ class ConnectionPool:
     async def _open(self) -> "_Connection":
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await self._opener(partial(_Connection, self._strayed))
+                _, connection = await self._connector(partial(_Connection, self._disable_reuse))
         except TimeoutError as error:
             raise httpx.ConnectTimeout("no connection in time") from error
         except OSError as error:
             raise httpx.ConnectError("no connection") from error
         return connection
 
-    def _strayed(self) -> None:
-        """Somebody there answers what was not asked: what comes next on a kept connection may be another's.
+    def _disable_reuse(self) -> None:
+        """Stop reusing connections, because this server sends data that no request asked for.
 
-        Told of once, and from then on each request has a connection of its own.
+        On a reused connection such data could be taken for the response to another request. The warning is
+        logged once, and each later request opens its own connection.
         """
-        if self._reuses:
-            self._reuses = False
-            logger.warning("a server answers unasked; its connections are not used twice from now on")
+        if self._reuse_allowed:
+            self._reuse_allowed = False
+            logger.warning("a server sends unsolicited responses; its connections are no longer reused")
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
-    def _put_back(self, connection: "_Connection") -> None:
-        if not (connection.at_rest and self._reuses):
+    def _release(self, connection: "_Connection") -> None:
+        if not (connection.is_idle and self._reuse_allowed):
             connection.close()
             return
         loop = asyncio.get_running_loop()
-        connection.rested_s = loop.time()
+        connection.idle_since_s = loop.time()
         self._idle.append(connection)
-        if self._sweeping is None:
-            self._sweeping = loop.call_later(self._idle_s, self._sweep)
+        if self._expiry_timer is None:
+            self._expiry_timer = loop.call_later(self._idle_s, self._close_expired)
 
-    def _sweep(self) -> None:
-        """Close those that nobody has used for their time, and look again when the next one's is over."""
-        self._sweeping = None
+    def _close_expired(self) -> None:
+        """Close expired idle connections and schedule the next check for when another one expires."""
+        self._expiry_timer = None
         loop = asyncio.get_running_loop()
         oldest_s = loop.time() - self._idle_s
-        while self._idle and (self._idle[0].rested_s <= oldest_s or not self._idle[0].at_rest):
+        while self._idle and (self._idle[0].idle_since_s <= oldest_s or not self._idle[0].is_idle):
             self._idle.popleft().close()
         if self._idle:
-            self._sweeping = loop.call_at(self._idle[0].rested_s + self._idle_s, self._sweep)
+            self._expiry_timer = loop.call_at(self._idle[0].idle_since_s + self._idle_s, self._close_expired)
 
 
-def _head(target: RequestTemplate, more: Sequence[tuple[bytes, bytes]], size: int) -> bytes:
-    end = b"content-length: %d\r\n\r\n" % size if size or target.method == "POST" else b"\r\n"
-    return b"".join([target.head, *[b"%b: %b\r\n" % pair for pair in more], end])
+def _head(template: RequestTemplate, extra: Sequence[tuple[bytes, bytes]], size: int) -> bytes:
+    end = b"content-length: %d\r\n\r\n" % size if size or template.method == "POST" else b"\r\n"
+    return b"".join([template.head, *[b"%b: %b\r\n" % pair for pair in extra], end])
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, and the answer that is being read from it."""
+    """One connection and the response being read from it. on_unsolicited: called on unsolicited data."""
 
-    def __init__(self, strayed: Callable[[], None]) -> None:
-        self._strayed = strayed
+    def __init__(self, on_unsolicited: Callable[[], None]) -> None:
+        self._on_unsolicited = on_unsolicited
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._asked: asyncio.Future[RawResponse] | None = None
-        self._kept = True
-        self.rested_s = 0.0
-        self._begin()
+        self._pending: asyncio.Future[RawResponse] | None = None
+        self._reusable = True
+        self.idle_since_s = 0.0
+        self._reset()
 
     @property
-    def at_rest(self) -> bool:
-        """Whether it can take a request: open, and nothing owed on either side."""
-        return self._kept and self._asked is None and self._transport is not None
+    def is_idle(self) -> bool:
+        """True if the connection is open and no request or response is outstanding."""
+        return self._reusable and self._pending is None and self._transport is not None
 
-    async def ask(self, head: bytes, body: bytes) -> RawResponse:
-        """Send a request and wait for the whole of its answer."""
+    async def send(self, head: bytes, body: bytes) -> RawResponse:
+        """Send a request and wait for the complete response."""
         assert self._transport is not None
-        self._asked = asyncio.get_running_loop().create_future()
+        self._pending = asyncio.get_running_loop().create_future()
         try:
             self._transport.writelines((head, body))
-            return await self._asked
+            return await self._pending
         except asyncio.CancelledError:
-            # The answer would come to nobody, or to whoever asks next.
-            self._kept = False
+            # The response may still arrive, and must not be taken for that of the next request.
+            self._reusable = False
             raise
         finally:
-            self._asked = None
+            self._pending = None
 
     def close(self) -> None:
-        """At once, whatever is on its way; whoever waits hears of it."""
-        self._kept = False
-        # Parser and connection hold each other: what was read of an answer would stay until they are found.
-        self._begin()
+        """Close immediately; a request in flight fails."""
+        self._reusable = False
+        # Parser and connection reference each other, so that the data read would otherwise stay in memory
+        # until the garbage collector runs.
+        self._reset()
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """asyncio's: it is open."""
+        """Store the transport; called by asyncio when the connection is open."""
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio's: it is closed, which is the end of an answer that told no length."""
-        self._kept, self._transport = False, None
+        """End the response; called by asyncio when the connection is closed.
+
+        Closing is the regular end of a response that has no length.
+        """
+        self._reusable, self._transport = False, None
         if exc is None and self._in_body and self._until_closed:
             self.on_message_complete()
         self._fail(httpx.ReadError("the connection broke"))
-        self._begin()
+        self._reset()
         self._parser = None
 
     def data_received(self, data: bytes) -> None:
-        """asyncio's: some bytes of an answer."""
-        if self._asked is None or self._parser is None:
-            self._unasked()
+        """Parse bytes of a response; called by asyncio."""
+        if self._pending is None or self._parser is None:
+            self._reject_unsolicited()
             self.close()
             return
         try:
@@ -248,33 +266,33 @@ class _Connection(asyncio.Protocol):
             self._fail(httpx.RemoteProtocolError("this is not HTTP/1.1"))
             self.close()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self._size = 0
         self._in_body = False
         self._until_closed = True
 
-    def _unasked(self) -> None:
-        # Who gives up in the very turn in which the answer comes has asked for it all the same.
-        given_up = self._asked is not None and self._asked.cancelled()
-        if not given_up and self._transport is not None and not self._transport.is_closing():
-            self._strayed()
-        self._kept = False
+    def _reject_unsolicited(self) -> None:
+        # A request cancelled in the same loop iteration in which its response arrives did ask for it.
+        is_cancelled = self._pending is not None and self._pending.cancelled()
+        if not is_cancelled and self._transport is not None and not self._transport.is_closing():
+            self._on_unsolicited()
+        self._reusable = False
 
     def _fail(self, error: httpx.RequestError) -> None:
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_exception(error)
+        if self._pending is not None and not self._pending.done():
+            self._pending.set_exception(error)
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
-        """The first byte of an answer; one that nobody asked for would be taken for the next request's."""
-        if self._asked is None or self._asked.done():
-            self._unasked()
+        """Detect a response without a request, which would be taken for that of the next request."""
+        if self._pending is None or self._pending.done():
+            self._reject_unsolicited()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One line of the head."""
+        """Store one header, within the limit of the head."""
         self._size += len(name) + len(value)
         if self._size > HEAD_LIMIT_BYTES:
             self._fail(httpx.DecodingError("the reply's head is too large"))
@@ -285,30 +303,30 @@ class _Connection(asyncio.Protocol):
             self._until_closed = False
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """Start counting the body."""
         self._in_body = True
         self._size = 0
 
     def on_body(self, piece: bytes) -> None:
-        """Some of the body."""
+        """Store a part of the body, within the limit of the reply."""
         self._size += len(piece)
         if self._size > REPLY_LIMIT_BYTES:
             self._fail(httpx.DecodingError("the reply is too large"))
             self.close()
             return
-        self._pieces.append(piece)
+        self._chunks.append(piece)
 
     def on_message_complete(self) -> None:
-        """The answer is whole; one of 1xx only says that another will come."""
+        """Deliver the response; a status of 1xx only announces another response."""
         assert self._parser is not None
         status = self._parser.get_status_code()
-        headers, pieces = self._headers, self._pieces
-        self._begin()
+        headers, chunks = self._headers, self._chunks
+        self._reset()
         if status < 200:
             return
-        self._kept = self._kept and self._parser.should_keep_alive()
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if self._asked is None or self._asked.done():
-            self._kept = False
+        self._reusable = self._reusable and self._parser.should_keep_alive()
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if self._pending is None or self._pending.done():
+            self._reusable = False
             return
-        self._asked.set_result(RawResponse(status, headers, body))
+        self._pending.set_result(RawResponse(status, headers, body))

@@ -1,6 +1,6 @@
-"""What a backend is asked and what it answers: the one language every adapter speaks.
+"""Neutral work, replies and capabilities: the interface that every backend adapter implements.
 
-Knows nothing of HTTP, tenants, quotas or batching. Everything that travels is frozen.
+This module knows nothing of HTTP, tenants, quotas or batching. Every message is frozen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Vectors: TypeAlias = NDArray[np.float32]
 
 
 class Operation(StrEnum):
-    """What a model can be asked to do."""
+    """Operations that a model can offer."""
 
     EMBED = "embed"
     ENCODE = "encode"
@@ -27,11 +27,11 @@ class Operation(StrEnum):
 
 
 class Output(StrEnum):
-    """What an input can be turned into.
+    """Kinds of output that an embedding model can compute for an input.
 
-    DENSE: one vector. SPARSE: a weight for some terms of the vocabulary (SPLADE, BGE-M3). MULTIVECTOR: a
-    vector a token, as late interaction compares them (ColBERT, BGE-M3). TOKENS: the network's last hidden
-    state at every token, specials too, neither projected nor normalized (TEI's embed_all).
+    DENSE: one vector. SPARSE: weights for some terms of the vocabulary (SPLADE, BGE-M3). MULTIVECTOR: one
+    vector per token, as late interaction compares them (ColBERT, BGE-M3). TOKENS: the network's last hidden
+    state at every token, special tokens included, neither projected nor normalized (TEI's embed_all).
     """
 
     DENSE = "dense"
@@ -41,10 +41,11 @@ class Output(StrEnum):
 
 
 class ScoreKind(StrEnum):
-    """What the number is that a reranker gives.
+    """Scales of a reranker's score.
 
-    LOGIT: as the network gives it. SIGMOID: that squeezed between 0 and 1; raw, it is the logit. COSINE: the
-    mean over a query's vectors of the best cosine with one of the document's; raw, it is their sum (MaxSim).
+    LOGIT: the network's output. SIGMOID: the logit mapped to the range 0 to 1; the raw score is the logit.
+    COSINE: the mean, over the query's vectors, of the best cosine with one of the document's vectors; the raw
+    score is the sum (MaxSim).
     """
 
     LOGIT = "logit"
@@ -53,7 +54,7 @@ class ScoreKind(StrEnum):
 
 
 class Truncate(StrEnum):
-    """What happens to an input longer than the model: refuse it, or cut one side."""
+    """Treatment of an input that is longer than the model: refuse it, or cut one end."""
 
     ERROR = "error"
     LEFT = "left"
@@ -61,10 +62,11 @@ class Truncate(StrEnum):
 
 
 class Embed(msgspec.Struct, frozen=True, tag="embed"):
-    """Turn each input into one vector.
+    """Request for one vector per input.
 
-    dimensions: keep the first N components, then normalize (if asked), as TEI does.
-    prompt_name: a key of the checkpoint's sentence-transformers prompts; None is its default, "" is none.
+    dimensions: keep the first N components, then normalize (if requested), as TEI does.
+    prompt_name: a key of the checkpoint's sentence-transformers prompts. None selects the checkpoint's
+    default prompt; "" selects no prompt.
     """
 
     inputs: tuple[str, ...]
@@ -75,9 +77,9 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
-    """Turn each input into several kinds of output at once, or into one that is not dense.
+    """Request for several kinds of output per input, or for one kind that is not dense.
 
-    What is dense alone is `Embed`. normalize and dimensions speak of the dense vector.
+    A request for dense vectors only is an `Embed`. normalize and dimensions apply to the dense vector.
     """
 
     inputs: tuple[str, ...]
@@ -89,7 +91,7 @@ class Encode(msgspec.Struct, frozen=True, tag="encode"):
 
 
 class Rerank(msgspec.Struct, frozen=True, tag="rerank"):
-    """Score each document against the query; raw_scores asks for what `ScoreKind` says is raw."""
+    """Request for one score per document against the query; `ScoreKind` defines raw scores."""
 
     query: str
     documents: tuple[str, ...]
@@ -98,7 +100,7 @@ class Rerank(msgspec.Struct, frozen=True, tag="rerank"):
 
 
 class Score(msgspec.Struct, frozen=True, tag="score"):
-    """Score each pair of a query and a document, as `Rerank` does for one query; `RerankReply` answers."""
+    """Request for one score per pair of a query and a document, answered by a `RerankReply`."""
 
     pairs: tuple[tuple[str, str], ...]
     raw_scores: bool = False
@@ -106,7 +108,7 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
 
 
 class Classify(msgspec.Struct, frozen=True, tag="classify"):
-    """Tell how well each label fits each input, a text or a pair of texts; raw_scores asks for logits."""
+    """Request for the score of every label for each input, a text or a pair; raw scores are logits."""
 
     inputs: tuple[str | tuple[str, str], ...]
     raw_scores: bool = False
@@ -114,7 +116,7 @@ class Classify(msgspec.Struct, frozen=True, tag="classify"):
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
-    """Show how each input becomes tokens; nothing is cut."""
+    """Request for the tokens of each input; no input is truncated."""
 
     inputs: tuple[str, ...]
     add_special_tokens: bool = True
@@ -122,7 +124,7 @@ class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
 
 
 class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
-    """Turn each list of token ids back into text."""
+    """Request for the text of each list of token ids."""
 
     inputs: tuple[tuple[int, ...], ...]
     skip_special_tokens: bool = True
@@ -134,10 +136,10 @@ Work: TypeAlias = Embed | Encode | Rerank | Score | Classify | Tokenize | Detoke
 class EmbedReply(msgspec.Struct, frozen=True, tag="embedded"):
     """Vectors in input order.
 
-    vectors: (n_inputs, dim) float32, each row of length 1 where normalize was asked.
-    tokens: tokens computed, specials and prompt included, after truncation.
-    truncated: indices of inputs that were cut; None where the backend cannot tell.
-    input_tokens: the tokens of each input; None where the backend tells their sum only.
+    vectors: (n_inputs, dim) float32; each row has length 1 if the work requested normalization.
+    tokens: tokens computed after truncation, including special tokens and the prompt.
+    truncated: indices of the inputs that were cut; None if the backend does not report them.
+    input_tokens: the tokens of each input; None if the backend reports only their sum.
     """
 
     vectors: Vectors
@@ -147,17 +149,20 @@ class EmbedReply(msgspec.Struct, frozen=True, tag="embedded"):
 
 
 class TermWeights(msgspec.Struct, frozen=True):
-    """Term weights of one input: ids of the vocabulary, (k,) int32, rising; values (k,) float32, none 0."""
+    """Term weights of one input.
+
+    indices: (k,) int32, vocabulary ids in ascending order. values: (k,) float32, all different from 0.
+    """
 
     indices: NDArray[np.int32]
     values: Vectors
 
 
 class EncodeReply(msgspec.Struct, frozen=True, tag="encoded"):
-    """What was asked for of each input, in input order; None where it was not asked for.
+    """Requested outputs of each input, in input order; outputs that were not requested are None.
 
-    dense: (n_inputs, dim). multivector, token_vectors: for each input (its tokens, dim). The rest as in
-    `EmbedReply`.
+    dense: (n_inputs, dim). multivector, token_vectors: one array (tokens of the input, dim) per input. The
+    other fields are those of `EmbedReply`.
     """
 
     tokens: int
@@ -170,7 +175,7 @@ class EncodeReply(msgspec.Struct, frozen=True, tag="encoded"):
 
 
 class RerankReply(msgspec.Struct, frozen=True, tag="reranked"):
-    """Scores in document order: (n_documents,) float32. The rest as in `EmbedReply`."""
+    """Scores in document order, (n_documents,) float32; the other fields are those of `EmbedReply`."""
 
     scores: Vectors
     tokens: int
@@ -178,7 +183,7 @@ class RerankReply(msgspec.Struct, frozen=True, tag="reranked"):
 
 
 class ClassifyReply(msgspec.Struct, frozen=True, tag="classified"):
-    """Scores in input order and the model's order of labels: (n_inputs, n_labels) float32."""
+    """Label scores, (n_inputs, n_labels) float32: inputs in order, labels in the model's order."""
 
     labels: tuple[str, ...]
     scores: Vectors
@@ -187,9 +192,10 @@ class ClassifyReply(msgspec.Struct, frozen=True, tag="classified"):
 
 
 class Token(msgspec.Struct, frozen=True):
-    """One token; start and stop are UTF-8 byte offsets into the prompted text.
+    """One token of an input.
 
-    None for specials, and where the wire tells no offsets.
+    start, stop: UTF-8 byte offsets into the text with its prompt. They are None for special tokens, and for
+    all tokens if the wire carries no offsets.
     """
 
     id: int
@@ -200,7 +206,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class TokenizeReply(msgspec.Struct, frozen=True, tag="tokenized"):
-    """The tokens of each input, in input order. Tokenizing is free: tokens is always 0."""
+    """Tokens of each input, in input order. Tokenization is free, therefore `tokens` is always 0."""
 
     inputs: tuple[tuple[Token, ...], ...]
     tokens: int = 0
@@ -208,7 +214,7 @@ class TokenizeReply(msgspec.Struct, frozen=True, tag="tokenized"):
 
 
 class DetokenizeReply(msgspec.Struct, frozen=True, tag="detokenized"):
-    """One text for each list of ids. Free, as tokenizing is."""
+    """One text per list of token ids. Detokenization is free, as tokenization is."""
 
     texts: tuple[str, ...]
     tokens: int = 0
@@ -219,18 +225,18 @@ Reply: TypeAlias = EmbedReply | EncodeReply | RerankReply | ClassifyReply | Toke
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a replica said about itself when it joined; None is "it does not say".
+    """Capabilities that a replica reported when it joined; None means that it does not report the value.
 
-    batch_inputs, batch_tokens, batch_bytes: the most that one request to it may hold.
-    concurrent_inputs: how many inputs it takes in flight before it refuses.
-    prompts: name → text put before an input, and which of them is put there unasked.
-    checkpoint: where the weights and tokenizer lie, if on this machine.
-    reports_input_tokens: whether its replies hold `input_tokens`, so that several tenants can share one.
-    outputs: which kinds `Encode` may ask for. labels: of a classifier, in the order of its scores.
-    score_kind: what a reranker's score is where raw ones are not asked for.
-    overhead_tokens: the most that it adds to each pair beside the tokens of query and document.
-    notes: what else an operator should know of it, for the line that tells of its joining.
-    loaded: whether its model is in memory; what is said of one that is not comes from its small files alone.
+    batch_inputs, batch_tokens, batch_bytes: upper bounds on one request to the replica.
+    concurrent_inputs: the number of inputs in flight above which the replica refuses requests.
+    prompts, default_prompt: prompt texts by name, and the name of the one used if a request names none.
+    checkpoint: path of the weights and tokenizer, if they are on this machine.
+    reports_input_tokens: replies hold `input_tokens`, so that one reply can be shared by several tenants.
+    outputs: the kinds that `Encode` may request. labels: a classifier's labels, in the order of its scores.
+    score_kind: the scale of a reranker's scores if raw scores are not requested.
+    overhead_tokens: the most tokens that a pair has in addition to those of its query and document.
+    notes: further facts for operators, logged when the replica joins.
+    loaded: the model is in memory. If it is not, all values come from the checkpoint's small files.
     """
 
     model_id: str
@@ -258,7 +264,10 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
-    """Paths of PEM files. ca: who is trusted instead of the system's; certificate, private_key: our own."""
+    """Paths of PEM files.
+
+    ca: trusted authorities, replacing the system's. certificate, private_key: the gateway's own.
+    """
 
     ca: str | None = None
     certificate: str | None = None
@@ -266,21 +275,22 @@ class TlsFiles(msgspec.Struct, frozen=True):
 
 
 class QueueDepth(msgspec.Struct, frozen=True):
-    """How busy a replica says it is. waiting_inputs: texts or pairs in its own queue, not yet begun."""
+    """Queue length of a replica. waiting_inputs: texts or pairs in its own queue, not started yet."""
 
     waiting_inputs: int
 
 
 ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "failed"]
-# room: another was to be loaded. idle: nobody asked for it. out_of_memory: a batch of another did not fit.
+# room: memory was needed for another model. idle: no request used the model. out_of_memory: a batch of
+# another model did not fit into memory.
 UnloadReason: TypeAlias = Literal["room", "idle", "out_of_memory"]
 
 
 class Residence(msgspec.Struct, frozen=True):
-    """Whether a model is in memory, and what became of it since its process began.
+    """Memory state of a model, with counters since its process started.
 
-    error: why it was not loaded when that was last tried. memory_bytes: what it holds now. loads: how many
-    went well. out_of_memory: batches that did not fit into memory as they were.
+    error: the reason that the last load failed. memory_bytes: memory held now. loads: successful loads.
+    out_of_memory: batches that did not fit into memory in one piece.
     """
 
     state: ModelState
@@ -293,12 +303,12 @@ class Residence(msgspec.Struct, frozen=True):
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True):
-    """Where one replica is and how to speak to it.
+    """Address and connection settings of one replica.
 
-    address: a base URL; for torch as `backends.torch.wire.address_of` writes it.
-    model: the served model's name, where the wire carries one.
-    tokenizer: hub id or path of the model's checkpoint, for wires that tell no tokens or no prompts.
-    ip: the one address to connect to, where the host of `address` has several; Host and SNI stay the name.
+    address: a base URL; for torch, the form that `backends.torch.wire.address_of` writes.
+    model: name of the served model, if the wire carries one.
+    tokenizer: hub id or path of the model's checkpoint, for wires that report no tokens or no prompts.
+    ip: the address to connect to if the host of `address` has several. Host header and SNI keep the name.
     """
 
     address: str
@@ -310,30 +320,30 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """One replica of one upstream, whatever wire it speaks."""
+    """Client of one replica, independent of its wire."""
 
     async def describe(self, timeout_s: float) -> Capabilities:
-        """Ask the replica what it is, when it joins.
+        """Query the replica's capabilities, when it joins.
 
         Raises: BackendError.
         """
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
-        """Carry out one piece of work within timeout_s.
+        """Execute one piece of work within timeout_s.
 
-        Raises: BackendError, whose facts say whose fault it is and whether to try elsewhere.
+        Raises: BackendError; its facts are the source of the fault and whether to retry elsewhere.
         """
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close all connections."""
 
 
 @runtime_checkable
 class ReportsQueueDepth(Protocol):
-    """What a backend offers beside, where its wire has a signal of the server's own queue."""
+    """Optional interface of backends whose wire reports the length of the server's own queue."""
 
     async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
-        """How much waits there now; None where this server does not say.
+        """Return the current queue depth, or None if this server does not report it.
 
         Raises: BackendError.
         """
@@ -341,21 +351,21 @@ class ReportsQueueDepth(Protocol):
 
 @runtime_checkable
 class ReportsResidence(Protocol):
-    """What a backend offers beside, where its model need not always be in memory."""
+    """Optional interface of backends whose model can be out of memory."""
 
     async def residence(self, timeout_s: float) -> Residence:
-        """Whether it is there now.
+        """Return the current memory state of the model.
 
         Raises: BackendError.
         """
 
 
-# What counts as one input: one vector, score, row of labels or token list comes back for each.
+# One input of a piece of work. The reply holds one vector, score, row of labels or token list for each.
 WorkInput: TypeAlias = str | tuple[str, str] | tuple[int, ...]
 
 
 def inputs_of(work: Work) -> Sequence[WorkInput]:
-    """The inputs of a piece of work: texts, pairs of texts, or lists of ids."""
+    """Return the inputs of a piece of work: texts, pairs of texts, or lists of token ids."""
     match work:
         case Embed() | Encode() | Classify() | Tokenize() | Detokenize():
             return work.inputs
@@ -366,7 +376,7 @@ def inputs_of(work: Work) -> Sequence[WorkInput]:
 
 
 def operation_of(work: Work) -> Operation:
-    """Which operation a piece of work is."""
+    """Return the operation of a piece of work."""
     match work:
         case Embed():
             return Operation.EMBED

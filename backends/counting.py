@@ -1,6 +1,6 @@
-"""Tokens, lengths and prompts for wires that do not tell them, from the checkpoint's own small files.
+"""Token counts, lengths and prompts from a checkpoint's small files, for wires that do not report them.
 
-Rule: the files are read once a process and the counting is done off the event loop; weights are never needed.
+Rule: the files are read once per process, and counting runs outside the event loop. Weights are never needed.
 """
 
 import asyncio
@@ -19,27 +19,27 @@ from backends.texts import ModelWork, model_inputs_of
 from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.checkpoint import InputRules, read_input_rules
 
-# Threads of its own: counting that nobody waits for any more must not hold up anything else.
+# Dedicated threads, so that a count whose caller timed out does not delay other work.
 COUNTING = ThreadPoolExecutor(2, "count")
 
 Result = TypeVar("Result")
 
 
 class LabelConfig(msgspec.Struct, frozen=True):
-    """The part of transformers' config.json that names classes."""
+    """Class names of a transformers config.json."""
 
     id2label: dict[int, str] = {}
 
 
 class TokenCount(msgspec.Struct, frozen=True):
-    """Tokens of all inputs together as the model sees them, and the indices of those that are too long."""
+    """Total tokens of all inputs as the model reads them, and the indices of the truncated inputs."""
 
     tokens: int
     truncated: tuple[int, ...]
 
 
 class TokenCounter:
-    """One checkpoint's tokenizer and input rules, and a classifier's labels in the order of its scores."""
+    """Tokenizer and input rules of one checkpoint, and a classifier's labels in the order of its scores."""
 
     def __init__(self, tokenizer: TextTokenizer, rules: InputRules, labels: tuple[str, ...] = ()) -> None:
         self._tokenizer = tokenizer
@@ -47,30 +47,29 @@ class TokenCounter:
         self.labels = labels
 
     async def count(self, work: ModelWork, timeout_s: float) -> TokenCount:
-        """Raises: InvalidWork where truncate is ERROR and an input is too long; AttemptTimedOut."""
+        """Count the tokens of a piece of work.
+
+        Raises: InvalidWork, if truncate is ERROR and an input is too long; AttemptTimedOut.
+        """
         return await _off_loop(lambda: self._count(work), timeout_s)
 
-    async def explain(self, work: Tokenize, timeout_s: float) -> TokenizeReply:
-        """The tokens of each input; a prompt must be in it already. Raises: AttemptTimedOut."""
-        return await _off_loop(lambda: self._explain(work), timeout_s)
+    async def run(self, work: Tokenize | Detokenize, timeout_s: float) -> TokenizeReply | DetokenizeReply:
+        """Tokenize or detokenize; the inputs must contain their prompt already.
 
-    async def detokenize(self, work: Detokenize, timeout_s: float) -> DetokenizeReply:
-        """The text of each list of ids. Raises: InvalidWork, AttemptTimedOut."""
-        return await _off_loop(lambda: self._detokenize(work), timeout_s)
-
-    async def free(self, work: Tokenize | Detokenize, timeout_s: float) -> TokenizeReply | DetokenizeReply:
-        """What the tokenizer alone can do. Raises: InvalidWork, AttemptTimedOut."""
-        if isinstance(work, Tokenize):
-            return await self.explain(work, timeout_s)
-        return await self.detokenize(work, timeout_s)
+        Raises: InvalidWork, AttemptTimedOut.
+        """
+        return await _off_loop(lambda: self._run(work), timeout_s)
 
     def _count(self, work: ModelWork) -> TokenCount:
         sequences = self._tokenizer.encode_inputs(model_inputs_of(work), work.truncate)
         return TokenCount(sum(sequences.lengths), sequences.truncated)
 
-    def _explain(self, work: Tokenize) -> TokenizeReply:
+    def _run(self, work: Tokenize | Detokenize) -> TokenizeReply | DetokenizeReply:
+        return self._tokenize(work) if isinstance(work, Tokenize) else self._detokenize(work)
+
+    def _tokenize(self, work: Tokenize) -> TokenizeReply:
         lists = self._tokenizer.explain(work.inputs, add_special_tokens=work.add_special_tokens)
-        return TokenizeReply(tuple(tuple(one) for one in lists))
+        return TokenizeReply(tuple(tuple(tokens) for tokens in lists))
 
     def _detokenize(self, work: Detokenize) -> DetokenizeReply:
         texts = self._tokenizer.decode(work.inputs, skip_special_tokens=work.skip_special_tokens)
@@ -78,19 +77,22 @@ class TokenCounter:
 
 
 async def open_token_counter(source: str, timeout_s: float) -> TokenCounter:
-    """The counter of a checkpoint, by hub id or path. Raises: ModelUnavailable, AttemptTimedOut."""
-    return await _off_loop(lambda: _opened(source), timeout_s)
+    """Open the token counter of a checkpoint, given by hub id or path.
+
+    Raises: ModelUnavailable, AttemptTimedOut.
+    """
+    return await _off_loop(lambda: _open(source), timeout_s)
 
 
 @cache
-def _opened(source: str) -> TokenCounter:
+def _open(source: str) -> TokenCounter:
     checkpoint = locate_tokenizer(source)
     rules = read_input_rules(checkpoint)
     return TokenCounter(open_tokenizer(checkpoint, rules.max_tokens), rules, read_labels(checkpoint))
 
 
 def read_labels(checkpoint: Path) -> tuple[str, ...]:
-    """A classifier's labels as its config.json names them, by class id; nothing where it names none."""
+    """Return a classifier's labels in config.json, by class id, or an empty tuple if there are none."""
     try:
         config = msgspec.json.decode((checkpoint / "config.json").read_bytes(), type=LabelConfig)
         return tuple(label for _, label in sorted(config.id2label.items()))
@@ -107,9 +109,9 @@ async def _off_loop(function: Callable[[], Result], timeout_s: float) -> Result:
 
 
 def apply_prompt(work: Work, rules: InputRules | None) -> Work:
-    """The work with its prompt written into each input, for wires that know no prompts.
+    """Return the work with its prompt prepended to each input, for wires that have no prompts.
 
-    Raises: InvalidWork where no prompt has the name that is asked for.
+    Raises: InvalidWork, if there is no prompt of the requested name.
     """
     if not isinstance(work, Embed | Encode | Tokenize):
         return work
@@ -120,7 +122,7 @@ def apply_prompt(work: Work, rules: InputRules | None) -> Work:
     if not name:
         return work
     if name not in prompts:
-        known = ", ".join(sorted(prompts)) or "none"
-        raise InvalidWork(f"there is no prompt {name!r}; known here: {known}")
+        names = ", ".join(sorted(prompts)) or "none"
+        raise InvalidWork(f"there is no prompt {name!r}; known here: {names}")
     inputs = tuple(prompts[name] + text for text in work.inputs)
     return msgspec.structs.replace(work, inputs=inputs, prompt_name=None)

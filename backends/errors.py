@@ -1,15 +1,15 @@
-"""What can go wrong at a backend, as facts: kind, whose fault, whether another replica may help.
+"""Failures of a backend, each with its kind, its source and whether to retry on another replica.
 
 BackendError
- ├─ InvalidWork        the caller's input was refused            source caller, final
- ├─ UnsupportedWork    this backend cannot express what is asked source caller, final
- ├─ Overloaded         the replica is full right now             retry elsewhere
- ├─ Loading            its model is on its way into memory       retry elsewhere
- ├─ Unavailable        never reached, or not ready               retry elsewhere
- ├─ Lost               the connection broke with work in flight  retry elsewhere
- ├─ TimedOut           no answer within the attempt's timeout    retry elsewhere
- ├─ Failed             it answered with a failure of its own     retry elsewhere, once
- └─ ModelUnavailable   the checkpoint cannot be had or loaded    final
+ ├─ InvalidWork        the replica refused the caller's input    source caller, final
+ ├─ UnsupportedWork    the backend cannot express the request    source caller, final
+ ├─ ReplicaOverloaded  the replica has no room at the moment     retry elsewhere
+ ├─ ModelNotLoaded     the model is still being loaded           retry elsewhere
+ ├─ ReplicaUnavailable not reached, or not ready                 retry elsewhere
+ ├─ ConnectionLost     the connection broke with work in flight  retry elsewhere
+ ├─ AttemptTimedOut    no reply within the attempt's timeout     retry elsewhere
+ ├─ ReplicaFailed      an error or an invalid reply              retry elsewhere, once
+ └─ ModelUnavailable   the checkpoint was not found or not read  source gateway, final
 """
 
 from typing import ClassVar, Literal
@@ -18,7 +18,7 @@ ErrorSource = Literal["caller", "gateway", "upstream"]
 
 
 class BackendError(Exception):
-    """A backend's failure; the message is safe to show to a caller."""
+    """Failure of a backend; the message is safe to show to a caller."""
 
     kind: ClassVar[str] = "failed"
     source: ClassVar[ErrorSource] = "upstream"
@@ -27,12 +27,12 @@ class BackendError(Exception):
     def __init__(self, message: str, *, empty: bool = False) -> None:
         super().__init__(message)
         self.message = message
-        # TEI tells "nothing was given" (400) from "what was given is wrong" (422).
+        # TEI answers empty input with 400 and invalid input with 422.
         self.empty = empty
 
 
 class InvalidWork(BackendError):
-    """The input itself was refused: too long, an unknown prompt, a bad number."""
+    """Refusal of the input itself: too long, an unknown prompt, a number out of range."""
 
     kind = "invalid_input"
     source = "caller"
@@ -40,7 +40,7 @@ class InvalidWork(BackendError):
 
 
 class UnsupportedWork(BackendError):
-    """The model or the wire behind it cannot do what is asked."""
+    """Request that the model or its wire cannot express."""
 
     kind = "unsupported"
     source = "caller"
@@ -48,43 +48,46 @@ class UnsupportedWork(BackendError):
 
 
 class ReplicaOverloaded(BackendError):
-    """The replica has no room; it did not start the work."""
+    """Refusal for lack of room; the replica did not start the work."""
 
     kind = "overloaded"
 
 
 class ModelNotLoaded(BackendError):
-    """The model is not in memory yet, and whoever asked is not to wait, or has waited; it did not start."""
+    """Refusal because the model is not in memory yet; the replica did not start the work.
+
+    Raised at once if the request is not to wait for the load, otherwise when its wait is over.
+    """
 
     kind = "loading"
 
 
 class ReplicaUnavailable(BackendError):
-    """The replica was not reached, or says it is not ready; it did not start the work."""
+    """Replica that was not reached or reports that it is not ready; it did not start the work."""
 
     kind = "unavailable"
 
 
 class ConnectionLost(BackendError):
-    """The connection broke while the replica may have been working."""
+    """Broken connection to a replica that may have been working."""
 
     kind = "lost"
 
 
 class AttemptTimedOut(BackendError):
-    """No answer came in time; the replica may still be working."""
+    """Missing reply at the end of the timeout; the replica may still be working."""
 
     kind = "timed_out"
 
 
 class ReplicaFailed(BackendError):
-    """The replica answered with an error of its own, or with something that is not an answer."""
+    """Error status of the replica, or a reply that does not answer the work."""
 
     kind = "failed"
 
 
 class ModelUnavailable(BackendError):
-    """The checkpoint cannot be found, fetched or loaded; the message says what to do."""
+    """Checkpoint that cannot be found, fetched or loaded; the message contains the remedy."""
 
     kind = "model_unavailable"
     source = "gateway"

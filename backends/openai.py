@@ -1,8 +1,8 @@
-"""Any server of OpenAI's embeddings API: wire structs, pure encode and decode, then a few lines of I/O.
+"""Adapter of any server of OpenAI's embeddings API: pure encode and decode functions, then the I/O.
 
-Source: OpenAI OpenAPI document 2.3.0; llama.cpp, Ollama and others where they differ.
-Rule: only the fields that every such server knows are sent; cutting to `dimensions` and normalizing is done
-here, which is what OpenAI's own models define them to be.
+Source: OpenAI OpenAPI document 2.3.0, and the differences of llama.cpp, Ollama and others.
+Rule: only fields that every such server knows are sent. The vectors are truncated to `dimensions` and
+normalized here, in the way that OpenAI's own models define.
 """
 
 from typing import Any
@@ -32,21 +32,21 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import IDLE_S, SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown
-from backends.openai_wire import chosen_model, decode_embeddings, decode_models, error_of
+from backends.http import IDLE_S, SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
+from backends.openai_wire import choose_model, decode_embeddings, decode_models, error_of
 from backends.replies import check_dimensions, check_tokens, fit_vectors, truncated_inputs
 
 PROBE = Embed(("a",))
-# How servers say that an input is too long: OpenAI and vLLM, llama.cpp, Ollama.
+# Error texts for an input that is too long: OpenAI and vLLM, llama.cpp, Ollama.
 TOO_LONG = ("maximum context length", "too large to process", "context size", "context length", "too long")
 
 Body = dict[str, Any]
 
 
-class Facing(msgspec.Struct, frozen=True):
-    """What a replica was found to be when it joined; model None is a server that needs no name.
+class OpenAIProfile(msgspec.Struct, frozen=True):
+    """Properties of a server, determined when it joins.
 
-    base64: whether it takes that encoding_format.
+    model: None for a server that needs no model name. base64: the server accepts that encoding_format.
     """
 
     model: str | None = None
@@ -57,62 +57,65 @@ class Facing(msgspec.Struct, frozen=True):
 
 
 def route(address: str) -> str:
-    """The path below a base URL: one without a path of its own means its /v1, as clients are given it."""
-    rest = address.split("://", 1)[-1].rstrip("/")
-    return "" if "/" in rest else "/v1"
+    """Return the path to append to a base URL: /v1, unless the URL has a path already."""
+    location = address.split("://", 1)[-1].rstrip("/")
+    return "" if "/" in location else "/v1"
 
 
-def capabilities(facing: Facing, counter: TokenCounter | None) -> Capabilities:
-    """What was learnt of a replica, in the contract's words."""
-    own = {Operation.EMBED} | ({Operation.TOKENIZE, Operation.DETOKENIZE} if counter else set())
+def capabilities(profile: OpenAIProfile, counter: TokenCounter | None) -> Capabilities:
+    """Convert a profile to capabilities; a counter adds tokenization and prompts."""
+    operations = {Operation.EMBED} | ({Operation.TOKENIZE, Operation.DETOKENIZE} if counter else set())
     return Capabilities(
-        model_id=facing.model or "unnamed",
-        operations=frozenset(own),
-        max_input_tokens=facing.max_tokens,
-        dimensions=facing.width,
+        model_id=profile.model or "unnamed",
+        operations=frozenset(operations),
+        max_input_tokens=profile.max_tokens,
+        dimensions=profile.width,
         prompts=counter.rules.prompts if counter else {},
         default_prompt=counter.rules.default_prompt if counter else None,
         version="OpenAI API",
         outputs=frozenset({Output.DENSE}),
-        notes=facing.notes,
+        notes=profile.notes,
     )
 
 
-def encode(work: Embed, facing: Facing) -> Body:
-    """The body of POST /v1/embeddings.
+def encode(work: Embed, profile: OpenAIProfile) -> Body:
+    """Return the body of POST /v1/embeddings.
 
-    Raises: UnsupportedWork, InvalidWork where this wire cannot say what is asked.
+    Raises: UnsupportedWork, InvalidWork.
     """
     if not work.normalize:
         raise UnsupportedWork("this upstream's wire has no vectors that are not normalized")
-    check_dimensions(work, facing.width)
-    name: Body = {} if facing.model is None else {"model": facing.model}
-    form: Body = {"encoding_format": "base64"} if facing.base64 else {}
+    check_dimensions(work, profile.width)
+    name: Body = {} if profile.model is None else {"model": profile.model}
+    form: Body = {"encoding_format": "base64"} if profile.base64 else {}
     return name | {"input": work.inputs} | form
 
 
-def decode(work: Embed, answer: UpstreamResponse, facing: Facing, counted: TokenCount | None) -> EmbedReply:
-    """The reply in an answer of status 200. counted: by the model's own tokenizer, if it is here.
+def decode(
+    work: Embed, response: UpstreamResponse, profile: OpenAIProfile, count: TokenCount | None
+) -> EmbedReply:
+    """Decode the reply in a response of status 200. count: from the model's tokenizer, if available here.
 
-    Raises: ReplicaFailed where it is not an answer to this work.
+    Raises: ReplicaFailed, if the response does not response this work.
     """
-    vectors, told = decode_embeddings(answer.body, len(work.inputs))
-    if counted is not None:
-        return EmbedReply(fit_vectors(vectors, work), counted.tokens, counted.truncated)
-    if told is None:
-        raise ReplicaFailed("the upstream told no usage")
-    check_tokens(told, len(work.inputs), facing.max_tokens)
-    return EmbedReply(fit_vectors(vectors, work), told, truncated_inputs(work, told, facing.max_tokens))
+    vectors, tokens = decode_embeddings(response.body, len(work.inputs))
+    if count is not None:
+        return EmbedReply(fit_vectors(vectors, work), count.tokens, count.truncated)
+    if tokens is None:
+        raise ReplicaFailed("the upstream reported no usage")
+    check_tokens(tokens, len(work.inputs), profile.max_tokens)
+    cut = truncated_inputs(work, tokens, profile.max_tokens)
+    return EmbedReply(fit_vectors(vectors, work), tokens, cut)
 
 
-def failure(answer: UpstreamResponse) -> BackendError:
-    """What an answer of another status than 200 means."""
-    error = error_of(answer)
-    said = error.message.lower()
-    match answer.status:
+def failure(response: UpstreamResponse) -> BackendError:
+    """Convert a response of another status than 200 to an error."""
+    error = error_of(response)
+    message = error.message.lower()
+    match response.status:
         case 401 | 403:
             return ReplicaFailed("the upstream refused the gateway's credential")
-        case 400 | 413 | 422 | 500 if any(words in said for words in TOO_LONG):
+        case 400 | 413 | 422 | 500 if any(phrase in message for phrase in TOO_LONG):
             return InvalidWork("an input has more tokens than the model takes")
         case 400 | 404 if error.code == "model_not_found":
             return ReplicaFailed("the upstream does not serve this model")
@@ -124,111 +127,116 @@ def failure(answer: UpstreamResponse) -> BackendError:
             return ReplicaOverloaded("the upstream is overloaded")
         case 503:
             return ReplicaUnavailable("the upstream says it is not ready")
-    return ReplicaFailed(f"the upstream answered with status {answer.status}")
+    return ReplicaFailed(f"the upstream answered with status {response.status}")
 
 
 class OpenAIBackend:
-    """One server, or a hosted API."""
+    """Client of one server or hosted API."""
 
     def __init__(self, http: UpstreamClient, model: str | None = None, tokenizer: str | None = None) -> None:
         self._http = http
         self._path = route(http.base_url)
-        self._asked = model
-        self._source = tokenizer
-        self._facing: Facing | None = None
+        self._configured_model = model
+        self._tokenizer = tokenizer
+        self._profile: OpenAIProfile | None = None
         self._counter: TokenCounter | None = None
 
     async def describe(self, timeout_s: float) -> Capabilities:
-        """Raises: BackendError."""
-        left = countdown(timeout_s)
-        if self._source is not None:
-            self._counter = await open_token_counter(self._source, left())
-        facing = await self._named(left())
-        # A server that loads its model at the first call is there all the same.
-        try:
-            facing = await self._probed(facing, left() * 0.9)
-        except (AttemptTimedOut, ReplicaOverloaded) as error:
-            facing = msgspec.structs.replace(facing, notes=(f"width not learnt: {error.message}",))
-        self._facing = facing
-        return capabilities(facing, self._counter)
+        """Query the model list and embed a short text.
 
-    async def _named(self, timeout_s: float) -> Facing:
-        """The served model and its length, as far as GET /v1/models tells; not every server has it."""
-        answer = await self._http.get(f"{self._path}/models", timeout_s)
-        if answer.status in {401, 403}:
-            raise failure(answer)
-        own = self._counter.rules.max_tokens if self._counter else None
+        Raises: BackendError.
+        """
+        remaining_s = countdown(timeout_s)
+        if self._tokenizer is not None:
+            self._counter = await open_token_counter(self._tokenizer, remaining_s())
+        profile = await self._find_model(remaining_s())
+        # A server that loads its model on the first request joins as well, without a width.
         try:
-            models = decode_models(answer) if answer.status == 200 else []
+            profile = await self._probe(profile, remaining_s() * 0.9)
+        except (AttemptTimedOut, ReplicaOverloaded) as error:
+            profile = msgspec.structs.replace(profile, notes=(f"width not learnt: {error.message}",))
+        self._profile = profile
+        return capabilities(profile, self._counter)
+
+    async def _find_model(self, timeout_s: float) -> OpenAIProfile:
+        """Determine the model and its length from GET /v1/models, which not every server has."""
+        response = await self._http.get(f"{self._path}/models", timeout_s)
+        if response.status in {401, 403}:
+            raise failure(response)
+        own_length = self._counter.rules.max_tokens if self._counter else None
+        try:
+            models = decode_models(response) if response.status == 200 else []
         except ReplicaFailed:
             models = []
-        lengths = {one.id: one.max_model_len for one in models}
-        # A name that is asked for may be an alias that the list does not hold.
-        model = self._asked or (chosen_model(list(lengths), None) if lengths else None)
-        told = lengths.get(model) if model is not None else None
-        return Facing(model, min(filter(None, (told, own)), default=None))
+        lengths = {item.id: item.max_model_len for item in models}
+        # A configured name may be an alias that is not in the list.
+        model = self._configured_model or (choose_model(list(lengths), None) if lengths else None)
+        listed_length = lengths.get(model) if model is not None else None
+        return OpenAIProfile(model, min(filter(None, (listed_length, own_length)), default=None))
 
-    async def _probed(self, facing: Facing, timeout_s: float) -> Facing:
-        """What one short text tells. Raises: BackendError."""
-        left = countdown(timeout_s)
-        answer = await self._post(PROBE, facing, left())
-        if answer.status in {400, 422}:
-            facing = msgspec.structs.replace(facing, base64=False, notes=("numbers, not base64",))
-            answer = await self._post(PROBE, facing, left())
-        if answer.status != 200:
-            error = failure(answer)
-            # Whatever it says of the probe is not the fault of an input.
+    async def _probe(self, profile: OpenAIProfile, timeout_s: float) -> OpenAIProfile:
+        """Embed one short text to determine the width and the support of base64.
+
+        Raises: BackendError.
+        """
+        remaining_s = countdown(timeout_s)
+        response = await self._post(PROBE, profile, remaining_s())
+        if response.status in {400, 422}:
+            profile = msgspec.structs.replace(profile, base64=False, notes=("numbers, not base64",))
+            response = await self._post(PROBE, profile, remaining_s())
+        if response.status != 200:
+            error = failure(response)
+            # An error about the probe is never the caller's fault.
             raise (
                 error
                 if error.retryable
-                else ReplicaFailed(f"its embeddings answer with status {answer.status}")
+                else ReplicaFailed(f"its embeddings answer with status {response.status}")
             )
-        vectors, told = decode_embeddings(answer.body, 1)
-        if told is None and self._counter is None:
-            raise ReplicaFailed("its replies tell no usage: name the model's `tokenizer`")
-        return msgspec.structs.replace(facing, width=vectors.shape[1])
+        vectors, tokens = decode_embeddings(response.body, 1)
+        if tokens is None and self._counter is None:
+            raise ReplicaFailed("its replies contain no usage: name the model's `tokenizer`")
+        return msgspec.structs.replace(profile, width=vectors.shape[1])
 
-    async def _post(self, work: Embed, facing: Facing, timeout_s: float) -> UpstreamResponse:
-        body = msgspec.json.encode(encode(work, facing))
+    async def _post(self, work: Embed, profile: OpenAIProfile, timeout_s: float) -> UpstreamResponse:
+        body = msgspec.json.encode(encode(work, profile))
         return await self._http.post(f"{self._path}/embeddings", body, timeout_s)
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
-        """Raises: BackendError."""
-        if self._facing is None:
-            raise ReplicaUnavailable("the replica has not joined")
-        left = countdown(timeout_s)
-        ready = apply_prompt(work, self._counter.rules if self._counter else None)
-        if isinstance(ready, Tokenize | Detokenize) and self._counter is not None:
-            return await self._counter.free(ready, left())
-        if not isinstance(ready, Embed):
-            raise UnsupportedWork("this upstream's wire embeds only")
-        counted = await self._counted(ready, left())
-        answer = await self._post(ready, self._facing, left())
-        if answer.status != 200:
-            raise failure(answer)
-        return decode(ready, answer, self._facing, counted)
+        """Execute one piece of work.
 
-    async def _counted(self, work: Embed, timeout_s: float) -> TokenCount | None:
-        """By the model's own tokenizer; None where that is not here.
-
-        Raises: InvalidWork, UnsupportedWork where an input is too long to be cut as asked.
+        Raises: BackendError.
         """
-        counted = await self._counter.count(work, timeout_s) if self._counter else None
-        if work.truncate is Truncate.LEFT and (counted is None or counted.truncated):
+        if self._profile is None:
+            raise ReplicaUnavailable("the replica has not joined")
+        remaining_s = countdown(timeout_s)
+        prompted = apply_prompt(work, self._counter.rules if self._counter else None)
+        if isinstance(prompted, Tokenize | Detokenize) and self._counter is not None:
+            return await self._counter.run(prompted, remaining_s())
+        if not isinstance(prompted, Embed):
+            raise UnsupportedWork("this upstream's wire embeds only")
+        count = await self._count(prompted, remaining_s())
+        response = await self._post(prompted, self._profile, remaining_s())
+        if response.status != 200:
+            raise failure(response)
+        return decode(prompted, response, self._profile, count)
+
+    async def _count(self, work: Embed, timeout_s: float) -> TokenCount | None:
+        """Count with the model's own tokenizer; return None if it is not available here.
+
+        Raises: InvalidWork; UnsupportedWork, if the left end of an input would have to be cut.
+        """
+        count = await self._counter.count(work, timeout_s) if self._counter else None
+        if work.truncate is Truncate.LEFT and (count is None or count.truncated):
             raise UnsupportedWork("this upstream's wire cuts no left end")
-        return counted
+        return count
 
     async def aclose(self) -> None:
-        """Close the connections to it."""
+        """Close the connections to the server."""
         await self._http.aclose()
 
 
 def open_replica(spec: ReplicaSpec) -> OpenAIBackend:
-    """The server at the spec's base URL."""
-    # A hosted API keeps a connection that was dear to open; a small server near by drops it early.
+    """Return a client of the server at the spec's base URL."""
+    # Connections to a hosted API are expensive to open, and it keeps them. A small local server closes early.
     idle_s = IDLE_S if spec.address.startswith("https:") else SHORT_IDLE_S
-    return OpenAIBackend(
-        UpstreamClient(spec.address, spec.headers, tls=spec.tls, ip=spec.ip, idle_s=idle_s),
-        spec.model,
-        spec.tokenizer,
-    )
+    return OpenAIBackend(open_client(spec, idle_s), spec.model, spec.tokenizer)

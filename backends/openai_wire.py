@@ -1,7 +1,8 @@
-"""OpenAI's embeddings reply, models list and error envelope, as many servers speak them. Pure.
+"""OpenAI's embeddings reply, model list and error envelope, which many servers implement.
 
-Source: OpenAI OpenAPI document 2.3.0. Strict where a vector could be another's, lenient where servers differ
-without harm: numbers or base64, usage with or without prompt_tokens, a code that is a number or a word.
+Source: OpenAI OpenAPI document 2.3.0. Decoding is strict if a vector could be assigned to the wrong input. It
+is lenient about harmless differences between servers: numbers or base64, usage with or without prompt_tokens,
+an error code that is a number or a word.
 """
 
 from collections.abc import Sequence
@@ -16,55 +17,55 @@ from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
 from backends.replies import check_vectors, float32, translate_decode_errors
 
-# Names in a message; a hosted server lists hundreds.
+# Most model names in an error message; a hosted server lists hundreds.
 NAMES_SHOWN = 5
 
 
-class Ragged(ReplicaFailed):
-    """Rows of different widths, as of a model that gives a vector for each token."""
+class UnequalWidths(ReplicaFailed):
+    """Rows of different widths, as a model with one vector per token returns them."""
 
 
-class Item(msgspec.Struct, frozen=True):
-    """One vector: numbers, or the base64 of little-endian float32."""
+class EmbeddingItem(msgspec.Struct, frozen=True):
+    """One vector, as numbers or as base64 of little-endian float32."""
 
     index: int
     embedding: str | list[float]
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """Tokens, specials included; older rerank routes tell the total alone."""
+class TokenUsage(msgspec.Struct, frozen=True):
+    """Token counts with special tokens; older rerank routes report the total only."""
 
     prompt_tokens: int | None = None
     total_tokens: int | None = None
 
     @property
     def tokens(self) -> int | None:
-        """Whichever is told."""
+        """Prompt tokens, or the total if they are missing."""
         return self.total_tokens if self.prompt_tokens is None else self.prompt_tokens
 
 
-class EmbeddingsReply(msgspec.Struct, frozen=True):
-    """POST /v1/embeddings."""
+class EmbeddingsResponse(msgspec.Struct, frozen=True):
+    """Body of POST /v1/embeddings."""
 
-    data: list[Item]
-    usage: Usage | None = None
+    data: list[EmbeddingItem]
+    usage: TokenUsage | None = None
 
 
-class Model(msgspec.Struct, frozen=True):
-    """One entry of GET /v1/models; the length is vLLM's and SGLang's."""
+class ModelItem(msgspec.Struct, frozen=True):
+    """One entry of GET /v1/models; max_model_len is an extension of vLLM and SGLang."""
 
     id: str
     max_model_len: int | None = None
 
 
-class Models(msgspec.Struct, frozen=True):
-    """GET /v1/models."""
+class ModelsResponse(msgspec.Struct, frozen=True):
+    """Body of GET /v1/models."""
 
-    data: list[Model]
+    data: list[ModelItem]
 
 
-class Error(msgspec.Struct, frozen=True):
-    """The inside of an error envelope. code: a word, a status, or nothing."""
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """Content of an error envelope. code: a word, a status, or None."""
 
     message: str = ""
     type: str | None = None
@@ -72,12 +73,12 @@ class Error(msgspec.Struct, frozen=True):
 
 
 def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
-    """The rows in input order, (expected, dim) float32, and the tokens where they are told.
+    """Decode the vectors in input order, (expected, dim) float32, and the tokens, or None if not reported.
 
-    Raises: ReplicaFailed where it is not an answer to `expected` inputs.
+    Raises: ReplicaFailed, if the body does not hold `expected` vectors.
     """
     with translate_decode_errors():
-        reply = msgspec.json.decode(body, type=EmbeddingsReply)
+        reply = msgspec.json.decode(body, type=EmbeddingsResponse)
         items = sorted(reply.data, key=lambda item: item.index)
         if [item.index for item in items] != list(range(len(items))):
             raise ReplicaFailed("the upstream's indices are not 0 to n - 1")
@@ -87,10 +88,10 @@ def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
 
 
 def _rows(embeddings: Sequence[str | list[float]]) -> Vectors:
-    rows = [_row(one) for one in embeddings]
-    # One row for each, or numpy would take unequal rows for an array of objects.
+    rows = [_row(embedding) for embedding in embeddings]
+    # Checked here, because numpy would convert unequal rows to an array of objects.
     if len({row.shape for row in rows}) > 1:
-        raise Ragged("the upstream's vectors differ in width")
+        raise UnequalWidths("the upstream's vectors differ in width")
     return np.array(rows, dtype=np.float32)
 
 
@@ -100,37 +101,40 @@ def _row(embedding: str | list[float]) -> Vectors:
     return float32(embedding)
 
 
-def decode_models(answer: UpstreamResponse) -> list[Model]:
-    """Raises: ReplicaFailed where it is no list of models."""
+def decode_models(response: UpstreamResponse) -> list[ModelItem]:
+    """Decode a list of models.
+
+    Raises: ReplicaFailed.
+    """
     try:
-        return msgspec.json.decode(answer.body, type=Models).data
+        return msgspec.json.decode(response.body, type=ModelsResponse).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReplicaFailed("the upstream's list of models could not be read") from error
 
 
-def chosen_model(models: Sequence[str], asked: str | None) -> str:
-    """The served name to send: the one asked for, else the only one.
+def choose_model(models: Sequence[str], configured: str | None) -> str:
+    """Return the configured model name, or the only model that the server lists.
 
     Raises: ReplicaFailed.
     """
-    shown = ", ".join(models[:NAMES_SHOWN]) or "nothing"
-    if asked is not None:
-        if asked not in models:
-            raise ReplicaFailed(f"the server serves {shown}, and not {asked!r}")
-        return asked
+    names = ", ".join(models[:NAMES_SHOWN]) or "nothing"
+    if configured is not None:
+        if configured not in models:
+            raise ReplicaFailed(f"the server serves {names}, and not {configured!r}")
+        return configured
     if len(models) != 1:
-        raise ReplicaFailed(f"the server serves {shown}: say which as `model`")
+        raise ReplicaFailed(f"the server serves {names}: say which as `model`")
     return models[0]
 
 
-def error_of(answer: UpstreamResponse) -> Error:
-    """What an answer says went wrong: nested in `error`, flat in `message`, or nothing to be read."""
+def error_of(response: UpstreamResponse) -> ErrorDetail:
+    """Decode an error nested in `error` or flat in `message`; an unreadable body gives an empty one."""
     try:
-        body = msgspec.json.decode(answer.body)
+        body = msgspec.json.decode(response.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Error()
-    inside: Any = body.get("error", body) if isinstance(body, dict) else None
+        return ErrorDetail()
+    detail: Any = body.get("error", body) if isinstance(body, dict) else None
     try:
-        return msgspec.convert(inside, Error)
+        return msgspec.convert(detail, ErrorDetail)
     except msgspec.ValidationError:
-        return Error()
+        return ErrorDetail()

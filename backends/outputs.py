@@ -1,6 +1,6 @@
-"""Several kinds of output from a wire that gives one kind a request. Pure.
+"""Requests for several kinds of output on wires that return one kind per request.
 
-Rule: an input's tokens are counted once, however often the wire reads it.
+Rule: an input's tokens are counted once, however often it is sent.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,17 @@ from backends.errors import ReplicaFailed, UnsupportedWork
 
 
 def check_outputs(work: Encode, offered: frozenset[Output]) -> None:
-    """Raises: UnsupportedWork where the model gives a kind of output that is asked for to nobody."""
+    """Check that the model offers every requested kind of output.
+
+    Raises: UnsupportedWork.
+    """
     missing = sorted(work.outputs - offered)
     if missing:
         raise UnsupportedWork(f"this upstream's model gives no {missing[0]} output")
 
 
 def split_outputs(work: Encode) -> list[Embed | Encode]:
-    """The work as works of one kind of output each, dense first."""
+    """Split the work into parts of one kind of output each, dense first."""
     parts: list[Embed | Encode] = []
     for output in Output:
         if output not in work.outputs:
@@ -32,36 +35,36 @@ def split_outputs(work: Encode) -> list[Embed | Encode]:
 
 
 def single_output(work: Encode) -> Output:
-    """The one kind that a part asks for."""
+    """Return the kind of output that a part requests."""
     (output,) = work.outputs
     return output
 
 
 def merge_replies(replies: Sequence[Reply]) -> EncodeReply:
-    """The replies to the parts of one work, as one.
+    """Merge the replies to the parts of one work.
 
-    Raises: ReplicaFailed where a part was answered with something else.
+    Raises: ReplicaFailed, if a reply is of another operation.
     """
-    whole = EncodeReply(0)
+    merged = EncodeReply(0)
     for reply in replies:
         match reply:
             case EmbedReply():
-                whole = msgspec.structs.replace(whole, dense=reply.vectors)
+                merged = msgspec.structs.replace(merged, dense=reply.vectors)
             case EncodeReply():
-                whole = msgspec.structs.replace(
-                    whole,
-                    sparse=reply.sparse or whole.sparse,
-                    multivector=reply.multivector or whole.multivector,
-                    token_vectors=reply.token_vectors or whole.token_vectors,
+                merged = msgspec.structs.replace(
+                    merged,
+                    sparse=reply.sparse or merged.sparse,
+                    multivector=reply.multivector or merged.multivector,
+                    token_vectors=reply.token_vectors or merged.token_vectors,
                 )
             case _:
                 raise ReplicaFailed("the upstream answered to another work")
     tokens = max(reply.tokens for reply in replies)
-    return msgspec.structs.replace(whole, tokens=tokens, truncated=_truncated(replies))
+    return msgspec.structs.replace(merged, tokens=tokens, truncated=_truncated(replies))
 
 
 def _truncated(replies: Sequence[Reply]) -> tuple[int, ...] | None:
-    """What any of them cut; unknown where one cannot tell."""
+    """Return the inputs truncated in any part, or None if they are unknown for one part."""
     cut: set[int] = set()
     for reply in replies:
         if reply.truncated is None:

@@ -1,4 +1,4 @@
-"""Which backend kinds there are; an adapter is imported only when a config names its kind."""
+"""Backend kinds and their adapter modules; an adapter is imported when a configuration names its kind."""
 
 from importlib import import_module
 from typing import Literal, Protocol, cast
@@ -7,7 +7,7 @@ from backends.contract import Backend, ReplicaSpec
 
 BackendKind = Literal["tei", "infinity", "vllm", "openai", "torch"]
 
-# One line each: the module that adapts the kind; it has a function `open_replica`.
+# Kind → adapter module with a function `open_replica`.
 BACKENDS: dict[BackendKind, str] = {
     "tei": "backends.tei",
     "infinity": "backends.infinity",
@@ -18,13 +18,13 @@ BACKENDS: dict[BackendKind, str] = {
 
 
 class Adapter(Protocol):
-    """What every adapter module offers."""
+    """Interface of every adapter module."""
 
     def open_replica(self, spec: ReplicaSpec) -> Backend:
-        """A backend that has not connected yet."""
+        """Return a backend that has not connected yet."""
 
 
 def open_replica(kind: BackendKind, spec: ReplicaSpec) -> Backend:
-    """The backend for one replica of a kind; nothing is sent before it is asked something."""
-    # A module is checked against the protocol by the contract suite, not by the type checker.
+    """Return the backend of one replica; it sends nothing before its first method call."""
+    # The contract tests check each module against the protocol; the type checker cannot.
     return cast("Adapter", import_module(BACKENDS[kind])).open_replica(spec)

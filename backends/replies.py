@@ -1,6 +1,6 @@
-"""Whether an answer is an answer to the work, and what it leaves to be done; the same for every wire. Pure.
+"""Validation and conversion of reply values, shared by all wires.
 
-Rule: what cannot be true is Failed, never a vector.
+Rule: an implausible value raises ReplicaFailed; it never becomes a vector.
 """
 
 import math
@@ -15,28 +15,32 @@ from backends.errors import InvalidWork, ReplicaFailed
 from backends.texts import ModelWork, clip_texts, model_inputs_of, surely_fits
 from backends.vectors import shape_vectors
 
-# No vocabulary is larger; ids travel as int32.
+# No vocabulary is larger, and ids are stored as int32.
 TERMS_MAX = 2**31
 
 
 @contextmanager
 def translate_decode_errors() -> Iterator[None]:
-    """Turn what goes wrong in reading a body into Failed."""
+    """Convert errors in decoding a body to ReplicaFailed."""
     try:
         yield
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        # ValueError: base64 that is none, rows of unequal length, a length that is no multiple of 4.
+        # ValueError: invalid base64, rows of unequal length, a length that is not a multiple of 4.
         raise ReplicaFailed("the upstream's answer could not be read") from error
 
 
 def float32(numbers: Sequence[Sequence[float]] | Sequence[float]) -> Vectors:
-    """What does not fit becomes infinite, which is refused after; numpy need not warn of it."""
+    """Convert numbers to a float32 array; numbers out of range become infinite."""
+    # Callers refuse infinite numbers, so that numpy's overflow warning is not needed.
     with np.errstate(over="ignore"):
         return np.array(numbers, dtype=np.float32)
 
 
 def check_vectors(vectors: Vectors, expected: int) -> None:
-    """Raises: ReplicaFailed unless there is one finite row for each input."""
+    """Check that there is one finite row per input.
+
+    Raises: ReplicaFailed.
+    """
     if vectors.ndim != 2 or vectors.shape[0] != expected or vectors.shape[1] == 0:
         raise ReplicaFailed(f"asked for {expected} vectors, got an array of shape {vectors.shape}")
     if not np.isfinite(vectors).all():
@@ -44,7 +48,7 @@ def check_vectors(vectors: Vectors, expected: int) -> None:
 
 
 def check_tokens(tokens: int, inputs: int, max_input_tokens: int | None) -> None:
-    """Tenants pay by this number: one that cannot be true is not believed.
+    """Check that a token count is plausible, because tenants are billed by it.
 
     Raises: ReplicaFailed.
     """
@@ -53,15 +57,18 @@ def check_tokens(tokens: int, inputs: int, max_input_tokens: int | None) -> None
 
 
 def check_dimensions(work: Embed, width: int | None) -> None:
-    """Raises: InvalidWork where more is asked for than the model's vectors have."""
+    """Check that the requested dimensions are not more than the width of the model's vectors.
+
+    Raises: InvalidWork.
+    """
     if work.dimensions is not None and width is not None and work.dimensions > width:
         raise InvalidWork(f"`dimensions` is {work.dimensions}, the model's vectors have {width}")
 
 
 def fit_vectors(vectors: Vectors, work: Embed) -> Vectors:
-    """Cut and normalized as asked, whatever the server did of it.
+    """Apply the requested dimensions and normalization, even if the server did so already.
 
-    Raises: ReplicaFailed where a row is shorter than what was asked for.
+    Raises: ReplicaFailed, if the rows have fewer components than requested.
     """
     width = vectors.shape[1]
     if work.dimensions is not None and width < work.dimensions:
@@ -70,9 +77,9 @@ def fit_vectors(vectors: Vectors, work: Embed) -> Vectors:
 
 
 def order_scores(ranks: Sequence[tuple[int, float]], expected: int) -> Vectors:
-    """(index, score) in any order → (expected,) float32 in document order.
+    """Sort (index, score) entries into document order and return the scores, (expected,) float32.
 
-    Raises: ReplicaFailed unless there is one finite score for each document.
+    Raises: ReplicaFailed, unless there is one finite score per document.
     """
     ordered = sorted(ranks)
     if [index for index, _ in ordered] != list(range(expected)):
@@ -84,9 +91,9 @@ def order_scores(ranks: Sequence[tuple[int, float]], expected: int) -> Vectors:
 
 
 def term_weights(entries: Iterable[tuple[int, float]]) -> TermWeights:
-    """The term weights of one input, in any order; zeros are left out.
+    """Build the term weights of one input from (term, weight) entries in any order, without the zeros.
 
-    Raises: ReplicaFailed where a term comes twice, or a weight is not finite.
+    Raises: ReplicaFailed, if a term occurs twice or a weight is not finite.
     """
     ordered = sorted((term, weight) for term, weight in entries if weight != 0)
     terms = [term for term, _ in ordered]
@@ -101,18 +108,18 @@ def term_weights(entries: Iterable[tuple[int, float]]) -> TermWeights:
 def token_matrices(
     lists: Sequence[Sequence[Sequence[float]]], expected: int, max_input_tokens: int | None
 ) -> tuple[Vectors, ...]:
-    """A row for each token of each input: (its tokens, dim) float32.
+    """Convert the token vectors of each input to an array (tokens of the input, dim) float32.
 
-    Raises: ReplicaFailed where it is not an answer to so many inputs of at most so many tokens.
+    Raises: ReplicaFailed, unless there are `expected` inputs of at most max_input_tokens vectors each.
     """
     if len(lists) != expected:
         raise ReplicaFailed(f"asked for the token vectors of {expected} inputs, got {len(lists)}")
-    matrices = tuple(float32(one) for one in lists)
-    for one in matrices:
-        check_vectors(one, len(one))
-        if not 0 < len(one) <= (max_input_tokens or len(one)):
-            raise ReplicaFailed(f"the upstream gave {len(one)} token vectors for one input")
-    if len({one.shape[1] for one in matrices}) > 1:
+    matrices = tuple(float32(rows) for rows in lists)
+    for matrix in matrices:
+        check_vectors(matrix, len(matrix))
+        if not 0 < len(matrix) <= (max_input_tokens or len(matrix)):
+            raise ReplicaFailed(f"the upstream gave {len(matrix)} token vectors for one input")
+    if len({matrix.shape[1] for matrix in matrices}) > 1:
         raise ReplicaFailed("the upstream's token vectors differ in width")
     return matrices
 
@@ -120,25 +127,27 @@ def token_matrices(
 def label_scores(
     predictions: Sequence[Sequence[tuple[str, float]]], labels: Sequence[str], expected: int
 ) -> Vectors:
-    """(label, score) in any order → (expected, n_labels) float32 in the order of `labels`.
+    """Sort the (label, score) entries of each input into the order of `labels`.
 
-    Raises: ReplicaFailed unless every input has one finite score for each label.
+    Returns (expected, n_labels) float32.
+
+    Raises: ReplicaFailed, unless every input has one finite score per label.
     """
     if len(predictions) != expected:
         raise ReplicaFailed(f"asked for the labels of {expected} inputs, got {len(predictions)}")
     rows = []
-    for one in predictions:
-        by_label = dict(one)
-        if len(one) != len(labels) or by_label.keys() != set(labels):
+    for prediction in predictions:
+        by_label = dict(prediction)
+        if len(prediction) != len(labels) or by_label.keys() != set(labels):
             raise ReplicaFailed("the upstream's labels are not those of its model")
         rows.append([by_label[label] for label in labels])
-    return checked_scores(rows, expected, len(labels))
+    return score_matrix(rows, expected, len(labels))
 
 
-def checked_scores(rows: Sequence[Sequence[float]], expected: int, labels: int) -> Vectors:
-    """(expected, labels) float32.
+def score_matrix(rows: Sequence[Sequence[float]], expected: int, labels: int) -> Vectors:
+    """Convert scores to an array (expected, labels) float32.
 
-    Raises: ReplicaFailed unless there are so many, all finite.
+    Raises: ReplicaFailed, unless there are exactly that many and all are finite.
     """
     if len(rows) != expected or any(len(row) != labels for row in rows):
         raise ReplicaFailed(f"asked for {labels} scores of {expected} inputs, got others")
@@ -151,14 +160,14 @@ def checked_scores(rows: Sequence[Sequence[float]], expected: int, labels: int) 
 def truncated_inputs(
     work: ModelWork, tokens: int, max_input_tokens: int | None, *, prompt_known: bool = True
 ) -> tuple[int, ...] | None:
-    """None, unless it is sure that nothing was cut; for servers that cut and do not say.
+    """Return () if certainly no input was cut, otherwise None; for servers that do not report truncation.
 
-    prompt_known: whether what is put before the inputs is in them already.
+    prompt_known: the inputs contain their prompt already.
     """
     if work.truncate is Truncate.ERROR:
         return ()
     if max_input_tokens is None or clip_texts(work, max_input_tokens) != work:
-        # Cut before it was sent, so that a small count of tokens proves nothing.
+        # The text was cut before it was sent, therefore a low token count proves nothing.
         return None
     whole = 0 < tokens < max_input_tokens or (
         prompt_known and surely_fits(model_inputs_of(work), max_input_tokens)
@@ -167,7 +176,7 @@ def truncated_inputs(
 
 
 def read_gauge(exposition: bytes, name: str) -> float | None:
-    """The sum of a metric's samples in Prometheus' text format; None where there is none to be read."""
+    """Return the sum of a metric's samples in Prometheus' text format, or None if none is valid."""
     samples = [
         line.rsplit(b" ", 1)[-1]
         for line in exposition.splitlines()

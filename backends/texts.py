@@ -1,4 +1,4 @@
-"""What can be said of a text without a tokenizer, and the texts of a piece of work. Pure."""
+"""Texts of a piece of work, and the length bounds that hold without a tokenizer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -7,38 +7,38 @@ import msgspec
 
 from backends.contract import Classify, Embed, Encode, Rerank, Score, Truncate
 
-# What a model reads as one sequence: a text, or two with a separator between them.
+# Text that a model reads as one sequence: a text, or two texts with a separator between them.
 ModelInput: TypeAlias = str | tuple[str, str]
-# Work whose inputs a model reads, and which costs tokens.
+# Work that is computed by the model and costs tokens.
 ModelWork: TypeAlias = Embed | Encode | Rerank | Score | Classify
 WorkT = TypeVar("WorkT", bound=ModelWork)
 
-# So many are tokenized in less time than a thread takes to be woken, twice over on busy cores.
+# Tokenizing this many characters takes less time than waking a thread, and half of that on busy cores.
 INLINE_CHARACTERS_MAX = 400
-# TEI looks at no more characters than this for each token a model may use: so that a book costs what a
-# page does. Nothing that a model would have seen is lost.
+# TEI reads no more characters than this per token of the model's maximum length, so that a book costs no more
+# than a page. No text that a model would have read is lost.
 CHARACTERS_PER_TOKEN = 250
-# Tokenizers number tokens in 32 bits.
+# Tokenizers represent token ids in 32 bits.
 TOKEN_ID_LIMIT = 2**32
-# Specials that a tokenizer adds to an input, at most: [CLS] a [SEP] b [SEP], and one to spare.
+# The most special tokens that a tokenizer adds to an input: [CLS] a [SEP] b [SEP], plus a reserve of one.
 SPECIAL_TOKENS = 4
 
 
 def clip_text(text: str, max_tokens: int, truncate: Truncate) -> str:
-    """The part of a text that its first (or last) max_tokens tokens can come from."""
-    most = max_tokens * CHARACTERS_PER_TOKEN
-    if truncate is Truncate.ERROR or len(text) <= most:
+    """Return the part of a text that can contain its first (or last) max_tokens tokens."""
+    characters = max_tokens * CHARACTERS_PER_TOKEN
+    if truncate is Truncate.ERROR or len(text) <= characters:
         return text
-    return text[-most:] if truncate is Truncate.LEFT else text[:most]
+    return text[-characters:] if truncate is Truncate.LEFT else text[:characters]
 
 
 def token_upper_bound(text: str) -> int:
-    """An upper bound: no tokenizer makes more tokens of a text than its UTF-8 bytes, and specials."""
+    """Return an upper bound of a text's tokens: its UTF-8 bytes plus special tokens."""
     return len(text.encode()) + SPECIAL_TOKENS
 
 
 def model_inputs_of(work: ModelWork) -> Sequence[ModelInput]:
-    """What the model reads for each input; a rerank's query stands before each document."""
+    """Return the text or pair that the model reads for each input; a rerank pairs its query with each."""
     match work:
         case Rerank():
             return [(work.query, document) for document in work.documents]
@@ -49,33 +49,33 @@ def model_inputs_of(work: ModelWork) -> Sequence[ModelInput]:
 
 
 def map_texts(work: WorkT, change: Callable[[str], str]) -> WorkT:
-    """The work with every text of it changed, both halves of a pair too."""
-    return msgspec.structs.replace(work, **_changed_fields(work, change))
+    """Return the work with every text changed, including both texts of a pair."""
+    return msgspec.structs.replace(work, **_map_fields(work, change))
 
 
-def _changed_fields(work: ModelWork, change: Callable[[str], str]) -> dict[str, Any]:
+def _map_fields(work: ModelWork, change: Callable[[str], str]) -> dict[str, Any]:
     match work:
         case Rerank():
             return {"query": change(work.query), "documents": tuple(map(change, work.documents))}
         case Score():
-            return {"pairs": tuple(_changed(one, change) for one in work.pairs)}
+            return {"pairs": tuple(_map_input(pair, change) for pair in work.pairs)}
         case Embed() | Encode() | Classify():
-            return {"inputs": tuple(_changed(one, change) for one in work.inputs)}
+            return {"inputs": tuple(_map_input(item, change) for item in work.inputs)}
 
 
-def _changed(item: ModelInput, change: Callable[[str], str]) -> ModelInput:
+def _map_input(item: ModelInput, change: Callable[[str], str]) -> ModelInput:
     return change(item) if isinstance(item, str) else (change(item[0]), change(item[1]))
 
 
 def clip_texts(work: WorkT, max_tokens: int) -> WorkT:
-    """The work without what no model of so many tokens would see."""
+    """Return the work without the text that a model of max_tokens tokens cannot read."""
     return map_texts(work, lambda text: clip_text(text, max_tokens, work.truncate))
 
 
 def surely_fits(items: Sequence[ModelInput], max_tokens: int) -> bool:
-    """Whether every input is so short that no tokenizer could make it too long."""
-    return all(sum(map(token_upper_bound, _halves(item))) <= max_tokens for item in items)
+    """Return True if every input is short enough to fit with any tokenizer."""
+    return all(sum(map(token_upper_bound, _texts(item))) <= max_tokens for item in items)
 
 
-def _halves(item: ModelInput) -> tuple[str, ...]:
+def _texts(item: ModelInput) -> tuple[str, ...]:
     return (item,) if isinstance(item, str) else item

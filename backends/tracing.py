@@ -1,6 +1,7 @@
-"""The trace that a piece of work belongs to, as adapters carry it: W3C headers out, an engine's phases back.
+"""Trace context of a piece of work: W3C headers to the upstream, and an engine's phases in return.
 
-Knows nothing of OpenTelemetry. Rule: only who traces sets a carrier; without one nothing is sent or read.
+This module knows nothing of OpenTelemetry. Rule: only the tracing code sets a carrier. Without a carrier no
+trace headers are sent and no phases are read.
 """
 
 from collections.abc import Mapping
@@ -8,12 +9,12 @@ from contextvars import ContextVar
 
 import msgspec
 
-# In which header an engine tells its phases, to a request whose trace is recorded.
+# Response header with an engine's phases, sent if the request's trace is sampled.
 PHASES_HEADER = "x-engine-phases"
 
 
 class EnginePhases(msgspec.Struct, frozen=True):
-    """Where an engine's time went. started_ns: Unix time; each phase begins where the one before ended."""
+    """Durations of an engine's phases, each starting when the previous one ends. started_ns: Unix time."""
 
     started_ns: int
     tokenize_s: float
@@ -22,7 +23,10 @@ class EnginePhases(msgspec.Struct, frozen=True):
 
 
 class Carrier:
-    """What goes with each request of an attempt, and what came back. headers: traceparent, tracestate."""
+    """Trace headers of an attempt's requests, and the phases it received.
+
+    headers: traceparent, tracestate.
+    """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self.headers = headers
@@ -33,14 +37,14 @@ carrier: ContextVar[Carrier | None] = ContextVar("carrier", default=None)
 
 
 def is_sampled(traceparent: bytes) -> bool:
-    """Whether a request's traceparent says that its trace is kept (W3C Trace Context, sampled flag)."""
+    """Return True if a traceparent has the sampled flag of W3C Trace Context."""
     flags = traceparent.rpartition(b"-")[2]
     return len(traceparent) >= 55 and flags.isalnum() and flags[-1:] in b"13579bdf"
 
 
 def record_phases(headers: Mapping[str, str]) -> None:
-    """Keep what an engine told beside its reply, if somebody traces this."""
-    told = headers.get(PHASES_HEADER)
+    """Store the phases in an engine's response headers, if a carrier is set."""
+    phases = headers.get(PHASES_HEADER)
     current = carrier.get()
-    if told is not None and current is not None:
-        current.phases = msgspec.json.decode(told, type=EnginePhases)
+    if phases is not None and current is not None:
+        current.phases = msgspec.json.decode(phases, type=EnginePhases)

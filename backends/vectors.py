@@ -1,4 +1,4 @@
-"""What is done to finished vectors and scores, the same for every backend. Pure numpy."""
+"""Truncation, normalization, cosines and activations of vectors and scores, in pure numpy."""
 
 import numpy as np
 
@@ -6,35 +6,38 @@ from backends.contract import Vectors
 
 
 def shape_vectors(vectors: Vectors, *, dimensions: int | None, normalize: bool) -> Vectors:
-    """Keep the first `dimensions` components of each row, then scale rows to length 1 if asked.
+    """Keep the first `dimensions` components of each row, then scale the rows to length 1 if requested.
 
     vectors: (n, dim) float32. Returns (n, dimensions or dim) float32, C-contiguous. A row of zeros
-    stays zeros.
+    remains zeros.
     """
-    kept = vectors if dimensions is None else vectors[:, :dimensions]
+    rows = vectors if dimensions is None else vectors[:, :dimensions]
     if normalize:
-        # Summed in float64: a row of 4,096 float32 squares loses its last digits otherwise.
-        lengths = np.sqrt(np.square(kept, dtype=np.float64).sum(axis=1, keepdims=True))
-        kept = kept / np.maximum(lengths, 1e-12)
-    return np.ascontiguousarray(kept, dtype=np.float32)
+        # Summed in float64, because a float32 sum of 4,096 squares loses its last digits.
+        lengths = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
+        rows = rows / np.maximum(lengths, 1e-12)
+    return np.ascontiguousarray(rows, dtype=np.float32)
 
 
-def pair_cosines(ones: Vectors, others: Vectors) -> Vectors:
-    """Cosine of each row with the row beside it, (n, dim) each: (n,) float32; 0 for a zero vector."""
-    first = shape_vectors(ones, dimensions=None, normalize=True)
-    second = shape_vectors(others, dimensions=None, normalize=True)
-    scores: Vectors = np.clip(np.einsum("nd,nd->n", first, second), -1.0, 1.0)
+def pair_cosines(first: Vectors, second: Vectors) -> Vectors:
+    """Return the cosine of each row of first with the same row of second, both (n, dim), as (n,) float32.
+
+    The cosine of a row of zeros is 0.
+    """
+    a = shape_vectors(first, dimensions=None, normalize=True)
+    b = shape_vectors(second, dimensions=None, normalize=True)
+    scores: Vectors = np.clip(np.einsum("nd,nd->n", a, b), -1.0, 1.0)
     return scores
 
 
 def sigmoid(logits: Vectors) -> Vectors:
-    """1 / (1 + e⁻ˣ) in float64, returned as float32, without overflow at either end."""
+    """Compute 1 / (1 + e⁻ˣ) in float64 without overflow, and return it as float32."""
     scores: Vectors = (0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64)))).astype(np.float32)
     return scores
 
 
 def softmax(logits: Vectors) -> Vectors:
-    """Each row of (n, labels) as shares of 1, in float64, returned as float32."""
+    """Compute the softmax of each row of (n, labels) in float64, and return it as float32."""
     powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     shares: Vectors = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
     return shares

@@ -1,8 +1,8 @@
-"""vLLM's pooling server over HTTP: pure encode and decode, then a few lines of I/O.
+"""Adapter of vLLM's pooling server: pure encode and decode functions, then the I/O.
 
-Its wire structs are in `vllm_wire.py`, what a replica is found to offer in `vllm_probe.py`.
-Rule: vectors are asked for raw where that can be had, then cut and normalized here: the switch has had
-three names, and `dimensions` is refused by most models.
+The wire is in `vllm_wire.py`, and the detection of a server's features in `vllm_probe.py`.
+Rule: request raw vectors if the server offers them, and truncate and normalize them here. The switch for
+normalization has had three names, and most models refuse `dimensions`.
 """
 
 from contextlib import suppress
@@ -20,7 +20,6 @@ from backends.contract import (
     EmbedReply,
     Encode,
     EncodeReply,
-    Operation,
     Output,
     QueueDepth,
     ReplicaSpec,
@@ -46,8 +45,8 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown
-from backends.openai_wire import chosen_model, decode_embeddings, decode_models
+from backends.http import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
+from backends.openai_wire import choose_model, decode_embeddings, decode_models
 from backends.outputs import check_outputs, merge_replies, single_output, split_outputs
 from backends.replies import (
     check_dimensions,
@@ -60,7 +59,7 @@ from backends.replies import (
 )
 from backends.texts import ModelWork, clip_texts
 from backends.vectors import sigmoid
-from backends.vllm_probe import Facing, explored
+from backends.vllm_probe import VllmProfile, capabilities, labels_of, probe_features
 from backends.vllm_wire import (
     BASE64,
     CLASSIFY,
@@ -70,112 +69,61 @@ from backends.vllm_wire import (
     SCORE,
     TOKENIZE,
     Body,
-    Version,
-    as_tokens,
-    classes,
-    detokenized,
+    VersionResponse,
+    decode_classes,
+    decode_detokenize,
+    decode_scores,
+    decode_token_vectors,
+    decode_tokenize,
     failure,
-    scores,
-    token_list,
-    token_vectors,
+    restore_status,
     tokenize_body,
-    unmasked,
+    tokens_of,
 )
 
 
-def capabilities(facing: Facing, counter: TokenCounter | None) -> Capabilities:
-    """What was learnt of a replica, in the contract's words."""
-    return Capabilities(
-        model_id=facing.model,
-        operations=frozenset(_operations(facing, counter)),
-        max_input_tokens=facing.max_tokens,
-        dimensions=facing.width,
-        prompts=counter.rules.prompts if counter else {},
-        default_prompt=counter.rules.default_prompt if counter else None,
-        version=f"vLLM {facing.version}".strip(),
-        outputs=facing.outputs,
-        labels=labels_of(facing, counter),
-        notes=_notes(facing),
-    )
+def encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
+    """Return path and body of one piece of work; an Encode requests one kind of output.
 
-
-def _operations(facing: Facing, counter: TokenCounter | None) -> set[Operation]:
-    own: set[Operation] = set()
-    if counter or facing.specials:
-        own |= {Operation.TOKENIZE, Operation.DETOKENIZE}
-    found = {
-        Operation.EMBED: facing.width is not None,
-        Operation.ENCODE: bool(facing.outputs - {Output.DENSE}),
-        Operation.RERANK: facing.scores is not None,
-        Operation.CLASSIFY: facing.classes > 0,
-    }
-    return own | {operation for operation, there in found.items() if there}
-
-
-def labels_of(facing: Facing, counter: TokenCounter | None) -> tuple[str, ...]:
-    """By class id: as the checkpoint names them where that is here, since the wire does not."""
-    if counter is not None and len(counter.labels) == facing.classes:
-        return counter.labels
-    return tuple(f"LABEL_{index}" for index in range(facing.classes))
-
-
-def _notes(facing: Facing) -> tuple[str, ...]:
-    notes: list[str] = []
-    if facing.width is not None:
-        notes.append(f"raw vectors by {facing.raw_vectors}" if facing.raw_vectors else "no raw vectors")
-    if facing.scores is not None:
-        notes.append(f"scores: {facing.scores}")
-    if facing.sparse:
-        notes.append("term weights")
-    if facing.token_width is not None:
-        notes.append("token vectors")
-    if facing.classes:
-        notes.append(f"{facing.classes} classes")
-    return tuple(notes)
-
-
-def encode(work: ModelWork, facing: Facing) -> tuple[str, Body]:
-    """Path and body of one piece of work; an Encode asks for one kind of output.
-
-    Raises: UnsupportedWork where this release would do something else than what is asked.
+    Raises: UnsupportedWork, if this release would not execute the work as requested.
     """
-    # Not -1, which 0.8.5 refuses. And no `truncation_side`: it cuts off a special token with the rest, and
-    # a model that reads its vector off that token would give another one.
-    cuts = work.truncate is Truncate.RIGHT
-    if cuts:
-        work = clip_texts(work, facing.max_tokens)
-    path, body = _encode(work, facing)
-    cut: Body = {"truncate_prompt_tokens": facing.max_tokens} if cuts else {}
-    return path, {"model": facing.model} | body | cut
+    # 0.8.5 refuses a truncate_prompt_tokens of -1. `truncation_side` is not used, because it also cuts off a
+    # special token, and a model that pools that token would return another vector.
+    can_truncate = work.truncate is Truncate.RIGHT
+    if can_truncate:
+        work = clip_texts(work, profile.max_tokens)
+    path, body = _encode(work, profile)
+    cut: Body = {"truncate_prompt_tokens": profile.max_tokens} if can_truncate else {}
+    return path, {"model": profile.model} | body | cut
 
 
-def _encode(work: ModelWork, facing: Facing) -> tuple[str, Body]:
+def _encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
     match work:
         case Embed():
-            return EMBEDDINGS, _embed_body(work, facing)
+            return EMBEDDINGS, _embed_body(work, profile)
         case Encode():
-            return _encode_outputs(work, facing)
+            return _encode_outputs(work, profile)
         case Rerank():
-            return SCORE, _pairs_body((work.query,), work.documents, work, facing)
+            return SCORE, _pairs_body((work.query,), work.documents, work, profile)
         case Score():
             queries, documents = zip(*work.pairs, strict=True)
-            return SCORE, _pairs_body(queries, documents, work, facing)
+            return SCORE, _pairs_body(queries, documents, work, profile)
         case Classify():
-            return CLASSIFY, _classify_body(work, facing)
+            return CLASSIFY, _classify_body(work, profile)
 
 
-def _embed_body(work: Embed, facing: Facing) -> Body:
-    check_dimensions(work, facing.width)
-    if facing.width is None:
+def _embed_body(work: Embed, profile: VllmProfile) -> Body:
+    check_dimensions(work, profile.width)
+    if profile.width is None:
         raise UnsupportedWork("this upstream gives no vectors")
-    if not work.normalize and facing.raw_vectors is None:
+    if not work.normalize and profile.raw_vectors is None:
         raise UnsupportedWork("this upstream always normalizes its vectors")
-    switch: Body = {facing.raw_vectors: False} if facing.raw_vectors else {}
+    switch: Body = {profile.raw_vectors: False} if profile.raw_vectors else {}
     return {"input": work.inputs} | BASE64 | switch
 
 
-def _encode_outputs(work: Encode, facing: Facing) -> tuple[str, Body]:
-    check_outputs(work, facing.outputs)
+def _encode_outputs(work: Encode, profile: VllmProfile) -> tuple[str, Body]:
+    check_outputs(work, profile.outputs)
     if single_output(work) is Output.SPARSE:
         return EMBEDDINGS, {"input": work.inputs} | BASE64
     raw: Body = {"use_activation": False} if single_output(work) is Output.TOKENS else {}
@@ -183,204 +131,226 @@ def _encode_outputs(work: Encode, facing: Facing) -> tuple[str, Body]:
 
 
 def _pairs_body(
-    queries: tuple[str, ...], documents: tuple[str, ...], work: Rerank | Score, facing: Facing
+    queries: tuple[str, ...], documents: tuple[str, ...], work: Rerank | Score, profile: VllmProfile
 ) -> Body:
-    """In the one pair of names that every release knows."""
-    if facing.scores is None:
+    """Return the body of /v1/score with the two field names that every release knows."""
+    if profile.scores is None:
         raise UnsupportedWork("this upstream gives no scores")
-    if work.raw_scores and facing.scores == "sigmoid":
+    if work.raw_scores and profile.scores == "sigmoid":
         raise UnsupportedWork("this upstream gives no raw scores")
-    # An empty second half would be scored as no second half at all, a separator short.
-    seconds = tuple(text or " " for text in documents)
-    first = queries[0] if len(queries) == 1 else queries
-    return {"text_1": first, "text_2": seconds, "use_activation": False}
+    # vLLM scores an empty second text as a single text, without the second separator.
+    second_texts = tuple(text or " " for text in documents)
+    first_texts = queries[0] if len(queries) == 1 else queries
+    return {"text_1": first_texts, "text_2": second_texts, "use_activation": False}
 
 
-def _classify_body(work: Classify, facing: Facing) -> Body:
-    if not facing.classes:
+def _classify_body(work: Classify, profile: VllmProfile) -> Body:
+    if not profile.classes:
         raise UnsupportedWork("this upstream's model is no classifier")
-    if not all(isinstance(one, str) for one in work.inputs):
+    if not all(isinstance(item, str) for item in work.inputs):
         raise UnsupportedWork("this upstream's wire classifies single texts, not pairs")
-    if work.raw_scores and not facing.raw_classes:
+    if work.raw_scores and not profile.raw_classes:
         raise UnsupportedWork("this upstream gives no raw scores")
     return {"input": work.inputs, "use_activation": not work.raw_scores}
 
 
-def decode(work: ModelWork, answer: UpstreamResponse, facing: Facing, labels: tuple[str, ...] = ()) -> Reply:
-    """The reply in an answer of status 200. labels: of a classifier.
+def decode(
+    work: ModelWork, response: UpstreamResponse, profile: VllmProfile, labels: tuple[str, ...] = ()
+) -> Reply:
+    """Decode the reply in a response of status 200. labels: those of a classifier.
 
-    Raises: ReplicaFailed where it is not an answer to this work.
+    Raises: ReplicaFailed, if the response does not response this work.
     """
     expected = len(inputs_of(work))
     match work:
         case Embed():
-            vectors, told = decode_embeddings(answer.body, expected)
-            return EmbedReply(fit_vectors(vectors, work), *_counted(told, work, facing))
+            vectors, tokens = decode_embeddings(response.body, expected)
+            return EmbedReply(fit_vectors(vectors, work), *_check_usage(tokens, work, profile))
         case Encode():
-            return _encoded(work, answer, facing)
+            return _decode_encode(work, response, profile)
         case Rerank() | Score():
-            found, told = scores(answer, expected)
-            if not work.raw_scores and facing.scores != "sigmoid":
-                found = sigmoid(found)
-            return RerankReply(found, *_counted(told, work, facing))
+            scores, tokens = decode_scores(response, expected)
+            if not work.raw_scores and profile.scores != "sigmoid":
+                scores = sigmoid(scores)
+            return RerankReply(scores, *_check_usage(tokens, work, profile))
         case Classify():
-            found, told = classes(answer, expected, facing.classes)
-            return ClassifyReply(labels, found, *_counted(told, work, facing))
+            scores, tokens = decode_classes(response, expected, profile.classes)
+            return ClassifyReply(labels, scores, *_check_usage(tokens, work, profile))
 
 
-def _encoded(work: Encode, answer: UpstreamResponse, facing: Facing) -> EncodeReply:
-    expected, kind = len(work.inputs), single_output(work)
-    if kind is Output.SPARSE:
-        weights, told = decode_embeddings(answer.body, expected)
-        tokens, cut = _counted(told, work, facing)
-        return EncodeReply(tokens, sparse=tuple(map(_terms, weights)), truncated=cut)
-    matrices, told = token_vectors(answer, expected, facing.max_tokens)
-    tokens, cut = _counted(told, work, facing)
-    if kind is Output.TOKENS:
+def _decode_encode(work: Encode, response: UpstreamResponse, profile: VllmProfile) -> EncodeReply:
+    expected, output = len(work.inputs), single_output(work)
+    if output is Output.SPARSE:
+        weights, reported = decode_embeddings(response.body, expected)
+        tokens, cut = _check_usage(reported, work, profile)
+        return EncodeReply(tokens, sparse=tuple(map(_nonzero_terms, weights)), truncated=cut)
+    matrices, reported = decode_token_vectors(response, expected, profile.max_tokens)
+    tokens, cut = _check_usage(reported, work, profile)
+    if output is Output.TOKENS:
         return EncodeReply(tokens, token_vectors=matrices, truncated=cut)
     return EncodeReply(tokens, multivector=matrices, truncated=cut)
 
 
-def _terms(weights: Vectors) -> TermWeights:
-    """Of one input, from a weight for each term of the vocabulary."""
-    places = np.flatnonzero(weights)
-    return term_weights(zip(places.tolist(), weights[places].tolist(), strict=True))
+def _nonzero_terms(weights: Vectors) -> TermWeights:
+    """Convert one input's weights of the whole vocabulary to the weights of its terms."""
+    terms = np.flatnonzero(weights)
+    return term_weights(zip(terms.tolist(), weights[terms].tolist(), strict=True))
 
 
-def _counted(told: int | None, work: ModelWork, facing: Facing) -> tuple[int, tuple[int, ...] | None]:
-    """The tokens, and which inputs were cut."""
-    if told is None:
-        raise ReplicaFailed("the upstream told no usage")
-    check_tokens(told, len(inputs_of(work)), facing.max_tokens)
-    cuts = work.truncate is Truncate.RIGHT
-    return told, truncated_inputs(work, told, facing.max_tokens) if cuts else ()
+def _check_usage(
+    tokens: int | None, work: ModelWork, profile: VllmProfile
+) -> tuple[int, tuple[int, ...] | None]:
+    """Return the reported tokens, if they are plausible, and the truncated inputs.
+
+    Raises: ReplicaFailed.
+    """
+    if tokens is None:
+        raise ReplicaFailed("the upstream reported no usage")
+    check_tokens(tokens, len(inputs_of(work)), profile.max_tokens)
+    can_truncate = work.truncate is Truncate.RIGHT
+    return tokens, truncated_inputs(work, tokens, profile.max_tokens) if can_truncate else ()
 
 
-def refusal(work: ModelWork, error: BackendError) -> BackendError:
-    """The failure of this work: what is too long might have been cut at the left by another server."""
+def error_for(work: ModelWork, error: BackendError) -> BackendError:
+    """Convert "too long" to UnsupportedWork if the left end should be cut, which other servers can do."""
     if work.truncate is Truncate.LEFT and isinstance(error, InvalidWork):
         return UnsupportedWork(f"{error.message}, and this upstream cuts the right end only")
     return error
 
 
 class VllmBackend:
-    """One vLLM server."""
+    """Client of one vLLM server."""
 
     def __init__(self, http: UpstreamClient, model: str | None = None, tokenizer: str | None = None) -> None:
         self._http = http
-        self._asked = model
-        self._source = tokenizer
-        self._facing: Facing | None = None
+        self._configured_model = model
+        self._tokenizer = tokenizer
+        self._profile: VllmProfile | None = None
         self._counter: TokenCounter | None = None
 
     async def describe(self, timeout_s: float) -> Capabilities:
-        """Raises: BackendError."""
-        left = countdown(timeout_s)
-        if self._source is not None:
-            self._counter = await open_token_counter(self._source, left())
-        answer = await self._http.get("/v1/models", left())
-        if answer.status != 200:
-            raise failure(answer)
-        lengths = {one.id: one.max_model_len for one in decode_models(answer)}
-        model = chosen_model(list(lengths), self._asked)
+        """Query the model and version and probe the features.
+
+        Raises: BackendError.
+        """
+        remaining_s = countdown(timeout_s)
+        if self._tokenizer is not None:
+            self._counter = await open_token_counter(self._tokenizer, remaining_s())
+        response = await self._http.get("/v1/models", remaining_s())
+        if response.status != 200:
+            raise failure(response)
+        lengths = {item.id: item.max_model_len for item in decode_models(response)}
+        model = choose_model(list(lengths), self._configured_model)
         max_tokens = lengths[model]
         if max_tokens is None:
-            raise ReplicaFailed("GET /v1/models is not vLLM's: it tells no max_model_len")
-        facing = Facing(model, max_tokens, await self._version(left()))
+            raise ReplicaFailed("GET /v1/models is not vLLM's: it has no max_model_len")
+        profile = VllmProfile(model, max_tokens, await self._version(remaining_s()))
 
-        async def ask(path: str, body: Body) -> UpstreamResponse:
-            return await self._post(path, {"model": model} | body, left())
+        async def send(path: str, body: Body) -> UpstreamResponse:
+            return await self._post(path, {"model": model} | body, remaining_s())
 
         try:
-            self._facing = await explored(facing, ask)
+            self._profile = await probe_features(profile, send)
         except (AttemptTimedOut, ReplicaOverloaded):
-            # Busy, and known from before: it must not stay out for being busy.
-            if self._facing is None or not facing.same_server(self._facing):
+            # The server is busy. The profile of an earlier join is used, so that load alone does not keep a
+            # replica out.
+            if self._profile is None or not profile.same_server(self._profile):
                 raise
-        return capabilities(self._facing, self._counter)
+        return capabilities(self._profile, self._counter)
 
     async def _version(self, timeout_s: float) -> str:
-        answer = await self._http.get("/version", timeout_s)
+        response = await self._http.get("/version", timeout_s)
         with suppress(ReplicaFailed), translate_decode_errors():
-            return msgspec.json.decode(answer.body, type=Version).version if answer.status == 200 else ""
+            return (
+                msgspec.json.decode(response.body, type=VersionResponse).version
+                if response.status == 200
+                else ""
+            )
         return ""
 
     async def _post(self, path: str, body: Body, timeout_s: float) -> UpstreamResponse:
-        return unmasked(await self._http.post(path, msgspec.json.encode(body), timeout_s))
+        return restore_status(await self._http.post(path, msgspec.json.encode(body), timeout_s))
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
-        """Raises: BackendError."""
-        if self._facing is None:
+        """Execute one piece of work, in one request per kind of output.
+
+        Raises: BackendError.
+        """
+        if self._profile is None:
             raise ReplicaUnavailable("the replica has not joined")
-        left = countdown(timeout_s)
-        ready = apply_prompt(work, self._counter.rules if self._counter else None)
-        match ready:
+        remaining_s = countdown(timeout_s)
+        prompted = apply_prompt(work, self._counter.rules if self._counter else None)
+        match prompted:
             case Tokenize() | Detokenize():
-                return await self._free(ready, self._facing, left())
+                return await self._run_tokenizer(prompted, self._profile, remaining_s())
             case Encode():
-                check_outputs(ready, self._facing.outputs)
-                parts = split_outputs(ready)
-                return merge_replies([await self._one(part, self._facing, left()) for part in parts])
-        return await self._one(ready, self._facing, left())
+                check_outputs(prompted, self._profile.outputs)
+                parts = split_outputs(prompted)
+                return merge_replies(
+                    [await self._request(part, self._profile, remaining_s()) for part in parts]
+                )
+        return await self._request(prompted, self._profile, remaining_s())
 
-    async def _one(self, work: ModelWork, facing: Facing, timeout_s: float) -> Reply:
-        path, body = encode(work, facing)
-        answer = await self._post(path, body, timeout_s)
-        if answer.status != 200:
-            raise refusal(work, failure(answer))
-        return decode(work, answer, facing, labels_of(facing, self._counter))
+    async def _request(self, work: ModelWork, profile: VllmProfile, timeout_s: float) -> Reply:
+        path, body = encode(work, profile)
+        response = await self._post(path, body, timeout_s)
+        if response.status != 200:
+            raise error_for(work, failure(response))
+        return decode(work, response, profile, labels_of(profile, self._counter))
 
-    async def _free(
-        self, work: Tokenize | Detokenize, facing: Facing, timeout_s: float
+    async def _run_tokenizer(
+        self, work: Tokenize | Detokenize, profile: VllmProfile, timeout_s: float
     ) -> TokenizeReply | DetokenizeReply:
         if self._counter is not None:
-            return await self._counter.free(work, timeout_s)
-        if facing.specials is None:
+            return await self._counter.run(work, timeout_s)
+        if profile.specials is None:
             raise UnsupportedWork("this upstream shows no tokens")
         if isinstance(work, Tokenize):
-            return await self._tokenize(work, facing, facing.specials, timeout_s)
-        return await self._detokenize(work, facing, timeout_s)
+            return await self._tokenize(work, profile, profile.specials, timeout_s)
+        return await self._detokenize(work, profile, timeout_s)
 
-    async def _detokenize(self, work: Detokenize, facing: Facing, timeout_s: float) -> DetokenizeReply:
-        left = countdown(timeout_s)
-        # The wire has no switch for it: those that stand around a text are known, and left out here.
-        skipped = facing.special_ids if work.skip_special_tokens else frozenset[int]()
+    async def _detokenize(self, work: Detokenize, profile: VllmProfile, timeout_s: float) -> DetokenizeReply:
+        remaining_s = countdown(timeout_s)
+        # The wire has no switch for special tokens. Their ids are known from the probe and are removed here.
+        skipped = profile.special_ids if work.skip_special_tokens else frozenset[int]()
         texts = []
         for ids in work.inputs:
-            body = {"model": facing.model, "tokens": [one for one in ids if one not in skipped]}
-            answer = await self._post(DETOKENIZE, body, left())
-            if answer.status != 200:
-                raise failure(answer)
-            texts.append(detokenized(answer))
+            body = {"model": profile.model, "tokens": [id_ for id_ in ids if id_ not in skipped]}
+            response = await self._post(DETOKENIZE, body, remaining_s())
+            if response.status != 200:
+                raise failure(response)
+            texts.append(decode_detokenize(response))
         return DetokenizeReply(tuple(texts))
 
     async def _tokenize(
-        self, work: Tokenize, facing: Facing, around: tuple[int, int], timeout_s: float
+        self, work: Tokenize, profile: VllmProfile, specials: tuple[int, int], timeout_s: float
     ) -> TokenizeReply:
-        left = countdown(timeout_s)
-        specials = around if work.add_special_tokens else (0, 0)
-        shown = []
-        # One text a request is all that the route takes; one after another, they hold up nobody.
+        remaining_s = countdown(timeout_s)
+        added_specials = specials if work.add_special_tokens else (0, 0)
+        inputs = []
+        # The route accepts one text per request. Sequential requests do not delay other work.
         for text in work.inputs:
-            body = tokenize_body(text, special=work.add_special_tokens) | {"model": facing.model}
-            answer = await self._post(TOKENIZE, body, left())
-            if answer.status != 200:
-                raise failure(answer)
-            shown.append(as_tokens(token_list(answer), specials))
-        return TokenizeReply(tuple(shown))
+            body = tokenize_body(text, special=work.add_special_tokens) | {"model": profile.model}
+            response = await self._post(TOKENIZE, body, remaining_s())
+            if response.status != 200:
+                raise failure(response)
+            inputs.append(tokens_of(decode_tokenize(response), added_specials))
+        return TokenizeReply(tuple(inputs))
 
     async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
-        """Each input is a request of the engine's. Raises: BackendError."""
-        answer = await self._http.get("/metrics", timeout_s)
-        waiting = read_gauge(answer.body, "vllm:num_requests_waiting") if answer.status == 200 else None
+        """Read the waiting requests from GET /metrics; the engine handles each input as one request.
+
+        Raises: BackendError.
+        """
+        response = await self._http.get("/metrics", timeout_s)
+        waiting = read_gauge(response.body, "vllm:num_requests_waiting") if response.status == 200 else None
         return None if waiting is None else QueueDepth(round(waiting))
 
     async def aclose(self) -> None:
-        """Close the connections to it."""
+        """Close the connections to the server."""
         await self._http.aclose()
 
 
 def open_replica(spec: ReplicaSpec) -> VllmBackend:
-    """The vLLM server at the spec's base URL."""
-    door = UpstreamClient(spec.address, spec.headers, tls=spec.tls, ip=spec.ip, idle_s=SHORT_IDLE_S)
-    return VllmBackend(door, spec.model, spec.tokenizer)
+    """Return a client of the vLLM server at the spec's base URL."""
+    return VllmBackend(open_client(spec, SHORT_IDLE_S), spec.model, spec.tokenizer)

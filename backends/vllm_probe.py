@@ -1,7 +1,7 @@
-"""What a vLLM server offers: tried once, with short texts, when it joins.
+"""Detection of a vLLM server's features, with short texts, when it joins.
 
-A release says little of what it can do and ignores fields that it does not know. A process does one pooling
-task, so what is found first is all there is.
+A release reports few of its features and ignores unknown fields. A process executes one pooling task,
+therefore the probe stops at the first one it finds.
 """
 
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,8 @@ from typing import Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from backends.contract import Output, Vectors
+from backends.contract import Capabilities, Operation, Output, Vectors
+from backends.counting import TokenCounter
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
 from backends.openai_wire import decode_embeddings
@@ -23,38 +24,38 @@ from backends.vllm_wire import (
     SCORE,
     TOKENIZE,
     Body,
-    classes,
+    decode_classes,
+    decode_scores,
+    decode_token_vectors,
+    decode_tokenize,
     failure,
-    scores,
-    token_list,
-    token_vectors,
     tokenize_body,
 )
 
 PROBE = ("a", "b c")
-# What a pair is found to be scored with may not be judged by one pair alone.
+# Several pairs, because one pair is not enough to determine the scale of the scores.
 PROBE_PAIRS = ("how many people live in Berlin", ("Berlin has many people", "x", "a recipe for soup"))
-# A route that is not there, or is there for another kind of model.
+# Statuses of a route that does not exist, or exists for another kind of model.
 NOT_OFFERED = frozenset({400, 404, 405, 501})
-# A dense vector has next to no zeros, the weights of a vocabulary's terms little else.
+# Share of zeros above which a vector holds term weights; a dense vector has almost no zeros.
 SPARSE_SHARE = 0.5
 
-Ask: TypeAlias = Callable[[str, Body], Awaitable[UpstreamResponse]]
-# What asks for vectors that are not normalized: since 0.20, and before.
+SendRequest: TypeAlias = Callable[[str, Body], Awaitable[UpstreamResponse]]
+# Field that turns normalization off: since 0.20, and before.
 Switch: TypeAlias = Literal["use_activation", "normalize"]
-Scores: TypeAlias = Literal["on_request", "logits", "sigmoid"]
+ScoreSupport: TypeAlias = Literal["on_request", "logits", "sigmoid"]
 SWITCHES: tuple[Switch, ...] = ("use_activation", "normalize")
 
 
-class Facing(msgspec.Struct, frozen=True):
-    """What a replica was found to be when it joined.
+class VllmProfile(msgspec.Struct, frozen=True):
+    """Features of a server, determined when it joins.
 
-    width: of its vectors; None where it has none. raw_vectors: the switch that gets them unnormalized.
-    scores: what it gives for a pair: logits when asked, logits always, or sigmoid always; None is no scores.
-    specials: how many special tokens stand before and after a text; special_ids: which they are.
-    sparse: its vectors are term weights. token_width: of its token vectors; None where it has none;
-    raw_tokens: whether a switch gets those unnormalized. classes: how many it tells of a text; 0 is none;
-    raw_classes: whether a switch gets their logits.
+    width: of its vectors; None if it has none. raw_vectors: the switch that turns their normalization off.
+    scores: logits on request, always logits, or always sigmoid; None if it has no scores.
+    specials: the number of special tokens before and after a text. special_ids: their ids.
+    sparse: its vectors are term weights. token_width: of its token vectors; None if it has none.
+    raw_tokens: a switch turns their normalization off. classes: their number; 0 if it is no classifier.
+    raw_classes: a switch returns their logits.
     """
 
     model: str
@@ -62,7 +63,7 @@ class Facing(msgspec.Struct, frozen=True):
     version: str = ""
     width: int | None = None
     raw_vectors: Switch | None = None
-    scores: Scores | None = None
+    scores: ScoreSupport | None = None
     specials: tuple[int, int] | None = None
     special_ids: frozenset[int] = frozenset()
     sparse: bool = False
@@ -73,142 +74,200 @@ class Facing(msgspec.Struct, frozen=True):
 
     @property
     def outputs(self) -> frozenset[Output]:
-        """The kinds that it gives."""
-        kinds = {
+        """Kinds of output that the server offers."""
+        outputs = {
             Output.DENSE: self.width is not None,
             Output.SPARSE: self.sparse,
             Output.MULTIVECTOR: self.token_width is not None,
             Output.TOKENS: self.raw_tokens,
         }
-        return frozenset(kind for kind, given in kinds.items() if given)
+        return frozenset(output for output, is_offered in outputs.items() if is_offered)
 
-    def same_server(self, other: "Facing") -> bool:
-        """Whether what a server says of itself is the same."""
-        mine = (self.model, self.max_tokens, self.version)
-        return mine == (other.model, other.max_tokens, other.version)
+    def same_server(self, other: "VllmProfile") -> bool:
+        """Return True if two profiles agree in the values that the server reports itself."""
+        own = (self.model, self.max_tokens, self.version)
+        return own == (other.model, other.max_tokens, other.version)
 
 
-def kind_of_scores(asked_raw: Vectors, asked_plain: Vectors) -> Scores | None:
-    """What a server's scores are, from the same pairs scored without and with its activation.
+def capabilities(profile: VllmProfile, counter: TokenCounter | None) -> Capabilities:
+    """Convert a profile to capabilities; a counter adds tokenization, prompts and labels."""
+    return Capabilities(
+        model_id=profile.model,
+        operations=frozenset(_operations(profile, counter)),
+        max_input_tokens=profile.max_tokens,
+        dimensions=profile.width,
+        prompts=counter.rules.prompts if counter else {},
+        default_prompt=counter.rules.default_prompt if counter else None,
+        version=f"vLLM {profile.version}".strip(),
+        outputs=profile.outputs,
+        labels=labels_of(profile, counter),
+        notes=_notes(profile),
+    )
 
-    asked_raw, asked_plain: (n,) float32. Equal ones mean that the switch is not known or that the
-    model's own activation is none; only a logit can lie outside of 0 to 1. None: neither logits nor
-    sigmoid, as late interaction's.
+
+def _operations(profile: VllmProfile, counter: TokenCounter | None) -> set[Operation]:
+    operations: set[Operation] = set()
+    if counter or profile.specials:
+        operations |= {Operation.TOKENIZE, Operation.DETOKENIZE}
+    model_operations = {
+        Operation.EMBED: profile.width is not None,
+        Operation.ENCODE: bool(profile.outputs - {Output.DENSE}),
+        Operation.RERANK: profile.scores is not None,
+        Operation.CLASSIFY: profile.classes > 0,
+    }
+    return operations | {operation for operation, is_offered in model_operations.items() if is_offered}
+
+
+def labels_of(profile: VllmProfile, counter: TokenCounter | None) -> tuple[str, ...]:
+    """Return the labels by class id; only a checkpoint names them, because the wire does not."""
+    if counter is not None and len(counter.labels) == profile.classes:
+        return counter.labels
+    return tuple(f"LABEL_{index}" for index in range(profile.classes))
+
+
+def _notes(profile: VllmProfile) -> tuple[str, ...]:
+    notes: list[str] = []
+    if profile.width is not None:
+        notes.append(f"raw vectors by {profile.raw_vectors}" if profile.raw_vectors else "no raw vectors")
+    if profile.scores is not None:
+        notes.append(f"scores: {profile.scores}")
+    if profile.sparse:
+        notes.append("term weights")
+    if profile.token_width is not None:
+        notes.append("token vectors")
+    if profile.classes:
+        notes.append(f"{profile.classes} classes")
+    return tuple(notes)
+
+
+def detect_score_support(raw: Vectors, activated: Vectors) -> ScoreSupport | None:
+    """Determine a server's score support from the same pairs scored without and with activation.
+
+    raw, activated: (n,) float32. Equal scores mean that the server ignores the switch or that the model has
+    no activation; only a logit can be outside the range 0 to 1. Returns None for scores that are neither
+    logits nor sigmoid, such as those of late interaction.
     """
-    if np.allclose(asked_raw, asked_plain, atol=1e-3):
-        return "logits" if ((asked_raw < 0) | (asked_raw > 1)).any() else "sigmoid"
-    return "on_request" if np.allclose(sigmoid(asked_raw), asked_plain, atol=0.02) else None
+    if np.allclose(raw, activated, atol=1e-3):
+        return "logits" if ((raw < 0) | (raw > 1)).any() else "sigmoid"
+    return "on_request" if np.allclose(sigmoid(raw), activated, atol=0.02) else None
 
 
-def specials_around(whole: list[int], bare: list[int]) -> tuple[int, int] | None:
-    """How many tokens stand before and after a text's own; None where its own are not found."""
+def count_specials(whole: list[int], bare: list[int]) -> tuple[int, int] | None:
+    """Count the tokens of `whole` before and after those of `bare`; None if they are not contained."""
     for before in range(len(whole) - len(bare) + 1):
         if whole[before : before + len(bare)] == bare:
             return before, len(whole) - len(bare) - before
     return None
 
 
-async def explored(facing: Facing, ask: Ask) -> Facing:
-    """What a replica offers, tried with short texts.
+async def probe_features(profile: VllmProfile, send: SendRequest) -> VllmProfile:
+    """Determine a server's features with short texts.
 
-    Raises: BackendError where it fails for another reason than not offering something.
+    Raises: BackendError, unless the server merely lacks a feature.
     """
-    facing = await _with_specials(facing, ask)
-    vectors = await _tried_vectors(ask, {})
+    profile = await _probe_specials(profile, send)
+    vectors = await _try_vectors(send, {})
     if vectors is not None:
-        return await _with_vectors(facing, vectors, ask)
-    kind = await _tried_scores(ask)
+        return await _probe_vectors(profile, vectors, send)
+    kind = await _try_scores(send)
     if kind is not None:
-        return msgspec.structs.replace(facing, scores=kind)
-    facing = await _with_classes(facing, ask)
-    return facing if facing.classes else await _with_token_vectors(facing, ask)
+        return msgspec.structs.replace(profile, scores=kind)
+    profile = await _probe_classes(profile, send)
+    return profile if profile.classes else await _probe_token_vectors(profile, send)
 
 
-async def _with_vectors(facing: Facing, vectors: Vectors, ask: Ask) -> Facing:
+async def _probe_vectors(profile: VllmProfile, vectors: Vectors, send: SendRequest) -> VllmProfile:
     if (vectors == 0).mean() > SPARSE_SHARE:
-        return msgspec.structs.replace(facing, sparse=True)
+        return msgspec.structs.replace(profile, sparse=True)
     switch = None
-    for one in SWITCHES:
-        raw = await _tried_vectors(ask, {one: False})
+    for candidate in SWITCHES:
+        raw = await _try_vectors(send, {candidate: False})
         if raw is not None and not np.allclose(np.linalg.norm(raw, axis=1), 1.0, atol=0.01):
-            switch = one
+            switch = candidate
             break
-    return msgspec.structs.replace(facing, width=vectors.shape[1], raw_vectors=switch)
+    return msgspec.structs.replace(profile, width=vectors.shape[1], raw_vectors=switch)
 
 
-async def _with_specials(facing: Facing, ask: Ask) -> Facing:
-    whole = await _tried(ask, TOKENIZE, tokenize_body("a", special=True))
-    bare = await _tried(ask, TOKENIZE, tokenize_body("a", special=False))
+async def _probe_specials(profile: VllmProfile, send: SendRequest) -> VllmProfile:
+    whole = await _try(send, TOKENIZE, tokenize_body("a", special=True))
+    bare = await _try(send, TOKENIZE, tokenize_body("a", special=False))
     if whole is None or bare is None:
-        return facing
-    ids, own = token_list(whole).tokens, token_list(bare).tokens
-    around = specials_around(ids, own)
-    special_ids = frozenset(ids) - frozenset(own) if around else frozenset()
-    return msgspec.structs.replace(facing, specials=around, special_ids=special_ids)
+        return profile
+    ids, text_ids = decode_tokenize(whole).tokens, decode_tokenize(bare).tokens
+    specials = count_specials(ids, text_ids)
+    special_ids = frozenset(ids) - frozenset(text_ids) if specials else frozenset()
+    return msgspec.structs.replace(profile, specials=specials, special_ids=special_ids)
 
 
-async def _with_classes(facing: Facing, ask: Ask) -> Facing:
-    raw = await _tried_classes(ask, activated=False)
-    plain = await _tried_classes(ask, activated=True)
+async def _probe_classes(profile: VllmProfile, send: SendRequest) -> VllmProfile:
+    raw = await _try_classes(send, activated=False)
+    plain = await _try_classes(send, activated=True)
     if raw is None or plain is None or ((plain < 0) | (plain > 1)).any():
-        return facing
+        return profile
     differs = raw.shape == plain.shape and not np.allclose(raw, plain, atol=1e-3)
-    return msgspec.structs.replace(facing, classes=plain.shape[1], raw_classes=differs)
+    return msgspec.structs.replace(profile, classes=plain.shape[1], raw_classes=differs)
 
 
-async def _with_token_vectors(facing: Facing, ask: Ask) -> Facing:
-    plain = await _tried_token_vectors(ask, facing, {})
+async def _probe_token_vectors(profile: VllmProfile, send: SendRequest) -> VllmProfile:
+    plain = await _try_token_vectors(send, profile, {})
     if plain is None:
-        return facing
-    raw = await _tried_token_vectors(ask, facing, {"use_activation": False})
+        return profile
+    raw = await _try_token_vectors(send, profile, {"use_activation": False})
     differs = raw is not None and not all(
-        one.shape == other.shape and np.allclose(one, other, atol=1e-3)
-        for one, other in zip(raw, plain, strict=True)
+        raw_rows.shape == rows.shape and np.allclose(raw_rows, rows, atol=1e-3)
+        for raw_rows, rows in zip(raw, plain, strict=True)
     )
-    return msgspec.structs.replace(facing, token_width=plain[0].shape[1], raw_tokens=differs)
+    return msgspec.structs.replace(profile, token_width=plain[0].shape[1], raw_tokens=differs)
 
 
-async def _tried(ask: Ask, path: str, body: Body) -> UpstreamResponse | None:
-    """The answer, or None where that is not offered."""
-    answer = await ask(path, body)
-    if answer.status in NOT_OFFERED:
+async def _try(send: SendRequest, path: str, body: Body) -> UpstreamResponse | None:
+    """Send a request and return its response, or None if the server does not offer the route.
+
+    Raises: BackendError.
+    """
+    response = await send(path, body)
+    if response.status in NOT_OFFERED:
         return None
-    if answer.status != 200:
-        raise failure(answer)
-    return answer
+    if response.status != 200:
+        raise failure(response)
+    return response
 
 
-async def _tried_vectors(ask: Ask, switch: Body) -> Vectors | None:
-    answer = await _tried(ask, EMBEDDINGS, {"input": PROBE} | BASE64 | switch)
+async def _try_vectors(send: SendRequest, switch: Body) -> Vectors | None:
+    response = await _try(send, EMBEDDINGS, {"input": PROBE} | BASE64 | switch)
     try:
-        return decode_embeddings(answer.body, len(PROBE))[0] if answer else None
+        return decode_embeddings(response.body, len(PROBE))[0] if response else None
     except ReplicaFailed:
-        # A vector for each token is another operation.
+        # One vector per token is another operation.
         return None
 
 
-async def _tried_scores(ask: Ask) -> Scores | None:
+async def _try_scores(send: SendRequest) -> ScoreSupport | None:
     query, documents = PROBE_PAIRS
     body = {"text_1": query, "text_2": documents}
-    raw = await _tried(ask, SCORE, body | {"use_activation": False})
-    plain = await _tried(ask, SCORE, body | {"use_activation": True})
+    raw = await _try(send, SCORE, body | {"use_activation": False})
+    plain = await _try(send, SCORE, body | {"use_activation": True})
     if raw is None or plain is None:
         return None
-    return kind_of_scores(scores(raw, len(documents))[0], scores(plain, len(documents))[0])
+    return detect_score_support(
+        decode_scores(raw, len(documents))[0], decode_scores(plain, len(documents))[0]
+    )
 
 
-async def _tried_classes(ask: Ask, *, activated: bool) -> Vectors | None:
-    answer = await _tried(ask, CLASSIFY, {"input": PROBE, "use_activation": activated})
+async def _try_classes(send: SendRequest, *, activated: bool) -> Vectors | None:
+    response = await _try(send, CLASSIFY, {"input": PROBE, "use_activation": activated})
     try:
-        return classes(answer, len(PROBE))[0] if answer else None
+        return decode_classes(response, len(PROBE))[0] if response else None
     except ReplicaFailed:
         return None
 
 
-async def _tried_token_vectors(ask: Ask, facing: Facing, switch: Body) -> tuple[Vectors, ...] | None:
-    answer = await _tried(ask, POOLING, {"input": PROBE, "task": "token_embed"} | switch)
+async def _try_token_vectors(
+    send: SendRequest, profile: VllmProfile, switch: Body
+) -> tuple[Vectors, ...] | None:
+    response = await _try(send, POOLING, {"input": PROBE, "task": "token_embed"} | switch)
     try:
-        return token_vectors(answer, len(PROBE), facing.max_tokens)[0] if answer else None
+        return decode_token_vectors(response, len(PROBE), profile.max_tokens)[0] if response else None
     except ReplicaFailed:
-        # A weight for each token is none of its vectors.
+        # One weight per token is not a token vector.
         return None

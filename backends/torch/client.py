@@ -4,7 +4,7 @@ import msgspec
 
 from backends import errors
 from backends.contract import Capabilities, ReplicaSpec, Reply, Residence, Work
-from backends.http import UpstreamClient
+from backends.http import ConnectionOptions, UpstreamClient
 from backends.torch import wire
 from backends.torch.stats import Stats
 from backends.torch.stats import decoder as stats_decoder
@@ -30,7 +30,7 @@ class TorchBackend:
 
     def __init__(self, address: str) -> None:
         socket_path, base_url = wire.socket_and_base(address)
-        self._http = UpstreamClient(base_url, socket_path=socket_path)
+        self._http = UpstreamClient(base_url, options=ConnectionOptions(socket_path=socket_path))
 
     async def describe(self, timeout_s: float) -> Capabilities:
         """Raises: ReplicaUnavailable while the engine is loading or restarting."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import httpx
 import pytest
 
-from backends.http import UpstreamClient
+from backends.http import ConnectionOptions, UpstreamClient
 from gateway.events import ReplicaChanged
 from gateway.routing import discovery
 from tests.conftest import Boots, Running
@@ -155,7 +155,7 @@ async def test_the_requests_of_a_pinned_door_speak_of_the_name() -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    door = UpstreamClient(f"http://no-such-name.invalid:{port}", ip="127.0.0.1")
+    door = UpstreamClient(f"http://no-such-name.invalid:{port}", options=ConnectionOptions(ip="127.0.0.1"))
     got = await door.get("/info", 5)
     await door.aclose()
     server.close()

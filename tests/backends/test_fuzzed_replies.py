@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import infinity, openai, tei, vllm, vllm_probe, vllm_wire
+from backends import infinity_wire, openai, tei, vllm, vllm_probe, vllm_wire
 from backends.contract import (
     Classify,
     ClassifyReply,
@@ -29,9 +29,9 @@ from tests.backends.wrong_replies import packed
 
 EMBED, RERANK = Embed(("a", "b")), Rerank("q", ("a", "b"))
 COUNTED = TokenCount(6, ())
-VLLM = vllm_probe.Facing("m", 16, "0.32.0", 2, "use_activation", "on_request")
-OPENAI = openai.Facing("m", 16, 2)
-TEI = tei.Info("m", {"embedding": {"pooling": "cls"}}, 16)
+VLLM = vllm_probe.VllmProfile("m", 16, "0.32.0", 2, "use_activation", "on_request")
+OPENAI = openai.OpenAIProfile("m", 16, 2)
+TEI = tei.TeiInfo("m", {"embedding": {"pooling": "cls"}}, 16)
 
 EMBEDDINGS = json.dumps(packed([0.6, 0.8], [1.0, 0.0])).encode()
 ROWS = b"[[0.6,0.8],[1.0,0.0]]"
@@ -41,8 +41,8 @@ RANKS = {
     "vllm": b'{"data":[{"index":0,"score":0.5},{"index":1,"score":-2}],"usage":{"prompt_tokens":9}}',
 }
 
-CLASSIFIER = tei.Info("m", {"classifier": {"id2label": {"0": "x", "1": "y"}}}, 16)
-VLLM_CLASSES = vllm_probe.Facing("m", 16, "0.32.0", classes=2, raw_classes=True)
+CLASSIFIER = tei.TeiInfo("m", {"classifier": {"id2label": {"0": "x", "1": "y"}}}, 16)
+VLLM_CLASSES = vllm_probe.VllmProfile("m", 16, "0.32.0", classes=2, raw_classes=True)
 CLASSIFY, SCORE = Classify(("a", "b")), Score((("q", "a"), ("q", "b")))
 LABELS = {
     "tei": b'[[{"score":0.5,"label":"x"},{"score":0.25,"label":"y"}],'
@@ -58,22 +58,22 @@ READERS: dict[str, tuple[bytes, Decode]] = {
     "tei": (EMBEDDINGS, lambda a: tei.decode(EMBED, "/v1/embeddings", a, TEI)),
     "tei_native": (ROWS, lambda a: tei.decode(EMBED, "/embed", a, TEI)),
     "tei_ranks": (RANKS["tei"], lambda a: tei.decode(RERANK, "/rerank", a, TEI)),
-    "infinity": (EMBEDDINGS, lambda a: infinity.decode(EMBED, a, COUNTED)),
-    "infinity_ranks": (RANKS["infinity"], lambda a: infinity.decode(RERANK, a, COUNTED)),
+    "infinity": (EMBEDDINGS, lambda a: infinity_wire.decode(EMBED, a, COUNTED)),
+    "infinity_ranks": (RANKS["infinity"], lambda a: infinity_wire.decode(RERANK, a, COUNTED)),
     "vllm": (EMBEDDINGS, lambda a: vllm.decode(EMBED, a, VLLM)),
     "vllm_ranks": (RANKS["vllm"], lambda a: vllm.decode(RERANK, a, VLLM)),
     "tei_labels": (LABELS["tei"], lambda a: tei.decode(CLASSIFY, "/predict", a, CLASSIFIER)),
     "tei_pairs": (PAIRS, lambda a: tei.decode(SCORE, "/predict", a, TEI)),
     "infinity_labels": (
         b'{"data":' + LABELS["tei"] + b"}",
-        lambda a: infinity.decode(CLASSIFY, a, COUNTED, ("x", "y")),
+        lambda a: infinity_wire.decode(CLASSIFY, a, COUNTED, ("x", "y")),
     ),
     "vllm_labels": (LABELS["vllm"], lambda a: vllm.decode(CLASSIFY, a, VLLM_CLASSES, ("x", "y"))),
     "openai": (EMBEDDINGS, lambda a: openai.decode(EMBED, a, OPENAI, None)),
 }
 FAILURES = {
     "tei": tei.failure,
-    "infinity": infinity.failure,
+    "infinity": infinity_wire.failure,
     "vllm": vllm_wire.failure,
     "openai": openai.failure,
 }
@@ -124,7 +124,7 @@ def test_every_other_answer_is_some_failure(adapter: str, status: int, body: byt
 @settings(max_examples=300, deadline=None)
 @given(body=st.binary() | plain.map(lambda value: json.dumps(value).encode()))
 def test_a_masked_error_is_looked_for_in_any_body(body: bytes) -> None:
-    assert vllm_wire.unmasked(UpstreamResponse(200, {}, body)).status in {200, *range(400, 600)}
+    assert vllm_wire.restore_status(UpstreamResponse(200, {}, body)).status in {200, *range(400, 600)}
 
 
 @pytest.mark.parametrize(

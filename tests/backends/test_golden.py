@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from backends import infinity, vllm_wire
+from backends import infinity_wire, vllm_wire
 from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import QueueDepth, ReplicaSpec, ReportsQueueDepth
 from backends.errors import InvalidWork, ReplicaFailed
@@ -116,7 +116,7 @@ CALLERS = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_recorded_refusal_is_the_callers_only_where_an_input_is_at_fault(name: str) -> None:
-    read = infinity.failure if name.startswith("infinity") else vllm_wire.failure
+    read = infinity_wire.failure if name.startswith("infinity") else vllm_wire.failure
     for title, refused in recorded(name)["refusals"].items():
         said = refused["response"]
         error = read(UpstreamResponse(said["status"], said["headers"], json.dumps(said["json"]).encode()))

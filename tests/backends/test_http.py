@@ -12,7 +12,7 @@ import pytest
 
 from backends import connection_pool
 from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
-from backends.http import UpstreamClient, countdown
+from backends.http import ConnectionOptions, UpstreamClient, countdown
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -212,7 +212,7 @@ async def test_a_name_that_resolves_to_nothing_is_unavailable() -> None:
 
 async def test_a_socket_that_is_not_there_is_unavailable(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("s") / "none.sock"
-    door = UpstreamClient("http://engine", socket_path=str(path))
+    door = UpstreamClient("http://engine", options=ConnectionOptions(socket_path=str(path)))
     with pytest.raises(ReplicaUnavailable):
         await door.get("/info", 5.0)
     await door.aclose()
@@ -258,7 +258,9 @@ async def test_an_idle_connection_is_kept_for_its_time(idle_s: float, connection
 
     server = await asyncio.start_server(until_closed, "127.0.0.1", 0)
     async with server:
-        door = UpstreamClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", idle_s=idle_s)
+        door = UpstreamClient(
+            f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", options=ConnectionOptions(idle_s=idle_s)
+        )
         for _ in range(2):
             await door.get("/", 5.0)
         await door.aclose()
@@ -434,7 +436,7 @@ async def test_what_a_broken_answer_held_does_not_stay() -> None:
                     await door.post("/embed", b"{}", 5.0)
         await asyncio.sleep(0)
         left = [one for one in gc.get_objects() if type(one) is connection_pool._Connection]
-        assert [b""] * len(left) == [b"".join(one._pieces) for one in left]
+        assert [b""] * len(left) == [b"".join(one._chunks) for one in left]
         assert len(left) <= before + 1
     finally:
         gc.enable()

@@ -30,7 +30,8 @@ from backends.errors import (
     UnsupportedWork,
 )
 from backends.http import UpstreamClient, UpstreamResponse
-from backends.infinity import CHARACTERS_MAX, InfinityBackend, as_read, decode, encode, failure
+from backends.infinity import CHARACTERS_MAX, InfinityBackend, normalize_texts
+from backends.infinity_wire import decode, encode, failure
 from backends.vectors import sigmoid
 from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.hooks import respond_with
@@ -84,10 +85,10 @@ def test_every_input_is_sent_in_order(work: Embed | Rerank) -> None:
 def test_a_text_is_counted_as_the_server_reads_it() -> None:
     book = " " + "x" * (CHARACTERS_MAX + 9)
 
-    assert Embed(("a b",)) == as_read(Embed(("  a b\n",)), 512)
-    (sent,) = as_read(Embed((book,)), 512).inputs
+    assert Embed(("a b",)) == normalize_texts(Embed(("  a b\n",)), 512)
+    (sent,) = normalize_texts(Embed((book,)), 512).inputs
     assert CHARACTERS_MAX == len(sent)
-    strict = as_read(Rerank(book, ("a",), truncate=Truncate.ERROR), 512)
+    strict = normalize_texts(Rerank(book, ("a",), truncate=Truncate.ERROR), 512)
     assert CHARACTERS_MAX + 9 == len(strict.query)
 
 

@@ -28,13 +28,13 @@ from backends.errors import (
     UnsupportedWork,
 )
 from backends.http import UpstreamClient, UpstreamResponse
-from backends.openai import Facing, OpenAIBackend, decode, encode, failure, route
+from backends.openai import OpenAIBackend, OpenAIProfile, decode, encode, failure, route
 from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.hooks import fail_with, respond_with
 from tests.fakes.openai import FIELDS, FakeOpenAI
 from tests.fakes.tei import vector_of
 
-FACING = Facing("m", 16, 8)
+FACING = OpenAIProfile("m", 16, 8)
 LONG = "w " * 20
 
 texts = st.lists(st.text(), min_size=1, max_size=4).map(tuple)

@@ -23,11 +23,11 @@ from backends.contract import (
 )
 from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
 from backends.http import UpstreamClient, UpstreamResponse
-from backends.tei import Info, TeiBackend, capabilities, decode, encode, failure
+from backends.tei import TeiBackend, TeiInfo, capabilities, decode, encode, failure
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
 from tests.fakes.tei import FakeTei, score_of, vector_of
 
-INFO = Info("m", {"embedding": {"pooling": "cls"}}, 16, auto_truncate=True)
+INFO = TeiInfo("m", {"embedding": {"pooling": "cls"}}, 16, auto_truncate=True)
 OPENAI, EMBED = "/v1/embeddings", "/embed"
 LONG = "w " * 20
 

@@ -31,14 +31,14 @@ from backends.errors import (
 from backends.http import UpstreamClient, UpstreamResponse
 from backends.vectors import sigmoid
 from backends.vllm import VllmBackend, decode, encode
-from backends.vllm_probe import Facing, kind_of_scores, specials_around
-from backends.vllm_wire import failure, unmasked
+from backends.vllm_probe import VllmProfile, count_specials, detect_score_support
+from backends.vllm_wire import failure, restore_status
 from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.server import logit_of
 from tests.fakes.tei import vector_of
 from tests.fakes.vllm import FakeVllm
 
-FACING = Facing("m", 16, "0.32.0", 8, "use_activation", "on_request", (1, 1))
+FACING = VllmProfile("m", 16, "0.32.0", 8, "use_activation", "on_request", (1, 1))
 LONG = "w " * 20
 RELEASES = ["0.8.5", "0.11.2", "0.20.2", "0.32.0"]
 
@@ -174,7 +174,7 @@ async def test_a_model_without_an_activation_of_its_own_gives_logits(raw_scores:
 def test_the_kind_of_scores_is_seen_in_the_scores(
     raw: list[float], plain: list[float], expected: str | None
 ) -> None:
-    assert expected == kind_of_scores(np.array(raw, np.float32), np.array(plain, np.float32))
+    assert expected == detect_score_support(np.array(raw, np.float32), np.array(plain, np.float32))
 
 
 @pytest.mark.parametrize("version", RELEASES)
@@ -262,7 +262,7 @@ async def test_tokens_have_places_where_the_tokenizer_is_here(small_files: str) 
 def test_specials_are_what_stands_around_the_text(
     whole: list[int], bare: list[int], expected: tuple[int, int] | None
 ) -> None:
-    assert expected == specials_around(whole, bare)
+    assert expected == count_specials(whole, bare)
 
 
 TOO_LONG = "This model's maximum context length is 16 tokens. However, your prompt contains 22 input tokens"
@@ -314,7 +314,7 @@ def test_what_another_status_means(status: int, body: Any, expected: type[Backen
     ids=str,
 )
 def test_an_error_of_status_200_gets_the_status_that_it_tells(body: Any, status: int) -> None:
-    assert status == unmasked(UpstreamResponse(200, {}, body_of(body))).status
+    assert status == restore_status(UpstreamResponse(200, {}, body_of(body))).status
 
 
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())

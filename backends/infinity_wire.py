@@ -1,0 +1,194 @@
+"""Wire of Infinity: its structs, request bodies, decoding of replies, and errors, without I/O.
+
+Source: michaelfeil/infinity 0.0.77 (infinity_server.py, fastapi_schemas), run at 0.0.78.
+Rule: never send null, and never `dimensions`, because Infinity truncates without normalizing again.
+"""
+
+from typing import Any
+
+import msgspec
+
+from backends.contract import (
+    Classify,
+    ClassifyReply,
+    Embed,
+    EmbedReply,
+    Encode,
+    EncodeReply,
+    Reply,
+    Rerank,
+    RerankReply,
+    Vectors,
+)
+from backends.counting import TokenCount
+from backends.errors import BackendError, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
+from backends.http import UpstreamResponse
+from backends.openai_wire import decode_embeddings, error_of
+from backends.replies import fit_vectors, label_scores, order_scores, token_matrices, translate_decode_errors
+
+Body = dict[str, Any]
+
+
+class InfinityStats(msgspec.Struct, frozen=True):
+    """Load of one model. queue_absolute: waiting inputs. batch_size: inputs of one forward pass."""
+
+    queue_absolute: int = 0
+    batch_size: int | None = None
+
+
+class InfinityModel(msgspec.Struct, frozen=True):
+    """One entry of GET /models."""
+
+    id: str
+    capabilities: list[str]
+    stats: InfinityStats = InfinityStats()
+    backend: str = ""
+
+
+class InfinityModels(msgspec.Struct, frozen=True):
+    """Body of GET /models; one server can serve many models."""
+
+    data: list[InfinityModel]
+
+
+class InfinityRankItem(msgspec.Struct, frozen=True):
+    """One entry of POST /rerank, sorted by score; index is that of the document."""
+
+    index: int
+    relevance_score: float
+
+
+class InfinityRanks(msgspec.Struct, frozen=True):
+    """Body of POST /rerank."""
+
+    results: list[InfinityRankItem]
+
+
+class InfinityLabelScore(msgspec.Struct, frozen=True):
+    """One label of one input in POST /classify, sorted by score."""
+
+    score: float
+    label: str
+
+
+class InfinityLabelScores(msgspec.Struct, frozen=True):
+    """Body of POST /classify."""
+
+    data: list[list[InfinityLabelScore]]
+
+
+class TokenVectorsItem(msgspec.Struct, frozen=True):
+    """Token vectors of one input."""
+
+    index: int
+    embedding: list[list[float]]
+
+
+class TokenVectorsResponse(msgspec.Struct, frozen=True):
+    """Body of POST /embeddings for a model with one vector per token; base64 would lose the shape."""
+
+    data: list[TokenVectorsItem]
+
+
+def decode_models(response: UpstreamResponse) -> list[InfinityModel]:
+    """Decode GET /models.
+
+    Raises: ReplicaFailed, if the body is not Infinity's.
+    """
+    try:
+        return msgspec.json.decode(response.body, type=InfinityModels).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ReplicaFailed("GET /models is not Infinity's") from error
+
+
+def encode(work: Embed | Encode | Rerank | Classify, model: str) -> tuple[str, Body]:
+    """Return path and body of one piece of work."""
+    name: Body = {"model": model}
+    match work:
+        case Embed():
+            return "/embeddings", name | {"input": work.inputs, "encoding_format": "base64"}
+        case Encode():
+            return "/embeddings", name | {"input": work.inputs, "encoding_format": "float"}
+        case Rerank():
+            documents: Body = {"query": work.query, "documents": work.documents}
+            return "/rerank", name | documents | {"raw_scores": work.raw_scores}
+        case Classify():
+            return "/classify", name | {"input": work.inputs}
+
+
+def decode(
+    work: Embed | Encode | Rerank | Classify,
+    response: UpstreamResponse,
+    count: TokenCount,
+    labels: tuple[str, ...] = (),
+) -> Reply:
+    """Decode the reply in a response of status 200. labels: those of a classifier.
+
+    Raises: ReplicaFailed, if the response does not response this work.
+    """
+    match work:
+        case Embed():
+            vectors, _ = decode_embeddings(response.body, len(work.inputs))
+            return EmbedReply(fit_vectors(vectors, work), count.tokens, count.truncated)
+        case Encode():
+            matrices = decode_matrices(response, len(work.inputs))
+            return EncodeReply(count.tokens, multivector=matrices, truncated=count.truncated)
+        case Rerank():
+            return RerankReply(decode_scores(response, len(work.documents)), count.tokens, count.truncated)
+        case Classify():
+            predictions = decode_predictions(response)
+            scores = label_scores(predictions, labels, len(work.inputs))
+            return ClassifyReply(labels, scores, count.tokens, count.truncated)
+
+
+def decode_scores(response: UpstreamResponse, expected: int) -> Vectors:
+    """Decode the scores in document order, (expected,) float32.
+
+    Raises: ReplicaFailed.
+    """
+    with translate_decode_errors():
+        ranks = msgspec.json.decode(response.body, type=InfinityRanks).results
+    return order_scores([(rank.index, rank.relevance_score) for rank in ranks], expected)
+
+
+def decode_matrices(response: UpstreamResponse, expected: int) -> tuple[Vectors, ...]:
+    """Decode the token vectors of each input, (tokens of the input, dim) float32.
+
+    Raises: ReplicaFailed.
+    """
+    with translate_decode_errors():
+        items = sorted(
+            msgspec.json.decode(response.body, type=TokenVectorsResponse).data, key=lambda item: item.index
+        )
+        if [item.index for item in items] != list(range(len(items))):
+            raise ReplicaFailed("the upstream's indices are not 0 to n - 1")
+        return token_matrices([item.embedding for item in items], expected, None)
+
+
+def decode_predictions(response: UpstreamResponse) -> list[list[tuple[str, float]]]:
+    """Decode the (label, score) entries of each input in the server's order.
+
+    Raises: ReplicaFailed.
+    """
+    with translate_decode_errors():
+        lists = msgspec.json.decode(response.body, type=InfinityLabelScores).data
+    return [[(item.label, item.score) for item in row] for row in lists]
+
+
+def failure(response: UpstreamResponse) -> BackendError:
+    """Convert a response of another status than 200 to an error."""
+    match response.status:
+        case 401 | 403:
+            return ReplicaFailed("the upstream refused the gateway's credential")
+        case 413 | 422:
+            # The adapter made the inputs fit; too many of them is a conflict between the two configurations.
+            return ReplicaFailed(
+                "the upstream refused the request's shape; `batch_inputs` may be more than it takes"
+            )
+        case 429:
+            return ReplicaOverloaded("the upstream is overloaded")
+        case 503:
+            return ReplicaUnavailable("the upstream says it is not ready")
+        case 400 if error_of(response).message.startswith("ModelNotDeployedError"):
+            return ReplicaFailed("the upstream serves another kind of model than it did")
+    return ReplicaFailed(f"the upstream answered with status {response.status}")
