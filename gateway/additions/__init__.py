@@ -1,1 +1,1 @@
-"""What operators add to router.yaml while the gateway runs."""
+"""Additions: upstreams and models that operators add to router.yaml at run time."""

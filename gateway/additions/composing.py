@@ -1,7 +1,7 @@
-"""A file's config with what was added beside it: what can be served of both, and why the rest cannot.
+"""Composition of a file's config with the additions, and the reasons why the rest cannot be served.
 
-Rule: an addition can never keep a gateway from serving its file. One that cannot be used is left out, with
-the models that go by it, and named.
+Rule: an addition can never keep a gateway from serving its file. One that cannot be used is rejected together
+with the models that use it, and its problems are reported.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,22 +11,23 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.additions.entries import DEFINED, AdditionEntry, Additions, Listing, Part
-from gateway.additions.reading import SecretSources, as_shown, read_model, read_upstream
+from gateway.additions.reading import SecretSources, read_model, read_upstream, redact
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config, ModelSettings, UpstreamSettings
 
 _Settings = TypeVar("_Settings", UpstreamSettings, ModelSettings)
 LATER = "its model is loaded once the gateway is up"
 
+# Problems of additions that are not served, by part and name.
+Rejected = Mapping[tuple[Part, str], tuple[Problem, ...]]
+
 
 class ComposedConfig(msgspec.Struct, frozen=True):
-    """What can be served. added: of it, which upstreams are no part of the file. left_out: why, by part and
-    name, what is not served.
-    """
+    """The config to serve. added: its upstreams that are not in the file. rejected: what is not served."""
 
     config: Config
     added: frozenset[str]
-    left_out: Mapping[tuple[Part, str], tuple[Problem, ...]]
+    rejected: Rejected
 
 
 def compose(
@@ -37,64 +38,70 @@ def compose(
     *,
     with_engines: bool = True,
 ) -> ComposedConfig:
-    """Both together. environment: the gateway's. unusable: why upstreams, by name, cannot be used though
-    their settings can be read. with_engines: whether those that need an engine are part of it. Reads files.
+    """Compose the file with the additions. Reads files.
+
+    environment: of the gateway. unusable: by upstream, why it cannot be used although its settings can be
+    read. with_engines: include upstreams that need an engine.
     """
-    outside = SecretSources(environment, Path(file.admin.files) if file.admin.files else None)
-    left_out: dict[tuple[Part, str], tuple[Problem, ...]] = {}
+    sources = SecretSources(environment, Path(file.admin.files) if file.admin.files else None)
+    rejected: dict[tuple[Part, str], tuple[Problem, ...]] = {}
 
-    def upstream(name: str, written: Any) -> UpstreamSettings:
-        one = read_upstream(name, written, outside)
-        why = unusable.get(name) or (LATER if one.is_hosted and not with_engines else None)
-        if why is not None:
-            raise ConfigError([Problem(f"upstreams.{name}", why)])
-        return _apart(one) if one.is_hosted else one
+    def upstream_of(name: str, written: Any) -> UpstreamSettings:
+        upstream = read_upstream(name, written, sources)
+        reason = unusable.get(name) or (LATER if upstream.is_hosted and not with_engines else None)
+        if reason is not None:
+            raise ConfigError([Problem(f"upstreams.{name}", reason)])
+        return _in_own_process(upstream) if upstream.is_hosted else upstream
 
-    upstreams = _readable("upstreams", additions.upstreams, file.upstreams, upstream, left_out)
-    known = file.upstreams | upstreams
-    models = _readable(
-        "models", additions.models, file.models, lambda name, one: read_model(name, one, known), left_out
+    added = _read_all("upstreams", additions.upstreams, file.upstreams, upstream_of, rejected)
+    upstreams = file.upstreams | added
+    models = _read_all(
+        "models",
+        additions.models,
+        file.models,
+        lambda name, written: read_model(name, written, upstreams),
+        rejected,
     )
-    config = msgspec.structs.replace(file, upstreams=known, models=file.models | models)
-    return ComposedConfig(config, frozenset(upstreams), left_out)
+    config = msgspec.structs.replace(file, upstreams=upstreams, models=file.models | models)
+    return ComposedConfig(config, frozenset(added), rejected)
 
 
-def _apart(upstream: UpstreamSettings) -> UpstreamSettings:
-    """In a process of additions: the file's engines are not started anew for one, nor end with one."""
+def _in_own_process(upstream: UpstreamSettings) -> UpstreamSettings:
+    """Move it to a process for additions: adding or removing one does not restart the file's engines."""
     return msgspec.structs.replace(upstream, process=f"{upstream.process} (added)")
 
 
-def _readable(
+def _read_all(
     part: Part,
     written: Mapping[str, Any],
     in_file: Mapping[str, _Settings],
     read: Callable[[str, Any], _Settings],
-    left_out: dict[tuple[Part, str], tuple[Problem, ...]],
+    rejected: dict[tuple[Part, str], tuple[Problem, ...]],
 ) -> dict[str, _Settings]:
-    """Those that can be served, by name; why the others cannot is noted."""
-    found = {}
-    for name, one in written.items():
+    """Return the settings that can be served, by name, and add the problems of the rest to rejected."""
+    usable = {}
+    for name, entry in written.items():
         if name in in_file:
-            left_out[part, name] = (Problem(f"{part}.{name}", DEFINED),)
+            rejected[part, name] = (Problem(f"{part}.{name}", DEFINED),)
             continue
         try:
-            found[name] = read(name, one)
+            usable[name] = read(name, entry)
         except ConfigError as error:
-            left_out[part, name] = tuple(error.problems)
-    return found
+            rejected[part, name] = tuple(error.problems)
+    return usable
 
 
-def listing_of(additions: Additions, left_out: Mapping[tuple[Part, str], tuple[Problem, ...]]) -> Listing:
-    """All additions as operators see them."""
+def listing_of(additions: Additions, rejected: Rejected) -> Listing:
+    """List all additions as operators see them."""
 
-    def listed(part: Part, written: Mapping[str, Any]) -> tuple[AdditionEntry, ...]:
+    def entries(part: Part, written: Mapping[str, Any]) -> tuple[AdditionEntry, ...]:
         return tuple(
-            AdditionEntry(name, as_shown(one), _told(left_out.get((part, name))))
-            for name, one in sorted(written.items())
+            AdditionEntry(name, redact(entry), _problem_text(rejected.get((part, name))))
+            for name, entry in sorted(written.items())
         )
 
-    return Listing(listed("upstreams", additions.upstreams), listed("models", additions.models))
+    return Listing(entries("upstreams", additions.upstreams), entries("models", additions.models))
 
 
-def _told(problems: tuple[Problem, ...] | None) -> str | None:
-    return "; ".join(f"{one.path}: {one.message}" for one in problems) if problems else None
+def _problem_text(problems: tuple[Problem, ...] | None) -> str | None:
+    return "; ".join(f"{problem.path}: {problem.message}" for problem in problems) if problems else None

@@ -1,7 +1,7 @@
-"""Upstreams and models that operators add beside router.yaml, as they wrote them. Pure.
+"""Upstreams and models that operators add at run time, as written. Pure.
 
-Rule: kept as written, with references in the place of secrets; each gateway reads them by itself, beside its
-own file, which wins.
+Rule: they are stored as written, with references in place of secrets. Each gateway reads them for itself,
+in addition to its own file, which takes precedence.
 """
 
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ from gateway.config.schema import Config
 
 Part = Literal["upstreams", "models"]
 DEFINED = "router.yaml defines it, and the file wins"
-# So much as a file written by hand would hardly hold; every gateway has it in memory, whole.
+# More than a file written by hand would hold; every gateway holds all of it in memory.
 WRITTEN_BYTES_MAX = 1024 * 1024
 
 
 class Additions(msgspec.Struct, frozen=True):
-    """All of them, by name."""
+    """All additions, by name."""
 
     upstreams: dict[str, Any] = {}
     models: dict[str, Any] = {}
 
 
 class Put(msgspec.Struct, frozen=True, tag="put"):
-    """Add one, or replace what stands by that name. settings: as router.yaml would say them, typed."""
+    """Edit that adds an entry or replaces the one of that name. settings: as in router.yaml, typed."""
 
     part: Part
     name: str
@@ -37,7 +37,7 @@ class Put(msgspec.Struct, frozen=True, tag="put"):
 
 
 class Remove(msgspec.Struct, frozen=True, tag="remove"):
-    """Take one away."""
+    """Edit that removes an entry."""
 
     part: Part
     name: str
@@ -50,7 +50,7 @@ Edit: TypeAlias = Put | Remove
 
 
 class AdditionEntry(msgspec.Struct, frozen=True):
-    """One addition as operators see it. problem: why this gateway does not serve it."""
+    """One addition as operators see it. problem: why this gateway does not serve it, or None."""
 
     name: str
     settings: Any
@@ -65,52 +65,58 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class UnknownAddition(Exception):
-    """Nothing of that name was added."""
+    """No addition has that name."""
 
     def __init__(self, edit: Remove) -> None:
         super().__init__(f"{edit.part}.{edit.name}: nothing was added by that name")
         self.problem = Problem(f"{edit.part}.{edit.name}", "nothing was added by that name")
 
 
-def apply_edit(file: Config, standing: Additions, edit: Edit) -> Additions:
-    """What stands after an edit.
+def apply_edit(file: Config, additions: Additions, edit: Edit) -> Additions:
+    """Return the additions after an edit.
 
-    Raises: ConfigError where it may not be; UnknownAddition.
+    Raises: ConfigError if the edit is not allowed; UnknownAddition.
     """
-    entries = _entries(standing, edit.part)
+    entries = _entries(additions, edit.part)
     if isinstance(edit, Put):
         if edit.name in _entries(file, edit.part):
-            raise _refused(edit, f"{DEFINED}: change it there")
-        return _bounded(
-            msgspec.structs.replace(standing, **{edit.part: {**entries, edit.name: edit.settings}})
+            raise _rejection(edit, f"{DEFINED}: change it there")
+        return _within_bounds(
+            msgspec.structs.replace(additions, **{edit.part: {**entries, edit.name: edit.settings}})
         )
     if edit.name not in entries:
         if edit.name in _entries(file, edit.part):
-            raise _refused(edit, "router.yaml defines it: remove it there")
+            raise _rejection(edit, "router.yaml defines it: remove it there")
         raise UnknownAddition(edit)
-    if edit.part == "upstreams" and (users := _users(file, standing, edit.name)):
-        raise _refused(edit, f"it serves models, which go first: {', '.join(users)}")
-    left = {name: one for name, one in entries.items() if name != edit.name}
-    return msgspec.structs.replace(standing, **{edit.part: left})
+    if edit.part == "upstreams" and (users := _users(file, additions, edit.name)):
+        raise _rejection(edit, f"it serves models, which go first: {', '.join(users)}")
+    remaining = {name: settings for name, settings in entries.items() if name != edit.name}
+    return msgspec.structs.replace(additions, **{edit.part: remaining})
 
 
-def _entries(of: Config | Additions, part: Part) -> Mapping[str, Any]:
-    return of.upstreams if part == "upstreams" else of.models
+def _entries(source: Config | Additions, part: Part) -> Mapping[str, Any]:
+    return source.upstreams if part == "upstreams" else source.models
 
 
-def _users(file: Config, standing: Additions, upstream: str) -> list[str]:
-    """The added models that go by an added upstream; those of the file go by the file's."""
+def _users(file: Config, additions: Additions, upstream: str) -> list[str]:
+    """Return the added models of an added upstream; models of the file use upstreams of the file."""
     if upstream in file.upstreams:
         return []
-    named = {name: one.get("upstream") for name, one in standing.models.items() if isinstance(one, dict)}
-    return sorted(name for name, one in named.items() if one == upstream and name not in file.models)
+    upstream_of = {
+        name: settings.get("upstream")
+        for name, settings in additions.models.items()
+        if isinstance(settings, dict)
+    }
+    return sorted(
+        model for model, used in upstream_of.items() if used == upstream and model not in file.models
+    )
 
 
-def _bounded(additions: Additions) -> Additions:
+def _within_bounds(additions: Additions) -> Additions:
     if len(msgspec.json.encode(additions)) > WRITTEN_BYTES_MAX:
         raise ConfigError([Problem("additions", f"they hold more than {WRITTEN_BYTES_MAX} bytes together")])
     return additions
 
 
-def _refused(edit: Edit, why: str) -> ConfigError:
-    return ConfigError([Problem(f"{edit.part}.{edit.name}", why)])
+def _rejection(edit: Edit, reason: str) -> ConfigError:
+    return ConfigError([Problem(f"{edit.part}.{edit.name}", reason)])

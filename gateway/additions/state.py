@@ -1,14 +1,13 @@
-"""What was added, as the parent of one gateway knows it: what stands, and what of it is served."""
+"""Additions as the parent process of one gateway knows them: the stored ones, and those that are served."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from gateway.additions.composing import ComposedConfig, compose, listing_of
-from gateway.additions.entries import Additions, Edit, Listing, Part, apply_edit
+from gateway.additions.composing import ComposedConfig, Rejected, compose, listing_of
+from gateway.additions.entries import Additions, Edit, Listing, apply_edit
 from gateway.additions.store import AdditionStore, StoredAdditions
-from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.store.errors import StoreUnavailable
 
@@ -19,32 +18,32 @@ logger = logging.getLogger("gateway")
 
 
 class AdditionsState:
-    """environment: what references to variables are filled from."""
+    """State of the additions in one gateway. environment: for references to variables."""
 
     def __init__(self, store: AdditionStore, environment: Mapping[str, str]) -> None:
         self._store = store
         self._environment = environment
-        self._standing = StoredAdditions()
-        self._left_out: Mapping[tuple[Part, str], tuple[Problem, ...]] = {}
-        # Upstreams whose models could not be loaded, as they were written, and why.
+        self._current = StoredAdditions()
+        self._rejected: Rejected = {}
+        # Upstreams whose models could not be loaded: their settings as written, and why.
         self._unusable: dict[str, tuple[Any, str]] = {}
 
     @property
     def current(self) -> StoredAdditions:
-        """What this gateway goes by."""
-        return self._standing
+        """The additions that this gateway has adopted."""
+        return self._current
 
     @property
     def listing(self) -> Listing:
-        """As operators see it."""
-        return listing_of(self._standing.additions, self._left_out)
+        """The adopted additions as operators see them."""
+        return listing_of(self._current.additions, self._rejected)
 
     async def load(self) -> StoredAdditions:
-        """What stands now. Raises: StoreUnavailable."""
+        """Return the stored additions. Raises: StoreUnavailable."""
         return await self._store.load()
 
     async def preview(self, file: Config, edit: Edit) -> StoredAdditions:
-        """What would stand after an edit, with the version before it.
+        """Return the additions after an edit, with the version before it.
 
         Raises: StoreUnavailable, ConfigError, UnknownAddition.
         """
@@ -54,52 +53,54 @@ class AdditionsState:
     async def compose(
         self, file: Config, additions: Additions, *, with_engines: bool = True
     ) -> ComposedConfig:
-        """What can be served of both."""
+        """Compose the file with the additions, in a thread.
+
+        A file system may be slow, and the parent process has to look after its children.
+        """
         unusable = {
-            name: why
-            for name, (written, why) in self._unusable.items()
+            name: reason
+            for name, (written, reason) in self._unusable.items()
             if additions.upstreams.get(name) == written
         }
-        # A file system may be slow, and the parent has children to look after.
         return await asyncio.to_thread(
             compose, file, additions, self._environment, unusable, with_engines=with_engines
         )
 
     async def store(self, wanted: StoredAdditions) -> StoredAdditions | None:
-        """Replace what stands, if it is of that version still; None where it is not.
+        """Replace the stored additions, or return None if their version has changed meanwhile.
 
         Raises: StoreUnavailable.
         """
         return await self._store.replace(wanted.version, wanted.additions)
 
-    def mark_unusable(self, additions: Additions, why: Mapping[str, str]) -> None:
-        """These are left out until they are written anew, or the file is read again."""
-        for name, one in why.items():
-            self._unusable[name] = additions.upstreams[name], one
+    def mark_unusable(self, additions: Additions, reasons: Mapping[str, str]) -> None:
+        """Reject these upstreams until their settings change, or the file is read again."""
+        for name, reason in reasons.items():
+            self._unusable[name] = additions.upstreams[name], reason
 
     def forget_unusable(self, name: str | None = None) -> None:
-        """It is tried again; without a name, all are."""
-        for one in [name] if name is not None else list(self._unusable):
-            self._unusable.pop(one, None)
+        """Allow another attempt with one upstream, or with all of them."""
+        for upstream in [name] if name is not None else list(self._unusable):
+            self._unusable.pop(upstream, None)
 
-    def adopt(self, standing: StoredAdditions, served: ComposedConfig) -> None:
-        """From now on this is what the gateway goes by; who is left out anew is named."""
-        for key, problems in served.left_out.items():
-            if problems != self._left_out.get(key):
+    def adopt(self, additions: StoredAdditions, composed: ComposedConfig) -> None:
+        """Make these the current additions, and log the newly rejected ones."""
+        for key, problems in composed.rejected.items():
+            if problems != self._rejected.get(key):
                 for problem in problems:
                     logger.warning("%s: left out of what was added: %s", problem.path, problem.message)
-        self._standing, self._left_out = standing, served.left_out
+        self._current, self._rejected = additions, composed.rejected
 
-    async def follow(self, changed: Callable[[], Awaitable[None]]) -> None:
-        """Tell of what other gateways have changed, again until it is taken; runs until cancelled."""
+    async def follow(self, on_change: Callable[[], Awaitable[None]]) -> None:
+        """Report changes by other gateways, repeatedly until they are adopted; runs until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 version = await self._store.version()
             except StoreUnavailable:
                 continue
-            if version != self._standing.version:
-                await changed()
+            if version != self._current.version:
+                await on_change()
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -1,6 +1,6 @@
-"""Where additions stand: in Redis, where gateways share them, or in the memory of one gateway's parent.
+"""Storage of additions: shared in Redis, or in the memory of one gateway's parent process.
 
-Rule: every change gives a version that never was before, and is made only by who knows the one before it.
+Rule: every change writes a new random version, and succeeds only if the version before it is still stored.
 """
 
 import logging
@@ -22,95 +22,98 @@ logger = logging.getLogger("gateway")
 
 
 class StoredAdditions(msgspec.Struct, frozen=True):
-    """What stands. version: empty where nothing ever stood."""
+    """All additions with their version, which is empty before the first change."""
 
     version: str = ""
     additions: Additions = Additions()
 
 
 class AdditionStore(Protocol):
-    """All operations raise StoreUnavailable where what stands cannot be known."""
+    """Store of additions. All operations raise StoreUnavailable if the additions cannot be read."""
 
     async def version(self) -> str:
-        """What every change changes."""
+        """Return the version, which every change replaces."""
 
     async def load(self) -> StoredAdditions:
-        """All of it."""
+        """Return all additions with their version."""
 
     async def replace(self, expected: str, additions: Additions) -> StoredAdditions | None:
-        """Put others in the place of those of a version; None where that is not what stands."""
+        """Replace the additions, or return None if their version is not the expected one."""
 
     async def aclose(self) -> None:
         """Close the connections."""
 
 
 class AdditionsInMemory:
-    """Of one parent, until it ends."""
+    """Additions of one parent process, lost when it ends."""
 
     def __init__(self) -> None:
-        self._standing = StoredAdditions()
+        self._stored = StoredAdditions()
 
     async def version(self) -> str:
-        """What every change changes."""
-        return self._standing.version
+        """Return the version, which every change replaces."""
+        return self._stored.version
 
     async def load(self) -> StoredAdditions:
-        """All of it."""
-        return self._standing
+        """Return all additions with their version."""
+        return self._stored
 
     async def replace(self, expected: str, additions: Additions) -> StoredAdditions | None:
-        """As in Redis."""
-        if expected != self._standing.version:
+        """Replace the additions, or return None if their version is not the expected one."""
+        if expected != self._stored.version:
             return None
-        self._standing = StoredAdditions(secrets.token_hex(8), additions)
-        return self._standing
+        self._stored = StoredAdditions(secrets.token_hex(8), additions)
+        return self._stored
 
     async def aclose(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there are no connections."""
 
 
 class AdditionsInRedis:
-    """Of all gateways on one Redis."""
+    """Additions of all gateways on one Redis."""
 
-    def __init__(self, door: RedisClient) -> None:
-        self._door = door
-        self._unreadable: str | None = None
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+        self._unreadable_version: str | None = None
 
     async def version(self) -> str:
-        """What every change changes."""
-        return _text(await self._door.execute("HGET", ADDED, "version"))
+        """Return the version, which every change replaces."""
+        return _text(await self._client.execute("HGET", ADDED, "version"))
 
     async def load(self) -> StoredAdditions:
-        """All of it; away too where a person or another release has written what nobody can read here."""
-        version, written = await self._door.execute("HMGET", ADDED, "version", "additions")
-        known = _text(version)
+        """Return all additions with their version.
+
+        Raises: StoreUnavailable, also if a person or another release has written something unreadable.
+        """
+        stored_version, written = await self._client.execute("HMGET", ADDED, "version", "additions")
+        version = _text(stored_version)
         try:
-            return StoredAdditions(known, _decoded(written))
+            return StoredAdditions(version, _decode(written))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            if known != self._unreadable:
+            if version != self._unreadable_version:
                 logger.warning("what was added cannot be read in Redis; what is served stays: %s", error)
-            self._unreadable = known
+            self._unreadable_version = version
             raise StoreUnavailable("what was added cannot be read in Redis") from error
 
     async def replace(self, expected: str, additions: Additions) -> StoredAdditions | None:
-        """In one step with the look at the version."""
+        """Compare the version and replace the additions in one step."""
         wanted = StoredAdditions(secrets.token_hex(8), additions)
         argument = {
             "expected": expected,
             "version": wanted.version,
             "additions": msgspec.json.encode(additions).decode(),
         }
-        done = await self._door.run_script(REPLACE, (ADDED,), msgspec.msgpack.encode(argument))
-        return wanted if msgspec.msgpack.decode(done, type=bool) else None
+        replaced = await self._client.run_script(REPLACE, (ADDED,), msgspec.msgpack.encode(argument))
+        return wanted if msgspec.msgpack.decode(replaced, type=bool) else None
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._door.aclose()
+        await self._client.aclose()
 
 
 def _text(value: bytes | None) -> str:
     return (value or b"").decode(errors="replace")
 
 
-def _decoded(written: bytes | None) -> Additions:
+def _decode(written: bytes | None) -> Additions:
     return Additions() if written is None else msgspec.json.decode(written, type=Additions)

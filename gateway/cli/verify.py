@@ -100,9 +100,9 @@ async def _with_additions(file: Config, environment: Mapping[str, str]) -> Confi
     finally:
         await store.aclose()
     found = await asyncio.to_thread(compose, file, additions, environment, {})
-    for part, name in found.left_out:
+    for part, name in found.rejected:
         if part == "upstreams" and name not in file.upstreams:
-            for one in found.left_out[part, name]:
+            for one in found.rejected[part, name]:
                 show_line(f"{one.path}: left out of what was added: {one.message}")
     return found.config
 

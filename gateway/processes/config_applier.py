@@ -109,7 +109,7 @@ class ConfigApplier:
         Raises: ConfigError, StoreUnavailable.
         """
         served = await self._kept.compose(file, wanted.additions)
-        if isinstance(edit, Put) and (problems := served.left_out.get((edit.part, edit.name))):
+        if isinstance(edit, Put) and (problems := served.rejected.get((edit.part, edit.name))):
             raise ConfigError(list(problems))
         outcome = compare_configs(self.config, served.config)
         needed = self._engines.needed(served.config)

@@ -1,1 +1,1 @@
-"""Vector spaces: fingerprints of upstreams and the replicas that differ."""
+"""Vector spaces: fingerprints of upstreams, and the replicas that differ from them."""

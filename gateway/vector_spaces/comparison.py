@@ -1,4 +1,4 @@
-"""Whether several servers give the same vectors for the same texts, as a matrix and as judgments. Pure."""
+"""Comparison of the vectors that replicas return for the same texts: a matrix and verdicts. Pure."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -9,13 +9,14 @@ import numpy as np
 from backends.canaries import min_cosine
 from backends.contract import Vectors
 from backends.registry import BackendKind
-from gateway.vector_spaces.fingerprint import Fingerprint, likeness, needed_cosine
+from gateway.vector_spaces.fingerprint import Fingerprint, needed_cosine, similarity
 
 
 class ReplicaVectors(msgspec.Struct, frozen=True):
-    """What one replica gave. vectors: (n, dim) float32 of the canaries and the texts beside, in order.
+    """Vectors from one replica.
 
-    min_cosine: as its upstream's `vector_space` says.
+    vectors: (n, dim) float32, of the canaries followed by the other texts. min_cosine: from the
+    `vector_space` settings of its upstream.
     """
 
     name: str
@@ -27,7 +28,7 @@ class ReplicaVectors(msgspec.Struct, frozen=True):
 
 
 class StoredMatch(msgspec.Struct, frozen=True):
-    """What a replica gives beside the fingerprint that stands of its upstream."""
+    """A replica compared with the stored fingerprint of its upstream."""
 
     id: str
     cosine: float
@@ -36,7 +37,7 @@ class StoredMatch(msgspec.Struct, frozen=True):
 
 
 class ReplicaReport(msgspec.Struct, frozen=True):
-    """One replica in a report. tokens: of all texts, as it counts. stored: None where none stands."""
+    """One replica in a report. tokens: of all texts, by its own count. stored: None without a fingerprint."""
 
     name: str
     upstream: str
@@ -52,9 +53,10 @@ class ReplicaReport(msgspec.Struct, frozen=True):
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """Two replicas. cosine: the least of all texts; None where their vectors differ in length.
+    """Two replicas compared.
 
-    needed: None where nobody says that they should agree.
+    cosine: the minimum over all texts; None if the vectors differ in length. needed: None if the two are not
+    expected to agree.
     """
 
     one: str
@@ -66,7 +68,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All of it. texts: how many were compared, canaries included."""
+    """Result of a comparison. texts: their number, canaries included."""
 
     texts: int
     members: tuple[ReplicaReport, ...]
@@ -74,61 +76,66 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether all that should agree does."""
-        stored = [one.stored.fits for one in self.members if one.stored is not None]
+        """True if all replicas that are expected to agree do."""
+        stored = [member.stored.fits for member in self.members if member.stored is not None]
         return all([*stored, *(pair.fits for pair in self.pairs)])
 
 
 def report_on(
-    given: Sequence[ReplicaVectors], stored: Mapping[str, Fingerprint], asked_cosine: float | None = None
+    replicas: Sequence[ReplicaVectors],
+    stored: Mapping[str, Fingerprint],
+    required_cosine: float | None = None,
 ) -> Report:
-    """stored: fingerprints by upstream. asked_cosine: what every two must reach, whatever their models."""
-    members = tuple([_member(one, stored.get(one.upstream)) for one in given])
-    pairs = tuple([_pair(one, other, asked_cosine) for one, other in combinations(given, 2)])
-    return Report(len(given[0].vectors) if given else 0, members, pairs)
+    """Compare every two replicas, and each with the stored fingerprint of its upstream.
+
+    stored: fingerprints by upstream. required_cosine: of every two replicas, whatever their models.
+    """
+    members = tuple([_replica_report(replica, stored.get(replica.upstream)) for replica in replicas])
+    pairs = tuple([_pair(first, second, required_cosine) for first, second in combinations(replicas, 2)])
+    return Report(len(replicas[0].vectors) if replicas else 0, members, pairs)
 
 
-def _member(given: ReplicaVectors, stored: Fingerprint | None) -> ReplicaReport:
-    made = given.fingerprint
-    norms = np.linalg.norm(given.vectors.astype(np.float64), axis=1)
+def _replica_report(replica: ReplicaVectors, stored: Fingerprint | None) -> ReplicaReport:
+    fingerprint = replica.fingerprint
+    norms = np.linalg.norm(replica.vectors.astype(np.float64), axis=1)
     return ReplicaReport(
-        given.name,
-        given.upstream,
-        made.kind,
-        made.model_id,
-        made.dtype,
-        made.dimensions,
-        given.tokens,
+        replica.name,
+        replica.upstream,
+        fingerprint.kind,
+        fingerprint.model_id,
+        fingerprint.dtype,
+        fingerprint.dimensions,
+        replica.tokens,
         float(norms.min()),
         float(norms.max()),
-        made.id,
-        None if stored is None else _beside(stored, given),
+        fingerprint.id,
+        None if stored is None else _stored_match(stored, replica),
     )
 
 
-def _beside(stored: Fingerprint, given: ReplicaVectors) -> StoredMatch:
-    cosine = likeness(stored, given.fingerprint)
-    needed = needed_cosine(stored, given.fingerprint, given.min_cosine)
+def _stored_match(stored: Fingerprint, replica: ReplicaVectors) -> StoredMatch:
+    cosine = similarity(stored, replica.fingerprint)
+    needed = needed_cosine(stored, replica.fingerprint, replica.min_cosine)
     return StoredMatch(stored.id, cosine, needed, cosine >= needed)
 
 
-def _pair(one: ReplicaVectors, other: ReplicaVectors, asked_cosine: float | None) -> Pair:
-    comparable = one.vectors.shape == other.vectors.shape
-    cosine = min_cosine(one.vectors, other.vectors) if comparable else None
-    needed = asked_cosine if asked_cosine is not None else _needed(one, other)
+def _pair(first: ReplicaVectors, second: ReplicaVectors, required_cosine: float | None) -> Pair:
+    comparable = first.vectors.shape == second.vectors.shape
+    cosine = min_cosine(first.vectors, second.vectors) if comparable else None
+    needed = required_cosine if required_cosine is not None else _needed_cosine(first, second)
     fits = needed is None or (cosine is not None and cosine >= needed)
-    return Pair(one.name, other.name, cosine, needed, fits, one.tokens == other.tokens)
+    return Pair(first.name, second.name, cosine, needed, fits, first.tokens == second.tokens)
 
 
-def _needed(one: ReplicaVectors, other: ReplicaVectors) -> float | None:
-    """What two must reach that serve one upstream, or models of one name."""
-    if one.upstream == other.upstream:
-        return needed_cosine(one.fingerprint, other.fingerprint, one.min_cosine)
-    if _base_name(one.fingerprint.model_id) == _base_name(other.fingerprint.model_id):
-        return needed_cosine(one.fingerprint, other.fingerprint, None)
+def _needed_cosine(first: ReplicaVectors, second: ReplicaVectors) -> float | None:
+    """Return the cosine that two replicas of one upstream, or of models of one name, have to reach."""
+    if first.upstream == second.upstream:
+        return needed_cosine(first.fingerprint, second.fingerprint, first.min_cosine)
+    if _base_name(first.fingerprint.model_id) == _base_name(second.fingerprint.model_id):
+        return needed_cosine(first.fingerprint, second.fingerprint, None)
     return None
 
 
 def _base_name(model_id: str) -> str:
-    """Servers name a model by its hub id, by a path, or as they were told."""
+    """Return the last part of a model id: servers name a model by hub id, by path, or as configured."""
     return model_id.rstrip("/").rpartition("/")[2].lower()

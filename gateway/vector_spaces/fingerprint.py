@@ -1,4 +1,4 @@
-"""A fingerprint: what an upstream's first replica made of the canaries. Pure."""
+"""Fingerprint of a vector space: the canary vectors of an upstream's first replica. Pure."""
 
 import msgspec
 import numpy as np
@@ -7,16 +7,16 @@ from backends.canaries import canary_digest, min_cosine
 from backends.contract import Capabilities, Vectors
 from backends.registry import BackendKind
 
-# What rounding leaves of a cosine of 1: the same server in the same precision, and another.
+# What rounding leaves of a cosine of 1, for the same server in the same precision and for another one.
 SAME_MIN_COSINE = 0.999
 ACROSS_MIN_COSINE = 0.99
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """One vector space, by example.
+    """A vector space, by example.
 
-    id: 16 hex digits, what callers are told. rows: the canaries' vectors, (n, dimensions) little-endian
-    float32. The rest tells whose they are.
+    id: 16 hex digits, shown to callers. rows: the canaries' vectors, (n, dimensions) little-endian float32.
+    The other fields describe the replica they come from.
     """
 
     id: str
@@ -32,33 +32,38 @@ class Fingerprint(msgspec.Struct, frozen=True):
         return np.frombuffer(self.rows, "<f4").reshape(-1, self.dimensions)
 
 
-def fingerprint_of(vectors: Vectors, kind: BackendKind, told: Capabilities) -> Fingerprint:
-    """vectors: of the canaries, (n, dim) float32, as a replica that told this gives them."""
+def fingerprint_of(vectors: Vectors, kind: BackendKind, capabilities: Capabilities) -> Fingerprint:
+    """Build the fingerprint of a replica.
+
+    vectors: of the canaries, (n, dim) float32, from a replica with these capabilities.
+    """
     rows = vectors.astype("<f4").tobytes()
-    return Fingerprint(canary_digest(vectors), kind, told.model_id, told.dtype, vectors.shape[1], rows)
+    model_id, dtype = capabilities.model_id, capabilities.dtype
+    return Fingerprint(canary_digest(vectors), kind, model_id, dtype, vectors.shape[1], rows)
 
 
-def encoded(fingerprint: Fingerprint) -> bytes:
-    """As it is stored."""
+def encode_fingerprint(fingerprint: Fingerprint) -> bytes:
+    """Encode a fingerprint for the store."""
     return msgspec.msgpack.encode(fingerprint)
 
 
-def decoded(stored: bytes) -> Fingerprint:
-    """Raises: ValueError where it is no fingerprint that this release can read."""
-    read = msgspec.msgpack.decode(stored, type=Fingerprint)
-    if read.dimensions < 1 or not read.rows or len(read.rows) % (4 * read.dimensions):
+def decode_fingerprint(stored: bytes) -> Fingerprint:
+    """Decode a stored fingerprint. Raises: ValueError if this release cannot read it."""
+    fingerprint = msgspec.msgpack.decode(stored, type=Fingerprint)
+    row_bytes = 4 * fingerprint.dimensions
+    if fingerprint.dimensions < 1 or not fingerprint.rows or len(fingerprint.rows) % row_bytes:
         raise ValueError("its rows and its dimensions do not fit")
-    return read
+    return fingerprint
 
 
-def needed_cosine(one: Fingerprint, other: Fingerprint, configured: float | None) -> float:
-    """How like each other two must be: as configured, or by whether one server made both."""
+def needed_cosine(first: Fingerprint, second: Fingerprint, configured: float | None) -> float:
+    """Return the cosine that two fingerprints have to reach: the configured one, or by kind and precision."""
     if configured is not None:
         return configured
-    same = (one.kind, one.dtype) == (other.kind, other.dtype)
+    same = (first.kind, first.dtype) == (second.kind, second.dtype)
     return SAME_MIN_COSINE if same else ACROSS_MIN_COSINE
 
 
-def likeness(one: Fingerprint, other: Fingerprint) -> float:
-    """The least cosine of the canaries; 0 where their lengths differ."""
-    return min_cosine(one.vectors, other.vectors)
+def similarity(first: Fingerprint, second: Fingerprint) -> float:
+    """Return the minimum cosine over the canaries; 0 if the vectors differ in length."""
+    return min_cosine(first.vectors, second.vectors)

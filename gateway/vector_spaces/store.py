@@ -1,39 +1,42 @@
-"""The fingerprints that gateways share, in Redis: one for each upstream, made by whoever comes first."""
+"""Fingerprints that gateways share, in Redis: one per upstream, written by the first gateway that has one."""
 
 from backends.canaries import EDITION
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
-from gateway.vector_spaces.fingerprint import Fingerprint, decoded, encoded
+from gateway.vector_spaces.fingerprint import Fingerprint, decode_fingerprint, encode_fingerprint
 
-# Those of other canaries stand elsewhere: releases that know different ones do not meet.
+# Releases with other canaries use another key: their fingerprints cannot be compared.
 SPACES = f"gw:spaces:{EDITION}"
 
 
 class FingerprintStore:
-    """All operations raise StoreUnavailable where Redis does not answer, or holds what nobody can read."""
+    """Shared fingerprints. All operations raise StoreUnavailable if Redis does not reply or is unreadable."""
 
-    def __init__(self, door: RedisClient) -> None:
-        self._door = door
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
-    async def claim(self, upstream: str, mine: Fingerprint) -> Fingerprint:
-        """The fingerprint that stands; mine, where none stood. Of several at once the first wins."""
-        await self._door.execute("HSETNX", SPACES, upstream, encoded(mine))
-        return await self.load(upstream) or mine
+    async def claim(self, upstream: str, own: Fingerprint) -> Fingerprint:
+        """Store this gateway's own fingerprint unless there is one, and return the stored one.
+
+        Of several concurrent claims the first wins.
+        """
+        await self._client.execute("HSETNX", SPACES, upstream, encode_fingerprint(own))
+        return await self.load(upstream) or own
 
     async def load(self, upstream: str) -> Fingerprint | None:
-        """What stands of an upstream."""
-        stored = await self._door.execute("HGET", SPACES, upstream)
+        """Return the stored fingerprint of an upstream."""
+        stored = await self._client.execute("HGET", SPACES, upstream)
         if stored is None:
             return None
         try:
-            return decoded(stored)
+            return decode_fingerprint(stored)
         except ValueError as error:
             raise StoreUnavailable(f"the fingerprint of {upstream!r} there cannot be read") from error
 
     async def replace(self, upstream: str, accepted: Fingerprint) -> None:
-        """From now on this one stands; every gateway follows within seconds."""
-        await self._door.execute("HSET", SPACES, upstream, encoded(accepted))
+        """Replace the stored fingerprint; every gateway follows within seconds."""
+        await self._client.execute("HSET", SPACES, upstream, encode_fingerprint(accepted))
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._door.aclose()
+        await self._client.aclose()

@@ -25,13 +25,13 @@ class ReadingParent:
         except UnknownAddition as error:
             return ReloadOutcome(problems=(error.problem,), kind="unknown")
         after = self._composed(wanted)
-        if isinstance(edit, Put) and (problems := after.left_out.get((edit.part, edit.name))):
+        if isinstance(edit, Put) and (problems := after.rejected.get((edit.part, edit.name))):
             return ReloadOutcome(problems=problems)
         self._standing = wanted
         return compare_configs(before.config, after.config)
 
     async def _listing(self) -> Listing:
-        return listing_of(self._standing, self._composed(self._standing).left_out)
+        return listing_of(self._standing, self._composed(self._standing).rejected)
 
     def _composed(self, additions: Additions) -> ComposedConfig:
         return compose(self._file, additions, {"UPSTREAM_KEY": "key"}, {})

@@ -58,4 +58,4 @@ async def test_what_another_release_knows_more_is_kept_out_of_the_way(
     standing = await store.load()
     found = await AdditionsState(store, {}).compose(file(), standing.additions)
 
-    assert ({"one"}, {("upstreams", "x")}) == (found.config.upstreams.keys(), found.left_out.keys())
+    assert ({"one"}, {("upstreams", "x")}) == (found.config.upstreams.keys(), found.rejected.keys())

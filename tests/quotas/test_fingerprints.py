@@ -98,7 +98,7 @@ async def test_an_accepted_fingerprint_is_followed_and_held_against_who_is_there
     first, second, operator = gateways
     await first.check(Model())
     await second.check(Model("other "), "r1")
-    accepted = second.space._given["r1"]
+    accepted = second.space._fingerprints["r1"]
     keeping = [asyncio.create_task(one.space.follow_store()) for one in (first, second)]
     await operator.store.replace("up", accepted)
     async with asyncio.timeout(10):
@@ -165,7 +165,7 @@ async def test_a_store_that_forgot_learns_it_again(gateways: list[Gateway], own_
     own_redis.command("FLUSHALL")
     await first.space.follow(first.store)
 
-    assert await first.store.load("up") == first.space._standing is not None
+    assert await first.store.load("up") == first.space._reference is not None
 
 
 async def test_what_nobody_can_read_there_is_not_compared_with(

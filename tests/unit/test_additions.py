@@ -16,7 +16,7 @@ from gateway.additions.entries import (
     UnknownAddition,
     apply_edit,
 )
-from gateway.additions.reading import HIDDEN, SecretSources, as_shown, read_model, read_upstream
+from gateway.additions.reading import HIDDEN, SecretSources, read_model, read_upstream, redact
 from gateway.additions.store import AdditionsInMemory
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
@@ -99,7 +99,7 @@ def test_what_somebody_wrote_to_the_store_by_other_ways_is_hidden_where_it_is_sh
         "replicas": [HIDDEN, "http://plain:1"],
         "api_key": HIDDEN,
         "headers": {"x": HIDDEN, "y": "${UPSTREAM_KEY}"},
-    } == as_shown(written)
+    } == redact(written)
 
 
 @pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding"])
@@ -190,7 +190,7 @@ def test_the_file_wins_and_what_goes_by_what_is_left_out_is_left_out_too() -> No
         {"bge": {"upstream": "two"}, "more": {"upstream": "two"}, "lost": {"upstream": "broken"}},
     )
     found = compose(file(), additions, {}, {})
-    listing = listing_of(additions, found.left_out)
+    listing = listing_of(additions, found.rejected)
 
     assert ({"one", "two"}, {"bge", "more"}) == (found.config.upstreams.keys(), found.config.models.keys())
     assert ("http://a",) == found.config.upstreams["one"].replicas
@@ -213,8 +213,8 @@ def test_engines_of_additions_are_none_of_the_files(outside: SecretSources) -> N
 
     processes = [found.config.upstreams[name].process for name in ("mine", "two", "three", "four")]
     assert ["engine", "engine (added)", "apart (added)", "engine"] == processes
-    assert {("upstreams", "two"), ("upstreams", "three")} == later.left_out.keys()
-    assert {("upstreams", "two")} == failed.left_out.keys()
+    assert {("upstreams", "two"), ("upstreams", "three")} == later.rejected.keys()
+    assert {("upstreams", "two")} == failed.rejected.keys()
 
 
 def test_what_stands_is_replaced_and_removed_by_name() -> None:

@@ -18,11 +18,11 @@ from backends.errors import ReplicaFailed
 from gateway.vector_spaces.fingerprint import (
     ACROSS_MIN_COSINE,
     SAME_MIN_COSINE,
-    decoded,
-    encoded,
+    decode_fingerprint,
+    encode_fingerprint,
     fingerprint_of,
-    likeness,
     needed_cosine,
+    similarity,
 )
 from tests.fakes.tei import vector_of
 
@@ -70,26 +70,28 @@ def test_a_component_that_is_large_in_every_text_says_nothing() -> None:
 
 def test_a_fingerprint_is_read_as_it_was_written() -> None:
     made = fingerprint_of(random_rows(3), "tei", TOLD)
-    read = decoded(encoded(made))
+    read = decode_fingerprint(encode_fingerprint(made))
 
     assert made == read
     np.testing.assert_array_equal(random_rows(3), read.vectors)
-    assert pytest.approx(1.0) == likeness(made, read)
+    assert pytest.approx(1.0) == similarity(made, read)
 
 
 @pytest.mark.parametrize(
-    "stored", [b"", b"\x80", b"nothing", encoded(fingerprint_of(random_rows(1), "tei", TOLD))[:-3]]
+    "stored", [b"", b"\x80", b"nothing", encode_fingerprint(fingerprint_of(random_rows(1), "tei", TOLD))[:-3]]
 )
 def test_what_is_no_fingerprint_is_not_read(stored: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
-        decoded(stored)
+        decode_fingerprint(stored)
 
 
 def test_rows_that_fit_no_dimensions_are_not_read() -> None:
     made = fingerprint_of(random_rows(1, 8), "tei", TOLD)
     for dimensions in (0, -1, 5):
         with pytest.raises(ValueError, match="do not fit"):
-            decoded(encoded(type(made)(made.id, "tei", "m", None, dimensions, made.rows)))
+            decode_fingerprint(
+                encode_fingerprint(type(made)(made.id, "tei", "m", None, dimensions, made.rows))
+            )
 
 
 def test_how_like_they_must_be_is_by_kind_and_precision_unless_it_is_said() -> None:

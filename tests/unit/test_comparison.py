@@ -69,8 +69,8 @@ def test_other_models_need_not_agree_unless_it_is_asked() -> None:
 
     assert report_on(pair, {}).agrees
     assert report_on(pair, {}).pairs[0].needed is None
-    assert not report_on(pair, {}, asked_cosine=0.6).agrees
-    assert report_on(pair, {}, asked_cosine=0.4).agrees
+    assert not report_on(pair, {}, required_cosine=0.6).agrees
+    assert report_on(pair, {}, required_cosine=0.4).agrees
 
 
 def test_other_dimensions_have_no_cosine() -> None:
@@ -78,7 +78,7 @@ def test_other_dimensions_have_no_cosine() -> None:
     report = report_on(pair, {})
 
     assert (None, False, False) == (report.pairs[0].cosine, report.pairs[0].fits, report.agrees)
-    assert not report_on([pair[0], given("b", ROWS[:, :8], model="x")], {}, asked_cosine=0.1).agrees
+    assert not report_on([pair[0], given("b", ROWS[:, :8], model="x")], {}, required_cosine=0.1).agrees
 
 
 def test_each_is_held_against_what_is_stored() -> None:
