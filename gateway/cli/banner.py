@@ -1,68 +1,70 @@
-"""What a person sees when the gateway is up: address, models, key, and a line to paste."""
+"""The banner of a started gateway: its address, models and key, and a curl command to paste."""
 
 import sys
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from gateway import __version__
+from gateway.processes.messages import ModelSummary
 
 
 class FirstKey(msgspec.Struct, frozen=True):
-    """The key of a gateway without tenants; made: nobody knows it yet, so it is printed once.
+    """The key of a gateway without tenants.
 
-    waits: Redis has not told yet whether it holds tenants.
+    is_new: created at this start, and therefore printed once. waits: not valid until Redis, which is
+    unavailable, has reported that it holds no tenants.
     """
 
     key: str
-    made: bool
+    is_new: bool
     waits: bool = False
 
 
-def show_banner(report: dict[str, Any], address: str, first_key: FirstKey | None) -> None:
-    """report: the worker's `Ready`, as plain values."""
-    # A URL that is listened on everywhere is reached here by loopback.
+def show_banner(models: Sequence[ModelSummary], address: str, first_key: FirstKey | None) -> None:
+    """Print the banner. address: base URL of the listener."""
+    # An address that means every interface is reached by loopback from here.
     url = address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")
-    # Piped, there is no width to fit into.
+    # A pipe has no width to fit into.
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
     console.print(f"\n  [bold]Embedding gateway[/] {__version__}   [cyan]{url}[/]   docs at {url}/docs\n")
-    console.print(_models(report["models"]))
+    console.print(_models_table(models))
     console.print()
     if first_key is None:
         key = "$KEY"
         console.print("  [bold]key[/]   one of the tenants', in router.yaml or made by `gateway keys create`")
-    elif first_key.made:
+    elif first_key.is_new:
         key = first_key.key
         console.print(f"  [bold]key[/]   {key}   (made now and shown once; GATEWAY_API_KEY sets your own)")
     else:
         key = "$GATEWAY_API_KEY"
         when = ", once Redis is back, if it holds no tenants and no keys" if first_key.waits else ""
         console.print(f"  [bold]key[/]   the one in GATEWAY_API_KEY{when}")
-    # Printed as it is: markup would read brackets in it.
-    print(_curl(report["models"], url, key), flush=True)
+    # Printed without rich, which would interpret the brackets as markup.
+    print(_curl_command(models, url, key), flush=True)
 
 
-def _models(models: list[dict[str, Any]]) -> Table:
+def _models_table(models: Sequence[ModelSummary]) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
-    for one in models:
+    for model in models:
         facts = [
-            one["backend"],
-            one.get("dtype") or "",
-            f"{one['dimensions']} dimensions" if one.get("dimensions") else "",
-            f"{one['max_input_tokens']} tokens" if one.get("max_input_tokens") else "",
+            model.backend,
+            model.dtype or "",
+            f"{model.dimensions} dimensions" if model.dimensions else "",
+            f"{model.max_input_tokens} tokens" if model.max_input_tokens else "",
         ]
-        operations = " ".join(one["operations"]) or "[red]not reached yet[/]"
-        table.add_row(f"  [bold]{one['name']}[/]", operations, ", ".join(filter(None, facts)))
+        operations = " ".join(model.operations) or "[red]not reached yet[/]"
+        table.add_row(f"  [bold]{model.name}[/]", operations, ", ".join(filter(None, facts)))
     return table
 
 
-def _curl(models: list[dict[str, Any]], url: str, key: str) -> str:
-    able = [one["name"] for one in models if "embed" in one["operations"]]
+def _curl_command(models: Sequence[ModelSummary], url: str, key: str) -> str:
+    embedders = [model.name for model in models if "embed" in model.operations]
     header = f'-H "Authorization: Bearer {key}" -H "Content-Type: application/json"'
-    if not able:
+    if not embedders:
         return f"\n  curl {url}/v1/models {header}\n"
-    body = f'{{"model": "{able[0]}", "input": "Hello, world"}}'
+    body = f'{{"model": "{embedders[0]}", "input": "Hello, world"}}'
     return f"\n  curl {url}/v1/embeddings {header} -d '{body}'\n"

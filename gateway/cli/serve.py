@@ -1,4 +1,4 @@
-"""`gateway serve`: load the config, make the first key where none is, start, and say how to call it."""
+"""`gateway serve`: load the config, create the first key if there is none, start, and print the banner."""
 
 import asyncio
 import logging
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 
@@ -15,7 +14,8 @@ from gateway.cli.check import show_problems
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
-from gateway.processes.reload_queue import Source
+from gateway.processes.config_source import ConfigSource
+from gateway.processes.messages import AppBoot, WorkerReady
 from gateway.processes.supervisor import StartError, Supervisor
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
@@ -30,7 +30,7 @@ STORE_TIMEOUT_S = 5.0
 
 
 def serve(path: Path, environment: Mapping[str, str]) -> int:
-    """Run until stopped; 1 where it could not start."""
+    """Run the gateway until it is stopped; return 1 if it cannot start."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         config = load_config(path, environment)
@@ -40,7 +40,7 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
     write_lines(config.logs)
     first_key = _first_key(config, environment, errors)
     try:
-        asyncio.run(_run(config, Source(path, environment), first_key))
+        asyncio.run(_run(config, ConfigSource(path, environment), first_key))
     except StartError as error:
         errors.print(f"[red]cannot start[/]: {escape(str(error))}")
         return 1
@@ -48,25 +48,27 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
 
 
 def _first_key(config: Config, environment: Mapping[str, str], errors: Console) -> FirstKey | None:
-    """There is no open mode: without tenants one key stands in, given or made; None where there are others.
+    """Return the key that stands in while there are no tenants, or None if there are any.
 
-    Where Redis cannot tell, none is made: it might let in a stranger. A given one waits for what Redis holds.
+    There is no open mode: the key is taken from the environment or created. If Redis is unavailable, none is
+    created, because it might bypass tenants that Redis holds. A key from the environment then waits until
+    Redis has reported that it holds none.
     """
     if config.tenants:
         return None
-    given = environment.get("GATEWAY_API_KEY")
+    configured = environment.get("GATEWAY_API_KEY")
     try:
         if config.quotas.store != "memory" and asyncio.run(_holds_any(config.quotas.store)):
             return None
     except StoreUnavailable as error:
-        told = "until it is back calls are refused" if given else "no key is made; calls are refused"
-        errors.print(f"[yellow]Redis is away[/] ({escape(str(error))}): {told}")
-        return FirstKey(given, made=False, waits=True) if given else None
-    return FirstKey(given, made=False) if given else FirstKey(random_key(), made=True)
+        effect = "until it is back calls are refused" if configured else "no key is made; calls are refused"
+        errors.print(f"[yellow]Redis is away[/] ({escape(str(error))}): {effect}")
+        return FirstKey(configured, is_new=False, waits=True) if configured else None
+    return FirstKey(configured, is_new=False) if configured else FirstKey(random_key(), is_new=True)
 
 
 async def _holds_any(url: str) -> bool:
-    """Whether tenants or keys stand in Redis. Raises: StoreUnavailable."""
+    """Return True if Redis holds tenants or keys. Raises: StoreUnavailable."""
     store = TenantStore(RedisClient(url, STORE_TIMEOUT_S))
     try:
         return await store.holds_any()
@@ -74,22 +76,25 @@ async def _holds_any(url: str) -> bool:
         await store.aclose()
 
 
-async def _run(config: Config, source: Source, first_key: FirstKey | None) -> None:
-    # Standard error, so that what is piped from standard output is the banner alone.
+async def _run(config: Config, source: ConfigSource, first_key: FirstKey | None) -> None:
+    # Progress goes to standard error, so that standard output carries only the banner.
     console = Console(stderr=True, highlight=False)
     with console.status("starting") as status:
 
-        def progress(detail: str) -> None:
+        def show_progress(detail: str) -> None:
             status.update(escape(detail))
             if not console.is_terminal:
                 logger.info("%s", detail)
 
-        def ready(report: bytes, address: str) -> None:
+        def on_ready(report: WorkerReady, address: str) -> None:
             status.stop()
-            # rich ends what writes to nobody; a gateway serves whether or not anybody reads its banner.
+            # rich exits on a closed pipe, but the gateway serves even if its banner cannot be written.
             with suppress(BrokenPipeError, SystemExit):
-                show_banner(msgspec.json.decode(report), address, first_key)
+                show_banner(report.models, address, first_key)
 
-        digest = key_digest(first_key.key) if first_key else None
-        waits = first_key is not None and first_key.waits
-        await Supervisor(config, source, digest, progress, ready, first_key_waits=waits).run()
+        boot = AppBoot(
+            config,
+            first_key_digest=key_digest(first_key.key) if first_key else None,
+            first_key_waits=first_key is not None and first_key.waits,
+        )
+        await Supervisor(boot, source, show_progress, on_ready).run()

@@ -1,1 +1,1 @@
-"""Processes: the supervisor, the HTTP workers and the engines. Importing it must not load Litestar."""
+"""Processes: the supervisor, the HTTP workers and the engines. The package must import without Litestar."""

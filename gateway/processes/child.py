@@ -1,7 +1,7 @@
-"""One child process of the parent: started, heard, started again when it dies, and stopped.
+"""One child process, which is restarted whenever it exits, until it is stopped.
 
-Knows nothing of what the child does. Rule: children hold the read end of a pipe whose write end only this
-process has, so that they end with it however it ends.
+Rule: a child holds the read end of a pipe whose write end only this process has. It therefore ends with this
+process, however this process ends.
 """
 
 import asyncio
@@ -12,52 +12,56 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from gateway.events import EndReason
 
 logger = logging.getLogger("gateway")
 
-RESTART_FIRST_S = 0.1
-RESTART_LONGEST_S = 5.0
-# What it may write in one line: what hundreds of models can do is one.
+RESTART_DELAY_MIN_S = 0.1
+RESTART_DELAY_MAX_S = 5.0
+# Bound on one line of a child: a report on hundreds of models is one line.
 LINE_BYTES_MAX = 64 * 1024 * 1024
-# A child that ran this long died of something new: it is restarted at once again.
+# A child that ran this long failed for a new reason, and the restart delay starts from its minimum again.
 STABLE_S = 30.0
 
-Report = Callable[[bytes], None]
+
+class ChildSpec(msgspec.Struct, frozen=True):
+    """Command of a child: its name in logs, its module, its whole environment, and the files it inherits."""
+
+    name: str
+    module: str
+    environment: Mapping[str, str]
+    fds: tuple[int, ...] = ()
 
 
 class Child:
-    """One process that is started again when it dies, until it is stopped.
+    """A process that is restarted when it exits, until `stop`.
 
-    boot: its first line of standard input, given the number of its status pipe. report: told each line that
-    it writes there. environment: all that it sees of this process' own. ended: told of each end that nobody
-    asked for, why and how.
+    boot: returns its first line of standard input, given the number of its status pipe. on_line: called with
+    each line that it writes to that pipe. on_exit: called with the reason and the exit status or signal each
+    time it exits without having been stopped.
     """
 
     def __init__(
         self,
-        name: str,
-        module: str,
+        spec: ChildSpec,
         boot: Callable[[int], bytes],
-        report: Report,
-        fds: tuple[int, ...],
-        environment: Mapping[str, str],
-        ended: Callable[[EndReason, str], None] = lambda _, __: None,
+        on_line: Callable[[bytes], None],
+        on_exit: Callable[[EndReason, str], None] = lambda _, __: None,
     ) -> None:
-        self.name = name
-        self._module = module
+        self.name = spec.name
+        self._spec = spec
         self._boot = boot
-        self._report = report
-        self._fds = fds
-        self._environment = environment
-        self._ended = ended
+        self._on_line = on_line
+        self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._hung = False
 
     async def keep_running(self) -> None:
-        """Start, wait for the end, start again; returns after `stop`."""
-        wait_s = RESTART_FIRST_S
+        """Start the process and restart it on each exit; return after `stop`."""
+        delay_s = RESTART_DELAY_MIN_S
         loop = asyncio.get_running_loop()
         while not self._stopping:
             started_s = loop.time()
@@ -65,14 +69,14 @@ class Child:
             if self._stopping:
                 return
             if loop.time() - started_s > STABLE_S:
-                wait_s = RESTART_FIRST_S
-            logger.warning("%s ended (%s); starting it again", self.name, _ending(code))
-            self._ended("hung" if self._hung else "ended", _ending(code))
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, RESTART_LONGEST_S)
+                delay_s = RESTART_DELAY_MIN_S
+            logger.warning("%s ended (%s); starting it again", self.name, _describe_exit(code))
+            self._on_exit("hung" if self._hung else "ended", _describe_exit(code))
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, RESTART_DELAY_MAX_S)
 
     def send(self, line: bytes) -> bool:
-        """One more line of standard input; False where there is no process to read it."""
+        """Write one line to standard input; return False if no process is running to read it."""
         process = self._process
         if process is None or process.returncode is not None:
             return False
@@ -82,24 +86,24 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs, if one does."""
+        """Id of the running process, or None."""
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
 
     def kill_hung(self) -> None:
-        """End it at once, because it hangs; `keep_running` starts it again."""
+        """Kill the process because it hangs; `keep_running` restarts it."""
         if self._process is not None and self._process.returncode is None:
             self._hung = True
             self._process.kill()
 
-    async def stop(self, sign: signal.Signals, patience_s: float) -> None:
-        """Ask it to end, wait, then kill it."""
+    async def stop(self, signal_number: signal.Signals, patience_s: float) -> None:
+        """Send a signal, wait for the exit, and kill the process if it takes too long."""
         self._stopping = True
         process = self._process
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(sign)
+            process.send_signal(signal_number)
             try:
                 async with asyncio.timeout(patience_s):
                     await process.wait()
@@ -114,33 +118,33 @@ class Child:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                self._module,
+                self._spec.module,
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(write_fd, *self._fds),
-                # Its own session: the terminal's Ctrl-C reaches this process only.
+                pass_fds=(write_fd, *self._spec.fds),
+                # A session of its own, so that the terminal's Ctrl-C reaches only this process.
                 start_new_session=True,
-                env=self._environment,
+                env=self._spec.environment,
             )
         finally:
             os.close(write_fd)
         assert process.stdin is not None
         process.stdin.write(self._boot(write_fd) + b"\n")
-        reading = asyncio.create_task(_read_lines(read_fd, self._report))
+        reading = asyncio.create_task(_read_lines(read_fd, self._on_line))
         code = await process.wait()
         await reading
         return code
 
 
-async def _read_lines(fd: int, report: Report) -> None:
+async def _read_lines(fd: int, on_line: Callable[[bytes], None]) -> None:
     """Pass on each line of a child's status pipe until the child has closed it."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     with os.fdopen(fd, "rb") as pipe:
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         while line := await reader.readline():
-            report(line)
+            on_line(line)
         transport.close()
 
 
-def _ending(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

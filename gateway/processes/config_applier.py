@@ -1,7 +1,7 @@
-"""How a running gateway comes to another config, in its parent: from what is asked for to what is served.
+"""Application of a new config in the parent, from a reload or an edit to the config that is served.
 
-Rule: all that can fail comes first: reading, engines that load, and the store of what operators add. Then
-one config takes the place of another, and workers are told. What fails has changed nothing.
+Rule: every step that can fail comes first: reading the file, loading the engines, and storing the additions.
+Only then is the config replaced and sent to the workers. A failure has changed nothing.
 """
 
 import logging
@@ -13,143 +13,162 @@ from gateway.additions.store import StoredAdditions
 from gateway.config.diff import ReloadOutcome, compare_configs, with_live_settings
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config
-from gateway.processes.engine_pool import Engine, EngineSet, loading_problems
-from gateway.processes.reload_queue import Source, Work, tell, without_a_key
+from gateway.processes.config_source import ConfigSource
+from gateway.processes.engine_pool import EnginePool, EngineProcess, load_problems
+from gateway.processes.reload_queue import ReloadJob, log_outcome
 from gateway.store.errors import StoreUnavailable
 
-# How long new engines' models may take to load.
+# Time for the models of new engines to load.
 LOAD_TIMEOUT_S = 550.0
-# How often an edit is tried that others' edits outrun.
-EDITS_MAX = 20
-OUTRUN = ReloadOutcome(
+# How often an edit is retried when other gateways change the additions first.
+EDIT_ATTEMPTS_MAX = 20
+LOST_RACE = ReloadOutcome(
     problems=(Problem("additions", "others change them without a pause; try again"),), kind="unavailable"
 )
 
 logger = logging.getLogger("gateway")
 
-# Have workers serve what is served now. Given what was served before, and engines that nobody needs then.
-HandOver = Callable[[Config, Sequence[Engine]], Awaitable[None]]
+# Send the served config to the workers, given the previous config and the engines that it no longer needs.
+UpdateWorkers = Callable[[Config, Sequence[EngineProcess]], Awaitable[None]]
 
 
 class ConfigApplier:
-    """What is served now, and the one way to serve something else. One work at a time.
+    """The config that is served, and the only way to replace it. Runs one job at a time.
 
-    file: as it was read at the start. has_first_key: whether a key was made then that stands in for tenants.
+    file: router.yaml as it was read at start. has_first_key: at start, a key was created that stands in for
+    tenants. config: what is served, namely the live settings of the file and the additions, with the settings
+    that sockets and processes were started with.
     """
 
     def __init__(
-        self, file: Config, source: Source, kept: AdditionsState, hand_over: HandOver, *, has_first_key: bool
+        self,
+        file: Config,
+        source: ConfigSource,
+        additions: AdditionsState,
+        update_workers: UpdateWorkers,
+        *,
+        has_first_key: bool,
     ) -> None:
         self._file = file
         self._source = source
-        self._kept = kept
-        self._hand_over = hand_over
+        self._additions = additions
+        self._update_workers = update_workers
         self._has_first_key = has_first_key
-        # The live parts of the file and of what was added, beside what was given to sockets and processes.
         self.config = file
 
-    async def start(self, engines: EngineSet) -> None:
-        """Serve the file and what was added to it.
+    async def start(self, engines: EnginePool) -> None:
+        """Serve the file and the stored additions.
 
-        Additions that need an engine come once the gateway is up: a model that does not load ends the start.
+        Additions that need an engine follow once the gateway is up, because at start a model that does not
+        load ends the gateway.
         """
         self._engines = engines
         try:
-            standing = await self._kept.load()
+            stored = await self._additions.load()
         except StoreUnavailable as error:
             logger.warning("what was added is not known yet, and comes when Redis is back: %s", error)
         else:
-            served = await self._kept.compose(self._file, standing.additions, with_engines=False)
-            self.config = served.config
-            self._kept.adopt(standing, served)
-        engines.replace(engines.needed(self.config))
+            composed = await self._additions.compose(self._file, stored.additions, with_engines=False)
+            self.config = composed.config
+            self._additions.adopt(stored, composed)
+        engines.replace_running(engines.engines_for(self.config))
 
-    async def done(self, work: Work) -> ReloadOutcome:
-        """Do what is asked for, or tell why all stays as it is."""
+    async def apply(self, job: ReloadJob) -> ReloadOutcome:
+        """Run a job and return its outcome, which lists the problems if nothing has changed."""
         try:
-            outcome = await self._tried(work)
+            outcome = await self._run(job)
         except ConfigError as error:
             outcome = ReloadOutcome(problems=tuple(error.problems))
         except UnknownAddition as error:
             outcome = ReloadOutcome(problems=(error.problem,), kind="unknown")
         except StoreUnavailable as error:
-            outcome = ReloadOutcome(
-                problems=(Problem("quotas.store", f"it is away: {error}"),), kind="unavailable"
-            )
-        tell(self._source, work, outcome)
+            problem = Problem("quotas.store", f"it is away: {error}")
+            outcome = ReloadOutcome(problems=(problem,), kind="unavailable")
+        log_outcome(self._source.path, job, outcome)
         return outcome
 
-    async def _tried(self, work: Work) -> ReloadOutcome:
-        """Raises: ConfigError, UnknownAddition, StoreUnavailable."""
-        match work:
+    async def _run(self, job: ReloadJob) -> ReloadOutcome:
+        """Run a job. Raises: ConfigError, UnknownAddition, StoreUnavailable."""
+        match job:
             case "file":
                 file = await self._source.read()
-                if problems := without_a_key(file, has_first_key=self._has_first_key):
-                    raise ConfigError(problems)
-                self._kept.forget_unusable()
-                return await self._serve(file, self._kept.current)
+                self._require_key(file)
+                self._additions.forget_unusable()
+                return await self._serve(file, self._additions.current)
             case "added":
-                return await self._serve(self._file, await self._kept.load())
+                return await self._serve(self._file, await self._additions.load())
             case _:
-                return await self._edit(work)
+                return await self._edit(job)
+
+    def _require_key(self, wanted: Config) -> None:
+        """Reject a config that leaves no valid key: a first key is printed at start, and only then.
+
+        Raises: ConfigError.
+        """
+        if wanted.tenants or self._has_first_key or wanted.quotas.store != "memory":
+            return
+        message = "without any tenant a first key stands in, and that is made at start: restart the gateway"
+        raise ConfigError([Problem("tenants", message)])
 
     async def _edit(self, edit: Edit) -> ReloadOutcome:
-        self._kept.forget_unusable(edit.name)
-        outcome, tries = OUTRUN, 0
-        while outcome is OUTRUN and tries < EDITS_MAX:
-            wanted = await self._kept.preview(self._file, edit)
+        self._additions.forget_unusable(edit.name)
+        outcome, attempts = LOST_RACE, 0
+        while outcome is LOST_RACE and attempts < EDIT_ATTEMPTS_MAX:
+            wanted = await self._additions.preview(self._file, edit)
             outcome = await self._serve(self._file, wanted, edit)
-            tries += 1
+            attempts += 1
         return outcome
 
     async def _serve(self, file: Config, wanted: StoredAdditions, edit: Edit | None = None) -> ReloadOutcome:
-        """Serve a file with what was added beside it.
+        """Serve a file together with additions.
 
-        edit: what is not stored yet, with the version before it; where it is to blame nothing changes.
+        edit: the change in `wanted` that is not stored yet. If it causes a problem, nothing changes.
         Raises: ConfigError, StoreUnavailable.
         """
-        served = await self._kept.compose(file, wanted.additions)
-        if isinstance(edit, Put) and (problems := served.rejected.get((edit.part, edit.name))):
+        composed = await self._additions.compose(file, wanted.additions)
+        if isinstance(edit, Put) and (problems := composed.rejected.get((edit.part, edit.name))):
             raise ConfigError(list(problems))
-        outcome = compare_configs(self.config, served.config)
-        needed = self._engines.needed(served.config)
-        new = self._engines.new_among(needed)
-        if refused := await loading_problems(new, LOAD_TIMEOUT_S):
-            await self._engines.stop(new)
-            self._blame(refused, served.added, edit, wanted.additions)
+        outcome = compare_configs(self.config, composed.config)
+        needed = self._engines.engines_for(composed.config)
+        started = self._engines.started_among(needed)
+        if reasons := await load_problems(started, LOAD_TIMEOUT_S):
+            await self._engines.stop(started)
+            self._exclude_unusable(reasons, composed.added, edit, wanted.additions)
             return await self._serve(file, wanted, edit)
-        standing = wanted if edit is None else await self._stored(wanted, new)
-        if standing is None:
-            return OUTRUN
-        before, self.config = self.config, with_live_settings(self.config, served.config)
+        stored = wanted if edit is None else await self._store(wanted, started)
+        if stored is None:
+            return LOST_RACE
+        before, self.config = self.config, with_live_settings(self.config, composed.config)
         self._file = file
-        self._kept.adopt(standing, served)
+        self._additions.adopt(stored, composed)
         if outcome.changes:
-            await self._hand_over(before, self._engines.replace(needed))
+            await self._update_workers(before, self._engines.replace_running(needed))
         return outcome
 
-    def _blame(
-        self, refused: Mapping[str, str], added: Collection[str], edit: Edit | None, additions: Additions
+    def _exclude_unusable(
+        self, reasons: Mapping[str, str], added: Collection[str], edit: Edit | None, additions: Additions
     ) -> None:
-        """Note which additions have models that cannot be loaded, to go on without them.
+        """Exclude additions whose models cannot be loaded. reasons: by upstream.
 
-        Raises: ConfigError where the file is to blame, or what is to be added now.
+        Raises: ConfigError if such an upstream is in the file, or is the one being added now.
         """
-        asked = {edit.name} if isinstance(edit, Put) and edit.part == "upstreams" else set()
-        blamed = {name: why for name, why in refused.items() if name not in added or name in asked}
-        if blamed:
-            raise ConfigError([Problem(f"upstreams.{name}", why) for name, why in blamed.items()])
-        self._kept.mark_unusable(additions, refused)
+        edited = {edit.name} if isinstance(edit, Put) and edit.part == "upstreams" else set()
+        fatal = {name: reason for name, reason in reasons.items() if name not in added or name in edited}
+        if fatal:
+            raise ConfigError([Problem(f"upstreams.{name}", reason) for name, reason in fatal.items()])
+        self._additions.mark_unusable(additions, reasons)
 
-    async def _stored(self, wanted: StoredAdditions, new: Sequence[Engine]) -> StoredAdditions | None:
-        """An edit, stored; None where others were faster. What was started for it is stopped then.
+    async def _store(
+        self, wanted: StoredAdditions, started: Sequence[EngineProcess]
+    ) -> StoredAdditions | None:
+        """Store an edit; return None, with its engines stopped, if another gateway was faster.
 
         Raises: StoreUnavailable.
         """
         stored = None
         try:
-            stored = await self._kept.store(wanted)
+            stored = await self._additions.store(wanted)
         finally:
             if stored is None:
-                await self._engines.stop(new)
+                await self._engines.stop(started)
         return stored

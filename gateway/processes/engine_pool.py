@@ -1,7 +1,7 @@
-"""The engine processes of one gateway: which there are, which a config needs, which may go.
+"""The engine processes of one gateway: those that run, and those that a config needs.
 
-Torch upstreams that name the same `process` share one. One whose models or bounds change is another process
-beside the old one, so that calls go on until it has loaded; nothing is stopped here but what the parent says.
+Upstreams that name the same `process` share one. If its models or bounds change, a second process starts next
+to the running one, so that requests continue until it has loaded. Only the parent decides when one stops.
 """
 
 import asyncio
@@ -13,48 +13,48 @@ from itertools import count
 from backends.torch import wire
 from gateway.config.schema import Config, EngineSettings, UpstreamSettings
 from gateway.processes.child import Child
-from gateway.processes.engine_process import KILL_AFTER_S, Group, engine_child, model_boots
-from gateway.processes.liveness import watch
+from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child, model_boots
+from gateway.processes.liveness import watch_liveness
 from gateway.processes.restarts import Restarts
 
-# Beside threads that compute and load, an engine's event loop may take its time.
-WATCH_EVERY_S = 5.0
-# What `process` is where nobody sets it: it needs no name in logs.
+# An engine's event loop shares its process with threads that compute and load, and may respond slowly.
+CHECK_EVERY_S = 5.0
+# The default of `process`, which logs leave out.
 DEFAULT_PROCESS = UpstreamSettings(backend="torch").process
 
 
-class Engine:
-    """One process, running. told: why a model cannot be used, or None, as soon as that is known of each."""
+class EngineProcess:
+    """One engine process. load_results: for each model, why it cannot be used, or None once it can."""
 
-    def __init__(self, group: Group, bounds: EngineSettings) -> None:
+    def __init__(self, group: EngineGroup, bounds: EngineSettings) -> None:
         self.group = group
         self._bounds = bounds
         loop = asyncio.get_running_loop()
-        self.told: dict[str, asyncio.Future[str | None]] = {
+        self.load_results: dict[str, asyncio.Future[str | None]] = {
             name: loop.create_future() for name in group.upstreams
         }
         self._child: Child | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def run(self, child: Child) -> None:
-        """Start it, again when it dies, and when it answers nothing."""
+        """Start the child, and restart it when it exits or stops responding."""
         self._child = child
-        watching = watch(child, partial(_answers, self.group.socket_path), WATCH_EVERY_S)
-        keeping = (child.keep_running(), watching)
-        self._tasks = [asyncio.create_task(one) for one in keeping]
+        is_alive = partial(_responds, self.group.socket_path)
+        loops = (child.keep_running(), watch_liveness(child, is_alive, CHECK_EVERY_S))
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     def serves(self, upstreams: Mapping[str, UpstreamSettings], bounds: EngineSettings) -> bool:
-        """Whether these need no other process: their order says only who was loaded first."""
+        """Return True if this process has these models and bounds; the order of models does not matter."""
         return bounds == self._bounds and model_boots(upstreams) == model_boots(self.group.upstreams)
 
-    def heard(self, said: wire.State) -> None:
-        """What it tells of a model; one that is not in memory is told of once its files have been read."""
-        told = self.told[said.model]
-        if said.state != "loading" and not told.done():
-            told.set_result(said.detail if said.state == "failed" else None)
+    def record_state(self, state: wire.State) -> None:
+        """Record a model's state. A model that is not preloaded reports once its files have been read."""
+        result = self.load_results[state.model]
+        if state.state != "loading" and not result.done():
+            result.set_result(state.detail if state.state == "failed" else None)
 
     async def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         assert self._child is not None
         await self._child.stop(signal.SIGTERM, KILL_AFTER_S)
         for task in self._tasks:
@@ -62,115 +62,119 @@ class Engine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-class EngineSet:
-    """folder: makes the private one that sockets are in. said: told what each engine says.
+class EnginePool:
+    """All engine processes of one gateway.
 
-    restarts: told of those that end unasked.
+    new_folder: creates the private folder for their sockets. on_state: called with each report on a model.
+    restarts: counts the processes that exit without having been stopped.
     """
 
     def __init__(
         self,
-        folder: Callable[[], str],
+        new_folder: Callable[[], str],
         environment: Mapping[str, str],
-        said: Callable[[wire.State], None],
+        on_state: Callable[[wire.State], None],
         restarts: Restarts,
     ) -> None:
-        self._new_folder = folder
+        self._new_folder = new_folder
         self._folder: str | None = None
         self._environment = environment
-        self._said = said
+        self._on_state = on_state
         self._restarts = restarts
         self._numbers = count()
-        # By what upstreams name as their process.
-        self._running: dict[str, Engine] = {}
-        # With those that are about to run, and those that still end what they have.
-        self._alive: set[Engine] = set()
+        # By the `process` that upstreams name.
+        self._running: dict[str, EngineProcess] = {}
+        # Includes engines that are about to run, and those that still finish requests.
+        self._alive: set[EngineProcess] = set()
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Upstream → where its engine has its model."""
-        return {name: at for one in self._running.values() for name, at in one.group.addresses.items()}
-
-    def needed(self, config: Config) -> dict[str, Engine]:
-        """The engines that a config needs: those that run and serve it, and others, started now."""
+        """Upstream name → address of its model."""
         return {
-            process: self._serving(process, members, config.engine)
-            or self._started(process, members, config.engine)
-            for process, members in _members(config.upstreams).items()
+            name: address
+            for engine in self._running.values()
+            for name, address in engine.group.addresses.items()
         }
 
-    def new_among(self, needed: Mapping[str, Engine]) -> list[Engine]:
-        """Those that were started for it."""
-        return [one for process, one in needed.items() if self._running.get(process) is not one]
+    def engines_for(self, config: Config) -> dict[str, EngineProcess]:
+        """Return the engines that a config needs, and start those that are not running."""
+        return {
+            process: self._find(process, members, config.engine)
+            or self._start(process, members, config.engine)
+            for process, members in _by_process(config.upstreams).items()
+        }
 
-    def replace(self, needed: dict[str, Engine]) -> list[Engine]:
-        """From now on these are it; gives back those that run and are no part of it."""
+    def started_among(self, needed: Mapping[str, EngineProcess]) -> list[EngineProcess]:
+        """Return the needed engines that `engines_for` has started."""
+        return [engine for process, engine in needed.items() if self._running.get(process) is not engine]
+
+    def replace_running(self, needed: dict[str, EngineProcess]) -> list[EngineProcess]:
+        """Make these the running engines, and return the previous ones that are no longer needed."""
         before, self._running = self._running, needed
-        return [one for process, one in before.items() if needed.get(process) is not one]
+        return [engine for process, engine in before.items() if needed.get(process) is not engine]
 
-    async def stop(self, engines: Iterable[Engine]) -> None:
-        """End some at once: each has the whole of the patience."""
-        going = self._alive.intersection(engines)
-        self._alive -= going
-        await asyncio.gather(*(one.stop() for one in going))
+    async def stop(self, engines: Iterable[EngineProcess]) -> None:
+        """Stop some engines in parallel, so that each has the full time to exit."""
+        stopping = self._alive.intersection(engines)
+        self._alive -= stopping
+        await asyncio.gather(*(engine.stop() for engine in stopping))
 
     async def stop_all(self) -> None:
-        """End whatever runs."""
+        """Stop every engine."""
         await self.stop(list(self._alive))
 
-    def _serving(
+    def _find(
         self, process: str, members: Mapping[str, UpstreamSettings], bounds: EngineSettings
-    ) -> Engine | None:
-        one = self._running.get(process)
-        return one if one is not None and one.serves(members, bounds) else None
+    ) -> EngineProcess | None:
+        engine = self._running.get(process)
+        return engine if engine is not None and engine.serves(members, bounds) else None
 
-    def _started(
+    def _start(
         self, process: str, members: Mapping[str, UpstreamSettings], bounds: EngineSettings
-    ) -> Engine:
+    ) -> EngineProcess:
         self._folder = self._folder or self._new_folder()
         name = "engine" if process == DEFAULT_PROCESS else f"engine {process}"
-        engine = Engine(Group(name, f"{self._folder}/{next(self._numbers)}.sock", members), bounds)
+        group = EngineGroup(name, f"{self._folder}/{next(self._numbers)}.sock", members)
+        engine = EngineProcess(group, bounds)
         self._alive.add(engine)
-        self._restarts.expect(name)
-        heard, ended = partial(self._heard, engine), partial(self._restarts.ended, name)
-        engine.run(engine_child(engine.group, bounds, self._environment, heard, ended))
+        self._restarts.register(name)
+        on_state, on_exit = partial(self._record_state, engine), partial(self._restarts.record, name)
+        engine.run(engine_child(group, bounds, self._environment, on_state, on_exit))
         return engine
 
-    def _heard(self, engine: Engine, said: wire.State) -> None:
-        engine.heard(said)
-        self._said(said)
+    def _record_state(self, engine: EngineProcess, state: wire.State) -> None:
+        engine.record_state(state)
+        self._on_state(state)
 
 
-def _members(upstreams: Mapping[str, UpstreamSettings]) -> dict[str, dict[str, UpstreamSettings]]:
-    """Torch upstreams by the process that they name."""
-    found: dict[str, dict[str, UpstreamSettings]] = {}
-    for name, one in upstreams.items():
-        if one.is_hosted:
-            found.setdefault(one.process, {})[name] = one
-    return found
+def _by_process(upstreams: Mapping[str, UpstreamSettings]) -> dict[str, dict[str, UpstreamSettings]]:
+    groups: dict[str, dict[str, UpstreamSettings]] = {}
+    for name, upstream in upstreams.items():
+        if upstream.is_hosted:
+            groups.setdefault(upstream.process, {})[name] = upstream
+    return groups
 
 
-async def loading_problems(engines: Iterable[Engine], timeout_s: float) -> dict[str, str]:
-    """Wait until all have told of all their models; why those that cannot be used cannot, by upstream."""
-    told = {name: wait for one in engines for name, wait in one.told.items()}
-    if told:
-        await asyncio.wait(told.values(), timeout=timeout_s)
-    why = {name: wait.result() if wait.done() else _too_long(timeout_s) for name, wait in told.items()}
-    return {name: one for name, one in why.items() if one is not None}
+async def load_problems(engines: Iterable[EngineProcess], timeout_s: float) -> dict[str, str]:
+    """Wait for the report on every model, and return why some cannot be used, by upstream."""
+    results = {name: result for engine in engines for name, result in engine.load_results.items()}
+    if results:
+        await asyncio.wait(results.values(), timeout=timeout_s)
+    reasons = {
+        name: result.result() if result.done() else f"its model has not loaded within {timeout_s:g} s"
+        for name, result in results.items()
+    }
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _too_long(timeout_s: float) -> str:
-    return f"its model has not loaded within {timeout_s:g} s"
-
-
-async def _answers(socket_path: str) -> bool:
-    """Whether an engine's event loop still takes a request."""
+async def _responds(socket_path: str) -> bool:
+    """Return True if the engine's event loop answers a request."""
     try:
-        async with asyncio.timeout(WATCH_EVERY_S):
+        async with asyncio.timeout(CHECK_EVERY_S):
             reader, writer = await asyncio.open_unix_connection(socket_path)
             writer.write(b"GET /info HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n\r\n")
-            answered = bool(await reader.read(1))
+            has_response = bool(await reader.read(1))
             writer.close()
-            return answered
+            return has_response
     except (OSError, TimeoutError):
         return False

@@ -1,5 +1,6 @@
-"""How the engine of torch upstreams is started: by the parent for as long as the gateway runs, and by a
-command for as long as it has questions.
+"""Start of engine processes for torch upstreams.
+
+The parent runs engines for as long as the gateway runs, and commands run one for as long as they need it.
 """
 
 import asyncio
@@ -14,32 +15,35 @@ import msgspec
 from backends.torch import wire
 from gateway.config.schema import EngineSettings, UpstreamSettings
 from gateway.events import EndReason
-from gateway.processes.child import Child
+from gateway.processes.child import Child, ChildSpec
 
-# What Python, the Hub's tools and the numeric libraries read.
+# Variables that Python, the Hub's tools and the numeric libraries read.
 CHILD_VARIABLES = re.compile(
     r"(PATH|HOME|USER|LANG|LC_\w+|TZ|TMPDIR|TERM|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON\w*|SSL_CERT_\w+|XDG_\w+"
     r"|HF_\w+|HUGGINGFACE_\w+|TRANSFORMERS_\w+|TOKENIZERS_\w+|TORCH\w*|CUDA_\w+|NVIDIA_\w+|OMP_\w+|GOMP_\w+|KMP_\w+"
     r"|MKL_\w+|ONEDNN_\w+|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY)$"
 )
-# How long a thread of the engine spins at a barrier before it sleeps: some 30 µs, enough to span the gap to
-# the next operation. OpenMP's own default is milliseconds, which it takes from the HTTP worker beside it.
+# How long a thread of the engine spins at a barrier before it sleeps: about 30 µs, enough to span the gap to
+# the next operation. OpenMP's default is milliseconds, during which the HTTP worker lacks that core.
 ENGINE_VARIABLES = {"GOMP_SPINCOUNT": "10000"}
-# How long a child may take to end before it is killed.
+# Time for a child to exit after a signal before it is killed.
 KILL_AFTER_S = 5.0
 
 
 class EngineFailed(Exception):
-    """The engine cannot load its model; the message says why."""
+    """The engine cannot load its model; the message gives the reason."""
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Keys of upstreams and callers stay out of it: a child's environment can be read from outside."""
+    """Select the variables that a child inherits.
+
+    Keys of upstreams and callers are left out, because other processes can read a child's environment.
+    """
     return {name: value for name, value in environment.items() if CHILD_VARIABLES.match(name)}
 
 
-class Group(msgspec.Struct, frozen=True):
-    """The torch upstreams of one process, by their names, and where its socket is."""
+class EngineGroup(msgspec.Struct, frozen=True):
+    """The upstreams of one engine process, by name, and the path of its socket."""
 
     name: str
     socket_path: str
@@ -47,47 +51,46 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each upstream's model is."""
+        """Upstream name → address of its model."""
         return {name: wire.address_of(self.socket_path, name) for name in self.upstreams}
 
 
 def engine_child(
-    group: Group,
+    group: EngineGroup,
     bounds: EngineSettings,
     environment: Mapping[str, str],
-    report: Callable[[wire.State], None],
-    ended: Callable[[EndReason, str], None] = lambda _, __: None,
+    on_state: Callable[[wire.State], None],
+    on_exit: Callable[[EndReason, str], None] = lambda _, __: None,
 ) -> Child:
-    """The process of some upstreams' engine, not started yet. environment: as `child_environment` gives it.
+    """Create the engine process of a group without starting it. environment: from `child_environment`.
 
-    Started again, it loads what was loaded when it died.
+    After a restart it loads the models that were loaded when it exited.
     """
-    wanted = {name: one.preload for name, one in group.upstreams.items()}
+    preload = {name: settings.preload for name, settings in group.upstreams.items()}
 
     def boot(status_fd: int) -> bytes:
+        models = tuple(
+            _model_boot(name, settings, preload=preload[name]) for name, settings in group.upstreams.items()
+        )
         return msgspec.json.encode(
-            wire.Boot(
-                group.socket_path,
-                status_fd,
-                tuple(_model_boot(name, one, preload=wanted[name]) for name, one in group.upstreams.items()),
-                bounds.memory_bytes,
-                bounds.idle_s,
-            )
+            wire.Boot(group.socket_path, status_fd, models, bounds.memory_bytes, bounds.idle_s)
         )
 
-    def said(line: bytes) -> None:
-        told = msgspec.json.decode(line, type=wire.State)
-        if told.state in {"loaded", "unloaded"}:
-            wanted[told.model] = told.state == "loaded"
-        report(told)
+    def on_line(line: bytes) -> None:
+        state = msgspec.json.decode(line, type=wire.State)
+        if state.state in {"loaded", "unloaded"}:
+            preload[state.model] = state.state == "loaded"
+        on_state(state)
 
-    variables = {**ENGINE_VARIABLES, **environment}
-    return Child(group.name, "backends.torch.server", boot, said, (), variables, ended)
+    spec = ChildSpec(group.name, "backends.torch.server", {**ENGINE_VARIABLES, **environment})
+    return Child(spec, boot, on_line, on_exit)
 
 
 def model_boots(upstreams: Mapping[str, UpstreamSettings]) -> dict[str, wire.ModelBoot]:
-    """What an engine is told of each upstream's model; all else of an upstream concerns its lane."""
-    return {name: _model_boot(name, one, preload=one.preload) for name, one in upstreams.items()}
+    """Return the settings of each upstream's model; all other settings concern only its lane."""
+    return {
+        name: _model_boot(name, settings, preload=settings.preload) for name, settings in upstreams.items()
+    }
 
 
 def _model_boot(name: str, settings: UpstreamSettings, *, preload: bool) -> wire.ModelBoot:
@@ -112,27 +115,27 @@ def _model_boot(name: str, settings: UpstreamSettings, *, preload: bool) -> wire
 async def running_engine(
     name: str, settings: UpstreamSettings, environment: Mapping[str, str]
 ) -> AsyncIterator[str]:
-    """An engine that has loaded an upstream's model, by the model's address; it ends with the block.
+    """Run an engine for one upstream and yield the address of its loaded model.
 
-    Raises: EngineFailed. Who enters bounds how long it may load.
+    The caller bounds the time that loading may take. Raises: EngineFailed.
     """
-    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def report(said: wire.State) -> None:
-        if ready.done():
+    def on_state(state: wire.State) -> None:
+        if loaded.done():
             return
-        if said.state == "loaded":
-            ready.set_result(None)
-        elif said.state == "failed":
-            ready.set_exception(EngineFailed(said.detail))
+        if state.state == "loaded":
+            loaded.set_result(None)
+        elif state.state == "failed":
+            loaded.set_exception(EngineFailed(state.detail))
 
     with tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as folder:
-        loaded = msgspec.structs.replace(settings, preload=True)
-        group = Group(f"engine {name}", f"{folder}/engine.sock", {name: loaded})
-        child = engine_child(group, EngineSettings(), child_environment(environment), report)
+        preloaded = msgspec.structs.replace(settings, preload=True)
+        group = EngineGroup(f"engine {name}", f"{folder}/engine.sock", {name: preloaded})
+        child = engine_child(group, EngineSettings(), child_environment(environment), on_state)
         running = asyncio.create_task(child.keep_running())
         try:
-            await ready
+            await loaded
             yield group.addresses[name]
         finally:
             await child.stop(signal.SIGTERM, KILL_AFTER_S)

@@ -1,4 +1,4 @@
-"""Whether children still answer: one that did and no longer does is killed, and so started again."""
+"""Liveness checks, which kill a child process that has stopped responding so that it is restarted."""
 
 import asyncio
 import logging
@@ -8,20 +8,22 @@ from gateway.processes.child import Child
 
 logger = logging.getLogger("gateway")
 
-# How often in a row. A busy machine, or one long turn of an event loop, is no reason to lose calls.
+# Missed checks in a row before the kill. A busy machine, or one long turn of an event loop, must not cost
+# requests.
 MISSES_MAX = 4
-WORKER_EVERY_S = 4.0
-# A worker that has not said anything in a minute will not.
-WORKER_GRACE = 11
+WORKER_CHECK_EVERY_S = 4.0
+# Additional misses for a worker that is still starting: one that is silent for a minute will stay silent.
+WORKER_START_MISSES = 11
 
 
-async def watch(
-    child: Child, answers: Callable[[], Awaitable[bool]], every_s: float, grace: int | None = None
+async def watch_liveness(
+    child: Child, is_alive: Callable[[], Awaitable[bool]], every_s: float, start_misses: int | None = None
 ) -> None:
-    """Ask again and again; runs until cancelled. answers: gives up after every_s at the latest.
+    """Check a child periodically, and kill it after too many misses in a row; runs until cancelled.
 
-    What has not answered yet is still being started: it has so many misses more, or any number. A pause of
-    this process itself counts for nothing.
+    is_alive: gives up after every_s at the latest. start_misses: additional misses for a child that has not
+    responded yet, because it is still starting; None for any number. A check during which this process itself
+    was paused does not count.
     """
     loop = asyncio.get_running_loop()
     pid: int | None = None
@@ -29,11 +31,11 @@ async def watch(
     while True:
         await asyncio.sleep(every_s)
         if child.pid != pid:
-            pid, misses = child.pid, None if grace is None else -grace
-        asked_s = loop.time()
-        if await answers():
+            pid, misses = child.pid, None if start_misses is None else -start_misses
+        checked_s = loop.time()
+        if await is_alive():
             misses = 0
-        elif misses is not None and loop.time() - asked_s < 2 * every_s:
+        elif misses is not None and loop.time() - checked_s < 2 * every_s:
             misses += 1
             if misses >= MISSES_MAX:
                 logger.warning("%s answers nothing; ending it", child.name)
@@ -42,24 +44,24 @@ async def watch(
 
 
 class Heartbeats:
-    """Of a worker's life: whatever it says over its pipe, unasked.
+    """Sign of life of a worker: any message that it has sent since the last check.
 
-    What it is asked comes to it by way of a thread beside its loop; one that serves calls must not be ended
-    because that thread is late.
+    The worker sends them unasked. A request from here would reach it through a thread next to its event loop,
+    and a worker that serves requests must not be killed because that thread is late.
     """
 
     def __init__(self) -> None:
-        self._heard = False
+        self._received = False
 
-    def heard(self) -> None:
-        """It said something."""
-        self._heard = True
+    def record(self) -> None:
+        """Note that the worker has sent a message."""
+        self._received = True
 
-    def forget(self) -> None:
-        """Its process has ended."""
-        self._heard = False
+    def reset(self) -> None:
+        """Forget the messages of a process that has exited."""
+        self._received = False
 
-    async def answered(self) -> bool:
-        """Whether there was a sign since it was last asked for."""
-        heard, self._heard = self._heard, False
-        return heard
+    async def is_alive(self) -> bool:
+        """Return True if a message has arrived since the last check."""
+        received, self._received = self._received, False
+        return received

@@ -1,6 +1,7 @@
-"""What the parent and its workers tell each other while they run, as lines of JSON.
+"""Messages between the parent and its HTTP workers, as lines of JSON.
 
-A worker's boot message is the first line that it is sent; all others are of these kinds.
+The first line that a worker receives is a `WorkerBoot`. Every later line, in either direction, is one of the
+tagged messages.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from gateway.events import ProcessRestarted
 
 
 class AppBoot(msgspec.Struct, frozen=True):
-    """Settings that one HTTP worker's application is built from.
+    """Settings that one worker's application is built from.
 
     first_key_digest: digest of the key that is valid while no tenant is configured. first_key_waits: Redis
     was unavailable at start and may hold tenants, in which case the first key is not valid. engines: upstream
@@ -31,23 +32,74 @@ class AppBoot(msgspec.Struct, frozen=True):
     worker: int | None = None
 
 
-class Follow(msgspec.Struct, frozen=True, tag="follow"):
-    """Serve this from now on. config: the worker's share. engines: as in `AppBoot`."""
+class WorkerBoot(msgspec.Struct, frozen=True):
+    """Settings that a worker process starts with.
+
+    listen_fd, admin_fd: sockets that the parent has bound. status_fd: pipe to the parent. metrics_folder:
+    folder of the counters that several workers share. restarts: restart counts at this worker's start.
+    """
+
+    app: AppBoot
+    listen_fd: int
+    status_fd: int
+    admin_fd: int | None = None
+    metrics_folder: str | None = None
+    restarts: tuple[ProcessRestarted, ...] = ()
+
+
+class ConfigUpdate(msgspec.Struct, frozen=True, tag="config_update"):
+    """Command to serve another config. config: the worker's share. engines: as in `AppBoot`."""
 
     number: int
     config: Config
     engines: Mapping[str, str]
 
 
-class ReloadReply(msgspec.Struct, frozen=True, tag="answered"):
-    """How the reload ended that a worker asked for by that number."""
+class ConfigAck(msgspec.Struct, frozen=True, tag="config_ack"):
+    """Confirmation that new requests use an update; problem: the reason, if they do not."""
+
+    number: int
+    problem: str | None = None
+
+
+class ConfigDrained(msgspec.Struct, frozen=True, tag="config_drained"):
+    """Notice that no request uses anything that an update has removed any longer."""
+
+    number: int
+
+
+class ReloadRequest(msgspec.Struct, frozen=True, tag="reload_request"):
+    """Operator's request to apply an edit, or to read the file again if there is none.
+
+    number: repeated in the reply.
+    """
+
+    number: int
+    edit: Edit | None = None
+
+
+class ReloadReply(msgspec.Struct, frozen=True, tag="reload_reply"):
+    """Outcome of a worker's `ReloadRequest` with the same number."""
 
     number: int
     outcome: ReloadOutcome
 
 
-class ModelLine(msgspec.Struct, frozen=True):
-    """A model as the banner shows it; operations empty: no replica of it was reached."""
+class ListingRequest(msgspec.Struct, frozen=True, tag="listing_request"):
+    """Operator's request to list the additions."""
+
+    number: int
+
+
+class ListingReply(msgspec.Struct, frozen=True, tag="listing_reply"):
+    """Additions, for a worker's `ListingRequest` with the same number."""
+
+    number: int
+    listing: Listing
+
+
+class ModelSummary(msgspec.Struct, frozen=True):
+    """A model as the banner shows it. operations: empty if no replica of it could be reached."""
 
     name: str
     backend: str
@@ -57,50 +109,15 @@ class ModelLine(msgspec.Struct, frozen=True):
     max_input_tokens: int | None = None
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Every upstream has settled, and this is what can be called; told once."""
+class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
+    """Notice, sent once, that every upstream has loaded or has been tried. models: those that it serves."""
 
-    models: tuple[ModelLine, ...]
-
-
-class ConfigAck(msgspec.Struct, frozen=True, tag="followed"):
-    """New calls go by that config now; problem: or not, and why."""
-
-    number: int
-    problem: str | None = None
+    models: tuple[ModelSummary, ...]
 
 
-class Drained(msgspec.Struct, frozen=True, tag="drained"):
-    """No call goes by anything that this config left out."""
-
-    number: int
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Periodic sign that the worker's event loop is running."""
 
 
-class ReloadRequest(msgspec.Struct, frozen=True, tag="asked"):
-    """An operator wants the file read again, or something added or removed; the number comes back with the
-    answer.
-    """
-
-    number: int
-    edit: Edit | None = None
-
-
-class AskedListing(msgspec.Struct, frozen=True, tag="asked_listing"):
-    """An operator wants to see what was added."""
-
-    number: int
-
-
-class Heartbeat(msgspec.Struct, frozen=True, tag="alive"):
-    """The worker's event loop turns; told again and again."""
-
-
-class ListingReply(msgspec.Struct, frozen=True, tag="told"):
-    """What was added, for whoever asked by that number."""
-
-    number: int
-    listing: Listing
-
-
-ToWorker: TypeAlias = Follow | ReloadReply | ProcessRestarted | ListingReply
-ToParent: TypeAlias = Ready | ConfigAck | Drained | ReloadRequest | AskedListing | Heartbeat
+ToWorker: TypeAlias = ConfigUpdate | ReloadReply | ListingReply | ProcessRestarted
+ToParent: TypeAlias = WorkerReady | ConfigAck | ConfigDrained | ReloadRequest | ListingRequest | Heartbeat

@@ -1,6 +1,6 @@
-"""How often processes of this gateway have been started again; the parent counts, and tells every worker.
+"""Counts of process restarts, which the parent keeps and sends to every worker.
 
-So each worker can answer for all, also one that has just been started itself.
+Any worker can therefore report the counts of all processes, including a worker that has just been started.
 """
 
 import time
@@ -11,26 +11,26 @@ from gateway.events import EndReason, ProcessRestarted
 
 
 class Restarts:
-    """tell: hands one to every worker that runs."""
+    """Restart counts by process and reason. broadcast: sends an update to every running worker."""
 
-    def __init__(self, tell: Callable[[ProcessRestarted], None]) -> None:
-        self._tell = tell
+    def __init__(self, broadcast: Callable[[ProcessRestarted], None]) -> None:
+        self._broadcast = broadcast
         self._latest: dict[tuple[str, EndReason], ProcessRestarted] = {}
 
-    def expect(self, process: str) -> None:
-        """One that may end: a counter that begins with its first count tells nobody of that one."""
+    def register(self, process: str) -> None:
+        """Start counting a process at zero: a counter that first appears at 1 hides that first restart."""
         for reason in get_args(EndReason):
             self._latest.setdefault((process, reason), ProcessRestarted(process, reason))
 
-    def ended(self, process: str, reason: EndReason, how: str) -> None:
-        """It has, unasked, and is started again."""
-        self.expect(process)
-        before = self._latest[process, reason]
-        now = ProcessRestarted(process, reason, how, before.times + 1, time.time())
-        self._latest[process, reason] = now
-        self._tell(now)
+    def record(self, process: str, reason: EndReason, how: str) -> None:
+        """Count one exit and broadcast it. how: the signal or exit status."""
+        self.register(process)
+        times = self._latest[process, reason].times + 1
+        restart = ProcessRestarted(process, reason, how, times, time.time())
+        self._latest[process, reason] = restart
+        self._broadcast(restart)
 
     @property
-    def told(self) -> tuple[ProcessRestarted, ...]:
-        """What a worker that is started now has not heard; the last of each kind."""
+    def latest(self) -> tuple[ProcessRestarted, ...]:
+        """The last update of each process and reason, for a worker that is being started."""
         return tuple(self._latest.values())

@@ -1,7 +1,7 @@
-"""One HTTP worker process: reads its boot message, serves the application, drains when told to stop.
+"""One HTTP worker process: reads its boot message, serves the application, and drains when it is stopped.
 
-Rule: it lives as long as the parent's pipe; end of file on standard input ends it at once. What comes there
-before is how it serves on: another config, and answers to what it asked.
+Rule: it lives as long as the parent's pipe, and end of file on standard input ends it at once. Lines that
+arrive there are new configs, replies to its requests, and restart counts.
 """
 
 import asyncio
@@ -26,41 +26,27 @@ import uvloop
 from gateway.api.operators.added_models import AdditionsClient
 from gateway.api.server.http_protocol import BoundedProtocol
 from gateway.app import Application, Collaborators, build
-from gateway.config.schema import ListenerTls
-from gateway.events import ProcessRestarted
-from gateway.processes import listeners
-from gateway.processes.messages import AppBoot, ModelLine, Ready
+from gateway.config.schema import Config, ListenerTls
+from gateway.processes.listeners import join_port
+from gateway.processes.messages import ModelSummary, WorkerBoot, WorkerReady
 from gateway.processes.worker_link import ParentLink
 from gateway.telemetry.access_log import log_change
-from gateway.telemetry.log_lines import call_lines, write_lines
+from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
 from gateway.upstreams.registry import log_failure
 
-# Longer than any sensible client's keep-alive pool holds an idle connection.
+# Longer than any sensible client's keep-alive pool keeps an idle connection.
 KEEP_ALIVE_S = 75
-SETTLE_POLL_S = 0.05
-# A call makes hundreds of objects and hardly a cycle; the default looks for some after every second call.
+READY_POLL_S = 0.05
+# A request creates hundreds of objects and hardly any cycles. The default would collect on every second one.
 GC_THRESHOLD = 5_000
 ABANDON_S = 1.0
 READ_BYTES = 65536
 
-
-class WorkerBoot(msgspec.Struct, frozen=True):
-    """The first line of standard input, as JSON.
-
-    listen_fd, admin_fd: sockets that the parent has bound. metrics_folder: where several workers count.
-    restarts: what each process of the gateway went through before this one was started.
-    """
-
-    boot: AppBoot
-    listen_fd: int
-    status_fd: int
-    admin_fd: int | None = None
-    metrics_folder: str | None = None
-    restarts: tuple[ProcessRestarted, ...] = ()
+logger = logging.getLogger("gateway")
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn that finishes what is in flight, answering 503 to what is new, before it closes."""
+    """uvicorn server that finishes requests in flight before it closes, and answers new ones with 503."""
 
     def __init__(self, config: uvicorn.Config, application: Application, drain_s: float) -> None:
         super().__init__(config)
@@ -69,58 +55,82 @@ class DrainingServer(uvicorn.Server):
         self._stopping: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM starts the drain; a second one ends it."""
+        """Start the drain on SIGTERM; end it on a second one."""
         del sig, frame
         if self._stopping is not None:
             self.force_exit = True
             self.should_exit = True
             return
         loop = asyncio.get_event_loop()
-        self._stopping = loop.create_task(self._stop())
-        logging.getLogger("gateway").info("stopping")
+        self._stopping = loop.create_task(self._drain())
+        logger.info("stopping")
 
-    async def _stop(self) -> None:
-        if not await self._application.in_flight.drain(self._drain_s):
-            left = self._application.in_flight.calls
-            logging.getLogger("gateway").warning("stopped with %d calls unfinished", left)
-            # They are told so; a moment for the answers to leave.
-            self._application.in_flight.abandon()
-            await self._application.in_flight.drain(ABANDON_S)
+    async def _drain(self) -> None:
+        in_flight = self._application.in_flight
+        if not await in_flight.drain(self._drain_s):
+            logger.warning("stopped with %d calls unfinished", in_flight.calls)
+            # Their callers receive an error; give the replies a moment to leave.
+            in_flight.abandon()
+            await in_flight.drain(ABANDON_S)
         self.should_exit = True
 
 
 def main() -> None:
-    """Entry point of the child process."""
+    """Run the worker; entry point of the child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lines = _lines_of_parent()
+    lines = _parent_lines()
     boot = msgspec.json.decode(next(lines), type=WorkerBoot)
-    write_lines(boot.boot.config.logs)
+    write_lines(boot.app.config.logs)
     for chatty in ("uvicorn", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(boot, lines))
 
 
-async def _serve(boot: WorkerBoot, told: Iterator[bytes]) -> None:
-    lines = call_lines(boot.boot.config.logs)
-    observe = lines.observe if boot.boot.config.logs.access else log_change
+async def _serve(boot: WorkerBoot, parent_lines: Iterator[bytes]) -> None:
+    access_lines = call_lines(boot.app.config.logs)
     link = ParentLink(boot.status_fd)
-    loop = asyncio.get_running_loop()
+    _start_reader(parent_lines, link.receive, boot.metrics_folder)
+    application = _build(boot, link, access_lines)
+    server = DrainingServer(
+        _server_config(application, boot.app.config), application, boot.app.config.drain_s
+    )
+    # Objects made until now live as long as the process, and no generation of the collector need scan them.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    reporting = [
+        asyncio.create_task(link.send_heartbeats()),
+        asyncio.create_task(_report_ready(application, link, server)),
+    ]
+    for task in reporting:
+        task.add_done_callback(log_failure)
+    try:
+        async with application.lifespan():
+            await server.serve(sockets=_sockets(boot))
+            # uvicorn has restored its handlers. A signal must not interrupt the last writes to Redis.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        access_lines.flush()
+        for task in reporting:
+            task.cancel()
 
-    def hear(line: bytes) -> None:
-        loop.call_soon_threadsafe(link.hear, line)
 
-    Thread(target=_listen_to_parent, args=(told, hear, boot.metrics_folder), daemon=True).start()
-    adding = AdditionsClient(link.ask_edit, link.ask_listing)
-    application = build(boot.boot, Collaborators(observe=observe, reload=link.ask_reload, adding=adding))
+def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Application:
+    observe = access_lines.observe if boot.app.config.logs.access else log_change
+    adding = AdditionsClient(link.request_edit, link.request_listing)
+    application = build(boot.app, Collaborators(observe=observe, reload=link.request_reload, adding=adding))
     for restart in boot.restarts:
         application.observe(restart)
-    link.listen(application.follow, application.observe)
-    drain_s, tls = boot.boot.config.drain_s, boot.boot.config.tls
-    config = uvicorn.Config(
+    link.attach(application.follow, application.observe)
+    return application
+
+
+def _server_config(application: Application, config: Config) -> uvicorn.Config:
+    return uvicorn.Config(
         application.asgi,
         http=BoundedProtocol,
-        # What runs beside the calls begins before and ends after this server does.
+        # The application's background tasks start before this server and end after it.
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -128,41 +138,21 @@ async def _serve(boot: WorkerBoot, told: Iterator[bytes]) -> None:
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
-        **(_tls_options(tls) if tls else {}),
+        **(_tls_options(config.tls) if config.tls else {}),
     )
-    server = DrainingServer(config, application, drain_s)
-    # What was made until now stays for good: the collector need not look at it with every generation.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)
-    reporting = [
-        asyncio.create_task(link.tell_alive()),
-        asyncio.create_task(_report(application, link, server)),
-    ]
-    for one in reporting:
-        one.add_done_callback(log_failure)
-    try:
-        async with application.lifespan():
-            await server.serve(sockets=_sockets(boot))
-            # uvicorn has given its handler back: nothing cuts short what is told to Redis last.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    finally:
-        lines.flush()
-        for one in reporting:
-            one.cancel()
 
 
 def _sockets(boot: WorkerBoot) -> list[socket.socket]:
     listener = socket.socket(fileno=boot.listen_fd)
-    # One of several has a socket of its own on the same port, which ends with it.
-    sockets = [listener if boot.boot.worker is None else listeners.join(listener)]
+    # One of several workers has its own socket on the same port, which closes with the worker.
+    sockets = [listener if boot.app.worker is None else join_port(listener)]
     if boot.admin_fd is not None:
         sockets.append(socket.socket(fileno=boot.admin_fd))
     return sockets
 
 
 def _tls_options(tls: ListenerTls) -> dict[str, Any]:
-    """As uvicorn calls them."""
+    """Return the settings under uvicorn's names."""
     return {
         "ssl_certfile": tls.certificate,
         "ssl_keyfile": tls.private_key,
@@ -171,35 +161,35 @@ def _tls_options(tls: ListenerTls) -> dict[str, Any]:
     }
 
 
-async def _report(application: Application, link: ParentLink, server: uvicorn.Server) -> None:
+async def _report_ready(application: Application, link: ParentLink, server: uvicorn.Server) -> None:
     gateway = application.gateway
-    # The prober owns the event of joining; polling for it while starting keeps the two apart.
-    while not server.started or not all(one.settled for one in gateway.upstreams.values()):  # noqa: ASYNC110
-        await asyncio.sleep(SETTLE_POLL_S)
-    link.tell(Ready(tuple(_line(application, name) for name in gateway.serving.config.models)))
+    # Polled, and only while starting, so that the prober need not signal each replica's first attempt.
+    while not server.started or not all(upstream.settled for upstream in gateway.upstreams.values()):  # noqa: ASYNC110
+        await asyncio.sleep(READY_POLL_S)
+    models = gateway.serving.config.models
+    link.send(WorkerReady(tuple(_summary(application, name) for name in models)))
 
 
-def _line(application: Application, name: str) -> ModelLine:
+def _summary(application: Application, name: str) -> ModelSummary:
     routes = application.gateway.routes
     upstream = application.gateway.upstreams[routes.upstream_of(name)]
-    told = upstream.capabilities
-    if told is None:
-        return ModelLine(name, upstream.settings.backend, ())
-    operations = tuple(one.value for one in routes.operations(name))
-    return ModelLine(
+    capabilities = upstream.capabilities
+    if capabilities is None:
+        return ModelSummary(name, upstream.settings.backend, ())
+    return ModelSummary(
         name,
         upstream.settings.backend,
-        operations,
-        told.dtype,
-        told.dimensions,
-        told.max_input_tokens,
+        tuple(operation.value for operation in routes.operations(name)),
+        capabilities.dtype,
+        capabilities.dimensions,
+        capabilities.max_input_tokens,
     )
 
 
-def _lines_of_parent() -> Iterator[bytes]:
-    """Lines of standard input, until the parent has gone.
+def _parent_lines() -> Iterator[bytes]:
+    """Yield the lines of standard input until the parent has exited.
 
-    Read without Python's own buffer: a thread that waits in that would not let the process end.
+    Read without Python's own buffer, because a thread that waits in it would keep the process from ending.
     """
     rest = b""
     while read := os.read(sys.stdin.fileno(), READ_BYTES):
@@ -207,17 +197,23 @@ def _lines_of_parent() -> Iterator[bytes]:
         yield from lines
 
 
-def _listen_to_parent(
-    lines: Iterator[bytes], hear: Callable[[bytes], None], metrics_folder: str | None
+def _start_reader(
+    lines: Iterator[bytes], receive: Callable[[bytes], None], metrics_folder: str | None
 ) -> None:
-    for line in lines:
-        # An event loop that has closed has nothing to follow any more.
-        with suppress(RuntimeError):
-            hear(line)
-    # The parent removes it, unless it was killed.
-    if metrics_folder is not None:
-        shutil.rmtree(metrics_folder, ignore_errors=True)
-    os._exit(1)
+    """Pass the parent's lines to the event loop from a thread, and exit the process when they end."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        for line in lines:
+            # A loop that has closed handles no more lines.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(receive, line)
+        # The parent removes the folder, unless it was killed.
+        if metrics_folder is not None:
+            shutil.rmtree(metrics_folder, ignore_errors=True)
+        os._exit(1)
+
+    Thread(target=read, daemon=True).start()
 
 
 if __name__ == "__main__":

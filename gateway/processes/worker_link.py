@@ -1,5 +1,6 @@
-"""The worker's end of the pipes to its parent: another config and news come in, answers and signs of life
-go out.
+"""A worker's end of the pipes to its parent.
+
+Configs, replies and restart counts arrive on one; requests, confirmations and heartbeats leave on the other.
 """
 
 import asyncio
@@ -15,103 +16,103 @@ from gateway.additions.entries import Edit, Listing
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
 from gateway.events import Observe, ProcessRestarted
-from gateway.processes import messages as pipes
+from gateway.processes import messages
 
-# An engine may have to load a model first.
+# An engine may have to load a model before the reply.
 RELOAD_TIMEOUT_S = 600.0
 LISTING_TIMEOUT_S = 10.0
-# The parent ends a worker of which it has heard nothing for several times as long.
-ALIVE_EVERY_S = 1.0
+# The parent kills a worker that has been silent for several times as long.
+HEARTBEAT_EVERY_S = 1.0
 
-# Serve another config with the engines of its upstreams; the task ends once everything it left out is closed.
+# Serve another config with the engines of its upstreams. The task ends once all that it removed is closed.
 ServeConfig: TypeAlias = Callable[[Config, Mapping[str, str]], "asyncio.Task[None]"]
-_Answer = TypeVar("_Answer", ReloadOutcome, Listing)
+_Reply = TypeVar("_Reply", ReloadOutcome, Listing)
 
 
 class ParentLink:
-    """status_fd: where the parent listens. Runs on the worker's event loop."""
+    """Connection to the parent, used on the worker's event loop. status_fd: pipe that the parent reads."""
 
     def __init__(self, status_fd: int) -> None:
         self._status_fd = status_fd
-        self._follow: ServeConfig | None = None
+        self._serve_config: ServeConfig | None = None
         self._observe: Observe | None = None
-        # Each is answered by what it asked for.
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        # Replies that requests wait for, by the request's number.
+        self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
 
-    def listen(self, follow: ServeConfig, observe: Observe) -> None:
-        """What serves another config, and who is told news; before this, nothing has been heard."""
-        self._follow, self._observe = follow, observe
+    def attach(self, serve_config: ServeConfig, observe: Observe) -> None:
+        """Set the receivers of configs and events. Must precede the first call of `receive`."""
+        self._serve_config, self._observe = serve_config, observe
 
-    def tell(self, report: pipes.ToParent) -> None:
-        """One line to the parent."""
-        line = msgspec.json.encode(report) + b"\n"
+    def send(self, message: messages.ToParent) -> None:
+        """Send one message to the parent."""
+        line = msgspec.json.encode(message) + b"\n"
         while line:
-            # A signal may cut a long one short.
+            # A signal may interrupt the write of a long line.
             line = line[os.write(self._status_fd, line) :]
 
-    async def tell_alive(self) -> None:
-        """Say again and again that this loop turns; runs until cancelled."""
-        room = select.poll()
-        room.register(self._status_fd, select.POLLOUT)
+    async def send_heartbeats(self) -> None:
+        """Send a heartbeat every second; runs until cancelled."""
+        poll = select.poll()
+        poll.register(self._status_fd, select.POLLOUT)
         while True:
-            # A parent that is stopped reads nothing: to wait for it would stop the calls too.
-            if room.poll(0):
-                self.tell(pipes.Heartbeat())
-            await asyncio.sleep(ALIVE_EVERY_S)
+            # A stopped parent reads nothing, and a write that waits for it would block the requests too.
+            if poll.poll(0):
+                self.send(messages.Heartbeat())
+            await asyncio.sleep(HEARTBEAT_EVERY_S)
 
-    async def ask_reload(self) -> ReloadOutcome:
-        """Have the parent read the file again. Raises: TimeoutError."""
-        return await self._answer(pipes.ReloadRequest, RELOAD_TIMEOUT_S, ReloadOutcome)
+    async def request_reload(self) -> ReloadOutcome:
+        """Ask the parent to read the file again. Raises: TimeoutError."""
+        return await self._request(messages.ReloadRequest, RELOAD_TIMEOUT_S, ReloadOutcome)
 
-    async def ask_edit(self, edit: Edit) -> ReloadOutcome:
-        """Have the parent add or remove something. Raises: TimeoutError."""
-        return await self._answer(
-            lambda number: pipes.ReloadRequest(number, edit), RELOAD_TIMEOUT_S, ReloadOutcome
+    async def request_edit(self, edit: Edit) -> ReloadOutcome:
+        """Ask the parent to add or remove an entry. Raises: TimeoutError."""
+        return await self._request(
+            lambda number: messages.ReloadRequest(number, edit), RELOAD_TIMEOUT_S, ReloadOutcome
         )
 
-    async def ask_listing(self) -> Listing:
-        """What was added. Raises: TimeoutError."""
-        return await self._answer(pipes.AskedListing, LISTING_TIMEOUT_S, Listing)
+    async def request_listing(self) -> Listing:
+        """Ask the parent for the additions. Raises: TimeoutError."""
+        return await self._request(messages.ListingRequest, LISTING_TIMEOUT_S, Listing)
 
-    async def _answer(
-        self, question: Callable[[int], pipes.ToParent], timeout_s: float, kind: type[_Answer]
-    ) -> _Answer:
-        number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        try:
-            self.tell(question(number))
-            async with asyncio.timeout(timeout_s):
-                told = await answer
-        finally:
-            del self._asked[number]
-        assert isinstance(told, kind)
-        return told
-
-    def hear(self, line: bytes) -> None:
-        """One line from the parent."""
-        match msgspec.json.decode(line, type=pipes.ToWorker):
-            case pipes.Follow() as wanted:
-                self._serve(wanted)
-            case pipes.ReloadReply(number, outcome):
-                self._heard(number, outcome)
-            case pipes.ListingReply(number, listing):
-                self._heard(number, listing)
-            case ProcessRestarted() as news:
+    def receive(self, line: bytes) -> None:
+        """Handle one line from the parent."""
+        match msgspec.json.decode(line, type=messages.ToWorker):
+            case messages.ConfigUpdate() as update:
+                self._apply(update)
+            case messages.ReloadReply(number, outcome):
+                self._resolve(number, outcome)
+            case messages.ListingReply(number, listing):
+                self._resolve(number, listing)
+            case ProcessRestarted() as restart:
                 assert self._observe is not None
-                self._observe(news)
+                self._observe(restart)
 
-    def _heard(self, number: int, told: ReloadOutcome | Listing) -> None:
-        answer = self._asked.get(number)
-        if answer is not None and not answer.done():
-            answer.set_result(told)
-
-    def _serve(self, wanted: pipes.Follow) -> None:
-        assert self._follow is not None
+    async def _request(
+        self, request: Callable[[int], messages.ToParent], timeout_s: float, kind: type[_Reply]
+    ) -> _Reply:
+        number = next(self._numbers)
+        waiter = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
-            drained = self._follow(wanted.config, wanted.engines)
+            self.send(request(number))
+            async with asyncio.timeout(timeout_s):
+                reply = await waiter
+        finally:
+            del self._replies[number]
+        assert isinstance(reply, kind)
+        return reply
+
+    def _resolve(self, number: int, reply: ReloadOutcome | Listing) -> None:
+        waiter = self._replies.get(number)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(reply)
+
+    def _apply(self, update: messages.ConfigUpdate) -> None:
+        assert self._serve_config is not None
+        try:
+            drained = self._serve_config(update.config, update.engines)
         except OSError as error:
-            self.tell(pipes.ConfigAck(wanted.number, str(error)))
+            self.send(messages.ConfigAck(update.number, str(error)))
             return
-        self.tell(pipes.ConfigAck(wanted.number))
-        drained.add_done_callback(lambda _: self.tell(pipes.Drained(wanted.number)))
+        self.send(messages.ConfigAck(update.number))
+        drained.add_done_callback(lambda _: self.send(messages.ConfigDrained(update.number)))

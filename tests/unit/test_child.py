@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 
-from gateway.processes.child import Child
+from gateway.processes.child import Child, ChildSpec
 
 # Says two lines to the number that its first line of standard input holds.
 TALKER = "tests.fakes.talker"
@@ -12,7 +12,7 @@ TALKER = "tests.fakes.talker"
 
 async def test_a_line_is_heard_however_long_it_is() -> None:
     heard: list[bytes] = []
-    child = Child("talker", TALKER, lambda fd: str(fd).encode(), heard.append, (), os.environ)
+    child = Child(ChildSpec("talker", TALKER, os.environ), lambda fd: str(fd).encode(), heard.append)
     running = asyncio.create_task(child.keep_running())
     async with asyncio.timeout(30):
         while len(heard) < 2:  # noqa: ASYNC110 - nobody tells of it

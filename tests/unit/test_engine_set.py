@@ -7,16 +7,16 @@ import pytest
 
 from backends.torch import wire
 from gateway.config.schema import EngineSettings, UpstreamSettings
-from gateway.processes.engine_pool import Engine, loading_problems
-from gateway.processes.engine_process import Group
+from gateway.processes.engine_pool import EngineProcess, load_problems
+from gateway.processes.engine_process import EngineGroup
 
 ONE = UpstreamSettings(backend="torch", model="one")
 TWO = UpstreamSettings(backend="torch", model="two", preload=False)
 BOUNDS = EngineSettings()
 
 
-def engine(**upstreams: UpstreamSettings) -> Engine:
-    return Engine(Group("engine", "/tmp/engine.sock", upstreams), BOUNDS)
+def engine(**upstreams: UpstreamSettings) -> EngineProcess:
+    return EngineProcess(EngineGroup("engine", "/tmp/engine.sock", upstreams), BOUNDS)
 
 
 @pytest.mark.parametrize(
@@ -54,20 +54,20 @@ async def test_who_shares_a_process_and_its_bounds_are_part_of_it() -> None:
 
 async def test_all_models_of_an_engine_are_waited_for_whether_they_are_loaded_at_the_start_or_not() -> None:
     running = engine(one=ONE, two=TWO)
-    waiting = asyncio.create_task(loading_problems([running], 5))
-    running.heard(wire.State("one", "loading", "weights"))
-    running.heard(wire.State("one", "failed", "no such folder"))
+    waiting = asyncio.create_task(load_problems([running], 5))
+    running.record_state(wire.State("one", "loading", "weights"))
+    running.record_state(wire.State("one", "failed", "no such folder"))
     await asyncio.sleep(0)
     assert not waiting.done()
-    running.heard(wire.State("two", "unloaded"))
+    running.record_state(wire.State("two", "unloaded"))
 
     assert {"one": "no such folder"} == await waiting
 
 
 async def test_a_model_that_does_not_load_in_time_is_a_problem_of_its_own() -> None:
     running = engine(one=ONE, two=TWO)
-    running.heard(wire.State("one", "loaded"))
+    running.record_state(wire.State("one", "loaded"))
     # Started again after a crash, it tells once more.
-    running.heard(wire.State("one", "loaded"))
+    running.record_state(wire.State("one", "loaded"))
 
-    assert {"two": "its model has not loaded within 0.01 s"} == await loading_problems([running], 0.01)
+    assert {"two": "its model has not loaded within 0.01 s"} == await load_problems([running], 0.01)

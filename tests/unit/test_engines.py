@@ -6,7 +6,7 @@ from backends.contract import ModelState
 from backends.torch import wire
 from gateway.config.schema import EngineSettings, UpstreamSettings
 from gateway.processes.child import Child
-from gateway.processes.engine_process import Group, engine_child
+from gateway.processes.engine_process import EngineGroup, engine_child
 
 
 def boot(child: Child) -> wire.Boot:
@@ -14,7 +14,7 @@ def boot(child: Child) -> wire.Boot:
 
 
 def say(child: Child, model: str, state: ModelState) -> None:
-    child._report(msgspec.json.encode(wire.State(model, state)))
+    child._on_line(msgspec.json.encode(wire.State(model, state)))
 
 
 def preloaded(child: Child) -> dict[str, bool]:
@@ -26,7 +26,7 @@ def test_an_engine_that_is_started_again_loads_what_was_loaded() -> None:
         name: UpstreamSettings(backend="torch", model="m", preload=name in {"eager", "left"})
         for name in ("eager", "lazy", "left", "broken")
     }
-    child = engine_child(Group("engine", "s", upstreams), EngineSettings(), {}, lambda _: None)
+    child = engine_child(EngineGroup("engine", "s", upstreams), EngineSettings(), {}, lambda _: None)
     first = preloaded(child)
     say(child, "lazy", "loading")
     say(child, "lazy", "loaded")
@@ -41,7 +41,7 @@ def test_an_engine_that_is_started_again_loads_what_was_loaded() -> None:
 
 def test_an_engine_hears_its_bounds_and_what_the_config_says_of_each_model() -> None:
     settings = UpstreamSettings(backend="torch", model="m", when_loading="refuse", dtype="float32")
-    group = Group("engine", "/run/x.sock", {"a/b": settings})
+    group = EngineGroup("engine", "/run/x.sock", {"a/b": settings})
     told = boot(engine_child(group, EngineSettings(10, 2.5), {}, lambda _: None))
 
     assert (told.socket_path, told.memory_bytes, told.idle_s) == ("/run/x.sock", 10, 2.5)

@@ -22,7 +22,7 @@ def taken(listener: socket.socket) -> int:
 
 
 def joined(held: ExitStack, holder: socket.socket) -> socket.socket:
-    one = held.enter_context(listeners.join(holder))
+    one = held.enter_context(listeners.join_port(holder))
     one.listen(128)
     return one
 
@@ -34,7 +34,7 @@ def connect(held: ExitStack, address: tuple[str, int], count: int = 1) -> None:
 
 def test_connections_are_spread_over_those_that_joined_and_the_holder_takes_none() -> None:
     with ExitStack() as held:
-        holder = held.enter_context(listeners.holding("127.0.0.1:0"))
+        holder = held.enter_context(listeners.reserve_port("127.0.0.1:0"))
         one, other = joined(held, holder), joined(held, holder)
         connect(held, holder.getsockname(), 64)
         both = (taken(one), taken(other))
@@ -45,7 +45,7 @@ def test_connections_are_spread_over_those_that_joined_and_the_holder_takes_none
 
 def test_one_that_has_ended_is_sent_nothing_more() -> None:
     with ExitStack() as held:
-        holder = held.enter_context(listeners.holding("127.0.0.1:0"))
+        holder = held.enter_context(listeners.reserve_port("127.0.0.1:0"))
         one, other = joined(held, holder), joined(held, holder)
         one.close()
         connect(held, holder.getsockname(), 32)
@@ -55,11 +55,11 @@ def test_one_that_has_ended_is_sent_nothing_more() -> None:
 
 def test_without_anybody_who_joined_a_connection_is_refused_and_the_port_stays_held() -> None:
     with ExitStack() as held:
-        holder = held.enter_context(listeners.holding("127.0.0.1:0"))
+        holder = held.enter_context(listeners.reserve_port("127.0.0.1:0"))
         host, port = holder.getsockname()
         with pytest.raises(ConnectionRefusedError):
             connect(held, (host, port))
-        for open_anew in (listeners.holding, listeners.listening):
+        for open_anew in (listeners.reserve_port, listeners.open_listener):
             with pytest.raises(OSError, match="in use") as refused:
                 open_anew(f"{host}:{port}")
             assert errno.EADDRINUSE == refused.value.errno
@@ -67,7 +67,7 @@ def test_without_anybody_who_joined_a_connection_is_refused_and_the_port_stays_h
 
 def test_a_port_is_free_again_though_connections_to_it_still_linger() -> None:
     with ExitStack() as held:
-        holder = held.enter_context(listeners.holding("127.0.0.1:0"))
+        holder = held.enter_context(listeners.reserve_port("127.0.0.1:0"))
         host, port = holder.getsockname()
         one = joined(held, holder)
         client = held.enter_context(socket.create_connection((host, port), timeout=5))
@@ -78,4 +78,4 @@ def test_a_port_is_free_again_though_connections_to_it_still_linger() -> None:
         one.close()
         holder.close()
 
-        held.enter_context(listeners.holding(f"{host}:{port}"))
+        held.enter_context(listeners.reserve_port(f"{host}:{port}"))

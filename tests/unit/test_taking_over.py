@@ -11,9 +11,10 @@ from gateway.additions.state import AdditionsState
 from gateway.additions.store import AdditionsInMemory, StoredAdditions
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
-from gateway.processes.config_applier import EDITS_MAX, ConfigApplier
-from gateway.processes.engine_pool import Engine, EngineSet
-from gateway.processes.reload_queue import ReloadQueue, Source, Work
+from gateway.processes.config_applier import EDIT_ATTEMPTS_MAX, ConfigApplier
+from gateway.processes.config_source import ConfigSource
+from gateway.processes.engine_pool import EnginePool, EngineProcess
+from gateway.processes.reload_queue import ReloadJob, ReloadQueue
 from gateway.processes.restarts import Restarts
 from gateway.store.errors import StoreUnavailable
 from tests.unit.test_additions import FILE, TEI
@@ -51,7 +52,7 @@ class Parent:
         self.file.write_text(FILE)
         self.store = Store()
         self.handed: list[list[str]] = []
-        source = Source(self.file, {})
+        source = ConfigSource(self.file, {})
         self.kept = AdditionsState(self.store, {})
         self._source = source
         self.now: ConfigApplier
@@ -60,16 +61,16 @@ class Parent:
         """From the file and what stands."""
         file = await self._source.read()
         self.now = ConfigApplier(file, self._source, self.kept, self._hand_over, has_first_key=True)
-        await self.now.start(EngineSet(lambda: "/nowhere", {}, lambda _: None, Restarts(lambda *_: None)))
+        await self.now.start(EnginePool(lambda: "/nowhere", {}, lambda _: None, Restarts(lambda *_: None)))
 
-    async def _hand_over(self, _: Config, left: Sequence[Engine]) -> None:
+    async def _hand_over(self, _: Config, left: Sequence[EngineProcess]) -> None:
         assert not left
         self.handed.append(sorted(self.now.config.models))
 
-    async def refused(self, work: Work) -> ReloadOutcome:
+    async def refused(self, work: ReloadJob) -> ReloadOutcome:
         """What came of it, which is nothing."""
         before = len(self.handed), self.now.config, await AdditionsInMemory.load(self.store)
-        outcome = await self.now.done(work)
+        outcome = await self.now.apply(work)
         assert before == (len(self.handed), self.now.config, await AdditionsInMemory.load(self.store))
         assert outcome.problems
         return outcome
@@ -83,40 +84,40 @@ async def parent(tmp_path: Path) -> Parent:
 
 
 async def test_an_edit_that_others_outrun_is_tried_on_what_stands_then(parent: Parent) -> None:
-    parent.store.outrun = EDITS_MAX - 1
-    assert ["upstreams.two"] == [one.path for one in (await parent.now.done(TWO)).changes]
-    parent.store.outrun = EDITS_MAX
+    parent.store.outrun = EDIT_ATTEMPTS_MAX - 1
+    assert ["upstreams.two"] == [one.path for one in (await parent.now.apply(TWO)).changes]
+    parent.store.outrun = EDIT_ATTEMPTS_MAX
     assert "unavailable" == (await parent.refused(MORE)).kind
 
 
 async def test_an_edit_is_held_against_what_others_have_changed(parent: Parent) -> None:
-    await parent.now.done(TWO)
+    await parent.now.apply(TWO)
     await parent.store.replace(await parent.store.version(), Additions())
 
     assert ["models.more.upstream"] == [one.path for one in (await parent.refused(MORE)).problems]
     assert "unknown" == (await parent.refused(Remove("upstreams", "two"))).kind
     # It is still served until the change is followed.
     assert "two" in parent.now.config.upstreams
-    await parent.now.done("added")
+    await parent.now.apply("added")
     assert "two" not in parent.now.config.upstreams
 
 
 async def test_nothing_is_handed_over_where_nothing_changes(parent: Parent) -> None:
     for work in (TWO, TWO, MORE, "file", "added"):
-        assert () == (await parent.now.done(work)).problems
+        assert () == (await parent.now.apply(work)).problems
 
     assert [["bge"], ["bge", "more"]] == parent.handed
 
 
 async def test_a_file_with_a_problem_and_a_store_that_is_away_change_nothing(parent: Parent) -> None:
-    await parent.now.done(TWO)
+    await parent.now.apply(TWO)
     parent.store.away = True
     assert ["unavailable", "unavailable"] == [(await parent.refused(work)).kind for work in (MORE, "added")]
     parent.file.write_text(FILE.replace("upstream: one", "upstream: none"))
     assert "invalid" == (await parent.refused("file")).kind
     # The file alone needs no store, and what was added stays.
     parent.file.write_text(FILE.replace("bge:", "bge2:"))
-    assert () == (await parent.now.done("file")).problems
+    assert () == (await parent.now.apply("file")).problems
     assert ({"one", "two"}, {"bge2"}) == (parent.now.config.upstreams.keys(), parent.now.config.models.keys())
 
 
@@ -127,25 +128,25 @@ async def test_a_start_without_its_store_serves_the_file_and_takes_the_rest_late
     await parent.start()
     assert ["bge"] == list(parent.now.config.models)
     parent.store.away = False
-    await parent.now.done("added")
+    await parent.now.apply("added")
 
     assert [["bge", "more"]] == parent.handed
 
 
 async def test_who_asks_for_the_same_is_answered_by_one_and_each_edit_is_done() -> None:
-    done: list[Work] = []
-    told: list[Work] = []
+    done: list[ReloadJob] = []
+    told: list[ReloadJob] = []
 
-    async def do(work: Work) -> ReloadOutcome:
+    async def do(work: ReloadJob) -> ReloadOutcome:
         done.append(work)
         return ReloadOutcome()
 
     reloads = ReloadQueue(do)
-    asked: list[Work] = ["file", TWO, "file", "added", TWO, "added"]
+    asked: list[ReloadJob] = ["file", TWO, "file", "added", TWO, "added"]
     for work in asked:
-        reloads.ask(work, lambda _, work=work: told.append(work))  # type: ignore[misc]
-    keeping = asyncio.create_task(reloads.keep())
-    await reloads.done(MORE)
+        reloads.enqueue(work, lambda _, work=work: told.append(work))  # type: ignore[misc]
+    keeping = asyncio.create_task(reloads.run_jobs())
+    await reloads.run(MORE)
     keeping.cancel()
 
     assert ["file", TWO, "added", TWO, MORE] == done

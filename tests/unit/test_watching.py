@@ -9,9 +9,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gateway.processes import messages as pipes
-from gateway.processes.liveness import MISSES_MAX, WORKER_EVERY_S, Heartbeats, watch
-from gateway.processes.worker_link import ALIVE_EVERY_S, ParentLink
+from gateway.processes import messages
+from gateway.processes.liveness import MISSES_MAX, WORKER_CHECK_EVERY_S, Heartbeats, watch_liveness
+from gateway.processes.worker_link import HEARTBEAT_EVERY_S, ParentLink
 
 EVERY_S = 0.01
 
@@ -42,7 +42,7 @@ async def watched(answer: Callable[[int, Watched], bool], looks: int, grace: int
             over.set()
         return answer(seen, child)
 
-    watching = asyncio.create_task(watch(child, answers, EVERY_S, grace))  # type: ignore[arg-type]
+    watching = asyncio.create_task(watch_liveness(child, answers, EVERY_S, grace))  # type: ignore[arg-type]
     async with asyncio.timeout(30):
         await over.wait()
     watching.cancel()
@@ -91,18 +91,18 @@ async def test_a_pause_of_the_watcher_itself_counts_for_nothing() -> None:
 
 async def test_whatever_it_says_is_a_sign_of_life_once() -> None:
     signs = Heartbeats()
-    signs.heard()
-    signs.heard()
+    signs.record()
+    signs.record()
 
-    assert [True, False] == [await signs.answered() for _ in range(2)]
+    assert [True, False] == [await signs.is_alive() for _ in range(2)]
 
 
 async def test_what_the_process_before_it_said_is_no_sign_of_the_next() -> None:
     signs = Heartbeats()
-    signs.heard()
-    signs.forget()
+    signs.record()
+    signs.reset()
 
-    assert not await signs.answered()
+    assert not await signs.is_alive()
 
 
 async def said(read_fd: int, lines: int) -> list[object]:
@@ -110,29 +110,29 @@ async def said(read_fd: int, lines: int) -> list[object]:
     found: list[bytes] = []
     while len(found) < lines:
         found += (await asyncio.to_thread(os.read, read_fd, 65536)).splitlines()
-    return [msgspec.json.decode(line, type=pipes.ToParent) for line in found]
+    return [msgspec.json.decode(line, type=messages.ToParent) for line in found]
 
 
 async def test_a_worker_says_unasked_that_it_lives_several_times_a_look() -> None:
     read_fd, write_fd = os.pipe()
-    telling = asyncio.create_task(ParentLink(write_fd).tell_alive())
+    telling = asyncio.create_task(ParentLink(write_fd).send_heartbeats())
     async with asyncio.timeout(30):
-        assert [pipes.Heartbeat()] * 2 == await said(read_fd, 2)
+        assert [messages.Heartbeat()] * 2 == await said(read_fd, 2)
     telling.cancel()
     os.close(read_fd)
     os.close(write_fd)
 
-    assert 2 * ALIVE_EVERY_S < WORKER_EVERY_S
+    assert 2 * HEARTBEAT_EVERY_S < WORKER_CHECK_EVERY_S
 
 
 async def test_a_parent_that_reads_nothing_holds_up_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.processes.worker_link.ALIVE_EVERY_S", 0)
+    monkeypatch.setattr("gateway.processes.worker_link.HEARTBEAT_EVERY_S", 0)
     read_fd, write_fd = os.pipe()
     room = fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ)
-    telling = asyncio.create_task(ParentLink(write_fd).tell_alive())
+    telling = asyncio.create_task(ParentLink(write_fd).send_heartbeats())
     # More turns than there is room for: one that waited would end none of them.
     async with asyncio.timeout(30):
-        for _ in range(room // len(msgspec.json.encode(pipes.Heartbeat())) + 1):
+        for _ in range(room // len(msgspec.json.encode(messages.Heartbeat())) + 1):
             await asyncio.sleep(0)
         # Once it is read again, it hears more.
         read = 0

@@ -1,0 +1,166 @@
+"""The HTTP worker processes of one gateway: their start, their messages and their end."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import count
+
+import msgspec
+
+from gateway.config.schema import Config
+from gateway.events import EndReason, ProcessRestarted
+from gateway.processes import messages
+from gateway.processes.child import Child, ChildSpec
+from gateway.processes.liveness import (
+    WORKER_CHECK_EVERY_S,
+    WORKER_START_MISSES,
+    Heartbeats,
+    watch_liveness,
+)
+from gateway.processes.restarts import Restarts
+from gateway.processes.worker_acks import WorkerAcks
+from gateway.telemetry.metrics import forget_worker
+
+
+class SharedResources(msgspec.Struct, frozen=True):
+    """Resources that all workers use.
+
+    admin: the operators' listener, if it is a separate one. metrics_folder: folder of the counters that
+    several workers share; None for a single worker. environment: variables of every worker.
+    """
+
+    listener: socket.socket
+    admin: socket.socket | None
+    metrics_folder: str | None
+    environment: Mapping[str, str]
+
+
+class WorkerCallbacks(msgspec.Struct, frozen=True):
+    """The supervisor's part in the life of workers.
+
+    app_boot: returns the settings that a worker starts with now. on_ready: called once, with the report of
+    the last worker that became ready. on_request: called with a worker's index and its request.
+    """
+
+    app_boot: Callable[[], messages.AppBoot]
+    on_ready: Callable[[messages.WorkerReady], None]
+    on_request: Callable[[int, messages.ReloadRequest | messages.ListingRequest], None]
+
+
+class WorkerPool:
+    """All HTTP workers of one gateway. all_ready: set once each has reported that it is ready."""
+
+    def __init__(self, resources: SharedResources, callbacks: WorkerCallbacks, restarts: Restarts) -> None:
+        self._resources = resources
+        self._callbacks = callbacks
+        self._restarts = restarts
+        self._children: list[Child] = []
+        self._heartbeats: list[Heartbeats] = []
+        self._ready: set[int] = set()
+        self._acks = WorkerAcks()
+        self._update_numbers = count()
+        self.all_ready = asyncio.Event()
+
+    def start(self, number_of_workers: int) -> list[asyncio.Task[None]]:
+        """Start the workers; return the tasks that keep them running, for the caller to cancel."""
+        self._heartbeats = [Heartbeats() for _ in range(number_of_workers)]
+        self._children = [self._create(worker) for worker in range(number_of_workers)]
+        tasks = [asyncio.create_task(child.keep_running()) for child in self._children]
+        for child, heartbeats in zip(self._children, self._heartbeats, strict=True):
+            watching = watch_liveness(
+                child, heartbeats.is_alive, WORKER_CHECK_EVERY_S, start_misses=WORKER_START_MISSES
+            )
+            tasks.append(asyncio.create_task(watching))
+        return tasks
+
+    async def update_config(
+        self, config: Config, engines: Mapping[str, str], timeout_s: float
+    ) -> tuple[int, dict[int, str]]:
+        """Send a config to every worker and wait for the confirmations.
+
+        config: one worker's share. Returns the update's number, and why some workers did not apply it. The
+        caller passes the number to `wait_until_drained` or `ignore_drain`.
+        """
+        number = next(self._update_numbers)
+        line = msgspec.json.encode(messages.ConfigUpdate(number, config, engines))
+        # A worker that is being started receives this config with its boot message.
+        sent = [worker for worker, child in enumerate(self._children) if child.send(line)]
+        return number, await self._acks.wait_until_applied(number, sent, timeout_s)
+
+    async def wait_until_drained(self, number: int, timeout_s: float) -> None:
+        """Wait until no worker uses what an update removed."""
+        await self._acks.wait_until_drained(number, timeout_s)
+
+    def ignore_drain(self, number: int) -> None:
+        """Do not wait for workers to drain what an update removed."""
+        self._acks.ignore_drain(number)
+
+    def broadcast(self, restart: ProcessRestarted) -> None:
+        """Send a restart count to every worker that runs; one that starts receives it when it boots."""
+        line = msgspec.json.encode(restart)
+        for child in self._children:
+            child.send(line)
+
+    def reply(self, worker: int, reply: messages.ReloadReply | messages.ListingReply) -> None:
+        """Send the reply to a worker's request."""
+        self._children[worker].send(msgspec.json.encode(reply))
+
+    async def stop(self, signal_number: signal.Signals, patience_s: float) -> None:
+        """Stop all workers in parallel, so that each has the full time to exit."""
+        await asyncio.gather(*(child.stop(signal_number, patience_s) for child in self._children))
+
+    def _create(self, worker: int) -> Child:
+        resources = self._resources
+        name, environment = "worker", resources.environment
+        if resources.metrics_folder is not None:
+            name = f"worker {worker}"
+            environment = {**environment, "PROMETHEUS_MULTIPROC_DIR": resources.metrics_folder}
+        fds = tuple(listener.fileno() for listener in (resources.listener, resources.admin) if listener)
+        self._restarts.register(name)
+        return Child(
+            ChildSpec(name, "gateway.processes.worker", environment, fds),
+            partial(self._boot, worker),
+            partial(self._on_line, worker),
+            partial(self._on_exit, worker, name),
+        )
+
+    def _boot(self, worker: int, status_fd: int) -> bytes:
+        listener, admin = self._resources.listener, self._resources.admin
+        app = msgspec.structs.replace(
+            self._callbacks.app_boot(),
+            admin_port=admin.getsockname()[1] if admin else None,
+            worker=None if self._resources.metrics_folder is None else worker,
+        )
+        boot = messages.WorkerBoot(
+            app,
+            listener.fileno(),
+            status_fd,
+            admin.fileno() if admin else None,
+            self._resources.metrics_folder,
+            self._restarts.latest,
+        )
+        return msgspec.json.encode(boot)
+
+    def _on_line(self, worker: int, line: bytes) -> None:
+        self._heartbeats[worker].record()
+        match msgspec.json.decode(line, type=messages.ToParent):
+            case messages.WorkerReady() as report:
+                self._ready.add(worker)
+                if not self.all_ready.is_set() and len(self._ready) == len(self._children):
+                    self.all_ready.set()
+                    self._callbacks.on_ready(report)
+            case messages.ConfigAck(number, problem):
+                self._acks.record_applied(number, worker, problem)
+            case messages.ConfigDrained(number):
+                self._acks.record_drained(number, worker)
+            case messages.ReloadRequest() | messages.ListingRequest() as request:
+                self._callbacks.on_request(worker, request)
+
+    def _on_exit(self, worker: int, name: str, reason: EndReason, how: str) -> None:
+        self._acks.record_exit(worker)
+        self._heartbeats[worker].reset()
+        if self._resources.metrics_folder is not None:
+            forget_worker(self._resources.metrics_folder, worker)
+        self._restarts.record(name, reason, how)
