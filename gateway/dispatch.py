@@ -47,7 +47,7 @@ class Dispatcher:
 
         Raises: GatewayError.
         """
-        await lane.wait_joined(grant.deadline.at_s)
+        await lane.wait_for_replica(grant.deadline.at_s)
         timeline.lap("queue")
         prepared = refresh(inputs, grant.prepared)
         is_exact = prepared.input_tokens is not None

@@ -1,1 +1,1 @@
-"""What waits in front of an upstream, and in what pieces."""
+"""Lane in front of an upstream: the queue, batches, attempts and retries."""

@@ -1,9 +1,10 @@
-"""Who goes next when many wait: deficit round robin between tenants by token cost. Pure.
+"""Tenant-fair queue: deficit round robin between tenants by token cost. Pure.
 
-*Promises.* Between tenants that wait in one class, tokens are shared by weight. Interactive goes before
-bulk, but of every `BULK_EVERY` tokens' worth that leave while both wait, bulk gets one share. A lone
-tenant gets everything. Within a tenant and class, cheap calls are not held up by expensive ones: a tenant's
-calls take turns, and a call's own parts stay in order.
+*Promises.* Between tenants that wait in one priority class, tokens are shared by weight. Interactive entries
+go before bulk ones, but bulk gets one of every `BULK_EVERY` tokens that leave while both wait. A tenant that
+waits alone gets everything. Within a tenant and class, expensive calls do not hold up cheap ones: a tenant's
+calls take turns, and the parts of a call stay in order.
+
 Knows nothing of futures, replicas or time.
 """
 
@@ -16,14 +17,14 @@ import msgspec
 Priority = Literal["interactive", "bulk"]
 T = TypeVar("T")
 
-# A turn's worth of tokens for a weight of 1: about one forward pass, so that turns are short.
+# Tokens of one turn for a weight of 1: about one forward pass, so that turns are short.
 QUANTUM_TOKENS = 2048
-# Bulk's floor: one token in so many leaves from bulk while interactive waits too.
+# Guaranteed share of bulk: one token in this many, while interactive entries wait too.
 BULK_EVERY = 5
 
 
 class Entry(msgspec.Struct, Generic[T], frozen=True):
-    """One thing that waits. flow: whose call it is part of; the parts of one call share it."""
+    """One waiting item. flow: identifies its call, which all parts of the call share."""
 
     item: T
     tenant: str
@@ -33,14 +34,14 @@ class Entry(msgspec.Struct, Generic[T], frozen=True):
     priority: Priority = "interactive"
 
 
-class _Tenant(Generic[T]):
-    """One tenant's waiting calls in one class, and what it may still take this round."""
+class _TenantQueue(Generic[T]):
+    """Waiting calls of one tenant in one class, and the tokens it may still take in this round."""
 
     def __init__(self, weight: int) -> None:
         self.weight = weight
         self.deficit = 0
         self.tokens = 0
-        # By call, its parts by identity, in order: so that one that leaves need not be looked for.
+        # By call, the parts in order and keyed by identity, so that a part can be removed without a search.
         self.calls: OrderedDict[int, OrderedDict[int, Entry[T]]] = OrderedDict()
 
     def push(self, entry: Entry[T], *, first: bool) -> None:
@@ -61,29 +62,32 @@ class _Tenant(Generic[T]):
         _, entry = call.popitem(last=False)
         self.tokens -= entry.cost
         if call:
-            # The next part waits behind the tenant's other calls: a big one does not block small ones.
+            # The next part waits behind the tenant's other calls: a big call does not block small ones.
             self.calls.move_to_end(flow)
         else:
             del self.calls[flow]
 
 
-class _Class(Generic[T]):
-    """Deficit round robin over the tenants of one class."""
+class _PriorityClass(Generic[T]):
+    """Deficit round robin over the tenants of one priority class."""
 
     def __init__(self) -> None:
-        self.tenants: OrderedDict[str, _Tenant[T]] = OrderedDict()
+        self.tenants: OrderedDict[str, _TenantQueue[T]] = OrderedDict()
 
     def push(self, entry: Entry[T], *, first: bool) -> None:
         if entry.tenant not in self.tenants:
-            self.tenants[entry.tenant] = _Tenant(entry.weight)
+            self.tenants[entry.tenant] = _TenantQueue(entry.weight)
         self.tenants[entry.tenant].push(entry, first=first)
 
-    def has(self, skip: Collection[str]) -> bool:
-        """Whether anybody waits who is not skipped."""
+    def has_entries(self, skip: Collection[str]) -> bool:
+        """Return whether a tenant that is not skipped waits."""
         return bool(self.tenants) and (not skip or any(name not in skip for name in self.tenants))
 
-    def turn(self, skip: Collection[str]) -> _Tenant[T]:
-        """The tenant whose turn it is; who cannot pay for its next call yet goes to the end."""
+    def next_tenant(self, skip: Collection[str]) -> _TenantQueue[T]:
+        """Return the tenant whose turn it is.
+
+        A tenant that cannot pay for its next call yet moves to the end.
+        """
         if len(self.tenants) == 1:
             return next(iter(self.tenants.values()))
         while True:
@@ -97,62 +101,66 @@ class _Class(Generic[T]):
             self.tenants.move_to_end(name)
 
     def pop(self, entry: Entry[T]) -> None:
-        """Let the head of a tenant go, whose turn it was."""
+        """Remove the head of the tenant whose turn it was."""
         tenant = self.tenants[entry.tenant]
         tenant.pop()
         tenant.deficit = max(0, tenant.deficit - entry.cost)
         if not tenant.calls:
-            # Credit is not saved up while there is nothing to spend it on.
+            # Credit does not accumulate while there is nothing to spend it on.
             del self.tenants[entry.tenant]
         elif tenant.deficit < tenant.head.cost:
             self.tenants.move_to_end(entry.tenant)
 
 
 class FairQueue(Generic[T]):
-    """Everything that waits in front of one upstream."""
+    """All entries that wait in front of one upstream."""
 
     def __init__(self) -> None:
-        self._classes: dict[Priority, _Class[T]] = {"interactive": _Class(), "bulk": _Class()}
+        self._classes: dict[Priority, _PriorityClass[T]] = {
+            "interactive": _PriorityClass(),
+            "bulk": _PriorityClass(),
+        }
         self._count = 0
-        # What bulk is owed for the interactive tokens that left while it waited.
+        # Tokens that bulk is owed for the interactive tokens that left while it waited.
         self._bulk_credit = 0
         self.tokens = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def others_than(self, tenant: str) -> bool:
-        """Whether somebody else waits."""
+    def has_other_tenants(self, tenant: str) -> bool:
+        """Return whether any other tenant waits."""
         return self._count > 0 and any(
-            len(one.tenants) > (tenant in one.tenants) for one in self._classes.values()
+            len(priority_class.tenants) > (tenant in priority_class.tenants)
+            for priority_class in self._classes.values()
         )
 
     def tokens_of(self, tenant: str) -> int:
-        """How much of one tenant waits."""
-        waiting = (one.tenants.get(tenant) for one in self._classes.values())
-        return sum(one.tokens for one in waiting if one is not None)
+        """Return the tokens of one tenant that wait."""
+        queues = (priority_class.tenants.get(tenant) for priority_class in self._classes.values())
+        return sum(queue.tokens for queue in queues if queue is not None)
 
     def items(self) -> Iterator[T]:
-        """All that waits, in no order that matters."""
-        for of_class in self._classes.values():
-            for tenant in of_class.tenants.values():
+        """Yield all waiting items, in no particular order."""
+        for priority_class in self._classes.values():
+            for tenant in priority_class.tenants.values():
                 for call in tenant.calls.values():
                     for entry in call.values():
                         yield entry.item
 
     def push(self, entry: Entry[T], *, first: bool = False) -> None:
-        """Join the queue; first: go on where an attempt has failed, before the tenant's other calls."""
+        """Add an entry; first: before the tenant's other calls, to continue after a failed attempt."""
         self._classes[entry.priority].push(entry, first=first)
         self._count += 1
         self.tokens += entry.cost
 
     def peek(self, skip: Collection[str] = ()) -> Entry[T] | None:
-        """The next to go, of a tenant that is not skipped; or None."""
-        of_class = self._next_class(skip)
-        return None if of_class is None else of_class.turn(skip).head
+        """Return the next entry of a tenant that is not skipped, or None."""
+        priority_class = self._next_class(skip)
+        return None if priority_class is None else priority_class.next_tenant(skip).head
 
     def pop(self, entry: Entry[T]) -> None:
-        """Let go what `peek` has just given."""
+        """Remove the entry that `peek` has just returned."""
         self._classes[entry.priority].pop(entry)
         self._count -= 1
         self.tokens -= entry.cost
@@ -164,9 +172,9 @@ class FairQueue(Generic[T]):
             self._bulk_credit += max(1, entry.cost // (BULK_EVERY - 1))
 
     def remove(self, entry: Entry[T]) -> bool:
-        """Leave the queue without having gone; False where it is not there."""
-        of_class = self._classes[entry.priority]
-        tenant = of_class.tenants.get(entry.tenant)
+        """Remove an entry out of turn; return False if it is not in the queue."""
+        priority_class = self._classes[entry.priority]
+        tenant = priority_class.tenants.get(entry.tenant)
         call = tenant.calls.get(entry.flow) if tenant else None
         if tenant is None or call is None or call.pop(id(entry), None) is None:
             return False
@@ -174,15 +182,15 @@ class FairQueue(Generic[T]):
         if not call:
             del tenant.calls[entry.flow]
         if not tenant.calls:
-            del of_class.tenants[entry.tenant]
+            del priority_class.tenants[entry.tenant]
         self._count -= 1
         self.tokens -= entry.cost
         return True
 
-    def _next_class(self, skip: Collection[str]) -> _Class[T] | None:
+    def _next_class(self, skip: Collection[str]) -> _PriorityClass[T] | None:
         interactive, bulk = self._classes["interactive"], self._classes["bulk"]
-        if not bulk.has(skip):
-            return interactive if interactive.has(skip) else None
-        if not interactive.has(skip) or self._bulk_credit >= bulk.turn(skip).head.cost:
+        if not bulk.has_entries(skip):
+            return interactive if interactive.has_entries(skip) else None
+        if not interactive.has_entries(skip) or self._bulk_credit >= bulk.next_tenant(skip).head.cost:
             return bulk
         return interactive

@@ -1,7 +1,7 @@
-"""Cutting a call into what one upstream request may hold, and joining the answers. Pure.
+"""Slices: cuts a call into parts that one upstream request may hold, and joins their replies. Pure.
 
-Invariant: every input is in exactly one slice, slices are consecutive, and `join` gives each input's own
-answer back in the caller's order.
+Invariant: every input is in exactly one slice, slices are consecutive, and `join` returns each input's own
+result in the caller's order.
 """
 
 from collections.abc import Sequence
@@ -37,15 +37,15 @@ from backends.texts import token_upper_bound
 
 Part = TypeVar("Part")
 
-# What one upstream request may hold where neither the replica nor the config says so.
+# Bounds of one upstream request if neither the replica nor the configuration sets them.
 DEFAULT_BATCH_INPUTS = 32
 DEFAULT_BATCH_TOKENS = 16384
-# JSON writes some bytes of UTF-8 as six: \u0000.
+# JSON escapes some one-byte characters as six bytes: \u0000.
 JSON_BYTES_PER_BYTE = 6
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The most that one upstream request may hold; bytes None is no limit."""
+    """Bounds of one upstream request; bytes None is no limit."""
 
     inputs: int = DEFAULT_BATCH_INPUTS
     tokens: int = DEFAULT_BATCH_TOKENS
@@ -53,10 +53,10 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """Some consecutive inputs of one call; start is the index of the first.
+    """Consecutive inputs of one call. start: index of the first.
 
-    tokens: an upper bound, or what the model will count where that is exact. bytes: at most, in JSON; 0
-    where nothing bounds them.
+    tokens: an upper bound, or the model's own count if exact. bytes: an upper bound of the size in JSON; 0 if
+    nothing bounds it.
     """
 
     start: int
@@ -67,21 +67,23 @@ class Slice(msgspec.Struct, frozen=True):
     exact: bool = False
 
 
-def bounds_of(told: Capabilities, batch_inputs: int | None = None, batch_tokens: int | None = None) -> Bounds:
-    """What a replica says, made tighter by the config, or the defaults."""
+def bounds_of(
+    capabilities: Capabilities, batch_inputs: int | None = None, batch_tokens: int | None = None
+) -> Bounds:
+    """Return the bounds that a replica reports, tightened by the configuration, or the defaults."""
     return Bounds(
-        _tightest(told.batch_inputs, batch_inputs) or DEFAULT_BATCH_INPUTS,
-        _tightest(told.batch_tokens, batch_tokens) or DEFAULT_BATCH_TOKENS,
-        told.batch_bytes,
+        _smallest(capabilities.batch_inputs, batch_inputs) or DEFAULT_BATCH_INPUTS,
+        _smallest(capabilities.batch_tokens, batch_tokens) or DEFAULT_BATCH_TOKENS,
+        capabilities.batch_bytes,
     )
 
 
 def tightest(bounds: Sequence[Bounds]) -> Bounds:
-    """What every one of several replicas takes."""
-    sizes = [one.bytes for one in bounds if one.bytes is not None]
+    """Return the bounds that each of several replicas accepts."""
+    sizes = [bound.bytes for bound in bounds if bound.bytes is not None]
     return Bounds(
-        min(one.inputs for one in bounds),
-        min(one.tokens for one in bounds),
+        min(bound.inputs for bound in bounds),
+        min(bound.tokens for bound in bounds),
         min(sizes) if sizes else None,
     )
 
@@ -89,32 +91,32 @@ def tightest(bounds: Sequence[Bounds]) -> Bounds:
 def token_bounds(
     work: Work, max_input_tokens: int | None, prompt: str = "", *, pair_overhead: int = 0
 ) -> list[int]:
-    """The most tokens each input can be: no tokenizer makes more of a text than its UTF-8 bytes.
+    """Return an upper bound of each input's tokens: a text has no more tokens than UTF-8 bytes.
 
-    pair_overhead: what a reranker adds to each pair.
+    pair_overhead: tokens that a reranker adds to each pair.
     """
     extra = len(prompt.encode())
     if isinstance(work, Rerank):
         extra += len(work.query.encode())
-    bounds = [_most(one) + extra for one in inputs_of(work)]
+    bounds = [_token_bound(work_input) + extra for work_input in inputs_of(work)]
     if max_input_tokens is not None:
-        bounds = [min(b, max_input_tokens) for b in bounds]
+        bounds = [min(bound, max_input_tokens) for bound in bounds]
     if not isinstance(work, Rerank | Score):
         return bounds
-    return [b + pair_overhead for b in bounds]
+    return [bound + pair_overhead for bound in bounds]
 
 
-def _most(given: WorkInput) -> int:
-    if isinstance(given, str):
-        return token_upper_bound(given)
-    # Ids are tokens already, and are turned back for nothing.
-    return sum(token_upper_bound(part) for part in given if isinstance(part, str))
+def _token_bound(work_input: WorkInput) -> int:
+    if isinstance(work_input, str):
+        return token_upper_bound(work_input)
+    # Token ids are converted back to text free of charge.
+    return sum(token_upper_bound(part) for part in work_input if isinstance(part, str))
 
 
 def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = False) -> list[Slice]:
-    """Consecutive slices within the bounds; an input that alone exceeds them travels alone.
+    """Return consecutive slices within the bounds; an input that alone exceeds them is a slice of its own.
 
-    tokens: what each input counts against the bound; exact: as the model will count it.
+    tokens: count of each input against the bound. exact: the counts are the model's own.
     """
     room = _bytes_for_inputs(work, bounds)
     sizes = _wire_sizes(work, room)
@@ -137,15 +139,22 @@ def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = Fals
     if len(starts) == 1:
         return [Slice(0, work, len(tokens), used_tokens, used_bytes, exact)]
     return [
-        Slice(a, _part(work, a, b), b - a, sum(tokens[a:b]), sum(sizes[a:b]), exact)
-        for a, b in pairwise(ends)
+        Slice(
+            start,
+            _part(work, start, end),
+            end - start,
+            sum(tokens[start:end]),
+            sum(sizes[start:end]),
+            exact,
+        )
+        for start, end in pairwise(ends)
     ]
 
 
 def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:
-    """One reply from the replies of all slices, in the caller's order.
+    """Return one reply from the replies of all slices, in the caller's order.
 
-    Raises: ReplicaFailed where replicas of one upstream gave vectors of different widths.
+    Raises: ReplicaFailed if replicas of one upstream return vectors of different widths, or other labels.
     """
     if len(replies) == 1:
         return replies[0]
@@ -153,11 +162,11 @@ def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:
     truncated = _joined_truncated(slices, replies)
     match replies[0]:
         case EmbedReply():
-            parts = [one.vectors for one in replies if isinstance(one, EmbedReply)]
+            parts = [reply.vectors for reply in replies if isinstance(reply, EmbedReply)]
             return EmbedReply(_stacked(parts), tokens, truncated)
         case EncodeReply():
             return _joined_encoded(
-                [one for one in replies if isinstance(one, EncodeReply)], tokens, truncated
+                [reply for reply in replies if isinstance(reply, EncodeReply)], tokens, truncated
             )
         case RerankReply() | ClassifyReply():
             return _joined_scores(replies, tokens, truncated)
@@ -172,10 +181,12 @@ def _stacked(parts: Sequence[Vectors]) -> Vectors:
 
 
 def _joined_scores(replies: Sequence[Reply], tokens: int, truncated: tuple[int, ...] | None) -> Reply:
-    scores = np.concatenate([one.scores for one in replies if isinstance(one, RerankReply | ClassifyReply)])
+    scores = np.concatenate(
+        [reply.scores for reply in replies if isinstance(reply, RerankReply | ClassifyReply)]
+    )
     if isinstance(replies[0], RerankReply):
         return RerankReply(scores, tokens, truncated)
-    labels = {one.labels for one in replies if isinstance(one, ClassifyReply)}
+    labels = {reply.labels for reply in replies if isinstance(reply, ClassifyReply)}
     if len(labels) > 1:
         raise ReplicaFailed("the replicas of this model give different labels")
     return ClassifyReply(labels.pop(), scores, tokens, truncated)
@@ -183,61 +194,61 @@ def _joined_scores(replies: Sequence[Reply], tokens: int, truncated: tuple[int, 
 
 def _joined_lists(replies: Sequence[Reply]) -> Reply:
     if isinstance(replies[0], TokenizeReply):
-        lists = [one.inputs for one in replies if isinstance(one, TokenizeReply)]
+        lists = [reply.inputs for reply in replies if isinstance(reply, TokenizeReply)]
         return TokenizeReply(tuple(tokens for part in lists for tokens in part))
-    texts = [one.texts for one in replies if isinstance(one, DetokenizeReply)]
+    texts = [reply.texts for reply in replies if isinstance(reply, DetokenizeReply)]
     return DetokenizeReply(tuple(text for part in texts for text in part))
 
 
 def _joined_encoded(
     replies: Sequence[EncodeReply], tokens: int, truncated: tuple[int, ...] | None
 ) -> EncodeReply:
-    dense = [one.dense for one in replies if one.dense is not None]
+    dense = [reply.dense for reply in replies if reply.dense is not None]
     return EncodeReply(
         tokens,
         _stacked(dense) if dense else None,
-        _chained([one.sparse for one in replies]),
-        _chained([one.multivector for one in replies]),
-        _chained([one.token_vectors for one in replies]),
+        _chained([reply.sparse for reply in replies]),
+        _chained([reply.multivector for reply in replies]),
+        _chained([reply.token_vectors for reply in replies]),
         truncated,
     )
 
 
 def _chained(parts: Sequence[tuple[Part, ...] | None]) -> tuple[Part, ...] | None:
-    """What every slice gave, one after the other; None where it was not asked for."""
-    given = [part for part in parts if part is not None]
-    return tuple(one for part in given for one in part) if given else None
+    """Return the outputs of all slices one after the other, or None if the kind was not requested."""
+    present = [part for part in parts if part is not None]
+    return tuple(output for part in present for output in part) if present else None
 
 
-def _tightest(*limits: int | None) -> int | None:
+def _smallest(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _bytes_for_inputs(work: Work, bounds: Bounds) -> int | None:
-    """What a body has left for inputs: a query travels with each slice."""
+    """Return the bytes that a body has left for inputs; the query is sent with each slice."""
     if bounds.bytes is None or not isinstance(work, Rerank):
         return bounds.bytes
     return bounds.bytes - len(msgspec.json.encode(work.query))
 
 
 def _wire_sizes(work: Work, room: int | None) -> Sequence[int]:
-    """Most bytes of each input in a JSON body, with its comma; zeros where nothing bounds them.
+    """Return an upper bound of each input's bytes in a JSON body, with its comma; zeros without a bound.
 
-    Counted exactly only where the bound could be reached.
+    The bytes are counted exactly only if the bound could be reached.
     """
-    texts = inputs_of(work)
+    inputs = inputs_of(work)
     if room is None:
-        return [0] * len(texts)
-    most = [_most_bytes(one) for one in texts]
-    if sum(most) <= room:
-        return most
-    return [len(msgspec.json.encode(text)) + 1 for text in texts]
+        return [0] * len(inputs)
+    upper_bounds = [_byte_bound(work_input) for work_input in inputs]
+    if sum(upper_bounds) <= room:
+        return upper_bounds
+    return [len(msgspec.json.encode(work_input)) + 1 for work_input in inputs]
 
 
-def _most_bytes(given: WorkInput) -> int:
-    if isinstance(given, str):
-        return len(given.encode()) * JSON_BYTES_PER_BYTE + 3
-    return len(msgspec.json.encode(given)) + 1
+def _byte_bound(work_input: WorkInput) -> int:
+    if isinstance(work_input, str):
+        return len(work_input.encode()) * JSON_BYTES_PER_BYTE + 3
+    return len(msgspec.json.encode(work_input)) + 1
 
 
 def _part(work: Work, start: int, end: int) -> Work:

@@ -1,29 +1,25 @@
-"""A slice's place in a lane, from arrival to answer: who waits for it, and what carries it."""
+"""Place of a slice in a lane, from arrival to reply: its waiters, and the attempts that carry it."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from backends.contract import Reply
 from backends.errors import AttemptTimedOut, BackendError
 from backends.tracing import Carrier
-from gateway.batching.fair_queue import Entry, Priority
-from gateway.batching.joining import joined
+from gateway.batching.fair_queue import Entry, FairQueue, Priority
 from gateway.batching.slices import Slice
+from gateway.batching.traces import AttemptSpans, SliceTrace
 from gateway.routing.replica import BatchLoad, Replica
-
-if TYPE_CHECKING:
-    # OpenTelemetry is loaded only where calls are traced.
-    from gateway.telemetry.tracing import AttemptTrace, CallTrace
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose slice it is.
+    """Tenant and call that a slice belongs to.
 
-    flow: the call it is part of. queue_tokens: its tenant's own bound. join: whether it may share a batch
-    with other tenants' slices. trace: the call's, where calls are traced.
+    flow: identifies the call. queue_tokens: the tenant's own bound. join: the slice may share a batch with
+    other tenants' slices. trace: the call's, if calls are traced.
     """
 
     tenant: str
@@ -32,19 +28,19 @@ class Owner(msgspec.Struct, frozen=True):
     priority: Priority = "interactive"
     queue_tokens: int | None = None
     join: bool = True
-    trace: "CallTrace | None" = None
+    trace: SliceTrace | None = None
 
 
-# The entry of a ticket that nobody waits for any more: the two lead to each other while it is queued, and
-# what is left of them would wait for the collector, whose looks hold up everybody.
-GONE: Entry[Any] = Entry(None, "", 0)
+# Replaces the entry of a ticket without waiters. An entry and its ticket refer to each other while queued.
+# Left as they are, they would have to wait for the cyclic garbage collector, whose runs delay every call.
+EMPTY_ENTRY: Entry[Any] = Entry(None, "", 0)
 
 
 class Ticket:
-    """Invariant: every waiter is told once, whatever becomes of the attempts.
+    """One slice in a lane. Invariant: every waiter gets one result, whatever becomes of the attempts.
 
-    alone: it may have crashed what it travelled in, and travels with nobody. part: of a batch that was
-    refused and split; it travels with others of that part only. traces: of the calls that wait for it.
+    runs_alone: the slice may have crashed its replica, and shares no batch. half: identifies half of a batch
+    that was split; the slice shares a batch only with slices of the same half. traces: of the waiting calls.
     """
 
     def __init__(self, piece: Slice, owner: Owner, deadline_s: float, now_s: float) -> None:
@@ -55,41 +51,46 @@ class Ticket:
             self, owner.tenant, piece.tokens, owner.flow, owner.weight, owner.priority
         )
         self.waiters: set[asyncio.Future[Reply]] = set()
-        self.done = False
+        self.is_done = False
         self.waiting_since_s = now_s
         self.queued_s = 0.0
         self.tried: set[Replica] = set()
         self.running: set[Attempt] = set()
-        self.sent = False
-        self.answered = False
+        self.was_sent = False
+        self.was_answered = False
         self.losses = 0
-        self.alone = False
-        self.part: object = None
+        self.runs_alone = False
+        self.half: object = None
         self.last_error: BackendError | None = None
         self.tries = 0
-        self.traces: list[CallTrace] = []
+        self.traces: list[SliceTrace] = []
+
+    def enqueue(self, queue: "FairQueue[Ticket]", now_s: float, *, first: bool = False) -> None:
+        """Wait in the queue; first: at its tenant's head, after an attempt that failed."""
+        self.waiting_since_s = now_s
+        queue.push(self.entry, first=first)
 
     def wait(self, deadline_s: float) -> asyncio.Future[Reply]:
-        """One more who wants the answer, until a moment on the lane's clock."""
+        """Add a waiter, which waits until a moment on the lane's clock."""
         self.deadline_s = max(self.deadline_s, deadline_s)
         waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.waiters.add(waiter)
         return waiter
 
-    def leave(self, waiter: asyncio.Future[Reply]) -> bool:
-        """A waiter has its answer or has gone; True where nobody waits any more."""
+    def remove_waiter(self, waiter: asyncio.Future[Reply]) -> bool:
+        """Remove a waiter that has its result or has left; return True if none remains."""
         self.waiters.discard(waiter)
         return not self.waiters
 
     @property
-    def worked_on(self) -> bool:
-        """Whether a replica may have computed it: one does, one has, or one was not given the time to."""
-        return bool(self.running) or self.answered or isinstance(self.last_error, AttemptTimedOut)
+    def may_have_run(self) -> bool:
+        """Whether a replica may have computed the slice: it does, it has, or its attempt timed out."""
+        return bool(self.running) or self.was_answered or isinstance(self.last_error, AttemptTimedOut)
 
     def resolve(self, result: Reply | Exception) -> None:
-        """Tell everybody; a second result changes nothing."""
-        self.done = True
-        self.answered = not isinstance(result, Exception)
+        """Give the result to all waiters; a second result changes nothing."""
+        self.is_done = True
+        self.was_answered = not isinstance(result, Exception)
         for waiter in self.waiters:
             if waiter.done():
                 continue
@@ -98,31 +99,63 @@ class Ticket:
             else:
                 waiter.set_result(result)
 
+    def settle(self, result: Reply | Exception) -> None:
+        """Give the result to all waiters and cancel the attempts that are no longer needed."""
+        self.resolve(result)
+        self.cancel_unwanted()
+
+    def cancel_unwanted(self) -> None:
+        """Cancel the attempts that carried this slice and carry no other that a caller waits for."""
+        for attempt in self.running:
+            # An attempt that is over settles its tickets right now. Checking it once per ticket would be
+            # quadratic.
+            if not attempt.is_over and not attempt.is_wanted():
+                attempt.cancel()
+
 
 class Attempt:
-    """One try of a batch at one replica."""
+    """One try of a batch at one replica. piece: the slices of all tickets as one."""
 
-    def __init__(self, tickets: Sequence[Ticket], replica: Replica, started_s: float, *, hedge: bool) -> None:
+    def __init__(
+        self,
+        tickets: Sequence[Ticket],
+        piece: Slice,
+        replica: Replica,
+        started_s: float,
+        *,
+        is_hedge: bool,
+    ) -> None:
         self.tickets = tickets
+        self.piece = piece
         self.replica = replica
         self.started_s = started_s
-        self.hedge = hedge
-        self.piece = joined([one.piece for one in tickets])
-        tenants = tuple({one.owner.tenant for one in tickets})
-        self.cargo = BatchLoad(self.piece.inputs, self.piece.tokens, tenants)
+        self.is_hedge = is_hedge
+        tenants = tuple({ticket.owner.tenant for ticket in tickets})
+        self.load = BatchLoad(piece.inputs, piece.tokens, tenants)
         self.task: asyncio.Task[None] | None = None
-        self.hedging: asyncio.TimerHandle | None = None
+        self.hedge_timer: asyncio.TimerHandle | None = None
         self.outcome = "cancelled"
-        self.over = False
-        self.trace: AttemptTrace | None = None
+        self.is_over = False
+        self.spans: AttemptSpans | None = None
         self.carrier: Carrier | None = None
 
-    def ended(self, outcome: str) -> None:
-        """Its outcome is known; whoever hears of it next finds it in the trace."""
-        self.outcome, self.over = outcome, True
-        if self.trace is not None:
-            self.trace.end(outcome)
+    @property
+    def deadline_s(self) -> float:
+        """Latest deadline of its tickets, on the lane's clock."""
+        return max(ticket.deadline_s for ticket in self.tickets)
 
-    def wanted(self) -> bool:
-        """Whether anybody still waits for what it brings."""
-        return any(one.waiters and not one.done for one in self.tickets)
+    def end(self, outcome: str) -> None:
+        """Record the outcome before any ticket is settled, so that callers find it in the trace."""
+        self.outcome, self.is_over = outcome, True
+        if self.spans is not None:
+            self.spans.end(outcome)
+
+    def is_wanted(self) -> bool:
+        """Return whether a caller still waits for its result."""
+        return any(ticket.waiters and not ticket.is_done for ticket in self.tickets)
+
+    def cancel(self) -> None:
+        """Cancel the attempt, unless it is the one that reports its result right now."""
+        task = self.task
+        if task is not None and not task.done() and task is not asyncio.current_task():
+            task.cancel()

@@ -5,10 +5,14 @@ from random import Random
 
 from backends.contract import Capabilities
 from backends.errors import BackendError, ReplicaOverloaded
+from gateway.errors import NoReplica
 from gateway.events import Observe, ReplicaChanged
 from gateway.routing.health import USABLE, ReplicaEvent, State, event_of, next_state
 from gateway.routing.policies import Policy, rank_replicas
 from gateway.routing.replica import BatchLoad, Replica
+
+# Replicas that are down are probed, and names without an address resolved, at least this often.
+PROBED_WITHIN_S = 5
 
 
 class Pool:
@@ -141,11 +145,21 @@ class Pool:
         self.on_change()
 
 
-def explain_unavailable(pool: Pool) -> str:
-    """Return the reason, safe to show a caller, that no replica can do its work."""
+def is_replica_expected(pool: Pool, *, holds: bool) -> bool:
+    """Return whether calls may wait for a replica: one is joining, or a restarting one is expected back.
+
+    A replica that is kept out because of its vectors is not expected back. holds: as in `LaneSettings`.
+    """
+    return pool.is_joining() or (holds and not pool.has_rejected())
+
+
+def no_replica_error(pool: Pool) -> NoReplica:
+    """Return the error for a call that no replica can serve."""
     if pool.has_rejected():
-        return "the replicas of this model that answer give vectors of another space, and are not used"
-    return "no replica of this model can be reached"
+        reason = "the replicas of this model that answer give vectors of another space, and are not used"
+    else:
+        reason = "no replica of this model can be reached"
+    return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)
 
 
 def _waiting_tokens(replica: Replica) -> int:

@@ -9,7 +9,8 @@ import msgspec
 
 from backends.contract import Backend, ReplicaSpec, ReportsResidence, TlsFiles
 from backends.registry import BackendKind
-from gateway.batching.lane import Lane, Rules
+from gateway.batching.lane import Lane
+from gateway.batching.lane_settings import LaneSettings
 from gateway.config.schema import UpstreamSettings
 from gateway.events import Observe
 from gateway.routing.discovery import Discovery, Resolver
@@ -62,15 +63,15 @@ def create_upstream(
     else:
         for url in settings.replicas:
             pool.expect_discovery(url)
-    rules = Rules(
+    lane_settings = LaneSettings(
         settings.queue_tokens,
         settings.attempt_timeout_s,
         holds=settings.is_hosted or settings.when_unavailable == "wait",
         retry_share=settings.retry_share,
         hedge_share=settings.hedge_share,
-        waits=settings.when_loading == "wait",
+        waits_for_loading=settings.when_loading == "wait",
     )
-    lane = Lane(pool, rules, observe, asyncio.get_running_loop().time, BatchBounds(pool, settings))
+    lane = Lane(pool, lane_settings, observe, asyncio.get_running_loop().time, BatchBounds(pool, settings))
     space = VectorSpace(name, settings, dependencies.fingerprints, observe)
     return Upstream(name, settings, pool, lane, space)
 

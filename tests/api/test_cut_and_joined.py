@@ -44,7 +44,8 @@ from backends.contract import Work as BackendWork
 from backends.errors import ConnectionLost, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
 from backends.vectors import pair_cosines
 from gateway.admission import Grant
-from gateway.batching.lane import Lane, Rules
+from gateway.batching.lane import Lane
+from gateway.batching.lane_settings import LaneSettings
 from gateway.calls import Call, Deadline, Similarity, Work
 from gateway.config import schema as config
 from gateway.dispatch import Dispatcher
@@ -214,7 +215,7 @@ class World:
         clock = asyncio.get_running_loop().time
         lane = Lane(
             self.pool,
-            Rules(10**9, 5, holds=False, retry_share=1.0),
+            LaneSettings(10**9, 5, holds=False, retry_share=1.0),
             lambda _: None,
             clock,
             BatchBounds(self.pool, upstream_settings),

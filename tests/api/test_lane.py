@@ -13,8 +13,9 @@ from backends.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
-from gateway.batching.lane import SUSPECT_S, Rules
+from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds
+from gateway.batching.tenant_activity import SUSPECT_S
 from gateway.errors import DeadlineExceeded
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.latencies import SAMPLES_MIN
@@ -206,13 +207,13 @@ async def test_who_spoilt_a_batch_travels_alone_for_a_while() -> None:
     await all_answered(rig, again)
     assert [["b1"], ["g1", "g2"]] == sorted(sent.texts for sent in rig.replica.requests[-2:])
 
-    rig.lane._clock = lambda: rig.clock() + SUSPECT_S + 1
-    assert not rig.lane._suspect("poisoner")
-    assert not rig.lane._suspects
+    activity = rig.lane._activity
+    assert not activity.is_suspect("poisoner", rig.clock() + SUSPECT_S + 1)
+    assert not activity._suspect_until_s
 
 
 async def test_a_joined_batchs_error_tells_nobody_of_anothers_text() -> None:
-    rig = Rig(rules=Rules(10**9, 30, holds=False, retry_share=0))
+    rig = Rig(settings=LaneSettings(10**9, 30, holds=False, retry_share=0))
     calls = await held_and_waiting(rig, "mine", tenant="one")
     calls.append(rig.call("secret", tenant="two"))
     await rig.queued(tokens_of("mine") + tokens_of("secret"))
@@ -311,7 +312,7 @@ async def test_who_comes_as_the_same_work_ends_is_answered_too() -> None:
 
 
 async def test_a_batch_that_saw_two_crashes_runs_alone_once_and_then_fails() -> None:
-    rig = Rig(rules=Rules(10**9, 30, holds=True))
+    rig = Rig(settings=LaneSettings(10**9, 30, holds=True))
     calls = await held_and_waiting(rig, "good", "bad")
     (await rig.sent("first")).succeed()
     for _ in range(2):
@@ -418,16 +419,18 @@ async def test_a_late_single_is_tried_elsewhere_once_and_the_first_answer_counts
 
 @pytest.mark.parametrize("share", [0.0, 0.05])
 async def test_hedges_stay_within_their_budget(share: float) -> None:
-    rig = Rig(2, window=200, rules=Rules(10**9, 30, holds=False, hedge_share=share))
+    rig = Rig(2, window=200, settings=LaneSettings(10**9, 30, holds=False, hedge_share=share))
     await with_known_latencies(rig)
     calls = [rig.call(f"late {index}") for index in range(100)]
-    await until(lambda: len(rig.lane._attempts) >= 100)
-    last_s = max(one.hedging.when() for one in rig.lane._attempts if one.hedging is not None)
+    await until(lambda: len(rig.lane._attempts.in_flight) >= 100)
+    last_s = max(
+        one.hedge_timer.when() for one in rig.lane._attempts.in_flight if one.hedge_timer is not None
+    )
     # Armed last and for later than all of them: when it fires, they have.
     passed = asyncio.Event()
     asyncio.get_running_loop().call_at(last_s + 0.001, passed.set)
     await passed.wait()
-    hedges = sum(one.hedge for one in rig.lane._attempts)
+    hedges = sum(one.is_hedge for one in rig.lane._attempts.in_flight)
 
     assert 10 <= hedges <= 10 + 140 * share
     await all_answered(rig, calls)
@@ -438,18 +441,18 @@ async def test_nothing_is_hedged_while_others_wait() -> None:
     rig = Rig(2)
     late = rig.call("late")
     await rig.sent("late")
-    (attempt,) = rig.lane._attempts
+    (attempt,) = rig.lane._attempts.in_flight
     again = rig.call("again")
     (await rig.sent("again", to=1)).fail(ReplicaOverloaded("full"))
-    await until(lambda: rig.lane._attempts == {attempt})
+    await until(lambda: rig.lane._attempts.in_flight == {attempt})
     assert tokens_of("again") == rig.lane.queued_tokens
-    rig.lane._hedge(attempt)
-    assert {attempt} == rig.lane._attempts
+    rig.lane._attempts.hedge(attempt)
+    assert {attempt} == rig.lane._attempts.in_flight
 
     again.cancel()
     await asyncio.gather(again, return_exceptions=True)
-    rig.lane._hedge(attempt)
-    assert 2 == len(rig.lane._attempts)
+    rig.lane._attempts.hedge(attempt)
+    assert 2 == len(rig.lane._attempts.in_flight)
     await all_answered(rig, [late])
     await rig.assert_empty()
 

@@ -5,7 +5,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from backends.contract import Embed, Reply
@@ -18,7 +19,7 @@ from backends.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
-from gateway.batching.lane import Rules
+from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds
 from gateway.errors import GatewayError
 from gateway.routing.health import ReplicaEvent, State
@@ -69,14 +70,14 @@ class Chance:
     """Replicas that answer after some passes, fail by chance, refuse poison, and come back when down."""
 
     def __init__(self, history: dict[str, Any]) -> None:
-        rules = Rules(10**9, 5, holds=history["holds"])
+        settings = LaneSettings(10**9, 5, holds=history["holds"])
         self.random = Random(history["seed"])
         self.trouble = history["trouble"]
         self.rig = Rig(
             history["replicas"],
             window=history["window"] or 4,
             bounds=history["bounds"],
-            rules=rules,
+            settings=settings,
             reports_tokens=history["tells"],
         )
         for replica in self.rig.replicas:
@@ -151,12 +152,12 @@ async def live(history: dict[str, Any]) -> None:
         await chance.rig.assert_empty()
     prober.cancel()
     await asyncio.gather(prober, return_exceptions=True)
-    if chance.rig.lane._later is not None:
-        chance.rig.lane._later.cancel()
+    if chance.rig.lane._recheck_timer is not None:
+        chance.rig.lane._recheck_timer.cancel()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-@settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=150, deadline=None)
 @given(histories)
 def test_everybody_gets_their_own_answer_or_their_own_error_and_nothing_is_left(
     history: dict[str, Any],

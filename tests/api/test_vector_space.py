@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.batching.lane import Lane, Rules
+from gateway.batching.lane import Lane
+from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds
 from gateway.config import schema as config
 from gateway.errors import NoReplica
@@ -328,11 +329,11 @@ async def test_callers_do_not_wait_for_an_engine_that_is_kept_out() -> None:
     engine = Replica("engine", HeldReplica())
     pool = Pool("up", [engine], "least_tokens", lambda _: None)
     clock = asyncio.get_running_loop().time
-    lane = Lane(pool, Rules(1000, 30, holds=True), lambda _: None, clock, Bounds)
+    lane = Lane(pool, LaneSettings(1000, 30, holds=True), lambda _: None, clock, Bounds)
     upstream_settings = config.UpstreamSettings(backend="torch", model="m")
     space = VectorSpace("up", upstream_settings, None, lambda _: None)
     upstream = Upstream("up", upstream_settings, pool, lane, space)
-    waiting = asyncio.create_task(lane.wait_joined(clock() + 60))
+    waiting = asyncio.create_task(lane.wait_for_replica(clock() + 60))
     await asyncio.sleep(0)
     assert ("loading", False) == (upstream.state, upstream.settled)
     engine.is_foreign = True

@@ -7,7 +7,8 @@ import numpy as np
 
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, Reply, Work
 from backends.errors import AttemptTimedOut, BackendError
-from gateway.batching.lane import Lane, Rules
+from gateway.batching.lane import Lane
+from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds, Slice
 from gateway.batching.ticket import Owner
 from gateway.events import AttemptFinished, Event
@@ -18,7 +19,7 @@ from gateway.routing.window import Window
 from tests.fakes.hooks import until
 from tests.fakes.tei import vector_of
 
-RULES = Rules(10**9, 30, holds=False)
+SETTINGS = LaneSettings(10**9, 30, holds=False)
 
 
 class SentWork:
@@ -105,7 +106,7 @@ class Rig:
         *,
         window: int = 1,
         bounds: Bounds | None = None,
-        rules: Rules = RULES,
+        settings: LaneSettings = SETTINGS,
         reports_tokens: bool = True,
     ) -> None:
         self.backends = [HeldReplica(reports_tokens=reports_tokens) for _ in range(replicas)]
@@ -114,7 +115,7 @@ class Rig:
         self.bounds = bounds or Bounds()
         self.clock = asyncio.get_running_loop().time
         self.pool = Pool("up", self.replicas, "least_tokens", self.events.append, seed=0)
-        self.lane = Lane(self.pool, rules, self.events.append, self.clock, lambda: self.bounds)
+        self.lane = Lane(self.pool, settings, self.events.append, self.clock, lambda: self.bounds)
         for replica, backend in zip(self.replicas, self.backends, strict=True):
             self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.capabilities)
         self._flows = 0
@@ -161,7 +162,7 @@ class Rig:
     async def assert_empty(self) -> None:
         """Assert that no call has left state behind in the lane or at a replica."""
         lane = self.lane
-        await until(lambda: not lane._attempts)
+        await until(lambda: not lane._attempts.in_flight)
         assert 0 == len(lane._queue) == lane.queued_tokens
         assert not lane._shared
         for replica in self.replicas:

@@ -36,7 +36,7 @@ def held(application: Application, redis: RedisServer) -> dict[str, object]:
         "ways to call off": len(edge.cancels),
         "queued": (len(lane._queue), lane.queued_tokens),
         "shared": len(lane._shared),
-        "attempts": len(lane._attempts),
+        "attempts": len(lane._attempts.in_flight),
         "at the replica": (replica.batches, replica.inputs, replica.tokens, dict(replica.batches_by_tenant)),
         "reservations": redis.command("HLEN", "gw:{acme}:open"),
         "their ends": redis.command("ZCARD", "gw:{acme}:ends"),

@@ -15,7 +15,7 @@ def steady(tokens: int, every_s: float, seconds: float, start_s: float = 0.0) ->
     now_s = start_s
     while now_s < start_s + seconds:
         now_s += every_s
-        rate.finished(tokens, now_s)
+        rate.add(tokens, now_s)
     return rate, now_s
 
 
@@ -50,7 +50,7 @@ def test_more_in_the_queue_is_never_a_shorter_wait_and_never_out_of_bounds(
     rate, now_s = DrainRate(0.0), 0.0
     for step_s, tokens in history:
         now_s += step_s
-        rate.finished(tokens, now_s)
+        rate.add(tokens, now_s)
     now_s += pause_s
     shorter, longer = (rate.retry_after_s(queued, now_s) for queued in sorted((one, other)))
 
@@ -60,7 +60,7 @@ def test_more_in_the_queue_is_never_a_shorter_wait_and_never_out_of_bounds(
 @pytest.mark.parametrize("idle_s", [1e3, 9e3, 1.01e4, 1.05e4, 1.07e4, 1.1e4, 1e6])
 def test_a_lane_can_be_asked_however_long_it_has_been_idle(idle_s: float) -> None:
     rate = DrainRate(0.0)
-    rate.finished(1, 1.0)
+    rate.add(1, 1.0)
 
     assert rate.retry_after_s(10**6, 1.0 + idle_s) in range(1, RETRY_AFTER_MAX_S + 1)
 
@@ -81,7 +81,7 @@ def test_a_lane_that_changed_pace_is_believed_within_a_minute(
     rate, now_s = steady(before, 1.0, 120)
     for _ in range(60):
         now_s += 1
-        rate.finished(after, now_s)
+        rate.add(after, now_s)
 
     assert least <= rate.retry_after_s(10_000, now_s) <= most
 
@@ -92,6 +92,6 @@ def test_a_lane_that_had_nothing_to_do_is_believed_again_within_a_minute(idle_s:
     now_s += idle_s
     for _ in range(60):
         now_s += 1
-        rate.finished(1000, now_s)
+        rate.add(1000, now_s)
 
     assert 9 <= rate.retry_after_s(10_000, now_s) <= 12

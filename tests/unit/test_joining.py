@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import Embed, EmbedReply, Rerank, Truncate
-from gateway.batching.joining import Load, alike, joined, split_reply
+from gateway.batching.joining import BatchTotals, are_joinable, join_slices, split_reply
 from gateway.batching.slices import Bounds, Slice
 
 many = settings(max_examples=200, deadline=None)
@@ -27,7 +27,7 @@ def test_each_slice_gets_its_own_rows_tokens_and_truncated(
     sizes: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     pieces = pieces_of(sizes)
-    whole = joined(pieces)
+    whole = join_slices(pieces)
     assert isinstance(whole.work, Embed)
     count = len(whole.work.inputs)
     each = data.draw(st.one_of(st.none(), st.tuples(*[st.integers(0, 30)] * count)))
@@ -73,7 +73,7 @@ def test_a_slice_alone_is_sent_and_answered_as_it_is() -> None:
     (piece,) = pieces_of([(2, 9)])
     reply = EmbedReply(np.zeros((2, 1), np.float32), 3)
 
-    assert piece is joined([piece])
+    assert piece is join_slices([piece])
     assert reply is split_reply([piece], reply)[0]
 
 
@@ -82,13 +82,15 @@ def test_a_slice_alone_is_sent_and_answered_as_it_is() -> None:
 def test_a_load_is_within_bounds_if_each_of_its_sums_is(
     sizes: list[tuple[int, int]], inputs: int, tokens: int, room: int | None
 ) -> None:
-    load = Load()
+    totals = BatchTotals()
     for count, cost in sizes:
-        load = load.plus(Slice(0, Embed(("a",) * count), count, cost, bytes=cost * 2))
+        totals = totals.plus(Slice(0, Embed(("a",) * count), count, cost, bytes=cost * 2))
     sums = [sum(one) for one in zip(*sizes, strict=True)]
 
     fits = room is None or sums[1] * 2 <= room
-    assert (sums[0] <= inputs and sums[1] <= tokens and fits) is load.within(Bounds(inputs, tokens, room))
+    assert (sums[0] <= inputs and sums[1] <= tokens and fits) is totals.is_within(
+        Bounds(inputs, tokens, room)
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_only_embeddings_with_equal_options_are_alike(other: Embed | Rerank) -> 
     one, same = Slice(0, Embed(("a",)), 1, 1), Slice(0, Embed(("b",)), 1, 1)
     different = Slice(0, other, 1, 1)
 
-    assert alike(one, same)
-    assert not alike(one, different)
-    assert not alike(different, one)
-    assert not alike(Slice(0, Rerank("q", ("a",)), 1, 1), Slice(0, Rerank("q", ("b",)), 1, 1))
+    assert are_joinable(one, same)
+    assert not are_joinable(one, different)
+    assert not are_joinable(different, one)
+    assert not are_joinable(Slice(0, Rerank("q", ("a",)), 1, 1), Slice(0, Rerank("q", ("b",)), 1, 1))

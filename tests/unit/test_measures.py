@@ -1,4 +1,4 @@
-"""What a lane learns from its attempts: a batch's portion, the slow ones' time, the budget of added ones."""
+"""What a lane learns from its attempts: a batch's sizer, the slow ones' time, the budget of added ones."""
 
 from random import Random
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batching.batch_size import MOST_TOKENS, START_TOKENS, BatchSizer
+from gateway.batching.batch_size import MAX_TOKENS, START_TOKENS, BatchSizer
 from gateway.routing.latencies import SAMPLES_MAX, SAMPLES_MIN, Latencies
 from gateway.routing.retry_budget import FREE_ATTEMPTS, RetryBudget
 
@@ -20,18 +20,18 @@ from gateway.routing.retry_budget import FREE_ATTEMPTS, RetryBudget
         (0.02, 1 / 2_000, 460),
         # A batch that is late however small it is must not become smaller and smaller.
         (1.0, 1 / 5_000, 5_000),
-        (0.3, 0.0, MOST_TOKENS),
+        (0.3, 0.0, MAX_TOKENS),
     ],
 )
 def test_a_portion_is_what_fits_the_target_or_is_worth_a_batch(
     fixed_s: float, token_s: float, expected: int, jitter: float
 ) -> None:
-    random, portion, seen = Random(1), BatchSizer(), []
+    random, sizer, seen = Random(1), BatchSizer(), []
     for _ in range(600):
         full = random.random() < 0.7
-        tokens = int(portion.tokens * random.uniform(0.9, 1)) if full else random.randint(5, 200)
-        portion.finished(tokens, (fixed_s + token_s * tokens) * (1 + jitter * random.uniform(-1.7, 1.7)))
-        seen.append(portion.tokens)
+        tokens = int(sizer.tokens * random.uniform(0.9, 1)) if full else random.randint(5, 200)
+        sizer.record_batch(tokens, (fixed_s + token_s * tokens) * (1 + jitter * random.uniform(-1.7, 1.7)))
+        seen.append(sizer.tokens)
     late = seen[300:]
 
     assert expected * 0.75 <= sum(late) / len(late) <= expected * 1.3
@@ -39,11 +39,11 @@ def test_a_portion_is_what_fits_the_target_or_is_worth_a_batch(
 
 
 def test_single_queries_tell_nothing_of_a_full_batch() -> None:
-    portion = BatchSizer()
+    sizer = BatchSizer()
     for _ in range(1000):
-        portion.finished(10, 0.02)
+        sizer.record_batch(10, 0.02)
 
-    assert portion.tokens == START_TOKENS
+    assert sizer.tokens == START_TOKENS
 
 
 @settings(max_examples=100, deadline=None)

@@ -316,7 +316,7 @@ def model_item(name: str, api: InferenceApi) -> InfinityModel:
     upstream = api.gateway.upstreams[routes.upstream_of(name)]
     operations = routes.operations(name)
     capabilities = [CAPABILITY_NAMES[each] for each in operations if each in CAPABILITY_NAMES]
-    waiting = upstream.lane.waiting().inputs
+    waiting = upstream.lane.backlog().inputs
     stats = InfinityQueueStats(min(1.0, waiting / QUEUE_SIZE), waiting, 0, upstream.bounds.inputs)
     return InfinityModel(name, stats, upstream.settings.backend, capabilities)
 

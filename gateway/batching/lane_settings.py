@@ -1,0 +1,19 @@
+"""Settings of a lane, from its upstream's configuration."""
+
+import msgspec
+
+
+class LaneSettings(msgspec.Struct, frozen=True):
+    """Bounds and rules of one lane.
+
+    holds: work waits while no replica is usable, because one is expected back. waits_for_loading: work also
+    waits while a model is being loaded. retry_share, hedge_share: added attempts per attempt that callers
+    cause.
+    """
+
+    queue_tokens: int
+    attempt_timeout_s: float
+    holds: bool
+    retry_share: float = 0.2
+    hedge_share: float = 0.05
+    waits_for_loading: bool = True

@@ -1,0 +1,124 @@
+"""Outcomes of attempts: applies replies and errors to the replica, the tickets and the queue.
+
+`retries` decides what an error means. This module carries the decision out.
+"""
+
+from functools import partial
+
+from backends.contract import Reply
+from backends.errors import AttemptTimedOut, BackendError, ConnectionLost
+from gateway.batching.fair_queue import FairQueue
+from gateway.batching.joining import split_reply
+from gateway.batching.measures import LaneMeasures
+from gateway.batching.retries import Fail, Retry, RetryPolicy, Split, action_for, timed_out_early
+from gateway.batching.staggered_calls import StaggeredCalls
+from gateway.batching.tenant_activity import TenantActivity
+from gateway.batching.ticket import Attempt, Ticket
+from gateway.routing.pool import Pool
+from gateway.routing.replica import Replica
+
+
+class OutcomeHandler:
+    """Handles the end of every attempt of one lane."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        queue: FairQueue[Ticket],
+        activity: TenantActivity,
+        policy: RetryPolicy,
+        measures: LaneMeasures,
+    ) -> None:
+        self._pool = pool
+        self._queue = queue
+        self._activity = activity
+        self._policy = policy
+        self._measures = measures
+        self._deliveries = StaggeredCalls()
+
+    def handle_reply(self, attempt: Attempt, reply: Reply, now_s: float) -> None:
+        """Learn from a completed batch and give each ticket its own reply."""
+        load, tickets, took_s = attempt.load, attempt.tickets, now_s - attempt.started_s
+        self._measures.record_batch(load.inputs, load.tokens, took_s, now_s)
+        was_full = attempt.replica.is_full or bool(len(self._queue))
+        self._pool.record_success(attempt.replica, load, took_s, now_s, was_full=was_full)
+        if len(tickets) == 1:
+            tickets[0].settle(reply)
+            return
+        replies = split_reply([ticket.piece for ticket in tickets], reply)
+        is_staggered = self._activity.has_others(tickets[0].owner.tenant, now_s)
+        for ticket, own_reply in zip(tickets, replies, strict=True):
+            if is_staggered:
+                self._deliveries.add(ticket.owner.tenant, partial(ticket.settle, own_reply))
+            else:
+                ticket.settle(own_reply)
+
+    def handle_error(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
+        """Record a failure at the replica, then retry, split or fail the batch."""
+        replica, took_s = attempt.replica, now_s - attempt.started_s
+        patience_s = replica.patience_s(self._policy.attempt_timeout_s)
+        if error.retryable and not timed_out_early(error, took_s, patience_s):
+            self._pool.record_failure(replica, error, now_s, attempt.started_s)
+        self._apply(attempt, error, now_s)
+
+    def abandon(self, attempt: Attempt, now_s: float) -> None:
+        """End an attempt at a stalled replica, which will not complete it, and give its work to another."""
+        error = AttemptTimedOut("the replica holds work and answers nothing")
+        attempt.outcome = error.kind
+        self._apply(attempt, error, now_s)
+        attempt.cancel()
+
+    def _apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
+        decision = self._policy.decide(
+            error,
+            slices=len(attempt.tickets),
+            is_wanted=attempt.is_wanted(),
+            has_other_replica=len(self._pool.usable()) > 1,
+            now_s=now_s,
+        )
+        if isinstance(decision, Split):
+            self._split(attempt, decision, now_s)
+        else:
+            self._hand_back(attempt, decision, now_s)
+
+    def _hand_back(self, attempt: Attempt, decision: Retry | Fail, now_s: float) -> None:
+        """Queue each ticket again, or settle it with the error."""
+        # The last first, so that all keep their order at the head of the queue.
+        for ticket in reversed(attempt.tickets):
+            if attempt not in ticket.running:
+                # It was handed back already, when its replica stalled.
+                continue
+            ticket.running.discard(attempt)
+            if ticket.is_done:
+                continue
+            self._record_error(ticket, attempt.replica, decision, now_s)
+            if ticket.running:
+                # Another attempt still carries it: a hedge, or the attempt that was hedged.
+                continue
+            action = action_for(decision, ticket.losses, len(attempt.tickets))
+            if action == "fail":
+                ticket.settle(decision.error)
+                continue
+            ticket.runs_alone = action == "requeue_alone"
+            ticket.enqueue(self._queue, now_s, first=True)
+
+    def _record_error(self, ticket: Ticket, replica: Replica, decision: Retry | Fail, now_s: float) -> None:
+        if isinstance(decision, Fail) and decision.blames_input and ticket.half is not None:
+            self._activity.mark_suspect(ticket.owner.tenant, now_s)
+        ticket.last_error = decision.error
+        ticket.losses += isinstance(decision.error, ConnectionLost)
+        if isinstance(decision, Fail) or not decision.same_replica:
+            ticket.tried.add(replica)
+
+    def _split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
+        """Queue each half of a batch as a batch of its own, to find the input that makes it fail."""
+        middle = len(attempt.tickets) // 2
+        tried = {attempt.replica} if decision.avoid_replica else set()
+        for tickets in (attempt.tickets[:middle], attempt.tickets[middle:]):
+            half = object()
+            for ticket in reversed(tickets):
+                if attempt in ticket.running:
+                    ticket.running.discard(attempt)
+                    ticket.half, ticket.last_error, ticket.tried = half, decision.error, set(tried)
+                    if not ticket.is_done:
+                        ticket.enqueue(self._queue, now_s, first=True)

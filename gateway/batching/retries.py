@@ -1,0 +1,151 @@
+"""Retry policy: the consequences of a failed attempt for its batch and for each of its slices. Pure.
+
+To change when the gateway retries, edit this file. It decides only. `outcomes` applies the decisions to
+tickets and queue, and `routing.health` decides what an error means for the replica.
+
+- A failure that may help elsewhere is retried, paid from a budget. Waiting for a replica that will return
+  costs nothing.
+- A joined batch that a replica refuses or fails with an error of its own is split in halves, until the slice
+  that causes the error is alone.
+- A slice that was in flight when two connections broke may be their cause. It runs alone once more, then
+fails.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from backends.errors import (
+    AttemptTimedOut,
+    BackendError,
+    ConnectionLost,
+    ModelNotLoaded,
+    ReplicaFailed,
+    ReplicaUnavailable,
+)
+from gateway.batching.lane_settings import LaneSettings
+from gateway.routing.retry_budget import RetryBudget
+
+# A slice that was in flight at this many broken connections may be their cause: it runs alone once more.
+LOSSES_MAX = 2
+# An attempt gets at least this long, however close the deadline is.
+ATTEMPT_MIN_S = 0.05
+MASKED_MESSAGE = "a replica did not do the batch that this call was part of"
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """Queue each slice again. same_replica: the failed replica will return and may have it again."""
+
+    error: BackendError
+    same_replica: bool
+
+
+class Split(msgspec.Struct, frozen=True):
+    """Queue each half as a batch of its own.
+
+    error: the result for a slice that never gets another one. It is None after a refusal: as long as the
+    refused input is not identified, no caller may see the error of another. avoid_replica: another replica
+    goes first.
+    """
+
+    error: BackendError | None
+    avoid_replica: bool
+
+
+class Fail(msgspec.Struct, frozen=True):
+    """Report the error to each caller. blames_input: the input of the call was refused."""
+
+    error: BackendError
+    blames_input: bool
+
+
+SliceAction = Literal["fail", "requeue", "requeue_alone"]
+
+
+class RetryPolicy:
+    """Decisions about failed attempts, and the budgets that bound added attempts."""
+
+    def __init__(self, settings: LaneSettings, now_s: float) -> None:
+        self._retries = RetryBudget(settings.retry_share, now_s)
+        self._hedges = RetryBudget(settings.hedge_share, now_s)
+        self.attempt_timeout_s = settings.attempt_timeout_s
+        awaited = (ConnectionLost, ReplicaUnavailable, ModelNotLoaded)
+        self._awaited_errors: tuple[type[BackendError], ...] = ()
+        if settings.holds:
+            self._awaited_errors = awaited if settings.waits_for_loading else awaited[:2]
+
+    def add_first_attempt(self, now_s: float) -> None:
+        """Count a batch that is tried for the first time, which pays for retries and hedges."""
+        self._retries.add_first_attempt(now_s)
+        self._hedges.add_first_attempt(now_s)
+
+    def try_hedge(self, now_s: float) -> bool:
+        """Return True and count one hedge if the budget allows it."""
+        return self._hedges.try_spend(now_s)
+
+    def decide(
+        self, error: BackendError, *, slices: int, is_wanted: bool, has_other_replica: bool, now_s: float
+    ) -> Retry | Split | Fail:
+        """Return the consequence of an attempt's error for its whole batch.
+
+        slices: how many the batch holds. is_wanted: a caller still waits for one of them. has_other_replica:
+        more than one replica is usable.
+        """
+        retries = error.retryable and self._may_retry(error, is_wanted=is_wanted, now_s=now_s)
+        has_failed = isinstance(error, ReplicaFailed)
+        if slices > 1 and (not error.retryable or (retries and has_failed)):
+            # Half a batch is another batch, which the same replica may complete; another replica goes first.
+            visible = masked(error, slices) if error.retryable else None
+            return Split(visible, avoid_replica=has_failed and has_other_replica)
+        if retries:
+            return Retry(masked(error, slices), same_replica=self.replica_returns(error))
+        return Fail(masked(error, slices), blames_input=not error.retryable)
+
+    def replica_returns(self, error: BackendError) -> bool:
+        """Return whether the replica is expected back, so that its work waits for it.
+
+        An engine that died restarts on the same socket and loads its model.
+        """
+        return isinstance(error, self._awaited_errors)
+
+    def timeout_s(self, untried_replicas: int, time_left_s: Callable[[], float]) -> float:
+        """Return the timeout of an attempt.
+
+        At most half of the time left, while another replica could still be tried. Otherwise no deadline
+        limits the attempt: a caller whose deadline expires leaves, and the last one to leave cancels the
+        attempt. untried_replicas: including this attempt's own. time_left_s: called only if it matters.
+        """
+        if untried_replicas < 2:
+            return self.attempt_timeout_s
+        return max(ATTEMPT_MIN_S, min(time_left_s() / 2, self.attempt_timeout_s))
+
+    def _may_retry(self, error: BackendError, *, is_wanted: bool, now_s: float) -> bool:
+        return self.replica_returns(error) or (is_wanted and self._retries.try_spend(now_s))
+
+
+def action_for(decision: Retry | Fail, losses: int, slices: int) -> SliceAction:
+    """Return what happens to one slice of a failed batch.
+
+    losses: broken connections while the slice was in flight, including this one. slices: in the failed batch.
+    """
+    ran_alone = slices == 1
+    if isinstance(decision, Fail) or (losses >= LOSSES_MAX and ran_alone):
+        return "fail"
+    return "requeue_alone" if losses >= LOSSES_MAX else "requeue"
+
+
+def timed_out_early(error: BackendError, took_s: float, patience_s: float) -> bool:
+    """Return whether an attempt had less time than such work may take.
+
+    Callers' short deadlines are not the replica's fault. patience_s: how long the replica may take.
+    """
+    return isinstance(error, AttemptTimedOut) and took_s < patience_s
+
+
+def masked(error: BackendError, slices: int) -> BackendError:
+    """Return the error as each caller may see it.
+
+    A message about a joined batch may quote another caller's input.
+    """
+    return error if slices == 1 else type(error)(MASKED_MESSAGE)

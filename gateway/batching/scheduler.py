@@ -1,0 +1,196 @@
+"""Scheduler of a lane: the next slices to send, and their replica. Pure: decides, and sends nothing.
+
+The caller acts on each decision before it asks for the next, because a dispatch changes the pool's load.
+
+- A slice goes to a replica that has room and has not failed it before.
+- While several tenants are active, a tenant with a batch at a replica leaves its last slot to the others, so
+  that the next tenant's call need not wait for another tenant's batch.
+- Slices share a batch only if there are fewer free slots than waiting slices.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.batching.batch_size import BatchSizer
+from gateway.batching.fair_queue import Entry, FairQueue
+from gateway.batching.joining import BatchTotals, are_joinable
+from gateway.batching.lane_settings import LaneSettings
+from gateway.batching.slices import Bounds
+from gateway.batching.tenant_activity import TenantActivity
+from gateway.batching.ticket import Ticket
+from gateway.routing.pool import Pool, is_replica_expected, no_replica_error
+from gateway.routing.replica import Replica
+
+# Tickets that cannot go, or not in the same batch, that are passed over in search of others that can.
+LOOK_AHEAD = 8
+
+
+class Dispatch(msgspec.Struct, frozen=True):
+    """Send these tickets to this replica, as one batch."""
+
+    tickets: list[Ticket]
+    replica: Replica
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """Resolve a ticket with an error, because waiting longer would not help it."""
+
+    ticket: Ticket
+    error: Exception
+
+
+class SchedulingPass:
+    """One pass over the queue.
+
+    skipped_tenants: tenants whose next ticket may not take the last slot. deferred: entries out of the queue
+    until the pass ends, because only a replica that has failed them has room.
+    """
+
+    def __init__(self) -> None:
+        self.skipped_tenants: set[str] = set()
+        self.deferred: list[Entry[Ticket]] = []
+
+
+class Scheduler:
+    """Decides which tickets leave a queue next, and where they go."""
+
+    def __init__(
+        self,
+        queue: FairQueue[Ticket],
+        pool: Pool,
+        activity: TenantActivity,
+        sizer: BatchSizer,
+        settings: LaneSettings,
+    ) -> None:
+        self._queue = queue
+        self._pool = pool
+        self._activity = activity
+        self._sizer = sizer
+        self._holds = settings.holds
+
+    def decide(
+        self, current: SchedulingPass, now_s: float, bounds: Callable[[], Bounds]
+    ) -> Dispatch | Rejection | None:
+        """Take the next tickets out of the queue; None if no further ticket can go now.
+
+        bounds: returns the bounds of one upstream request.
+        """
+        while (entry := self._queue.peek(current.skipped_tenants)) is not None:
+            ticket = entry.item
+            if ticket.is_done:
+                self._queue.pop(entry)
+            elif (error := self.reason_to_fail(ticket)) is not None:
+                self._queue.pop(entry)
+                return Rejection(ticket, error)
+            elif (replica := self._replica_for(ticket, now_s)) is not None:
+                self._queue.pop(entry)
+                return Dispatch(self._batch_from(ticket, replica, current, now_s, bounds), replica)
+            elif self._pool.pick(ticket.piece.inputs, ()) is None:
+                return None
+            elif ticket.tried and len(current.deferred) < LOOK_AHEAD:
+                # A replica that has failed this ticket has a slot, which the tenant's other tickets can use.
+                self._queue.remove(entry)
+                current.deferred.append(entry)
+            else:
+                # The last slot is free, and reserved for a tenant that has none yet.
+                current.skipped_tenants.add(entry.tenant)
+        return None
+
+    def end_pass(self, current: SchedulingPass) -> None:
+        """Put the deferred tickets back where they were."""
+        for entry in reversed(current.deferred):
+            self._queue.push(entry, first=True)
+
+    def reason_to_fail(self, ticket: Ticket) -> Exception | None:
+        """Return the error of a ticket that no replica will serve, or None if waiting makes sense."""
+        if self._pool.usable(ticket.tried) or self._pool.is_joining():
+            return None
+        if ticket.tried and self._pool.usable():
+            return ticket.last_error
+        if is_replica_expected(self._pool, holds=self._holds):
+            return None
+        return ticket.last_error or no_replica_error(self._pool)
+
+    def _replica_for(self, ticket: Ticket, now_s: float) -> Replica | None:
+        tenant = ticket.owner.tenant
+        is_only_tenant = not self._activity.has_others(tenant, now_s)
+        return self._pool.pick(ticket.piece.inputs, ticket.tried, tenant, is_only_tenant=is_only_tenant)
+
+    def _batch_from(
+        self,
+        first: Ticket,
+        replica: Replica,
+        current: SchedulingPass,
+        now_s: float,
+        bounds: Callable[[], Bounds],
+    ) -> list[Ticket]:
+        """Return the ticket and those behind it, in the queue's order, that may share its batch."""
+        tickets = [first]
+        if first.runs_alone or not len(self._queue):
+            return tickets
+        totals, limits = BatchTotals().plus(first.piece), self._limits(first, bounds())
+        # Waiting slices are spread over the free slots: one each if there are enough, several if not.
+        tickets_max = -(-(len(self._queue) + 1) // max(1, _free_slots(self._pool)))
+        passed = set(current.skipped_tenants)
+        passed_max = len(passed) + LOOK_AHEAD
+        while len(tickets) < tickets_max and len(passed) <= passed_max:
+            entry = self._queue.peek(passed)
+            if entry is None or entry.priority != first.entry.priority:
+                break
+            ticket = entry.item
+            grown = totals.plus(ticket.piece)
+            if ticket.is_done:
+                self._queue.pop(entry)
+            elif (
+                self._may_share(first, ticket, replica, now_s)
+                and grown.is_within(limits)
+                and self._admits(replica, grown, ticket, now_s)
+            ):
+                self._queue.pop(entry)
+                tickets.append(ticket)
+                totals = grown
+            else:
+                passed.add(entry.tenant)
+        return tickets
+
+    def _limits(self, first: Ticket, bounds: Bounds) -> Bounds:
+        """Return the bounds of a batch; an interactive one is also kept to a short duration."""
+        if first.owner.priority != "interactive":
+            return bounds
+        tokens_max = max(self._sizer.tokens, first.piece.tokens)
+        return msgspec.structs.replace(bounds, tokens=min(bounds.tokens, tokens_max))
+
+    def _may_share(self, first: Ticket, other: Ticket, replica: Replica, now_s: float) -> bool:
+        if other.runs_alone or other.half is not first.half or replica in other.tried:
+            return False
+        return are_joinable(first.piece, other.piece) and self._may_tenants_share(
+            first, other, replica, now_s
+        )
+
+    def _may_tenants_share(self, first: Ticket, other: Ticket, replica: Replica, now_s: float) -> bool:
+        """Return whether two tickets' tenants may share a batch.
+
+        Only if the tokens of each are known, both tenants allow it, and neither has made a batch fail
+        recently.
+        """
+        owner, other_owner = first.owner, other.owner
+        if owner.tenant == other_owner.tenant:
+            return True
+        capabilities = replica.capabilities
+        are_counted = (capabilities is not None and capabilities.reports_input_tokens) or (
+            first.piece.exact and other.piece.exact
+        )
+        is_suspect = self._activity.is_suspect
+        are_trusted = not (is_suspect(owner.tenant, now_s) or is_suspect(other_owner.tenant, now_s))
+        return are_counted and owner.join and other_owner.join and are_trusted
+
+    def _admits(self, replica: Replica, totals: BatchTotals, ticket: Ticket, now_s: float) -> bool:
+        tenant = ticket.owner.tenant
+        is_only_tenant = not self._activity.has_others(tenant, now_s)
+        return replica.admits(totals.inputs, tenant, is_only_tenant=is_only_tenant)
+
+
+def _free_slots(pool: Pool) -> int:
+    """Return how many more batches the windows alone allow in flight."""
+    return sum(max(0, replica.slots - replica.batches) for replica in pool.usable())
