@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+# Values of `upstreams.<name>.backend`. The adapter of each kind is listed in `backends.registry`.
+BackendKind: TypeAlias = Literal["tei", "infinity", "vllm", "openai", "torch"]
 # Invariant: C-contiguous float32, so that a row is a view and its bytes are its base64 payload.
 Vectors: TypeAlias = NDArray[np.float32]
 

@@ -1,11 +1,9 @@
 """Backend kinds and their adapter modules; an adapter is imported when a configuration names its kind."""
 
 from importlib import import_module
-from typing import Literal, Protocol, cast
+from typing import Protocol, cast
 
-from backends.contract import Backend, ReplicaSpec
-
-BackendKind = Literal["tei", "infinity", "vllm", "openai", "torch"]
+from backends.contract import Backend, BackendKind, ReplicaSpec
 
 # Kind → adapter module with a function `open_replica`.
 BACKENDS: dict[BackendKind, str] = {

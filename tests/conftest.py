@@ -10,11 +10,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from backends.contract import Backend, ReplicaSpec
+from backends.contract import Backend, BackendKind, ReplicaSpec
 from backends.http import UpstreamClient
 from backends.infinity import InfinityBackend
 from backends.openai import OpenAIBackend
-from backends.registry import BackendKind
 from backends.registry import open_replica as open_real_replica
 from backends.tei import TeiBackend
 from backends.vllm import VllmBackend

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from backends.registry import BackendKind
+from backends.contract import BackendKind
 from gateway.cli.main import _parser
 from gateway.config.load import parse_config
 from gateway.config.schema import Config, Section, UpstreamSettings

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from backends.registry import BackendKind
+from backends.contract import BackendKind
 from backends.torch.options import Pooling, Task
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]

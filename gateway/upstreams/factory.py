@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from backends.contract import Backend, ReplicaSpec, ReportsResidence, TlsFiles
-from backends.registry import BackendKind
+from backends.contract import Backend, BackendKind, ReplicaSpec, ReportsResidence, TlsFiles
 from gateway.batching.lane import Lane
 from gateway.batching.lane_settings import LaneSettings
 from gateway.config.schema import UpstreamSettings

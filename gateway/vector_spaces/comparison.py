@@ -7,8 +7,7 @@ import msgspec
 import numpy as np
 
 from backends.canaries import min_cosine
-from backends.contract import Vectors
-from backends.registry import BackendKind
+from backends.contract import BackendKind, Vectors
 from gateway.vector_spaces.fingerprint import Fingerprint, needed_cosine, similarity
 
 

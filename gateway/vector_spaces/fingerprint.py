@@ -4,8 +4,7 @@ import msgspec
 import numpy as np
 
 from backends.canaries import canary_digest, min_cosine
-from backends.contract import Capabilities, Vectors
-from backends.registry import BackendKind
+from backends.contract import BackendKind, Capabilities, Vectors
 
 # What rounding leaves of a cosine of 1, for the same server in the same precision and for another one.
 SAME_MIN_COSINE = 0.999

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from backends.contract import Backend, ReplicaSpec
+from backends.contract import Backend, BackendKind, ReplicaSpec
 from backends.http import UpstreamClient
-from backends.registry import BackendKind
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.config.schema import UpstreamSettings

@@ -14,10 +14,9 @@ import pytest
 
 from backends import infinity_wire, vllm_wire
 from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
-from backends.contract import QueueDepth, ReplicaSpec, ReportsQueueDepth
+from backends.contract import BackendKind, QueueDepth, ReplicaSpec, ReportsQueueDepth
 from backends.errors import InvalidWork, ReplicaFailed
 from backends.http import UpstreamResponse
-from backends.registry import BackendKind
 from tests.conftest import remote_backend
 from tests.fakes.hooks import LABELS
 from tests.real.outcomes import outcome_of

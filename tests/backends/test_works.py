@@ -9,6 +9,7 @@ import pytest
 
 from backends.contract import (
     Backend,
+    BackendKind,
     Capabilities,
     Classify,
     ClassifyReply,
@@ -26,7 +27,6 @@ from backends.contract import (
     Work,
 )
 from backends.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
-from backends.registry import BackendKind
 from backends.vectors import sigmoid
 from tests.conftest import remote_backend
 from tests.fakes.checkpoint import write_small_files

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from backends.contract import Capabilities, Vectors
-from backends.registry import BackendKind
+from backends.contract import BackendKind, Capabilities, Vectors
 from gateway.vector_spaces.comparison import ReplicaVectors, report_on
 from gateway.vector_spaces.fingerprint import fingerprint_of
 
