@@ -84,10 +84,10 @@ format: .venv/installed-dev ## format the code and apply automatic fixes
 	$(PIP) install --quiet --require-hashes --no-deps -r requirements/plots.txt
 	@touch $@
 
-loadtest: .venv/installed-plots ## a short round: scenarios, the gateway beside its peers, pictures; some six minutes
+loadtest: .venv/installed-plots ## measure scenarios and the gateway next to its peers, write the table and pictures; ten minutes
 	$(BIN)/python -m loadtest.scenarios --seconds 2
 	$(BIN)/python -m loadtest.compare --repeats 1 --seconds 1.5 --curves
-	$(BIN)/python -m loadtest.plots loadtest-results/compare.json
+	$(BIN)/python -m loadtest.report
 
 .venv/installed-docs: .venv/installed requirements/docs.txt
 	$(PIP) install --quiet --require-hashes --no-deps -r requirements/docs.txt

@@ -1,41 +1,45 @@
-"""Seeded texts, each of them once: a load of repeated texts would measure caches. Pure.
+"""Seeded texts and the calls that carry them; pure.
 
-The mixtures are word counts as they are met: a search query is a few words, a passage a paragraph.
+Every text occurs once, because a load of repeated texts would measure caches. The mixtures follow the word
+counts of real traffic: a search query is a few words, a passage a paragraph.
 """
 
 import random
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Literal
 
 import msgspec
 
+from loadtest.schedules import Arrivals
+
 Mixture = Literal["queries", "passages", "mixed"]
 EncodingFormat = Literal["base64", "float"]
 
-# Median words and spread of a log-normal, and the most there can be.
+# Median and spread of a log-normal distribution of word counts, and the maximum.
 _QUERIES = (6.0, 0.5, 30)
 _PASSAGES = (90.0, 0.6, 380)
-# So many different texts are made before; a serial number in front makes each call's its own.
-_POOL = 2000
+# Number of texts generated in advance; a serial number in front makes each call's text unique.
+_POOL_SIZE = 2000
 
 
 def word_counts(mixture: Mixture, count: int, seed: int) -> list[int]:
-    """How many words each of so many texts has."""
+    """Return the number of words of each of `count` texts."""
     dice = random.Random(seed)  # noqa: S311 - a seeded load
     kinds = {
         "queries": (_QUERIES,),
         "passages": (_PASSAGES,),
         "mixed": (_QUERIES, _QUERIES, _QUERIES, _PASSAGES),
     }
-    found = []
+    counts = []
     for _ in range(count):
-        median, spread, most = dice.choice(kinds[mixture])
-        found.append(max(1, min(most, round(median * dice.lognormvariate(0, spread)))))
-    return found
+        median, spread, maximum = dice.choice(kinds[mixture])
+        counts.append(max(1, min(maximum, round(median * dice.lognormvariate(0, spread)))))
+    return counts
 
 
-def pool(mixture: Mixture, seed: int, count: int = _POOL) -> list[str]:
-    """Texts of words that look like words: 2 to 11 letters."""
+def text_pool(mixture: Mixture, seed: int, count: int = _POOL_SIZE) -> list[str]:
+    """Return texts made of random words of 2 to 11 letters."""
     dice = random.Random(seed)  # noqa: S311 - a seeded load
     letters = "eeeeaaaiiooutttnnssrrhhlldcmwfgypbvk"
     words = ["".join(dice.choices(letters, k=dice.randint(2, 11))) for _ in range(5000)]
@@ -43,43 +47,61 @@ def pool(mixture: Mixture, seed: int, count: int = _POOL) -> list[str]:
 
 
 def texts(mixture: Mixture, seed: int) -> Iterator[str]:
-    """Endless, all different, and different for each seed below a million."""
-    made = pool(mixture, seed)
+    """Yield texts without end, all different, and different for each seed below a million."""
+    pool = text_pool(mixture, seed)
     serial = seed * 10**9
     while True:
-        for text in made:
+        for text in pool:
             serial += 1
             yield f"{serial} {text}"
 
 
-class Call(msgspec.Struct, frozen=True):
+class PreparedCall(msgspec.Struct, frozen=True):
     """One request ready to be written, and the texts whose vectors must come back."""
 
     request: bytes
     inputs: tuple[str, ...]
 
 
-class Calls:
-    """OpenAI embedding calls to one server. headers: raw lines that each call carries."""
+class CallShape(msgspec.Struct, frozen=True):
+    """Shape of the calls of a load.
 
-    def __init__(
-        self, source: Iterator[str], *, inputs: int = 1, form: EncodingFormat = "base64", model: str = "stub"
-    ) -> None:
+    models: called in turn. query: makes the calls reranks of this query. word: prefix of each text.
+    identical: number of consecutive calls with the same text. arrivals: of an open loop.
+    """
+
+    inputs: int = 1
+    form: EncodingFormat = "base64"
+    models: tuple[str, ...] = ("stub",)
+    query: str = ""
+    word: str = ""
+    identical: int = 1
+    arrivals: Arrivals = "poisson"
+
+
+SINGLE, BATCH = CallShape(), CallShape(32)
+
+
+class CallFactory:
+    """Factory of OpenAI embedding requests, or of rerank requests."""
+
+    def __init__(self, source: Iterator[str], shape: CallShape = SINGLE) -> None:
         self._source = source
-        self._inputs = inputs
-        self._tail = f'],"model":"{model}","encoding_format":"{form}"}}'.encode()
+        self._inputs = shape.inputs
+        rest = {"query": shape.query} if shape.query else {"encoding_format": shape.form}
+        self._start = b'{"documents":' if shape.query else b'{"input":'
+        bodies = (msgspec.json.encode({"model": model} | rest) for model in shape.models)
+        self._ends = cycle([b"," + body[1:] for body in bodies])
 
-    def next(self, head: bytes) -> Call:
-        """The next call under a head that `head_of` made."""
+    def next(self, head: bytes) -> PreparedCall:
+        """Return the next call; `head` comes from `request_head`."""
         inputs = tuple([next(self._source) for _ in range(self._inputs)])
-        # The corpus needs no escapes: letters, digits and spaces.
-        body = b'{"input":["' + '","'.join(inputs).encode() + b'"' + self._tail
-        return Call(head % len(body) + body, inputs)
+        body = self._start + msgspec.json.encode(inputs) + next(self._ends)
+        return PreparedCall(head % len(body) + body, inputs)
 
 
-def head_of(host: str, headers: dict[str, str]) -> bytes:
-    """The head of POST /v1/embeddings, with %d where the body's length goes."""
+def request_head(host: str, headers: dict[str, str], path: str = "/v1/embeddings") -> bytes:
+    """Return the head of a POST, with %d in place of the body's length."""
     lines = [f"host: {host}", "content-type: application/json", *(f"{k}: {v}" for k, v in headers.items())]
-    return (
-        "POST /v1/embeddings HTTP/1.1\r\n" + "\r\n".join(lines)
-    ).encode() + b"\r\ncontent-length: %d\r\n\r\n"
+    start = "\r\n".join([f"POST {path} HTTP/1.1", *lines])
+    return start.encode() + b"\r\ncontent-length: %d\r\n\r\n"

@@ -1,350 +1,340 @@
-"""The engine through the gateway beside what a user would pick instead: one run, one checkpoint, same texts.
+"""Comparison of the built-in engine with its peers: one checkpoint, the same texts, one contender at a time.
 
-    .venv/bin/python -m loadtest.engine [--large] [--infinity] [--vllm] [--json FILE] [--plot FILE]
+    .venv/bin/python -m loadtest.engine --peers sentence-transformers,infinity,vllm
+    .venv/bin/python -m loadtest.engine --task rerank --peers infinity
+    .venv/bin/python -m loadtest.engine --only "behind" --peers vllm --behind   # the gateway in front of vLLM
 
-One contender runs at a time. sentence-transformers runs in a process of its own, called there; servers are
-asked over HTTP on loopback, with vectors as base64. --large: a checkpoint of XLM-R large's shape, with random
-weights, on which no time depends. Stops by itself.
+sentence-transformers runs in a process of its own and is called there; servers are called over HTTP on
+loopback, with vectors as base64. `python -m tests.real.servers infinity vllm` installs the servers once.
+--large: a checkpoint of XLM-R large's shape with random weights. --behind also measures each server through
+the gateway, in turns with direct calls, on the same cores.
 """
 
 import argparse
 import asyncio
 import contextlib
-import inspect
 import json
 import os
-import random
-import shutil
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from importlib import import_module
+from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, Literal
 
-import aiohttp
 import msgspec
 import torch
-import transformers
+import uvloop
+from rich.console import Console
 
 from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
-from backends.tokens import open_tokenizer
 from backends.torch.precision import TYPICAL_TOKENS, best_kind
-from loadtest.chart import bars
+from loadtest import checkpoints, results, tables
+from loadtest.corpora import CallFactory, CallShape
+from loadtest.generator import CallSender, LoadTarget, closed_loop
+from loadtest.processes import free_port, peak_mb
+from loadtest.recorder import Sample, SampleRecorder
+from loadtest.results import Measure, spread
 from tests.real.servers import prepare_command, run_server
 
-PORT = 16411
 KEY = "loadtest"
-TEXTS, LONGEST_TOKENS = 1024, 250
-CALL_TEXTS, BULK_CALLERS, TRICKLE_CALLERS, LONE_CALLS = 32, 16, 32, 60
+CALL_TEXTS, SINGLE_CALLERS, LONE_CALLS = 32, 32, 60
+QUERY = "How do I read a JSON document from a file and change one of its keys?"
 SHORT = "How do I reset my password?"
-SOURCES = ("json", "asyncio", "pathlib", "collections", "argparse", "logging", "email.message", "decimal")
-POOLING = "1_Pooling/config.json"
-BESIDE = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-    POOLING,
-)
-# The measured rate of matrix products is the best of so many tries of each.
-TRIES = 20
+PEERS = ("sentence-transformers", "infinity", "vllm")
+DTYPES = ("float32", "bfloat16")
+# The measured rate of matrix products is the best of this many tries.
+_TRIES = 20
+
+Task = Literal["embed", "rerank"]
+PATHS: dict[Task, str] = {"embed": "/v1/embeddings", "rerank": "/v1/rerank"}
 
 
-class Figures(msgspec.Struct):
-    """One contender: texts a second from the three kinds of callers, and how long one waits alone."""
+class Contender(msgspec.Struct, frozen=True):
+    """A server, how to start it (its process id), and where it takes calls.
+
+    direct: the server itself, where the contender is the gateway in front of it.
+    """
 
     name: str
-    bulk_per_s: float
-    trickle_per_s: float | None = None
-    lone_p50_ms: float | None = None
-    lone_p95_ms: float | None = None
-    started_s: float | None = None
-    peak_mb: float | None = None
-
-
-class ReloadRequest(msgspec.Struct, frozen=True):
-    """Where a server takes OpenAI's embeddings call."""
-
-    url: str
+    target: LoadTarget
     model: str
-    key: str = KEY
+    start: Callable[[], contextlib.AbstractContextManager[int]]
+    direct: "Contender | None" = None
 
 
-def make_texts(count: int, seed: int = 0) -> list[str]:
-    """Pieces of the standard library's documentation, of lengths as documents have them: most short."""
-    dice = random.Random(seed)  # noqa: S311 - a seeded load
-    words = " ".join(_docs()).split()
-    texts = []
-    for _ in range(count):
-        length = min(180, max(3, round(dice.lognormvariate(3.2, 0.65))))
-        start = dice.randrange(len(words) - length)
-        texts.append(" ".join(words[start : start + length]))
-    return texts
+class Job(msgspec.Struct, frozen=True):
+    """The calls of a run, and for how long each kind of callers sends them."""
+
+    task: Task
+    texts: list[str]
+    repeats: int
+    seconds: float
+
+    @property
+    def unit(self) -> str:
+        """Unit of the throughput."""
+        return "texts/s" if self.task == "embed" else "pairs/s"
+
+    @property
+    def bulk_callers(self) -> int:
+        """Number of bulk callers; a pair costs more than a text."""
+        return 16 if self.task == "embed" else 8
 
 
-def xlm_r(**shape: int) -> transformers.XLMRobertaConfig:
-    """Of the base model's shape where nothing else is said, with all-MiniLM's tokens."""
-    return transformers.XLMRobertaConfig(
-        vocab_size=30522,
-        max_position_embeddings=514,
-        type_vocab_size=1,
-        pad_token_id=0,
-        bos_token_id=101,
-        eos_token_id=102,
-        **shape,
-    )
+class Rates(msgspec.Struct):
+    """Figures of one contender: one value per repeat."""
+
+    bulk_per_s: list[float] = []
+    single_per_s: list[float] = []
+    lone_p50_ms: list[float] = []
+    lone_p95_ms: list[float] = []
 
 
-def make_large(folder: Path) -> Path:
-    """XLM-R large, mean pooling. Its tokenizer is smaller than the real one's: the encoder does the same."""
-    source = locate_checkpoint(DEFAULT_MODEL)
-    config = xlm_r(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
-    torch.manual_seed(0)
-    transformers.XLMRobertaModel(config).eval().save_pretrained(folder)
-    for name in BESIDE:
-        target = folder / name
-        target.parent.mkdir(exist_ok=True)
-        shutil.copy(source / name, target)
-    pooling = json.loads((source / POOLING).read_text()) | {"word_embedding_dimension": config.hidden_size}
-    (folder / POOLING).write_text(json.dumps(pooling))
-    return folder
+async def measure_turns(job: Job, servers: Sequence[Contender]) -> list[Rates]:
+    """Measure bulk, single and lone callers of each server, in turns within each repeat."""
+    rates = [Rates() for _ in servers]
+    for repeat in range(job.repeats):
+        turns = list(zip(servers, rates, strict=True))
+        for server, found in turns if repeat % 2 == 0 else reversed(turns):
+            bulk = await _sample(job, server, job.bulk_callers, CALL_TEXTS)
+            single = await _sample(job, server, SINGLE_CALLERS, 1)
+            lone = await _sample(job, server, 1, 1)
+            found.bulk_per_s.append(bulk.per_s * CALL_TEXTS)
+            found.single_per_s.append(single.per_s)
+            found.lone_p50_ms.append(lone.p50_ms)
+            found.lone_p95_ms.append(lone.p95_ms)
+    return rates
 
 
-def texts_for(checkpoint: Path, count: int) -> tuple[list[str], float]:
-    """So many texts that the model takes whole, since not every server cuts; and their mean in tokens."""
-    many = make_texts(count * 2)
-    lengths = open_tokenizer(checkpoint, LONGEST_TOKENS + 1).count(many)
-    kept = [(text, n) for text, n in zip(many, lengths, strict=True) if n <= LONGEST_TOKENS][:count]
-    return [text for text, _ in kept], statistics.mean(n for _, n in kept)
+async def _sample(job: Job, server: Contender, callers: int, inputs: int) -> Sample:
+    """Run a closed loop over the texts.
+
+    Raises: RuntimeError where a call fails.
+    """
+    query = QUERY if job.task == "rerank" else ""
+    shape = CallShape(inputs, models=(server.model,), query=query)
+    sender = CallSender(server.target, CallFactory(cycle(job.texts), shape), SampleRecorder({}))
+    sample = await closed_loop(sender, callers, job.seconds, job.seconds / 5)
+    if sample.failed or not sample.calls:
+        raise RuntimeError(f"{server.name}: {sample.calls} calls answered, {sample.failures} failed")
+    return sample
 
 
-def _docs() -> Iterator[str]:
-    for source in SOURCES:
-        module = import_module(source)
-        for _, member in sorted(inspect.getmembers(module)):
-            yield inspect.getdoc(member) or ""
+def in_process(checkpoint: Path, job: Job, dtype: str) -> tuple[Rates, float]:
+    """Measure sentence-transformers in this process: batches of 32, sorted by length; rates and peak MB."""
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+
+    run: Callable[[Any], object]
+    if job.task == "embed":
+        encoder = SentenceTransformer(str(checkpoint), device="cpu", model_kwargs={"dtype": dtype})
+        run = partial(encoder.encode, batch_size=CALL_TEXTS, show_progress_bar=False)
+    else:
+        cross_encoder = CrossEncoder(str(checkpoint), device="cpu", model_kwargs={"dtype": dtype})
+        run = partial(cross_encoder.predict, batch_size=CALL_TEXTS, show_progress_bar=False)
+    texts = [text if job.task == "embed" else (QUERY, text) for text in job.texts]
+    lone = [SHORT if job.task == "embed" else (QUERY, SHORT)]
+    run(texts[:CALL_TEXTS])
+    found = Rates()
+    for _ in range(job.repeats):
+        found.bulk_per_s.append(len(texts) / _seconds(run, texts))
+        waits_ms = sorted(_seconds(run, lone) * 1e3 for _ in range(LONE_CALLS))
+        found.lone_p50_ms.append(statistics.median(waits_ms))
+        found.lone_p95_ms.append(waits_ms[int(len(waits_ms) * 0.95)])
+    return found, peak_mb(os.getpid())
 
 
-def in_process(checkpoint: Path, texts: list[str], dtype: str, repeats: int) -> Figures:
-    """sentence-transformers in this process, batches of 32; it sorts by length itself."""
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(checkpoint), device="cpu", model_kwargs={"dtype": dtype})
-    model.encode(texts[:64], batch_size=CALL_TEXTS, show_progress_bar=False)
-    rates = []
-    for _ in range(repeats):
-        started_s = time.perf_counter()
-        model.encode(texts, batch_size=CALL_TEXTS, show_progress_bar=False)
-        rates.append(len(texts) / (time.perf_counter() - started_s))
-    waits_ms = []
-    for _ in range(LONE_CALLS):
-        started_s = time.perf_counter()
-        model.encode([SHORT], show_progress_bar=False)
-        waits_ms.append((time.perf_counter() - started_s) * 1e3)
-    found = Figures(f"sentence-transformers {dtype}", statistics.median(rates), None, *_wait_ms(waits_ms))
-    return msgspec.structs.replace(found, peak_mb=peak_mb(os.getpid()))
-
-
-async def over_http(name: str, asked: ReloadRequest, texts: list[str], repeats: int) -> Figures:
-    """Bulk, trickle and a lone caller against one server."""
-    headers = {"authorization": f"Bearer {asked.key}"}
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
-
-        async def call(inputs: Sequence[str]) -> None:
-            body = {"model": asked.model, "input": list(inputs), "encoding_format": "base64"}
-            async with session.post(asked.url, json=body) as answer:
-                told = await answer.json()
-                if answer.status != 200 or len(told["data"]) != len(inputs):
-                    raise RuntimeError(f"{name} answered {answer.status}: {str(told)[:300]}")
-
-        calls = [texts[i : i + CALL_TEXTS] for i in range(0, len(texts), CALL_TEXTS)]
-        await _drive(call, calls[:8], BULK_CALLERS)
-        bulk = [len(texts) / await _drive(call, calls, BULK_CALLERS) for _ in range(repeats)]
-        single = [[text] for text in texts]
-        trickle = [len(texts) / await _drive(call, single, TRICKLE_CALLERS) for _ in range(repeats)]
-        waits_ms = [await _drive(call, [[SHORT]], 1) * 1e3 for _ in range(LONE_CALLS)]
-    return Figures(name, statistics.median(bulk), statistics.median(trickle), *_wait_ms(waits_ms))
-
-
-async def _drive(
-    call: Callable[[Sequence[str]], Awaitable[None]], calls: Sequence[Sequence[str]], callers: int
-) -> float:
-    """All calls, from so many callers that each wait for their answer; seconds."""
-    waiting = iter(calls)
-
-    async def caller() -> None:
-        for inputs in waiting:
-            await call(inputs)
-
+def _seconds(run: Callable[[Any], object], texts: object) -> float:
     started_s = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(callers)))
+    run(texts)
     return time.perf_counter() - started_s
 
 
-def _wait_ms(waits_ms: Sequence[float]) -> tuple[float, float]:
-    ordered = sorted(waits_ms)
-    return statistics.median(ordered), ordered[int(len(ordered) * 0.95)]
-
-
-def ceiling(checkpoint: Path, tokens: float) -> tuple[float, float]:
-    """GFLOP/s of the model's matrix products in bfloat16, and texts a second if nothing else took time."""
+def matrix_ceiling(checkpoint: Path, tokens: float) -> tuple[float, float]:
+    """Return GFLOP/s of the model's matrix products in bfloat16, and texts/s if nothing else took time."""
     config = json.loads((checkpoint / "config.json").read_text())
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     shapes = ((hidden, hidden, 4), (hidden, inner, 1), (inner, hidden, 1))
-    work = sum(2 * a * b * times for a, b, times in shapes)
+    operations = sum(2 * a * b * times for a, b, times in shapes)
     spent_s = sum(times * _product_s(a, b) / TYPICAL_TOKENS for a, b, times in shapes)
-    return work / spent_s / 1e9, 1 / (spent_s * config["num_hidden_layers"] * tokens)
+    return operations / spent_s / 1e9, 1 / (spent_s * config["num_hidden_layers"] * tokens)
 
 
 @torch.inference_mode()
 def _product_s(inputs: int, outputs: int) -> float:
     layer = best_kind(torch.device("cpu"), torch.bfloat16)(torch.nn.Linear(inputs, outputs), torch.bfloat16)
     rows = torch.randn(TYPICAL_TOKENS, inputs, dtype=torch.bfloat16)
-    found = []
-    for _ in range(TRIES):
-        started_s = time.perf_counter()
-        layer(rows)
-        found.append(time.perf_counter() - started_s)
-    return min(found)
+    return min(_seconds(layer, rows) for _ in range(_TRIES))
 
 
 @contextlib.contextmanager
-def gateway(checkpoint: Path, options: str, folder: Path) -> Iterator[int]:
-    """The gateway with one engine; tells its process id."""
-    config = folder / "router.yaml"
+def gateway(upstream: str, port: int, folder: Path) -> Iterator[int]:
+    """Run a gateway with one upstream and yield its process id."""
+    config = folder / f"router-{port}.yaml"
     config.write_text(
-        f"listen: 127.0.0.1:{PORT}\n"
-        f"upstreams: {{m: {{backend: torch, model: {checkpoint}{options}}}}}\n"
-        "models: {m: {upstream: m}}\n"
+        f"listen: 127.0.0.1:{port}\nupstreams: {{m: {{{upstream}}}}}\nmodels: {{m: {{upstream: m}}}}\n"
     )
     command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
-    health = f"http://127.0.0.1:{PORT}/readyz"
-    with run_server(command, {"GATEWAY_API_KEY": KEY}, health, folder / "gateway.log") as pid:
+    health = f"http://127.0.0.1:{port}/readyz"
+    with run_server(command, {"GATEWAY_API_KEY": KEY}, health, config.with_suffix(".log")) as pid:
         yield pid
 
 
-def peak_mb(pid: int) -> float:
-    """Highest resident memory of a process and its descendants, summed, in MB."""
-    total, waiting = 0.0, [pid]
-    while waiting:
-        one = waiting.pop()
-        folder = Path(f"/proc/{one}")
-        for line in (folder / "status").read_text().splitlines():
-            if line.startswith("VmHWM"):
-                total += int(line.split()[1]) / 1024
-        for task in (folder / "task").iterdir():
-            waiting += [int(child) for child in (task / "children").read_text().split()]
-    return total
-
-
-Contender = tuple[str, ReloadRequest, Callable[[], contextlib.AbstractContextManager[int]]]
-
-
 def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> Iterator[Contender]:
-    """Every server that was asked for, and how to start it."""
-    ours = ReloadRequest(f"http://127.0.0.1:{PORT}/v1/embeddings", "m")
-    modes = {"float32": ", dtype: float32", "bfloat16": ", dtype: bfloat16"}
+    """Yield every server of the command line."""
+    path = PATHS[options.task]
+    modes = {dtype: f"dtype: {dtype}" for dtype in DTYPES}
     if options.compile:
-        modes["bfloat16, compile"] = ", dtype: bfloat16, compile: true"
+        modes["bfloat16, compiled"] = "dtype: bfloat16, compile: true"
     for name, settings in modes.items():
-        yield f"this gateway {name}", ours, partial(gateway, checkpoint, settings, folder)
-    health, log = f"http://127.0.0.1:{PORT}/health", folder / "peer.log"
-    if options.infinity:
-        theirs = ReloadRequest(f"http://127.0.0.1:{PORT}/embeddings", checkpoint.name)
-        for dtype in ("float32", "bfloat16"):
-            start = prepare_command("infinity", checkpoint, PORT, ["--dtype", dtype])
-            yield f"Infinity {dtype}", theirs, partial(run_server, *start, health, log)
-    if options.vllm:
-        start = prepare_command("vllm", checkpoint, PORT)
-        theirs = ReloadRequest(f"http://127.0.0.1:{PORT}/v1/embeddings", checkpoint.name)
-        yield "vLLM bfloat16", theirs, partial(run_server, *start, health, log)
+        port = free_port()
+        upstream = f"backend: torch, model: {checkpoint}, {settings}"
+        start = partial(gateway, upstream, port, folder)
+        yield Contender(f"this gateway {name}", _target(port, path), "m", start)
+    for peer in (peer for peer in options.peers if peer != "sentence-transformers"):
+        for dtype in DTYPES if peer == "infinity" else ("bfloat16",):
+            yield from _peer(options, peer, dtype, checkpoint, folder)
 
 
-def measured(contender: Contender, texts: list[str], repeats: int) -> Figures:
-    """Start it, ask it, stop it."""
-    name, asked, started = contender
-    at_s = time.perf_counter()
-    with started() as pid:
-        took_s = time.perf_counter() - at_s
-        found = asyncio.run(over_http(name, asked, texts, repeats))
-        return msgspec.structs.replace(found, started_s=took_s, peak_mb=peak_mb(pid))
+def _peer(
+    options: argparse.Namespace, peer: Literal["infinity", "vllm"], dtype: str, checkpoint: Path, folder: Path
+) -> Iterator[Contender]:
+    """Yield a peer, and the gateway in front of it where --behind asks for that."""
+    port, outer_port = free_port(), free_port()
+    base, name = f"http://127.0.0.1:{port}", {"infinity": "Infinity", "vllm": "vLLM"}[peer]
+    embed_path = "/embeddings" if peer == "infinity" else "/v1/embeddings"
+    flags = ["--dtype", dtype] if peer == "infinity" else []
+    command, variables = prepare_command(peer, checkpoint, port, flags)
+    start = partial(run_server, command, variables, f"{base}/health", folder / f"{peer}.log")
+    target = _target(port, embed_path if options.task == "embed" else "/rerank")
+    direct = Contender(f"{name} {dtype}", target, checkpoint.name, start)
+    yield direct
+    if options.behind:
+        upstream = f"backend: {peer}, replicas: ['{base}'], tokenizer: {checkpoint}"
+        both = partial(_both, start, partial(gateway, upstream, outer_port, folder))
+        target = _target(outer_port, PATHS[options.task])
+        yield Contender(f"{name} {dtype} behind this gateway", target, "m", both, direct)
 
 
-def table(found: Sequence[Figures]) -> Iterator[str]:
-    """Markdown: one row each."""
-    yield "| | bulk, texts/s | 32 single callers, texts/s | lone caller p50 / p95, ms | start, s | peak, MB |"
-    yield "|---|---|---|---|---|---|"
-    for one in found:
-        trickle = "" if one.trickle_per_s is None else f"{one.trickle_per_s:.0f}"
-        lone = "" if one.lone_p50_ms is None else f"{one.lone_p50_ms:.1f} / {one.lone_p95_ms:.1f}"
-        start = "" if one.started_s is None else f"{one.started_s:.0f}"
-        peak = "" if one.peak_mb is None else f"{one.peak_mb:.0f}"
-        yield f"| {one.name} | {one.bulk_per_s:.0f} | {trickle} | {lone} | {start} | {peak} |"
+def _target(port: int, path: str) -> LoadTarget:
+    return LoadTarget(port, {"authorization": f"Bearer {KEY}"}, path, checked=False)
+
+
+@contextlib.contextmanager
+def _both(
+    inner: Callable[[], contextlib.AbstractContextManager[int]],
+    outer: Callable[[], contextlib.AbstractContextManager[int]],
+) -> Iterator[int]:
+    with inner(), outer() as pid:
+        yield pid
+
+
+def measure(contender: Contender, job: Job) -> list[Measure]:
+    """Start a contender, measure it, stop it."""
+    started_s = time.perf_counter()
+    with contender.start() as pid:
+        start_s = time.perf_counter() - started_s
+        turns = [contender, *([contender.direct] if contender.direct else [])]
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            found = measures(contender.name, job, *runner.run(measure_turns(job, turns)))
+        return [
+            *found,
+            Measure(contender.name, "starts in, s", spread([start_s])),
+            Measure(contender.name, "peak MB", spread([peak_mb(pid)])),
+        ]
+
+
+def measures(name: str, job: Job, rates: Rates, baseline: Rates | None = None) -> list[Measure]:
+    """Return the figures of one contender, with ratios to its baseline within each repeat."""
+    titles = {
+        "bulk_per_s": f"{job.unit}, bulk",
+        "single_per_s": f"{job.unit}, {SINGLE_CALLERS} single callers",
+        "lone_p50_ms": "p50 ms, lone caller",
+        "lone_p95_ms": "p95 ms, lone caller",
+    }
+    found = []
+    for field, title in titles.items():
+        values: list[float] = getattr(rates, field)
+        base: list[float] = getattr(baseline, field) if baseline else []
+        if values:
+            ratios = [value / other for value, other in zip(values, base, strict=False)]
+            bases = (spread(base), spread(ratios)) if base else (None, None)
+            found.append(Measure(name, title, spread(values), *bases))
+    return found
+
+
+def run(options: argparse.Namespace, checkpoint: Path, folder: Path) -> list[Measure]:
+    """Measure the ceiling of this machine, sentence-transformers, and every server."""
+    texts, tokens = checkpoints.texts_for(checkpoint, options.texts)
+    job = Job(options.task, texts, options.repeats, options.seconds)
+    print(f"{len(texts)} texts of {tokens:.1f} tokens on average, {torch.get_num_threads()} cores")
+    before = matrix_ceiling(checkpoint, tokens)
+    found: list[Measure] = []
+    if "sentence-transformers" in options.peers:
+        for dtype in DTYPES:
+            with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                rates, peak = process.submit(in_process, checkpoint, job, dtype).result()
+            name = f"sentence-transformers {dtype}"
+            found += [*measures(name, job, rates), Measure(name, "peak MB", spread([peak]))]
+    for contender in contenders(options, checkpoint, folder):
+        if not options.only or options.only in contender.name:
+            print(f"{contender.name} …", file=sys.stderr)
+            found += measure(contender, job)
+    # On a machine that others use too, the rate of the products falls between start and end.
+    pairs = zip(before, matrix_ceiling(checkpoint, tokens), strict=True)
+    gflops, ceiling = (spread(pair) for pair in pairs)
+    note = "at the start and the end"
+    name = "matrix products in bfloat16 alone"
+    ours = [Measure(name, "GFLOP/s", gflops, note=note)]
+    if options.task == "embed":
+        ours.append(Measure(name, f"{job.unit}, bulk", ceiling, note=note))
+    return [*ours, *found]
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print and write the result."""
     options = _options()
-    # However this process is asked to end, its servers end with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with tempfile.TemporaryDirectory() as folder:
-        _measure(options, make_large(Path(folder)) if options.large else locate_checkpoint(options.model))
-
-
-def _measure(options: argparse.Namespace, checkpoint: Path) -> None:
-    texts, mean = texts_for(checkpoint, options.texts)
-    print(f"{len(texts)} texts of {mean:.1f} tokens on average, {torch.get_num_threads()} cores")
-    rate, texts_per_s = ceiling(checkpoint, mean)
-    print(f"bfloat16 matrix products alone: {rate:.0f} GFLOP/s, so {texts_per_s:.0f} texts/s at most")
-    found = [Figures("ceiling of this machine", texts_per_s)]
-    if options.in_process:
-        for dtype in ("float32", "bfloat16"):
-            with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-                found.append(alone.submit(in_process, checkpoint, texts, dtype, options.repeats).result())
-            print(f"{found[-1].name}: {found[-1].bulk_per_s:.0f} texts/s", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder:
-        for contender in contenders(options, checkpoint, Path(folder)):
-            if options.only and options.only not in contender[0]:
-                continue
-            found.append(measured(contender, texts, options.repeats))
-            print(f"{found[-1].name}: {found[-1].bulk_per_s:.0f} texts/s", file=sys.stderr)
-    print("\n".join(table(found)))
-    # A machine that others use too shows it here: the rate falls.
-    print(f"matrix products again, at the end: {ceiling(checkpoint, mean)[0]:.0f} GFLOP/s")
-    if options.json:
-        options.json.write_text(json.dumps([msgspec.to_builtins(one) for one in found], indent=1))
-    if options.plot:
-        options.plot.write_text(bars("texts a second, bulk", [(one.name, one.bulk_per_s) for one in found]))
+    # On SIGTERM the servers of this process end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if options.task == "rerank":
+            checkpoint = checkpoints.make_reranker(folder / "reranker")
+        elif options.large:
+            checkpoint = checkpoints.make_large_encoder(folder / "large")
+        else:
+            checkpoint = locate_checkpoint(options.model)
+        found = run(options, checkpoint, folder)
+    Console(width=170).print(tables.listed(found))
+    kind = "engine-rerank" if options.task == "rerank" else "engine-large" if options.large else "engine"
+    print(f"result: {results.write(results.new_result(kind, found), options.out)}")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--task", choices=("embed", "rerank"), default="embed")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="hub id or folder of a BERT-shaped checkpoint")
-    parser.add_argument(
-        "--large", action="store_true", help="a checkpoint of XLM-R large's shape, in its place"
-    )
-    parser.add_argument("--texts", type=int, default=TEXTS)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--large", action="store_true", help="a checkpoint of XLM-R large's shape instead")
+    parser.add_argument("--texts", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10, help="measured period of each sample")
     parser.add_argument("--compile", action="store_true", help="also with `compile: true`")
-    parser.add_argument("--in-process", action="store_true", help="also sentence-transformers")
-    parser.add_argument("--infinity", action="store_true")
-    parser.add_argument("--vllm", action="store_true")
-    parser.add_argument("--only", help="servers whose name holds this")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path, help="an SVG file")
-    return parser.parse_args()
+    parser.add_argument("--peers", type=lambda text: text.split(","), default=[], help=", ".join(PEERS))
+    parser.add_argument("--behind", action="store_true", help="also each server behind the gateway")
+    parser.add_argument("--only", help="servers whose name contains this")
+    parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the JSON result")
+    options = parser.parse_args()
+    if unknown := set(options.peers) - set(PEERS):
+        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    return options
 
 
 if __name__ == "__main__":

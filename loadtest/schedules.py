@@ -1,4 +1,4 @@
-"""When calls arrive in an open loop: moments in seconds from the start, in order. Pure."""
+"""Arrival times of an open loop, in seconds from the start and in order; pure."""
 
 import random
 from typing import Literal
@@ -7,20 +7,20 @@ Arrivals = Literal["poisson", "constant"]
 
 
 def constant(rate: float, seconds: float) -> list[float]:
-    """One call each 1/rate seconds."""
-    return [number / rate for number in range(round(rate * seconds))]
+    """Return one arrival each 1/rate seconds, at least one in all."""
+    return [number / rate for number in range(max(1, round(rate * seconds)))]
 
 
 def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Callers that know nothing of each other: gaps are exponential."""
+    """Return arrivals of independent callers: the gaps are exponential."""
     dice = random.Random(seed)  # noqa: S311 - a seeded load
-    moments, now_s = [], dice.expovariate(rate)
+    arrivals_s, now_s = [], dice.expovariate(rate)
     while now_s < seconds:
-        moments.append(now_s)
+        arrivals_s.append(now_s)
         now_s += dice.expovariate(rate)
-    return moments
+    return arrivals_s
 
 
 def schedule(arrivals: Arrivals, rate: float, seconds: float, seed: int) -> list[float]:
-    """Of either kind."""
+    """Return the arrival times of either kind."""
     return constant(rate, seconds) if arrivals == "constant" else poisson(rate, seconds, seed)

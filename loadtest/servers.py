@@ -1,6 +1,6 @@
-"""The servers of a measured run on one machine: stub, Redis, the gateway, and the peers beside it.
+"""Servers of a measured run on one machine: stub, Redis, gateways, and peers; all on loopback.
 
-Rule: what is measured has core 0 for itself; stub, load and Redis share core 1. All of it is on loopback.
+The measured server has core 0 for itself; stub, load and Redis share core 1.
 """
 
 import http.client
@@ -15,10 +15,10 @@ import msgspec
 
 from gateway.tenants.keyring import key_digest
 from loadtest import corpora
-from loadtest.corpora import Calls
-from loadtest.generator import Target, is_right
-from loadtest.processes import Running, Usage, free_port, listens
-from loadtest.stub import Stats
+from loadtest.corpora import CallFactory
+from loadtest.generator import LoadTarget, is_correct
+from loadtest.processes import PinnedProcess, ResourceUsage, free_port, listens
+from loadtest.stub import StubStats
 
 # The checkout that this harness belongs to.
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,41 +33,45 @@ PEERS = {
 }
 
 
-class Server(msgspec.Struct, frozen=True):
-    """One that takes calls. process: None where only the stub answers."""
+class RunningServer(msgspec.Struct, frozen=True):
+    """A server that accepts calls."""
 
     name: str
-    target: Target
-    process: Running | None = None
+    target: LoadTarget
+    process: PinnedProcess
+
+    @property
+    def watch(self) -> dict[str, Callable[[], ResourceUsage]]:
+        """Usage of its processes, under its name."""
+        return {self.name: self.process.usage}
 
 
-def start_stub(
-    folder: Path, *flags: str, core: int = LOAD_CORE, name: str = "stub", port: int | None = None
-) -> Server:
-    """With these flags of `loadtest.stub`. port: where one was that is to be again."""
-    port = port or free_port()
+def start_stub(folder: Path, *flags: str, name: str = "stub") -> RunningServer:
+    """Start `loadtest.stub` with these flags on the load's core."""
+    port = free_port()
     command = [sys.executable, "-m", "loadtest.stub", "--port", str(port), *flags]
-    stub = Running(command, core, folder / f"{name}-{port}.log")
+    stub = PinnedProcess(command, LOAD_CORE, folder / f"{name}-{port}.log", working_directory=ROOT)
     stub.wait_until(lambda: listens(port))
-    return Server(name, Target(port), stub)
+    return RunningServer(name, LoadTarget(port), stub)
 
 
-def start_redis(folder: Path) -> tuple[Running, str]:
-    """An empty server without persistence, and its URL. Raises: RuntimeError where none is installed."""
+def start_redis(folder: Path) -> tuple[PinnedProcess, str]:
+    """Start an empty server without persistence; return it and its URL.
+
+    Raises: RuntimeError where none is installed.
+    """
     environment_bin = str(Path(sys.executable).parent)
     executable = shutil.which("redis-server") or shutil.which("redis-server", path=environment_bin)
     if executable is None:
         raise RuntimeError("no redis-server on the path")
     port = free_port()
     command = [executable, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    redis = Running([*command, "--dir", str(folder)], LOAD_CORE, folder / "redis.log")
+    redis = PinnedProcess([*command, "--dir", str(folder)], LOAD_CORE, folder / f"redis-{port}.log")
     redis.wait_until(lambda: listens(port))
     return redis, f"redis://127.0.0.1:{port}/0"
 
 
-def start_gateway(
-    folder: Path, config: str, *, key: str = KEY, name: str = "gateway", tree: Path = ROOT
-) -> Server:
+def start_gateway(folder: Path, config: str, *, name: str = "gateway", tree: Path = ROOT) -> RunningServer:
     """Start the gateway of one checkout on the measured core.
 
     config: router.yaml without `listen`. tree: the checkout whose code runs. Raises: RuntimeError.
@@ -75,37 +79,41 @@ def start_gateway(
     environment = {"PYTHONPATH": str(tree)}
     _require_code_of(tree, environment)
     port = free_port()
-    path = folder / f"{name}.yaml"
+    path = folder / f"{name}-{port}.yaml"
     path.write_text(f"listen: 127.0.0.1:{port}\n{config}")
     command = [sys.executable, "-m", "gateway", "serve", "-c", str(path)]
     # `python -m` looks in the working directory before PYTHONPATH.
-    process = Running(command, MEASURED_CORE, folder / f"{name}.log", environment, working_directory=tree)
+    log = path.with_suffix(".log")
+    process = PinnedProcess(command, MEASURED_CORE, log, environment, working_directory=tree)
     process.wait_until(lambda: answers(port, "/readyz"))
-    return Server(name, bearer(port, key), process)
+    return RunningServer(name, with_key(port, KEY), process)
 
 
 def _require_code_of(tree: Path, environment: dict[str, str]) -> None:
     """Raise RuntimeError unless `import gateway` finds the package of this checkout."""
     command = [sys.executable, "-c", "import gateway; print(gateway.__file__)"]
-    found = subprocess.run(
+    imported = subprocess.run(
         command, cwd=tree, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
-    if not found.stdout.startswith(f"{tree}/"):
-        raise RuntimeError(f"{tree} holds no gateway package: {found.stdout or found.stderr}")
+    if not imported.stdout.startswith(f"{tree}/"):
+        raise RuntimeError(f"{tree} holds no gateway package: {imported.stdout or imported.stderr}")
 
 
-def bearer(port: int, key: str) -> Target:
-    """Calls that carry a key."""
-    return Target(port, {"authorization": f"Bearer {key}"})
+def with_key(port: int, key: str) -> LoadTarget:
+    """Return a target whose calls carry a key."""
+    return LoadTarget(port, {"authorization": f"Bearer {key}"})
 
 
-def tenant(key: str, rest: str = "") -> str:
-    """A tenant's lines in flow style."""
-    return f'{{keys: ["{key_digest(key)}"]{rest}}}'
+def tenant(key: str, settings: str = "") -> str:
+    """Return a tenant's entry in flow style."""
+    return f'{{keys: ["{key_digest(key)}"]{settings}}}'
 
 
-def start_peer(name: str, folder: Path, stub_port: int, cache: Path) -> Server:
-    """One of PEERS, or nginx. Raises: RuntimeError, subprocess.CalledProcessError."""
+def start_peer(name: str, folder: Path, stub_port: int, cache: Path) -> RunningServer:
+    """Start one of PEERS, or nginx.
+
+    Raises: RuntimeError, subprocess.CalledProcessError.
+    """
     port = free_port()
     match name:
         case "nginx":
@@ -114,17 +122,17 @@ def start_peer(name: str, folder: Path, stub_port: int, cache: Path) -> Server:
             command, ready = _litellm(folder, port, stub_port, cache), "/health/liveliness"
         case _:
             command, ready = _router(name, port, stub_port, cache), "/health"
-    process = Running(command, MEASURED_CORE, folder / f"{name}.log")
-    process.wait_until(lambda: answers(port, ready) and answers(port, "/v1/embeddings", _one_call(port)))
-    return Server(name, bearer(port, KEY), process)
+    process = PinnedProcess(command, MEASURED_CORE, folder / f"{name}.log")
+    process.wait_until(lambda: answers(port, ready) and answers(port, "/v1/embeddings", _single_call(port)))
+    return RunningServer(name, with_key(port, KEY), process)
 
 
-def _one_call(port: int) -> bytes:
-    return Calls(corpora.texts("queries", port % 1000)).next(b"%d\n").request.partition(b"\n")[2]
+def _single_call(port: int) -> bytes:
+    return CallFactory(corpora.texts("queries", port % 1000)).next(b"%d\n").request.partition(b"\n")[2]
 
 
-def environment(requirement: str, cache: Path) -> Path:
-    """The bin folder of a virtual environment with this package, made where it is not there yet."""
+def _environment(requirement: str, cache: Path) -> Path:
+    """Return the bin folder of a virtual environment with this package, created on first use."""
     package, _, version = requirement.partition("==")
     home = cache / f"{package.partition('[')[0]}-{version}"
     if not (home / "installed").exists():
@@ -138,10 +146,10 @@ def environment(requirement: str, cache: Path) -> Path:
 
 def _router(name: str, port: int, stub_port: int, cache: Path) -> list[str]:
     module = name.replace("-", "_")
-    command = [str(environment(PEERS[name], cache) / "python"), "-m", f"{module}.launch_router"]
-    where = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    command = [str(_environment(PEERS[name], cache) / "python"), "-m", f"{module}.launch_router"]
+    listeners = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
     workers = ["--worker-urls", f"http://127.0.0.1:{stub_port}"]
-    return [*command, *where, *workers, "--policy", "round_robin", "--log-level", "error"]
+    return [*command, *listeners, *workers, "--policy", "round_robin", "--log-level", "error"]
 
 
 def _litellm(folder: Path, port: int, stub_port: int, cache: Path) -> list[str]:
@@ -151,7 +159,7 @@ def _litellm(folder: Path, port: int, stub_port: int, cache: Path) -> list[str]:
         f"model_list: [{{model_name: stub, litellm_params: {upstream}}}]\n"
         f"general_settings: {{master_key: {KEY}}}\n"
     )
-    executable = environment(PEERS["litellm"], cache) / "litellm"
+    executable = _environment(PEERS["litellm"], cache) / "litellm"
     return [str(executable), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
 
 
@@ -176,15 +184,18 @@ def _nginx(folder: Path, port: int, stub_port: int) -> list[str]:
 
 
 def answers(port: int, path: str, body: bytes | None = None) -> bool:
-    """Whether a GET, or a POST of this body, is answered with 200."""
+    """Return True if a GET, or a POST of this body, gets status 200."""
     try:
-        return ask(port, path, body)[0] == 200
+        return request(port, path, body)[0] == 200
     except (OSError, http.client.HTTPException):
         return False
 
 
-def ask(port: int, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    """Status and body of one request. Raises: OSError, http.client.HTTPException."""
+def request(port: int, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """Return status and body of one request.
+
+    Raises: OSError, http.client.HTTPException.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
     try:
@@ -195,37 +206,32 @@ def ask(port: int, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         connection.close()
 
 
-def control(stub: Server, **settings: object) -> None:
-    """Change how the stub behaves; reset=True forgets what it counted."""
-    status, told = ask(stub.target.port, "/control", msgspec.json.encode(settings))
+def control(stub: RunningServer, **settings: object) -> None:
+    """Change how the stub behaves; reset=True clears its counts."""
+    status, reply = request(stub.target.port, "/control", msgspec.json.encode(settings))
     if status != 200:
-        raise ValueError(told.decode())
+        raise ValueError(reply.decode())
 
 
-def stats(stub: Server) -> Stats:
-    """What the stub got."""
-    return msgspec.json.decode(ask(stub.target.port, "/stats")[1], type=Stats)
+def stats(stub: RunningServer) -> StubStats:
+    """Return the stub's counts."""
+    return msgspec.json.decode(request(stub.target.port, "/stats")[1], type=StubStats)
 
 
-def counted(server: Server, metric: str) -> float:
-    """A metric of the gateway's, over all labels."""
-    lines = ask(server.target.port, "/metrics")[1].decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{"))
+def metric(gateway: RunningServer, name: str) -> float:
+    """Return a metric of the gateway, summed over all labels."""
+    lines = request(gateway.target.port, "/metrics")[1].decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
-def check_forwards(server: Server, stub: Server) -> None:
-    """One call must reach the stub once, and come back with its text's vector.
+def check_forwards(server: RunningServer, stub: RunningServer) -> None:
+    """Verify that one call reaches the stub once and returns with its text's vector.
 
     Raises: RuntimeError.
     """
-    call = Calls(corpora.texts("queries", 77)).next(server.target.head())
+    call = CallFactory(corpora.texts("queries", 77)).next(server.target.head())
     before = stats(stub).requests
     body = call.request.partition(b"\r\n\r\n")[2]
-    status, reply = ask(server.target.port, "/v1/embeddings", body)
-    if status != 200 or not is_right(reply, call.inputs) or stats(stub).requests != before + 1:
+    status, reply = request(server.target.port, "/v1/embeddings", body)
+    if status != 200 or not is_correct(reply, call.inputs) or stats(stub).requests != before + 1:
         raise RuntimeError(f"{server.name} does not forward: status {status}, {reply[:200]!r}")
-
-
-def watch(*servers: Server) -> dict[str, Callable[[], Usage]]:
-    """How to look at each one's process."""
-    return {one.name: one.process.usage for one in servers if one.process is not None}

@@ -1,4 +1,4 @@
-"""The stub says what TEI says: held against the adapter that reads it, over a real socket."""
+"""The stub speaks TEI's protocol, as the adapter that reads it confirms over a real socket."""
 
 import asyncio
 import json
@@ -19,24 +19,24 @@ from backends.errors import (
     ReplicaUnavailable,
 )
 from backends.tei import TeiBackend, open_replica
-from loadtest.stub import Connection, Stub
-from loadtest.stub_wire import MARKED, Settings, mark_of
+from loadtest.stub import Stub, StubConnection
+from loadtest.stub_protocol import MARK_COMPONENTS, StubSettings, mark_of
 from loadtest.timer import Timer
 
 TIMEOUT_S = 5.0
 TEXTS = ("one", "another", "ein Gruß")
 
 
-class Served:
-    """A stub in this process, and where it listens."""
+class RunningStub:
+    """A stub in this process, its URL, and the adapters that tests opened."""
 
     def __init__(self, stub: Stub, url: str) -> None:
         self.stub = stub
         self.url = url
         self.opened: list[TeiBackend] = []
 
-    async def joined(self) -> TeiBackend:
-        """The adapter, after /info."""
+    async def backend(self) -> TeiBackend:
+        """Open the adapter and let it read /info."""
         backend = open_replica(ReplicaSpec(self.url))
         self.opened.append(backend)
         await backend.describe(TIMEOUT_S)
@@ -44,14 +44,14 @@ class Served:
 
 
 @pytest.fixture
-async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
-    """With the settings that the test's parameter names."""
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[RunningStub]:
+    """Run a stub with the settings of the test's parameter."""
     timer = Timer()
-    stub = Stub(Settings(**getattr(request, "param", {"dimensions": 8})), timer)
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(stub), "127.0.0.1", 0)
-    made = Served(stub, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    yield made
-    for backend in made.opened:
+    stub = Stub(StubSettings(**getattr(request, "param", {"dimensions": 8})), timer)
+    server = await asyncio.get_running_loop().create_server(lambda: StubConnection(stub), "127.0.0.1", 0)
+    running = RunningStub(stub, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    yield running
+    for backend in running.opened:
         await backend.aclose()
     for connection in list(stub.connections):
         connection.drop()
@@ -64,19 +64,19 @@ def marks(texts: tuple[str, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("normalize", [True, False], ids=["base64 on /v1/embeddings", "JSON on /embed"])
-async def test_the_adapter_reads_the_vector_of_each_text(served: Served, normalize: bool) -> None:
-    backend = await served.joined()
+async def test_adapter_reads_the_vector_of_each_text(served: RunningStub, normalize: bool) -> None:
+    backend = await served.backend()
 
     reply = await backend.run(Embed(TEXTS, normalize=normalize), TIMEOUT_S)
 
     assert isinstance(reply, EmbedReply)
     assert reply.vectors.shape == (3, 8)
-    np.testing.assert_array_equal(reply.vectors[:, :MARKED], marks(TEXTS))
+    np.testing.assert_array_equal(reply.vectors[:, :MARK_COMPONENTS], marks(TEXTS))
     assert reply.tokens == 2 + 3 + 4
     await backend.aclose()
 
 
-async def test_floats_and_base64_are_the_same_vectors(served: Served) -> None:
+async def test_floats_and_base64_hold_the_same_vectors(served: RunningStub) -> None:
     async with httpx.AsyncClient(base_url=served.url, trust_env=False) as client:
         floats, packed = [
             (await client.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": form})).json()
@@ -89,8 +89,8 @@ async def test_floats_and_base64_are_the_same_vectors(served: Served) -> None:
 
 
 @pytest.mark.parametrize("served", [{"kind": "reranker"}], indirect=True)
-async def test_the_adapter_reads_scores(served: Served) -> None:
-    backend = await served.joined()
+async def test_adapter_reads_scores(served: RunningStub) -> None:
+    backend = await served.backend()
 
     reply = await backend.run(Rerank("query", TEXTS), TIMEOUT_S)
 
@@ -100,8 +100,8 @@ async def test_the_adapter_reads_scores(served: Served) -> None:
 
 
 @pytest.mark.parametrize("served", [{"items": 2}, {"items": 9, "permits": 2}], indirect=True)
-async def test_limits_are_refused_as_tei_refuses_them(served: Served) -> None:
-    backend = await served.joined()
+async def test_requests_over_a_limit_get_teis_errors(served: RunningStub) -> None:
+    backend = await served.backend()
     expected = InvalidWork if served.stub.settings.items == 2 else ReplicaOverloaded
 
     with pytest.raises(expected):
@@ -124,7 +124,7 @@ async def test_limits_are_refused_as_tei_refuses_them(served: Served) -> None:
     ],
     ids=["no JSON", "wrong shape", "null", "no input", "empty input", "too large"],
 )
-async def test_bad_bodies_have_teis_statuses(served: Served, body: bytes, status: int) -> None:
+async def test_bad_bodies_get_teis_statuses(served: RunningStub, body: bytes, status: int) -> None:
     async with httpx.AsyncClient(base_url=served.url, trust_env=False) as client:
         reply = await client.post("/v1/embeddings", content=body)
 
@@ -132,34 +132,34 @@ async def test_bad_bodies_have_teis_statuses(served: Served, body: bytes, status
 
 
 @pytest.mark.parametrize("served", [{"base_ms": 49, "input_ms": 1, "parallel": 1}], indirect=True)
-async def test_one_at_a_time_means_that_the_others_wait(served: Served) -> None:
-    backend = await served.joined()
+async def test_requests_over_the_parallel_limit_wait(served: RunningStub) -> None:
+    backend = await served.backend()
     loop = asyncio.get_running_loop()
     started_s = loop.time()
 
     await asyncio.gather(*(backend.run(Embed((f"text {n}",)), TIMEOUT_S) for n in range(8)))
 
-    # A lower bound can be told for certain: eight services of 50 ms, one after the other.
+    # Only the lower bound is certain: eight requests of 50 ms, one after the other.
     assert loop.time() - started_s >= 8 * 0.05
     assert served.stub.stats.most_in_flight == 8
     assert served.stub.stats.in_flight == 0
     await backend.aclose()
 
 
-async def test_control_changes_settings_and_refuses_unknown_ones(served: Served) -> None:
+async def test_control_changes_settings_and_rejects_unknown_ones(served: RunningStub) -> None:
     async with httpx.AsyncClient(base_url=served.url, trust_env=False) as client:
         changed = await client.post("/control", json={"error_share": 1.0, "error_status": 503})
         failed = await client.post("/embed", json={"inputs": "a"})
         refused = await client.post("/control", json={"speed": 1})
-        told = (await client.get("/stats")).json()
+        stats = (await client.get("/stats")).json()
 
-    assert msgspec.json.decode(changed.content, type=Settings).error_share == 1.0
+    assert msgspec.json.decode(changed.content, type=StubSettings).error_share == 1.0
     assert (failed.status_code, json.loads(failed.content)["error_type"]) == (503, "Backend")
     assert refused.status_code == 400
-    assert told["refused"] == {"503": 1}
+    assert stats["refused"] == {"503": 1}
 
 
-async def test_a_request_in_pieces_is_put_together(served: Served) -> None:
+async def test_request_in_pieces_is_joined(served: RunningStub) -> None:
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     body = b'{"inputs":"a"}'
@@ -175,8 +175,8 @@ async def test_a_request_in_pieces_is_put_together(served: Served) -> None:
     writer.close()
 
 
-async def test_truncation_settings_are_understood(served: Served) -> None:
-    backend = await served.joined()
+async def test_truncation_settings_are_accepted(served: RunningStub) -> None:
+    backend = await served.backend()
 
     reply = await backend.run(Embed(("a",), truncate=Truncate.LEFT, dimensions=4), TIMEOUT_S)
 
@@ -185,9 +185,9 @@ async def test_truncation_settings_are_understood(served: Served) -> None:
     await backend.aclose()
 
 
-@pytest.mark.parametrize("served", [{"dimensions": 8, "refuses": "poison"}], indirect=True)
-async def test_a_text_may_spoil_its_request_alone(served: Served) -> None:
-    backend = await served.joined()
+@pytest.mark.parametrize("served", [{"dimensions": 8, "refused_word": "poison"}], indirect=True)
+async def test_refused_word_fails_only_its_request(served: RunningStub) -> None:
+    backend = await served.backend()
 
     with pytest.raises(InvalidWork):
         await backend.run(Embed(("good", "a poisoned one")), TIMEOUT_S)
@@ -195,13 +195,13 @@ async def test_a_text_may_spoil_its_request_alone(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "served", [{"dimensions": 8, "dies_of": "poison", "base_ms": 60_000, "down_ms": 60_000}], indirect=True
+    "served", [{"dimensions": 8, "crash_word": "poison", "base_ms": 60_000, "down_ms": 60_000}], indirect=True
 )
-async def test_a_deadly_text_takes_all_down(served: Served) -> None:
-    backend = await served.joined()
+async def test_crash_word_breaks_all_connections(served: RunningStub) -> None:
+    backend = await served.backend()
     other = asyncio.create_task(backend.run(Embed(("good",)), TIMEOUT_S))
     async with asyncio.timeout(TIMEOUT_S):
-        while served.stub.stats.in_flight == 0:  # noqa: ASYNC110 - the stub tells nobody
+        while served.stub.stats.in_flight == 0:  # noqa: ASYNC110 - the stub sends no event
             await asyncio.sleep(0.01)
 
     for text in ("poison", "good"):
@@ -211,9 +211,9 @@ async def test_a_deadly_text_takes_all_down(served: Served) -> None:
         await other
 
 
-@pytest.mark.parametrize("served", [{"dimensions": 8, "hangs_on": "slow"}], indirect=True)
-async def test_a_text_may_have_no_answer(served: Served) -> None:
-    backend = await served.joined()
+@pytest.mark.parametrize("served", [{"dimensions": 8, "hang_word": "slow"}], indirect=True)
+async def test_hang_word_gets_no_reply(served: RunningStub) -> None:
+    backend = await served.backend()
 
     with pytest.raises(AttemptTimedOut):
         await backend.run(Embed(("a slow one",)), 0.1)

@@ -12,7 +12,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from backends.torch.stats import BOUNDS, COUNTERS
-from loadtest.collector import Collector, collecting
+from tests.fakes.otlp_collector import Collector, collecting
 from tests.processes.conftest import Served, wait_until
 
 pytestmark = pytest.mark.slow

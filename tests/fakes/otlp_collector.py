@@ -1,6 +1,6 @@
-"""An OpenTelemetry collector as far as a test needs one: takes OTLP over HTTP, keeps the spans.
+"""OpenTelemetry collector for tests: accepts OTLP over HTTP and keeps the spans.
 
-Needs the extra `otlp`, which carries the format.
+It needs the extra `otlp`, which contains the format.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """url: where to send; spans: all that came; headers: of the last request."""
+    """Received spans. url: where to send them. headers: of the last request."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -21,13 +21,13 @@ class Collector:
         self.headers: dict[str, str] = {}
 
     def names(self) -> set[str]:
-        """Of all spans."""
-        return {one.name for one in self.spans}
+        """Return the names of all spans."""
+        return {span.name for span in self.spans}
 
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector on a free port of this machine."""
+    """Run a collector on a free loopback port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

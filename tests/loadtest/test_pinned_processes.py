@@ -1,4 +1,4 @@
-"""What a run starts, it ends; what it watches, it adds up."""
+"""A run stops the processes that it starts, and sums the usage of those that it watches."""
 
 import os
 import sys
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.processes import Running, family, group, usage
+from loadtest.processes import PinnedProcess, family, process_group, usage
 
-# A parent that ignores nothing and a child that ignores SIGTERM; the parent tells the child's id.
+# A parent whose child ignores SIGTERM; the parent prints the child's id.
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c",
@@ -22,11 +22,11 @@ time.sleep(60)
 """
 
 
-def test_a_stubborn_child_ends_with_its_group(tmp_path: Path) -> None:
+def test_child_that_ignores_sigterm_ends_with_its_group(tmp_path: Path) -> None:
     log = tmp_path / "parent.log"
-    with group() as started:
-        running = Running([sys.executable, "-c", PARENT], 0, log)
-        started.append(running)
+    with process_group() as processes:
+        running = PinnedProcess([sys.executable, "-c", PARENT], 0, log)
+        processes.append(running)
         running.wait_until(lambda: log.read_text().strip() != "")
         child = int(log.read_text())
 
@@ -39,15 +39,17 @@ def test_a_stubborn_child_ends_with_its_group(tmp_path: Path) -> None:
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
 
 
-def test_usage_counts_this_process_and_forgets_the_ended() -> None:
-    here = usage([os.getpid(), 2**22 + 1])
+def test_usage_counts_this_process_and_ignores_ended_ones() -> None:
+    used = usage([os.getpid(), 2**22 + 1])
 
-    assert here.cpu_s > 0
-    assert here.rss_bytes > 10_000_000
+    assert used.cpu_s > 0
+    assert used.rss_bytes > 10_000_000
 
 
-def test_a_process_that_ends_at_start_is_told_with_its_log(tmp_path: Path) -> None:
-    running = Running([sys.executable, "-c", "raise SystemExit('no such luck')"], 0, tmp_path / "server.log")
+def test_process_that_ends_at_start_is_reported_with_its_log(tmp_path: Path) -> None:
+    running = PinnedProcess(
+        [sys.executable, "-c", "raise SystemExit('no such luck')"], 0, tmp_path / "server.log"
+    )
 
     with pytest.raises(RuntimeError, match="no such luck"):
         running.wait_until(lambda: False)

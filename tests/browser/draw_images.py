@@ -1,9 +1,9 @@
-"""Pictures of `gateway status` and of the page at /ui, while a real load passes.
+"""Images of `gateway status` and of the page at /ui under load, for docs/images.
 
-    .venv/bin/python -m loadtest.screenshots --folder docs/images
+    .venv/bin/python -m tests.browser.draw_images --folder docs/images
 
-The built-in engine with the default model, and three stubs of which one has ended; three
-tenants, one of which asks for more than it may. Needs `requirements/browser.txt` and a Chromium.
+The gateway has the built-in engine with the default model, three stubs of which one has ended, and three
+tenants, one of which exceeds its limit. Needs `requirements/browser.txt` and a Chromium.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from gateway.cli.asking import Asker
 from gateway.cli.status import PATH, Look
 from gateway.telemetry.snapshot import Snapshot
 from gateway.tenants.keyring import key_digest
-from loadtest.processes import Running, group
+from loadtest.processes import PinnedProcess, process_group
 from loadtest.servers import start_gateway, start_stub
 
 KEYS = {name: f"sk-{name}" for name in ("search", "ingest", "trial")}
 ENGINE, STUB = "all-minilm-l6-v2", "bge-m3"
-# How long the load runs before anything is looked at, so that windows are learnt and rates have settled.
+# The load runs this long before an image is taken: windows are learnt and rates have settled by then.
 SETTLE_S = 6.0
 WIDE = {"width": 1180, "height": 860}
 PHONE = {"width": 390, "height": 844}
@@ -40,8 +40,8 @@ TEXT = "what people ask a search for, of which there are many "
 
 
 def config(stubs: list[int]) -> str:
-    """Two upstreams that embed, three tenants."""
-    replicas = ", ".join(f"'http://127.0.0.1:{one}'" for one in stubs)
+    """Return a configuration with two upstreams and three tenants."""
+    replicas = ", ".join(f"'http://127.0.0.1:{port}'" for port in stubs)
     limited = "limits: {requests_per_minute: 30}"
     return (
         "logs: {access: false}\nupstreams:\n"
@@ -56,23 +56,23 @@ def config(stubs: list[int]) -> str:
 
 
 async def keep_calling(client: httpx.AsyncClient, tenant: str, texts: int, pause_s: float) -> None:
-    """One caller, until cancelled; refusals are part of the picture."""
+    """Call until cancelled; refusals are part of the picture."""
     number = 0
     while True:
         number += 1
-        body = {"model": STUB, "input": [f"{TEXT}{tenant} {number} {one}" for one in range(texts)]}
+        body = {"model": STUB, "input": [f"{TEXT}{tenant} {number} {index}" for index in range(texts)]}
         await client.post("/v1/embeddings", json=body, headers={"authorization": f"Bearer {KEYS[tenant]}"})
         await asyncio.sleep(pause_s)
 
 
 @contextlib.asynccontextmanager
 async def load(url: str) -> AsyncIterator[None]:
-    """Many callers of one text, a few of many, and one that is refused."""
+    """Run many callers with one text, a few with many, and one that is refused."""
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
         callers = [keep_calling(client, "search", 1, 0.05) for _ in range(12)]
         callers += [keep_calling(client, "ingest", 256, 0.0) for _ in range(4)]
         callers += [keep_calling(client, "trial", 1, 0.1)]
-        tasks = [asyncio.create_task(one) for one in callers]
+        tasks = [asyncio.create_task(caller) for caller in callers]
         try:
             await asyncio.sleep(SETTLE_S)
             yield
@@ -83,7 +83,7 @@ async def load(url: str) -> AsyncIterator[None]:
 
 
 async def draw_terminal(url: str, folder: Path) -> None:
-    """The live view after two looks, as an SVG."""
+    """Draw the live view after two updates, as an SVG."""
     look, asker = Look(url), Asker(url, None)
     for _ in range(2):
         look.saw(await asyncio.to_thread(asker.get, PATH, Snapshot))
@@ -92,13 +92,13 @@ async def draw_terminal(url: str, folder: Path) -> None:
     console = Console(record=True, width=TERMINAL_COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(look)
     console.print()
-    # Without the fonts that it would load from elsewhere.
+    # Without the fonts that it would load from another host.
     drawn = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="gateway status"), flags=re.DOTALL)
     await asyncio.to_thread((folder / "status.svg").write_text, drawn, encoding="utf-8")
 
 
 async def draw_pages(url: str, folder: Path) -> None:
-    """The status and the playground, wide and on a phone, light and dark."""
+    """Draw the status and the playground: wide and on a phone, light and dark."""
     from playwright.async_api import async_playwright
 
     words = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -114,7 +114,7 @@ async def draw_pages(url: str, folder: Path) -> None:
             page = await context.new_page()
             await page.goto(f"{url}/ui")
             await fill(page)
-            await page.locator(place).evaluate("one => one.scrollIntoView()")
+            await page.locator(place).evaluate("element => element.scrollIntoView()")
             if place == "#status":
                 await page.evaluate("scrollTo(0, 0)")
             await page.screenshot(path=str(folder / f"{name}.png"))
@@ -123,7 +123,7 @@ async def draw_pages(url: str, folder: Path) -> None:
 
 
 async def fill(page: Any) -> None:
-    """A key, and an answer in every part of the playground."""
+    """Enter a key, and get an answer in every part of the playground."""
     await page.get_by_label("API key").fill(KEYS["search"])
     await page.get_by_role("button", name="Use").click()
     await page.wait_for_selector("#embed-model option", state="attached")
@@ -133,48 +133,49 @@ async def fill(page: Any) -> None:
         await page.click(f"#{part}-form button")
         await page.wait_for_selector(f"#{part}-answer table")
     await page.wait_for_selector("#tenants tbody tr")
-    # A rate needs a second look.
+    # A rate needs a second update.
     await page.wait_for_timeout(2500)
 
 
 def chromium() -> str:
-    """Raises: SystemExit where there is none."""
+    """Return the path of the browser.
+
+    Raises: SystemExit where there is none.
+    """
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
         sys.exit("no chromium on the path")
     return found
 
 
-async def draw(url: str, folder: Path, ends: Running) -> None:
-    """All pictures, under load. ends: a stub that is ended once the load runs."""
+async def draw(url: str, folder: Path, ending: PinnedProcess) -> None:
+    """Draw all images under load. ending: a stub that is stopped once the load runs."""
     async with load(url):
-        await asyncio.to_thread(ends.stop)
+        await asyncio.to_thread(ending.stop)
         await asyncio.sleep(2)
         await draw_terminal(url, folder)
         await draw_pages(url, folder)
 
 
 def main() -> None:
-    """Entry point."""
+    """Start the servers and draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--folder", type=Path, default=Path("loadtest-results"))
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as name, group() as started:
+    with tempfile.TemporaryDirectory() as name, process_group() as processes:
         stubs = [
             start_stub(
-                Path(name), "--base-ms", "15", "--input-ms", "0.5", "--parallel", "2", name=f"stub-{one}"
+                Path(name), "--base-ms", "15", "--input-ms", "0.5", "--parallel", "2", name=f"stub-{number}"
             )
-            for one in range(3)
+            for number in range(3)
         ]
         ending = stubs.pop()
-        assert ending.process is not None
-        started += [one.process for one in (*stubs, ending) if one.process is not None]
-        ports = [one.target.port for one in (*stubs, ending)]
+        processes += [stub.process for stub in (*stubs, ending)]
+        ports = [stub.target.port for stub in (*stubs, ending)]
         gateway = start_gateway(Path(name), config(ports))
-        assert gateway.process is not None
-        started.append(gateway.process)
-        gateway.process.spread()
+        processes.append(gateway.process)
+        gateway.process.unpin()
         url = f"http://127.0.0.1:{gateway.target.port}"
         asyncio.run(draw(url, arguments.folder, ending.process))
 

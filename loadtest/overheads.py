@@ -1,0 +1,205 @@
+"""Scenarios that price a feature: quotas in Redis, traces, workers, idle connections, evictions."""
+
+import asyncio
+import resource
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.tokens import open_tokenizer
+from backends.torch.memory import TOKENIZER_BYTES_A_WORD, files_bytes
+from gateway.quotas.heartbeat import ALIVE_S, BEAT, GATEWAYS_KEY, GATEWAYS_TTL_S
+from gateway.quotas.redis_ledger import HEARTBEAT_S
+from gateway.store.redis_client import RedisClient
+from gateway.tenants.store import LOOK_EVERY_S, TenantStore
+from gateway.vector_spaces.space import FOLLOW_EVERY_S
+from gateway.vector_spaces.store import SPACES
+from loadtest import corpora, servers
+from loadtest.corpora import CallFactory, CallShape
+from loadtest.processes import memory, open_files, workers_of
+from loadtest.recorder import Sample
+from loadtest.servers import RunningServer
+from loadtest.testbed import Finding, Testbed, failed
+
+_LIMITS = ", limits: {requests_per_minute: 100000000, tokens_per_minute: 1000000000}"
+
+
+async def quota_store(testbed: Testbed) -> list[Finding]:
+    """Count quotas in Redis; baseline: in memory."""
+    stub = testbed.stub()
+    redis, store = testbed.redis()
+    in_memory = testbed.gateway(stub, limits=_LIMITS)
+    in_redis = testbed.gateway(stub, limits=_LIMITS, settings=f"quotas: {{store: '{store}'}}\n")
+    findings = []
+    for callers in (1, 32):
+        before = await testbed.closed(in_memory, callers)
+        sample = await testbed.closed(in_redis, callers, watch={"redis": redis})
+        kind = f"{callers} caller{'s' if callers > 1 else ''}"
+        findings += [
+            Finding(f"p50 ms, {kind}", sample.p50_ms, before.p50_ms),
+            _cpu_finding(kind, in_redis, sample, in_memory, before),
+            Finding(f"CPU of Redis per call, µs, {kind}", sample.cpu_us_per_call("redis")),
+        ]
+    return findings
+
+
+def _cpu_finding(
+    kind: str, server: RunningServer, sample: Sample, other: RunningServer, before: Sample
+) -> Finding:
+    cost, base = sample.cpu_us_per_call(server.name), before.cpu_us_per_call(other.name)
+    return Finding(f"CPU per call, µs, {kind}", cost, base)
+
+
+async def traces(testbed: Testbed) -> list[Finding]:
+    """Record 1 % and all of the calls as traces, 32 callers; baseline: no tracing."""
+    stub = testbed.stub()
+    off, findings = testbed.gateway(stub, limits=_LIMITS), []
+    for name, share in (("1 %", 0.01), ("all", 1.0)):
+        endpoint = f"http://127.0.0.1:{stub.target.port}/v1/traces"
+        settings = f"tracing: {{endpoint: '{endpoint}', sample: {share}}}\n"
+        server = testbed.gateway(stub, limits=_LIMITS, settings=settings)
+        before, sample = await testbed.closed(off, 32), await testbed.closed(server, 32)
+        findings += [
+            Finding(f"calls/s, {name} recorded", sample.per_s, before.per_s),
+            _cpu_finding(f"{name} recorded", server, sample, off, before),
+        ]
+    return findings
+
+
+async def two_workers(testbed: Testbed) -> list[Finding]:
+    """Run two HTTP workers that share all cores with the load; baseline: one worker."""
+    stub = testbed.stub()
+    redis, store = testbed.redis()
+    settings = f"logs: {{access: false}}\nquotas: {{store: '{store}'}}\n"
+    single = testbed.gateway(stub, limits=_LIMITS, settings=settings)
+    double = testbed.gateway(stub, limits=_LIMITS, settings=f"workers: 2\n{settings}")
+    for process in (stub.process, redis, single.process, double.process):
+        process.unpin()
+    before, sample = await testbed.closed(single, 64), await testbed.closed(double, 64)
+    workers = workers_of(double.process.process.pid)
+    return [
+        Finding("calls/s, 64 callers", sample.per_s, before.per_s),
+        _cpu_finding("64 callers", double, sample, single, before),
+        Finding("RSS MB of a worker", max(memory(pid).rss_mb for pid in workers)),
+    ]
+
+
+async def idle_connections(testbed: Testbed) -> list[Finding]:
+    """Hold 10,000 idle connections that have had one call each; baseline: none."""
+    count = _raise_open_files(10_000)
+    stub = testbed.stub()
+    gateway = testbed.gateway(stub, limits=", limits: {requests_in_flight: 20000}")
+    (worker,) = workers_of(gateway.process.process.pid)
+    alone, memory_before, files = await testbed.open(gateway, 50), memory(worker), open_files(worker)
+    connections = await _open_connections(gateway, count)
+    crowd, memory_after, held = await testbed.open(gateway, 50), memory(worker), open_files(worker) - files
+    for connection in connections:
+        connection.close()
+    return [
+        Finding("connections held", held, None, f"failed calls {alone.failed + crowd.failed}"),
+        Finding("KB per connection", (memory_after.private_mb - memory_before.private_mb) * 1000 / held),
+        Finding("RSS MB of the worker", memory_after.rss_mb, memory_before.rss_mb),
+        Finding("p50 ms at 50/s", crowd.p50_ms, alone.p50_ms),
+        _cpu_finding("50/s", gateway, crowd, gateway, alone),
+    ]
+
+
+def _raise_open_files(wanted: int) -> int:
+    """Raise the limit of open files; return how many connections it allows, at most `wanted`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return min(wanted, hard - 1000)
+
+
+async def _open_connections(gateway: RunningServer, count: int) -> list[asyncio.StreamWriter]:
+    calls, head, gate = (
+        CallFactory(corpora.texts("queries", 10**5)),
+        gateway.target.head(),
+        asyncio.Semaphore(200),
+    )
+
+    async def open_one() -> asyncio.StreamWriter:
+        async with gate, asyncio.timeout(60):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.target.port)
+            writer.write(calls.next(head).request)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            return writer
+
+    return await asyncio.gather(*(open_one() for _ in range(count)))
+
+
+async def idle_gateways(testbed: Testbed) -> list[Finding]:
+    """Measure the CPU of Redis for the periodic requests of 1,000 gateways without calls."""
+    _, store = testbed.redis()
+    client, gateways, total = RedisClient(store, timeout_s=5.0), 1000, 0.0
+    tenants = TenantStore(client)
+    # Six canaries of 1,024 numbers in float32.
+    await client.execute("HSET", SPACES, "upstream", bytes(6 * 1024 * 4))
+
+    def heartbeat(number: int) -> Awaitable[object]:
+        alive_us = round(ALIVE_S * 1_000_000)
+        argument = {"now": 0, "id": f"gateway-{number}", "alive": alive_us, "ttl": GATEWAYS_TTL_S}
+        return client.run_script(BEAT, [GATEWAYS_KEY], msgspec.msgpack.encode(argument))
+
+    periodic: tuple[tuple[str, float, Callable[[int], Awaitable[object]]], ...] = (
+        ("heartbeat", HEARTBEAT_S, heartbeat),
+        ("version of keys and tenants", LOOK_EVERY_S, lambda _: tenants.version()),
+        ("fingerprint of an upstream", FOLLOW_EVERY_S, lambda _: client.execute("HGET", SPACES, "upstream")),
+    )
+    findings = []
+    for name, every_s, send in periodic:
+        # A first pass registers all gateways.
+        for number in range(gateways):
+            await send(number)
+        before_s = await _redis_cpu_s(client)
+        for number in range(gateways):
+            await send(number)
+        cost_us = (await _redis_cpu_s(client) - before_s) / gateways * 1e6
+        total += cost_us * gateways / every_s / 1e4
+        note = f"every {every_s:g} s from each gateway"
+        findings.append(Finding(f"CPU of Redis per {name}, µs", cost_us, None, note))
+    await client.aclose()
+    return [*findings, Finding(f"% of a Redis core, {gateways} gateways", total)]
+
+
+async def _redis_cpu_s(client: RedisClient) -> float:
+    info = await client.execute("INFO", "cpu")
+    return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+
+
+async def evictions(testbed: Testbed) -> list[Finding]:
+    """Call one loaded model while another caller has nine others loaded in turn; baseline: undisturbed.
+
+    The engine's budget holds three of ten copies of the default model.
+    """
+    source = locate_checkpoint(DEFAULT_MODEL)
+    checkpoints = [Path(shutil.copytree(source, testbed.folder / f"model-{n}")) for n in range(10)]
+    words = open_tokenizer(checkpoints[0], 256).vocabulary_size
+    budget = 3 * (files_bytes(checkpoints[0]) + words * TOKENIZER_BYTES_A_WORD) + 2_000_000
+    upstreams = "".join(
+        f"  m{number}: {{backend: torch, model: {path}, dtype: float32, preload: false}}\n"
+        for number, path in enumerate(checkpoints)
+    )
+    models = "".join(f"  m{number}: {{upstream: m{number}}}\n" for number in range(len(checkpoints)))
+    gateway = testbed.gateway_with(
+        f"engine: {{memory_bytes: {budget}}}\nupstreams:\n{upstreams}models:\n{models}"
+        f"tenants: {{main: {servers.tenant(servers.KEY)}}}\n"
+    )
+    gateway.process.unpin()
+    target = msgspec.structs.replace(gateway.target, checked=False)
+    loaded, others = CallShape(models=("m0",)), CallShape(models=tuple(f"m{n}" for n in range(1, 10)))
+    alone = await testbed.closed(gateway, 1, loaded, target)
+    disturbed, loading = await asyncio.gather(
+        testbed.closed(gateway, 1, loaded, target), testbed.closed(gateway, 1, others, target)
+    )
+    return [
+        Finding("p50 ms", disturbed.p50_ms, alone.p50_ms, f"{loading.calls} loads meanwhile"),
+        Finding("p99 ms", disturbed.p99_ms, alone.p99_ms),
+        failed(disturbed, alone),
+    ]
+
+
+OVERHEADS = (quota_store, traces, two_workers, idle_connections, idle_gateways, evictions)
