@@ -20,6 +20,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     if tests:
         rows = "".join(f"| {number} | `{path}` | `{name}` |\n" for number, path, name in tests)
         markdown = TEST_REFERENCE.sub("", markdown).rstrip()
+        markdown = re.sub(r"\[(\d+)\](?!\()", r"[\1](#tests)", markdown)
         markdown += f"\n\n## Tests\n\n| number | file | test |\n|---|---|---|\n{rows}"
     return OUTSIDE_LINK.sub(_text_with_path, markdown)
 
