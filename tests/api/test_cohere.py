@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.api.server.encoding import EmbeddingType, quantized
+from gateway.api.server.encoding import EmbeddingType, quantize
 from tests.conftest import CONFIG, Boots
 from tests.fakes.tei import FakeTei, vector_of
 
@@ -47,7 +47,7 @@ async def test_each_type_is_the_same_vectors_in_fewer_bits(
 ) -> None:
     reply = await asked(boot, path, BODY | {"embedding_types": [kind]})
 
-    assert {kind: quantized(VECTORS, kind).tolist()} == reply["embeddings"]
+    assert {kind: quantize(VECTORS, kind).tolist()} == reply["embeddings"]
 
 
 @pytest.mark.parametrize("path", [V1, V2])

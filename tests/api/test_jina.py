@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.api.server.encoding import EmbeddingType, quantized
+from gateway.api.server.encoding import EmbeddingType, quantize
 from tests.conftest import CONFIG, Boots
 from tests.fakes.tei import FakeTei, vector_of
 
@@ -74,7 +74,7 @@ async def test_normalized_decides_the_length(boot: Boots, normalized: bool | Non
 async def test_embedding_type_is_how_vectors_come(boot: Boots, kind: EmbeddingType, as_list: bool) -> None:
     reply = await asked(boot, {"input": "a", "embedding_type": [kind] if as_list else kind})
 
-    expected = quantized(vector_of("a")[None, :], kind)[0].tolist()
+    expected = quantize(vector_of("a")[None, :], kind)[0].tolist()
     assert expected == reply["data"][0]["embedding"]
 
 

@@ -16,7 +16,7 @@ from gateway.api.dialects.sie import (
     decode_encode,
     encode_items,
 )
-from gateway.api.server.encoding import json_bytes, quantized
+from gateway.api.server.encoding import json_bytes, quantize
 from gateway.api.server.inference_api import InferenceApi
 from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER
@@ -93,7 +93,7 @@ async def test_what_is_no_msgpack_is_400_in_json(boot: Boots, body: bytes, statu
 async def test_output_dtype_is_the_same_vectors_in_fewer_bits(boot: Boots, dtype: Any) -> None:
     reply = await asked(boot, ENCODE, {"items": ITEMS, "params": {"output_dtype": dtype}})
 
-    expected = quantized(np.array([vector_of(text) for text in TEXTS]), dtype).tolist()
+    expected = quantize(np.array([vector_of(text) for text in TEXTS]), dtype).tolist()
     assert expected == [one["dense"]["values"] for one in reply["items"]]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from gateway.api.server.encoding import EmbeddingType, json_bytes, msgpack_bytes, quantized, vector_items
+from gateway.api.server.encoding import EmbeddingType, json_bytes, msgpack_bytes, quantize, vector_items
 
 many = settings(max_examples=100, deadline=None)
 VECTORS = arrays(
@@ -32,8 +32,8 @@ def test_what_is_read_back_from_floats_and_base64_is_the_same(vectors: np.ndarra
 @many
 @given(VECTORS)
 def test_eight_bits_are_never_further_off_than_half_a_step(vectors: np.ndarray) -> None:
-    signed = quantized(vectors, "int8").astype(np.float32) / 127
-    unsigned = quantized(vectors, "uint8").astype(np.float32) / 127.5 - 1
+    signed = quantize(vectors, "int8").astype(np.float32) / 127
+    unsigned = quantize(vectors, "uint8").astype(np.float32) / 127.5 - 1
 
     np.testing.assert_allclose(vectors, signed, atol=0.5 / 127 + 1e-6)
     np.testing.assert_allclose(vectors, unsigned, atol=0.5 / 127.5 + 1e-6)
@@ -42,20 +42,20 @@ def test_eight_bits_are_never_further_off_than_half_a_step(vectors: np.ndarray) 
 @many
 @given(VECTORS)
 def test_a_bit_is_the_sign_of_its_component(vectors: np.ndarray) -> None:
-    bits = np.unpackbits(quantized(vectors, "ubinary"), axis=1)
-    signed = quantized(vectors, "binary")
+    bits = np.unpackbits(quantize(vectors, "ubinary"), axis=1)
+    signed = quantize(vectors, "binary")
 
     np.testing.assert_array_equal(vectors > 0, bits[:, : vectors.shape[1]])
     assert not bits[:, vectors.shape[1] :].any()
-    np.testing.assert_array_equal(quantized(vectors, "ubinary").astype(int) - 128, signed.astype(int))
-    assert (np.int8, np.uint8) == (signed.dtype, quantized(vectors, "ubinary").dtype)
+    np.testing.assert_array_equal(quantize(vectors, "ubinary").astype(int) - 128, signed.astype(int))
+    assert (np.int8, np.uint8) == (signed.dtype, quantize(vectors, "ubinary").dtype)
 
 
 @pytest.mark.parametrize(("kind", "ends"), [("int8", [-127, 127, 127]), ("uint8", [0, 255, 255])])
 def test_what_is_outside_the_range_is_clipped(kind: EmbeddingType, ends: list[int]) -> None:
     vector = np.array([[-1.0, 1.0, 7.0]], np.float32)
 
-    assert [ends] == quantized(vector, kind).tolist()
+    assert [ends] == quantize(vector, kind).tolist()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_first_component_is_the_highest_bit_and_the_last_byte_is_filled_with
 ) -> None:
     vector = np.array([[0.1, -0.1, 0.1, 0.0, -1, -1, -1, -1, 0.5]], np.float32)
 
-    assert [expected] == quantized(vector, kind).tolist()
+    assert [expected] == quantize(vector, kind).tolist()
 
 
 def test_an_array_in_msgpack_is_as_numpys_clients_read_it() -> None:

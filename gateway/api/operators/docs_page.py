@@ -1,4 +1,4 @@
-"""/docs: the OpenAPI document as one plain page, without a script and without anything from elsewhere."""
+"""The page at /docs: the OpenAPI document as one plain page, without scripts and external files."""
 
 import base64
 import hashlib
@@ -24,13 +24,13 @@ POLICY = f"default-src 'none'; style-src 'sha256-{STYLE_DIGEST}'; img-src data:;
 
 
 class ReferenceRenderPlugin(OpenAPIRenderPlugin):
-    """Every path with what it does, and the way to the whole document for tools that read it."""
+    """Page that lists every path, with a link to the whole document for tools that read it."""
 
     def __init__(self) -> None:
         super().__init__(path="/reference")
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        """The page, in UTF-8."""
+        """Return the page in UTF-8."""
         document = escape(self.get_openapi_json_route(request))
         info = openapi_schema["info"]
         title = escape(f"{info['title']} {info['version']}")
@@ -48,9 +48,9 @@ def _sections(schema: dict[str, Any]) -> str:
     rows: dict[str, list[str]] = defaultdict(list)
     for path, item in schema["paths"].items():
         for method, operation in item.items():
-            told = operation.get("description") or operation.get("summary") or ""
+            description = operation.get("description") or operation.get("summary") or ""
             cells = f"<td>{escape(method.upper())}</td><td><code>{escape(path)}</code></td>"
-            rows[operation["tags"][0]].append(f"<tr>{cells}<td>{escape(told)}</td></tr>")
+            rows[operation["tags"][0]].append(f"<tr>{cells}<td>{escape(description)}</td></tr>")
     return "".join(
         f"<h2>{escape(tag)}</h2><table>{''.join(lines)}</table>" for tag, lines in sorted(rows.items())
     )

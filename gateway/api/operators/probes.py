@@ -1,4 +1,4 @@
-"""For whoever watches: /livez (the process), /readyz (fit for traffic), /metrics (Prometheus)."""
+"""Probes: /livez (the process responds), /readyz (it can take traffic), /metrics (Prometheus)."""
 
 from ipaddress import ip_address
 
@@ -27,16 +27,16 @@ EXPOSITION = ResponseSpec(
 
 @get("/livez", responses={200: EMPTY}, tags=["Probes"], opt=LIVENESS)
 async def livez() -> Response[bytes]:
-    """200 while the process answers at all."""
+    """Answer 200 while the process responds at all."""
     return empty()
 
 
 @get("/readyz", responses={200: EMPTY} | FAILURES, tags=["Probes"], opt=LIVENESS)
 async def readyz(api: NamedDependency[InferenceApi], in_flight: NamedDependency[InFlight]) -> Response[bytes]:
-    """200 once every engine has loaded and every remote replica was tried, until the gateway drains."""
+    """Answer 200 once all engines have loaded and all remote replicas were tried, until the drain."""
     if in_flight.draining:
         raise ShuttingDown("this gateway is stopping")
-    waiting = [name for name, one in api.gateway.upstreams.items() if not one.settled]
+    waiting = [name for name, upstream in api.gateway.upstreams.items() if not upstream.settled]
     if waiting:
         raise ModelLoading(f"waiting for: {', '.join(waiting)}")
     return empty()
@@ -48,28 +48,29 @@ async def metrics(
     api: NamedDependency[InferenceApi],
     exporter: NamedDependency[Metrics],
 ) -> Response[bytes]:
-    """Prometheus' text format; beyond the loopback interface it needs a key for that."""
-    if not (exporter.is_open and by_address(context)):
+    """Return the metrics in Prometheus' text format. A key is needed beyond the loopback interface."""
+    if not (exporter.is_open and has_address_as_host(context)):
         api.authenticator.authenticate(context).require("metrics")
     body, content_type = await exporter.render()
     # Litestar names the charset of a text itself.
     return Response(body, media_type=content_type.removesuffix("; charset=utf-8"))
 
 
-def by_address(context: RequestContext) -> bool:
-    """Whether a request names localhost or an address, or nothing at all, as who it asks.
+def has_address_as_host(context: RequestContext) -> bool:
+    """Return whether the host that a request names is localhost, an address, or missing.
 
-    Any other name may have been made to lead here by the page of a stranger, which then reads the answer.
+    Any other name may have been made to resolve to this machine by a foreign web page, which could then
+    read the reply.
     """
     hosts = [value.decode("latin-1") for name, value in context.headers if name == b"host"]
     return all(_is_address(host) for host in hosts)
 
 
 def _is_address(host: str) -> bool:
-    found = HOST.fullmatch(host)
-    if found is None:
+    match = HOST.fullmatch(host)
+    if match is None:
         return False
-    name = (found["bracketed"] or found["plain"]).lower()
+    name = (match["bracketed"] or match["plain"]).lower()
     try:
         ip_address(name)
     except ValueError:

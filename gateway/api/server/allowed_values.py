@@ -1,4 +1,4 @@
-"""What a field may be where another value came than those that are allowed; msgspec does not say. Pure."""
+"""The values that a field allows, for errors about another value: msgspec does not list them. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,35 +7,35 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-# One step of the way that msgspec tells: a field, or an item of a list or a mapping.
+# One step of the path in a msgspec error: a field, or an item of a list or a mapping.
 STEP = re.compile(r"\.(?P<field>[^.\[\]]+)|\[[^\]]*\]")
 
 
 def note_choices(error: msgspec.ValidationError, body: Any) -> None:
-    """Have the error list what is allowed, where it is about that. body: the type that was decoded."""
+    """Add the allowed values to an error about an enum value. body: the type that was decoded."""
     reason, _, place = str(error).partition(" - at `$")
     if reason.startswith("Invalid enum value"):
         error.add_note(", ".join(_allowed(body, place.rstrip("`"))))
 
 
 def choices_of(error: msgspec.ValidationError) -> str:
-    """What was noted, or nothing."""
+    """Return the allowed values that `note_choices` has added, or nothing."""
     return next(iter(getattr(error, "__notes__", ())), "")
 
 
 def _allowed(body: Any, place: str) -> list[str]:
     kinds = list(_members(inspect.type_info(body)))
     for step in STEP.finditer(place):
-        kinds = [inner for kind in kinds for inner in _inside(kind, step["field"])]
+        kinds = [inner for kind in kinds for inner in _types_at(kind, step["field"])]
     values = (value for kind in kinds if isinstance(kind, inspect.LiteralType) for value in kind.values)
     return [str(value) for value in dict.fromkeys(values)]
 
 
-def _inside(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
-    """What may be there. field: None for an item."""
+def _types_at(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
+    """Yield the types one step inside a type. field: None for an item."""
     match kind:
         case inspect.StructType(fields=fields) if field is not None:
-            yield from _all_members(one.type for one in fields if one.encode_name == field)
+            yield from _all_members(inner.type for inner in fields if inner.encode_name == field)
         case inspect.DictType(value_type=inner):
             yield from _members(inner)
         case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner) if field is None:
@@ -45,7 +45,7 @@ def _inside(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
 
 
 def _members(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """Each kind of a union, without what is only said about it."""
+    """Yield each member of a union, without its metadata."""
     if isinstance(kind, inspect.UnionType):
         yield from _all_members(kind.types)
     elif isinstance(kind, inspect.Metadata):

@@ -1,4 +1,4 @@
-"""Whose key a request carries, and from which address; the one place where a wrong key is counted."""
+"""Authentication of requests by their API key, with a limit on wrong keys per address."""
 
 import base64
 import math
@@ -16,7 +16,7 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 
 class Authenticator:
-    """trusted_proxies: networks whose x-forwarded-for is believed."""
+    """Finds the tenant of a request's key. trusted_proxies: networks whose x-forwarded-for is trusted."""
 
     def __init__(
         self,
@@ -25,20 +25,20 @@ class Authenticator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keyring = keyring
-        self._trusted: list[Network] = [ip_network(one) for one in trusted_proxies]
+        self._trusted: list[Network] = [ip_network(network) for network in trusted_proxies]
         self._clock = clock
         self._guesses = GuessThrottle()
 
     def authenticate(self, context: RequestContext) -> Tenant:
-        """The tenant of the request's key, looked up once.
+        """Return the tenant of a request's key. It is looked up once per request.
 
-        Raises: Unauthenticated; AuthThrottled where the address has shown too many wrong keys.
+        Raises: Unauthenticated; AuthThrottled if the address has sent too many wrong keys.
         """
         if context.tenant is None:
-            context.tenant = self._found(context)
+            context.tenant = self._find_tenant(context)
         return context.tenant
 
-    def _found(self, context: RequestContext) -> Tenant:
+    def _find_tenant(self, context: RequestContext) -> Tenant:
         try:
             return self._keyring.identify(api_key_of(context))
         except Unauthenticated:
@@ -52,42 +52,43 @@ class Authenticator:
             raise
 
     def address_of(self, context: RequestContext) -> str:
-        """Where the request comes from: past proxies that are trusted, never past one that is not."""
+        """Return the client's address: behind trusted proxies, never behind one that is not trusted."""
         address = context.address
         lines = [value for name, value in context.headers if name == b"x-forwarded-for"]
-        forwarded = [one.strip() for one in b",".join(lines).decode("latin-1").split(",")]
+        forwarded = [hop.strip() for hop in b",".join(lines).decode("latin-1").split(",")]
         while self._is_trusted(address) and forwarded and forwarded[-1]:
             address = forwarded.pop()
         return address
 
     def _is_trusted(self, address: str) -> bool:
         try:
-            place = ip_address(address)
+            parsed = ip_address(address)
         except ValueError:
             return False
-        return any(place in network for network in self._trusted)
+        return any(parsed in network for network in self._trusted)
 
 
 def api_key_of(context: RequestContext) -> str | None:
-    """The key as it was sent: a bearer token, or HTTP Basic's password, for clients that take a URL alone.
+    """Return the API key of a request, None if it carries none.
 
-    A bare token is taken too: LlamaIndex's TEI reranker sends it so.
+    It is a bearer token, or the password of HTTP Basic, for clients that only take a URL. A bare token is
+    accepted too: LlamaIndex's TEI reranker sends it like that.
     """
-    sent = context.header(b"authorization")
-    scheme, _, rest = sent.partition(" ")
+    authorization = context.header(b"authorization")
+    scheme, _, credentials = authorization.partition(" ")
     match scheme.lower():
         case "bearer":
-            key = rest.strip()
+            key = credentials.strip()
         case "basic":
-            key = _password(rest.strip())
+            key = _password(credentials.strip())
         case _:
-            key = sent.strip()
+            key = authorization.strip()
     return key or None
 
 
-def _password(sent: str) -> str:
-    """What stands after the colon; empty where it cannot be read."""
+def _password(credentials: str) -> str:
+    """Return what follows the colon, or nothing if the credentials cannot be decoded."""
     try:
-        return base64.b64decode(sent, validate=True).decode("utf-8").partition(":")[2]
+        return base64.b64decode(credentials, validate=True).decode("utf-8").partition(":")[2]
     except ValueError:
         return ""

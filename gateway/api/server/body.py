@@ -1,4 +1,7 @@
-"""Request bodies decoded once, straight into their typed struct; the OpenAPI schema is that struct's."""
+"""Decoding of request bodies for handlers that Litestar calls, and types that bodies share.
+
+A body is decoded once, straight into its struct, whose schema is also the documented one.
+"""
 
 from collections.abc import Generator
 from typing import Annotated, Any, Generic, TypeVar
@@ -12,18 +15,18 @@ from litestar.typing import FieldDefinition
 from gateway.api.server.allowed_values import note_choices
 
 T = TypeVar("T")
-# Longer than any name that a config holds, short enough to be repeated in an error.
+# Longer than any name in a configuration, and short enough to be repeated in an error.
 ModelName = Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class OnePass(AbstractDTO[T], Generic[T]):
-    """Litestar would parse to dicts first and convert after; this decodes in one pass.
-
-    Raises (from decode_bytes): msgspec.DecodeError, UnicodeDecodeError, RecursionError.
-    """
+    """DTO that decodes a body in one pass, where Litestar's own parses to dicts and converts them after."""
 
     def decode_bytes(self, value: bytes) -> Any:
-        """The struct that the handler's `data` is annotated with."""
+        """Decode a body into the struct that the handler's `data` is annotated with.
+
+        Raises: msgspec.DecodeError, UnicodeDecodeError, RecursionError.
+        """
         try:
             return msgspec.json.decode(value, type=self.model_type)
         except msgspec.ValidationError as error:
@@ -34,42 +37,42 @@ class OnePass(AbstractDTO[T], Generic[T]):
     def create_for_field_definition(
         cls, field_definition: FieldDefinition, handler_id: str, backend_cls: Any = None
     ) -> None:
-        """There is no transfer model: the struct is the wire."""
+        """Create nothing: there is no transfer model, because the struct is the wire format."""
 
     @classmethod
     def create_openapi_schema(
         cls, field_definition: FieldDefinition, handler_id: str, schema_creator: Any
     ) -> Reference | Schema:
-        """The struct's own schema."""
+        """Return the schema of the struct."""
         del handler_id
         schema: Reference | Schema = schema_creator.for_field_definition(field_definition)
         return schema
 
     @classmethod
     def generate_field_definitions(cls, model_type: type[Any]) -> Generator[DTOFieldDefinition, None, None]:
-        """Nothing is generated."""
+        """Generate nothing: fields are not transferred one by one."""
         del model_type
         yield from ()
 
     @classmethod
     def detect_nested_field(cls, field_definition: FieldDefinition) -> bool:
-        """Nothing is nested."""
+        """Return False: nested fields need no transfer model."""
         del field_definition
         return False
 
 
 class AsWritten(OnePass[T], Generic[T]):
-    """Documented as its struct and decoded to plain values, of which the handler tells all that is wrong."""
+    """DTO that documents a struct but decodes to plain values, so that the handler reports every problem."""
 
     def decode_bytes(self, value: bytes) -> Any:
-        """Dicts, lists and scalars."""
+        """Decode a body to dicts, lists and scalars."""
         return msgspec.json.decode(value)
 
     @classmethod
     def create_openapi_schema(
         cls, field_definition: FieldDefinition, handler_id: str, schema_creator: Any
     ) -> Reference | Schema:
-        """The struct's, whatever the handler's `data` is annotated with."""
+        """Return the schema of the struct, not of what the handler's `data` is annotated with."""
         del field_definition, handler_id
         schema: Reference | Schema = schema_creator.for_field_definition(
             FieldDefinition.from_annotation(cls.model_type)

@@ -1,6 +1,6 @@
-"""Vectors and scores as JSON; the one door to orjson and, for replies, to base64.
+"""Encoding of vectors and scores. The only module of the API that imports orjson and pybase64.
 
-Rule: a vector is never turned into Python floats on its way out.
+Rule: a reply's vectors are never converted to Python floats.
 """
 
 from typing import Any, Literal
@@ -17,12 +17,12 @@ EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON of plain values and numpy arrays: shortest digits that read back as the same float32."""
+    """Encode plain values and numpy arrays as JSON, with the fewest digits that keep each float32."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def msgpack_bytes(value: Any) -> bytes:
-    """Msgpack of plain values and numpy arrays.
+    """Encode plain values and numpy arrays as msgpack.
 
     Source: msgpack-numpy 0.4: an array is a map of its dtype, shape and bytes under keys that are bytes.
     """
@@ -41,10 +41,10 @@ def _array_map(array: Any) -> dict[bytes, Any]:
 
 
 def vector_items(vectors: Vectors, encoding_format: EmbeddingType) -> list[Any]:
-    """Each row as something that `json_bytes` writes: an array, or its little-endian bytes in base64."""
+    """Return each row as `json_bytes` takes it: an array, or its little-endian bytes in base64."""
     if encoding_format == "base64":
         return [pybase64.b64encode_as_string(row.data) for row in vectors.astype("<f4", copy=False)]
-    return list(quantized(vectors, encoding_format))
+    return list(quantize(vectors, encoding_format))
 
 
 def base64_float32(array: Vectors) -> str:
@@ -53,8 +53,10 @@ def base64_float32(array: Vectors) -> str:
     return encoded
 
 
-def quantized(vectors: Vectors, kind: EmbeddingType) -> np.typing.NDArray[Any]:
-    """Vectors in fewer bits: (n, dim) float32 → (n, dim) int8 or uint8, or (n, ceil(dim / 8)) packed bits.
+def quantize(vectors: Vectors, kind: EmbeddingType) -> np.typing.NDArray[Any]:
+    """Quantize vectors.
+
+    vectors: (n, dim) float32 → (n, dim) int8 or uint8, or (n, ceil(dim / 8)) packed bits.
 
     int8: [-1, 1] is [-127, 127]; uint8: [-1, 1] is [0, 255]; what is outside is clipped. The range is fixed,
     so that vectors of all calls compare. binary, ubinary: a bit for each component above 0, the first in

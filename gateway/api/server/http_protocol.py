@@ -1,6 +1,6 @@
-"""uvicorn's HTTP/1.1 with the bounds it lacks: time for a head, a body and a stalled answer; size of a head.
+"""HTTP/1.1 of uvicorn with the bounds it lacks: time for a head, a body and a stalled reply; size of a head.
 
-Knows nothing of what is served. Rule: a connection that does nothing costs nothing for longer than these.
+It knows nothing of what is served. Rule: an idle connection holds resources no longer than these bounds.
 """
 
 import asyncio
@@ -10,28 +10,27 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import httptools
 import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-# Under this name an application finds a call's `ConnectionHandle` among its ASGI extensions.
+# The ASGI extension that holds the `ConnectionHandle` of a call.
 CONNECTION = "connection"
-# Headers, and words of `connection`, by which a client asks for another protocol.
+# Headers, and tokens of `connection`, that ask for another protocol.
 UPGRADING = frozenset({b"upgrade", b"http2-settings"})
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """What ends a connection."""
+    """The last reply on a connection, to a request that cannot be read."""
 
     status: int
     kind: str
     message: str
 
-    def written(self) -> bytes:
-        """As JSON, like everything else."""
+    def encode(self) -> bytes:
+        """Return the whole reply. Its body is JSON, like every other."""
         body = msgspec.json.encode(
             {"error": self.message, "error_type": "Validation", "message": self.message, "type": self.kind}
         )
@@ -51,75 +50,72 @@ class ConnectionHandle:
         self.on_lost: Callable[[], None] | None = None
 
     def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Write an answer in one go, at a fraction of what its parts cost; its length is among the headers.
+        """Write a reply in one system call, at a fraction of the cost of ASGI messages.
 
-        False where it must go the long way: the client is waited for or has gone, or the connection ends.
+        headers: with `content-length`. Returns False if the reply has to be sent by ASGI messages: the client
+        reads too slowly, or the connection ends with this reply.
         """
         cycle, protocol = self._cycle, self._protocol
-        lines = [*cycle.default_headers, *headers]
-        head = b"".join([STATUS_LINE[status], *[b"%b: %b\r\n" % line for line in lines], b"\r\n"])
-        if not cycle.keep_alive or cycle.response_started or head.count(b"\n") != len(lines) + 2:
+        all_headers = [*cycle.default_headers, *headers]
+        head = b"".join([STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in all_headers], b"\r\n"])
+        if not cycle.keep_alive or cycle.response_started or head.count(b"\n") != len(all_headers) + 2:
             return False
         if protocol.flow.write_paused and not protocol.transport.is_closing():
             return False
         cycle.response_started = cycle.response_complete = True
         cycle.message_event.set()
-        protocol.transport.write_whole(head, body)  # type: ignore[attr-defined]
+        if not protocol.transport.is_closing():
+            protocol.transport.writelines((head, body))
         cycle.on_response()
         return True
 
-    def lost(self) -> None:
-        """The client has gone."""
+    def lose(self) -> None:
+        """Record that the connection has ended, and report it if the call is not answered."""
         self._cycle.disconnected = not self._cycle.response_complete
         if self._cycle.disconnected and self.on_lost is not None:
             self.on_lost()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. A timer runs while the client owes a head or a body, or takes less than it is sent.
+    """One connection. A timer runs while the client owes a head or a body, or reads slower than it is sent.
 
-    Requests that were sent without waiting for answers are answered in order, and no more is read while any
-    of them waits for its turn. What cannot be read is refused once all before it has been answered.
+    Pipelined requests are answered in order, and no more is read while one of them waits for its turn. A
+    request that cannot be read is refused after every request before it has been answered.
     """
 
     head_timeout_s = 10.0
     body_timeout_s = 60.0
-    # No byte taken by the client in this time: it is gone, or wants to be waited for.
+    # A client that takes no byte in this time is gone, or holds memory on purpose.
     write_timeout_s = 30.0
-    # How often it is looked at, in this time.
-    looks = 6
     head_bytes_max = 64 * 1024
 
-    # uvicorn's constructor is its own; these are set where a connection begins.
-    _reading: asyncio.TimerHandle | None = None
-    _writing: asyncio.TimerHandle | None = None
-    _untaken_bytes = 0
-    _stuck_looks = 0
-    # What is read now is a head, of which so much has come; begun: something of it has.
+    # Initial values of each connection, because the constructor is uvicorn's.
+    _read_timer: asyncio.TimerHandle | None = None
+    # Whether a head is read now, whether any of it has come, and how much.
     _in_head = True
     _head_begun = False
     _head_bytes = 0
     _refusal: Refusal | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client owes the head of its first request."""
+        """Start the time for the head of the first request."""
         # Of the requests that have come and are not answered, in order.
-        self._lines: deque[ConnectionHandle] = deque()
-        super().connection_made(_Together(transport, self.loop))  # type: ignore[arg-type]
-        self.flow = _Flow(self.transport, self.pipeline)
-        self._expect(self.head_timeout_s)
+        self._handles: deque[ConnectionHandle] = deque()
+        super().connection_made(transport)
+        self.flow = PipelineFlow(self.transport, self.pipeline)
+        self._stalls = StalledReplyTimer(transport, self.loop, self.write_timeout_s)
+        self._start_read_timer(self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """No timer outlives its connection."""
-        self._stop_reading_timer()
-        if self._writing is not None:
-            self._writing.cancel()
-        while self._lines:
-            self._lines.popleft().lost()
+        """Stop the timers, and report the end to unanswered calls."""
+        self._stop_read_timer()
+        self._stalls.cancel()
+        while self._handles:
+            self._handles.popleft().lose()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser no more of a head than it may keep."""
+        """Feed the parser, but no more of a head than the bound."""
         while data and self._refusal is None and not self.transport.is_closing():
             room = self.head_bytes_max - self._head_bytes if self._in_head else len(data)
             piece, data = data[:room], data[room:]
@@ -127,8 +123,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._feed(piece)
             if self._in_head and self._head_bytes >= self.head_bytes_max:
                 self._refuse(431, "head_too_large", f"the head is larger than {self.head_bytes_max} bytes")
-        # Most requests come whole: no timer is made for what was owed for no time.
-        self._keep_time()
+        # After the parsing: most requests come whole and need no timer.
+        self._start_owed_timer()
 
     def _feed(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -136,136 +132,108 @@ class BoundedProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as stopped:
-                data = self._less_upgrade(data[stopped.args[0] :])
+                data = self._without_upgrade(data[stopped.args[0] :])
                 continue
             except httptools.HttpParserError:
                 self._refuse(400, "malformed_request", "this is not HTTP/1.1")
             return
 
-    def _less_upgrade(self, rest: bytes) -> bytes:
-        """The head that has come, less its wish for another protocol, with what is behind it.
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """Return the head that has come without its request for another protocol, and the bytes after it.
 
-        Nothing is offered beside HTTP/1.1, and whoever asks is answered in that. The parser takes what
-        follows such a head for the other protocol, so that a body would be read as requests.
+        The server offers HTTP/1.1 only, and answers in it. The parser takes the bytes after such a head for
+        the other protocol, and would read a body as requests.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
             self._refuse(400, "malformed_request", "this is no proxy")
             return b""
-        kept = [line for name, value in self.headers for line in _less_upgrading(name, value)]
+        lines = [line for name, value in self.headers for line in _header_without_upgrade(name, value)]
         first = b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return b"".join([first, *kept, b"\r\n", rest])
+        return b"".join([first, *lines, b"\r\n", rest])
 
     def on_message_begin(self) -> None:
-        """The first byte of a head."""
+        """Note that a head has begun."""
         super().on_message_begin()
         self._head_begun = True
 
     def on_headers_complete(self) -> None:
-        """The head is whole; the body is owed next."""
+        """Hand the request to the application; the client owes the body next."""
         if self.parser.should_upgrade():
             return
-        # Raises where the target cannot be read: then it is still a head that is wrong.
+        # Raises if the target is malformed. The fault is then still in the head.
         super().on_headers_complete()
         self._in_head = self._head_begun = False
         self._head_bytes = 0
-        self._stop_reading_timer()
-        self._lines.append(ConnectionHandle(self, self.cycle))
-        self.scope["extensions"] = {CONNECTION: self._lines[-1]}  # type: ignore[dict-item]
+        self._stop_read_timer()
+        self._handles.append(ConnectionHandle(self, self.cycle))
+        self.scope["extensions"] = {CONNECTION: self._handles[-1]}  # type: ignore[dict-item]
 
     def on_message_complete(self) -> None:
-        """Nothing is owed until the next request begins."""
+        """Stop the timer: the client owes nothing until the next request begins."""
         if self.parser.should_upgrade():
             return
         self._in_head = True
         self._head_bytes = 0
-        self._stop_reading_timer()
+        self._stop_read_timer()
         super().on_message_complete()
-        # A large body has stopped the reading; whether its sender goes is only heard while there is some.
+        # A large body has paused reading. The end of the connection is only noticed while reading.
         self.flow.resume_reading()
 
-    def _keep_time(self) -> None:
-        """Of what the client owes now: a body, or the rest of a head that has begun."""
-        if self._reading is None and self._refusal is None and not self.transport.is_closing():
+    def _start_owed_timer(self) -> None:
+        """Start the time for what the client owes now: a body, or the rest of a head that has begun."""
+        if self._read_timer is None and self._refusal is None and not self.transport.is_closing():
             if not self._in_head:
-                self._expect(self.body_timeout_s)
+                self._start_read_timer(self.body_timeout_s)
             elif self._head_begun:
-                self._expect(self.head_timeout_s)
+                self._start_read_timer(self.head_timeout_s)
 
     def pause_writing(self) -> None:
-        """The client takes less than it is sent: what it takes is watched from now on."""
+        """Check from now on that the client takes what it is sent."""
         super().pause_writing()
-        self._watch_writing()
+        self._stalls.start()
 
     def on_response_complete(self) -> None:
-        """What is left of an answer is watched too, or it would stay for as long as the client likes."""
+        """Check that the client takes the rest of a reply, which would otherwise stay as long as it likes."""
         was_last = not self.pipeline
-        if self._lines:
-            self._lines.popleft()
+        if self._handles:
+            self._handles.popleft()
         super().on_response_complete()
         if self._refusal is not None and was_last:
             self._end(self._refusal)
         if self.transport.get_write_buffer_size():
-            self._watch_writing()
+            self._stalls.start()
 
-    def _watch_writing(self) -> None:
-        if self._writing is None:
-            self._untaken_bytes, self._stuck_looks = self._untaken(), 0
-            self._look_again()
+    def _start_read_timer(self, seconds: float) -> None:
+        self._stop_read_timer()
+        self._read_timer = self.loop.call_later(seconds, self._on_read_timeout)
 
-    def _look_again(self) -> None:
-        self._writing = self.loop.call_later(self.write_timeout_s / self.looks, self._look)
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
-    def _look(self) -> None:
-        """End it where nothing was taken for too long; a slow client is no silent one."""
-        self._writing = None
-        if self.transport.get_write_buffer_size() == 0:
-            return
-        before, self._untaken_bytes = self._untaken_bytes, self._untaken()
-        self._stuck_looks = 0 if self._untaken_bytes < before else self._stuck_looks + 1
-        if self._stuck_looks == self.looks:
-            self.transport.abort()
-        else:
-            self._look_again()
-
-    def _untaken(self) -> int:
-        """Bytes written and not acknowledged: here, and in the kernel, which takes them in large pieces."""
-        waiting: int = self.transport.get_write_buffer_size()
-        with contextlib.suppress(OSError):
-            told = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-            waiting += struct.unpack("i", told)[0]
-        return waiting
-
-    def _expect(self, seconds: float) -> None:
-        self._stop_reading_timer()
-        self._reading = self.loop.call_later(seconds, self._too_slow)
-
-    def _stop_reading_timer(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
-
-    def _too_slow(self) -> None:
-        """A half-sent request is answered if nothing has been yet; a silent connection is just closed."""
-        self._reading = None
+    def _on_read_timeout(self) -> None:
+        """Refuse a half-sent request, and close a silent connection without a reply."""
+        self._read_timer = None
         if self._in_head and not self._head_begun:
             self.transport.close()
         elif self.flow.read_paused:
-            # It is not let send.
-            self._keep_time()
+            # The server itself has stopped reading.
+            self._start_owed_timer()
         else:
             self._refuse(408, "request_timeout", "the request was not complete in time")
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
-        """Read nothing more, and say why once all that came whole has been answered."""
+        """Read nothing more, and refuse after every complete request has been answered."""
         refusal = Refusal(status, kind, message)
-        # uvicorn's annotation is wrong: there is no cycle before the first head is whole.
+        # uvicorn's annotation is wrong: there is no cycle before the first head is complete.
         cycle: RequestResponseCycle | None = self.cycle
         waits_for_its_turn = not self._in_head and bool(self.pipeline)
         if waits_for_its_turn:
-            # Half a request behind others: its turn never comes.
+            # Half a request in the pipeline: its turn never comes.
             self.pipeline.popleft()
         if waits_for_its_turn or (self._in_head and cycle is not None and not cycle.response_complete):
             self._refusal = refusal
@@ -276,71 +244,81 @@ class BoundedProtocol(HttpToolsProtocol):
             self._end(refusal)
 
     def _end(self, refusal: Refusal) -> None:
-        self.transport.write(refusal.written())
+        self.transport.write(refusal.encode())
         self.transport.close()
 
 
-class _Flow(FlowControl):
-    """uvicorn's, which reads on with every answer: here not before all that was read has had its turn."""
+class StalledReplyTimer:
+    """Ends a connection whose client takes nothing of its replies for a time. A slow client may go on."""
+
+    # The number of checks in this time.
+    checks = 6
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._unacknowledged_bytes = 0
+        self._stalled_checks = 0
+
+    def start(self) -> None:
+        """Check from now on, until everything is taken."""
+        if self._timer is None:
+            self._unacknowledged_bytes, self._stalled_checks = self._count_unacknowledged(), 0
+            self._schedule()
+
+    def cancel(self) -> None:
+        """Check no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _schedule(self) -> None:
+        self._timer = self._loop.call_later(self._timeout_s / self.checks, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._transport.get_write_buffer_size() == 0:
+            return
+        before, self._unacknowledged_bytes = self._unacknowledged_bytes, self._count_unacknowledged()
+        self._stalled_checks = 0 if self._unacknowledged_bytes < before else self._stalled_checks + 1
+        if self._stalled_checks == self.checks:
+            self._transport.abort()
+        else:
+            self._schedule()
+
+    def _count_unacknowledged(self) -> int:
+        """Return the bytes written and not acknowledged, here and in the kernel, which takes large pieces."""
+        waiting = self._transport.get_write_buffer_size()
+        with contextlib.suppress(OSError):
+            sock = self._transport.get_extra_info("socket")
+            queued = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+            waiting += struct.unpack("i", queued)[0]
+        return waiting
+
+
+class PipelineFlow(FlowControl):
+    """Flow control that resumes reading only when no pipelined request waits; uvicorn's always resumes."""
 
     def __init__(self, transport: asyncio.Transport, waiting: Collection[object]) -> None:
         super().__init__(transport)
         self._waiting = waiting
 
     def resume_reading(self) -> None:
+        """Resume, unless a pipelined request waits for its turn."""
         if not self._waiting:
             super().resume_reading()
 
 
-def _less_upgrading(name: bytes, value: bytes) -> list[bytes]:
-    """A header's line, less what asks for another protocol; none where nothing is left."""
+def _header_without_upgrade(name: bytes, value: bytes) -> list[bytes]:
+    """Return the line of a header without tokens that ask for another protocol; none if only those."""
     if name == b"connection":
-        tokens = [one.strip() for one in value.split(b",")]
-        value = b", ".join([one for one in tokens if one.lower() not in UPGRADING])
+        tokens = [token.strip() for token in value.split(b",")]
+        value = b", ".join([token for token in tokens if token.lower() not in UPGRADING])
         return [b"connection: %b\r\n" % value] if value else []
     return [] if name in UPGRADING else [b"%b: %b\r\n" % (name, value)]
-
-
-class _Together:
-    """A transport on which an answer's head waits for its body: one system call, one wake of the client.
-
-    uvicorn writes them apart. What comes alone leaves in the loop's next turn.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head: bytes | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write_whole(self, head: bytes, body: bytes) -> None:
-        self._flush()
-        if not self._transport.is_closing():
-            self._transport.writelines((head, body))
-
-    def write(self, data: bytes) -> None:
-        if self._transport.is_closing():
-            # Nobody is there any more; uvloop would raise.
-            self._head = None
-        elif self._head is not None:
-            head, self._head = self._head, None
-            self._transport.writelines((head, data))
-        elif data.startswith(b"HTTP/"):
-            self._head = data
-            self._loop.call_soon(self._flush)
-        else:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        head, self._head = self._head, None
-        if head is not None and not self._transport.is_closing():
-            self._transport.write(head)
 
 
 _PHRASES: dict[int, str] = {
