@@ -1,0 +1,205 @@
+"""Retry policy: each kind of failure, and its consequence for a batch and for a slice."""
+
+import pytest
+
+from backends.errors import (
+    AttemptTimedOut,
+    BackendError,
+    ConnectionLost,
+    InvalidWork,
+    ModelNotLoaded,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    UnsupportedWork,
+)
+from gateway.batching.lane_settings import LaneSettings
+from gateway.batching.retries import (
+    ATTEMPT_MIN_S,
+    MASKED_MESSAGE,
+    Fail,
+    Retry,
+    RetryPolicy,
+    Split,
+    action_for,
+    timed_out_early,
+)
+from gateway.routing.retry_budget import FREE_ATTEMPTS
+
+MESSAGE = "no room for 'a text'"
+SETTINGS = LaneSettings(1000, 30, holds=False)
+HOLDING = LaneSettings(1000, 30, holds=True)
+NOT_WAITING = LaneSettings(1000, 30, holds=True, waits_for_loading=False)
+CALLER_ERRORS = [InvalidWork, UnsupportedWork]
+REPLICA_ERRORS = [
+    AttemptTimedOut,
+    ConnectionLost,
+    ModelNotLoaded,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+]
+
+
+def decide(
+    error: BackendError,
+    slices: int = 1,
+    *,
+    settings: LaneSettings = SETTINGS,
+    is_wanted: bool = True,
+    has_other_replica: bool = True,
+) -> Retry | Split | Fail:
+    """Decide with a fresh budget."""
+    return RetryPolicy(settings, 0.0).decide(
+        error, slices=slices, is_wanted=is_wanted, has_other_replica=has_other_replica, now_s=0.0
+    )
+
+
+@pytest.mark.parametrize("kind", CALLER_ERRORS)
+def test_refused_input_fails_alone_and_splits_a_joined_batch(kind: type[BackendError]) -> None:
+    error = kind(MESSAGE)
+
+    assert Fail(error, blames_input=True) == decide(error)
+    assert Split(None, avoid_replica=False) == decide(error, slices=4)
+
+
+@pytest.mark.parametrize("kind", REPLICA_ERRORS)
+def test_replica_failure_is_retried_at_another_replica(kind: type[BackendError]) -> None:
+    error = kind(MESSAGE)
+
+    assert Retry(error, same_replica=False) == decide(error)
+
+
+@pytest.mark.parametrize("kind", REPLICA_ERRORS)
+def test_unwanted_work_is_not_retried(kind: type[BackendError]) -> None:
+    error = kind(MESSAGE)
+
+    assert Fail(error, blames_input=False) == decide(error, is_wanted=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "returning"),
+    [
+        (SETTINGS, set()),
+        (HOLDING, {ConnectionLost, ReplicaUnavailable, ModelNotLoaded}),
+        (NOT_WAITING, {ConnectionLost, ReplicaUnavailable}),
+    ],
+)
+def test_work_waits_for_a_replica_that_returns(
+    settings: LaneSettings, returning: set[type[BackendError]]
+) -> None:
+    policy = RetryPolicy(settings, 0.0)
+
+    assert returning == {kind for kind in REPLICA_ERRORS if policy.replica_returns(kind(MESSAGE))}
+    for kind in returning:
+        # Even if no caller waits any more: the replica drops work that nobody wants by itself.
+        assert Retry(error := kind(MESSAGE), same_replica=True) == decide(
+            error, settings=settings, is_wanted=False
+        )
+
+
+def test_only_a_replicas_own_error_splits_a_joined_batch() -> None:
+    splitting = {kind for kind in REPLICA_ERRORS if isinstance(decide(kind(MESSAGE), slices=2), Split)}
+
+    assert {ReplicaFailed} == splitting
+
+
+@pytest.mark.parametrize("has_other_replica", [True, False])
+def test_halves_avoid_the_failed_replica_if_there_is_another(*, has_other_replica: bool) -> None:
+    decision = decide(ReplicaFailed(MESSAGE), slices=2, has_other_replica=has_other_replica)
+
+    assert isinstance(decision, Split)
+    assert has_other_replica is decision.avoid_replica
+
+
+@pytest.mark.parametrize("kind", REPLICA_ERRORS)
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_error_of_a_joined_batch_hides_other_callers_input(
+    kind: type[BackendError], *, is_wanted: bool
+) -> None:
+    decision = decide(kind(MESSAGE), slices=2, is_wanted=is_wanted)
+
+    assert decision.error is not None
+    assert (kind, MASKED_MESSAGE) == (type(decision.error), decision.error.message)
+
+
+def test_retries_and_hedges_end_with_their_own_budgets() -> None:
+    policy = RetryPolicy(SETTINGS, 0.0)
+    error = ReplicaOverloaded(MESSAGE)
+    decisions = [
+        policy.decide(error, slices=1, is_wanted=True, has_other_replica=True, now_s=0.0) for _ in range(20)
+    ]
+
+    assert FREE_ATTEMPTS == sum(isinstance(decision, Retry) for decision in decisions)
+    assert FREE_ATTEMPTS == sum(policy.try_hedge(0.0) for _ in range(20))
+
+
+def test_first_attempts_pay_for_retries_and_hedges() -> None:
+    policy = RetryPolicy(LaneSettings(1000, 30, holds=False, retry_share=0.2, hedge_share=0.05), 0.0)
+    for _ in range(100):
+        policy.add_first_attempt(0.0)
+    error = ReplicaOverloaded(MESSAGE)
+    decisions = [
+        policy.decide(error, slices=1, is_wanted=True, has_other_replica=True, now_s=0.0) for _ in range(99)
+    ]
+
+    assert FREE_ATTEMPTS + 20 == sum(isinstance(decision, Retry) for decision in decisions)
+    assert FREE_ATTEMPTS + 5 == sum(policy.try_hedge(0.0) for _ in range(99))
+
+
+LOST = ConnectionLost(MESSAGE)
+RETRY = Retry(LOST, same_replica=True)
+FAIL = Fail(LOST, blames_input=False)
+
+
+@pytest.mark.parametrize(
+    ("decision", "losses", "slices", "expected"),
+    [
+        (RETRY, 0, 1, "requeue"),
+        (RETRY, 1, 1, "requeue"),
+        (RETRY, 1, 5, "requeue"),
+        # Two crashes may be the fault of any slice of the batch: each of them runs alone once.
+        (RETRY, 2, 5, "requeue_alone"),
+        (RETRY, 3, 5, "requeue_alone"),
+        (RETRY, 2, 1, "fail"),
+        (RETRY, 3, 1, "fail"),
+        (FAIL, 0, 1, "fail"),
+        (FAIL, 0, 5, "fail"),
+        (FAIL, 2, 5, "fail"),
+    ],
+)
+def test_slice_that_may_crash_replicas_runs_alone_once_then_fails(
+    decision: Retry | Fail, losses: int, slices: int, expected: str
+) -> None:
+    assert expected == action_for(decision, losses, slices)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "untried_replicas", "expected_s"),
+    [
+        (10, 0, 30),
+        (10, 1, 30),
+        (10, 2, 5),
+        (100, 2, 30),
+        (0.01, 3, ATTEMPT_MIN_S),
+        (-1, 2, ATTEMPT_MIN_S),
+    ],
+)
+def test_attempt_leaves_half_of_the_time_to_another_replica(
+    left_s: float, untried_replicas: int, expected_s: float
+) -> None:
+    assert expected_s == RetryPolicy(SETTINGS, 0.0).timeout_s(untried_replicas, lambda: left_s)
+
+
+@pytest.mark.parametrize(
+    ("error", "took_s", "expected"),
+    [
+        (AttemptTimedOut(""), 2.9, True),
+        (AttemptTimedOut(""), 3.0, False),
+        (ReplicaFailed(""), 0.1, False),
+    ],
+)
+def test_only_a_timeout_before_the_replicas_usual_time_is_early(
+    error: BackendError, took_s: float, *, expected: bool
+) -> None:
+    assert expected is timed_out_early(error, took_s, patience_s=3.0)

@@ -1,0 +1,287 @@
+"""Scheduler: the next batch for a queue and a pool, without an event loop."""
+
+from typing import Any
+
+import pytest
+
+from backends.contract import Backend, Capabilities, Embed, Operation, ReplicaSpec
+from backends.errors import BackendError, ReplicaFailed
+from backends.tei import open_replica
+from gateway.batching.batch_size import BatchSizer
+from gateway.batching.fair_queue import FairQueue
+from gateway.batching.lane_settings import LaneSettings
+from gateway.batching.scheduler import LOOK_AHEAD, Dispatch, Rejection, Scheduler, SchedulingPass
+from gateway.batching.slices import Bounds, Slice
+from gateway.batching.tenant_activity import ACTIVE_S, SUSPECT_S, TenantActivity
+from gateway.batching.ticket import Owner, Ticket
+from gateway.errors import NoReplica
+from gateway.routing.health import ReplicaEvent, State
+from gateway.routing.pool import Pool
+from gateway.routing.replica import BatchLoad, Replica
+from gateway.routing.window import Window
+
+# Text, tenant, and options of the owner.
+Arrival = tuple[str, str] | tuple[str, str, dict[str, Any]]
+
+
+def text_of(ticket: Ticket) -> str:
+    """Return the only input of a ticket."""
+    assert isinstance(ticket.piece.work, Embed)
+    return str(ticket.piece.work.inputs[0])
+
+
+class Bench:
+    """A scheduler over a queue and replicas that are never contacted."""
+
+    def __init__(
+        self,
+        replicas: int = 1,
+        window: int = 1,
+        *,
+        reports_tokens: bool = True,
+        holds: bool = False,
+        bounds: Bounds | None = None,
+    ) -> None:
+        backend: Backend = open_replica(ReplicaSpec("http://nowhere"))
+        self.replicas = [Replica(f"r{index}", backend, Window(window)) for index in range(replicas)]
+        self.pool = Pool("up", self.replicas, "least_tokens", lambda _: None, seed=0)
+        self.queue: FairQueue[Ticket] = FairQueue()
+        self.activity = TenantActivity(self.queue)
+        self.sizer = BatchSizer()
+        self.scheduler = Scheduler(
+            self.queue, self.pool, self.activity, self.sizer, LaneSettings(1000, 30, holds=holds)
+        )
+        self.bounds = bounds or Bounds()
+        self.now_s = 0.0
+        self._flows = 0
+        capabilities = Capabilities("m", frozenset({Operation.EMBED}), reports_input_tokens=reports_tokens)
+        for replica in self.replicas:
+            self.pool.transition(replica, ReplicaEvent.JOINED, "", capabilities)
+
+    def add(self, text: str, tenant: str = "acme", **options: Any) -> Ticket:
+        """Queue a call of one input, whose tokens are its characters."""
+        self._flows += 1
+        piece = Slice(0, Embed((text,)), 1, len(text), len(text))
+        ticket = Ticket(piece, Owner(tenant, self._flows, **options), 30, self.now_s)
+        ticket.enqueue(self.queue, self.now_s)
+        return ticket
+
+    def run(self) -> list[tuple[str, list[str]] | Exception]:
+        """Act on every decision of one pass, as a lane does, and return them."""
+        current, decisions = SchedulingPass(), []
+        while (decision := self.scheduler.decide(current, self.now_s, lambda: self.bounds)) is not None:
+            match decision:
+                case Dispatch(tickets, replica):
+                    texts = [text_of(ticket) for ticket in tickets]
+                    tenants = tuple({ticket.owner.tenant for ticket in tickets})
+                    replica.add_batch(BatchLoad(len(tickets), 1, tenants), self.now_s)
+                    decisions.append((replica.name, texts))
+                case Rejection(ticket, error):
+                    ticket.resolve(error)
+                    decisions.append(error)
+        self.scheduler.end_pass(current)
+        return decisions
+
+
+@pytest.mark.parametrize(
+    ("slots", "batches"),
+    [(3, [["a"], ["b"], ["c"]]), (2, [["a", "b"], ["c"]]), (1, [["a", "b", "c"]])],
+)
+def test_waiting_calls_are_spread_over_the_free_slots(slots: int, batches: list[list[str]]) -> None:
+    bench = Bench(window=slots)
+    for text in "abc":
+        bench.add(text)
+
+    assert batches == [texts for _, texts in bench.run()]  # type: ignore[misc]
+    assert 0 == len(bench.queue)
+
+
+def test_calls_wait_while_no_replica_has_room() -> None:
+    bench = Bench()
+    bench.add("a")
+    bench.run()
+    bench.add("b")
+
+    assert [] == bench.run()
+    assert 1 == len(bench.queue)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "batch"),
+    [(Bounds(), "abcd"), (Bounds(inputs=2), "ab"), (Bounds(tokens=3), "abc"), (Bounds(bytes=1), "a")],
+)
+def test_batch_stays_within_the_bounds_of_a_request(bounds: Bounds, batch: str) -> None:
+    bench = Bench(bounds=bounds)
+    for text in "abcd":
+        bench.add(text)
+
+    assert [("r0", list(batch))] == bench.run()
+
+
+@pytest.mark.parametrize(("priority", "count"), [("interactive", 3), ("bulk", 5)])
+def test_only_interactive_batches_are_kept_short(priority: str, count: int) -> None:
+    bench = Bench()
+    bench.sizer.tokens = 30
+    for index in range(5):
+        bench.add(f"{index:010}", priority=priority)
+    [(_, texts)] = bench.run()  # type: ignore[misc]
+
+    assert count == len(texts)
+
+
+@pytest.mark.parametrize(
+    ("other", "reports_tokens", "together"),
+    [
+        ({}, True, True),
+        ({"tenant": "acme"}, False, True),
+        ({}, False, False),
+        ({"join": False}, True, False),
+        ({"priority": "bulk"}, True, False),
+    ],
+)
+def test_tenants_share_a_batch_only_if_they_may(
+    other: dict[str, Any], *, reports_tokens: bool, together: bool
+) -> None:
+    bench = Bench(reports_tokens=reports_tokens)
+    bench.add("mine")
+    bench.add("theirs", **({"tenant": "other"} | other))
+    [(_, texts)] = bench.run()  # type: ignore[misc]
+
+    assert (["mine", "theirs"] if together else ["mine"]) == texts
+
+
+@pytest.mark.parametrize(("later_s", "together"), [(0.0, False), (SUSPECT_S + 0.1, True)])
+def test_suspect_tenant_shares_no_batch_for_a_while(later_s: float, *, together: bool) -> None:
+    bench = Bench()
+    bench.activity.mark_suspect("poisoner", 0.0)
+    bench.now_s = later_s
+    bench.add("mine")
+    bench.add("theirs", "poisoner")
+    [(_, texts)] = bench.run()  # type: ignore[misc]
+
+    assert together is (["mine", "theirs"] == texts)
+
+
+def test_slice_that_runs_alone_shares_no_batch() -> None:
+    bench = Bench()
+    bench.add("a").runs_alone = True
+    bench.add("b")
+    bench.add("c").runs_alone = True
+
+    assert [("r0", ["a"])] == bench.run()
+    bench.replicas[0].remove_batch(BatchLoad(1, 1, ("acme",)))
+    assert [("r0", ["b"])] == bench.run()
+
+
+def test_halves_of_a_split_batch_stay_apart() -> None:
+    bench = Bench()
+    first, second = object(), object()
+    for text, half in (("a", first), ("b", first), ("c", second), ("d", None)):
+        bench.add(text).half = half
+
+    assert [("r0", ["a", "b"])] == bench.run()
+
+
+def test_last_slot_is_left_to_another_active_tenant() -> None:
+    bench = Bench(window=3)
+    bench.bounds = Bounds(inputs=1)
+    bench.activity.mark_active("victim", 0.0)
+    for text in "abcd":
+        bench.add(text, "flood")
+
+    assert [("r0", ["a"]), ("r0", ["b"])] == bench.run()
+    bench.add("mine", "victim")
+    assert [("r0", ["mine"])] == bench.run()
+
+
+def test_last_slot_is_used_once_no_other_tenant_is_active() -> None:
+    bench = Bench(window=2)
+    bench.bounds = Bounds(inputs=1)
+    bench.activity.mark_active("victim", 0.0)
+    for text in "abc":
+        bench.add(text, "flood")
+    bench.run()
+    bench.now_s = ACTIVE_S + 0.1
+
+    assert [("r0", ["b"])] == bench.run()
+
+
+def test_call_is_not_sent_to_a_replica_that_failed_it() -> None:
+    bench = Bench(replicas=2)
+    failed = bench.add("again")
+    failed.tried.add(bench.replicas[0])
+
+    assert [("r1", ["again"])] == bench.run()
+
+
+def test_call_that_must_wait_for_a_replica_does_not_block_its_tenants_others() -> None:
+    bench = Bench(replicas=2)
+    bench.replicas[1].add_batch(BatchLoad(1, 1, ("acme",)), 0.0)
+    waiting = [bench.add(f"again {index}") for index in range(LOOK_AHEAD)]
+    for ticket in waiting:
+        ticket.tried.add(bench.replicas[0])
+    bench.add("next")
+
+    assert [("r0", ["next"])] == bench.run()
+    # In the same order as before.
+    assert waiting == list(bench.queue.items())
+
+
+def error_of(bench: Bench) -> Exception:
+    """Return the rejection of the only call."""
+    [error] = bench.run()
+    assert isinstance(error, Exception)
+    return error
+
+
+def test_call_fails_with_its_own_error_once_every_usable_replica_failed_it() -> None:
+    bench = Bench()
+    ticket = bench.add("a")
+    ticket.tried.add(bench.replicas[0])
+    ticket.last_error = ReplicaFailed("it broke")
+
+    assert ticket.last_error is error_of(bench)
+    assert ticket.is_done
+    assert 0 == len(bench.queue)
+
+
+@pytest.mark.parametrize(
+    ("holds", "state", "is_foreign", "fails"),
+    [
+        (False, State.DOWN, False, True),
+        (False, State.JOINING, False, False),
+        (True, State.DOWN, False, False),
+        # A replica that is kept out because of its vectors will not return by itself.
+        (True, State.DOWN, True, True),
+    ],
+)
+def test_call_fails_without_replica_unless_one_is_expected(
+    state: State, *, holds: bool, is_foreign: bool, fails: bool
+) -> None:
+    bench = Bench(holds=holds)
+    bench.replicas[0].state, bench.replicas[0].is_foreign = state, is_foreign
+    bench.add("a")
+
+    if fails:
+        assert isinstance(error_of(bench), NoReplica)
+    else:
+        assert [] == bench.run()
+        assert 1 == len(bench.queue)
+
+
+def test_call_without_waiters_leaves_the_queue() -> None:
+    bench = Bench()
+    bench.add("gone").is_done = True
+    bench.add("a")
+
+    assert [("r0", ["a"])] == bench.run()
+    assert 0 == len(bench.queue)
+
+
+def test_error_of_another_attempt_is_kept_for_the_caller() -> None:
+    bench = Bench()
+    error: BackendError = ReplicaFailed("it broke")
+    bench.add("a").last_error = error
+    bench.replicas[0].state = State.DOWN
+
+    assert error is error_of(bench)
