@@ -270,6 +270,9 @@ async def test_replicas_of_unequal_bounds_all_get_what_they_take(
         reply = await embed(gateway, *texts)
 
     assert_vectors(reply, *texts)
+    # Cut for the smallest bound, so that either replica takes each of the requests.
+    assert [2] * 8 == [size for server in servers.values() for size in sizes(server)]
+    assert all(server.requests for server in servers.values())
 
 
 async def test_more_inputs_than_permits_wait_for_permits(boot: Boots) -> None:

@@ -68,7 +68,8 @@ class Bench:
 
     def run(self) -> list[tuple[str, list[str]] | Exception]:
         """Act on every decision of one pass, as a lane does, and return them."""
-        current, decisions = SchedulingPass(), []
+        current = SchedulingPass()
+        decisions: list[tuple[str, list[str]] | Exception] = []
         while (decision := self.scheduler.decide(current, self.now_s, lambda: self.bounds)) is not None:
             match decision:
                 case Dispatch(tickets, replica):
