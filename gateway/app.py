@@ -54,9 +54,10 @@ from gateway.routing.routes import Routes
 from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.change_history import Recent
-from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
-from gateway.telemetry.process import keep_measuring
+from gateway.telemetry.change_history import ChangeHistory
+from gateway.telemetry.load_metrics import ReplicaLoad, Sources
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.process import measure_lag
 from gateway.tenants.keyring import FirstKey, Keyring
 from gateway.tenants.store import TenantStore, keep_up_to_date
 from gateway.upstreams.factory import Dependencies, OpenReplica
@@ -159,7 +160,7 @@ class WorkerReload:
     api: InferenceApi
     admin: Admin
     metrics: Metrics
-    recent: Recent
+    recent: ChangeHistory
     in_flight: InFlight
 
     def follow(self, config: Config, engines: Mapping[str, str]) -> "asyncio.Task[None]":
@@ -183,7 +184,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     """Wire everything together. Needs a running event loop; contacts nothing before the lifespan begins."""
     outside, config = collaborators or Collaborators(), boot.config
     is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
-    metrics, recent = Metrics(is_open=is_local, worker=boot.worker), Recent()
+    metrics, recent = Metrics(is_open=is_local, worker=boot.worker), ChangeHistory()
 
     def observe(event: Event) -> None:
         metrics.observe(event)
@@ -299,9 +300,9 @@ def _background_tasks(
     boot: AppBoot, stores: Stores, keyring: Keyring, metrics: Metrics
 ) -> list[Coroutine[Any, Any, None]]:
     """Return what runs for as long as the application does."""
-    tasks = [stores.ledger.maintain(), keep_measuring(metrics.late)]
+    tasks = [stores.ledger.maintain(), measure_lag(metrics.observe_lag)]
     if boot.worker is not None:
-        tasks.append(metrics.keep())
+        tasks.append(metrics.refresh_forever())
     if stores.tenants is not None:
         tasks.append(_follow_keys(keyring, stores.tenants, boot.config.quotas.key_grace_s))
     return tasks
@@ -341,9 +342,9 @@ async def _run(
 def _traces(config: Config) -> "CallTraces | None":
     if config.tracing is None:
         return None
-    from gateway.telemetry.tracing import exported
+    from gateway.telemetry.tracing import create_exporting_traces
 
-    return exported(config.tracing)
+    return create_exporting_traces(config.tracing)
 
 
 async def _send_last_spans(traces: "CallTraces") -> None:

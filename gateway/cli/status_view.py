@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gateway.telemetry.snapshot import Rates, ReplicaShown, Snapshot, StoreShown
+from gateway.telemetry.snapshot import Rates, ReplicaStatus, Snapshot, StoreStatus
 
 STYLES = {
     "up": "green",
@@ -42,7 +42,7 @@ def _head(url: str, snapshot: Snapshot | None) -> Text:
     return head.append(" · ").append_text(_store(snapshot.store))
 
 
-def _store(store: StoreShown) -> Text:
+def _store(store: StoreStatus) -> Text:
     kind = f"quotas in {plain(store.kind)}"
     return Text(f"{kind}, AWAY", "bold red") if store.away else Text(kind, "not bold")
 
@@ -97,7 +97,7 @@ def _replicas(snapshot: Snapshot) -> Table:
     return table
 
 
-def _numbers(one: ReplicaShown, now_s: float) -> Iterator[str]:
+def _numbers(one: ReplicaStatus, now_s: float) -> Iterator[str]:
     yield NONE if one.since_s is None else span(now_s - one.since_s)
     yield str(one.in_flight_batches)
     yield str(one.window_batches)

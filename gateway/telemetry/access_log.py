@@ -1,4 +1,4 @@
-"""Events as log lines: one a call, one a change of state. Inputs and keys are in no event."""
+"""Events as log lines: one per call, one per change of state. No event holds inputs or keys."""
 
 import logging
 from typing import Any, TypeAlias, get_args
@@ -16,7 +16,7 @@ from gateway.events import (
 
 logger = logging.getLogger("gateway")
 
-# Watchers ask every few seconds; their lines would bury everybody else's.
+# Monitoring requests these every few seconds; their lines would bury all others.
 QUIET_ROUTES = frozenset({"/livez", "/readyz", "/health", "/models/{model}/health", "/metrics"})
 
 
@@ -30,7 +30,7 @@ Logged: TypeAlias = CallFinished | ReplicaChanged | SpaceChecked | StoreChanged
 
 
 class EventLine:
-    """What a line tells, as text for people and as fields for programs; made only where it is written."""
+    """Log line of an event, as text for people and as fields for programs; made only when it is written."""
 
     def __init__(self, event: Logged) -> None:
         self.event = event
@@ -40,33 +40,33 @@ class EventLine:
             case CallFinished():
                 return call_line(self.event)
             case ReplicaChanged():
-                one = self.event
-                return f"upstream {one.upstream}: {one.replica} is {one.state} ({one.reason})"
+                change = self.event
+                return f"upstream {change.upstream}: {change.replica} is {change.state} ({change.reason})"
             case SpaceChecked():
                 return _space_line(self.event)
             case StoreChanged(away=True):
-                return f"the quotas' store is away ({self.event.reason}): counting without it"
-        return f"the quotas' store is back ({self.event.reason})"
+                return f"the quota store is unreachable ({self.event.reason}): counting without it"
+        return f"the quota store is reachable again ({self.event.reason})"
 
     def fields(self) -> dict[str, Any]:
-        """Flat, with units in the names; what is not known is left out."""
+        """Return flat fields with units in their names; unknown values are left out."""
         match self.event:
             case CallFinished():
                 return call_fields(self.event)
             case ReplicaChanged():
-                one = self.event
-                told = {"upstream": one.upstream, "replica": one.replica, "state": one.state}
-                return {"event": "replica", "message": str(self), **told, "reason": one.reason}
+                change = self.event
+                facts = {"upstream": change.upstream, "replica": change.replica, "state": change.state}
+                return {"event": "replica", "message": str(self), **facts, "reason": change.reason}
             case SpaceChecked():
                 space = self.event
-                told = {"upstream": space.upstream, "replica": space.replica, "outcome": space.outcome}
-                return {"event": "vector_space", "message": str(self), **told, "reason": space.reason}
+                facts = {"upstream": space.upstream, "replica": space.replica, "outcome": space.outcome}
+                return {"event": "vector_space", "message": str(self), **facts, "reason": space.reason}
         away = {"away": self.event.away, "reason": self.event.reason}
         return {"event": "store", "message": str(self), **away}
 
 
 def log_event(event: Event) -> None:
-    """Write what an operator would want to have seen."""
+    """Log an event."""
     if not isinstance(event, CallFinished):
         log_change(event)
     elif event.route not in QUIET_ROUTES and logger.isEnabledFor(logging.INFO):
@@ -74,10 +74,10 @@ def log_event(event: Event) -> None:
 
 
 def log_change(event: Event) -> None:
-    """The same without the lines of calls."""
+    """Log an event unless it is a call."""
     match event:
         case ModelStateReported():
-            _log_residence(event)
+            _log_model_state(event)
         case ReplicaChanged():
             _write(logging.WARNING if event.state == "down" else logging.INFO, event)
         case StoreChanged():
@@ -87,18 +87,18 @@ def log_change(event: Event) -> None:
 
 
 def _write(level: int, event: Logged) -> None:
-    # What `logger.log` does, less its search for the line of code that called it.
+    # As `logger.log`, without its search for the line of code that called it.
     if logger.isEnabledFor(level):
         logger.handle(logging.LogRecord(logger.name, level, "", 0, EventLine(event), None, None))
 
 
-def _log_residence(event: ModelStateReported) -> None:
+def _log_model_state(event: ModelStateReported) -> None:
     if event.loads:
         logger.info("upstream %s: its model was loaded", event.upstream)
     for reason in event.unloads:
-        logger.info("upstream %s: its model left memory (%s)", event.upstream, reason)
+        logger.info("upstream %s: its model was unloaded (%s)", event.upstream, reason)
     if event.out_of_memory:
-        logger.warning("upstream %s: a batch found too little memory and was split", event.upstream)
+        logger.warning("upstream %s: a batch did not fit into memory and was split", event.upstream)
 
 
 def _space_line(event: SpaceChecked) -> str:
@@ -108,12 +108,12 @@ def _space_line(event: SpaceChecked) -> str:
         case "differs":
             return f"upstream {event.upstream}: {event.replica} gives other vectors: {event.reason}"
         case "unchecked":
-            who = f"upstream {event.upstream}: the vectors of {event.replica}"
-            return f"{who} cannot be checked ({event.reason})"
+            subject = f"upstream {event.upstream}: the vectors of {event.replica}"
+            return f"{subject} cannot be checked ({event.reason})"
 
 
 def call_line(event: CallFinished) -> str:
-    """For people."""
+    """Return the line of a call as text for people."""
     outcome = "" if event.outcome == "ok" else f"  {event.outcome}"
     trace = "" if event.trace_id is None else f"  trace={event.trace_id}"
     return (
@@ -124,7 +124,7 @@ def call_line(event: CallFinished) -> str:
 
 
 def call_fields(event: CallFinished) -> dict[str, Any]:
-    """For programs."""
+    """Return the fields of a call's line for programs."""
     fields = {
         "event": "call",
         "request_id": event.request_id,

@@ -1,6 +1,6 @@
-"""Counting many observations of a histogram in one go.
+"""Histogram that records many observations in one call.
 
-prometheus-client takes a lock and walks the buckets for each observation: ten times on every call's path.
+prometheus-client takes a lock and walks the buckets for each observation, ten times per call.
 """
 
 from bisect import bisect_left
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from prometheus_client import Histogram
 
 
-class ManyHistogram(Histogram):
-    """A histogram that is told of several observations at once."""
+class BatchedHistogram(Histogram):
+    """Histogram with `observe_many`."""
 
     def observe_many(self, amounts: Sequence[float]) -> None:
-        """As `observe` for each of them; none is NaN."""
+        """Observe each amount; none may be NaN."""
         self._sum.inc(sum(amounts))
-        for place, count in Tally(bisect_left(self._upper_bounds, one) for one in amounts).items():
+        places = Tally(bisect_left(self._upper_bounds, amount) for amount in amounts)
+        for place, count in places.items():
             self._buckets[place].inc(count)

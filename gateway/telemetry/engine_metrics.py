@@ -1,7 +1,7 @@
-"""What engines count, as TEI's metrics: the same names, so that its dashboards and scalers work here too.
+"""Statistics of engines as TEI's metrics: with the same names, TEI's dashboards and autoscalers work here.
 
-`te_queue_size` is what waits for the engine, wherever it waits: the gateway's lane holds nearly all of it, so
-that the engine's own queue alone would tell a scaler nothing.
+`te_queue_size` counts the inputs in the gateway's lane too. It holds nearly all of them: the engine's own
+queue would look idle to an autoscaler.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,12 +16,12 @@ LABEL = "upstream"
 
 
 def families(stats: Mapping[str, Stats], waiting: Mapping[str, float]) -> Iterator[Metric]:
-    """Every metric of every engine that answered. waiting: inputs in each upstream's lane."""
+    """Yield the metrics of all engines that answered. waiting: inputs in each upstream's lane."""
     if not stats:
         return
-    size = GaugeMetricFamily("te_queue_size", "Inputs that wait for the engine.", labels=[LABEL])
-    for name, one in stats.items():
-        size.add_metric([name], one.queue_size + waiting.get(name, 0.0))
+    size = GaugeMetricFamily("te_queue_size", "Queued inputs of the engine.", labels=[LABEL])
+    for name, engine in stats.items():
+        size.add_metric([name], engine.queue_size + waiting.get(name, 0.0))
     yield size
     for name, label in COUNTERS.items():
         yield _counter(name, label, stats)
@@ -29,30 +29,30 @@ def families(stats: Mapping[str, Stats], waiting: Mapping[str, float]) -> Iterat
         yield _histogram(name, stats)
 
 
-def waiting_inputs(shown: Iterable[Metric]) -> dict[str, float]:
-    """Inputs in each upstream's lane, of all workers together."""
+def waiting_inputs(metrics: Iterable[Metric]) -> dict[str, float]:
+    """Return the inputs in each upstream's lane, summed over all workers."""
     return {
         sample.labels[LABEL]: sample.value
-        for family in shown
+        for family in metrics
         if family.name == "gateway_lane_queued_inputs"
         for sample in family.samples
     }
 
 
 def _counter(name: str, label: str, stats: Mapping[str, Stats]) -> Metric:
-    # Of no type: the format's counters end in _total, and TEI's do not.
+    # Untyped: names of counters end in _total in this format, and TEI's do not.
     family = Metric(name, "TEI's counter of that name.", "untyped")
-    for upstream, one in stats.items():
-        counted = one.counters[name] if label else {"": one.counters[name].get("", 0)}
-        for value, number in counted.items():
+    for upstream, engine in stats.items():
+        counts = engine.counters[name] if label else {"": engine.counters[name].get("", 0)}
+        for value, number in counts.items():
             family.add_sample(name, {LABEL: upstream} | ({label: value} if label else {}), number)
     return family
 
 
 def _histogram(name: str, stats: Mapping[str, Stats]) -> Metric:
     family = HistogramMetricFamily(name, "TEI's histogram of that name.", labels=[LABEL])
-    for upstream, one in stats.items():
-        distribution = one.distributions[name]
+    for upstream, engine in stats.items():
+        distribution = engine.distributions[name]
         family.add_metric([upstream], _buckets(name, distribution), distribution.total)
     return family
 

@@ -1,6 +1,6 @@
-"""How lines are written: as JSON or as text, and a flood of equal ones as one line with a count.
+"""Output of log lines: as JSON or text, with a flood of equal lines reduced to one line and a count.
 
-Calls have a line each, whatever they are; equal is what says the same at the same level.
+Every call has its own line. Other lines are equal if logger, level and message are.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from gateway.config.schema import Logs
 from gateway.events import CallFinished, Event
 from gateway.telemetry.access_log import QUIET_ROUTES, EventLine, call_fields, call_line, log_change
 
-# Within so long of a line, others that say the same are counted.
+# Equal lines within this time after a line are counted and not written.
 FLOOD_S = 10.0
-# Different lines that are remembered; past it the oldest is told and forgotten.
-REMEMBERED_MOST = 256
+# Different lines that are remembered; beyond that the oldest is reported and forgotten.
+REMEMBERED_MAX = 256
 
-# So long lines of calls wait for each other.
-TOGETHER_S = 0.02
-# What runs a function after some seconds.
-Later = Callable[[float, Callable[[], None]], None]
-_Said = tuple[str, int, str]
+# Delay in which lines of calls collect, to be written together.
+BATCH_DELAY_S = 0.02
+# Runs a function after some seconds.
+Schedule = Callable[[float, Callable[[], None]], None]
+_LineKey = tuple[str, int, str]
 _ENCODER = msgspec.json.Encoder()
 
 
 class _Repeats:
-    """A line that was written, since when, and how many said the same after it."""
+    """Line that was written, and the number of equal lines after it."""
 
     def __init__(self, record: logging.LogRecord, since_s: float) -> None:
         self.record = record
@@ -42,144 +42,145 @@ class _Repeats:
 
 
 class CallLines:
-    """Lines of calls, many to a write; others go by the logging module at once.
+    """Writer of call lines, many per write; other events go to the logging module at once.
 
-    Through that module one costs as much as the gateway's whole lane does. seconds: how long a line may wait.
+    Through that module a line costs as much as the gateway's whole lane does. delay_s: longest time that a
+    line waits.
     """
 
-    def __init__(self, stream: TextIO, *, as_text: bool, seconds: float = TOGETHER_S) -> None:
+    def __init__(self, stream: TextIO, *, as_text: bool, delay_s: float = BATCH_DELAY_S) -> None:
         self._stream = stream
-        self._line = _text_of if as_text else _json_of
-        self._seconds = seconds
-        # With the moment at which each was over, in seconds since 1970.
-        self._waiting: list[tuple[float, CallFinished]] = []
+        self._format = _text_line if as_text else _json_line
+        self._delay_s = delay_s
+        # Each with the moment of its call's end, in seconds since 1970.
+        self._pending: list[tuple[float, CallFinished]] = []
 
     def observe(self, event: Event) -> None:
-        """Called on an event loop."""
+        """Log one event; must be called on an event loop."""
         if not isinstance(event, CallFinished):
             log_change(event)
         elif event.route not in QUIET_ROUTES:
-            if not self._waiting:
-                asyncio.get_running_loop().call_later(self._seconds, self.flush)
-            self._waiting.append((time.time(), event))
+            if not self._pending:
+                asyncio.get_running_loop().call_later(self._delay_s, self.flush)
+            self._pending.append((time.time(), event))
 
     def flush(self) -> None:
-        """Write what waits."""
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._stream.write("".join([self._line(*one) for one in waiting]))
+        """Write the lines that wait."""
+        pending, self._pending = self._pending, []
+        if pending:
+            self._stream.write("".join([self._format(at_s, event) for at_s, event in pending]))
             self._stream.flush()
 
 
-def _json_of(at_s: float, event: CallFinished) -> str:
-    return _ENCODER.encode({"time": _moment(at_s), "level": "info"} | call_fields(event)).decode() + "\n"
+def _json_line(at_s: float, event: CallFinished) -> str:
+    return _ENCODER.encode({"time": _iso_time(at_s), "level": "info"} | call_fields(event)).decode() + "\n"
 
 
-def _text_of(at_s: float, event: CallFinished) -> str:
+def _text_line(at_s: float, event: CallFinished) -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(at_s))} INFO    {call_line(event)}\n"
 
 
-def _moment(at_s: float) -> str:
-    """UTC, to the millisecond."""
+def _iso_time(at_s: float) -> str:
+    """Return the time in UTC, to the millisecond."""
     return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time (UTC), level, message, and an event's own fields."""
+    """One JSON object per line: time (UTC), level, message, and the fields of an event."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Raises nothing: what JSON does not know is written as text."""
-        told: dict[str, Any] = {
-            "time": _moment(record.created),
+        """Format a record; values that JSON does not know are written as text."""
+        fields: dict[str, Any] = {
+            "time": _iso_time(record.created),
             "level": record.levelname.lower(),
         }
         if isinstance(record.msg, EventLine):
-            told |= record.msg.fields()
+            fields |= record.msg.fields()
         else:
-            told |= {"event": "line", "logger": record.name, "message": record.getMessage()}
+            fields |= {"event": "line", "logger": record.name, "message": record.getMessage()}
         if repeated := getattr(record, "repeated", 0):
-            told["repeated"] = repeated
+            fields["repeated"] = repeated
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(told, enc_hook=str).decode()
+            fields["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields, enc_hook=str).decode()
 
 
 class TextLines(logging.Formatter):
-    """As people read them on a terminal."""
+    """Lines for people at a terminal."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """With the count of those that are not written."""
+        """Format a record, with the count of equal lines that were not written."""
         line = super().format(record)
         repeated = getattr(record, "repeated", 0)
         return f"{line} ({repeated} more like this within {FLOOD_S:.0f} s)" if repeated else line
 
 
 class FloodHandler(logging.StreamHandler[TextIO]):
-    """Writes lines, and counts those that say what was said a moment ago."""
+    """Handler that writes a line once, and counts equal lines of the next FLOOD_S seconds."""
 
     def __init__(
-        self, stream: TextIO, clock: Callable[[], float] = time.monotonic, later: Later | None = None
+        self, stream: TextIO, clock: Callable[[], float] = time.monotonic, schedule: Schedule | None = None
     ) -> None:
         super().__init__(stream)
         self._clock = clock
-        self._later = later or _after
-        self._said: OrderedDict[_Said, _Repeats] = OrderedDict()
-        self._waiting = False
+        self._schedule = schedule or _run_later
+        self._recent: OrderedDict[_LineKey, _Repeats] = OrderedDict()
+        self._is_scheduled = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called under the handler's lock."""
+        """Write or count a record; the caller holds the handler's lock."""
         if isinstance(record.msg, EventLine) and isinstance(record.msg.event, CallFinished):
             super().emit(record)
             return
         now_s = self._clock()
-        self._tell(until_s=now_s - FLOOD_S)
+        self._expire(until_s=now_s - FLOOD_S)
         key = (record.name, record.levelno, record.getMessage())
-        if (repeats := self._said.get(key)) is not None:
+        if (repeats := self._recent.get(key)) is not None:
             repeats.more += 1
-            self._tell_later()
+            self._schedule_report()
             return
-        if len(self._said) >= REMEMBERED_MOST:
-            self._tell_one(self._said.popitem(last=False)[1])
-        self._said[key] = _Repeats(record, now_s)
+        if len(self._recent) >= REMEMBERED_MAX:
+            self._report(self._recent.popitem(last=False)[1])
+        self._recent[key] = _Repeats(record, now_s)
         super().emit(record)
 
     def close(self) -> None:
-        """What is counted and not told yet is told."""
+        """Report all counts, then close."""
         self.acquire()
         try:
-            self._tell(until_s=float("inf"))
+            self._expire(until_s=float("inf"))
         finally:
             self.release()
         super().close()
 
-    def _tell_later(self) -> None:
-        if not self._waiting:
-            self._waiting = True
-            self._later(FLOOD_S, self._tell_now)
+    def _schedule_report(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._schedule(FLOOD_S, self._report_expired)
 
-    def _tell_now(self) -> None:
+    def _report_expired(self) -> None:
         self.acquire()
         try:
-            self._waiting = False
-            self._tell(until_s=self._clock() - FLOOD_S)
-            if any(one.more for one in self._said.values()):
-                self._tell_later()
+            self._is_scheduled = False
+            self._expire(until_s=self._clock() - FLOOD_S)
+            if any(repeats.more for repeats in self._recent.values()):
+                self._schedule_report()
         finally:
             self.release()
 
-    def _tell(self, until_s: float) -> None:
-        """Forget lines that were written before a moment, and tell how often they came again."""
-        while self._said:
-            key, oldest = next(iter(self._said.items()))
+    def _expire(self, until_s: float) -> None:
+        """Forget the lines that were written before a moment, and report how often they were repeated."""
+        while self._recent:
+            key, oldest = next(iter(self._recent.items()))
             if oldest.since_s > until_s:
                 return
-            del self._said[key]
-            self._tell_one(oldest)
+            del self._recent[key]
+            self._report(oldest)
 
-    def _tell_one(self, repeats: _Repeats) -> None:
+    def _report(self, repeats: _Repeats) -> None:
         if repeats.more:
             record = logging.makeLogRecord({**repeats.record.__dict__, "repeated": repeats.more})
             record.created = time.time()
@@ -187,14 +188,14 @@ class FloodHandler(logging.StreamHandler[TextIO]):
 
 
 def write_lines(settings: Logs) -> None:
-    """Have this process' lines written to its standard error; a second time, in place of the first."""
+    """Write the log lines of this process to its standard error; replaces an earlier setup."""
     handler = FloodHandler(sys.stderr)
     handler.setFormatter(TextLines() if _as_text(settings) else JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def call_lines(settings: Logs) -> CallLines:
-    """What writes this process' lines of calls beside them."""
+    """Return the writer of this process' call lines."""
     return CallLines(sys.stderr, as_text=_as_text(settings))
 
 
@@ -202,7 +203,7 @@ def _as_text(settings: Logs) -> bool:
     return settings.format == "text" or (settings.format == "auto" and sys.stderr.isatty())
 
 
-def _after(seconds: float, run: Callable[[], None]) -> None:
+def _run_later(seconds: float, run: Callable[[], None]) -> None:
     timer = Timer(seconds, run)
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""What becomes of an engine's models in memory, as Prometheus is told."""
+"""Metrics of the models that engines load and unload."""
 
 from collections.abc import Collection
 
@@ -8,11 +8,11 @@ from gateway.events import ModelStateReported
 
 
 class ModelMetrics:
-    """What becomes of an engine's models in memory."""
+    """Loaded models, their memory, and how often each was loaded or unloaded."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        # Upstreams that there are gauges of.
-        self._known: set[str] = set()
+        # Upstreams that have gauges.
+        self._upstreams: set[str] = set()
         self._loaded = Gauge(
             "gateway_model_loaded",
             "1 while an engine's model is in memory.",
@@ -22,7 +22,7 @@ class ModelMetrics:
         )
         self._memory = Gauge(
             "gateway_model_memory_bytes",
-            "What an engine's model holds of memory.",
+            "Memory that an engine's model holds.",
             ["upstream"],
             multiprocess_mode="livemax",
             registry=registry,
@@ -32,20 +32,20 @@ class ModelMetrics:
         )
         self._unloads = Counter(
             "gateway_model_unloads",
-            "Times that a model left memory.",
+            "Times that a model was unloaded.",
             ["upstream", "reason"],
             registry=registry,
         )
         self._out_of_memory = Counter(
             "gateway_model_out_of_memory",
-            "Batches that found too little memory and were split.",
+            "Batches that did not fit into memory and were split.",
             ["upstream"],
             registry=registry,
         )
 
     def observe(self, event: ModelStateReported, *, counts: bool) -> None:
-        """counts: whether this process is the one that adds up."""
-        self._known.add(event.upstream)
+        """Record a report. counts: this process adds to the counters, and not to the gauges only."""
+        self._upstreams.add(event.upstream)
         self._loaded.labels(event.upstream).set(1 if event.loaded else 0)
         self._memory.labels(event.upstream).set(event.memory_bytes)
         if not counts:
@@ -56,11 +56,14 @@ class ModelMetrics:
         for reason, times in event.unloads.items():
             self._unloads.labels(event.upstream, reason).inc(times)
 
-    def keep_only(self, upstreams: Collection[str], *, removes: bool) -> None:
-        """All others are no more. removes: or they stand at 0, where several processes have files of them."""
-        for upstream in self._known.difference(upstreams):
+    def keep_only(self, upstreams: Collection[str], *, removes_series: bool) -> None:
+        """Drop the gauges of all other upstreams.
+
+        removes_series: delete them; several workers can only set theirs to 0, because they are in files.
+        """
+        for upstream in self._upstreams.difference(upstreams):
             for gauge in (self._loaded, self._memory):
                 gauge.labels(upstream).set(0)
-                if removes:
+                if removes_series:
                     gauge.remove(upstream)
-        self._known.intersection_update(upstreams)
+        self._upstreams.intersection_update(upstreams)

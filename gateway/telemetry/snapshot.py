@@ -1,7 +1,7 @@
-"""What a gateway is doing at one moment, and what went on between two of them. Pure.
+"""Status of a gateway at one moment, and rates between two moments. Pure.
 
-Rule: whatever counts up is told as it stands; who wants a rate takes two snapshots and subtracts. So any
-number of people may watch, each at their own pace, and the gateway keeps nothing for them.
+Rule: counters are reported as they stand; a client that wants a rate subtracts two snapshots. Therefore any
+number of clients can watch, each at its own pace, and the gateway keeps no state for them.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,10 @@ import msgspec
 
 
 class Durations(msgspec.Struct, frozen=True):
-    """A histogram since the start. bounds_s: of its buckets but the last, which has none.
+    """Histogram of durations since the start.
 
-    counts: how many took at most that long, one more than bounds; the last is all of them.
+    bounds_s: upper bounds of all buckets but the last. counts: cumulative, one more than bounds; the last
+    counts all durations.
     """
 
     bounds_s: tuple[float, ...] = ()
@@ -20,8 +21,8 @@ class Durations(msgspec.Struct, frozen=True):
     sum_s: float = 0.0
 
 
-class LaneShown(msgspec.Struct, frozen=True):
-    """The queue in front of one upstream, and what is in flight behind it. attempts: since the start."""
+class LaneStatus(msgspec.Struct, frozen=True):
+    """Queue in front of one upstream, and the batches in flight behind it. attempts: since the start."""
 
     upstream: str
     queued_inputs: int
@@ -32,11 +33,12 @@ class LaneShown(msgspec.Struct, frozen=True):
     attempts: Durations
 
 
-class ReplicaShown(msgspec.Struct, frozen=True):
-    """One replica. state, reason, since_s (since 1970), latency_s: as the worker that answers sees it.
+class ReplicaStatus(msgspec.Struct, frozen=True):
+    """One replica.
 
-    latency_s: a running mean of its good attempts; None before the first. attempts, failed: since the start,
-    of all workers, as are batches in flight and the window; what was called off has not failed.
+    state, reason, since_s (seconds since 1970) and latency_s are the view of the worker that answers; all
+    else is summed over workers. latency_s: running mean of successful attempts, None before the first.
+    attempts, failed: since the start; a cancelled attempt has not failed.
     """
 
     upstream: str
@@ -51,8 +53,8 @@ class ReplicaShown(msgspec.Struct, frozen=True):
     failed: int
 
 
-class ModelShown(msgspec.Struct, frozen=True):
-    """A name that callers use. dimensions: of its vectors, None where it has none or nothing is known yet."""
+class ModelStatus(msgspec.Struct, frozen=True):
+    """Public model name. dimensions: of its vectors, None if it has none or they are not known yet."""
 
     name: str
     upstream: str
@@ -63,8 +65,8 @@ class ModelShown(msgspec.Struct, frozen=True):
     dimensions: int | None
 
 
-class TenantShown(msgspec.Struct, frozen=True):
-    """What a tenant has used since the start; refused: calls that its quotas did not admit."""
+class TenantStatus(msgspec.Struct, frozen=True):
+    """Usage of one tenant since the start. refused: calls that its quotas did not admit."""
 
     name: str
     calls: int
@@ -73,22 +75,22 @@ class TenantShown(msgspec.Struct, frozen=True):
     refused: int
 
 
-class CallsShown(msgspec.Struct, frozen=True):
-    """Calls since the start, without those of probes and of operators. outcomes: "ok" or an error's kind."""
+class CallsStatus(msgspec.Struct, frozen=True):
+    """Calls since the start, without probes and operator requests. outcomes: "ok" or an error's kind."""
 
     outcomes: Mapping[str, int]
     durations: Durations
 
 
-class StoreShown(msgspec.Struct, frozen=True):
-    """Where quotas are counted; away: they are counted without it for now, by any worker."""
+class StoreStatus(msgspec.Struct, frozen=True):
+    """Quota store. away: at least one worker currently counts without it."""
 
     kind: str
     away: bool
 
 
-class Change(msgspec.Struct, frozen=True):
-    """Something that happened, as the worker that answers saw it. at_s: seconds since 1970."""
+class StatusChange(msgspec.Struct, frozen=True):
+    """Recent change, as the worker that answers saw it. at_s: seconds since 1970."""
 
     at_s: float
     subject: str
@@ -97,7 +99,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """All of it. at_s: seconds since 1970. uptime_s: of the worker that answers; worker: its number."""
+    """Status of the gateway. at_s: seconds since 1970. uptime_s, worker: of the worker that answers."""
 
     version: str
     at_s: float
@@ -106,17 +108,17 @@ class Snapshot(msgspec.Struct, frozen=True):
     workers: int
     calls_in_flight: int
     in_flight_bytes: int
-    store: StoreShown
-    calls: CallsShown
-    lanes: tuple[LaneShown, ...]
-    replicas: tuple[ReplicaShown, ...]
-    models: tuple[ModelShown, ...]
-    tenants: tuple[TenantShown, ...]
-    changes: tuple[Change, ...]
+    store: StoreStatus
+    calls: CallsStatus
+    lanes: tuple[LaneStatus, ...]
+    replicas: tuple[ReplicaStatus, ...]
+    models: tuple[ModelStatus, ...]
+    tenants: tuple[TenantStatus, ...]
+    changes: tuple[StatusChange, ...]
 
 
 class TenantRates(msgspec.Struct, frozen=True):
-    """Each second."""
+    """Usage of one tenant per second."""
 
     calls: float
     tokens: float
@@ -124,9 +126,10 @@ class TenantRates(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Each second, between two snapshots. failures: by kind, only those that there were.
+    """Rates per second between two snapshots.
 
-    p50_s, p95_s: of calls, None where none ended. attempts_p50_s: by upstream, likewise.
+    failures: by kind, only those that occurred. p50_s, p95_s: of calls, None if none ended. attempts_p50_s:
+    by upstream, likewise.
     """
 
     calls: float
@@ -139,7 +142,7 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 def rates_between(before: Snapshot, after: Snapshot) -> Rates | None:
-    """None where they are not two moments of one after the other."""
+    """Return the rates between two snapshots, None if the second is not later than the first."""
     seconds = after.at_s - before.at_s
     if seconds <= 0:
         return None
@@ -148,56 +151,55 @@ def rates_between(before: Snapshot, after: Snapshot) -> Rates | None:
         for kind, count in after.calls.outcomes.items()
     }
     durations = during(before.calls.durations, after.calls.durations)
-    lanes = {one.upstream: one for one in before.lanes}
+    attempts_before = {lane.upstream: lane.attempts for lane in before.lanes}
     tenants = _tenant_rates(before, after, seconds)
     return Rates(
         sum(outcomes.values()),
-        sum(one.tokens for one in tenants.values()),
+        sum(tenant.tokens for tenant in tenants.values()),
         {kind: rate for kind, rate in outcomes.items() if kind != "ok" and rate},
         quantile(durations, 0.5),
         quantile(durations, 0.95),
         {
-            one.upstream: quantile(
-                during(lanes[one.upstream].attempts if one.upstream in lanes else Durations(), one.attempts),
-                0.5,
+            lane.upstream: quantile(
+                during(attempts_before.get(lane.upstream, Durations()), lane.attempts), 0.5
             )
-            for one in after.lanes
+            for lane in after.lanes
         },
         tenants,
     )
 
 
 def _tenant_rates(before: Snapshot, after: Snapshot, seconds: float) -> dict[str, TenantRates]:
-    known = {one.name: one for one in before.tenants}
-    nothing = TenantShown("", 0, 0, 0, 0)
-    told = {}
-    for one in after.tenants:
-        was = known.get(one.name, nothing)
-        told[one.name] = TenantRates(
-            since(was.calls, one.calls) / seconds,
-            since(was.tokens, one.tokens) / seconds,
-            since(was.refused, one.refused) / seconds,
+    earlier = {tenant.name: tenant for tenant in before.tenants}
+    unused = TenantStatus("", 0, 0, 0, 0)
+    rates = {}
+    for tenant in after.tenants:
+        start = earlier.get(tenant.name, unused)
+        rates[tenant.name] = TenantRates(
+            since(start.calls, tenant.calls) / seconds,
+            since(start.tokens, tenant.tokens) / seconds,
+            since(start.refused, tenant.refused) / seconds,
         )
-    return told
+    return rates
 
 
 def since(before: float, after: float) -> float:
-    """How much a counter grew; one that is less than before began anew."""
+    """Return the growth of a counter; a smaller value means that it was reset."""
     return after - before if after >= before else after
 
 
 def during(before: Durations, after: Durations) -> Durations:
-    """What came to a histogram between two looks at it."""
+    """Return the growth of a histogram between two snapshots."""
     if before.bounds_s != after.bounds_s or _total(before) > _total(after):
         return after
-    counts = tuple(now - was for was, now in zip(before.counts, after.counts, strict=True))
+    counts = tuple(end - start for start, end in zip(before.counts, after.counts, strict=True))
     return Durations(after.bounds_s, counts, after.sum_s - before.sum_s)
 
 
 def quantile(durations: Durations, share: float) -> float | None:
-    """Which time that share of them did not exceed, as if each bucket were filled evenly; None of none.
+    """Estimate a quantile, as if each bucket were filled evenly; None for an empty histogram.
 
-    Of what took longer than the last bound, that bound is told.
+    A quantile above the last bound is reported as that bound.
     """
     rank = share * _total(durations)
     if not rank:

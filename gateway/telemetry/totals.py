@@ -1,6 +1,6 @@
-"""What the exposition says of all workers together, read back for a snapshot.
+"""Totals over all workers, read back from the metrics for a status snapshot.
 
-Metrics already add up what workers count, so a snapshot that is read off them agrees with every dashboard.
+Metrics already add up the counts of all workers, so a snapshot made of them agrees with every dashboard.
 """
 
 from collections import defaultdict
@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import Metric
 
-from gateway.telemetry.snapshot import CallsShown, Durations, TenantShown
+from gateway.telemetry.snapshot import CallsStatus, Durations, TenantStatus
 
-# Whoever only watches is none of the calls that are watched.
-WATCHERS = ("/admin/", "/ui", "/metrics", "/livez", "/readyz", "/health")
+# Requests of monitoring are not counted among the calls that it monitors.
+MONITORING = ("/admin/", "/ui", "/metrics", "/livez", "/readyz", "/health")
 
 Labels = Mapping[str, str]
 
 
 class Totals:
-    """Samples by name."""
+    """Samples of the metrics, by name."""
 
     def __init__(self, collected: Iterable[Metric]) -> None:
         self._samples: dict[str, list[tuple[Labels, float]]] = defaultdict(list)
@@ -26,37 +26,37 @@ class Totals:
                 self._samples[sample.name].append((sample.labels, sample.value))
 
     def number(self, name: str, **labels: str) -> float:
-        """The sum of all samples that have these labels; 0 of none."""
+        """Return the sum of the samples with these labels, 0 if there are none."""
         return sum(value for _, value in self._of(name, labels))
 
     def greatest(self, name: str, **labels: str) -> float:
-        """The greatest of them; 0 of none."""
+        """Return the greatest sample with these labels, 0 if there are none."""
         return max((value for _, value in self._of(name, labels)), default=0.0)
 
-    def calls(self) -> CallsShown:
-        """Calls without those of watchers."""
+    def calls(self) -> CallsStatus:
+        """Return the calls, without those of monitoring."""
         outcomes: dict[str, int] = defaultdict(int)
         for labels, value in self._samples["gateway_calls_total"]:
-            if not labels["route"].startswith(WATCHERS):
+            if not _is_monitoring(labels):
                 outcomes[labels["outcome"]] += int(value)
-        return CallsShown(dict(outcomes), self.durations("gateway_call_duration_seconds"))
+        return CallsStatus(dict(outcomes), self.durations("gateway_call_duration_seconds"))
 
     def durations(self, name: str, **labels: str) -> Durations:
-        """A histogram, its series added up but for watchers'."""
+        """Return the sum of a histogram's series, without those of monitoring."""
         counts: dict[float, float] = defaultdict(float)
-        for found, value in self._of(f"{name}_bucket", labels):
-            if not found.get("route", "").startswith(WATCHERS):
-                counts[float(found["le"])] += value
+        for sample_labels, value in self._of(f"{name}_bucket", labels):
+            if not _is_monitoring(sample_labels):
+                counts[float(sample_labels["le"])] += value
         bounds = tuple(sorted(counts))
         sum_s = sum(
             value
-            for found, value in self._of(f"{name}_sum", labels)
-            if not found.get("route", "").startswith(WATCHERS)
+            for sample_labels, value in self._of(f"{name}_sum", labels)
+            if not _is_monitoring(sample_labels)
         )
         return Durations(bounds[:-1], tuple(counts[bound] for bound in bounds), sum_s)
 
-    def tenants(self) -> tuple[TenantShown, ...]:
-        """Every tenant that has called, by name."""
+    def tenants(self) -> tuple[TenantStatus, ...]:
+        """Return every tenant that has called, sorted by name."""
         names = {
             labels["tenant"]
             for name in ("gateway_tenant_calls_total", "gateway_quota_decisions_total")
@@ -64,8 +64,8 @@ class Totals:
         }
         return tuple(self._tenant(name) for name in sorted(names))
 
-    def _tenant(self, name: str) -> TenantShown:
-        return TenantShown(
+    def _tenant(self, name: str) -> TenantStatus:
+        return TenantStatus(
             name,
             int(self.number("gateway_tenant_calls_total", tenant=name)),
             int(self.number("gateway_inputs_total", tenant=name)),
@@ -74,4 +74,12 @@ class Totals:
         )
 
     def _of(self, name: str, labels: Labels) -> list[tuple[Labels, float]]:
-        return [(found, value) for found, value in self._samples[name] if labels.items() <= found.items()]
+        return [
+            (sample_labels, value)
+            for sample_labels, value in self._samples[name]
+            if labels.items() <= sample_labels.items()
+        ]
+
+
+def _is_monitoring(labels: Labels) -> bool:
+    return labels.get("route", "").startswith(MONITORING)

@@ -1,9 +1,11 @@
-"""Calls as OpenTelemetry spans; the one door to its SDK, and loaded only where the config asks for traces.
+"""Calls as OpenTelemetry spans; loaded only if the config enables traces.
 
 A call is a span with its stages as children; below `dispatch` are the waits and attempts of its slices. An
-attempt that carries several calls is a span in the trace of each: the first call's goes upstream, the
-others' link to it. Names are OpenTelemetry's (its HTTP and GenAI conventions), else `gateway.*`.
-Rule: no inputs, no keys; a trace that is not recorded makes no spans and is passed on as such.
+attempt that carries several calls is a span in the trace of each: the first call's span is sent upstream as
+the parent, and the others link to it. Names follow OpenTelemetry's HTTP and GenAI conventions, else
+`gateway.*`.
+Rule: no inputs and no keys in spans. A trace that is not recorded creates no spans, but its id is
+propagated.
 """
 
 import logging
@@ -34,26 +36,29 @@ from gateway import __version__
 from gateway.config.schema import Tracing
 from gateway.events import AttemptStarted, CallFinished
 
-# What OpenTelemetry calls our operations; it has no word for the others yet.
+# OpenTelemetry's names of our operations; it defines no others yet.
 GENAI_OPERATIONS = {"embed": "embeddings"}
-# Spans that wait to be sent; more are dropped.
-QUEUE_MOST = 8192
-EXPORT_MOST = 512
+# Spans that wait to be sent; further ones are dropped.
+QUEUE_MAX = 8192
+EXPORT_MAX = 512
 EXPORT_EVERY_MS = 2000
-# How long a stopping worker tries to send what it still has.
+# Time in which a stopping worker tries to send its remaining spans.
 SHUTDOWN_MS = 2000
-# A wait shorter than this is none: the event loop tells time in milliseconds.
-WAIT_LEAST_S = 0.002
+# Shorter waits are not shown: the event loop's timers have a resolution of a millisecond.
+WAIT_MIN_S = 0.002
 
-# A caller's that says: not recorded (W3C Trace Context, version 00).
+# `traceparent` with the sampled flag cleared (W3C Trace Context, version 00).
 UNRECORDED = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f][02468ace]")
 
 _W3C = TraceContextTextMapPropagator()
-_NOBODY = Context()
+_EMPTY = Context()
 
 
 class CallTraces:
-    """Begins the trace of each call. share: of those whose callers do not say whether to record them."""
+    """Starts the trace of each call.
+
+    share: part of the calls to record where the caller sent no sampled flag, from 0 to 1.
+    """
 
     def __init__(self, provider: TracerProvider, share: float) -> None:
         self._provider = provider
@@ -61,31 +66,31 @@ class CallTraces:
         self._tracer = provider.get_tracer("gateway", __version__)
 
     def begin(self, name: str, started_s: float, traceparent: str, tracestate: str) -> "CallTrace":
-        """A call's span, in its caller's trace where that told one it can join.
+        """Start the span of a call, in its caller's trace if the caller sent a valid one.
 
-        started_s: on time.perf_counter, as its timeline counts.
-        What is not recorded does not come near the SDK: it would cost most calls more than their log line.
+        started_s: on time.perf_counter, as in the call's timeline. A call that is not recorded bypasses the
+        SDK, which would cost most calls more than their log line.
         """
-        found = UNRECORDED.fullmatch(traceparent) if traceparent else None
-        if found is not None:
-            told = {"traceparent": traceparent} | ({"tracestate": tracestate} if tracestate else {})
-            return CallTrace(found[1], told)
-        context = _of_caller(traceparent, tracestate)
-        if context is None and random.random() >= self._share:  # noqa: S311 - it keeps no secret
-            return _fresh()
+        unrecorded = UNRECORDED.fullmatch(traceparent) if traceparent else None
+        if unrecorded is not None:
+            headers = {"traceparent": traceparent} | ({"tracestate": tracestate} if tracestate else {})
+            return CallTrace(unrecorded[1], headers)
+        context = _caller_context(traceparent, tracestate)
+        if context is None and random.random() >= self._share:  # noqa: S311 - sampling keeps no secret
+            return _unrecorded_trace()
         zero_ns = time.time_ns() - time.perf_counter_ns()
         span = self._tracer.start_span(
-            name, context or _NOBODY, SpanKind.SERVER, start_time=zero_ns + round(started_s * 1e9)
+            name, context or _EMPTY, SpanKind.SERVER, start_time=zero_ns + round(started_s * 1e9)
         )
         return RecordedCall(self._tracer, span, zero_ns)
 
     def close(self) -> None:
-        """Send what there is; blocks for as long as the collector takes."""
+        """Send the remaining spans; blocks until the collector has taken them or the timeout has passed."""
         self._provider.shutdown()
 
 
 class CallTrace:
-    """One call's trace; this one is not recorded and only passed on. trace_id is as logs tell it."""
+    """Trace of one call that is not recorded, only propagated. trace_id: 32 hex digits, as in logs."""
 
     recorded = False
 
@@ -94,21 +99,21 @@ class CallTrace:
         self._headers = headers
 
     def stage(self, name: str, started_s: float, ended_s: float) -> None:
-        """A lap of the call's timeline has ended, on that one's clock."""
+        """Record a lap of the call's timeline, on the timeline's clock."""
 
     def waited(self, seconds: float) -> None:
-        """A slice has waited in the lane until now."""
+        """Record that a slice has waited in the lane until now."""
 
     def finish(self, call: CallFinished) -> None:
-        """The call has been answered."""
+        """End the trace of an answered call."""
 
     def carrier(self) -> Carrier:
-        """What goes upstream with an attempt of which no call is recorded."""
+        """Return the headers of an attempt in which no call is recorded."""
         return Carrier(self._headers)
 
 
 class RecordedCall(CallTrace):
-    """One call's span and what hangs below it. zero_ns: when time.perf_counter was 0, as Unix time."""
+    """Span of one call with its children. zero_ns: Unix time at which time.perf_counter was 0."""
 
     recorded = True
 
@@ -116,68 +121,68 @@ class RecordedCall(CallTrace):
         super().__init__(format_trace_id(span.get_span_context().trace_id), {})
         self.tracer = tracer
         self.span = span
-        self._here = set_span_in_context(span, _NOBODY)
+        self._context = set_span_in_context(span, _EMPTY)
         self._dispatch: Span | None = None
         self._zero_ns = zero_ns
 
     def stage(self, name: str, started_s: float, ended_s: float) -> None:
-        """A span for it; the time of `queue` and `upstream` is told by the spans below `dispatch`."""
+        """Create a span for the lap; `queue` and `upstream` are shown by the spans below `dispatch`."""
         if name == "upstream" and self._dispatch is not None:
             self._dispatch.end(self._unix_ns(ended_s))
         elif name not in ("queue", "upstream"):
-            span = self.tracer.start_span(name, self._here, start_time=self._unix_ns(started_s))
+            span = self.tracer.start_span(name, self._context, start_time=self._unix_ns(started_s))
             span.end(self._unix_ns(ended_s))
             if name == "quota":
                 self._dispatch = self.tracer.start_span(
-                    "dispatch", self._here, start_time=self._unix_ns(ended_s)
+                    "dispatch", self._context, start_time=self._unix_ns(ended_s)
                 )
 
     def waited(self, seconds: float) -> None:
-        """A span for it, unless it was no wait."""
-        if seconds >= WAIT_LEAST_S:
+        """Create a span for the wait, unless it was too short."""
+        if seconds >= WAIT_MIN_S:
             now_ns = time.time_ns()
-            begun_ns = now_ns - round(seconds * 1e9)
-            self.tracer.start_span("queue", self.below_dispatch(), start_time=begun_ns).end(now_ns)
+            started_ns = now_ns - round(seconds * 1e9)
+            self.tracer.start_span("queue", self.below_dispatch(), start_time=started_ns).end(now_ns)
 
     def finish(self, call: CallFinished) -> None:
-        """Its span has all its attributes, and ends."""
+        """Set the attributes of the span and end it."""
         if self._dispatch is not None and self._dispatch.is_recording():
             self._dispatch.end()
-        self.span.set_attributes(_told(call))
+        self.span.set_attributes(_attributes(call))
         if call.status >= 500:
-            # By HTTP's conventions a 4xx is no error of the server's span.
+            # By the HTTP conventions a 4xx is no error of a server span.
             self.span.set_status(StatusCode.ERROR)
         self.span.end()
 
     def begin_attempt(self, others: Sequence["RecordedCall"], started: AttemptStarted) -> "AttemptTrace":
-        """An attempt that carries this call, and those of others that are recorded too."""
+        """Start an attempt that carries this call, and the other recorded calls of its batch."""
         return AttemptTrace(self, others, started)
 
     def below_dispatch(self) -> Context:
-        """What attempts and waits hang from."""
-        return self._here if self._dispatch is None else set_span_in_context(self._dispatch, _NOBODY)
+        """Return the parent of attempts and waits."""
+        return self._context if self._dispatch is None else set_span_in_context(self._dispatch, _EMPTY)
 
     def _unix_ns(self, perf_counter_s: float) -> int:
         return self._zero_ns + round(perf_counter_s * 1e9)
 
 
 class AttemptTrace:
-    """One attempt in the traces of the calls it carries; carrier is what goes upstream with it."""
+    """One attempt in the traces of its calls. carrier: the headers that are sent upstream."""
 
     def __init__(self, lead: RecordedCall, others: Sequence[RecordedCall], started: AttemptStarted) -> None:
         self._tracer = lead.tracer
-        first = _attempt(lead, started, [Link(one.span.get_span_context()) for one in others])
+        first = _attempt_span(lead, started, [Link(call.span.get_span_context()) for call in others])
         link = Link(first.get_span_context())
-        self._first = set_span_in_context(first, _NOBODY)
-        self._spans = [first, *(_attempt(one, started, [link]) for one in others)]
+        self._first = set_span_in_context(first, _EMPTY)
+        self._spans = [first, *(_attempt_span(call, started, [link]) for call in others)]
         headers: dict[str, str] = {}
         _W3C.inject(headers, self._first)
         self.carrier = Carrier(headers)
 
     def end(self, outcome: str) -> None:
-        """It came back, or was called off. outcome: "ok", or what is wrong; the first counts."""
+        """End the spans; a second call has no effect. outcome: "ok", or the kind of the error."""
         if self._spans and self.carrier.phases is not None:
-            self._show(self.carrier.phases)
+            self._add_phases(self.carrier.phases)
         for span in self._spans:
             if outcome != "ok":
                 span.set_attribute("error.type", outcome)
@@ -185,8 +190,8 @@ class AttemptTrace:
             span.end()
         self._spans = []
 
-    def _show(self, phases: EnginePhases) -> None:
-        """What an engine told of itself, below the attempt that asked it."""
+    def _add_phases(self, phases: EnginePhases) -> None:
+        """Add the phases that an engine reported, below the first call's attempt."""
         at_ns = phases.started_ns
         for name in ("tokenize", "queue", "forward"):
             ended_ns = at_ns + round(getattr(phases, f"{name}_s") * 1e9)
@@ -194,22 +199,26 @@ class AttemptTrace:
             at_ns = ended_ns
 
 
-def _of_caller(traceparent: str, tracestate: str) -> Context | None:
-    """The trace that a caller told; None where it told none that can be joined."""
+def _caller_context(traceparent: str, tracestate: str) -> Context | None:
+    """Return the trace that a caller sent, None if it sent no valid one."""
     if not traceparent:
         return None
-    context = _W3C.extract({"traceparent": traceparent, "tracestate": tracestate}, _NOBODY)
+    context = _W3C.extract({"traceparent": traceparent, "tracestate": tracestate}, _EMPTY)
     return context if get_current_span(context).get_span_context().is_valid else None
 
 
-def _fresh() -> CallTrace:
-    """Ids all the same: they join log lines, and tell servers behind that nothing is recorded."""
+def _unrecorded_trace() -> CallTrace:
+    """Return a new trace that is not recorded.
+
+    It has ids nevertheless: they join log lines, and their cleared flag asks upstream servers not to
+    record.
+    """
     trace_id = f"{random.getrandbits(128) or 1:032x}"
     span_id = f"{random.getrandbits(64) or 1:016x}"
     return CallTrace(trace_id, {"traceparent": f"00-{trace_id}-{span_id}-00"})
 
 
-def _attempt(call: RecordedCall, started: AttemptStarted, links: Sequence[Link]) -> Span:
+def _attempt_span(call: RecordedCall, started: AttemptStarted, links: Sequence[Link]) -> Span:
     operation = GENAI_OPERATIONS.get(started.operation, started.operation)
     return call.tracer.start_span(
         f"{operation} {started.upstream}",
@@ -229,9 +238,9 @@ def _attempt(call: RecordedCall, started: AttemptStarted, links: Sequence[Link])
     )
 
 
-def _told(call: CallFinished) -> Mapping[str, str | int]:
-    """Attributes of a call's span; what is not known is left out."""
-    told: dict[str, str | int | None] = {
+def _attributes(call: CallFinished) -> Mapping[str, str | int]:
+    """Return the attributes of a call's span; unknown values are left out."""
+    attributes: dict[str, str | int | None] = {
         "http.request.method": call.method,
         "http.route": call.route,
         "http.response.status_code": call.status,
@@ -243,13 +252,13 @@ def _told(call: CallFinished) -> Mapping[str, str | int]:
         "gateway.inputs": call.inputs,
         "gateway.request_id": call.request_id,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
-def sampled(settings: Tracing, processor: SpanProcessor) -> CallTraces:
-    """Spans to a processor: of every call whose caller records, and of a share of those that say nothing."""
+def create_traces(settings: Tracing, processor: SpanProcessor) -> CallTraces:
+    """Return traces that go to a span processor; `settings.sample` is the share that is recorded."""
     provider = TracerProvider(
-        # Who is recorded is decided before a span is begun.
+        # CallTraces decides which calls are recorded, before it starts a span.
         sampler=ALWAYS_ON,
         resource=Resource({"service.name": settings.service_name, "service.version": __version__}),
         shutdown_on_exit=False,
@@ -258,20 +267,20 @@ def sampled(settings: Tracing, processor: SpanProcessor) -> CallTraces:
     return CallTraces(provider, settings.sample)
 
 
-def exported(settings: Tracing) -> CallTraces:
-    """Spans to an OpenTelemetry collector, from a thread of its own."""
-    # The extra `otlp`; without it the config is refused before this is reached.
+def create_exporting_traces(settings: Tracing) -> CallTraces:
+    """Return traces that a thread of its own sends to an OpenTelemetry collector."""
+    # From the extra `otlp`; without it the config was refused before this point.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    # It has a line for each retry, no two alike; what is lost in the end is an error.
+    # The exporter warns at each retry, with a different text each time; spans that are lost are an error.
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)
     exporter = OTLPSpanExporter(settings.endpoint, headers=settings.headers, timeout=SHUTDOWN_MS / 1000)
-    return sampled(
+    return create_traces(
         settings,
         BatchSpanProcessor(
             exporter,
-            max_queue_size=QUEUE_MOST,
+            max_queue_size=QUEUE_MAX,
             schedule_delay_millis=EXPORT_EVERY_MS,
-            max_export_batch_size=EXPORT_MOST,
+            max_export_batch_size=EXPORT_MAX,
         ),
     )

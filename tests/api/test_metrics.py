@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import ROUTES
 from gateway.events import CallFinished, ReplicaChanged
-from gateway.telemetry.batched_histogram import ManyHistogram
-from gateway.telemetry.metrics import Metrics, ReplicaLoad, Sources
+from gateway.telemetry.batched_histogram import BatchedHistogram
+from gateway.telemetry.load_metrics import ReplicaLoad, Sources
+from gateway.telemetry.metrics import Metrics
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
@@ -293,7 +294,9 @@ async def test_inputs_and_keys_are_in_no_event(boot: Boots) -> None:
 def test_many_observations_count_like_one_after_another(amounts: list[float]) -> None:
     registries = CollectorRegistry(), CollectorRegistry()
     one_by_one = Histogram("taken", "-", ["a"], buckets=(0.1, 0.5, 2), registry=registries[0]).labels("x")
-    together = ManyHistogram("taken", "-", ["a"], buckets=(0.1, 0.5, 2), registry=registries[1]).labels("x")
+    together = BatchedHistogram("taken", "-", ["a"], buckets=(0.1, 0.5, 2), registry=registries[1]).labels(
+        "x"
+    )
     for amount in amounts:
         one_by_one.observe(amount)
     together.observe_many(amounts)

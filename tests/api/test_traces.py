@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from gateway.config.schema import Tracing
 from gateway.events import CallFinished
-from gateway.telemetry.tracing import sampled
+from gateway.telemetry.tracing import create_traces
 from tests.conftest import CONFIG, KEY, Running, running_gateway
 from tests.fakes.hooks import Gate, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei
@@ -72,7 +72,7 @@ def traced() -> Boots:
         servers: dict[str, Any], config: str = CONFIG, sample: float = 1.0
     ) -> AsyncIterator[Traced]:
         exporter = InMemorySpanExporter()
-        traces = sampled(Tracing(sample=sample), SimpleSpanProcessor(exporter))
+        traces = create_traces(Tracing(sample=sample), SimpleSpanProcessor(exporter))
         async with running_gateway(servers, config, traces=traces) as gateway:
             yield Traced(gateway, exporter)
 

@@ -153,7 +153,7 @@ def test_no_secret_is_in_anything_that_a_run_leaves_behind(own_redis: RedisServe
                 replies |= shown("keys", web.get("/admin/keys"))
             haystacks = replies | processes(gateway) | stored(own_redis, tmp_path)
             own_redis.kill()
-            assert wait_until(lambda: any("store is away" in line for line in gateway.log), 20)
+            assert wait_until(lambda: any("store is unreachable" in line for line in gateway.log), 20)
         finally:
             gateway.stop()
     haystacks |= {"log": "".join(gateway.log).encode(), "banner": gateway.banner.encode()}

@@ -14,7 +14,7 @@ from gateway.events import CallFinished, Event, ReplicaChanged, StoreChanged
 from gateway.telemetry.access_log import EventLine
 from gateway.telemetry.log_lines import (
     FLOOD_S,
-    REMEMBERED_MOST,
+    REMEMBERED_MAX,
     CallLines,
     FloodHandler,
     JsonLines,
@@ -85,7 +85,7 @@ def test_changes_of_state_have_fields_and_words() -> None:
         (one["event"], one["reason"]) for one in json_lines.told
     ]
     assert text_lines.lines[0].endswith("upstream up: http://a is down (gone)")
-    assert text_lines.lines[1].endswith("the quotas' store is away (late): counting without it")
+    assert text_lines.lines[1].endswith("the quota store is unreachable (late): counting without it")
 
 
 def test_an_exception_stays_in_its_line() -> None:
@@ -138,13 +138,13 @@ def test_other_levels_and_calls_are_never_equal() -> None:
 
 def test_what_is_remembered_is_bounded_and_nothing_counted_is_lost() -> None:
     bench = Bench(JsonLines())
-    for number in range(2 * REMEMBERED_MOST):
+    for number in range(2 * REMEMBERED_MAX):
         bench.say(f"line {number}")
         bench.say(f"line {number}")
-    assert REMEMBERED_MOST == len(bench.handler._said)
+    assert REMEMBERED_MAX == len(bench.handler._recent)
     bench.handler.close()
 
-    assert 2 * REMEMBERED_MOST == sum(one.get("repeated", 0) for one in bench.told)
+    assert 2 * REMEMBERED_MAX == sum(one.get("repeated", 0) for one in bench.told)
 
 
 @pytest.mark.parametrize("as_text", [False, True])
@@ -152,7 +152,7 @@ async def test_lines_of_calls_are_what_the_logging_module_would_write_and_leave_
     *, as_text: bool
 ) -> None:
     out = io.StringIO()
-    lines = CallLines(out, as_text=as_text, seconds=0)
+    lines = CallLines(out, as_text=as_text, delay_s=0)
     bench = Bench(TextLines() if as_text else JsonLines())
     for event in (CALL, msgspec.structs.replace(CALL, request_id="id-2")):
         lines.observe(event)

@@ -13,15 +13,15 @@ from gateway.events import (
     SpaceChecked,
     StoreChanged,
 )
-from gateway.telemetry.change_history import CHANGES_MAX, Recent
+from gateway.telemetry.change_history import CHANGES_MAX, ChangeHistory
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.snapshot import (
-    CallsShown,
+    CallsStatus,
     Durations,
-    LaneShown,
+    LaneStatus,
     Snapshot,
-    StoreShown,
-    TenantShown,
+    StoreStatus,
+    TenantStatus,
     during,
     quantile,
     rates_between,
@@ -44,12 +44,12 @@ def snapshot(at_s: float, outcomes: dict[str, int], took: Durations, tenants: in
         1,
         0,
         0,
-        StoreShown("memory", away=False),
-        CallsShown(outcomes, took),
-        (LaneShown("one", 0, 0, 0.0, 0, 6, took),),
+        StoreStatus("memory", away=False),
+        CallsStatus(outcomes, took),
+        (LaneStatus("one", 0, 0, 0.0, 0, 6, took),),
         (),
         (),
-        (TenantShown("acme", tenants, tenants, 10 * tenants, 0),),
+        (TenantStatus("acme", tenants, tenants, 10 * tenants, 0),),
         (),
     )
 
@@ -129,14 +129,14 @@ async def test_tenants_are_those_that_called_or_were_refused() -> None:
     metrics.observe(QuotaDecided("acme", "admitted"))
     metrics.observe(QuotaDecided("zeta", "refused"))
 
-    assert (TenantShown("acme", 2, 3, 10, 0), TenantShown("zeta", 0, 0, 0, 1)) == Totals(
+    assert (TenantStatus("acme", 2, 3, 10, 0), TenantStatus("zeta", 0, 0, 0, 1)) == Totals(
         metrics.collected()
     ).tenants()
 
 
 def test_changes_are_told_newest_first_and_are_bounded() -> None:
     now_s = 0.0
-    recent = Recent(lambda: now_s)
+    recent = ChangeHistory(lambda: now_s)
     for number in range(3 * CHANGES_MAX):
         now_s = float(number)
         recent.observe(ReplicaChanged("one", f"r{number}", "down", "why"))
@@ -153,7 +153,7 @@ def test_changes_are_told_newest_first_and_are_bounded() -> None:
 
 def test_a_replica_is_known_by_its_last_change_and_its_good_attempts() -> None:
     now_s = 5.0
-    recent = Recent(lambda: now_s)
+    recent = ChangeHistory(lambda: now_s)
     recent.observe(ReplicaChanged("one", "r", "up", "ready"))
     for outcome, took_s in (("ok", 1.0), ("failed", 60.0), ("ok", 2.0)):
         recent.observe(AttemptFinished("one", "r", outcome, took_s))
@@ -164,7 +164,7 @@ def test_a_replica_is_known_by_its_last_change_and_its_good_attempts() -> None:
 
 
 def test_a_replica_that_is_gone_is_forgotten() -> None:
-    recent = Recent(lambda: 5.0)
+    recent = ChangeHistory(lambda: 5.0)
     recent.observe(ReplicaChanged("one", "r", "up"))
     recent.observe(ReplicaChanged("one", "r", "gone"))
     recent.observe(AttemptFinished("one", "r", "ok", 1.0))
@@ -175,7 +175,7 @@ def test_a_replica_that_is_gone_is_forgotten() -> None:
 
 
 def test_the_store_and_strays_are_changes_and_what_fits_is_none() -> None:
-    recent = Recent(lambda: 5.0)
+    recent = ChangeHistory(lambda: 5.0)
     recent.observe(StoreChanged(away=True, reason="no connection"))
     for outcome, changed in (("fits", True), ("differs", False), ("differs", True)):
         recent.observe(SpaceChecked("one", "r", outcome, 0.5, "why", changed))
@@ -186,7 +186,7 @@ def test_the_store_and_strays_are_changes_and_what_fits_is_none() -> None:
 
 
 def test_an_upstream_that_is_no_more_has_no_standings_and_what_happened_to_it_stays_told() -> None:
-    recent = Recent(lambda: 5.0)
+    recent = ChangeHistory(lambda: 5.0)
     for upstream in ("one", "two"):
         recent.observe(ReplicaChanged(upstream, "a", "up"))
     recent.forget("one")

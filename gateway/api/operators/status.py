@@ -15,9 +15,9 @@ from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import route_options
 from gateway.config.schema import Config
 from gateway.serve import Gateway
-from gateway.telemetry.change_history import Recent
+from gateway.telemetry.change_history import ChangeHistory
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.snapshot import LaneShown, ModelShown, ReplicaShown, Snapshot, StoreShown
+from gateway.telemetry.snapshot import LaneStatus, ModelStatus, ReplicaStatus, Snapshot, StoreStatus
 from gateway.telemetry.totals import Totals
 
 FAILURES = document_errors(TEI)
@@ -32,7 +32,7 @@ class StatusSource(msgspec.Struct, frozen=True):
 
     gateway: Gateway
     exporter: Metrics
-    recent: Recent
+    recent: ChangeHistory
     config: Config
     worker: int
     started_s: float
@@ -58,12 +58,12 @@ class StatusSource(msgspec.Struct, frozen=True):
             changes=self.recent.changes(),
         )
 
-    def _store(self, totals: Totals) -> StoreShown:
+    def _store(self, totals: Totals) -> StoreStatus:
         # Only the kind of store is shown, because its address may hold a password.
         kind, _, _ = self.config.quotas.store.partition("://")
-        return StoreShown(kind, totals.greatest("gateway_quota_store_away") > 0)
+        return StoreStatus(kind, totals.greatest("gateway_quota_store_away") > 0)
 
-    def _replicas(self, totals: Totals) -> Iterator[ReplicaShown]:
+    def _replicas(self, totals: Totals) -> Iterator[ReplicaStatus]:
         for name, upstream in self.gateway.upstreams.items():
             for replica in upstream.pool.replicas:
                 labels = {"upstream": name, "replica": replica.name}
@@ -73,7 +73,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                     int(totals.number("gateway_attempts_total", outcome=outcome, **labels))
                     for outcome in NOT_FAILED
                 )
-                yield ReplicaShown(
+                yield ReplicaStatus(
                     name,
                     replica.name,
                     replica.state.value,
@@ -86,12 +86,12 @@ class StatusSource(msgspec.Struct, frozen=True):
                     attempts - not_failed,
                 )
 
-    def _models(self) -> Iterator[ModelShown]:
+    def _models(self) -> Iterator[ModelStatus]:
         routes = self.gateway.routes
         for name in routes.all_names():
             upstream = self.gateway.upstreams[routes.upstream_of(name)]
             capabilities = upstream.capabilities
-            yield ModelShown(
+            yield ModelStatus(
                 name,
                 upstream.name,
                 upstream.settings.backend,
@@ -102,8 +102,8 @@ class StatusSource(msgspec.Struct, frozen=True):
             )
 
 
-def _lane(upstream: str, totals: Totals) -> LaneShown:
-    return LaneShown(
+def _lane(upstream: str, totals: Totals) -> LaneStatus:
+    return LaneStatus(
         upstream,
         int(totals.number("gateway_lane_queued_inputs", upstream=upstream)),
         int(totals.number("gateway_lane_queued_tokens", upstream=upstream)),

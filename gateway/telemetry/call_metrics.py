@@ -1,0 +1,93 @@
+"""Metrics of events that every call causes: calls, attempts and quota decisions, counted in batches."""
+
+from collections import Counter as Tally
+from collections.abc import Sequence
+
+from prometheus_client import Counter
+
+from gateway.events import AttemptFinished, CallFinished, QuotaDecided
+from gateway.telemetry.batched_histogram import BatchedHistogram
+from gateway.telemetry.metric_factory import DURATION_BUCKETS_S, Children, MetricFactory, grouped
+
+# A stage may be much shorter than a call.
+STAGE_BUCKETS_S = (0.0001, *DURATION_BUCKETS_S)
+
+
+class CallMetrics:
+    """Calls by route, outcome, tenant and model."""
+
+    def __init__(self, create: MetricFactory) -> None:
+        calls = create.counter(
+            "calls", "Calls answered, by path, status and outcome.", ("route", "status", "outcome")
+        )
+        duration = create.seconds("call_duration", "From a call's first byte to its answer's last.", "route")
+        stage_duration = create.seconds(
+            "stage_duration", "Time of calls by stage, as in server-timing.", "stage", STAGE_BUCKETS_S
+        )
+        tokens = create.counter("tokens", "Tokens computed, as settled.", ("tenant", "model"))
+        inputs = create.counter("inputs", "Inputs answered.", ("tenant", "model"))
+        tenant_calls = create.counter(
+            "tenant_calls", "Calls of a tenant that named a model it may use.", ("tenant", "model")
+        )
+        decisions = create.counter(
+            "quota_decisions", "Calls that the ledger admitted or refused.", ("tenant", "decision")
+        )
+        self._calls = Children[tuple[str, int, str], Counter](
+            lambda key: calls.labels(key[0], str(key[1]), key[2])
+        )
+        self._duration = Children[str, BatchedHistogram](duration.labels)
+        self._stage_duration = Children[str, BatchedHistogram](stage_duration.labels)
+        self._usage = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
+            lambda key: (tokens.labels(*key), inputs.labels(*key), tenant_calls.labels(*key))
+        )
+        self._decisions = Children[tuple[str, str], Counter](lambda key: decisions.labels(*key))
+
+    def count(self, calls: Sequence[CallFinished]) -> None:
+        """Count calls that have ended."""
+        for key, count in Tally((call.route, call.status, call.outcome) for call in calls).items():
+            self._calls[key].inc(count)
+        for route, seconds in grouped((call.route, call.duration_s) for call in calls).items():
+            self._duration[route].observe_many(seconds)
+        for stage, seconds in grouped(lap for call in calls for lap in call.stages.items()).items():
+            self._stage_duration[stage].observe_many(seconds)
+        resolved = [((call.tenant, call.model), call) for call in calls if call.tenant and call.model]
+        for (tenant, model), of_model in grouped(resolved).items():
+            tokens, inputs, tenant_calls = self._usage[tenant or "", model or ""]
+            tokens.inc(sum(call.tokens for call in of_model))
+            inputs.inc(sum(call.inputs for call in of_model))
+            tenant_calls.inc(len(of_model))
+
+    def count_decisions(self, decisions: Sequence[QuotaDecided]) -> None:
+        """Count admissions and refusals of the ledger."""
+        for key, count in Tally((event.tenant, event.decision) for event in decisions).items():
+            self._decisions[key].inc(count)
+
+
+class AttemptMetrics:
+    """Attempts by upstream, replica and outcome, and the sizes of their batches."""
+
+    def __init__(self, create: MetricFactory) -> None:
+        attempts = create.counter(
+            "attempts", "Attempts of a batch at a replica.", ("upstream", "replica", "outcome")
+        )
+        duration = create.seconds("attempt_duration", "One attempt at one replica.", "upstream")
+        inputs = create.sizes("batch_inputs", "Inputs in one upstream request.")
+        calls = create.sizes("batch_calls", "Slices of calls in one upstream request.")
+        self._hedges = create.counter("hedges", "Second attempts, for a batch that was late.", ("upstream",))
+        self._attempts = Children[tuple[str, str, str], Counter](lambda key: attempts.labels(*key))
+        self._batches = Children[str, tuple[BatchedHistogram, BatchedHistogram, BatchedHistogram]](
+            lambda key: (duration.labels(key), inputs.labels(key), calls.labels(key))
+        )
+
+    def count(self, attempts: Sequence[AttemptFinished]) -> None:
+        """Count attempts that have ended."""
+        keys = ((attempt.upstream, attempt.replica, attempt.outcome) for attempt in attempts)
+        for key, count in Tally(keys).items():
+            self._attempts[key].inc(count)
+        for upstream, of_upstream in grouped((attempt.upstream, attempt) for attempt in attempts).items():
+            duration, inputs, calls = self._batches[upstream]
+            duration.observe_many([attempt.duration_s for attempt in of_upstream])
+            inputs.observe_many([attempt.inputs for attempt in of_upstream])
+            calls.observe_many([attempt.calls for attempt in of_upstream])
+            if hedges := sum(attempt.hedge for attempt in of_upstream):
+                self._hedges.labels(upstream).inc(hedges)

@@ -1,0 +1,87 @@
+"""Creation of the gateway's metrics in one registry, and a cache of their children by labels."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Literal, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from gateway.telemetry.batched_histogram import BatchedHistogram
+
+# From a call that touches nothing to a bulk call at its deadline, in steps of about 2.5.
+DURATION_BUCKETS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+Key = TypeVar("Key")
+Child = TypeVar("Child")
+Member = TypeVar("Member")
+# How the gauges of several workers become one.
+MultiprocessMode = Literal["livesum", "livemax", "livemin"]
+
+
+class Children(dict[Key, Child], Generic[Key, Child]):
+    """Children of one metric by the labels of events: the library's own lookup costs more than counting."""
+
+    def __init__(self, create: Callable[[Key], Child]) -> None:
+        super().__init__()
+        self._create = create
+
+    def __missing__(self, key: Key) -> Child:
+        """Create the child at its first use."""
+        child = self[key] = self._create(key)
+        return child
+
+
+class MetricFactory:
+    """Creates metrics with the prefix `gateway_` in one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, documentation: str, labels: Sequence[str]) -> Counter:
+        """Create a counter; the exposition adds `_total` to its name."""
+        return Counter(f"gateway_{name}", documentation, labels, registry=self._registry)
+
+    def gauge(self, name: str, documentation: str, labels: Sequence[str], mode: MultiprocessMode) -> Gauge:
+        """Create a gauge. mode: how the values of several workers are combined."""
+        return Gauge(
+            f"gateway_{name}", documentation, labels, multiprocess_mode=mode, registry=self._registry
+        )
+
+    def seconds(
+        self, name: str, documentation: str, label: str, buckets: Sequence[float] = DURATION_BUCKETS_S
+    ) -> BatchedHistogram:
+        """Create a histogram of durations with one label; `_seconds` is added to its name."""
+        return BatchedHistogram(
+            f"gateway_{name}_seconds", documentation, [label], buckets=buckets, registry=self._registry
+        )
+
+    def sizes(self, name: str, documentation: str) -> BatchedHistogram:
+        """Create a histogram of sizes per upstream."""
+        return BatchedHistogram(
+            f"gateway_{name}", documentation, ["upstream"], buckets=SIZE_BUCKETS, registry=self._registry
+        )
+
+
+def grouped(pairs: Iterable[tuple[Key, Member]]) -> dict[Key, list[Member]]:
+    """Return the members of each key, in order."""
+    groups: dict[Key, list[Member]] = defaultdict(list)
+    for key, member in pairs:
+        groups[key].append(member)
+    return groups
