@@ -17,7 +17,7 @@ from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.reload_queue import ReloadJob, ReloadQueue
 from gateway.processes.restarts import Restarts
 from gateway.store.errors import StoreUnavailable
-from tests.unit.test_additions import FILE, TEI
+from tests.unit.test_addition_settings import FILE, TEI
 
 TWO, MORE = Put("upstreams", "two", TEI), Put("models", "more", {"upstream": "two"})
 

@@ -10,7 +10,7 @@ from gateway.additions.store import ADDED, AdditionsInRedis
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from tests.quotas.redis_server import RedisServer
-from tests.unit.test_additions import TEI, file
+from tests.unit.test_addition_settings import TEI, file
 
 
 @pytest.fixture

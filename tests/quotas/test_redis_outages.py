@@ -20,7 +20,7 @@ from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import Script
 from tests.quotas.redis_server import RedisServer
-from tests.quotas.test_ledgers_agree import Clock
+from tests.quotas.test_redis_ledger import Clock
 
 LIMITS = (parse_limit("requests_per_hour", 3600), parse_limit("tokens_per_day", 1000))
 Trouble = Callable[[RedisServer], object]

@@ -23,7 +23,7 @@ from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer
-from tests.quotas.test_keys import gateway as process
+from tests.quotas.test_keys_command import gateway as process
 
 OPENAI = "/v1/embeddings"
 CONFIG = """
