@@ -71,7 +71,7 @@ async def state_of(gateway: Running) -> tuple[str, str | None]:
     return told["state"], told["fingerprint"]
 
 
-async def test_replies_tell_the_space_the_same_on_every_gateway_and_after_every_start(boot: Boots) -> None:
+async def test_space_id_is_stable_across_gateways_and_restarts(boot: Boots) -> None:
     told = set()
     for servers in ({"tei-0": FakeTei()}, {"tei-0": FakeTei(max_client_batch_size=32)}):
         async with boot(servers, ONE % "") as gateway:
@@ -83,7 +83,7 @@ async def test_replies_tell_the_space_the_same_on_every_gateway_and_after_every_
     int(only, 16)
 
 
-async def test_another_space_has_another_name(boot: Boots) -> None:
+async def test_different_spaces_have_different_ids(boot: Boots) -> None:
     told = []
     for server in (FakeTei(), astray()):
         async with boot({"tei-0": server}, ONE % "") as gateway:
@@ -95,7 +95,7 @@ async def test_another_space_has_another_name(boot: Boots) -> None:
 @pytest.mark.parametrize(
     ("path", "body"), [("/rerank", {"query": "q", "texts": ["a"]}), ("/tokenize", {"inputs": "a"})]
 )
-async def test_what_holds_no_vectors_tells_no_space(boot: Boots, path: str, body: Any) -> None:
+async def test_replies_without_vectors_have_no_space_id(boot: Boots, path: str, body: Any) -> None:
     async with boot({"tei-0": FakeTei()}, ONE % "") as gateway:
         reply = await gateway.post(path, body)
         embedded = await gateway.post("/embed", {"inputs": "a"})
@@ -110,7 +110,7 @@ async def joined(gateway: Running, events: int) -> None:
     await until(lambda: len(checks(gateway)) >= events)
 
 
-async def test_a_replica_that_gives_other_vectors_does_not_join(boot: Boots) -> None:
+async def test_rejects_a_replica_with_other_vectors(boot: Boots) -> None:
     servers = {"tei-0": FakeTei(), "tei-1": astray()}
     async with boot(servers, TWO % "") as gateway:
         await joined(gateway, 2)
@@ -130,7 +130,7 @@ async def test_a_replica_that_gives_other_vectors_does_not_join(boot: Boots) -> 
     assert servers[bad.replica.removeprefix("http://")].canaries >= 4
 
 
-async def test_it_joins_once_its_vectors_are_right(boot: Boots) -> None:
+async def test_replica_joins_once_its_vectors_match(boot: Boots) -> None:
     servers = {"tei-0": FakeTei(), "tei-1": astray()}
     async with boot(servers, TWO % "") as gateway:
         await joined(gateway, 2)
@@ -142,7 +142,7 @@ async def test_it_joins_once_its_vectors_are_right(boot: Boots) -> None:
     assert "fits" == checks(gateway)[-1].outcome
 
 
-async def test_where_it_is_only_warned_of_it_serves_and_callers_are_told(boot: Boots) -> None:
+async def test_warn_mode_serves_and_marks_replies_as_mixed(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei(), "tei-1": astray()}, TWO % WARN) as gateway:
         await joined(gateway, 2)
 
@@ -150,7 +150,7 @@ async def test_where_it_is_only_warned_of_it_serves_and_callers_are_told(boot: B
         assert [("0", "up"), ("1", "up")] == sorted(states(gateway))
 
 
-async def test_other_dimensions_are_another_space(boot: Boots) -> None:
+async def test_other_dimensions_are_a_mismatch(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei(), "tei-1": Longer()}, TWO % "") as gateway:
         await joined(gateway, 2)
         [bad] = [one for one in checks(gateway) if one.outcome == "differs"]
@@ -165,7 +165,7 @@ class Longer(FakeTei):
         return super()._vector(text, body).repeat(2)
 
 
-async def test_one_glitch_is_forgiven(boot: Boots) -> None:
+async def test_ignores_a_single_mismatch(boot: Boots) -> None:
     first = FakeTei()
     second = Glitch(first)
     async with boot({"tei-0": first, "tei-1": second}, TWO % "") as gateway:
@@ -192,7 +192,7 @@ class Glitch(FakeTei):
         return super()._vector(text, body)
 
 
-async def test_the_last_replica_goes_on_with_another_model_and_everybody_is_told(boot: Boots) -> None:
+async def test_last_replica_keeps_serving_another_model_with_an_alarm(boot: Boots) -> None:
     server = FakeTei()
     async with boot({"tei-0": server}, ONE % "") as gateway:
         before = await fingerprint(gateway)
@@ -205,7 +205,7 @@ async def test_the_last_replica_goes_on_with_another_model_and_everybody_is_told
     assert [("0", "up")] == states(gateway)
 
 
-async def test_one_of_two_that_became_another_model_is_ejected(boot: Boots) -> None:
+async def test_ejects_one_of_two_replicas_that_changed_model(boot: Boots) -> None:
     servers = [FakeTei(), FakeTei()]
     async with boot({f"tei-{i}": one for i, one in enumerate(servers)}, TWO % "") as gateway:
         before = await fingerprint(gateway)
@@ -216,7 +216,7 @@ async def test_one_of_two_that_became_another_model_is_ejected(boot: Boots) -> N
         assert ("ready", before) == await state_of(gateway)
 
 
-async def test_one_that_comes_back_as_another_model_stays_out_while_another_serves(boot: Boots) -> None:
+async def test_changed_replica_stays_out_while_another_serves(boot: Boots) -> None:
     servers = [FakeTei(), FakeTei()]
     async with boot({f"tei-{i}": one for i, one in enumerate(servers)}, TWO % "") as gateway:
         before = await fingerprint(gateway)
@@ -228,7 +228,7 @@ async def test_one_that_comes_back_as_another_model_stays_out_while_another_serv
     assert "down" == states(gateway)[-1][1]
 
 
-async def test_the_only_one_comes_back_as_another_model_with_an_alarm(boot: Boots) -> None:
+async def test_only_replica_returns_with_another_model_and_an_alarm(boot: Boots) -> None:
     server = FakeTei()
     async with boot({"tei-0": server}, ONE % "") as gateway:
         await away_and_back(gateway, server, "0")
@@ -250,7 +250,7 @@ async def away_and_back(gateway: Running, server: FakeTei, name: str) -> None:
     server.space, server._answer = "other ", alive  # type: ignore[method-assign]
 
 
-async def test_a_model_whose_replicas_are_all_refused_says_so(boot: Boots) -> None:
+async def test_reports_a_model_without_accepted_replicas(boot: Boots) -> None:
     # The first to join goes: what is left is of another space.
     servers = {"tei-0": FakeTei(), "tei-1": astray()}
     async with boot(servers, TWO % "") as gateway:
@@ -284,7 +284,7 @@ class Picky(FakeTei):
         return super()._checked(texts, body, empty_allowed=empty_allowed)
 
 
-async def test_one_that_takes_no_canary_joins_unchecked(boot: Boots) -> None:
+async def test_replica_that_rejects_canaries_joins_unchecked(boot: Boots) -> None:
     async with boot({"tei-0": Picky()}, ONE % "") as gateway:
         assert await fingerprint(gateway) is None
 
@@ -292,7 +292,7 @@ async def test_one_that_takes_no_canary_joins_unchecked(boot: Boots) -> None:
     assert [("0", "up")] == states(gateway)
 
 
-async def test_what_embeds_nothing_is_asked_nothing(boot: Boots) -> None:
+async def test_sends_no_canaries_to_replicas_that_do_not_embed(boot: Boots) -> None:
     server = FakeTei(model_type=RERANKER)
     async with boot({"tei-0": server}, ONE % "") as gateway:
         assert [("0", "up")] == states(gateway)
@@ -308,13 +308,13 @@ class Broken(FakeTei):
         raise TeiError(424, "CUDA error", "Backend")
 
 
-async def test_one_that_cannot_embed_does_not_join(boot: Boots) -> None:
+async def test_replica_that_fails_to_embed_does_not_join(boot: Boots) -> None:
     async with boot({"tei-0": Broken()}, ONE % "") as gateway:
         assert [("0", "down")] == states(gateway)
         assert ("unavailable", None) == await state_of(gateway)
 
 
-async def test_metrics_and_log_tell(boot: Boots, caplog: pytest.LogCaptureFixture) -> None:
+async def test_records_metrics_and_log_lines(boot: Boots, caplog: pytest.LogCaptureFixture) -> None:
     async with boot({"tei-0": FakeTei(), "tei-1": astray()}, TWO % "") as gateway:
         await joined(gateway, 2)
         [bad] = [one.replica for one in checks(gateway) if one.outcome == "differs"]
@@ -325,7 +325,7 @@ async def test_metrics_and_log_tell(boot: Boots, caplog: pytest.LogCaptureFixtur
     assert f'gateway_vector_space_min_cosine{{replica="{bad}",upstream="only"}}' in told
 
 
-async def test_callers_do_not_wait_for_an_engine_that_is_kept_out() -> None:
+async def test_requests_do_not_wait_for_a_refused_engine() -> None:
     engine = Replica("engine", HeldReplica())
     pool = Pool("up", [engine], "least_tokens", lambda _: None)
     clock = asyncio.get_running_loop().time

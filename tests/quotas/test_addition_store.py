@@ -21,7 +21,7 @@ async def store(redis: RedisServer) -> AsyncIterator[AdditionsInRedis]:
     await one.aclose()
 
 
-async def test_of_two_who_change_them_at_once_one_looks_again(store: AdditionsInRedis) -> None:
+async def test_rejects_the_second_of_two_concurrent_changes(store: AdditionsInRedis) -> None:
     assert "" == await store.version() == (await store.load()).version
     first = await store.replace("", Additions({"two": TEI}))
     late = await store.replace("", Additions({"three": TEI}))
@@ -36,7 +36,7 @@ async def test_of_two_who_change_them_at_once_one_looks_again(store: AdditionsIn
 
 
 @pytest.mark.parametrize("written", ["{", '{"upstreams": 5}', "[" * 5000])
-async def test_what_cannot_be_read_is_named_once_and_changes_nothing(
+async def test_logs_unreadable_additions_once_and_changes_nothing(
     store: AdditionsInRedis, redis: RedisServer, written: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = AdditionsState(store, {})
@@ -51,9 +51,7 @@ async def test_what_cannot_be_read_is_named_once_and_changes_nothing(
     assert "v" == await store.version()
 
 
-async def test_what_another_release_knows_more_is_kept_out_of_the_way(
-    store: AdditionsInRedis, redis: RedisServer
-) -> None:
+async def test_ignores_fields_of_another_release(store: AdditionsInRedis, redis: RedisServer) -> None:
     redis.command("HSET", ADDED, "version", "v", "additions", '{"upstreams": {"x": 5}, "later": {}}')
     standing = await store.load()
     found = await AdditionsState(store, {}).compose(file(), standing.additions)

@@ -33,7 +33,7 @@ async def until_accepted(gateway: Running, key: str, expected: bool) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_key_is_made_listed_used_and_revoked(boot: Boots, own_redis: RedisServer) -> None:
+async def test_creates_lists_uses_and_revokes_a_key(boot: Boots, own_redis: RedisServer) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
         asked = {"tenant": "acme", "id": "k", "models": ["bge"], "limits": {"requests_per_hour": 5}}
         made = (await gateway.post("/admin/keys", asked)).json()
@@ -51,7 +51,7 @@ async def test_a_key_is_made_listed_used_and_revoked(boot: Boots, own_redis: Red
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["redis", "memory"])
-async def test_usage_is_what_the_quotas_settled(boot: Boots, own_redis: RedisServer, shared: bool) -> None:
+async def test_usage_is_the_settled_cost(boot: Boots, own_redis: RedisServer, shared: bool) -> None:
     store = own_redis.url if shared else "memory"
     async with boot({"tei-0": FakeTei()}, config(store)) as gateway:
         for text in ("one", "one two", "one two three"):
@@ -66,9 +66,7 @@ async def test_usage_is_what_the_quotas_settled(boot: Boots, own_redis: RedisSer
 
 
 @pytest.mark.parametrize(("scopes", "status"), [("[embed, admin]", 200), ("[embed]", 403)])
-async def test_beyond_the_loopback_interface_a_key_needs_the_scope(
-    boot: Boots, scopes: str, status: int
-) -> None:
+async def test_requires_the_admin_scope_beyond_loopback(boot: Boots, scopes: str, status: int) -> None:
     text = config("memory", "0.0.0.0:8080", scopes)
     async with boot({"tei-0": FakeTei()}, text) as gateway:
         with_key = await gateway.client.get("/admin/usage", params={"tenant": "ops"})
@@ -93,21 +91,19 @@ async def test_beyond_the_loopback_interface_a_key_needs_the_scope(
         ),
     ],
 )
-async def test_a_question_that_makes_no_sense_is_refused(
-    boot: Boots, query: dict[str, str], message: str
-) -> None:
+async def test_rejects_malformed_queries(boot: Boots, query: dict[str, str], message: str) -> None:
     async with boot({"tei-0": FakeTei()}, config("memory")) as gateway:
         reply = await gateway.client.get("/admin/usage", params=query)
 
     assert (422, message) == (reply.status_code, reply.json()["error"])
 
 
-async def test_without_redis_keys_stand_in_router_yaml(boot: Boots) -> None:
+async def test_refers_to_router_yaml_without_redis(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}, config("memory")) as gateway:
         assert 404 == (await gateway.client.get("/admin/keys")).status_code
 
 
-async def test_a_store_that_is_away_is_503(boot: Boots, own_redis: RedisServer) -> None:
+async def test_returns_503_while_the_store_is_down(boot: Boots, own_redis: RedisServer) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
         own_redis.kill()
         replies = [
@@ -132,7 +128,7 @@ async def test_a_store_that_is_away_is_503(boot: Boots, own_redis: RedisServer) 
     ],
 )
 @pytest.mark.parametrize(("key", "status"), [("wrong", 401), (KEY, 403)])
-async def test_who_is_no_operator_has_no_body_read(
+async def test_does_not_read_the_body_of_unauthorized_requests(
     boot: Boots, method: str, path: str, key: str, status: int
 ) -> None:
     read: list[bool] = []
@@ -150,9 +146,7 @@ async def test_who_is_no_operator_has_no_body_read(
     assert not read
 
 
-async def test_a_key_is_not_named_so_that_no_path_leads_to_it_and_no_client_sends_it(
-    boot: Boots, own_redis: RedisServer
-) -> None:
+async def test_rejects_key_ids_unusable_in_paths_and_headers(boot: Boots, own_redis: RedisServer) -> None:
     ids = ("a/b", "", "équipe", "a b", "a" * 1001)
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
         replies = [await gateway.post("/admin/keys", {"tenant": "acme", "id": id_}) for id_ in ids]
@@ -164,7 +158,7 @@ async def test_a_key_is_not_named_so_that_no_path_leads_to_it_and_no_client_send
     assert unicode.json()["key"].startswith("gw_a-b_")
 
 
-async def test_what_a_key_names_and_is_nowhere_is_noted(boot: Boots, own_redis: RedisServer) -> None:
+async def test_notes_unknown_tenants_and_models_of_a_key(boot: Boots, own_redis: RedisServer) -> None:
     asked = (
         {"tenant": "acme", "models": ["bge", "bgee"]},
         {"tenant": "ops", "models": ["bge"]},
@@ -188,7 +182,7 @@ async def test_what_a_key_names_and_is_nowhere_is_noted(boot: Boots, own_redis: 
         ("2127-01-31T12:00:00+02:00", datetime(2127, 1, 31, 10, tzinfo=UTC)),
     ],
 )
-async def test_a_key_expires_on_a_day_or_at_a_moment(
+async def test_accepts_an_expiry_day_or_time(
     boot: Boots, own_redis: RedisServer, written: str, moment: datetime
 ) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
@@ -198,9 +192,7 @@ async def test_a_key_expires_on_a_day_or_at_a_moment(
 
 
 @pytest.mark.parametrize("written", ["", "tomorrow", "31.01.2127", "2127-13-01", 4_956_508_800])
-async def test_what_is_no_day_and_no_moment_is_refused(
-    boot: Boots, own_redis: RedisServer, written: object
-) -> None:
+async def test_rejects_malformed_expiry(boot: Boots, own_redis: RedisServer, written: object) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
         reply = await gateway.post("/admin/keys", {"tenant": "acme", "expires": written})
         listed = (await gateway.client.get("/admin/keys")).json()
@@ -209,7 +201,7 @@ async def test_what_is_no_day_and_no_moment_is_refused(
     assert ("2027-01-31" if isinstance(written, str) else "expires") in reply.json()["error"]
 
 
-async def test_a_key_that_has_expired_already_is_not_made(boot: Boots, own_redis: RedisServer) -> None:
+async def test_rejects_an_expiry_in_the_past(boot: Boots, own_redis: RedisServer) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
         reply = await gateway.post("/admin/keys", {"tenant": "acme", "expires": "2026-01-31"})
         listed = (await gateway.client.get("/admin/keys")).json()
@@ -239,7 +231,7 @@ HERE = {"host": "localhost:8080", "authorization": ""}
         ({"host": "[127.0.0.1]evil.example"}, 401),
     ],
 )
-async def test_on_the_loopback_interface_only_this_machine_needs_no_key(
+async def test_only_local_requests_on_loopback_need_no_key(
     boot: Boots, headers: dict[str, str], status: int
 ) -> None:
     async with boot({"tei-0": FakeTei()}, config("memory")) as gateway:
@@ -248,7 +240,7 @@ async def test_on_the_loopback_interface_only_this_machine_needs_no_key(
     assert status == reply.status_code
 
 
-async def test_where_operators_have_keys_they_show_them_everywhere(boot: Boots) -> None:
+async def test_configured_operator_keys_are_required_on_loopback_too(boot: Boots) -> None:
     text = config("memory") + f'admin: {{keys: ["{key_digest("operator")}"]}}\n'
     async with boot({"tei-0": FakeTei()}, text) as gateway:
         ask = {"url": "/admin/usage", "params": {"tenant": "ops"}}
@@ -258,7 +250,7 @@ async def test_where_operators_have_keys_they_show_them_everywhere(boot: Boots) 
     assert [401, 200] == [without.status_code, with_key.status_code]
 
 
-async def test_a_key_has_limits_of_its_own_and_no_field_that_is_none(
+async def test_accepts_limits_of_a_key_and_rejects_unknown_fields(
     boot: Boots, own_redis: RedisServer
 ) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
@@ -279,7 +271,7 @@ async def test_a_key_has_limits_of_its_own_and_no_field_that_is_none(
     assert [422] * 3 == [reply.status_code for reply in refused]
 
 
-async def test_while_the_store_has_told_no_keys_an_unknown_one_may_be_good(
+async def test_returns_503_for_unknown_keys_until_the_store_is_read(
     boot: Boots, own_redis: RedisServer
 ) -> None:
     own_redis.kill()

@@ -56,7 +56,7 @@ NOTHING = {
 }
 
 
-async def test_a_thousand_cancelled_calls_leave_nothing_behind(own_redis: RedisServer) -> None:
+async def test_cancelled_requests_release_all_resources(own_redis: RedisServer) -> None:
     server = FakeTei(max_client_batch_size=32)
     config = CONFIG.format(store=own_redis.url, digest=key_digest(KEY))
     async with serving(server, config) as gateway, asyncio.timeout(60):

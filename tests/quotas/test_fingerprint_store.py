@@ -72,7 +72,7 @@ def made(name: str) -> Fingerprint:
     return fingerprint_of(rows, "tei", TOLD)
 
 
-async def test_the_first_of_many_at_once_makes_it(gateways: list[Gateway]) -> None:
+async def test_first_of_concurrent_claims_wins(gateways: list[Gateway]) -> None:
     store = gateways[0].store
     told = await asyncio.gather(*(store.claim("up", made(str(i))) for i in range(20)))
 
@@ -81,7 +81,7 @@ async def test_the_first_of_many_at_once_makes_it(gateways: list[Gateway]) -> No
     assert await store.load("other") is None
 
 
-async def test_a_gateway_that_comes_later_holds_its_replicas_against_it(gateways: list[Gateway]) -> None:
+async def test_later_gateway_compares_with_the_stored_fingerprint(gateways: list[Gateway]) -> None:
     first, second, _ = gateways
     assert await first.check(Model())
     assert not await second.check(Model("other "))
@@ -91,7 +91,7 @@ async def test_a_gateway_that_comes_later_holds_its_replicas_against_it(gateways
     assert ["differs", "fits"] == second.alarms
 
 
-async def test_an_accepted_fingerprint_is_followed_and_held_against_who_is_there(
+async def test_follows_an_accepted_fingerprint_and_rejudges_replicas(
     gateways: list[Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spaces, "FOLLOW_EVERY_S", 0.01)
@@ -112,7 +112,7 @@ async def test_an_accepted_fingerprint_is_followed_and_held_against_who_is_there
     assert (["fits", "differs"], ["differs", "fits"]) == (first.alarms, second.alarms)
 
 
-async def test_while_redis_is_frozen_a_replica_joins_on_this_gateways_own(
+async def test_replica_joins_on_the_local_fingerprint_while_redis_is_frozen(
     gateways: list[Gateway], own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     own_redis.freeze()
@@ -127,7 +127,7 @@ async def test_while_redis_is_frozen_a_replica_joins_on_this_gateways_own(
     assert 1 == sum("fingerprints cannot be shared" in one.message for one in caplog.records)
 
 
-async def test_what_was_made_without_redis_is_offered_once_it_is_back(
+async def test_stores_the_local_fingerprint_after_an_outage(
     gateways: list[Gateway], own_redis: RedisServer
 ) -> None:
     own_redis.kill()
@@ -145,7 +145,7 @@ async def test_what_was_made_without_redis_is_offered_once_it_is_back(
     assert (["fits"], ["fits", "differs"]) == (first.alarms, second.alarms)
 
 
-async def test_what_joined_without_redis_is_held_against_what_stands_there_at_the_next_join(
+async def test_compares_replicas_of_an_outage_at_their_next_join(
     gateways: list[Gateway], own_redis: RedisServer
 ) -> None:
     first, second, _ = gateways
@@ -159,7 +159,9 @@ async def test_what_joined_without_redis_is_held_against_what_stands_there_at_th
     assert ["fits", "differs", "fits"] == first.alarms
 
 
-async def test_a_store_that_forgot_learns_it_again(gateways: list[Gateway], own_redis: RedisServer) -> None:
+async def test_restores_the_fingerprint_after_data_loss(
+    gateways: list[Gateway], own_redis: RedisServer
+) -> None:
     first = gateways[0]
     await first.check(Model())
     own_redis.command("FLUSHALL")
@@ -168,9 +170,7 @@ async def test_a_store_that_forgot_learns_it_again(gateways: list[Gateway], own_
     assert await first.store.load("up") == first.space._reference is not None
 
 
-async def test_what_nobody_can_read_there_is_not_compared_with(
-    gateways: list[Gateway], own_redis: RedisServer
-) -> None:
+async def test_ignores_an_unreadable_fingerprint(gateways: list[Gateway], own_redis: RedisServer) -> None:
     own_redis.command("HSET", SPACES, "up", "nonsense")
     first = gateways[0]
 
@@ -180,5 +180,5 @@ async def test_what_nobody_can_read_there_is_not_compared_with(
         await first.store.load("up")
 
 
-def test_other_canaries_would_be_kept_apart() -> None:
+def test_other_canaries_use_another_key() -> None:
     assert SPACES.endswith(f":{EDITION}")

@@ -48,9 +48,7 @@ def accepted(url: str, key: str) -> bool:
 
 
 @pytest.mark.slow
-def test_a_key_is_made_used_on_two_gateways_and_dead_on_both_once_revoked(
-    config: Path, own_redis: RedisServer
-) -> None:
+def test_revoked_key_is_rejected_by_every_gateway(config: Path, own_redis: RedisServer) -> None:
     key = gateway("keys", "create", "acme", "--id", "first", "-c", str(config)).stdout.strip()
     running = [Served(config).wait_until_up() for _ in range(2)]
     try:
@@ -67,7 +65,7 @@ def test_a_key_is_made_used_on_two_gateways_and_dead_on_both_once_revoked(
             one.stop()
 
 
-def test_without_redis_the_line_for_router_yaml_is_printed(tmp_path: Path) -> None:
+def test_prints_a_line_for_router_yaml_without_redis(tmp_path: Path) -> None:
     path = tmp_path / "router.yaml"
     path.write_text(CONFIG.format(store="memory"))
     made = gateway("keys", "create", "acme", "--id", "x", "-c", str(path)).stdout
@@ -84,7 +82,7 @@ def test_without_redis_the_line_for_router_yaml_is_printed(tmp_path: Path) -> No
     [("keys", "revoke", "nobody"), ("keys", "create", "acme", "--id", "same")],
     ids=["revoke", "create"],
 )
-def test_what_cannot_be_done_is_one_clear_line(config: Path, words: tuple[str, ...]) -> None:
+def test_keys_command_reports_failures_in_one_line(config: Path, words: tuple[str, ...]) -> None:
     gateway("keys", "create", "acme", "--id", "same", "-c", str(config))
     ended = gateway(*words, "-c", str(config))
 
@@ -112,15 +110,13 @@ def test_what_cannot_be_done_is_one_clear_line(config: Path, words: tuple[str, .
         (("tenants", "set", "a/b"), 1),
     ],
 )
-def test_scopes_and_names_that_lead_nowhere_are_refused(
+def test_rejects_invalid_scopes_limits_and_names(
     config: Path, command: Commands, words: tuple[str, ...], status: int
 ) -> None:
     assert status == command(*words, "-c", str(config)).status
 
 
-def test_a_key_has_limits_of_its_own_where_it_stands_and_in_the_line_for_router_yaml(
-    config: Path, own_redis: RedisServer, command: Commands
-) -> None:
+def test_stores_and_prints_limits_of_a_key(config: Path, own_redis: RedisServer, command: Commands) -> None:
     words = ("--id", "k", "--limit", "tokens_per_minute=1000", "--limit", "requests_in_flight=2")
     own = {"tokens_per_minute": 1000, "requests_in_flight": 2}
     made = command("keys", "create", "acme", *words, "-c", str(config))
@@ -139,7 +135,7 @@ def test_a_key_has_limits_of_its_own_where_it_stands_and_in_the_line_for_router_
     assert own == key.limits
 
 
-def test_a_store_that_is_away_is_one_clear_line(config: Path, own_redis: RedisServer) -> None:
+def test_keys_command_reports_an_outage_in_one_line(config: Path, own_redis: RedisServer) -> None:
     own_redis.kill()
     ended = gateway("keys", "list", "-c", str(config))
 
@@ -167,7 +163,7 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_while_the_store_is_away_known_keys_work_for_a_grace_time(own_redis: RedisServer) -> None:
+async def test_stored_keys_stay_valid_for_the_grace_time_of_an_outage(own_redis: RedisServer) -> None:
     store, held = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
     await store.put(StoredKey("k", key_digest("secret"), "acme"))
     keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=1.0))
@@ -184,7 +180,7 @@ async def test_while_the_store_is_away_known_keys_work_for_a_grace_time(own_redi
     await store.aclose()
 
 
-async def test_a_key_that_is_revoked_while_the_store_is_frozen_is_dead_when_it_wakes(
+async def test_applies_a_revocation_that_timed_out(
     own_redis: RedisServer,
 ) -> None:
     store, held = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
@@ -207,7 +203,7 @@ async def test_a_key_that_is_revoked_while_the_store_is_frozen_is_dead_when_it_w
         await one.aclose()
 
 
-async def test_a_store_that_was_emptied_between_two_looks_is_noticed(own_redis: RedisServer) -> None:
+async def test_notices_a_store_emptied_between_two_polls(own_redis: RedisServer) -> None:
     store, held = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
     await store.put(StoredKey("old", key_digest("old"), "acme"))
     keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=60))
@@ -223,7 +219,9 @@ async def test_a_store_that_was_emptied_between_two_looks_is_noticed(own_redis: 
 
 
 @pytest.mark.parametrize("holds", [False, True], ids=["empty", "with a key of its own"])
-async def test_the_first_key_waits_for_what_the_store_holds(own_redis: RedisServer, *, holds: bool) -> None:
+async def test_first_key_is_decided_by_the_content_of_the_store(
+    own_redis: RedisServer, *, holds: bool
+) -> None:
     store = TenantStore(RedisClient(own_redis.url, 1))
     if holds:
         await store.put(StoredKey("k", key_digest("stored"), "acme"))
@@ -240,7 +238,7 @@ async def test_the_first_key_waits_for_what_the_store_holds(own_redis: RedisServ
 
 
 @pytest.mark.slow
-def test_a_gateway_that_starts_while_redis_is_away_takes_its_key_when_it_is_back(
+def test_gateway_started_in_an_outage_accepts_its_first_key_afterwards(
     config: Path, own_redis: RedisServer
 ) -> None:
     own_redis.kill()

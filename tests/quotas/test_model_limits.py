@@ -52,7 +52,7 @@ async def statuses(gateway: Running, model: str, count: int, key: str = KEY) -> 
     return [reply.status_code for reply in await calls(gateway, model, count, key)]
 
 
-async def test_each_tenant_has_the_limit_for_itself_and_each_name_its_own(boot: Boots, store: str) -> None:
+async def test_model_limits_count_per_tenant_and_model_name(boot: Boots, store: str) -> None:
     async with boot({"tei-0": FakeTei()}, config(store, "]")) as gateway:
         assert [200, 200, 429] == await statuses(gateway, "bge", 3)
         assert [200, 200, 429] == await statuses(gateway, "bge", 3, "globex")
@@ -60,7 +60,7 @@ async def test_each_tenant_has_the_limit_for_itself_and_each_name_its_own(boot: 
         assert [200] * 4 == await statuses(gateway, "free", 4)
 
 
-async def test_a_tenants_own_limits_of_a_model_stand_in_for_the_models(boot: Boots, store: str) -> None:
+async def test_tenant_model_limits_replace_the_models(boot: Boots, store: str) -> None:
     own = "], model_limits: {bge: {requests_per_hour: 4}, alias: {}}"
     async with boot({"tei-0": FakeTei()}, config(store, own)) as gateway:
         assert [200] * 4 + [429] == await statuses(gateway, "bge", 5)
@@ -69,7 +69,7 @@ async def test_a_tenants_own_limits_of_a_model_stand_in_for_the_models(boot: Boo
         assert [200, 200, 429] == await statuses(gateway, "bge", 3, "globex")
 
 
-async def test_a_call_takes_the_limits_of_tenant_model_and_key_or_none(boot: Boots, store: str) -> None:
+async def test_reserves_tenant_model_and_key_limits_together(boot: Boots, store: str) -> None:
     second = f', {{digest: "{key_digest("second")}", id: second, limits: {{requests_per_hour: 3}}}}'
     text = config(store, f"{second}], limits: {{requests_per_hour: 5}}")
     async with boot({"tei-0": FakeTei()}, text) as gateway:
@@ -89,7 +89,7 @@ async def test_a_call_takes_the_limits_of_tenant_model_and_key_or_none(boot: Boo
     assert "1" == messages[2]
 
 
-async def test_the_model_is_named_where_its_limit_refuses(boot: Boots, store: str) -> None:
+async def test_refusal_names_the_model_of_its_limit(boot: Boots, store: str) -> None:
     text = config(store, "], limits: {requests_per_hour: 100}")
     async with boot({"tei-0": FakeTei()}, text) as gateway:
         first, _, refused = await calls(gateway, "bge", 3)
@@ -104,7 +104,7 @@ async def test_the_model_is_named_where_its_limit_refuses(boot: Boots, store: st
     assert "model bge" in tei.json()["error"]
 
 
-async def test_tokens_are_reserved_for_a_models_limit_too_and_settled(boot: Boots, store: str) -> None:
+async def test_reserves_and_settles_tokens_of_model_limits(boot: Boots, store: str) -> None:
     # FakeTei counts words and two specials: 3 a call, of which one letter reserves more.
     text = config(store, "]", "{tokens_per_day: 100, inputs_per_day: 3}")
     async with boot({"tei-0": FakeTei()}, text) as gateway:
@@ -118,7 +118,7 @@ async def test_tokens_are_reserved_for_a_models_limit_too_and_settled(boot: Boot
     assert (429, "insufficient_quota") == (too_many.status_code, too_many.json()["error"]["code"])
 
 
-async def test_the_wait_is_that_of_the_limit_which_is_longest_used_up(boot: Boots) -> None:
+async def test_retry_after_is_the_longest_wait(boot: Boots) -> None:
     clock = Clock()
     text = config("memory", "], limits: {requests_per_second: 1}", "{requests_per_minute: 1}")
     async with boot({"tei-0": FakeTei()}, text, ledger=MemoryLedger(clock)) as gateway:

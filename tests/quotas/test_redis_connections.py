@@ -111,7 +111,7 @@ def _agrees(told: str, known: str) -> bool:
 
 
 @pytest.mark.slow
-async def test_a_cluster_counts_and_holds_keys_on_all_of_its_nodes(cluster: str) -> None:
+async def test_counts_quotas_and_stores_keys_in_a_cluster(cluster: str) -> None:
     await counts(cluster)
     await holds_keys(cluster)
 
@@ -126,7 +126,7 @@ def one_node(tmp_path: Path) -> Iterator[RedisServer]:
     node.stop()
 
 
-async def test_a_cluster_that_is_not_there_is_away_and_is_used_when_it_comes(one_node: RedisServer) -> None:
+async def test_uses_a_cluster_that_comes_up_later(one_node: RedisServer) -> None:
     one_node.kill()
     url = f"redis+cluster://127.0.0.1:{one_node.port}"
     events: list[Event] = []
@@ -147,7 +147,7 @@ async def test_a_cluster_that_is_not_there_is_away_and_is_used_when_it_comes(one
         await ledger.aclose()
 
 
-def test_a_command_says_in_one_line_that_the_cluster_is_away(
+def test_command_reports_a_cluster_outage_in_one_line(
     one_node: RedisServer, tmp_path: Path, command: Commands
 ) -> None:
     one_node.kill()
@@ -164,7 +164,7 @@ models: {{bge: {{upstream: one}}}}
 
 
 @pytest.mark.slow
-async def test_by_sentinel_the_ledger_follows_a_failover(tmp_path: Path) -> None:
+async def test_follows_a_sentinel_failover(tmp_path: Path) -> None:
     with ExitStack() as stack:
         master = RedisServer(tmp_path, None, "--repl-diskless-sync-delay", "0")
         stack.callback(master.stop)
@@ -226,14 +226,14 @@ def encrypted(tmp_path: Path) -> Iterator[tuple[RedisServer, Authority]]:
     server.stop()
 
 
-async def test_by_tls_with_an_authority_of_ones_own(encrypted: tuple[RedisServer, Authority]) -> None:
+async def test_connects_by_tls_with_a_private_authority(encrypted: tuple[RedisServer, Authority]) -> None:
     server, ours = encrypted
     url = f"rediss://127.0.0.1:{server.port}/0?ssl_ca_certs={ours.ca}"
     await counts(url)
     await holds_keys(url)
 
 
-def test_a_redis_whose_certificate_nobody_here_signed_is_not_trusted(
+def test_rejects_an_untrusted_certificate(
     encrypted: tuple[RedisServer, Authority], tmp_path: Path, command: Commands
 ) -> None:
     server, ours = encrypted
@@ -282,7 +282,7 @@ def _others() -> set[asyncio.Task[object]]:
     return {one for one in asyncio.all_tasks() if one is not asyncio.current_task()}
 
 
-async def test_a_connection_may_take_longer_than_a_trip(encrypted: tuple[RedisServer, Authority]) -> None:
+async def test_connecting_may_take_longer_than_the_timeout(encrypted: tuple[RedisServer, Authority]) -> None:
     server, ours = encrypted
     async with distant(server, each_way_s=0.02) as port:
         # 40 ms there and back: a command fits into 100 ms, TLS and the greetings after it do not.

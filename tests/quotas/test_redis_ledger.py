@@ -83,7 +83,7 @@ def _shown(answer: Reservation | GatewayError) -> Any:
     return answer.kind, answer.message, answer.retry_after_s, answer.headers
 
 
-async def test_what_settling_shows_is_exact_where_nobody_else_came_between(redis: RedisServer) -> None:
+async def test_settled_statuses_are_exact_without_concurrent_requests(redis: RedisServer) -> None:
     clock = Clock()
     memory = MemoryLedger(clock, LEASE_US)
     shared = RedisLedger(RedisClient(redis.url, 5), OutagePolicy(), "test", lambda _: None, clock)
@@ -98,7 +98,7 @@ async def test_what_settling_shows_is_exact_where_nobody_else_came_between(redis
     assert [6930, 96, 2] == [one.remaining for one in shown[1]]
 
 
-def test_days_and_months_begin_in_redis_when_they_do_here(redis: RedisServer) -> None:
+def test_calendar_periods_agree_between_lua_and_python(redis: RedisServer) -> None:
     # Every day at noon, from before one century's missing leap day to after another's.
     days = range(-26_000, 50_000)
     source = """
@@ -142,7 +142,7 @@ steps = st.one_of(
     held=st.lists(limits, min_size=1, max_size=4, unique_by=lambda limit: limit.name),
     history=st.lists(steps, max_size=40),
 )
-def test_the_same_history_has_the_same_answers(
+def test_both_ledgers_agree_on_random_histories(
     redis: RedisServer, held: list[Limit], history: list[tuple[Any, ...]]
 ) -> None:
     asyncio.run(play(redis, tuple(held), history))

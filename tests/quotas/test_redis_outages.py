@@ -88,7 +88,7 @@ READ_ONLY: Trouble = lambda server: server.command("REPLICAOF", "127.0.0.1", "1"
     [RedisServer.freeze, RedisServer.kill, FULL, READ_ONLY],
     ids=["frozen", "killed", "full", "read-only"],
 )
-async def test_whatever_is_wrong_with_it_three_misses_change_the_mode_once(
+async def test_three_failures_switch_to_the_outage_mode_once(
     own_redis: RedisServer, trouble: Trouble
 ) -> None:
     async with running(own_redis, "allow", keep=False) as gateway:
@@ -99,7 +99,7 @@ async def test_whatever_is_wrong_with_it_three_misses_change_the_mode_once(
     assert [True] == gateway.changes
 
 
-async def test_a_store_that_is_late_once_refuses_no_tenant_that_was_idle(own_redis: RedisServer) -> None:
+async def test_one_late_reply_does_not_refuse_an_idle_tenant(own_redis: RedisServer) -> None:
     async with running(own_redis, keep=False) as gateway:
         own_redis.freeze()
         late = await gateway.call()
@@ -110,7 +110,7 @@ async def test_a_store_that_is_late_once_refuses_no_tenant_that_was_idle(own_red
     assert [] == gateway.changes
 
 
-async def test_refuse_answers_503_and_nothing_else(own_redis: RedisServer) -> None:
+async def test_refuse_policy_returns_503(own_redis: RedisServer) -> None:
     async with running(own_redis, "refuse") as gateway:
         await gateway.call()
         own_redis.kill()
@@ -121,7 +121,7 @@ async def test_refuse_answers_503_and_nothing_else(own_redis: RedisServer) -> No
     assert 1 == caught.value.retry_after_s
 
 
-async def test_local_allows_its_share_of_what_was_last_seen_to_remain(own_redis: RedisServer) -> None:
+async def test_local_policy_admits_its_share_of_the_remaining_amount(own_redis: RedisServer) -> None:
     async with running(own_redis, keep=False) as gateway:
         await gateway.call(400)
         own_redis.kill()
@@ -134,7 +134,7 @@ async def test_local_allows_its_share_of_what_was_last_seen_to_remain(own_redis:
             await gateway.call(100)
 
 
-async def test_when_it_is_back_local_use_has_been_charged(own_redis: RedisServer) -> None:
+async def test_charges_local_usage_after_an_outage(own_redis: RedisServer) -> None:
     async with running(own_redis) as gateway:
         await gateway.call(100)
         own_redis.freeze()
@@ -149,7 +149,7 @@ async def test_when_it_is_back_local_use_has_been_charged(own_redis: RedisServer
             await gateway.call(20)
 
 
-async def test_a_server_that_forgot_its_scripts_and_data_goes_on(own_redis: RedisServer) -> None:
+async def test_continues_after_scripts_and_data_are_lost(own_redis: RedisServer) -> None:
     async with running(own_redis) as gateway:
         await gateway.call(900)
         own_redis.command("SCRIPT", "FLUSH")
@@ -160,7 +160,7 @@ async def test_a_server_that_forgot_its_scripts_and_data_goes_on(own_redis: Redi
     assert [] == gateway.changes
 
 
-async def test_a_server_that_was_restarted_is_used_again(own_redis: RedisServer) -> None:
+async def test_uses_a_restarted_server(own_redis: RedisServer) -> None:
     async with running(own_redis) as gateway:
         await gateway.call()
         own_redis.kill()
@@ -170,7 +170,7 @@ async def test_a_server_that_was_restarted_is_used_again(own_redis: RedisServer)
         assert not await gateway.call()
 
 
-async def test_a_server_that_is_full_is_not_back_before_it_takes_something(own_redis: RedisServer) -> None:
+async def test_full_server_stays_down_until_it_accepts_writes(own_redis: RedisServer) -> None:
     async with running(own_redis) as gateway:
         await gateway.call()
         FULL(own_redis)
@@ -184,7 +184,7 @@ async def test_a_server_that_is_full_is_not_back_before_it_takes_something(own_r
         assert not await gateway.call()
 
 
-async def test_what_was_in_flight_when_it_went_is_settled_when_it_is_back(own_redis: RedisServer) -> None:
+async def test_settles_requests_in_flight_after_an_outage(own_redis: RedisServer) -> None:
     async with running(own_redis) as gateway:
         ask = QuotaRequest("flying", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US, "m")
         taken = await gateway.ledger.reserve(ask)
@@ -196,7 +196,7 @@ async def test_what_was_in_flight_when_it_went_is_settled_when_it_is_back(own_re
         assert not await gateway.call(800)
 
 
-async def test_closing_a_ledger_tells_what_nobody_has_waited_for(own_redis: RedisServer) -> None:
+async def test_closing_a_ledger_sends_unsent_settlements(own_redis: RedisServer) -> None:
     async with running(own_redis, keep=False) as gateway:
         await gateway.call(900)
         taken = await gateway.ledger.reserve(
@@ -209,13 +209,13 @@ async def test_closing_a_ledger_tells_what_nobody_has_waited_for(own_redis: Redi
             await another.call(1)
 
 
-async def test_closing_a_ledger_does_not_wait_for_a_store_that_is_away(own_redis: RedisServer) -> None:
+async def test_closing_a_ledger_does_not_wait_for_a_store_outage(own_redis: RedisServer) -> None:
     async with asyncio.timeout(10), running(own_redis, keep=False) as gateway:
         await gateway.call()
         own_redis.freeze()
 
 
-async def test_a_slot_is_free_for_the_next_call_of_the_same_turn(own_redis: RedisServer) -> None:
+async def test_slot_is_free_for_the_next_request_of_the_same_turn(own_redis: RedisServer) -> None:
     limits = (parse_limit("requests_in_flight", 1),)
     async with running(own_redis, keep=False) as gateway:
         for number in range(20):
@@ -223,7 +223,7 @@ async def test_a_slot_is_free_for_the_next_call_of_the_same_turn(own_redis: Redi
             gateway.ledger.settle(await gateway.ledger.reserve(ask), Cost())
 
 
-async def test_a_reserve_that_nobody_waits_for_any_more_holds_nothing(own_redis: RedisServer) -> None:
+async def test_cancelled_reserve_holds_nothing(own_redis: RedisServer) -> None:
     limits = (parse_limit("requests_in_flight", 1),)
     async with running(own_redis, keep=False) as gateway:
         gone = asyncio.create_task(
@@ -240,7 +240,7 @@ async def test_a_reserve_that_nobody_waits_for_any_more_holds_nothing(own_redis:
     assert 0 == taken.limit_statuses[0].remaining
 
 
-async def test_a_reserve_that_is_heard_after_it_was_closed_takes_nothing(own_redis: RedisServer) -> None:
+async def test_reserve_received_after_its_refund_takes_nothing(own_redis: RedisServer) -> None:
     late = QuotaRequest("late", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US)
     async with running(own_redis, "allow", keep=False) as gateway:
         own_redis.freeze()
@@ -254,7 +254,7 @@ async def test_a_reserve_that_is_heard_after_it_was_closed_takes_nothing(own_red
         assert not await again.call(1000)
 
 
-async def test_a_reserve_that_was_given_up_holds_nothing_when_the_store_wakes(own_redis: RedisServer) -> None:
+async def test_timed_out_reserve_holds_nothing_afterwards(own_redis: RedisServer) -> None:
     late = QuotaRequest("late", "acme", LIMITS, Cost(tokens=900), 60 * SECOND_US)
     async with running(own_redis, "allow", keep=False) as gateway:
         await gateway.call()
@@ -265,7 +265,7 @@ async def test_a_reserve_that_was_given_up_holds_nothing_when_the_store_wakes(ow
         assert not await gateway.call(999)
 
 
-async def test_whoever_waits_behind_a_trip_without_an_answer_is_served_without_the_store(
+async def test_requests_queued_behind_a_failed_batch_are_served_locally(
     own_redis: RedisServer,
 ) -> None:
     async with running(own_redis, "allow", keep=False) as gateway:
@@ -291,7 +291,7 @@ async def test_whoever_waits_behind_a_trip_without_an_answer_is_served_without_t
     assert not any(one.degraded for one in whole)
 
 
-async def test_what_one_run_cannot_carry_goes_in_the_next(own_redis: RedisServer) -> None:
+async def test_splits_many_reserves_over_several_script_calls(own_redis: RedisServer) -> None:
     limits = (parse_limit("requests_per_day", 1000),)
     async with running(own_redis, keep=False) as gateway:
         asks = [QuotaRequest(f"many-{n}", "acme", limits, Cost(), 60 * SECOND_US) for n in range(300)]
@@ -305,7 +305,7 @@ async def test_what_one_run_cannot_carry_goes_in_the_next(own_redis: RedisServer
     assert 999 == probe.limit_statuses[0].remaining
 
 
-async def test_many_checks_of_one_turn_travel_together(own_redis: RedisServer) -> None:
+async def test_batches_reserves_of_one_turn(own_redis: RedisServer) -> None:
     async with running(own_redis, keep=False) as gateway:
         await gateway.call()
         before = reads(own_redis)
@@ -315,7 +315,7 @@ async def test_many_checks_of_one_turn_travel_together(own_redis: RedisServer) -
     assert reads(own_redis) - before < 60
 
 
-async def test_a_check_is_with_the_store_before_a_busy_loop_comes_round_again(own_redis: RedisServer) -> None:
+async def test_sends_a_reserve_before_a_busy_loop_continues(own_redis: RedisServer) -> None:
     async with running(own_redis, keep=False) as gateway:
         await gateway.call()
         await gateway.ledger.flush()
@@ -338,7 +338,7 @@ async def test_a_check_is_with_the_store_before_a_busy_loop_comes_round_again(ow
     ("slots", "others", "told"),
     [(1, 0, 1), (63, 0, 1), (65, 0, 0), (65, 1, 1), (1000, 0, 0), (1000, 499, 0), (1000, 500, 1)],
 )
-async def test_a_slot_that_somebody_may_wait_for_is_given_back_at_once(
+async def test_returns_a_scarce_slot_at_once(
     own_redis: RedisServer, slots: int, others: int, told: int
 ) -> None:
     limits = (parse_limit("requests_in_flight", 4000, "key a "), parse_limit("requests_in_flight", slots))
@@ -360,7 +360,7 @@ async def test_a_slot_that_somebody_may_wait_for_is_given_back_at_once(
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 10], ids=lambda turns: f"{turns} turns before")
-async def test_a_connection_that_breaks_at_rest_loses_no_check(own_redis: RedisServer, turns: int) -> None:
+async def test_retries_once_on_a_lost_idle_connection(own_redis: RedisServer, turns: int) -> None:
     async with running(own_redis, keep=False) as gateway:
         await gateway.call()
         await gateway.ledger.flush()
@@ -375,7 +375,7 @@ async def test_a_connection_that_breaks_at_rest_loses_no_check(own_redis: RedisS
     assert [] == gateway.changes
 
 
-async def test_a_script_is_learnt_by_the_only_connection_there_may_be(own_redis: RedisServer) -> None:
+async def test_reloads_scripts_over_a_single_connection(own_redis: RedisServer) -> None:
     ledger = RedisLedger(
         RedisClient(f"{own_redis.url}?max_connections=1", 0.5), OutagePolicy("refuse"), "one", lambda _: None
     )
@@ -390,7 +390,7 @@ async def test_a_script_is_learnt_by_the_only_connection_there_may_be(own_redis:
         await ledger.aclose()
 
 
-async def test_what_cannot_be_packed_is_told_and_others_travel_on(own_redis: RedisServer) -> None:
+async def test_call_that_cannot_be_packed_fails_alone(own_redis: RedisServer) -> None:
     door = RedisClient(own_redis.url, 0.5)
     program = Script("return ARGV[1]", hashlib.sha1(b"return ARGV[1]", usedforsecurity=False).hexdigest())
     try:
@@ -416,7 +416,7 @@ def reads(server: RedisServer) -> int:
     return next(int(line.partition(":")[2]) for line in lines if line.startswith("total_reads_processed"))
 
 
-async def test_nothing_over_the_limit_is_admitted_by_four_gateways_at_once(own_redis: RedisServer) -> None:
+async def test_four_gateways_never_exceed_a_limit(own_redis: RedisServer) -> None:
     limits = (parse_limit("tokens_per_day", 5000), parse_limit("requests_in_flight", 7))
     doors = [RedisClient(own_redis.url, 5) for _ in range(4)]
     ledgers = [RedisLedger(door, OutagePolicy(), f"g{i}", lambda _: None) for i, door in enumerate(doors)]
@@ -460,7 +460,7 @@ def set_clocks_off(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("days", [-40, -4, -1, 1, 4, 40])
-async def test_a_gateway_whose_clock_is_days_off_counts_redis_days(
+async def test_wrong_gateway_clock_uses_the_days_of_redis(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
     today = datetime.now(UTC).date().isoformat()
@@ -484,7 +484,7 @@ async def test_a_gateway_whose_clock_is_days_off_counts_redis_days(
     assert [(2, 1500)] == [(row.requests, row.tokens) for row in rows]
 
 
-async def test_gateways_count_each_other_by_redis_clock(
+async def test_counts_live_gateways_by_the_clock_of_redis(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door = [RedisClient(own_redis.url, 5) for _ in range(3)]
@@ -500,7 +500,7 @@ async def test_gateways_count_each_other_by_redis_clock(
     assert 3 == gateways
 
 
-async def test_a_share_of_one_missed_call_is_forgotten_once_the_store_answers(own_redis: RedisServer) -> None:
+async def test_drops_the_local_share_when_the_store_replies(own_redis: RedisServer) -> None:
     async with running(own_redis, keep=False) as gateway:
         ledger = gateway.ledger
         ledger.settle(await ledger.reserve(asked("a", tokens=100)), Cost(tokens=100))
@@ -522,7 +522,7 @@ async def test_a_share_of_one_missed_call_is_forgotten_once_the_store_answers(ow
     [("SET", "gw:{%s}:limits", "x"), ("HSET", "gw:{%s}:limits", "tokens_per_day=1000", "rubbish")],
     ids=["another type", "rubbish"],
 )
-async def test_one_tenants_broken_state_is_no_absence_of_the_store(
+async def test_broken_state_of_one_tenant_affects_no_other(
     redis: RedisServer, harm: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = f"bad-{secrets.token_hex(4)}", f"good-{secrets.token_hex(4)}"
@@ -541,7 +541,7 @@ async def test_one_tenants_broken_state_is_no_absence_of_the_store(
     assert 1 == sum(bad in record.getMessage() for record in caplog.records)
 
 
-async def test_closing_a_ledger_charges_what_was_used_without_the_store(own_redis: RedisServer) -> None:
+async def test_closing_a_ledger_charges_local_usage(own_redis: RedisServer) -> None:
     async with running(own_redis, keep=False) as gateway:
         ledger = gateway.ledger
         ledger.settle(await ledger.reserve(asked("before", tokens=100)), Cost(tokens=100))
@@ -556,7 +556,7 @@ async def test_closing_a_ledger_charges_what_was_used_without_the_store(own_redi
         assert 700 == (await another.ledger.reserve(asked("after"))).limit_statuses[0].remaining
 
 
-async def test_what_could_not_be_charged_at_once_is_charged_later(own_redis: RedisServer) -> None:
+async def test_retries_a_charge_that_failed(own_redis: RedisServer) -> None:
     async with running(own_redis, keep=False) as gateway:
         ledger = gateway.ledger
         await ledger.reserve(asked("before"))
@@ -573,7 +573,7 @@ async def test_what_could_not_be_charged_at_once_is_charged_later(own_redis: Red
         assert 800 == (await another.ledger.reserve(asked("after"))).limit_statuses[0].remaining
 
 
-async def test_an_absence_leaves_no_rate_in_debt_for_longer_than_its_window(own_redis: RedisServer) -> None:
+async def test_outage_leaves_no_rate_in_debt_beyond_its_window(own_redis: RedisServer) -> None:
     hour = (parse_limit("tokens_per_hour", 100), parse_limit("tokens_per_month", 1000))
     async with running(own_redis, keep=False) as gateway:
         ledger = gateway.ledger
@@ -596,7 +596,7 @@ async def test_an_absence_leaves_no_rate_in_debt_for_longer_than_its_window(own_
     assert [(6, 600)] == [(row.requests, row.tokens) for row in rows]
 
 
-async def test_what_was_used_before_midnight_is_charged_to_that_day(own_redis: RedisServer) -> None:
+async def test_charges_local_usage_to_its_own_day(own_redis: RedisServer) -> None:
     clock = Clock(1_800_057_590 * SECOND_US)  # 2027-01-15T23:59:50Z
     limits = (*DAY, parse_limit("tokens_per_month", 5000))
     ledger = RedisLedger(RedisClient(own_redis.url, 0.1), OutagePolicy(), "gateway", lambda _: None, clock)
@@ -617,7 +617,7 @@ async def test_what_was_used_before_midnight_is_charged_to_that_day(own_redis: R
     assert [("2027-01-15", 800)] == [(row.day, row.tokens) for row in rows]
 
 
-async def test_a_call_in_flight_keeps_its_slot_when_the_store_is_emptied(own_redis: RedisServer) -> None:
+async def test_request_in_flight_keeps_its_slot_when_data_is_lost(own_redis: RedisServer) -> None:
     one = (parse_limit("requests_in_flight", 1), *DAY)
     async with running(own_redis, keep=False) as gateway:
         ledger = gateway.ledger
@@ -633,7 +633,7 @@ async def test_a_call_in_flight_keeps_its_slot_when_the_store_is_emptied(own_red
     assert [0, 999] == [standing.remaining for standing in taken.limit_statuses]
 
 
-async def test_a_late_renewal_gives_no_slot_to_a_call_that_is_over(own_redis: RedisServer) -> None:
+async def test_late_renewal_takes_no_slot_for_a_settled_request(own_redis: RedisServer) -> None:
     one = (parse_limit("requests_in_flight", 1),)
     async with running(own_redis, keep=False) as gateway:
         ledger = gateway.ledger
@@ -645,7 +645,7 @@ async def test_a_late_renewal_gives_no_slot_to_a_call_that_is_over(own_redis: Re
         assert 0 == (await ledger.reserve(asked("next", one))).limit_statuses[0].remaining
 
 
-async def test_a_clock_that_steps_back_makes_nobody_wait_for_the_step(own_redis: RedisServer) -> None:
+async def test_backward_clock_step_adds_no_waiting_time(own_redis: RedisServer) -> None:
     clock = Clock(1_800_057_590 * SECOND_US)
     hour, slot = (parse_limit("tokens_per_hour", 100),), (parse_limit("requests_in_flight", 1),)
     ledger = RedisLedger(RedisClient(own_redis.url, 5), OutagePolicy(), "gateway", lambda _: None, clock)

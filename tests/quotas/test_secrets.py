@@ -127,7 +127,7 @@ def stored(server: RedisServer, folder: Path) -> dict[str, bytes]:
     return told | {"dump.rdb": (folder / "dump.rdb").read_bytes()}
 
 
-def test_no_secret_is_in_anything_that_a_run_leaves_behind(own_redis: RedisServer, tmp_path: Path) -> None:
+def test_no_output_of_a_run_holds_a_secret(own_redis: RedisServer, tmp_path: Path) -> None:
     with redis.Redis(port=own_redis.port) as client:
         client.config_set("slowlog-log-slower-than", 0)
         client.config_set("slowlog-max-len", 100_000)
@@ -165,7 +165,7 @@ def test_no_secret_is_in_anything_that_a_run_leaves_behind(own_redis: RedisServe
     assert [] == found(haystacks, SECRETS | {"made key": made})
 
 
-def test_the_first_key_is_in_the_banner_and_nowhere_else(tmp_path: Path) -> None:
+def test_first_key_appears_in_the_banner_only(tmp_path: Path) -> None:
     (tmp_path / "router.yaml").write_text(
         'listen: 127.0.0.1:0\nupstreams: {one: {backend: tei, replicas: ["http://127.0.0.1:1"]}}\n'
         "models: {bge: {upstream: one}}\n"

@@ -63,7 +63,7 @@ async def until_called(gateway: Running, key: str, status: int, model: str = "bg
 
 
 @pytest.mark.slow
-async def test_what_the_command_line_sets_every_gateway_follows(
+async def test_gateways_follow_tenants_set_by_command(
     boot: Boots, file: Path, own_redis: RedisServer
 ) -> None:
     async def done(*words: str, said: str = "") -> str:
@@ -96,9 +96,7 @@ async def test_what_the_command_line_sets_every_gateway_follows(
     assert {"acme", "bge", "requests_per_hour=2", "other:inputs_per_day=1"} <= set(table.split())
 
 
-async def test_what_operators_put_over_http_is_there_until_they_delete_it(
-    boot: Boots, own_redis: RedisServer
-) -> None:
+async def test_stores_tenants_set_over_http_until_deleted(boot: Boots, own_redis: RedisServer) -> None:
     settings = {"limits": {"requests_per_hour": 1}, "model_limits": {"bge": {"tokens_per_day": 50}}}
     async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
         client = gateway.client
@@ -122,7 +120,7 @@ async def test_what_operators_put_over_http_is_there_until_they_delete_it(
     assert [[], []] == left
 
 
-async def test_keys_of_a_tenant_that_was_never_set_go_with_it(own_redis: RedisServer) -> None:
+async def test_removing_a_tenant_removes_its_keys(own_redis: RedisServer) -> None:
     async with opened(own_redis) as store:
         await store.put(StoredKey("k", key_digest("secret"), "acme"))
 
@@ -131,7 +129,7 @@ async def test_keys_of_a_tenant_that_was_never_set_go_with_it(own_redis: RedisSe
         assert not await store.remove_tenant("acme")
 
 
-async def test_router_yaml_wins_whole_over_what_stands_in_redis(boot: Boots, own_redis: RedisServer) -> None:
+async def test_router_yaml_takes_precedence_over_redis(boot: Boots, own_redis: RedisServer) -> None:
     settings = {"limits": {"requests_per_hour": 1, "inputs_per_hour": 1}, "models": ["other"]}
     async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
         put = await gateway.client.put("/admin/tenants/listed", json=settings)
@@ -150,7 +148,7 @@ ODD = ["a b", "ä", "t:{x}", "*", "?", "#", "%", "'; --", "x" * 300]
 
 
 @pytest.mark.parametrize("name", ["..", "a" * 1001, "a\u200bb", "\x00", " a", "a\r\nX: y"])
-async def test_a_name_that_cannot_be_shown_or_told_apart_is_refused(
+async def test_rejects_unprintable_and_ambiguous_names(
     boot: Boots, own_redis: RedisServer, name: str
 ) -> None:
     async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
@@ -164,7 +162,7 @@ async def test_a_name_that_cannot_be_shown_or_told_apart_is_refused(
     assert {422} == {reply.status_code for reply in (put, *made)}
 
 
-async def test_a_name_of_odd_characters_is_a_name(boot: Boots, own_redis: RedisServer) -> None:
+async def test_accepts_unusual_characters_in_names(boot: Boots, own_redis: RedisServer) -> None:
     paths = {name: f"/admin/tenants/{quote(name, safe='').replace('.', '%2E')}" for name in ODD}
     async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
         client, settings = gateway.client, {"limits": {"requests_per_hour": 2}}
@@ -184,9 +182,7 @@ async def test_a_name_of_odd_characters_is_a_name(boot: Boots, own_redis: RedisS
 
 
 @pytest.mark.parametrize("name", ["", "a/b"])
-async def test_a_path_that_names_no_tenant_is_a_clear_error(
-    boot: Boots, own_redis: RedisServer, name: str
-) -> None:
+async def test_rejects_paths_without_a_tenant(boot: Boots, own_redis: RedisServer, name: str) -> None:
     async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
         reply = await gateway.client.put(f"/admin/tenants/{quote(name, safe='')}", json={})
 
@@ -214,7 +210,7 @@ BAD: list[Any] = [
 ]
 
 
-async def test_settings_that_are_none_are_refused_and_not_stored(boot: Boots, own_redis: RedisServer) -> None:
+async def test_rejects_invalid_settings_without_storing_them(boot: Boots, own_redis: RedisServer) -> None:
     async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
         for body in BAD:
             reply = await gateway.client.put("/admin/tenants/acme", json=body)
@@ -242,7 +238,7 @@ async def test_settings_that_are_none_are_refused_and_not_stored(boot: Boots, ow
         (("remove", "nobody"), "no tenant nobody"),
     ],
 )
-def test_what_cannot_be_done_is_one_clear_line(
+def test_tenants_command_reports_failures_in_one_line(
     file: Path, own_redis: RedisServer, command: Commands, words: tuple[str, ...], told: str
 ) -> None:
     ended = command("tenants", *words, "-c", str(file))
@@ -253,7 +249,7 @@ def test_what_cannot_be_done_is_one_clear_line(
     assert ":0\r\n" == own_redis.command("HLEN", TENANTS)
 
 
-def test_what_is_removed_and_stands_in_router_yaml_too_goes_on_and_that_is_said(
+def test_removing_a_tenant_of_router_yaml_notes_that_it_stays(
     file: Path, own_redis: RedisServer, command: Commands
 ) -> None:
     none = command("tenants", "remove", "listed", "-c", str(file))
@@ -268,7 +264,7 @@ def test_what_is_removed_and_stands_in_router_yaml_too_goes_on_and_that_is_said(
 
 
 @pytest.mark.parametrize("width", [40, None], ids=["terminal", "pipe"])
-def test_a_table_cuts_nothing(
+def test_tables_are_not_truncated(
     file: Path,
     own_redis: RedisServer,
     command: Commands,
@@ -303,7 +299,7 @@ NO_MODEL = "model {} is neither in router.yaml nor added: there may be nothing t
         (("tenants", "set", "acme", "--model", "added", "--model-limit", "bge:inputs_per_day=1"), []),
     ],
 )
-def test_what_is_named_and_nowhere_is_said_and_done_all_the_same(
+def test_notes_unknown_names_and_continues(
     file: Path, own_redis: RedisServer, command: Commands, words: tuple[str, ...], told: list[str]
 ) -> None:
     own_redis.command("HSET", ADDED, "version", "1", "additions", '{"models": {"added": {}}}')
@@ -316,7 +312,7 @@ def test_what_is_named_and_nowhere_is_said_and_done_all_the_same(
 @pytest.mark.parametrize(
     "words", [("set", "acme"), ("list",), ("remove", "acme")], ids=lambda words: words[0]
 )
-def test_a_store_that_is_away_or_none_is_one_clear_line(
+def test_tenants_command_reports_a_missing_store_in_one_line(
     file: Path, own_redis: RedisServer, command: Commands, words: tuple[str, ...]
 ) -> None:
     own_redis.kill()
@@ -331,7 +327,7 @@ def test_a_store_that_is_away_or_none_is_one_clear_line(
 
 
 @pytest.mark.parametrize("is_away", [True, False], ids=["away", "memory"])
-async def test_over_http_a_store_that_is_away_is_503_and_none_is_404(
+async def test_returns_503_for_an_outage_and_404_without_a_store(
     boot: Boots, own_redis: RedisServer, is_away: bool
 ) -> None:
     async with boot({"tei-0": FakeTei()}, text(own_redis.url if is_away else "memory")) as gateway:
@@ -347,7 +343,7 @@ async def test_over_http_a_store_that_is_away_is_503_and_none_is_404(
     assert all(("away" if is_away else "router.yaml") in reply.json()["error"] for reply in replies)
 
 
-async def test_without_the_scope_nobody_sees_or_changes_tenants(boot: Boots, own_redis: RedisServer) -> None:
+async def test_tenants_require_the_admin_scope(boot: Boots, own_redis: RedisServer) -> None:
     everywhere = "listen: 0.0.0.0:8080\n" + text(own_redis.url)
     plain = {"authorization": "Bearer listed"}
     async with boot({"tei-0": FakeTei()}, everywhere) as gateway:
@@ -405,7 +401,7 @@ RUBBISH = {
 }
 
 
-async def test_what_cannot_be_read_harms_no_other_key_or_tenant(
+async def test_unreadable_entries_affect_no_other_key_or_tenant(
     own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(own_redis) as store, followed(store) as keyring:
@@ -434,7 +430,7 @@ async def test_what_cannot_be_read_harms_no_other_key_or_tenant(
         assert any(f"key '{name}'" in line for line in told)
 
 
-async def test_what_a_newer_release_wrote_beside_is_overlooked(own_redis: RedisServer) -> None:
+async def test_ignores_fields_of_a_newer_release(own_redis: RedisServer) -> None:
     tenant = config.TenantConfig(
         limits={"requests_per_hour": 5}, weight=3, model_limits={"bge": {"inputs_per_day": 1}}
     )
@@ -450,7 +446,7 @@ async def test_what_a_newer_release_wrote_beside_is_overlooked(own_redis: RedisS
         assert (3, 1, ["bge"]) == (owner.weight, len(owner.limits), list(owner.model_limits))
 
 
-async def test_a_version_that_is_no_number_is_followed_all_the_same(own_redis: RedisServer) -> None:
+async def test_follows_a_version_that_is_not_a_number(own_redis: RedisServer) -> None:
     own_redis.command("HSET", "gw:{store}:tenants", b"\xff".decode("latin-1"), "{}")
     async with opened(own_redis) as store, followed(store) as keyring:
         await store.put(StoredKey("k", key_digest("secret"), "acme"))

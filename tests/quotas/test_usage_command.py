@@ -66,14 +66,14 @@ def used(own_redis: RedisServer) -> None:
 DAYS = ("--since", "2026-02-28", "--until", "2026-03-01")
 
 
-def test_usage_is_told_as_json(command: Commands, file: Path, used: None) -> None:
+def test_prints_usage_as_json(command: Commands, file: Path, used: None) -> None:
     ended = command("usage", "acme", *DAYS, "--form", "json", "-c", str(file))
 
     assert (0, "") == (ended.status, ended.err)
     assert ROWS == json.loads(ended.out)
 
 
-def test_usage_is_told_as_a_sheet(command: Commands, file: Path, used: None) -> None:
+def test_prints_usage_as_csv(command: Commands, file: Path, used: None) -> None:
     ended = command("usage", "acme", *DAYS, "--form", "csv", "-c", str(file))
 
     lines = [",".join(str(value) for value in row.values()) for row in ROWS]
@@ -81,7 +81,7 @@ def test_usage_is_told_as_a_sheet(command: Commands, file: Path, used: None) -> 
     assert [",".join(ROWS[0]), *lines] == ended.out.splitlines()
 
 
-def test_usage_is_told_as_a_table(command: Commands, file: Path, used: None) -> None:
+def test_prints_usage_as_a_table(command: Commands, file: Path, used: None) -> None:
     ended = command("usage", "acme", *DAYS, "-c", str(file))
 
     lines = [line.split() for line in ended.out.splitlines()]
@@ -89,7 +89,7 @@ def test_usage_is_told_as_a_table(command: Commands, file: Path, used: None) -> 
     assert [list(ROWS[0]), *([str(value) for value in row.values()] for row in ROWS)] == lines
 
 
-def test_usage_is_that_of_all_tenants_where_none_is_named(
+def test_prints_usage_of_all_tenants_by_default(
     command: Commands, file: Path, own_redis: RedisServer, used: None
 ) -> None:
     in_file, set_, with_key = "in the file", "set", "with a key"
@@ -107,14 +107,14 @@ def test_usage_is_that_of_all_tenants_where_none_is_named(
     assert ["acme"] * 3 + ["default", in_file, set_, with_key] == [row["tenant"] for row in told]
 
 
-def test_usage_is_todays_where_no_day_is_named(command: Commands, file: Path, own_redis: RedisServer) -> None:
+def test_prints_usage_of_today_by_default(command: Commands, file: Path, own_redis: RedisServer) -> None:
     use(own_redis, datetime.now(UTC), "bge", Cost(tokens=4, inputs=1))
     ended = command("usage", "acme", "--form", "json", "-c", str(file))
 
     assert [4] == [row["tokens"] for row in json.loads(ended.out)]
 
 
-def test_a_tenant_that_used_nothing_has_no_rows(command: Commands, file: Path) -> None:
+def test_prints_no_rows_for_an_unused_tenant(command: Commands, file: Path) -> None:
     assert "[]\n" == command("usage", "nobody", "--form", "json", "-c", str(file)).out
 
 
@@ -130,7 +130,7 @@ def test_a_tenant_that_used_nothing_has_no_rows(command: Commands, file: Path) -
         (("--since", "0001-01-01"), "from 1 to 400 days"),
     ],
 )
-def test_days_that_make_no_sense_are_one_clear_line(
+def test_reports_invalid_day_ranges_in_one_line(
     command: Commands, file: Path, days: tuple[str, ...], told: str
 ) -> None:
     ended = command("usage", "acme", *days, "-c", str(file))
@@ -140,14 +140,14 @@ def test_days_that_make_no_sense_are_one_clear_line(
     assert told in ended.err
 
 
-def test_a_day_that_is_none_is_a_wrong_command_line(command: Commands, file: Path) -> None:
+def test_rejects_malformed_days(command: Commands, file: Path) -> None:
     ended = command("usage", "acme", "--since", "yesterday", "-c", str(file))
 
     assert (2, "") == (ended.status, ended.out)
     assert "--since: 'yesterday' is no day such as 2027-01-31" in ended.err
 
 
-def test_a_store_that_is_away_or_in_memory_is_one_clear_line(
+def test_usage_command_reports_a_missing_store_in_one_line(
     command: Commands, file: Path, own_redis: RedisServer
 ) -> None:
     own_redis.kill()

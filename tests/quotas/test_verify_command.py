@@ -81,7 +81,7 @@ def shared(tmp_path: Path, command: Commands, urls: dict[str, str], own_redis: R
     return Place(tmp_path, command, own_redis.url, urls)
 
 
-def test_all_that_embed_are_compared(alone: Place, tmp_path: Path) -> None:
+def test_compares_all_embedding_upstreams(alone: Place, tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("red\n\ngreen and blue\n")
     status, told = alone.report("--texts", str(tmp_path / "texts"))
 
@@ -93,7 +93,7 @@ def test_all_that_embed_are_compared(alone: Place, tmp_path: Path) -> None:
     assert 1 == len({one["fingerprint"] for one in told["members"]})
 
 
-def test_what_differs_and_should_not_is_told_and_fails(alone: Place, servers: dict[str, Any]) -> None:
+def test_reports_unexpected_differences_and_fails(alone: Place, servers: dict[str, Any]) -> None:
     servers["tei_other"].space = "other "
     ended = alone.run()
 
@@ -103,7 +103,7 @@ def test_what_differs_and_should_not_is_told_and_fails(alone: Place, servers: di
     assert 0 == alone.run("tei", "vllm").status
 
 
-def test_other_models_are_only_shown_unless_a_bound_is_asked(alone: Place, servers: dict[str, Any]) -> None:
+def test_other_models_fail_only_with_a_min_cosine(alone: Place, servers: dict[str, Any]) -> None:
     servers["tei_other"].space = "other "
     servers["tei_other"].info["model_id"] = "another/one"
 
@@ -111,7 +111,7 @@ def test_other_models_are_only_shown_unless_a_bound_is_asked(alone: Place, serve
     assert 1 == alone.run("tei", "tei_other", "--min-cosine", "0.9").status
 
 
-def test_accepting_stores_what_is_given_now(shared: Place, servers: dict[str, Any]) -> None:
+def test_accept_stores_the_present_fingerprint(shared: Place, servers: dict[str, Any]) -> None:
     assert [None, None] == [one["stored"] for one in shared.report("tei", "vllm")[1]["members"]]
     status, told = shared.report("tei", "--accept")
     assert (0, True) == (status, told["members"][0]["stored"]["fits"])
@@ -125,7 +125,7 @@ def test_accepting_stores_what_is_given_now(shared: Place, servers: dict[str, An
     assert 0 == shared.run("tei").status
 
 
-def test_replicas_that_differ_are_not_accepted(
+def test_does_not_accept_differing_replicas(
     tmp_path: Path, command: Commands, own_redis: RedisServer, urls: dict[str, str], servers: dict[str, Any]
 ) -> None:
     place = Place(tmp_path, command, own_redis.url, {"tei": f"{urls['tei']}, {urls['tei_other']}"})
@@ -150,14 +150,14 @@ def test_replicas_that_differ_are_not_accepted(
         (["tei", "--timeout", "0"], "tei: no answer within 0 s"),
     ],
 )
-def test_what_cannot_be_done_is_one_clear_line(alone: Place, words: list[str], told: str) -> None:
+def test_verify_command_reports_failures_in_one_line(alone: Place, words: list[str], told: str) -> None:
     ended = alone.run(*words)
 
     assert (1, 1) == (ended.status, ended.err.count("\n"))
     assert told in ended.err
 
 
-def test_one_that_is_not_there_is_named(tmp_path: Path, command: Commands) -> None:
+def test_names_an_unreachable_upstream(tmp_path: Path, command: Commands) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     ended = Place(tmp_path, command, "memory", {"tei": url}).run()
 
@@ -165,7 +165,7 @@ def test_one_that_is_not_there_is_named(tmp_path: Path, command: Commands) -> No
     assert ended.err.startswith("tei: ")
 
 
-def test_a_store_that_is_away_is_told(tmp_path: Path, command: Commands, urls: dict[str, str]) -> None:
+def test_reports_a_store_outage(tmp_path: Path, command: Commands, urls: dict[str, str]) -> None:
     place = Place(tmp_path, command, f"redis://127.0.0.1:{free_port()}/0", {"tei": urls["tei"]})
     ended = place.run()
 
@@ -173,14 +173,14 @@ def test_a_store_that_is_away_is_told(tmp_path: Path, command: Commands, urls: d
     assert "the store of fingerprints is away" in ended.err
 
 
-def test_too_many_texts_and_odd_bounds_are_refused(alone: Place, tmp_path: Path) -> None:
+def test_rejects_too_many_texts_and_invalid_bounds(alone: Place, tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("x\n" * 10_001)
 
     assert "at most 10000" in alone.run("--texts", str(tmp_path / "texts")).err
     assert 2 == alone.run("--min-cosine", "2").status
 
 
-def test_what_operators_added_is_asked_and_accepted_like_the_files(
+def test_verifies_and_accepts_added_upstreams(
     shared: Place, own_redis: RedisServer, urls: dict[str, str]
 ) -> None:
     added = {"backend": "tei", "replicas": [urls["tei"]]}

@@ -56,7 +56,7 @@ def problems(settings: Any, outside: SecretSources, name: str = "x") -> dict[str
     return {one.path.removeprefix("upstreams.x."): one.message for one in refused.value.problems}
 
 
-def test_references_are_filled_from_what_was_set_apart(outside: SecretSources) -> None:
+def test_fills_references_from_allowed_sources(outside: SecretSources) -> None:
     headers = {"authorization": "Bearer ${file:token}", "x-key": "${UPSTREAM_KEY}"}
     found = read_upstream("x", {**TEI, "api_key": "${file:./token}", "headers": headers}, outside)
 
@@ -83,13 +83,11 @@ def test_references_are_filled_from_what_was_set_apart(outside: SecretSources) -
         ("${file:empty}", "empty"),
     ],
 )
-def test_other_secrets_and_those_written_out_are_refused(
-    outside: SecretSources, value: str, told: str
-) -> None:
+def test_rejects_other_secrets_and_plain_secrets(outside: SecretSources, value: str, told: str) -> None:
     assert told in problems({**TEI, "api_key": value}, outside)["api_key"]
 
 
-def test_what_somebody_wrote_to_the_store_by_other_ways_is_hidden_where_it_is_shown() -> None:
+def test_redacts_secrets_written_directly_to_the_store() -> None:
     written = {
         "replicas": [f"http://user:{SECRET}@host:1", "http://plain:1"],
         "api_key": SECRET,
@@ -103,12 +101,12 @@ def test_what_somebody_wrote_to_the_store_by_other_ways_is_hidden_where_it_is_sh
 
 
 @pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding"])
-def test_what_a_request_says_itself_is_no_header_of_an_upstream(outside: SecretSources, name: str) -> None:
+def test_rejects_framing_headers(outside: SecretSources, name: str) -> None:
     settings = {**TEI, "headers": {name: "${UPSTREAM_KEY}"}}
     assert {f"headers.{name}": "is not for a config to say"} == problems(settings, outside)
 
 
-def test_without_a_folder_no_file_is_read(outside: SecretSources) -> None:
+def test_reads_no_file_without_a_folder(outside: SecretSources) -> None:
     none = SecretSources(outside.environment, None)
 
     assert "`admin.files`" in problems({**TEI, "api_key": "${file:token}"}, none)["api_key"]
@@ -146,21 +144,19 @@ def test_without_a_folder_no_file_is_read(outside: SecretSources) -> None:
         ({**TORCH, "trust_remote_code": True}, "trust_remote_code"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_path(
-    outside: SecretSources, settings: dict[str, Any], path: str
-) -> None:
+def test_reports_problems_by_path(outside: SecretSources, settings: dict[str, Any], path: str) -> None:
     assert path in problems(settings, outside)
 
 
 @pytest.mark.parametrize(
     "settings", [None, [], "text", {**TORCH, "model": "./\0"}, {**TEI, "tls": {"ca": "./" + "x" * 5000}}]
 )
-def test_what_can_be_no_upstream_is_a_problem_and_no_crash(outside: SecretSources, settings: Any) -> None:
+def test_reports_values_that_cannot_be_converted(outside: SecretSources, settings: Any) -> None:
     assert problems(settings, outside)
 
 
 @pytest.mark.parametrize("name", ["", " x", "a\nb", "a//b", "../x", "x" * 513])
-def test_names_are_such_as_can_be_shown_and_asked_for(outside: SecretSources, name: str) -> None:
+def test_rejects_unusable_names(outside: SecretSources, name: str) -> None:
     for read in (
         lambda: read_upstream(name, TEI, outside),
         lambda: read_model(name, {"upstream": "x"}, ["x"]),
@@ -173,18 +169,18 @@ def test_names_are_such_as_can_be_shown_and_asked_for(outside: SecretSources, na
     "url",
     ["http://b", "https://b.example.org:8443/v1", "http://[::1]:80", "http://10.0.0.1:8080/", "http://tei_0"],
 )
-def test_addresses_that_can_be_called_are_taken(outside: SecretSources, url: str) -> None:
+def test_accepts_usable_addresses(outside: SecretSources, url: str) -> None:
     assert (url,) == read_upstream("x", {**TEI, "replicas": [url]}, outside).replicas
 
 
-def test_paths_are_relative_to_the_folder(outside: SecretSources) -> None:
+def test_resolves_paths_in_the_folder(outside: SecretSources) -> None:
     assert outside.files is not None
     found = read_upstream("x", {**TORCH, "model": "./checkpoint"}, outside)
 
     assert str((outside.files / "checkpoint").resolve()) == found.model
 
 
-def test_the_file_wins_and_what_goes_by_what_is_left_out_is_left_out_too() -> None:
+def test_file_takes_precedence_and_dependents_are_rejected() -> None:
     additions = Additions(
         {"one": TEI, "two": TEI, "broken": {**TEI, "api_key": SECRET}, "odd": 5},
         {"bge": {"upstream": "two"}, "more": {"upstream": "two"}, "lost": {"upstream": "broken"}},
@@ -202,7 +198,7 @@ def test_the_file_wins_and_what_goes_by_what_is_left_out_is_left_out_too() -> No
     assert SECRET.encode() not in msgspec.json.encode(listing)
 
 
-def test_engines_of_additions_are_none_of_the_files(outside: SecretSources) -> None:
+def test_added_engines_run_in_their_own_process(outside: SecretSources) -> None:
     text = FILE.replace("models:", "  #\nmodels:").replace(
         "{one:", "{mine: {backend: torch, model: a/b}, one:"
     )
@@ -217,7 +213,7 @@ def test_engines_of_additions_are_none_of_the_files(outside: SecretSources) -> N
     assert {("upstreams", "two")} == failed.rejected.keys()
 
 
-def test_what_stands_is_replaced_and_removed_by_name() -> None:
+def test_replaces_and_removes_entries_by_name() -> None:
     standing = apply_edit(file(), Additions(), Put("upstreams", "two", TEI))
     standing = apply_edit(file(), standing, Put("models", "more", {"upstream": "two"}))
     standing = apply_edit(file(), standing, Put("models", "more", {"upstream": "one"}))
@@ -228,7 +224,7 @@ def test_what_stands_is_replaced_and_removed_by_name() -> None:
 
 
 @pytest.mark.parametrize("part", ["upstreams", "models"])
-def test_what_the_file_defines_is_changed_there(part: Part) -> None:
+def test_rejects_edits_of_entries_in_the_file(part: Part) -> None:
     name = "one" if part == "upstreams" else "bge"
     for edit in (Put(part, name, {}), Remove(part, name)):
         with pytest.raises(ConfigError, match=f"{part}.{name}: router.yaml defines it"):
@@ -238,7 +234,7 @@ def test_what_the_file_defines_is_changed_there(part: Part) -> None:
     assert standing != apply_edit(file(), standing, Remove(part, name))
 
 
-def test_an_upstream_goes_after_its_models_and_what_was_never_added_is_unknown() -> None:
+def test_keeps_upstreams_in_use_and_reports_unknown_entries() -> None:
     standing = Additions({"two": TEI}, {"more": {"upstream": "two"}, "other": {"upstream": "one"}, "odd": 5})
     with pytest.raises(ConfigError, match="models, which go first: more"):
         apply_edit(file(), standing, Remove("upstreams", "two"))
@@ -246,12 +242,12 @@ def test_an_upstream_goes_after_its_models_and_what_was_never_added_is_unknown()
         apply_edit(file(), standing, Remove("models", "none"))
 
 
-def test_additions_have_a_bound() -> None:
+def test_bounds_the_size_of_additions() -> None:
     with pytest.raises(ConfigError, match="more than"):
         apply_edit(file(), Additions(), Put("upstreams", "two", {"model": "x" * WRITTEN_BYTES_MAX}))
 
 
-async def test_who_does_not_know_what_stands_replaces_nothing() -> None:
+async def test_rejects_a_replacement_of_an_old_version() -> None:
     store = AdditionsInMemory()
     first = await store.replace("", Additions({"two": TEI}))
 
@@ -261,7 +257,7 @@ async def test_who_does_not_know_what_stands_replaces_nothing() -> None:
     assert first.version == await store.version()
 
 
-def test_an_upstream_of_an_addition_is_as_the_same_of_the_file(outside: SecretSources) -> None:
+def test_added_upstream_equals_one_in_the_file(outside: SecretSources) -> None:
     text = FILE.replace("{one:", '{x: {backend: tei, replicas: ["http://b"], queue_tokens: "9"}, one:')
 
     assert file(text).upstreams["x"] == read_upstream("x", {**TEI, "queue_tokens": "9"}, outside)

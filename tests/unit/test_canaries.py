@@ -68,7 +68,7 @@ def test_a_component_that_is_large_in_every_text_says_nothing() -> None:
     assert canary_digest(random_rows(1) + heavy) == canary_digest(random_rows(1))
 
 
-def test_a_fingerprint_is_read_as_it_was_written() -> None:
+def test_decodes_an_encoded_fingerprint() -> None:
     made = fingerprint_of(random_rows(3), "tei", TOLD)
     read = decode_fingerprint(encode_fingerprint(made))
 
@@ -80,12 +80,12 @@ def test_a_fingerprint_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "stored", [b"", b"\x80", b"nothing", encode_fingerprint(fingerprint_of(random_rows(1), "tei", TOLD))[:-3]]
 )
-def test_what_is_no_fingerprint_is_not_read(stored: bytes) -> None:
+def test_rejects_data_that_is_not_a_fingerprint(stored: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
         decode_fingerprint(stored)
 
 
-def test_rows_that_fit_no_dimensions_are_not_read() -> None:
+def test_rejects_rows_that_do_not_match_the_dimensions() -> None:
     made = fingerprint_of(random_rows(1, 8), "tei", TOLD)
     for dimensions in (0, -1, 5):
         with pytest.raises(ValueError, match="do not fit"):
@@ -94,7 +94,7 @@ def test_rows_that_fit_no_dimensions_are_not_read() -> None:
             )
 
 
-def test_how_like_they_must_be_is_by_kind_and_precision_unless_it_is_said() -> None:
+def test_needed_cosine_depends_on_kind_precision_and_configuration() -> None:
     rows = random_rows(1, 8)
     made = fingerprint_of(rows, "tei", TOLD)
     other_kind = fingerprint_of(rows, "vllm", TOLD)

@@ -37,7 +37,7 @@ def turned(cosine: float) -> Vectors:
     return rows
 
 
-def test_what_is_the_same_agrees_and_is_told_with_its_facts() -> None:
+def test_equal_vectors_agree_and_are_described() -> None:
     report = report_on([given("a"), given("b", kind="vllm", model="/models/Model/", tokens=11)], {})
     [pair] = report.pairs
 
@@ -49,21 +49,21 @@ def test_what_is_the_same_agrees_and_is_told_with_its_facts() -> None:
 
 
 @pytest.mark.parametrize(("cosine", "agrees"), [(0.9995, True), (0.998, False), (0.5, False)])
-def test_replicas_of_one_upstream_must_agree(cosine: float, agrees: bool) -> None:
+def test_replicas_of_one_upstream_have_to_agree(cosine: float, agrees: bool) -> None:
     report = report_on([given("a 1", upstream="a"), given("a 2", turned(cosine), upstream="a")], {})
 
     assert agrees is report.agrees
     assert pytest.approx(cosine, abs=1e-4) == report.pairs[0].cosine
 
 
-def test_an_upstreams_own_bound_counts_between_its_replicas() -> None:
+def test_configured_bound_applies_between_replicas() -> None:
     bound = 0.9
     pair = [given("a 1", upstream="a", min_cosine=bound), given("a 2", turned(0.95), upstream="a")]
 
     assert report_on(pair, {}).agrees
 
 
-def test_other_models_need_not_agree_unless_it_is_asked() -> None:
+def test_other_models_agree_only_on_demand() -> None:
     pair = [given("a"), given("b", turned(0.5), model="org/other")]
 
     assert report_on(pair, {}).agrees
@@ -72,7 +72,7 @@ def test_other_models_need_not_agree_unless_it_is_asked() -> None:
     assert report_on(pair, {}, required_cosine=0.4).agrees
 
 
-def test_other_dimensions_have_no_cosine() -> None:
+def test_vectors_of_other_lengths_have_no_cosine() -> None:
     pair = [given("a"), given("b", ROWS[:, :8])]
     report = report_on(pair, {})
 
@@ -80,7 +80,7 @@ def test_other_dimensions_have_no_cosine() -> None:
     assert not report_on([pair[0], given("b", ROWS[:, :8], model="x")], {}, required_cosine=0.1).agrees
 
 
-def test_each_is_held_against_what_is_stored() -> None:
+def test_compares_each_replica_with_the_stored_fingerprint() -> None:
     stored = given("a").fingerprint
     other = given("a", -ROWS)
     report = report_on([other], {"a": stored})

@@ -28,7 +28,7 @@ def keyring(now_s: float = NOON_S, **options: object) -> Keyring:
         (datetime(2026, 11, 21), False),  # noqa: DTZ001
     ],
 )
-def test_a_key_is_valid_until_the_moment_it_expires(expires: datetime, valid: bool) -> None:
+def test_key_is_valid_until_it_expires(expires: datetime, valid: bool) -> None:
     held = keyring(expires=expires)
     if valid:
         assert "acme" == held.identify("secret").name
@@ -37,7 +37,7 @@ def test_a_key_is_valid_until_the_moment_it_expires(expires: datetime, valid: bo
             held.identify("secret")
 
 
-def test_without_scopes_a_key_is_for_all_operations_and_nothing_else() -> None:
+def test_key_without_scopes_allows_operations_only() -> None:
     tenant = keyring().identify("secret")
 
     for scope in ("embed", "rerank", "tokenize"):
@@ -47,7 +47,7 @@ def test_without_scopes_a_key_is_for_all_operations_and_nothing_else() -> None:
             tenant.require(scope)
 
 
-def test_scopes_are_all_that_a_key_is_for() -> None:
+def test_key_allows_only_its_scopes() -> None:
     tenant = keyring(scopes=("rerank",)).identify("secret")
 
     tenant.require("rerank")
@@ -55,11 +55,11 @@ def test_scopes_are_all_that_a_key_is_for() -> None:
         tenant.require("embed")
 
 
-def test_a_keys_models_are_narrower_than_its_tenants_and_never_wider() -> None:
+def test_key_models_never_widen_the_tenants() -> None:
     assert frozenset({"bge"}) == keyring(models=("bge", "other")).identify("secret").models
 
 
-def test_a_keys_limits_are_counted_beside_its_tenants_under_a_name_of_their_own() -> None:
+def test_key_limits_count_separately_from_the_tenants() -> None:
     limits = keyring(limits={"requests_per_day": 3}).identify("secret").limits
 
     assert (
@@ -69,7 +69,7 @@ def test_a_keys_limits_are_counted_beside_its_tenants_under_a_name_of_their_own(
     assert "key k1 requests_per_day" == limits[1].name
 
 
-def test_what_router_yaml_lists_wins_over_what_is_stored_and_stays_when_that_goes() -> None:
+def test_configured_keys_take_precedence_over_stored_keys() -> None:
     held = keyring()
     stored = StoredKey("k2", key_digest("second"), "acme")
     held.replace_stored([stored, StoredKey("thief", key_digest("secret"), "other")])
@@ -82,7 +82,7 @@ def test_what_router_yaml_lists_wins_over_what_is_stored_and_stays_when_that_goe
     assert "acme" == held.identify("secret").name
 
 
-def test_keys_that_are_made_carry_their_id_and_are_all_different() -> None:
+def test_random_keys_contain_their_id_and_are_unique() -> None:
     keys = {random_key("abc") for _ in range(100)}
 
     assert 100 == len(keys)

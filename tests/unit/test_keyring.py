@@ -28,11 +28,11 @@ TENANTS = {
 
 
 @pytest.mark.parametrize(("key", "tenant"), [("one", "acme"), ("two", "acme"), ("three", "globex")])
-def test_a_key_belongs_to_its_tenant(key: str, tenant: str) -> None:
+def test_identifies_the_tenant_of_a_key(key: str, tenant: str) -> None:
     assert tenant == Keyring(TENANTS, FirstKey(key_digest("first"))).identify(key).name
 
 
-def test_a_tenant_is_what_the_config_says_of_it() -> None:
+def test_tenant_has_its_configured_settings() -> None:
     limits = (Limit("tokens", "minute", 5), Limit("requests", "in_flight", 2))
     expected = Tenant("acme", frozenset({"bge", "cross"}), limits, weight=3, priority="bulk", key_id="acme-0")
 
@@ -40,7 +40,7 @@ def test_a_tenant_is_what_the_config_says_of_it() -> None:
 
 
 @pytest.mark.parametrize("key", [None, ""])
-def test_no_key_is_told_how_to_send_one(key: str | None) -> None:
+def test_missing_key_error_explains_the_header(key: str | None) -> None:
     with pytest.raises(Unauthenticated, match="Authorization: Bearer"):
         Keyring(TENANTS, None).identify(key)
 
@@ -48,20 +48,20 @@ def test_no_key_is_told_how_to_send_one(key: str | None) -> None:
 @pytest.mark.parametrize(
     "key", ["four", "One", "one ", " one", key_digest("one"), "\udcff", "first", "one\x00"]
 )
-def test_any_other_key_is_refused_without_being_repeated(key: str) -> None:
+def test_rejects_unknown_keys_without_repeating_them(key: str) -> None:
     with pytest.raises(Unauthenticated) as caught:
         Keyring(TENANTS, None).identify(key)
 
     assert "this API key is not known here" == caught.value.message
 
 
-def test_without_tenants_and_first_key_nobody_is_let_in() -> None:
+def test_rejects_every_key_without_tenants_and_first_key() -> None:
     for key in (FIRST_TENANT, "", "one"):
         with pytest.raises(Unauthenticated):
             Keyring({}, None).identify(key)
 
 
-def test_the_keyring_holds_no_key_in_the_clear() -> None:
+def test_keyring_holds_digests_only() -> None:
     keyring = Keyring(TENANTS, None)
 
     assert all(KEY_DIGEST.fullmatch(held) for held in keyring._owners)
@@ -85,20 +85,20 @@ def test_any_string_can_be_a_key(key: str) -> None:
         (frozenset(), "bge", False),
     ],
 )
-def test_a_tenant_without_a_list_may_use_every_model(
+def test_tenant_without_models_may_use_all(
     models: frozenset[str] | None, name: str, *, allowed: bool
 ) -> None:
     assert allowed == Tenant("acme", models).may_use(name)
 
 
-def test_keys_that_we_make_have_a_form_and_never_come_twice() -> None:
+def test_random_keys_have_a_fixed_form_and_are_unique() -> None:
     keys = {random_key() for _ in range(200)}
 
     assert 200 == len(keys)
     assert all(re.fullmatch(r"gw_[0-9a-f]{8}_[0-9a-f]{40}", key) for key in keys)
 
 
-def test_the_first_key_stands_in_only_while_no_tenant_is_listed() -> None:
+def test_first_key_is_valid_only_without_tenants() -> None:
     keyring = Keyring({}, FirstKey(key_digest("first")))
     assert FIRST_TENANT == keyring.identify("first").name
 
@@ -113,7 +113,7 @@ def test_the_first_key_stands_in_only_while_no_tenant_is_listed() -> None:
         keyring.identify("one")
 
 
-def test_what_is_stored_stays_when_the_file_lists_anew_and_takes_the_settings_of_that() -> None:
+def test_stored_keys_take_the_settings_of_a_new_file() -> None:
     keyring = Keyring({}, None)
     keyring.replace_stored(
         [StoredKey("s", key_digest("stored"), "acme")], {"acme": config.TenantConfig(weight=7)}

@@ -73,7 +73,7 @@ async def refused(ledger: MemoryLedger, held: tuple[Limit, ...], cost: Cost) -> 
 ALL = limits(requests_per_minute=10, tokens_per_hour=3600, inputs_per_day=100, requests_in_flight=4)
 
 
-async def test_a_reservation_takes_from_every_limit_its_unit(ledger: MemoryLedger) -> None:
+async def test_reserve_charges_every_limit_in_its_unit(ledger: MemoryLedger) -> None:
     taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
 
     assert {
@@ -85,7 +85,7 @@ async def test_a_reservation_takes_from_every_limit_its_unit(ledger: MemoryLedge
 
 
 @pytest.mark.parametrize("blocking", [one.name for one in ALL])
-async def test_a_refusal_takes_from_no_limit(ledger: MemoryLedger, blocking: str) -> None:
+async def test_refused_reserve_charges_no_limit(ledger: MemoryLedger, blocking: str) -> None:
     only = tuple(one for one in ALL if one.name == blocking)
     for _ in range(only[0].amount):
         await reserve(ledger, "acme", only, Cost(tokens=1, inputs=1))
@@ -106,14 +106,14 @@ async def test_tenants_do_not_share_limits(ledger: MemoryLedger) -> None:
     await refused(ledger, held, Cost())
 
 
-async def test_a_tenant_without_limits_is_never_refused(ledger: MemoryLedger) -> None:
+async def test_tenant_without_limits_is_never_refused(ledger: MemoryLedger) -> None:
     taken = await reserve(ledger, "acme", (), Cost(tokens=10**12))
 
     assert () == taken.limit_statuses
     assert () == ledger.settle(taken, Cost(tokens=1))
 
 
-async def test_settling_gives_back_what_was_not_used(ledger: MemoryLedger) -> None:
+async def test_settling_returns_the_unused_amount(ledger: MemoryLedger) -> None:
     taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
     after = ledger.settle(taken, Cost(tokens=100, inputs=30))
 
@@ -125,14 +125,14 @@ async def test_settling_gives_back_what_was_not_used(ledger: MemoryLedger) -> No
     } == remaining(after)
 
 
-async def test_settling_above_the_reserve_charges_the_rest(ledger: MemoryLedger) -> None:
+async def test_settling_above_the_reserve_charges_the_difference(ledger: MemoryLedger) -> None:
     taken = await reserve(ledger, "acme", ALL, Cost(tokens=10, inputs=1))
     after = ledger.settle(taken, Cost(tokens=600, inputs=2))
 
     assert (3000, 98) == (remaining(after)["tokens_per_hour"], remaining(after)["inputs_per_day"])
 
 
-async def test_a_refund_is_as_if_the_call_had_not_been(ledger: MemoryLedger, clock: FakeClock) -> None:
+async def test_refund_restores_every_limit(ledger: MemoryLedger, clock: FakeClock) -> None:
     before = await reserve(ledger, "acme", ALL, Cost(requests=0))
     taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
     ledger.settle(taken, NOTHING)
@@ -142,7 +142,7 @@ async def test_a_refund_is_as_if_the_call_had_not_been(ledger: MemoryLedger, clo
     assert before.limit_statuses == after.limit_statuses
 
 
-async def test_a_refund_after_a_while_leaves_what_others_used(ledger: MemoryLedger, clock: FakeClock) -> None:
+async def test_late_refund_keeps_the_usage_of_other_requests(ledger: MemoryLedger, clock: FakeClock) -> None:
     held = limits(tokens_per_minute=60)
     first = await reserve(ledger, "acme", held, Cost(tokens=60))
     clock.now_us += 30 * SECOND_US
@@ -154,7 +154,7 @@ async def test_a_refund_after_a_while_leaves_what_others_used(ledger: MemoryLedg
 
 
 @pytest.mark.parametrize("ways", [("settle", "settle"), ("refund", "settle"), ("settle", "refund")])
-async def test_a_reservation_is_closed_exactly_once(ledger: MemoryLedger, ways: tuple[str, str]) -> None:
+async def test_reservation_is_closed_exactly_once(ledger: MemoryLedger, ways: tuple[str, str]) -> None:
     taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
 
     async def close(way: str, tokens: int) -> dict[str, int]:
@@ -170,7 +170,7 @@ async def test_a_reservation_is_closed_exactly_once(ledger: MemoryLedger, ways: 
     assert once == await close(ways[1], 1)
 
 
-async def test_a_reservation_that_nobody_made_changes_nothing(ledger: MemoryLedger) -> None:
+async def test_settling_an_unknown_reservation_changes_nothing(ledger: MemoryLedger) -> None:
     held = limits(tokens_per_minute=60)
     await reserve(ledger, "acme", held, Cost(tokens=60))
     ledger.settle(
@@ -197,9 +197,7 @@ async def test_retry_after_is_the_exact_wait_rounded_up(
 
 
 @pytest.mark.parametrize("used", [60_001, 3_600_000])
-async def test_past_a_minute_retry_after_stops_and_clients_are_told_not_to_retry(
-    ledger: MemoryLedger, used: int
-) -> None:
+async def test_caps_retry_after_at_a_minute_and_forbids_retries(ledger: MemoryLedger, used: int) -> None:
     held = limits(tokens_per_hour=3_600_000)
     await reserve(ledger, "acme", held, Cost(tokens=used))
     error = await refused(ledger, held, Cost(tokens=3_600_000))
@@ -209,7 +207,7 @@ async def test_past_a_minute_retry_after_stops_and_clients_are_told_not_to_retry
     assert format_duration(used * 1000) == error.headers["x-ratelimit-reset-tokens"]
 
 
-async def test_waiting_as_long_as_retry_after_says_is_enough(ledger: MemoryLedger, clock: FakeClock) -> None:
+async def test_waiting_for_retry_after_is_enough(ledger: MemoryLedger, clock: FakeClock) -> None:
     held = limits(tokens_per_minute=7)
     await reserve(ledger, "acme", held, Cost(tokens=7))
     error = await refused(ledger, held, Cost(tokens=3))
@@ -218,7 +216,7 @@ async def test_waiting_as_long_as_retry_after_says_is_enough(ledger: MemoryLedge
     await reserve(ledger, "acme", held, Cost(tokens=3))
 
 
-async def test_the_limit_that_opens_last_is_the_one_named(ledger: MemoryLedger) -> None:
+async def test_refusal_names_the_limit_with_the_longest_wait(ledger: MemoryLedger) -> None:
     held = limits(requests_per_second=1, tokens_per_day=10, inputs_per_minute=1)
     await reserve(ledger, "acme", held, Cost(tokens=10, inputs=1))
     error = await refused(ledger, held, Cost(tokens=1, inputs=1))
@@ -249,9 +247,7 @@ async def test_only_days_and_months_are_calendar_limits(
 @pytest.mark.parametrize(
     "name", ["tokens_per_second", "tokens_per_hour", "tokens_per_day", "tokens_per_month"]
 )
-async def test_a_call_over_a_whole_limit_is_told_that_it_can_never_pass(
-    ledger: MemoryLedger, name: str
-) -> None:
+async def test_request_above_a_whole_limit_can_never_pass(ledger: MemoryLedger, name: str) -> None:
     held = limits(**{name: 10}, requests_per_minute=1)
     with pytest.raises(RequestExceedsLimit, match=name):
         await reserve(ledger, "acme", held, Cost(tokens=11))
@@ -260,7 +256,7 @@ async def test_a_call_over_a_whole_limit_is_told_that_it_can_never_pass(
     assert {name: 0, "requests_per_minute": 0} == remaining(taken.limit_statuses)
 
 
-async def test_what_can_never_pass_is_said_before_what_must_wait(ledger: MemoryLedger) -> None:
+async def test_unreachable_limit_is_reported_before_waiting_ones(ledger: MemoryLedger) -> None:
     held = limits(requests_per_minute=1, tokens_per_minute=10)
     await reserve(ledger, "acme", held, Cost(tokens=10))
 
@@ -268,7 +264,7 @@ async def test_what_can_never_pass_is_said_before_what_must_wait(ledger: MemoryL
         await reserve(ledger, "acme", held, Cost(tokens=11))
 
 
-async def test_a_call_that_nobody_settles_gives_its_slot_back_in_the_end(
+async def test_unsettled_request_frees_its_slot_when_the_lease_expires(
     ledger: MemoryLedger, clock: FakeClock
 ) -> None:
     held = limits(requests_in_flight=1)
@@ -281,9 +277,7 @@ async def test_a_call_that_nobody_settles_gives_its_slot_back_in_the_end(
 
 
 @pytest.mark.parametrize("name", ["requests_per_minute", "requests_per_day", "requests_per_month"])
-async def test_a_clock_that_steps_back_gives_nobody_more(
-    ledger: MemoryLedger, clock: FakeClock, name: str
-) -> None:
+async def test_backward_clock_step_admits_no_more(ledger: MemoryLedger, clock: FakeClock, name: str) -> None:
     held = limits(**{name: 1})
     await reserve(ledger, "acme", held, Cost())
     clock.now_us -= 40 * 24 * 3600 * SECOND_US
@@ -292,9 +286,7 @@ async def test_a_clock_that_steps_back_gives_nobody_more(
     await refused(ledger, held, Cost())
 
 
-async def test_a_clock_that_steps_back_lets_no_lease_live_longer(
-    ledger: MemoryLedger, clock: FakeClock
-) -> None:
+async def test_backward_clock_step_extends_no_lease(ledger: MemoryLedger, clock: FakeClock) -> None:
     held = limits(requests_in_flight=1)
     await reserve(ledger, "acme", held, Cost())
     clock.now_us -= SECOND_US
@@ -312,7 +304,7 @@ async def test_a_clock_that_steps_back_lets_no_lease_live_longer(
     )
 )
 @settings(max_examples=100, deadline=None)
-async def test_no_clock_admits_more_than_its_latest_time_allows(plan: list[tuple[int, int]]) -> None:
+async def test_admits_no_more_than_the_latest_time_allows(plan: list[tuple[int, int]]) -> None:
     clock, held = FakeClock(), limits(tokens_per_minute=60)
     ledger = MemoryLedger(clock)
     first_us = latest_us = NOON_US + plan[0][0]
@@ -333,7 +325,7 @@ def standing(name: str, amount: int, left: int, reset_us: int = 0) -> LimitStatu
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_headers_show_for_each_unit_the_limit_with_the_least_remaining_share(order: int) -> None:
+def test_headers_show_the_tightest_limit_of_each_unit(order: int) -> None:
     limit_statuses = [
         standing("tokens_per_minute", 100, 50, 30 * SECOND_US),
         standing("tokens_per_day", 1000, 60, 3600 * SECOND_US),
@@ -355,7 +347,7 @@ def test_without_limits_there_are_no_headers() -> None:
     assert {} == rate_limit_headers([])
 
 
-async def test_a_refusal_shows_what_is_left_and_when_it_is_back(ledger: MemoryLedger) -> None:
+async def test_refusal_headers_show_remaining_and_reset(ledger: MemoryLedger) -> None:
     held = limits(tokens_per_minute=60)
     await reserve(ledger, "acme", held, Cost(tokens=45))
     error = await refused(ledger, held, Cost(tokens=30))
@@ -383,7 +375,7 @@ async def test_a_refusal_shows_what_is_left_and_when_it_is_back(ledger: MemoryLe
         ("requests_per_day", 40, 1, True, "nothing is left, and this call costs 1 request", True),
     ],
 )
-async def test_a_refusal_says_what_is_left_what_the_call_costs_and_when_to_come_back(
+async def test_refusal_message_names_remaining_cost_and_wait(
     ledger: MemoryLedger, limit: str, used: int, cost: int, is_bound: bool, told: str, back: bool
 ) -> None:
     held = limits(**{limit: 40})
@@ -416,7 +408,7 @@ async def test_a_refusal_says_what_is_left_what_the_call_costs_and_when_to_come_
         (31 * 24 * 3600 * SECOND_US, "744h0m0s"),
     ],
 )
-def test_durations_are_written_as_openai_writes_them(microseconds: int, shown: str) -> None:
+def test_formats_durations_as_openai_does(microseconds: int, shown: str) -> None:
     assert shown == format_duration(microseconds)
 
 
@@ -425,7 +417,7 @@ SHOWN = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:([\d.]+)s)?(?:(\d+)ms)?")
 
 @given(st.integers(0, 32 * 24 * 3600 * SECOND_US))
 @settings(max_examples=200, deadline=None)
-def test_a_duration_reads_back_as_itself_rounded_up_to_the_millisecond(microseconds: int) -> None:
+def test_duration_is_rounded_up_to_the_millisecond(microseconds: int) -> None:
     found = SHOWN.fullmatch(format_duration(microseconds))
     assert found is not None
     hours, minutes, seconds, milliseconds = (float(part or 0) for part in found.groups())

@@ -141,7 +141,7 @@ def true_wait_us(limit: Limit, taken: Sequence[Taken], amount: int, now_us: int)
 
 @many
 @given(rate_histories())
-def test_no_span_ever_holds_more_than_the_amount_and_what_flows_in(case: tuple[Limit, list[Step]]) -> None:
+def test_no_span_admits_more_than_amount_and_refill(case: tuple[Limit, list[Step]]) -> None:
     limit, plan = case
     history = History(RateMeter(limit))
     window_us = WINDOWS_US[limit.period]
@@ -157,9 +157,7 @@ def test_no_span_ever_holds_more_than_the_amount_and_what_flows_in(case: tuple[L
 
 @many
 @given(rate_histories(BOTH_WAYS), st.integers(0, 10**9))
-def test_a_wait_is_the_exact_truth_rounded_up_to_the_microsecond(
-    case: tuple[Limit, list[Step]], amount: int
-) -> None:
+def test_wait_is_exact_to_the_microsecond(case: tuple[Limit, list[Step]], amount: int) -> None:
     limit, plan = case
     amount %= limit.amount + 1
     history = History(RateMeter(limit))
@@ -171,7 +169,7 @@ def test_a_wait_is_the_exact_truth_rounded_up_to_the_microsecond(
 
 @many
 @given(rate_histories(), st.integers(0, 10**9))
-def test_waiting_exactly_so_long_fits_and_a_microsecond_less_does_not(
+def test_fits_after_the_wait_and_not_a_microsecond_earlier(
     case: tuple[Limit, list[Step]], amount: int
 ) -> None:
     limit, plan = case
@@ -194,7 +192,7 @@ def replayed(limit: Limit, taken: Sequence[Taken]) -> RateMeter:
 
 @many
 @given(rate_histories())
-def test_a_correction_leaves_the_meter_as_if_the_true_cost_had_been_charged(
+def test_correction_equals_charging_the_true_cost(
     case: tuple[Limit, list[Step]],
 ) -> None:
     limit, plan = case
@@ -208,7 +206,7 @@ def test_a_correction_leaves_the_meter_as_if_the_true_cost_had_been_charged(
 
 @many
 @given(rate_histories(BOTH_WAYS))
-def test_a_correction_upwards_is_as_exact_as_one_downwards(case: tuple[Limit, list[Step]]) -> None:
+def test_upward_correction_is_exact(case: tuple[Limit, list[Step]]) -> None:
     limit, plan = case
     history = History(RateMeter(limit))
     for step in plan:
@@ -217,7 +215,7 @@ def test_a_correction_upwards_is_as_exact_as_one_downwards(case: tuple[Limit, li
         assert expected.status(history.now_us) == history.meter.status(history.now_us)
 
 
-def test_a_call_that_used_more_than_it_reserved_pays_even_when_others_came_in_between() -> None:
+def test_overrun_is_charged_despite_later_reservations() -> None:
     meter = RateMeter(Limit("tokens", "minute", 100))
     meter.take(1, 10, START_US)
     later_us = START_US + 6 * SECOND_US
@@ -228,7 +226,7 @@ def test_a_call_that_used_more_than_it_reserved_pays_even_when_others_came_in_be
     assert 100 - (60 - 10) - 10 == meter.status(later_us).remaining
 
 
-def test_time_in_which_the_bucket_was_full_does_not_come_back() -> None:
+def test_time_with_a_full_bucket_does_not_come_back() -> None:
     meter = RateMeter(Limit("tokens", "minute", 100))
     meter.take(1, 50, START_US)
     later_us = START_US + 60 * SECOND_US
@@ -241,7 +239,7 @@ def test_time_in_which_the_bucket_was_full_does_not_come_back() -> None:
 
 @many
 @given(rate_histories(BOTH_WAYS))
-def test_restarts_stay_within_open_reservations_and_one(case: tuple[Limit, list[Step]]) -> None:
+def test_restarts_are_bounded_by_open_reservations(case: tuple[Limit, list[Step]]) -> None:
     limit, plan = case
     meter = RateMeter(limit)
     history = History(meter)
@@ -290,7 +288,7 @@ def crowds(draw: st.DrawFn) -> tuple[Limit, list[tuple[int, int, int]]]:
 
 @many
 @given(crowds(), st.randoms(use_true_random=False))
-def test_a_restart_that_was_dropped_would_never_have_mattered(
+def test_pruned_restarts_never_change_the_result(
     case: tuple[Limit, list[tuple[int, int, int]]], order: Random
 ) -> None:
     limit, plan = case
@@ -307,7 +305,7 @@ def test_a_restart_that_was_dropped_would_never_have_mattered(
         assert unpruned.wait_us(limit.amount, START_US) == pruned.wait_us(limit.amount, START_US)
 
 
-def test_a_crowd_of_open_calls_on_a_busy_limit_leaves_one_restart() -> None:
+def test_many_open_reservations_leave_one_restart() -> None:
     meter = RateMeter(Limit("tokens", "hour", 1_000_000))
     meter.take(0, 900_000, START_US)
     meter.give_back(0, 900_000, 900_000)
@@ -317,7 +315,7 @@ def test_a_crowd_of_open_calls_on_a_busy_limit_leaves_one_restart() -> None:
     assert 1 == len(meter._firsts)
 
 
-def test_a_thousand_settled_calls_leave_one_restart() -> None:
+def test_many_settled_reservations_leave_one_restart() -> None:
     meter = RateMeter(Limit("requests", "second", 1000))
     for number in range(1, 1001):
         meter.take(number, 1, START_US + number)
@@ -329,7 +327,7 @@ def test_a_thousand_settled_calls_leave_one_restart() -> None:
 
 @many
 @given(rate_histories())
-def test_what_remains_is_what_fits_now_and_no_more(case: tuple[Limit, list[Step]]) -> None:
+def test_remaining_amount_is_exactly_what_fits(case: tuple[Limit, list[Step]]) -> None:
     limit, plan = case
     history = History(RateMeter(limit))
     for step in plan:
@@ -342,7 +340,7 @@ def test_what_remains_is_what_fits_now_and_no_more(case: tuple[Limit, list[Step]
 
 @pytest.mark.parametrize("amount", [1, 3, 7, 60, 600, 999])
 @pytest.mark.parametrize("period", ["second", "minute", "hour"])
-def test_a_fresh_limit_takes_as_many_single_calls_at_once_as_it_says(period: Period, amount: int) -> None:
+def test_new_limit_admits_exactly_its_amount_at_once(period: Period, amount: int) -> None:
     history = History(RateMeter(Limit("requests", period, amount)))
     for _ in range(amount + 1):
         history.take(1)
@@ -351,7 +349,7 @@ def test_a_fresh_limit_takes_as_many_single_calls_at_once_as_it_says(period: Per
     assert 0 == history.meter.status(START_US).remaining
 
 
-def test_a_bucket_refills_evenly() -> None:
+def test_bucket_refills_evenly() -> None:
     meter = RateMeter(Limit("tokens", "minute", 60))
     meter.take(1, 60, START_US)
 
@@ -373,7 +371,7 @@ def test_a_bucket_refills_evenly() -> None:
         ("month", "2000-02-29T00:00:00", "2000-02-01", "2000-03-01"),
     ],
 )
-def test_a_period_is_a_day_or_month_in_utc(period: Period, moment: str, start: str, end: str) -> None:
+def test_period_is_a_utc_day_or_month(period: Period, moment: str, start: str, end: str) -> None:
     assert at(start) == period_start_us(period, at(moment))
     assert at(end) == period_end_us(period, at(moment))
 
@@ -384,7 +382,7 @@ CALENDAR = st.sampled_from(["day", "month"])
 
 @many
 @given(CALENDAR, MOMENTS)
-def test_every_moment_is_in_exactly_one_period(period: Period, now_us: int) -> None:
+def test_periods_partition_time(period: Period, now_us: int) -> None:
     start_us, end_us = period_start_us(period, now_us), period_end_us(period, now_us)
 
     assert start_us <= now_us < end_us
@@ -394,9 +392,7 @@ def test_every_moment_is_in_exactly_one_period(period: Period, now_us: int) -> N
 
 
 @pytest.mark.parametrize(("period", "edge"), [("day", "2024-02-29"), ("month", "2024-03-01")])
-def test_a_calendar_limit_starts_again_at_the_edge_and_not_a_microsecond_before(
-    period: Period, edge: str
-) -> None:
+def test_calendar_limit_resets_exactly_at_the_boundary(period: Period, edge: str) -> None:
     meter = CalendarMeter(Limit("tokens", period, 10))
     meter.take(1, 10, at(edge) - SECOND_US)
 
@@ -405,7 +401,7 @@ def test_a_calendar_limit_starts_again_at_the_edge_and_not_a_microsecond_before(
     assert 10 == meter.status(at(edge)).remaining
 
 
-def test_a_calendar_wait_is_the_time_to_the_next_period() -> None:
+def test_calendar_wait_is_the_time_to_the_next_period() -> None:
     meter = CalendarMeter(Limit("tokens", "month", 10))
     now_us = at("2024-02-10T12:00:00")
     meter.take(1, 8, now_us)
@@ -415,7 +411,7 @@ def test_a_calendar_wait_is_the_time_to_the_next_period() -> None:
     assert at("2024-03-01") - now_us == meter.status(now_us).reset_us
 
 
-def test_settling_yesterdays_reservation_gives_today_nothing() -> None:
+def test_settling_yesterdays_reservation_does_not_change_today() -> None:
     meter = CalendarMeter(Limit("tokens", "day", 10))
     meter.take(1, 10, at("2024-02-28T23:59:59"))
     meter.take(2, 6, at("2024-02-29"))
@@ -433,7 +429,7 @@ def calendar_histories(draw: st.DrawFn) -> tuple[Limit, list[Step]]:
 
 @many
 @given(calendar_histories())
-def test_no_day_or_month_ever_holds_more_than_the_amount(case: tuple[Limit, list[Step]]) -> None:
+def test_no_calendar_period_admits_more_than_the_amount(case: tuple[Limit, list[Step]]) -> None:
     limit, plan = case
     history = History(CalendarMeter(limit))
     for step in plan:
@@ -444,7 +440,7 @@ def test_no_day_or_month_ever_holds_more_than_the_amount(case: tuple[Limit, list
         assert limit.amount - held == history.meter.status(history.now_us).remaining
 
 
-def test_no_more_calls_are_in_flight_than_the_limit() -> None:
+def test_admits_no_more_requests_in_flight_than_the_limit() -> None:
     meter = FlightMeter(Limit("requests", "in_flight", 2), LEASE_US)
     meter.take(1, 1, START_US)
     assert 0 == meter.wait_us(1, START_US)
@@ -454,7 +450,7 @@ def test_no_more_calls_are_in_flight_than_the_limit() -> None:
 
 
 @pytest.mark.parametrize("actual", [0, 1])
-def test_a_finished_call_frees_its_slot_whatever_it_cost(actual: int) -> None:
+def test_finished_request_frees_its_slot(actual: int) -> None:
     meter = FlightMeter(Limit("requests", "in_flight", 1), LEASE_US)
     meter.take(1, 1, START_US)
     meter.give_back(1, 1, actual)
@@ -463,7 +459,7 @@ def test_a_finished_call_frees_its_slot_whatever_it_cost(actual: int) -> None:
     assert 1 == meter.status(START_US).remaining
 
 
-def test_a_lease_that_nobody_ends_ends_by_itself_and_not_a_microsecond_early() -> None:
+def test_lease_expires_exactly_on_time() -> None:
     meter = FlightMeter(Limit("requests", "in_flight", 1), LEASE_US)
     meter.take(1, 1, START_US)
 
@@ -472,7 +468,7 @@ def test_a_lease_that_nobody_ends_ends_by_itself_and_not_a_microsecond_early() -
     assert 0 == meter.wait_us(1, START_US + LEASE_US)
 
 
-def test_ending_an_expired_lease_takes_no_slot_from_the_next() -> None:
+def test_ending_an_expired_lease_frees_no_other_slot() -> None:
     meter = FlightMeter(Limit("requests", "in_flight", 1), LEASE_US)
     meter.take(1, 1, START_US)
     later_us = START_US + LEASE_US
@@ -485,20 +481,20 @@ def test_ending_an_expired_lease_takes_no_slot_from_the_next() -> None:
 
 @pytest.mark.parametrize("unit", ["requests", "tokens", "inputs"])
 @pytest.mark.parametrize("period", ["second", "minute", "hour", "day", "month"])
-def test_a_limit_is_read_from_its_name_and_says_it_again(unit: str, period: str) -> None:
+def test_limit_name_round_trips(unit: str, period: str) -> None:
     limit = parse_limit(f"{unit}_per_{period}", 5)
 
     assert (unit, period, 5) == (limit.unit, limit.period, limit.amount)
     assert f"{unit}_per_{period}" == limit.name
 
 
-def test_a_limit_on_calls_in_flight_has_a_name_of_its_own() -> None:
+def test_parses_requests_in_flight() -> None:
     assert Limit("requests", "in_flight", 5) == parse_limit("requests_in_flight", 5)
     assert "requests_in_flight" == parse_limit("requests_in_flight", 5).name
 
 
 @pytest.mark.parametrize("name", ["requests", "bytes_per_second", "tokens_per_year", "tokens_in_flight"])
-def test_a_limit_of_another_name_is_no_limit(name: str) -> None:
+def test_rejects_unknown_limit_names(name: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         parse_limit(name, 5)
 
@@ -514,16 +510,16 @@ def test_a_limit_of_another_name_is_no_limit(name: str) -> None:
         ("in_flight", FlightMeter),
     ],
 )
-def test_each_period_is_metered_by_its_kind(period: Period, kind: type[Meter]) -> None:
+def test_each_period_has_its_meter(period: Period, kind: type[Meter]) -> None:
     assert isinstance(meter_for(Limit("requests", period, 1), LEASE_US), kind)
 
 
-def test_a_cost_has_a_part_for_each_unit() -> None:
+def test_cost_has_an_amount_per_unit() -> None:
     cost = Cost(requests=1, tokens=20, inputs=3)
 
     assert [1, 20, 3] == [cost.of("requests"), cost.of("tokens"), cost.of("inputs")]
 
 
-def test_days_are_counted_from_midnight_utc_wherever_the_gateway_runs() -> None:
+def test_days_begin_at_midnight_utc_in_any_time_zone() -> None:
     ahead = datetime(2024, 3, 1, 1, 0, tzinfo=UTC) - timedelta(hours=2)
     assert at("2024-02-29") == period_start_us("day", int(ahead.timestamp()) * SECOND_US)
