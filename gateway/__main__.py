@@ -1,4 +1,4 @@
-"""`gateway`, or `python -m gateway`."""
+"""Entry point of `gateway` and of `python -m gateway`."""
 
 from gateway.cli.main import main
 

@@ -1,1 +1,1 @@
-"""The command line: the only reader of the environment, and the only room that prints."""
+"""The command line: the only reader of the environment, and the only package that prints."""

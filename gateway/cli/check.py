@@ -1,4 +1,4 @@
-"""`gateway check`: problems of a router.yaml, many at a time; nothing is started or contacted."""
+"""`gateway check`: report the problems of a router.yaml without starting or contacting anything."""
 
 from collections.abc import Mapping, Sized
 from pathlib import Path
@@ -11,7 +11,7 @@ from gateway.config.problems import ConfigError
 
 
 def check(path: Path, environment: Mapping[str, str]) -> int:
-    """0 and a summary where the file can be used, else 1 and its problems."""
+    """Print a summary and return 0 if the file can be used; otherwise print its problems and return 1."""
     console = Console(soft_wrap=True)
     try:
         config = load_config(path, environment)
@@ -19,19 +19,19 @@ def check(path: Path, environment: Mapping[str, str]) -> int:
         show_problems(path, error)
         return 1
     console.print(
-        f"[green]{escape(str(path))} is fine[/]: {_counted(config.models, 'model')} on "
-        f"{_counted(config.upstreams, 'upstream')}, {_counted(config.tenants, 'tenant')}"
+        f"[green]{escape(str(path))} is fine[/]: {_count(config.models, 'model')} on "
+        f"{_count(config.upstreams, 'upstream')}, {_count(config.tenants, 'tenant')}"
     )
     return 0
 
 
-def _counted(things: Sized, noun: str) -> str:
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+def _count(items: Sized, noun: str) -> str:
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
 def show_problems(path: Path, error: ConfigError) -> None:
-    """One line a problem, on standard error."""
+    """Print one line per problem on standard error."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"[red]{escape(str(path))} has {_counted(error.problems, 'problem')}[/]")
+    console.print(f"[red]{escape(str(path))} has {_count(error.problems, 'problem')}[/]")
     for problem in error.problems:
         console.print(f"  [bold]{escape(problem.path)}[/]: {escape(problem.message)}")

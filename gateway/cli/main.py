@@ -1,4 +1,4 @@
-"""Which command was meant; each command's work is in a file of its own."""
+"""Command line parser, which runs the chosen command from its own module."""
 
 import argparse
 import os
@@ -19,53 +19,54 @@ from gateway.config.schema import Scope
 
 EPILOG = """\
 environment:
-  GATEWAY_API_KEY   the key of a gateway without tenants; made and printed once where it is not set;
-                    `status` shows it to the gateway that it asks
-  LISTEN            the address of the router.yaml that comes with the project
-  HF_TOKEN, HF_HOME, HF_HUB_OFFLINE   as the Hugging Face Hub's own tools read them
+  GATEWAY_API_KEY   the key of a gateway without tenants; if unset, one is made and printed once;
+                    `status` sends it to the gateway
+  LISTEN            the address in the router.yaml that comes with the project
+  HF_TOKEN, HF_HOME, HF_HUB_OFFLINE   read by the Hugging Face Hub's own tools
 
-signals of `serve`: SIGTERM and SIGINT stop it, SIGHUP has it take a changed file
+signals of `serve`: SIGTERM and SIGINT stop it, SIGHUP reloads the file
 
 exit status: 0 done, 1 it failed (the message says why), 2 the command line was wrong
 """
 
 
 def main() -> None:
-    """Entry point of the `gateway` command."""
+    """Run the `gateway` command; entry point."""
     try:
         try:
-            code = _done(_parser().parse_args())
+            code = _run(_parser().parse_args())
         finally:
-            # Here, where it can be caught, and not when the interpreter ends.
+            # Flushed here, where an error can be caught, rather than when the interpreter exits.
             sys.stdout.flush()
     except BrokenPipeError:
-        _write_no_more()
+        _discard_output()
         code = 1
     sys.exit(code)
 
 
-def _done(arguments: argparse.Namespace) -> int:
-    match arguments.command:
+def _run(options: argparse.Namespace) -> int:
+    """Run a command and return its exit status."""
+    match options.command:
         case "serve":
-            return serve(arguments.config, os.environ)
+            return serve(options.config, os.environ)
         case "check":
-            return check(arguments.config, os.environ)
+            return check(options.config, os.environ)
         case "keys":
-            return keys(arguments, os.environ)
+            return keys(options, os.environ)
         case "tenants":
-            return tenants(arguments, os.environ)
+            return tenants(options, os.environ)
         case "usage":
-            return usage(arguments, os.environ)
+            return usage(options, os.environ)
         case "status":
-            return status(arguments, os.environ)
-    return verify(arguments, os.environ)
+            return status(options, os.environ)
+    return verify(options, os.environ)
 
 
-def _write_no_more() -> None:
-    """Whoever read has gone, as `head` does: what is still to be written goes nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _discard_output() -> None:
+    """Redirect further output to nowhere, because the reader has closed the pipe, as `head` does."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
+        os.dup2(devnull, stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,15 +83,15 @@ def _parser() -> argparse.ArgumentParser:
         ("check", "report every problem of a router.yaml, each with its path and what is allowed"),
     ):
         _with_config(commands.add_parser(name, help=text, description=text))
-    text = "make, list and revoke API keys: in Redis where quotas are, else as lines for router.yaml"
+    text = "make, list and revoke API keys in Redis; without Redis, print lines for router.yaml"
     _add_keys(commands.add_parser("keys", help=text, description=text))
-    text = "set, list and remove tenants in Redis; one that router.yaml has too is as router.yaml says"
+    text = "set, list and remove tenants in Redis; for a tenant that router.yaml has too, the file wins"
     _add_tenants(commands.add_parser("tenants", help=text, description=text))
-    text = "what tenants used by model and day (UTC), as their quotas settled it"
+    text = "show the settled usage of tenants by model and day (UTC)"
     _add_usage(_with_config(commands.add_parser("usage", help=text, description=text)))
-    text = "what a running gateway is doing, looked at each second until Ctrl-C"
+    text = "show the state of a running gateway every second until Ctrl-C"
     _add_status(_with_config(commands.add_parser("status", help=text, description=text)))
-    text = "whether upstreams give the same vectors: each other's, and those of their stored fingerprints"
+    text = "check that upstreams return the same vectors as each other and as their stored fingerprints"
     _add_verify(_with_config(commands.add_parser("verify", help=text, description=text)))
     return parser
 
@@ -110,8 +111,8 @@ def _with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def _add_keys(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     create = _with_config(actions.add_parser("create", help="make a key and print it, once"))
-    create.add_argument("tenant", help="who pays for it and is limited")
-    create.add_argument("--id", help="what it is listed and revoked by (default: made up)")
+    create.add_argument("tenant", help="tenant that is billed and limited")
+    create.add_argument("--id", help="name in lists and for `revoke` (default: random)")
     create.add_argument("--expires", type=_moment, metavar="DATE", help="2027-01-31, or with a time; UTC")
     create.add_argument(
         "--scope",
@@ -125,17 +126,19 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
         "--limit",
         action="append",
         metavar="NAME=AMOUNT",
-        help="tokens_per_minute=1000, beside its tenant's limits; may be repeated",
+        help="tokens_per_minute=1000, in addition to its tenant's limits; may be repeated",
     )
     listing = _with_config(actions.add_parser("list", help="all keys, without their secrets"))
     listing.add_argument("--json", action="store_true", help="for scripts")
-    revoke = _with_config(actions.add_parser("revoke", help="a key is dead everywhere within a second"))
+    revoke = _with_config(
+        actions.add_parser("revoke", help="revoke a key; every gateway rejects it within a second")
+    )
     revoke.add_argument("id", help="as `list` shows it")
 
 
 def _add_tenants(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    setting = _with_config(actions.add_parser("set", help="add a tenant, or replace all that stands of it"))
+    setting = _with_config(actions.add_parser("set", help="add a tenant, or replace all its settings"))
     setting.add_argument("tenant", help="its name")
     setting.add_argument("--model", action="append", help="the only model it may use; may be repeated")
     setting.add_argument(
@@ -153,14 +156,14 @@ def _add_tenants(parser: argparse.ArgumentParser) -> None:
     setting.add_argument(
         "--no-join", action="store_true", help="its texts never share an upstream request with others'"
     )
-    listing = _with_config(actions.add_parser("list", help="all tenants that stand in Redis"))
+    listing = _with_config(actions.add_parser("list", help="all tenants in Redis"))
     listing.add_argument("--json", action="store_true", help="for scripts")
-    remove = _with_config(actions.add_parser("remove", help="a tenant and its keys"))
+    remove = _with_config(actions.add_parser("remove", help="remove a tenant and its keys"))
     remove.add_argument("tenant", help="its name")
 
 
 def _add_usage(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tenant", nargs="?", help="whose (default: of all that there are)")
+    parser.add_argument("tenant", nargs="?", help="tenant (default: all)")
     parser.add_argument("--since", type=_day, metavar="DAY", help="2027-01-31 (default: today)")
     parser.add_argument("--until", type=_day, metavar="DAY", help="the last day (default: today)")
     parser.add_argument("--form", choices=["table", "json", "csv"], default="table")
@@ -168,32 +171,36 @@ def _add_usage(parser: argparse.ArgumentParser) -> None:
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--url", help="where it is (default: `admin.listen`, else `listen`, of the configuration)"
+        "--url", help="URL of the gateway (default: `admin.listen` or `listen` of the configuration)"
     )
     parser.add_argument(
         "--key-file",
         type=Path,
         metavar="FILE",
-        help="holds a key with the scope admin (default: GATEWAY_API_KEY, where one is needed)",
+        help="file with a key that has the scope admin (default: GATEWAY_API_KEY)",
     )
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="who signed its certificate, in PEM")
-    parser.add_argument("--once", action="store_true", help="show it once, of one second, and end")
+    parser.add_argument(
+        "--ca", type=Path, metavar="FILE", help="authority that signed its certificate, in PEM"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="print the status with the rates of one second, and exit"
+    )
     parser.add_argument("--json", action="store_true", help="one snapshot, for scripts")
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="upstreams (default: all that embed)")
-    parser.add_argument("--texts", type=Path, metavar="FILE", help="one text a line, beside the canaries")
+    parser.add_argument("--texts", type=Path, metavar="FILE", help="additional texts, one per line")
     parser.add_argument(
         "--min-cosine",
         type=_cosine,
-        help="what every two must reach (default: 0.999 for those of one model)",
+        help="minimum for every two replicas (default: 0.999 for those of one model)",
     )
     parser.add_argument(
-        "--accept", action="store_true", help="make the stored fingerprints of these upstreams anew"
+        "--accept", action="store_true", help="replace the stored fingerprints of these upstreams"
     )
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="longest for one upstream (default: 300)"
+        "--timeout", type=float, default=300.0, metavar="S", help="timeout for one upstream (default: 300)"
     )
     parser.add_argument("--json", action="store_true", help="for scripts")
 

@@ -1,4 +1,4 @@
-"""A snapshot as a person reads it on a terminal. What a gateway tells is put in as text, never as markup."""
+"""Tables of a status snapshot for a terminal. Values from the gateway are shown as text, never as markup."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ NONE = "–"
 
 
 def view(url: str, snapshot: Snapshot | None, rates: Rates | None, problem: str) -> RenderableType:
-    """All of it. problem: why there is nothing new."""
+    """Return the whole view. problem: why there is no new snapshot."""
     parts: list[RenderableType] = [_head(url, snapshot)]
     if problem:
         seen = "not seen yet" if snapshot is None else f"last seen {span(time.time() - snapshot.at_s)} ago"
@@ -35,10 +35,10 @@ def _head(url: str, snapshot: Snapshot | None) -> Text:
     head = Text("gateway ", "bold").append(plain(url), "cyan")
     if snapshot is None:
         return head
-    told = [f"version {plain(snapshot.version)}", f"up {span(snapshot.uptime_s)}"]
+    facts = [f"version {plain(snapshot.version)}", f"up {span(snapshot.uptime_s)}"]
     if snapshot.workers > 1:
-        told.append(f"{snapshot.workers} workers, told by number {snapshot.worker}")
-    head.append(" · " + " · ".join(told), "default not bold")
+        facts.append(f"{snapshot.workers} workers, told by number {snapshot.worker}")
+    head.append(" · " + " · ".join(facts), "default not bold")
     return head.append(" · ").append_text(_store(snapshot.store))
 
 
@@ -64,7 +64,7 @@ def _titled(title: str, table: Table) -> Iterator[RenderableType]:
 
 
 def _figures(snapshot: Snapshot, rates: Rates | None) -> Text:
-    told = Text()
+    figures = Text()
     for name, value in (
         ("calls/s", short(rates.calls if rates else None)),
         ("tokens/s", short(rates.tokens if rates else None)),
@@ -72,62 +72,65 @@ def _figures(snapshot: Snapshot, rates: Rates | None) -> Text:
         ("p95", milliseconds(rates.p95_s if rates else None)),
         ("in flight", str(snapshot.calls_in_flight)),
     ):
-        told.append(f"{name} ", "dim").append(f"{value}   ", "bold")
+        figures.append(f"{name} ", "dim").append(f"{value}   ", "bold")
     failures = rates.failures if rates else {}
     for kind, rate in failures.items():
-        told.append(f"{plain(kind)} {short(rate)}/s   ", "bold red")
-    return told
+        figures.append(f"{plain(kind)} {short(rate)}/s   ", "bold red")
+    return figures
 
 
 def _lanes(snapshot: Snapshot, rates: Rates | None) -> Table:
     table = _table(("upstream",), ("waiting", "tokens", "oldest", "in flight", "window", "attempt p50"))
-    for one in snapshot.lanes:
-        oldest = milliseconds(one.oldest_s) if one.queued_inputs else NONE
-        waiting = (str(one.queued_inputs), short(one.queued_tokens), oldest)
-        p50 = milliseconds(rates.attempts_p50_s.get(one.upstream) if rates else None)
-        _row(table, one.upstream, *waiting, str(one.in_flight_batches), str(one.window_batches), p50)
+    for lane in snapshot.lanes:
+        oldest = milliseconds(lane.oldest_s) if lane.queued_inputs else NONE
+        queue = (str(lane.queued_inputs), short(lane.queued_tokens), oldest)
+        p50 = milliseconds(rates.attempts_p50_s.get(lane.upstream) if rates else None)
+        _row(table, lane.upstream, *queue, str(lane.in_flight_batches), str(lane.window_batches), p50)
     return table
 
 
 def _replicas(snapshot: Snapshot) -> Table:
     numbers = ("for", "in flight", "window", "latency", "attempts", "failed")
     table = _table(("upstream", "replica", "state"), numbers, ("why",))
-    for one in snapshot.replicas:
-        _row(table, one.upstream, one.name, _state(one.state), *_numbers(one, snapshot.at_s), one.reason)
+    for replica in snapshot.replicas:
+        cells = _numbers(replica, snapshot.at_s)
+        _row(table, replica.upstream, replica.name, _state(replica.state), *cells, replica.reason)
     return table
 
 
-def _numbers(one: ReplicaStatus, now_s: float) -> Iterator[str]:
-    yield NONE if one.since_s is None else span(now_s - one.since_s)
-    yield str(one.in_flight_batches)
-    yield str(one.window_batches)
-    yield milliseconds(one.latency_s)
-    yield f"{one.attempts:,}"
-    yield f"{one.failed:,}"
+def _numbers(replica: ReplicaStatus, now_s: float) -> Iterator[str]:
+    yield NONE if replica.since_s is None else span(now_s - replica.since_s)
+    yield str(replica.in_flight_batches)
+    yield str(replica.window_batches)
+    yield milliseconds(replica.latency_s)
+    yield f"{replica.attempts:,}"
+    yield f"{replica.failed:,}"
 
 
 def _models(snapshot: Snapshot) -> Table:
     table = _table(("model", "upstream", "state", "operations"), ("width",), ("vector space",))
-    for one in snapshot.models:
-        width = NONE if one.dimensions is None else str(one.dimensions)
-        told = (_state(one.state), ", ".join(one.operations), width, one.fingerprint or NONE)
-        _row(table, one.name, one.upstream, *told)
+    for model in snapshot.models:
+        width = NONE if model.dimensions is None else str(model.dimensions)
+        operations, fingerprint = ", ".join(model.operations), model.fingerprint or NONE
+        _row(table, model.name, model.upstream, _state(model.state), operations, width, fingerprint)
     return table
 
 
 def _tenants(snapshot: Snapshot, rates: Rates | None) -> Table:
     table = _table(("tenant",), ("calls/s", "tokens/s", "refused/s", "calls", "tokens", "refused"))
-    for one in snapshot.tenants:
-        own = rates.tenants.get(one.name) if rates else None
-        now = [short(rate) for rate in ((own.calls, own.tokens, own.refused) if own else (None,) * 3)]
-        _row(table, one.name, *now, f"{one.calls:,}", short(one.tokens), f"{one.refused:,}")
+    for tenant in snapshot.tenants:
+        rate = rates.tenants.get(tenant.name) if rates else None
+        per_second = (rate.calls, rate.tokens, rate.refused) if rate else (None,) * 3
+        totals = (f"{tenant.calls:,}", short(tenant.tokens), f"{tenant.refused:,}")
+        _row(table, tenant.name, *map(short, per_second), *totals)
     return table
 
 
 def _changes(snapshot: Snapshot) -> Table:
     table = _table(("at", "of", "now", "why"))
-    for one in snapshot.changes[:CHANGES_SHOWN]:
-        _row(table, time.strftime("%H:%M:%S", time.localtime(one.at_s)), one.subject, one.what, one.reason)
+    for change in snapshot.changes[:CHANGES_SHOWN]:
+        at = time.strftime("%H:%M:%S", time.localtime(change.at_s))
+        _row(table, at, change.subject, change.what, change.reason)
     return table
 
 
@@ -151,12 +154,12 @@ def _state(state: str) -> Text:
 
 
 def plain(text: str) -> str:
-    """Without what would steer a terminal."""
+    """Replace characters that a terminal would interpret."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
 def short(value: float | None) -> str:
-    """Three digits or so."""
+    """Format a number with about three digits."""
     if value is None:
         return NONE
     for unit, size in (("M", 1e6), ("k", 1e3)):
@@ -166,14 +169,14 @@ def short(value: float | None) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Three digits or so."""
+    """Format a duration with about three digits."""
     if seconds is None:
         return NONE
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def span(seconds: float) -> str:
-    """How long, in its largest unit."""
+    """Format a duration in its largest unit."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"

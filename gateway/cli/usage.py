@@ -1,4 +1,4 @@
-"""`gateway usage`: what a tenant, or each that there is, used by model and day, as the quotas settled it."""
+"""`gateway usage`: show the settled usage of one tenant, or of all, by model and day."""
 
 import argparse
 import asyncio
@@ -8,7 +8,8 @@ import msgspec
 from rich.table import Table
 
 from gateway.cli.check import show_problems
-from gateway.cli.store import TIMEOUT_S, show_line, show_table
+from gateway.cli.context import TIMEOUT_S
+from gateway.cli.output import show_line, show_table
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
@@ -21,44 +22,44 @@ from gateway.tenants.keyring import FIRST_TENANT
 from gateway.tenants.store import TenantStore
 
 
-def usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """0 when shown; 1 where the store or the config is not there, or the days make no sense."""
+def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Show the usage; return 1 if the store or the config does not exist, or the days are not a period."""
     try:
-        config = load_config(arguments.config, environment)
+        config = load_config(options.config, environment)
     except ConfigError as error:
-        show_problems(arguments.config, error)
+        show_problems(options.config, error)
         return 1
     if config.quotas.store == "memory":
         show_line("usage is counted in the gateway's memory here: ask it at /admin/usage")
         return 1
     try:
-        days = days_between(arguments.since, arguments.until)
-        rows = asyncio.run(_read(config, arguments.tenant, days))
+        days = days_between(options.since, options.until)
+        rows = asyncio.run(_read(config, options.tenant, days))
     except StoreUnavailable as error:
         show_line(f"the store of tenants and keys is away: {error}")
         return 1
     except GatewayError as error:
         show_line(str(error))
         return 1
-    _show(rows, arguments.form)
+    _show(rows, options.form)
     return 0
 
 
 async def _read(config: Config, tenant: str | None, days: Sequence[str]) -> list[UsageRow]:
-    """Of one tenant, or of all that there are. Raises: GatewayError, StoreUnavailable."""
-    door = RedisClient(config.quotas.store, TIMEOUT_S)
-    ledger = RedisLedger(door, OutagePolicy(), "command line", lambda _: None)
+    """Return the usage of a tenant, or of all if it is None. Raises: GatewayError, StoreUnavailable."""
+    redis = RedisClient(config.quotas.store, TIMEOUT_S)
+    ledger = RedisLedger(redis, OutagePolicy(), "command line", lambda _: None)
     try:
-        tenants = [tenant] if tenant is not None else await _tenants(config, TenantStore(door))
+        tenants = [tenant] if tenant is not None else await _all_tenants(config, TenantStore(redis))
         return [row for name in tenants for row in await ledger.usage(name, days)]
     finally:
         await ledger.aclose()
 
 
-async def _tenants(config: Config, store: TenantStore) -> list[str]:
-    """Those of the file, of Redis, of keys whose tenant is in neither, and of the first key."""
-    owners = {key.tenant for key in await store.keys()}
-    return sorted({*config.tenants, *await store.tenants(), *owners, FIRST_TENANT})
+async def _all_tenants(config: Config, store: TenantStore) -> list[str]:
+    """Return the tenants of the file, of Redis, of stored keys, and of the first key."""
+    key_tenants = {key.tenant for key in await store.keys()}
+    return sorted({*config.tenants, *await store.tenants(), *key_tenants, FIRST_TENANT})
 
 
 def _show(rows: Sequence[UsageRow], form: str) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from gateway.cli.asking import Asker
-from gateway.cli.status import PATH, Look
+from gateway.cli.gateway_client import GatewayClient
+from gateway.cli.status import PATH, StatusDisplay
 from gateway.telemetry.snapshot import Snapshot
 from gateway.tenants.keyring import key_digest
 from loadtest.processes import PinnedProcess, process_group
@@ -84,13 +84,13 @@ async def load(url: str) -> AsyncIterator[None]:
 
 async def draw_terminal(url: str, folder: Path) -> None:
     """Draw the live view after two updates, as an SVG."""
-    look, asker = Look(url), Asker(url, None)
+    display, client = StatusDisplay(url), GatewayClient(url, None)
     for _ in range(2):
-        look.saw(await asyncio.to_thread(asker.get, PATH, Snapshot))
+        display.update(await asyncio.to_thread(client.get, PATH, Snapshot))
         await asyncio.sleep(1)
-    asker.close()
+    client.close()
     console = Console(record=True, width=TERMINAL_COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(look)
+    console.print(display)
     console.print()
     # Without the fonts that it would load from another host.
     drawn = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="gateway status"), flags=re.DOTALL)

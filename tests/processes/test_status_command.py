@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.cli.asking import Asker, Away, Refused
-from gateway.cli.status import Look
+from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
+from gateway.cli.status import StatusDisplay
 from gateway.cli.status_view import plain
 from gateway.telemetry.snapshot import Snapshot
 from gateway.tenants.keyring import key_digest
@@ -190,20 +190,20 @@ def test_a_gateway_that_is_not_there_is_one_clear_line(config: Path, words: tupl
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://127.0.0.1", "http://127.0.0.1:port", "http://"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(Refused, match="no address"):
-        Asker(url, None)
+    with pytest.raises(RequestRefused, match="no address"):
+        GatewayClient(url, None)
 
 
 def test_what_is_told_of_an_address_is_no_password() -> None:
-    with pytest.raises(Away, match=r"^the gateway at http://127.0.0.1:1 does not answer"):
-        Asker("http://operator:secret@127.0.0.1:1", None).get("/admin/status", Snapshot)
-    with pytest.raises(Refused, match=r"^127.0.0.1:port is no address"):
-        Asker("http://operator:secret@127.0.0.1:port", None)
+    with pytest.raises(GatewayUnavailable, match=r"^the gateway at http://127.0.0.1:1 does not answer"):
+        GatewayClient("http://operator:secret@127.0.0.1:1", None).get("/admin/status", Snapshot)
+    with pytest.raises(RequestRefused, match=r"^127.0.0.1:port is no address"):
+        GatewayClient("http://operator:secret@127.0.0.1:port", None)
 
 
 def test_what_answers_and_is_no_gateway_is_told(upstream: str) -> None:
-    asker = Asker(upstream, None)
-    with pytest.raises(Refused, match="no gateway of this release"):
+    asker = GatewayClient(upstream, None)
+    with pytest.raises(RequestRefused, match="no gateway of this release"):
         asker.get("/info", Snapshot)
     asker.close()
 
@@ -275,15 +275,15 @@ def test_it_follows_a_gateway_that_goes_and_comes_back_until_ctrl_c(config: Path
 
 
 def test_what_was_seen_stays_while_the_gateway_is_away() -> None:
-    look = Look("http://127.0.0.1:1")
-    look.missed("gone")
+    look = StatusDisplay("http://127.0.0.1:1")
+    look.fail("gone")
     assert look.snapshot is None
 
     told = {"version": "1", "at_s": 1.0, "uptime_s": 1.0, "worker": 0, "workers": 1, "calls_in_flight": 0}
     told |= {"in_flight_bytes": 0, "store": {"kind": "memory", "away": False}, "lanes": (), "replicas": ()}
     told |= {"calls": {"outcomes": {}, "durations": {}}, "models": (), "tenants": (), "changes": ()}
-    look.saw(msgspec.convert(told, Snapshot))
-    look.missed("gone")
+    look.update(msgspec.convert(told, Snapshot))
+    look.fail("gone")
 
     assert look.snapshot is not None
     assert (None, "gone") == (look.rates, look.problem)

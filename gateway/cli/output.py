@@ -1,0 +1,20 @@
+"""Lines and tables on the terminal."""
+
+from rich.console import Console
+from rich.table import Table
+
+# A pipe has no width, and a cell must not be cut there.
+PIPE_WIDTH = 1000
+
+
+def show_line(text: str) -> None:
+    """Print one line on standard error."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def show_table(table: Table) -> None:
+    """Print a table without cutting cells or interpreting them as markup; cells fold on a terminal."""
+    for column in table.columns:
+        column.overflow = "fold"
+    width = None if Console().is_terminal else PIPE_WIDTH
+    Console(width=width, markup=False, emoji=False).print(table)

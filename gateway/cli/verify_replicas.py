@@ -1,0 +1,94 @@
+"""Reader of the vectors that every replica of one upstream returns, for `gateway verify`."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import msgspec
+
+from backends.canaries import CANARIES, embed_in_batches, max_inputs_per_request
+from backends.contract import Operation
+from backends.errors import BackendError
+from backends.registry import open_replica
+from gateway.config.schema import UpstreamSettings
+from gateway.processes.engine_process import EngineFailed, running_engine
+from gateway.routing.discovery import resolve
+from gateway.upstreams.factory import create_replica
+from gateway.vector_spaces.comparison import ReplicaVectors
+from gateway.vector_spaces.fingerprint import fingerprint_of
+
+REQUEST_TIMEOUT_S = 30.0
+
+
+class CannotVerify(Exception):
+    """There is nothing to report; the message gives the reason, for a person."""
+
+
+class ReplicaAddress(msgspec.Struct, frozen=True):
+    """Address of one replica, and its name in the report. ip: the one to connect to, if it was looked up."""
+
+    name: str
+    address: str
+    ip: str | None = None
+
+
+class UpstreamReader:
+    """Reader of the vectors of one upstream's replicas for some texts."""
+
+    def __init__(
+        self, name: str, settings: UpstreamSettings, texts: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._texts = texts
+        self._environment = environment
+
+    async def read(self) -> list[ReplicaVectors]:
+        """Return the vectors of each replica that embeds. Raises: CannotVerify."""
+        async with self._addresses() as addresses:
+            vectors = [await self._embed(address) for address in addresses]
+        return [replica for replica in vectors if replica is not None]
+
+    @asynccontextmanager
+    async def _addresses(self) -> AsyncIterator[list[ReplicaAddress]]:
+        if self._settings.is_hosted:
+            try:
+                async with running_engine(self._name, self._settings, self._environment) as address:
+                    yield [ReplicaAddress(self._name, address)]
+            except EngineFailed as error:
+                raise CannotVerify(f"{self._name}: {error}") from error
+            return
+        addresses = [address for url in self._settings.replicas for address in await self._resolve(url)]
+        if len(addresses) == 1:
+            # An upstream with a single replica needs no URL to tell its replicas apart.
+            addresses = [msgspec.structs.replace(addresses[0], name=self._name)]
+        yield addresses
+
+    async def _resolve(self, url: str) -> list[ReplicaAddress]:
+        label = f"{self._name} {url}"
+        if self._settings.discover is None:
+            return [ReplicaAddress(label, url)]
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            ips = await resolve(parts.hostname or "", port)
+        except OSError as error:
+            raise CannotVerify(f"{label}: the name has no address") from error
+        return [ReplicaAddress(f"{label} {ip}", url, ip) for ip in ips]
+
+    async def _embed(self, replica: ReplicaAddress) -> ReplicaVectors | None:
+        settings = self._settings
+        backend = create_replica(settings, replica.name, replica.address, replica.ip, open_replica).backend
+        try:
+            capabilities = await backend.describe(REQUEST_TIMEOUT_S)
+            if Operation.EMBED not in capabilities.operations:
+                return None
+            inputs_max = max_inputs_per_request(capabilities, settings.batch_inputs)
+            reply = await embed_in_batches(backend, self._texts, inputs_max, REQUEST_TIMEOUT_S)
+        except BackendError as error:
+            raise CannotVerify(f"{replica.name}: {error.message}") from error
+        finally:
+            await backend.aclose()
+        fingerprint = fingerprint_of(reply.vectors[: len(CANARIES)], settings.backend, capabilities)
+        min_cosine = settings.vector_space.min_cosine
+        return ReplicaVectors(replica.name, self._name, fingerprint, reply.vectors, reply.tokens, min_cosine)
