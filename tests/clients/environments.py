@@ -2,7 +2,7 @@
 
 `python -m tests.clients.environments [name …]` makes what is missing below `.clients` and runs the tests of
 all clients, or of those that are named. A client is a file `requirements/<name>.txt`, made by `make lock`
-from `<name>.in`, and a file `test_<name>.py`.
+from `<name>.in`, and a file `test_<name>_client.py`.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def environment(name: str) -> Path:
 
 def passes(name: str) -> bool:
     """Whether a client's tests pass, in its environment; none of the project's settings reach them."""
-    tests = HERE / f"test_{name}.py"
+    tests = HERE / f"test_{name}_client.py"
     settings = ["-c", HERE / "pytest.ini", "--rootdir", HERE, "--confcutdir", HERE]
     print(f"== {name}", flush=True)  # noqa: T201 - the one thing that it says
     command = [environment(name), "-m", "pytest", *settings, tests]

@@ -9,7 +9,7 @@ from gateway.additions.entries import AdditionEntry, Edit, Listing, Put, Remove
 from gateway.api.operators.added_models import SETTINGS_BYTES_MAX, AdditionsClient
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.problems import Problem
-from tests.api.test_reload import ONE, TENANTS
+from tests.api.test_worker_reload import ONE, TENANTS
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
 
