@@ -48,7 +48,7 @@ async def asked(
         return await gateway.client.request(method, path, json=body)
 
 
-async def test_names_may_hold_slashes_and_answers_are_those_of_a_reload(boot: Boots) -> None:
+async def test_edits_accept_names_with_slashes_and_reply_like_a_reload(boot: Boots) -> None:
     parent = Parent(ReloadOutcome((ConfigChange("models.org/x", "added"),)))
     put = await asked(boot, parent, "PUT", "/admin/models/org/x", {"upstream": "x"})
     removed = await asked(boot, parent, "DELETE", "/admin/upstreams/x%2Fy")
@@ -61,7 +61,7 @@ async def test_names_may_hold_slashes_and_answers_are_those_of_a_reload(boot: Bo
     assert [Put("models", "org/x", {"upstream": "x"}), Remove("upstreams", "x/y")] == parent.edits
 
 
-async def test_what_was_added_is_listed_with_what_is_wrong_with_it(boot: Boots) -> None:
+async def test_lists_additions_with_their_problems(boot: Boots) -> None:
     parent = Parent(ReloadOutcome())
     told = [await asked(boot, parent, "GET", path) for path in PATHS]
     missing = await asked(boot, parent, "GET", "/admin/models/x")
@@ -84,7 +84,7 @@ async def test_what_was_added_is_listed_with_what_is_wrong_with_it(boot: Boots) 
         ("/admin/models/" + "x" * SETTINGS_BYTES_MAX, {"upstream": "x"}, 422, "bytes"),
     ],
 )
-async def test_a_body_that_is_none_never_reaches_the_parent(
+async def test_rejects_invalid_settings_without_asking_the_parent(
     boot: Boots, path: str, body: Any, status: int, told: str
 ) -> None:
     parent = Parent(ReloadOutcome())
@@ -95,7 +95,7 @@ async def test_a_body_that_is_none_never_reaches_the_parent(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b'{"a": "\xff"}'])
-async def test_what_is_no_json_is_400(boot: Boots, content: bytes) -> None:
+async def test_rejects_malformed_json_with_400(boot: Boots, content: bytes) -> None:
     parent = Parent(ReloadOutcome())
     async with boot({"old": FakeTei()}, ONE, adding=parent.adding) as gateway:
         reply = await gateway.client.put("/admin/upstreams/x", content=content)
@@ -103,7 +103,7 @@ async def test_what_is_no_json_is_400(boot: Boots, content: bytes) -> None:
     assert (400, []) == (reply.status_code, parent.edits)
 
 
-async def test_a_body_is_json_whatever_it_is_called(boot: Boots) -> None:
+async def test_reads_the_body_as_json_whatever_its_content_type(boot: Boots) -> None:
     parent = Parent(ReloadOutcome())
     async with boot({"old": FakeTei()}, ONE, adding=parent.adding) as gateway:
         # As curl calls it where nobody says.
@@ -122,7 +122,7 @@ async def test_a_body_is_json_whatever_it_is_called(boot: Boots) -> None:
         (None, 504),
     ],
 )
-async def test_why_nothing_has_changed_is_told(
+async def test_reports_why_nothing_has_changed(
     boot: Boots, outcome: ReloadOutcome | None, status: int
 ) -> None:
     reply = await asked(boot, Parent(outcome), "DELETE", "/admin/models/x")
@@ -132,13 +132,13 @@ async def test_why_nothing_has_changed_is_told(
     assert reply.json()["error"]
 
 
-async def test_a_parent_that_does_not_answer_is_told(boot: Boots) -> None:
+async def test_reports_a_parent_that_does_not_respond(boot: Boots) -> None:
     assert 424 == (await asked(boot, Parent(), "GET", "/admin/models")).status_code
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_only_operators_may_and_only_where_somebody_would_do_it(
+async def test_requires_an_operator_key_and_a_store_for_additions(
     boot: Boots, method: str, path: str
 ) -> None:
     if method != "GET" and path in PATHS[:2]:

@@ -29,7 +29,7 @@ async def asked(boot: Boots, path: str, body: Any, status: int = 200, config: st
 
 
 @pytest.mark.parametrize("path", [V2, "/models/org/bge/v2/embed"])
-async def test_v2_has_what_coheres_clients_read(boot: Boots, path: str) -> None:
+async def test_v2_reply_has_the_fields_that_coheres_clients_read(boot: Boots, path: str) -> None:
     reply = await asked(boot, path, BODY)
 
     assert {"id", "response_type", "embeddings", "texts", "meta"} == reply.keys()
@@ -42,16 +42,14 @@ async def test_v2_has_what_coheres_clients_read(boot: Boots, path: str) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "binary", "ubinary"])
 @pytest.mark.parametrize("path", [V1, V2])
-async def test_each_type_is_the_same_vectors_in_fewer_bits(
-    boot: Boots, path: str, kind: EmbeddingType
-) -> None:
+async def test_each_type_quantizes_the_same_vectors(boot: Boots, path: str, kind: EmbeddingType) -> None:
     reply = await asked(boot, path, BODY | {"embedding_types": [kind]})
 
     assert {kind: quantize(VECTORS, kind).tolist()} == reply["embeddings"]
 
 
 @pytest.mark.parametrize("path", [V1, V2])
-async def test_several_types_come_at_once_each_once(boot: Boots, path: str) -> None:
+async def test_returns_several_types_in_one_reply(boot: Boots, path: str) -> None:
     kinds = ["base64", "float", "binary", "float"]
     reply = (await asked(boot, path, BODY | {"embedding_types": kinds}))["embeddings"]
 
@@ -60,14 +58,14 @@ async def test_several_types_come_at_once_each_once(boot: Boots, path: str) -> N
     np.testing.assert_array_equal(VECTORS, packed)
 
 
-async def test_v1_without_types_answers_plain_vectors(boot: Boots) -> None:
+async def test_v1_without_types_returns_plain_vectors(boot: Boots) -> None:
     reply = await asked(boot, V1, {"texts": TEXTS})
 
     assert ("embeddings_floats", TEXTS) == (reply["response_type"], reply["texts"])
     np.testing.assert_array_equal(VECTORS, np.array(reply["embeddings"], np.float32))
 
 
-async def test_inputs_of_one_text_part_are_texts(boot: Boots) -> None:
+async def test_accepts_inputs_of_one_text_part(boot: Boots) -> None:
     inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
     reply = await asked(boot, V2, {"input_type": "classification", "inputs": inputs})
 
@@ -89,7 +87,7 @@ async def test_output_dimension_cuts_and_normalizes(boot: Boots, dimensions: int
     [("search_query", "q: "), ("search_document", "p: "), ("classification", ""), ("clustering", "")],
 )
 @pytest.mark.parametrize("path", [V1, V2])
-async def test_input_type_takes_the_models_prompt_for_it(
+async def test_input_type_selects_the_models_prompt(
     boot: Boots, path: str, input_type: str, prompt: str
 ) -> None:
     body = {"texts": ["red"], "input_type": input_type, "embedding_types": ["float"]}
@@ -101,14 +99,14 @@ async def test_input_type_takes_the_models_prompt_for_it(
 
 
 @pytest.mark.parametrize(("truncate", "status"), [("NONE", 400), ("START", 200), ("END", 200), (None, 200)])
-async def test_truncate_says_whether_a_long_text_is_cut(
+async def test_truncate_decides_whether_long_texts_are_cut(
     boot: Boots, truncate: str | None, status: int
 ) -> None:
     await asked(boot, V2, {"texts": [LONG], "input_type": "search_query", "truncate": truncate}, status)
 
 
 @pytest.mark.parametrize(("truncate", "side"), [("START", "left"), ("END", "right")])
-async def test_the_end_that_is_cut_is_the_callers_choice(boot: Boots, truncate: str, side: str) -> None:
+async def test_truncate_selects_the_end_to_cut(boot: Boots, truncate: str, side: str) -> None:
     server = FakeTei(auto_truncate=False)
     async with boot({"tei-0": server}) as gateway:
         await gateway.post(V2, BODY | {"truncate": truncate})
@@ -142,7 +140,7 @@ async def test_the_end_that_is_cut_is_the_callers_choice(boot: Boots, truncate: 
     ],
     ids=str,
 )
-async def test_what_cannot_be_done_is_400_with_a_message(boot: Boots, wrong: Any) -> None:
+async def test_rejects_unsupported_requests_with_400_and_a_message(boot: Boots, wrong: Any) -> None:
     reply = await asked(boot, V2, BODY | wrong, 400)
 
     assert {"message"} == reply.keys()
@@ -150,11 +148,11 @@ async def test_what_cannot_be_done_is_400_with_a_message(boot: Boots, wrong: Any
 
 
 @pytest.mark.parametrize("wrong", [{"texts": None}, {"images": ["data:"]}, {"texts": [""]}], ids=str)
-async def test_v1_refuses_the_same(boot: Boots, wrong: Any) -> None:
+async def test_v1_rejects_unsupported_requests_too(boot: Boots, wrong: Any) -> None:
     assert {"message"} == (await asked(boot, V1, BODY | wrong, 400)).keys()
 
 
-async def test_more_texts_than_cohere_takes_are_taken(boot: Boots) -> None:
+async def test_accepts_more_texts_than_cohere(boot: Boots) -> None:
     texts = [f"text {i}" for i in range(200)]
     reply = await asked(boot, V2, {"texts": texts, "input_type": "search_document"})
 

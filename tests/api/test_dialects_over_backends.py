@@ -95,9 +95,7 @@ async def test_tei_rerank_by_a_cross_encoder(boot: Boots, config: str, kind: str
 
 
 @pytest.mark.parametrize("kind", REMOTE)
-async def test_what_is_too_long_is_refused_where_nothing_may_be_cut(
-    boot: Boots, config: str, kind: str
-) -> None:
+async def test_rejects_long_inputs_if_truncation_is_off(boot: Boots, config: str, kind: str) -> None:
     async with boot({"one": embedder(kind)}, config) as gateway:
         reply = await gateway.post("/embed", {"inputs": LONG, "truncate": False})
 
@@ -105,7 +103,9 @@ async def test_what_is_too_long_is_refused_where_nothing_may_be_cut(
 
 
 @pytest.mark.parametrize("kind", ["infinity", "openai"])
-async def test_what_a_wire_cannot_say_is_teis_424(boot: Boots, config: str, kind: str) -> None:
+async def test_replies_424_to_options_that_the_backend_cannot_express(
+    boot: Boots, config: str, kind: str
+) -> None:
     async with boot({"one": embedder(kind)}, config) as gateway:
         reply = await gateway.post("/embed", {"inputs": "a", "normalize": False})
 
@@ -125,7 +125,9 @@ async def test_tei_tokenize(boot: Boots, config: str, kind: str) -> None:
 @pytest.mark.parametrize(
     "body", [b"<html>welcome</html>", b"", b'{"error":{"message":"no","code":500}}', b'{"data":[]}']
 )
-async def test_an_answer_that_is_none_is_502(boot: Boots, config: str, kind: str, body: bytes) -> None:
+async def test_replies_502_to_a_malformed_upstream_reply(
+    boot: Boots, config: str, kind: str, body: bytes
+) -> None:
     server: FakeServer = embedder(kind)
     async with boot({"one": server}, config) as gateway:
 
@@ -139,7 +141,9 @@ async def test_an_answer_that_is_none_is_502(boot: Boots, config: str, kind: str
 
 
 @pytest.mark.parametrize("kind", NEW)
-async def test_what_was_learnt_is_told_once_when_it_joins(boot: Boots, config: str, kind: str) -> None:
+async def test_reports_a_replicas_capabilities_once_when_it_joins(
+    boot: Boots, config: str, kind: str
+) -> None:
     async with boot({"one": embedder(kind)}, config) as gateway:
         lines = [one.reason for one in gateway.events if type(one).__name__ == "ReplicaChanged"]
 
@@ -167,7 +171,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("kind", LABELLED)
-async def test_every_classifier_gives_the_same_labels_in_every_dialect(
+async def test_every_classifier_returns_the_same_labels_in_every_dialect(
     boot: Boots, config: str, kind: str, tmp_path: Path
 ) -> None:
     # Whose labels are named by files only needs those files.
@@ -217,7 +221,7 @@ async def test_every_embedding_model_scores_pairs_by_cosine(boot: Boots, config:
 
 
 @pytest.mark.parametrize("kind", SPARSE)
-async def test_every_sparse_model_gives_the_same_terms(boot: Boots, config: str, kind: str) -> None:
+async def test_every_sparse_model_returns_the_same_terms(boot: Boots, config: str, kind: str) -> None:
     async with boot({"one": SPARSE[kind]()}, config) as gateway:
         reply = await gateway.post("/embed_sparse", {"inputs": TEXTS})
 
@@ -226,9 +230,7 @@ async def test_every_sparse_model_gives_the_same_terms(boot: Boots, config: str,
 
 
 @pytest.mark.parametrize("kind", TOKEN_VECTORS)
-async def test_token_vectors_come_from_every_backend_that_has_them(
-    boot: Boots, config: str, kind: str
-) -> None:
+async def test_every_backend_with_token_vectors_returns_them(boot: Boots, config: str, kind: str) -> None:
     make, scale = TOKEN_VECTORS[kind]
     async with boot({"one": make()}, config) as gateway:
         raw = await gateway.post("/embed_all", {"inputs": TEXTS})
@@ -240,7 +242,7 @@ async def test_token_vectors_come_from_every_backend_that_has_them(
 
 
 @pytest.mark.parametrize("kind", LATE)
-async def test_late_interaction_comes_from_every_backend_that_has_it(
+async def test_every_backend_with_late_interaction_returns_multivectors(
     boot: Boots, config: str, kind: str
 ) -> None:
     async with boot({"one": LATE[kind]()}, config) as gateway:
@@ -261,7 +263,7 @@ async def test_late_interaction_comes_from_every_backend_that_has_it(
         ("/pooling", {"input": "a", "task": "classify"}),
     ],
 )
-async def test_what_an_embedding_model_does_not_do_is_refused(
+async def test_rejects_operations_that_an_embedding_model_lacks(
     boot: Boots, config: str, kind: str, path: str, body: dict[str, Any]
 ) -> None:
     async with boot({"one": embedder(kind)}, config) as gateway:
@@ -271,7 +273,7 @@ async def test_what_an_embedding_model_does_not_do_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
-async def test_ids_become_texts_over_every_backend(boot: Boots, config: str, kind: str) -> None:
+async def test_decodes_ids_over_every_backend(boot: Boots, config: str, kind: str) -> None:
     async with boot({"one": embedder(kind)}, config) as gateway:
         tei = await gateway.post("/decode", {"ids": [[0], [0, 0]]})
         vllm = await gateway.post("/detokenize", {"tokens": [0, 0]})
@@ -293,9 +295,7 @@ async def test_infinity_embeddings(boot: Boots, config: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", REMOTE)
-async def test_a_base_url_alone_and_a_task_embed_over_every_backend(
-    boot: Boots, config: str, kind: str
-) -> None:
+async def test_base_url_and_pooling_embed_over_every_backend(boot: Boots, config: str, kind: str) -> None:
     async with boot({"one": embedder(kind)}, config) as gateway:
         native = await gateway.post("/models/m", {"inputs": TEXTS})
         pooled = await gateway.post("/pooling", {"input": TEXTS, "model": "m"})

@@ -96,14 +96,14 @@ async def test_classify(boot: Boots) -> None:
     rest_of(reply.json(), "classify", "moods", 6)
 
 
-async def test_raw_scores_of_labels_are_honoured(boot: Boots) -> None:
+async def test_classify_returns_raw_scores_on_request(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/infinity/classify", {"input": ["red"], "raw_scores": True})
 
     assert max(logits_of(("red",), 3)) == pytest.approx(reply.json()["data"][0][0]["score"], rel=1e-5)
 
 
-async def test_models_tell_what_each_can_do(boot: Boots) -> None:
+async def test_models_list_the_capabilities_of_each(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.client.get("/infinity/models")
 
@@ -149,7 +149,9 @@ async def test_health_needs_no_key(boot: Boots) -> None:
     ],
     ids=str,
 )
-async def test_a_wrong_body_is_422_with_the_place(boot: Boots, path: str, body: Any, field: str) -> None:
+async def test_rejects_invalid_bodies_with_422_and_the_field(
+    boot: Boots, path: str, body: Any, field: str
+) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post(f"/infinity/{path}", body)
 
@@ -158,7 +160,7 @@ async def test_a_wrong_body_is_422_with_the_place(boot: Boots, path: str, body: 
     assert ["body", field] == problem["loc"]
 
 
-async def test_a_model_that_is_not_here_and_a_wrong_key(boot: Boots) -> None:
+async def test_rejects_a_model_of_another_kind_and_a_wrong_key(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         other = await gateway.post("/infinity/classify", {"input": ["a"], "model": "bge"})
         gateway.client.headers["authorization"] = "Bearer wrong"

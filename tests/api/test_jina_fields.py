@@ -26,13 +26,13 @@ async def asked(boot: Boots, body: Any, status: int = 200, config: str = CONFIG)
 
 
 @pytest.mark.parametrize("given", ["a", {"text": "a"}, ["a"], [{"text": "a"}]], ids=str)
-async def test_an_input_may_be_an_object_with_text(boot: Boots, given: Any) -> None:
+async def test_accepts_objects_with_text_as_inputs(boot: Boots, given: Any) -> None:
     (item,) = (await asked(boot, {"input": given}))["data"]
 
     np.testing.assert_array_equal(vector_of("a"), np.array(item["embedding"], np.float32))
 
 
-async def test_objects_and_strings_may_stand_side_by_side(boot: Boots) -> None:
+async def test_accepts_objects_and_strings_in_one_list(boot: Boots) -> None:
     reply = await asked(boot, {"input": ["a", {"text": "b"}, "c"]})
 
     vectors = np.array([one["embedding"] for one in reply["data"]], np.float32)
@@ -54,7 +54,7 @@ async def test_objects_and_strings_may_stand_side_by_side(boot: Boots) -> None:
     ],
     ids=str,
 )
-async def test_a_task_takes_the_models_prompt_for_it(boot: Boots, fields: Any, prompt: str) -> None:
+async def test_task_selects_the_models_prompt(boot: Boots, fields: Any, prompt: str) -> None:
     reply = await asked(boot, {"input": "a", **fields}, config=PROMPTED)
 
     np.testing.assert_array_equal(
@@ -71,14 +71,16 @@ async def test_normalized_decides_the_length(boot: Boots, normalized: bool | Non
 
 @pytest.mark.parametrize("kind", ["binary", "ubinary"])
 @pytest.mark.parametrize("as_list", [True, False])
-async def test_embedding_type_is_how_vectors_come(boot: Boots, kind: EmbeddingType, as_list: bool) -> None:
+async def test_embedding_type_selects_the_format_of_vectors(
+    boot: Boots, kind: EmbeddingType, as_list: bool
+) -> None:
     reply = await asked(boot, {"input": "a", "embedding_type": [kind] if as_list else kind})
 
     expected = quantize(vector_of("a")[None, :], kind)[0].tolist()
     assert expected == reply["data"][0]["embedding"]
 
 
-async def test_embedding_type_goes_before_encoding_format(boot: Boots) -> None:
+async def test_embedding_type_overrides_encoding_format(boot: Boots) -> None:
     reply = await asked(boot, {"input": "a", "embedding_type": "base64", "encoding_format": "float"})
 
     packed = base64.b64decode(reply["data"][0]["embedding"])
@@ -95,7 +97,7 @@ async def test_embedding_type_goes_before_encoding_format(boot: Boots) -> None:
         ("strict", True, 200),
     ],
 )
-async def test_truncate_says_whether_a_long_input_is_cut(
+async def test_truncate_decides_whether_long_inputs_are_cut(
     boot: Boots, model: str, truncate: bool | None, status: int
 ) -> None:
     await asked(boot, {"input": "w " * 20, "model": model, "truncate": truncate}, status)
@@ -118,12 +120,12 @@ async def test_truncate_says_whether_a_long_input_is_cut(
     ],
     ids=str,
 )
-async def test_what_cannot_be_done_is_400_in_openais_words(boot: Boots, wrong: Any, param: str) -> None:
+async def test_rejects_unsupported_fields_with_openais_400(boot: Boots, wrong: Any, param: str) -> None:
     error = (await asked(boot, {"input": "a"} | wrong, 400))["error"]
 
     assert ("invalid_request_error", param) == (error["type"], error["param"])
 
 
 @pytest.mark.parametrize("field", ["late_chunking", "return_multivector"])
-async def test_what_is_refused_may_be_said_not_to_be_wanted(boot: Boots, field: str) -> None:
+async def test_accepts_unsupported_switches_that_are_off(boot: Boots, field: str) -> None:
     await asked(boot, {"input": "a", field: False})

@@ -54,7 +54,7 @@ def label_values(families: list[Metric]) -> Iterator[str]:
             yield from sample.labels.values()
 
 
-async def test_names_follow_prometheus(boot: Boots) -> None:
+async def test_metric_names_follow_prometheus_conventions(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         await gateway.post(OPENAI, {"input": "a"})
         families = await scraped(gateway)
@@ -78,7 +78,7 @@ async def test_labels_are_snake_case_and_known(boot: Boots) -> None:
     assert used <= LABELS
 
 
-async def test_a_call_is_counted_once(boot: Boots) -> None:
+async def test_counts_a_call_once(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         for _ in range(3):
             await gateway.post(OPENAI, {"input": ["one two", "three"]})
@@ -92,7 +92,7 @@ async def test_a_call_is_counted_once(boot: Boots) -> None:
     assert 3 == value(families, "gateway_call_duration_seconds_count", route=OPENAI)
 
 
-async def test_failures_are_counted_by_their_kind(boot: Boots) -> None:
+async def test_counts_failures_by_kind(boot: Boots) -> None:
     async with boot({"tei-0": tei_with_hook(respond_with(500))}) as gateway:
         await gateway.post(OPENAI, {"input": ""})
         await gateway.post(OPENAI, {"input": "a", "model": "nowhere"})
@@ -105,7 +105,7 @@ async def test_failures_are_counted_by_their_kind(boot: Boots) -> None:
     assert 1 <= value(families, "gateway_attempts_total", outcome="failed")
 
 
-async def test_a_dead_replica_is_shown_as_down(boot: Boots) -> None:
+async def test_shows_a_dead_replica_as_down(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         families = await scraped(gateway)
 
@@ -113,7 +113,7 @@ async def test_a_dead_replica_is_shown_as_down(boot: Boots) -> None:
     assert 0 == value(families, "gateway_replica_up", replica="http://tei-1")
 
 
-async def test_a_replica_that_is_gone_has_no_gauges_any_more() -> None:
+async def test_removed_replica_has_no_gauges() -> None:
     loads = [ReplicaLoad("embedder", name, 1, 6) for name in ("stays", "goes")]
     metrics = Metrics(is_open=True)
     metrics.watch(Sources(replicas=lambda: loads))
@@ -128,7 +128,7 @@ async def test_a_replica_that_is_gone_has_no_gauges_any_more() -> None:
     assert [b"stays"] * 3 == gauges.findall(after)
 
 
-async def test_batches_and_stages_are_measured(boot: Boots) -> None:
+async def test_measures_batches_and_stages(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         await gateway.post(OPENAI, {"input": ["a", "b", "c", "d", "e"]})
         families = await scraped(gateway)
@@ -141,7 +141,7 @@ async def test_batches_and_stages_are_measured(boot: Boots) -> None:
     assert {1} == {value(families, "gateway_stage_duration_seconds_count", stage=one) for one in stages}
 
 
-async def test_what_waits_has_an_age(boot: Boots) -> None:
+async def test_shows_the_age_of_the_oldest_queued_input(boot: Boots) -> None:
     gate = Gate()
     config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
     async with boot({"tei-0": tei_with_hook(gate)}, config) as gateway:
@@ -162,7 +162,7 @@ async def test_what_waits_has_an_age(boot: Boots) -> None:
     assert 2 == value(families, "gateway_calls_in_flight")
 
 
-async def test_no_label_repeats_what_a_caller_made_up(boot: Boots) -> None:
+async def test_no_label_repeats_text_of_a_caller(boot: Boots) -> None:
     servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
     async with boot(servers) as gateway:
         for path in ["/madeup", "/v1/madeup", "/v1/models/madeup", "/models/madeup/embed"]:
@@ -178,7 +178,7 @@ async def test_no_label_repeats_what_a_caller_made_up(boot: Boots) -> None:
     assert [] == [one for one in label_values(families) if "madeup" in one.lower()]
 
 
-async def test_series_do_not_grow_with_what_callers_ask_for(boot: Boots) -> None:
+async def test_number_of_series_does_not_depend_on_requests(boot: Boots) -> None:
     async def series(gateway: Running) -> int:
         return sum(len(one.samples) for one in await scraped(gateway))
 
@@ -201,7 +201,7 @@ async def test_series_do_not_grow_with_what_callers_ask_for(boot: Boots) -> None
 @given(
     st.lists(st.sampled_from(["", "v1", "models", "embed", "info", "x", "..", "é"]) | st.text(), max_size=5)
 )
-def test_routes_as_labels_are_a_closed_list(segments: list[str]) -> None:
+def test_route_labels_are_a_closed_list(segments: list[str]) -> None:
     assert ROUTES.parse("/" + "/".join(segments)).label in ROUTE_LABELS
 
 
@@ -210,7 +210,7 @@ def test_a_known_path_is_its_own_label(path: str) -> None:
     assert path == ROUTES.parse(path).label
 
 
-async def test_a_tenant_and_an_alias_are_labels_as_the_config_names_them(boot: Boots) -> None:
+async def test_labels_name_tenants_and_aliases_as_the_config_does(boot: Boots) -> None:
     config = f'{CONFIG}\ntenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}\n'
     async with boot({"tei-0": FakeTei()}, config) as gateway:
         await gateway.post("/models/org%2Fbge/embed", {"inputs": "a"})
@@ -220,7 +220,7 @@ async def test_a_tenant_and_an_alias_are_labels_as_the_config_names_them(boot: B
     assert 1 == value(families, "gateway_calls_total", route="/models/{model}/embed")
 
 
-async def test_a_call_whose_caller_has_gone_is_not_counted_as_well(boot: Boots) -> None:
+async def test_call_of_a_disconnected_caller_is_not_counted_as_ok(boot: Boots) -> None:
     gate = Gate()
     async with boot({"tei-0": tei_with_hook(gate)}) as gateway:
         gone = asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))
@@ -232,7 +232,7 @@ async def test_a_call_whose_caller_has_gone_is_not_counted_as_well(boot: Boots) 
     assert "ok" != event.outcome
 
 
-async def test_what_waits_is_shown_while_it_waits(boot: Boots) -> None:
+async def test_shows_queued_tokens_while_they_wait(boot: Boots) -> None:
     gate = Gate()
     config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
     async with boot({"tei-0": tei_with_hook(gate)}, config) as gateway:
@@ -271,7 +271,7 @@ async def test_metrics_are_open_on_the_loopback_interface_only(boot: Boots, list
     "host",
     ["evil.example", "evil.example:8080", "localhost.evil.example", "[::1].evil.example", "", "a@[::1]"],
 )
-async def test_a_page_whose_name_was_made_to_lead_here_reads_no_metrics(boot: Boots, host: str) -> None:
+async def test_metrics_need_a_key_under_a_foreign_host_name(boot: Boots, host: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.client.get("/metrics", headers={"authorization": "", "host": host})
         with_key = await gateway.client.get("/metrics", headers={"host": host})
@@ -279,7 +279,7 @@ async def test_a_page_whose_name_was_made_to_lead_here_reads_no_metrics(boot: Bo
     assert (401, 200) == (reply.status_code, with_key.status_code)
 
 
-async def test_inputs_and_keys_are_in_no_event(boot: Boots) -> None:
+async def test_no_event_contains_inputs_or_keys(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         await gateway.post(OPENAI, {"input": "a secret text"})
         await gateway.post(OPENAI, {"input": ["a secret text", ""]})
@@ -291,7 +291,7 @@ async def test_inputs_and_keys_are_in_no_event(boot: Boots) -> None:
 
 
 @given(st.lists(st.one_of(st.sampled_from([0.0, 0.1, 0.5, 2.0, 2.1, 1e9]), st.floats(0, 3))))
-def test_many_observations_count_like_one_after_another(amounts: list[float]) -> None:
+def test_batched_observations_equal_single_ones(amounts: list[float]) -> None:
     registries = CollectorRegistry(), CollectorRegistry()
     one_by_one = Histogram("taken", "-", ["a"], buckets=(0.1, 0.5, 2), registry=registries[0]).labels("x")
     together = BatchedHistogram("taken", "-", ["a"], buckets=(0.1, 0.5, 2), registry=registries[1]).labels(
@@ -308,7 +308,7 @@ def test_many_observations_count_like_one_after_another(amounts: list[float]) ->
     assert got == pytest.approx(expected)
 
 
-async def test_what_was_counted_together_is_there_when_somebody_asks() -> None:
+async def test_batched_counts_are_complete_on_render() -> None:
     metrics = Metrics(is_open=True)
     for _ in range(300):
         metrics.observe(CallFinished("id", "POST", OPENAI, 200, "ok", 0.25, "a", "m", 2, 5))

@@ -28,7 +28,7 @@ def read(item: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"encoding_format": None}])
-async def test_vectors_are_numbers_unless_base64_is_asked(boot: Boots, options: dict[str, Any]) -> None:
+async def test_vectors_are_numbers_without_base64(boot: Boots, options: dict[str, Any]) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.post(PATH, {"input": "a", "model": "bge", **options})
 
@@ -46,7 +46,7 @@ async def test_base64_holds_the_same_bits_as_numbers(boot: Boots) -> None:
         assert read(one).tobytes() == read(other).tobytes()
 
 
-async def test_the_body_has_every_key_of_openai(boot: Boots) -> None:
+async def test_reply_has_every_field_of_openai(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         body = (await gateway.post(PATH, {"input": "one two", "model": "org/bge"})).json()
 
@@ -56,7 +56,7 @@ async def test_the_body_has_every_key_of_openai(boot: Boots) -> None:
     assert {"object": "embedding", "index": 0} == {k: body["data"][0][k] for k in ("object", "index")}
 
 
-async def test_items_come_in_input_order_whatever_the_batches(boot: Boots) -> None:
+async def test_items_are_in_input_order_whatever_the_batches(boot: Boots) -> None:
     texts = [f"text {i}" for i in range(11)]
     async with boot({"tei-0": FakeTei(), "tei-1": FakeTei()}) as gateway:
         items = (await gateway.post(PATH, {"input": texts})).json()["data"]
@@ -72,7 +72,7 @@ async def test_usage_is_summed_over_batches(boot: Boots) -> None:
     assert 9 * 4 == body["usage"]["prompt_tokens"]
 
 
-async def test_dimensions_keep_the_first_and_length_one(boot: Boots) -> None:
+async def test_dimensions_keep_the_first_components_and_length_one(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         body = (await gateway.post(PATH, {"input": "a", "dimensions": 4})).json()
 
@@ -82,7 +82,7 @@ async def test_dimensions_keep_the_first_and_length_one(boot: Boots) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
 @pytest.mark.parametrize("extra", [{"user": "u-1"}, {"user": None}, {"unheard_of": {"deep": [1]}}])
-async def test_fields_that_change_nothing_are_let_pass(boot: Boots, path: str, extra: dict[str, Any]) -> None:
+async def test_ignores_fields_that_change_nothing(boot: Boots, path: str, extra: dict[str, Any]) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.post(path, {"input": "a", **extra})
 
@@ -90,14 +90,14 @@ async def test_fields_that_change_nothing_are_let_pass(boot: Boots, path: str, e
     np.testing.assert_array_equal(vector_of("a"), read(reply.json()["data"][0]))
 
 
-async def test_without_a_model_the_default_answers_and_is_named(boot: Boots) -> None:
+async def test_uses_and_names_the_default_model(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.post(PATH, {"input": "a"})
 
     assert "bge" == reply.json()["model"]
 
 
-async def test_a_model_that_does_not_embed_is_named_as_such(boot: Boots) -> None:
+async def test_rejects_a_model_that_does_not_embed(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}) as gateway:
         reply = await gateway.post(PATH, {"input": "a", "model": "cross"})
 
@@ -110,7 +110,7 @@ async def test_a_model_that_does_not_embed_is_named_as_such(boot: Boots) -> None
     )
 
 
-async def test_a_model_that_truncates_nothing_refuses_a_long_input(boot: Boots) -> None:
+async def test_model_without_truncation_rejects_a_long_input(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.post(PATH, {"input": "w " * 20, "model": "strict"})
 
@@ -118,7 +118,7 @@ async def test_a_model_that_truncates_nothing_refuses_a_long_input(boot: Boots) 
     assert ("invalid_request_error", None) == tuple(reply.json()["error"][k] for k in ("type", "code"))
 
 
-async def test_the_official_client_reads_replies(boot: Boots) -> None:
+async def test_official_client_reads_replies(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         client = openai.AsyncOpenAI(
             api_key=KEY, base_url="http://gateway/v1", http_client=gateway.client, max_retries=0
@@ -129,7 +129,7 @@ async def test_the_official_client_reads_replies(boot: Boots) -> None:
     assert 6 == reply.usage.total_tokens
 
 
-async def test_the_official_client_raises_its_own_errors(boot: Boots) -> None:
+async def test_official_client_raises_its_own_errors(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         client = openai.AsyncOpenAI(
             api_key=KEY, base_url="http://gateway/v1", http_client=gateway.client, max_retries=0
@@ -150,7 +150,7 @@ async def test_the_official_client_raises_its_own_errors(boot: Boots) -> None:
     ),
     encoding_format=st.sampled_from(["float", "base64"]),
 )
-def test_a_written_vector_reads_back_bit_for_bit(
+def test_encoded_vectors_decode_bit_for_bit(
     vectors: np.ndarray[Any, np.dtype[np.float32]], encoding_format: EncodingFormat
 ) -> None:
     body = msgspec.json.decode(encode_embeddings(EmbedReply(vectors, 1), "m", encoding_format))

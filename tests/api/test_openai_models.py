@@ -14,7 +14,7 @@ tenants:
 """
 
 
-async def test_the_list_is_the_configs_names_in_its_order(boot: Boots) -> None:
+async def test_lists_the_configs_models_in_its_order(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         body = (await gateway.client.get("/v1/models")).json()
 
@@ -24,7 +24,7 @@ async def test_the_list_is_the_configs_names_in_its_order(boot: Boots) -> None:
     assert all(isinstance(one["created"], int) and one["owned_by"] for one in body["data"])
 
 
-async def test_a_model_tells_what_it_can_be_asked(boot: Boots) -> None:
+async def test_each_model_lists_its_operations(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}) as gateway:
         items = (await gateway.client.get("/v1/models")).json()["data"]
 
@@ -36,7 +36,7 @@ async def test_a_model_tells_what_it_can_be_asked(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("name", ["bge", "org/bge", "org%2Fbge"])
-async def test_one_model_is_the_item_of_the_list(boot: Boots, name: str) -> None:
+async def test_a_single_model_equals_its_item_in_the_list(boot: Boots, name: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         one = await gateway.client.get(f"/v1/models/{name}")
         items = (await gateway.client.get("/v1/models")).json()["data"]
@@ -65,7 +65,7 @@ async def test_a_tenant_sees_only_what_it_may_use(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/bge", "/v1/models/nowhere", "/info"])
-async def test_without_a_key_nothing_is_told(boot: Boots, path: str) -> None:
+async def test_reveals_nothing_without_a_key(boot: Boots, path: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.client.get(path, headers={"authorization": ""})
 
@@ -73,14 +73,14 @@ async def test_without_a_key_nothing_is_told(boot: Boots, path: str) -> None:
     assert "bge" not in reply.text
 
 
-async def test_models_are_listed_while_every_replica_is_down(boot: Boots) -> None:
+async def test_lists_models_while_every_replica_is_down(boot: Boots) -> None:
     async with boot({}) as gateway:
         reply = await gateway.client.get("/v1/models")
 
     assert (200, 5) == (reply.status_code, len(reply.json()["data"]))
 
 
-async def test_the_official_client_lists_and_finds(boot: Boots) -> None:
+async def test_official_client_lists_and_retrieves_models(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         client = openai.AsyncOpenAI(api_key=KEY, base_url="http://gateway/v1", http_client=gateway.client)
         listed = [one.id async for one in client.models.list()]

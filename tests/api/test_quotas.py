@@ -80,7 +80,7 @@ async def test_retry_after_is_exact(boot: Boots, limits: str, admitted: int, wai
 @pytest.mark.parametrize(
     ("limits", "unit"), [("requests_per_minute: 1", "requests"), ("tokens_per_minute: 17", "tokens")]
 )
-async def test_openai_tells_which_unit_ran_out(boot: Boots, limits: str, unit: str) -> None:
+async def test_openai_error_names_the_exhausted_unit(boot: Boots, limits: str, unit: str) -> None:
     ledger = MemoryLedger(Clock())
     async with boot({"tei-0": FakeTei()}, tenants(limits), ledger=ledger) as gateway:
         await embed(gateway, "w " * 20)
@@ -89,7 +89,7 @@ async def test_openai_tells_which_unit_ran_out(boot: Boots, limits: str, unit: s
     assert (unit, "rate_limit_exceeded") == (error["type"], error["code"])
 
 
-async def test_tei_calls_it_overloaded(boot: Boots) -> None:
+async def test_tei_error_type_is_overloaded(boot: Boots) -> None:
     ledger = MemoryLedger(Clock())
     async with boot({"tei-0": FakeTei()}, tenants("requests_per_minute: 1"), ledger=ledger) as gateway:
         await embed(gateway)
@@ -102,7 +102,7 @@ async def test_tei_calls_it_overloaded(boot: Boots) -> None:
     )
 
 
-async def test_a_day_that_is_used_up_tells_clients_not_to_retry(boot: Boots) -> None:
+async def test_exhausted_day_limit_tells_clients_not_to_retry(boot: Boots) -> None:
     clock = Clock()
     limits = "requests_per_day: 1"
     async with boot({"tei-0": FakeTei()}, tenants(limits), ledger=MemoryLedger(clock)) as gateway:
@@ -126,7 +126,7 @@ async def test_a_day_that_is_used_up_tells_clients_not_to_retry(boot: Boots) -> 
         ("tokens_per_day: 10", "w " * 20, r"this call may cost up to \d\d tokens, by its length, and "),
     ],
 )
-async def test_what_can_never_pass_is_not_worth_a_retry(
+async def test_request_beyond_the_limit_is_not_retryable(
     boot: Boots, limits: str, body: Any, told: str
 ) -> None:
     ledger = MemoryLedger(Clock())
@@ -140,7 +140,7 @@ async def test_what_can_never_pass_is_not_worth_a_retry(
     assert "retry-after" not in openai.headers
 
 
-async def test_tokens_that_were_counted_are_told_as_what_it_costs(boot: Boots, tmp_path: Path) -> None:
+async def test_error_names_the_exact_cost_if_tokens_are_counted(boot: Boots, tmp_path: Path) -> None:
     settings = f', tokenizer: "{write_small_files(tmp_path)}"}}'
     text = tenants("tokens_per_day: 10").replace('"http://tei-1"]}', f'"http://tei-1"]{settings}')
     async with boot({"tei-0": FakeTei()}, text, ledger=MemoryLedger(Clock())) as gateway:
@@ -164,7 +164,7 @@ async def test_tenants_do_not_share_limits(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("model", ["bge", "strict", None])
-async def test_a_tenant_uses_its_models_and_no_other(boot: Boots, model: str | None) -> None:
+async def test_tenant_may_use_only_its_models(boot: Boots, model: str | None) -> None:
     config = tenants("requests_per_minute: 10", ", models: [org/bge]")
     async with boot({"tei-0": FakeTei()}, config, ledger=MemoryLedger(Clock())) as gateway:
         allowed = await embed(gateway, model="org/bge")
@@ -213,20 +213,20 @@ async def remaining_after(
     return 100 - requests - 1, 1000 - tokens - 3
 
 
-async def test_the_callers_own_fault_is_charged(boot: Boots) -> None:
+async def test_charges_errors_of_the_caller(boot: Boots) -> None:
     body = {"input": "w " * 20, "model": "strict"}
 
     assert (1, 0) == await remaining_after(boot, {"tei-0": FakeTei()}, body, 400)
 
 
 @pytest.mark.parametrize(("status", "answered"), [(500, 502), (424, 502), (401, 502), (429, 429)])
-async def test_an_upstreams_fault_is_refunded(boot: Boots, status: int, answered: int) -> None:
+async def test_refunds_errors_of_an_upstream(boot: Boots, status: int, answered: int) -> None:
     servers = {name: tei_with_hook(respond_with(status)) for name in ("tei-0", "tei-1")}
 
     assert (0, 0) == await remaining_after(boot, servers, {"input": "a"}, answered)
 
 
-async def test_an_upstreams_fault_in_one_batch_of_many_is_refunded_whole(boot: Boots) -> None:
+async def test_refunds_the_whole_call_if_one_batch_fails(boot: Boots) -> None:
     server = FakeTei()
 
     async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
@@ -238,14 +238,14 @@ async def test_an_upstreams_fault_in_one_batch_of_many_is_refunded_whole(boot: B
     assert (0, 0) == await remaining_after(boot, {"tei-0": server}, body, 502)
 
 
-async def test_a_fault_of_the_gateway_is_refunded(boot: Boots) -> None:
+async def test_refunds_errors_of_the_gateway(boot: Boots) -> None:
     servers = {"tei-0": tei_with_hook(fail_with(RuntimeError("a bug")))}
 
     assert (0, 0) == await remaining_after(boot, servers, {"input": "a"}, 500)
 
 
 @pytest.mark.parametrize(("timeouts", "remaining"), [({}, "99"), ({"x_timeout_s": "0.05"}, "98")])
-async def test_a_call_past_its_deadline_is_refunded_unless_the_caller_set_it(
+async def test_refunds_a_timeout_unless_the_caller_set_it(
     boot: Boots, timeouts: dict[str, str], remaining: str
 ) -> None:
     server = tei_with_hook(Gate())
@@ -260,7 +260,7 @@ async def test_a_call_past_its_deadline_is_refunded_unless_the_caller_set_it(
 
 @pytest.mark.parametrize("limits", ["tokens_per_day: 1000", "requests_per_day: 1000"])
 @pytest.mark.parametrize("hangs_up", [True, False], ids=["hangs up", "own deadline"])
-async def test_who_does_not_wait_for_an_answer_pays_for_what_was_sent(
+async def test_charges_a_caller_who_leaves_for_dispatched_batches(
     boot: Boots, limits: str, *, hangs_up: bool
 ) -> None:
     gate = Gate()
@@ -283,7 +283,7 @@ async def test_who_does_not_wait_for_an_answer_pays_for_what_was_sent(
     assert [(1, 28)] == [(row.requests, row.tokens) for row in rows]
 
 
-async def test_a_caller_that_hangs_up_before_anything_was_sent_pays_no_tokens(boot: Boots) -> None:
+async def test_charges_no_tokens_if_the_caller_hangs_up_before_dispatch(boot: Boots) -> None:
     gate = Gate()
     ledger = MemoryLedger(Clock())
     config = tenants("tokens_per_day: 1000").replace("backend: tei,", "backend: tei, in_flight_batches: 1,")
@@ -301,7 +301,7 @@ async def test_a_caller_that_hangs_up_before_anything_was_sent_pays_no_tokens(bo
     assert [(2, 3)] == [(row.requests, row.tokens) for row in rows]
 
 
-async def test_a_refused_call_takes_nothing_from_the_other_limits(boot: Boots) -> None:
+async def test_denied_call_takes_nothing_from_other_limits(boot: Boots) -> None:
     clock = Clock()
     limits = tenants("requests_per_second: 1, inputs_per_day: 100")
     async with boot({"tei-0": FakeTei()}, limits, ledger=MemoryLedger(clock)) as gateway:
@@ -312,7 +312,7 @@ async def test_a_refused_call_takes_nothing_from_the_other_limits(boot: Boots) -
     assert "98" == reply.headers["x-ratelimit-remaining-inputs"]
 
 
-async def test_calls_in_flight_are_counted_and_their_slots_come_back(boot: Boots) -> None:
+async def test_counts_calls_in_flight_and_releases_their_slots(boot: Boots) -> None:
     gate = Gate()
     async with boot({"tei-0": tei_with_hook(gate)}, tenants("requests_in_flight: 2")) as gateway:
         running = [asyncio.create_task(embed(gateway, text)) for text in ("one", "two")]
@@ -326,7 +326,7 @@ async def test_calls_in_flight_are_counted_and_their_slots_come_back(boot: Boots
     assert [200, 200, 200] == [reply.status_code for reply in (*done, after)]
 
 
-async def test_a_cancelled_call_gives_its_slot_back(boot: Boots) -> None:
+async def test_cancelled_call_releases_its_slot(boot: Boots) -> None:
     gate = Gate()
     async with boot({"tei-0": tei_with_hook(gate)}, tenants("requests_in_flight: 1")) as gateway:
         gone = asyncio.create_task(embed(gateway))
@@ -340,7 +340,7 @@ async def test_a_cancelled_call_gives_its_slot_back(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("status", [500, 429, 422])
-async def test_a_failed_call_gives_its_slot_back(boot: Boots, status: int) -> None:
+async def test_failed_call_releases_its_slot(boot: Boots, status: int) -> None:
     server = tei_with_hook(respond_with(status))
     async with boot({"tei-0": server}, tenants("requests_in_flight: 1")) as gateway:
         await embed(gateway)
@@ -350,5 +350,5 @@ async def test_a_failed_call_gives_its_slot_back(boot: Boots, status: int) -> No
 
 
 @pytest.mark.parametrize("body", [{"input": ""}, {"input": "a", "model": "nowhere"}, {"input": 5}])
-async def test_what_never_came_to_admission_costs_nothing(boot: Boots, body: dict[str, Any]) -> None:
+async def test_call_that_fails_before_admission_costs_nothing(boot: Boots, body: dict[str, Any]) -> None:
     assert (0, 0) == await remaining_after(boot, {"tei-0": FakeTei()}, body, 404 if "model" in body else 400)

@@ -63,7 +63,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 @pytest.mark.parametrize(("model", "path", "body", "tokens"), CALLS.values(), ids=CALLS.keys())
-async def test_a_call_costs_what_was_computed(
+async def test_charges_the_computed_tokens(
     boot: Boots, tokenizer: Path | None, model: str, path: str, body: dict[str, Any], tokens: int
 ) -> None:
     if path in ("/decode", "/detokenize") and tokenizer is not None:
@@ -81,7 +81,7 @@ COUNTED = {name: call for name, call in CALLS.items() if call[3] and call[0] != 
 
 
 @pytest.mark.parametrize(("model", "path", "body", "tokens"), COUNTED.values(), ids=COUNTED.keys())
-async def test_a_limit_of_the_exact_cost_is_enough_where_tokens_are_counted(
+async def test_admits_a_call_of_exactly_the_limit_if_tokens_are_counted(
     boot: Boots, tmp_path: Path, model: str, path: str, body: dict[str, Any], tokens: int
 ) -> None:
     files = write_small_files(tmp_path)

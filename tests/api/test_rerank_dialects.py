@@ -32,7 +32,7 @@ async def asked(boot: Boots, path: str, body: Any, status: int = 200) -> Any:
 
 
 @pytest.mark.parametrize("path", [V1, V2, SHARED])
-async def test_documents_come_best_first_with_the_callers_indices(boot: Boots, path: str) -> None:
+async def test_returns_documents_best_first_with_the_callers_indices(boot: Boots, path: str) -> None:
     reply = await asked(boot, path, BODY)
 
     assert ORDER == [one["index"] for one in reply["results"]]
@@ -46,7 +46,7 @@ async def test_a_base_url_may_name_the_model(boot: Boots, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [V1, SHARED])
-async def test_v1_has_what_coheres_and_jinas_clients_read(boot: Boots, path: str) -> None:
+async def test_v1_reply_has_the_fields_that_coheres_and_jinas_clients_read(boot: Boots, path: str) -> None:
     reply = await asked(boot, path, BODY | {"model": "cross"})
 
     assert {"id", "object", "model", "results", "usage", "meta"} == reply.keys()
@@ -56,7 +56,7 @@ async def test_v1_has_what_coheres_and_jinas_clients_read(boot: Boots, path: str
     assert all({"index", "relevance_score"} == one.keys() for one in reply["results"])
 
 
-async def test_v2_has_what_coheres_clients_read_and_no_more(boot: Boots) -> None:
+async def test_v2_reply_has_only_the_fields_that_coheres_clients_read(boot: Boots) -> None:
     reply = await asked(boot, V2, BODY | {"return_documents": True})
 
     assert {"id", "results", "meta"} == reply.keys()
@@ -74,7 +74,7 @@ async def test_a_search_unit_is_a_query_with_a_hundred_documents(
 
 
 @pytest.mark.parametrize("path", [V1, SHARED])
-async def test_documents_are_given_back_when_asked_for(boot: Boots, path: str) -> None:
+async def test_returns_documents_on_request(boot: Boots, path: str) -> None:
     documents = [{"text": text, "title": "ignored"} if i % 2 else text for i, text in enumerate(TEXTS)]
     reply = await asked(boot, path, {"query": "q", "documents": documents, "return_documents": True})
 
@@ -84,14 +84,14 @@ async def test_documents_are_given_back_when_asked_for(boot: Boots, path: str) -
 
 @pytest.mark.parametrize("path", [V1, V2, SHARED])
 @pytest.mark.parametrize("top_n", [None, 1, 3, 6, 100])
-async def test_top_n_is_how_many_come_back(boot: Boots, path: str, top_n: int | None) -> None:
+async def test_top_n_limits_the_results(boot: Boots, path: str, top_n: int | None) -> None:
     reply = await asked(boot, path, BODY | {"top_n": top_n})
 
     assert ORDER[:top_n] == [one["index"] for one in reply["results"]]
 
 
 @pytest.mark.parametrize(("path", "status"), [(V1, 200), (SHARED, 200), (V2, 400)])
-async def test_a_top_n_of_0_is_all_for_vllms_clients_and_refused_by_coheres(
+async def test_top_n_0_returns_all_for_vllm_and_is_rejected_for_cohere(
     boot: Boots, path: str, status: int
 ) -> None:
     reply = await asked(boot, path, BODY | {"top_n": 0}, status)
@@ -118,7 +118,7 @@ async def test_an_embedding_model_reranks_by_cosine(boot: Boots) -> None:
     )
 
 
-async def test_a_rerank_by_cosine_says_what_is_query_and_what_document(boot: Boots) -> None:
+async def test_rerank_by_cosine_uses_the_prompts_of_query_and_documents(boot: Boots) -> None:
     prompted = "bge: {upstream: embedder, prompts: {query: 'q: ', passage: 'p: '}}"
     async with boot(fakes(), CONFIG.replace("bge: {upstream: embedder}", prompted, 1)) as gateway:
         reply = await gateway.post(V2, {"query": "q", "documents": ["a", "b"], "model": "bge"})
@@ -129,7 +129,7 @@ async def test_a_rerank_by_cosine_says_what_is_query_and_what_document(boot: Boo
 
 
 @pytest.mark.parametrize(("truncation", "status"), [(True, 200), (None, 200), (False, 400)])
-async def test_jinas_truncation_says_whether_long_documents_are_cut(
+async def test_truncation_decides_whether_long_documents_are_cut(
     boot: Boots, truncation: bool | None, status: int
 ) -> None:
     body = {"query": "q", "documents": ["w " * 20], "truncation": truncation, "model": "bge"}
@@ -138,7 +138,7 @@ async def test_jinas_truncation_says_whether_long_documents_are_cut(
 
 
 @pytest.mark.parametrize(("allowed", "warned"), [(None, False), (5, True), (4096, False)])
-async def test_max_tokens_per_doc_is_not_applied_and_says_so_where_it_would_be(
+async def test_warns_if_max_tokens_per_doc_would_cut_a_document(
     boot: Boots, allowed: int | None, warned: bool
 ) -> None:
     body = {"query": "q", "documents": ["a", "one two three"], "max_tokens_per_doc": allowed}
@@ -169,7 +169,7 @@ async def test_max_tokens_per_doc_is_not_applied_and_says_so_where_it_would_be(
     ],
     ids=str,
 )
-async def test_what_cannot_be_done_is_400_with_a_reason(boot: Boots, path: str, wrong: Any) -> None:
+async def test_rejects_unsupported_requests_with_400_and_a_reason(boot: Boots, path: str, wrong: Any) -> None:
     reply = await asked(boot, path, BODY | wrong, 400)
 
     assert ({"message"} if path == V2 else {"message", "detail"}) == reply.keys()
@@ -193,13 +193,13 @@ async def test_unknown_fields_are_ignored(boot: Boots) -> None:
     ],
     ids=str,
 )
-async def test_the_body_tells_whose_errors_rerank_speaks(
+async def test_field_of_the_body_selects_the_dialect_of_errors(
     boot: Boots, body: Any, status: int, keys: set[str]
 ) -> None:
     assert keys == (await asked(boot, SHARED, body, status)).keys()
 
 
-async def test_broken_json_on_the_shared_path_is_teis(boot: Boots) -> None:
+async def test_malformed_json_on_the_shared_path_gets_teis_error(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.client.post(SHARED, content=b'{"query": "q", "documents": ["a"], ')
 
@@ -207,7 +207,7 @@ async def test_broken_json_on_the_shared_path_is_teis(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize(("priority", "bulk"), [(0, False), (None, False), (7, True)])
-def test_coheres_priority_past_0_is_bulk(priority: int | None, bulk: bool) -> None:
+def test_priority_above_0_is_bulk(priority: int | None, bulk: bool) -> None:
     nobody: Any = None
     api = InferenceApi(nobody, nobody, 10)
     data = RerankRequest(query="q", documents=["a"], priority=priority)

@@ -59,7 +59,7 @@ async def test_items_become_dense_vectors_with_their_ids(boot: Boots, path: str,
 
 @pytest.mark.parametrize("sent_as", ["application/json", MSGPACK, "application/x-msgpack"])
 @pytest.mark.parametrize("accept", ["*/*", "application/json", MSGPACK, "application/x-msgpack"])
-async def test_bodies_are_json_or_msgpack_as_each_side_says(boot: Boots, sent_as: str, accept: str) -> None:
+async def test_each_body_is_json_or_msgpack_by_its_header(boot: Boots, sent_as: str, accept: str) -> None:
     packs = "msgpack" in sent_as
     body = msgspec.msgpack.encode({"items": ITEMS}) if packs else json.dumps({"items": ITEMS}).encode()
     async with boot(fakes()) as gateway:
@@ -81,7 +81,7 @@ async def test_bodies_are_json_or_msgpack_as_each_side_says(boot: Boots, sent_as
 @pytest.mark.parametrize(
     ("body", "status"), [(b"\xc1", 400), (b"", 400), (msgspec.msgpack.encode({"items": 5}), 400)]
 )
-async def test_what_is_no_msgpack_is_400_in_json(boot: Boots, body: bytes, status: int) -> None:
+async def test_rejects_malformed_msgpack_with_400_in_json(boot: Boots, body: bytes, status: int) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.client.post(ENCODE, content=body, headers={"content-type": MSGPACK})
 
@@ -90,7 +90,7 @@ async def test_what_is_no_msgpack_is_400_in_json(boot: Boots, body: bytes, statu
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
-async def test_output_dtype_is_the_same_vectors_in_fewer_bits(boot: Boots, dtype: Any) -> None:
+async def test_output_dtype_quantizes_the_same_vectors(boot: Boots, dtype: Any) -> None:
     reply = await asked(boot, ENCODE, {"items": ITEMS, "params": {"output_dtype": dtype}})
 
     expected = quantize(np.array([vector_of(text) for text in TEXTS]), dtype).tolist()
@@ -98,9 +98,7 @@ async def test_output_dtype_is_the_same_vectors_in_fewer_bits(boot: Boots, dtype
 
 
 @pytest.mark.parametrize(("is_query", "prompt"), [(True, "q: "), (False, "d: "), (None, "")])
-async def test_is_query_takes_the_models_prompt_for_it(
-    boot: Boots, is_query: bool | None, prompt: str
-) -> None:
+async def test_is_query_selects_the_models_prompt(boot: Boots, is_query: bool | None, prompt: str) -> None:
     body = {"items": ITEMS[:1], "params": {"options": {"is_query": is_query, "profile": "default"}}}
     reply = await asked(boot, ENCODE, body, config=PROMPTED)
 
@@ -108,7 +106,7 @@ async def test_is_query_takes_the_models_prompt_for_it(
     np.testing.assert_array_equal(vector_of(prompt + "red"), vector)
 
 
-async def test_score_gives_every_item_its_rank_best_first(boot: Boots) -> None:
+async def test_score_ranks_every_item_best_first(boot: Boots) -> None:
     body = {"query": {"id": "q1", "text": "q"}, "items": ITEMS}
     reply = await asked(boot, SCORE, body)
 
@@ -150,7 +148,7 @@ async def test_score_gives_every_item_its_rank_best_first(boot: Boots) -> None:
     ],
     ids=str,
 )
-async def test_what_cannot_be_done_has_a_code_and_a_message(
+async def test_rejects_unsupported_requests_with_a_code_and_a_message(
     boot: Boots, path: str, body: Any, status: int, code: str
 ) -> None:
     detail = (await asked(boot, path, body, status))["detail"]
@@ -160,7 +158,7 @@ async def test_what_cannot_be_done_has_a_code_and_a_message(
     assert detail["message"]
 
 
-def test_several_kinds_of_output_are_asked_for_in_one_call() -> None:
+def test_requests_several_kinds_of_output_in_one_call() -> None:
     nobody: Any = None
     data = SieEncodeRequest(items=[SieItem(text="a")], params=EncodeParams(output_types=["sparse", "dense"]))
 
@@ -176,7 +174,7 @@ def encoded() -> EncodeReply:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_all_kinds_of_one_input_stand_side_by_side(dtype: OutputDtype) -> None:
+def test_item_holds_all_kinds_of_output(dtype: OutputDtype) -> None:
     reply = encoded()
     items = json.loads(json_bytes(encode_items(reply, ["a", None], dtype)))
 
@@ -190,7 +188,7 @@ def test_all_kinds_of_one_input_stand_side_by_side(dtype: OutputDtype) -> None:
     assert dtype == items[1]["dense"]["dtype"]
 
 
-def test_a_kind_that_was_not_asked_for_is_left_out() -> None:
+def test_item_omits_kinds_that_were_not_requested() -> None:
     reply = EmbedReply(np.ones((1, 2), np.float32), 1)
 
     (item,) = encode_items(reply, [None], "float32")

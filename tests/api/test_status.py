@@ -39,7 +39,7 @@ async def told_once(gateway: Running, holds: Callable[[Snapshot], bool]) -> Snap
     return snapshot
 
 
-async def test_it_tells_calls_tenants_models_and_replicas(boot: Boots) -> None:
+async def test_snapshot_has_calls_tenants_models_and_replicas(boot: Boots) -> None:
     servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
     async with boot(servers) as gateway:
         await gateway.post(OPENAI, {"input": ["one two", "three"]})
@@ -78,7 +78,7 @@ async def test_it_tells_calls_tenants_models_and_replicas(boot: Boots) -> None:
     assert ("memory", False) == (snapshot.store.kind, snapshot.store.away)
 
 
-async def test_it_tells_what_waits_and_what_is_in_flight(boot: Boots) -> None:
+async def test_snapshot_has_queued_and_in_flight_inputs(boot: Boots) -> None:
     gate = Gate()
     config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
     async with boot({"tei-0": tei_with_hook(gate)}, config) as gateway:
@@ -100,7 +100,7 @@ async def test_it_tells_what_waits_and_what_is_in_flight(boot: Boots) -> None:
     assert 2 == snapshot.calls_in_flight
 
 
-async def test_refusals_are_counted_by_tenant(boot: Boots) -> None:
+async def test_counts_quota_denials_by_tenant(boot: Boots) -> None:
     limits = "limits: {requests_per_day: 1}"
     config = f'{CONFIG}\ntenants: {{acme: {{keys: ["{key_digest(KEY)}"], {limits}}}}}\n'
     async with boot({"tei-0": FakeTei()}, config) as gateway:
@@ -112,7 +112,7 @@ async def test_refusals_are_counted_by_tenant(boot: Boots) -> None:
     assert 2 == snapshot.calls.outcomes["quota_exceeded"]
 
 
-async def test_it_is_for_operators(boot: Boots) -> None:
+async def test_status_requires_an_operator_key(boot: Boots) -> None:
     config = f'tenants: {{ops: {{keys: [{{digest: "{key_digest(KEY)}", scopes: [admin]}}]}}}}\n'
     config += f"listen: 0.0.0.0:8080\n{CONFIG}"
     async with boot({"tei-0": FakeTei()}, config) as gateway:
@@ -123,7 +123,7 @@ async def test_it_is_for_operators(boot: Boots) -> None:
     assert (200, 401, 401) == (with_key.status_code, without.status_code, wrong.status_code)
 
 
-async def test_a_key_without_the_scope_is_refused(boot: Boots) -> None:
+async def test_rejects_a_key_without_the_admin_scope(boot: Boots) -> None:
     config = f'listen: 0.0.0.0:8080\ntenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}\n{CONFIG}'
     async with boot({"tei-0": FakeTei()}, config) as gateway:
         reply = await gateway.client.get("/admin/status")
@@ -132,7 +132,7 @@ async def test_a_key_without_the_scope_is_refused(boot: Boots) -> None:
     assert "admin" in reply.json()["error"]
 
 
-async def test_inputs_and_keys_are_in_no_snapshot(boot: Boots) -> None:
+async def test_no_snapshot_contains_inputs_or_keys(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         await gateway.post(OPENAI, {"input": "a secret text"})
         await gateway.post(OPENAI, {"input": ["a secret text", ""]})
@@ -143,7 +143,7 @@ async def test_inputs_and_keys_are_in_no_snapshot(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(FILES))
-async def test_the_page_is_strict_with_browsers(boot: Boots, path: str) -> None:
+async def test_page_sends_strict_security_headers(boot: Boots, path: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.client.get(path, headers=HERE)
 
@@ -180,7 +180,7 @@ class References(HTMLParser):
 
 
 @pytest.mark.parametrize("path", ["/ui", "/docs", "/docs/reference"])
-async def test_pages_need_nothing_from_elsewhere(boot: Boots, path: str) -> None:
+async def test_pages_load_nothing_from_other_hosts(boot: Boots, path: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         page = await gateway.client.get(path, headers=HERE)
         found = References(page.text)
@@ -202,7 +202,7 @@ async def test_docs_list_every_path(boot: Boots) -> None:
     assert set(document["paths"]) == set(re.findall(r"<code>(.*?)</code>", page.text))
 
 
-async def test_the_pages_script_knows_no_way_to_put_in_markup_or_keep_a_key(boot: Boots) -> None:
+async def test_script_neither_inserts_markup_nor_stores_the_key(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         script: httpx.Response = await gateway.client.get("/ui/page.js")
 

@@ -29,7 +29,7 @@ def sent_to(server: FakeTei) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("inputs", ["a", ["a"]])
-async def test_one_input_gives_a_list_of_one_vector(boot: Boots, inputs: Any) -> None:
+async def test_one_input_returns_a_list_of_one_vector(boot: Boots, inputs: Any) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post("/embed", {"inputs": inputs})
 
@@ -37,7 +37,7 @@ async def test_one_input_gives_a_list_of_one_vector(boot: Boots, inputs: Any) ->
     np.testing.assert_array_equal([vector_of("a")], np.array(reply.json(), np.float32))
 
 
-async def test_embed_answers_in_input_order(boot: Boots) -> None:
+async def test_embed_returns_vectors_in_input_order(boot: Boots) -> None:
     texts = [f"text {i}" for i in range(10)]
     async with boot(fakes()) as gateway:
         reply = await gateway.post("/embed", {"inputs": texts})
@@ -74,7 +74,7 @@ async def test_prompt_name_reaches_the_server(boot: Boots) -> None:
     assert "query" == sent_to(servers["tei-0"])[1]["prompt_name"]
 
 
-async def test_a_prompt_that_the_server_does_not_know_is_the_callers_fault(boot: Boots) -> None:
+async def test_unknown_prompt_is_an_error_of_the_caller(boot: Boots) -> None:
     refusal = {"error": "Input validation error: unknown prompt", "error_type": "Validation"}
     server = tei_with_hook(respond_with(422, json.dumps(refusal).encode()))
     async with boot({"tei-0": server}) as gateway:
@@ -101,7 +101,7 @@ async def test_a_prompt_that_the_server_does_not_know_is_the_callers_fault(boot:
     ],
 )
 @pytest.mark.parametrize("path", ["/embed", "/similarity"])
-async def test_truncate_says_whether_a_long_input_is_cut(
+async def test_truncate_decides_whether_long_inputs_are_cut(
     boot: Boots, path: str, model: str, options: dict[str, Any], status: int
 ) -> None:
     similarity = {"inputs": {"source_sentence": LONG, "sentences": ["a"]}, "parameters": options}
@@ -113,7 +113,7 @@ async def test_truncate_says_whether_a_long_input_is_cut(
 
 
 @pytest.mark.parametrize("direction", ["left", "Left", "right", "Right"])
-async def test_the_side_that_is_cut_is_the_callers_choice(boot: Boots, direction: str) -> None:
+async def test_truncation_direction_reaches_the_server(boot: Boots, direction: str) -> None:
     servers = fakes()
     body = {"inputs": "a", "truncate": True, "truncation_direction": direction, "normalize": False}
     async with boot(servers) as gateway:
@@ -126,7 +126,7 @@ async def test_the_side_that_is_cut_is_the_callers_choice(boot: Boots, direction
 @pytest.mark.parametrize(
     "field", ["normalize", "truncation_direction", "inputs", "raw_scores", "return_text", "query"]
 )
-async def test_fields_that_refuse_null_in_tei_refuse_it_here(boot: Boots, field: str) -> None:
+async def test_rejects_null_where_tei_does(boot: Boots, field: str) -> None:
     reranks = field in ("raw_scores", "return_text", "query")
     body = {"query": "q", "texts": ["a"]} if reranks else {"inputs": "a"}
     async with boot(fakes()) as gateway:
@@ -136,14 +136,14 @@ async def test_fields_that_refuse_null_in_tei_refuse_it_here(boot: Boots, field:
 
 
 @pytest.mark.parametrize("field", ["truncate", "prompt_name", "dimensions", "model"])
-async def test_fields_that_take_null_in_tei_take_it_here(boot: Boots, field: str) -> None:
+async def test_accepts_null_where_tei_does(boot: Boots, field: str) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post("/embed", {"inputs": "a", field: None})
 
     assert 200 == reply.status_code
 
 
-async def test_rerank_is_sorted_and_indices_are_the_callers(boot: Boots) -> None:
+async def test_rerank_sorts_ranks_and_keeps_the_callers_indices(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         ranks = (await gateway.post("/rerank", {"query": "q", "texts": TEXTS})).json()
 
@@ -164,7 +164,7 @@ async def test_equal_scores_put_the_higher_index_first(boot: Boots) -> None:
     assert [2, 0, 3, 1] == [rank["index"] for rank in reply.json()]
 
 
-async def test_return_text_gives_each_rank_its_own_text(boot: Boots) -> None:
+async def test_return_text_adds_each_ranks_own_text(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         ranks = (await gateway.post("/rerank", {"query": "q", "texts": TEXTS, "return_text": True})).json()
 
@@ -173,7 +173,7 @@ async def test_return_text_gives_each_rank_its_own_text(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("raw_scores", [True, False])
-async def test_raw_scores_are_what_the_server_is_asked_for(boot: Boots, raw_scores: bool) -> None:
+async def test_raw_scores_reaches_the_server(boot: Boots, raw_scores: bool) -> None:
     servers = fakes()
     async with boot(servers) as gateway:
         await gateway.post("/rerank", {"query": "q", "texts": ["a"], "raw_scores": raw_scores})
@@ -199,7 +199,7 @@ async def test_an_embedding_model_reranks_by_cosine(boot: Boots) -> None:
         ("/models/no-rerank/rerank", {"query": "q", "texts": ["a"]}),
     ],
 )
-async def test_a_model_of_another_kind_is_teis_424(boot: Boots, path: str, body: dict[str, Any]) -> None:
+async def test_replies_424_for_a_model_of_another_kind(boot: Boots, path: str, body: dict[str, Any]) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post(path, body)
 
@@ -217,7 +217,7 @@ async def test_similarity_is_the_cosine_with_each_sentence_in_order(boot: Boots)
     np.testing.assert_allclose(expected, reply.json(), atol=1e-6)
 
 
-async def test_tokenize_gives_a_list_for_each_input(boot: Boots) -> None:
+async def test_tokenize_returns_a_list_for_each_input(boot: Boots) -> None:
     texts = ["red", "green", "blue", "cyan", "pink"]
     async with boot(fakes()) as gateway:
         reply = await gateway.post("/tokenize", {"inputs": texts})
@@ -235,7 +235,7 @@ async def test_tokenize_passes_its_options_on(boot: Boots) -> None:
     assert (False, "query") == (body["add_special_tokens"], body["prompt_name"])
 
 
-async def test_info_tells_what_teis_clients_read_before_they_send(boot: Boots) -> None:
+async def test_info_has_the_facts_that_teis_clients_read_first(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         told = (await gateway.client.get("/info")).json()
 
@@ -257,7 +257,7 @@ def test_a_classifier_of_one_label_is_a_reranker() -> None:
     assert {"reranker"} == tei.model_type(told).keys()
 
 
-async def test_info_of_a_reranker_and_of_a_model_that_cuts_nothing(boot: Boots) -> None:
+async def test_info_shows_a_reranker_and_a_model_without_truncation(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         cross = (await gateway.client.get("/models/cross/info")).json()
         strict = (await gateway.client.get("/models/strict/info")).json()
@@ -278,7 +278,7 @@ async def test_health_needs_a_replica_and_no_key(boot: Boots, path: str) -> None
     assert 1 <= int(reply.headers["retry-after"])
 
 
-async def test_health_of_a_lone_reranker_is_its_own(boot: Boots) -> None:
+async def test_health_of_the_only_model_is_that_of_a_reranker(boot: Boots) -> None:
     config = """
 upstreams: {reranker: {backend: tei, replicas: ["http://rerank-0"]}}
 models: {cross: {upstream: reranker}}
@@ -306,9 +306,7 @@ POSTS: Sequence[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("name", ["bge", "org/bge", "org%2Fbge", "org%2fbge"])
 @pytest.mark.parametrize(("operation", "body"), POSTS)
-async def test_a_model_is_picked_by_its_path(
-    boot: Boots, name: str, operation: str, body: dict[str, Any]
-) -> None:
+async def test_path_selects_the_model(boot: Boots, name: str, operation: str, body: dict[str, Any]) -> None:
     async with boot(fakes()) as gateway:
         named = await gateway.post(f"/models/{name}/{operation}", body)
         root = await gateway.post(f"/{operation}", {**body, "model": "bge"})
@@ -318,7 +316,7 @@ async def test_a_model_is_picked_by_its_path(
 
 
 @pytest.mark.parametrize("name", ["bge", "org/bge", "org%2Fbge"])
-async def test_info_of_a_named_model(boot: Boots, name: str) -> None:
+async def test_info_describes_the_model_in_the_path(boot: Boots, name: str) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.client.get(f"/models/{name}/info")
 
@@ -326,7 +324,7 @@ async def test_info_of_a_named_model(boot: Boots, name: str) -> None:
 
 
 @pytest.mark.parametrize(("operation", "body"), POSTS)
-async def test_a_model_is_picked_by_the_body(boot: Boots, operation: str, body: dict[str, Any]) -> None:
+async def test_body_selects_the_model(boot: Boots, operation: str, body: dict[str, Any]) -> None:
     async with boot(fakes()) as gateway:
         known = await gateway.post(f"/{operation}", {**body, "model": "org/bge"})
         unknown = await gateway.post(f"/{operation}", {**body, "model": "nowhere"})
@@ -336,14 +334,14 @@ async def test_a_model_is_picked_by_the_body(boot: Boots, operation: str, body: 
 
 
 @pytest.mark.parametrize("name", ["nowhere", "org/nowhere", "org", "BGE"])
-async def test_an_unknown_name_in_the_path_is_not_found(boot: Boots, name: str) -> None:
+async def test_unknown_model_in_the_path_is_not_found(boot: Boots, name: str) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post(f"/models/{name}/embed", {"inputs": "a"})
 
     assert (404, "NotFound") == (reply.status_code, reply.json()["error_type"])
 
 
-async def test_the_path_wins_over_the_body(boot: Boots) -> None:
+async def test_path_overrides_the_model_in_the_body(boot: Boots) -> None:
     servers = fakes()
     async with boot(servers) as gateway:
         reply = await gateway.post("/models/strict/embed", {"inputs": LONG, "model": "bge"})

@@ -46,7 +46,7 @@ def tokens_of(texts: Sequence[str]) -> str:
 
 
 @pytest.mark.parametrize("path", ["/embed_sparse", "/models/splade/embed_sparse"])
-async def test_sparse_weights_of_more_texts_than_a_request_holds(boot: Boots, path: str) -> None:
+async def test_sparse_splits_more_texts_than_one_request_holds(boot: Boots, path: str) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post(path, {"inputs": TEXTS, "model": "splade"})
 
@@ -57,7 +57,7 @@ async def test_sparse_weights_of_more_texts_than_a_request_holds(boot: Boots, pa
 
 
 @pytest.mark.parametrize("path", ["/embed_all", "/models/org/bge/embed_all"])
-async def test_token_vectors_of_more_texts_than_a_request_holds(boot: Boots, path: str) -> None:
+async def test_token_vectors_split_more_texts_than_one_request_holds(boot: Boots, path: str) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post(path, {"inputs": TEXTS})
 
@@ -66,7 +66,7 @@ async def test_token_vectors_of_more_texts_than_a_request_holds(boot: Boots, pat
         np.testing.assert_allclose(token_rows(text) * 3, rows, rtol=1e-6)
 
 
-async def test_one_input_is_a_list_of_one(boot: Boots) -> None:
+async def test_one_input_returns_a_list_of_one(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         sparse = await gateway.post("/embed_sparse", {"inputs": "red", "model": "splade"})
         every = await gateway.post("/embed_all", {"inputs": "red"})
@@ -91,7 +91,7 @@ def assert_predictions(expected: dict[str, float], shown: list[dict[str, Any]]) 
 @pytest.mark.parametrize(
     ("inputs", "item"), [("red", ("red",)), (["red"], ("red",)), (["a", "b"], ("a", "b"))]
 )
-async def test_one_text_or_pair_gives_a_flat_list(
+async def test_predict_returns_a_flat_list_for_one_text_or_pair(
     boot: Boots, inputs: Any, item: tuple[str, ...], raw: bool
 ) -> None:
     async with boot(fakes(), CONFIG) as gateway:
@@ -101,7 +101,7 @@ async def test_one_text_or_pair_gives_a_flat_list(
     assert_predictions(predictions(item, LABELS, raw=raw), reply.json())
 
 
-async def test_a_batch_gives_a_list_of_lists(boot: Boots) -> None:
+async def test_predict_returns_a_list_of_lists_for_a_batch(boot: Boots) -> None:
     batch = [["red"], ["a", "b"], ["blue"], ["cyan"], ["pink", ""]]
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/models/moods/predict", {"inputs": batch})
@@ -140,7 +140,7 @@ async def test_a_reranker_predicts_pairs(boot: Boots, inputs: Any) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-async def test_inputs_of_another_shape_are_refused(boot: Boots, inputs: Any, status: int) -> None:
+async def test_predict_rejects_inputs_of_another_shape(boot: Boots, inputs: Any, status: int) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/predict", {"inputs": inputs})
 
@@ -161,14 +161,14 @@ async def test_inputs_of_another_shape_are_refused(boot: Boots, inputs: Any, sta
     ],
     ids=str,
 )
-async def test_what_a_model_does_not_do_is_teis_424(boot: Boots, path: str, body: Any) -> None:
+async def test_replies_424_to_operations_that_the_model_lacks(boot: Boots, path: str, body: Any) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post(path, body)
 
     assert (424, "Backend") == (reply.status_code, reply.json()["error_type"])
 
 
-async def test_token_vectors_of_too_much_text_are_refused(boot: Boots) -> None:
+async def test_rejects_token_vectors_of_too_much_text(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/embed_all", {"inputs": ["w " * 20_000] * 2})
 
@@ -206,7 +206,7 @@ async def test_ids_are_decoded(boot: Boots, ids: Any, skip: bool, texts: list[st
     ],
     ids=lambda value: str(value)[:30],
 )
-async def test_ids_of_another_shape_are_refused(boot: Boots, ids: Any, status: int) -> None:
+async def test_decode_rejects_ids_of_another_shape(boot: Boots, ids: Any, status: int) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/decode", {"ids": ids})
 
@@ -214,7 +214,7 @@ async def test_ids_of_another_shape_are_refused(boot: Boots, ids: Any, status: i
 
 
 @pytest.mark.parametrize("path", ["", "/"])
-async def test_a_base_url_alone_does_what_the_model_is_for(boot: Boots, path: str) -> None:
+async def test_base_url_runs_the_models_default_operation(boot: Boots, path: str) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         embedded = await gateway.post(f"/models/org/bge{path}", {"inputs": TEXTS, "normalize": False})
         sparse = await gateway.post(f"/models/splade{path}", {"inputs": "red"})
@@ -230,7 +230,7 @@ async def test_a_base_url_alone_does_what_the_model_is_for(boot: Boots, path: st
     assert_predictions(predictions(("red",), LABELS), labels.json()[0])
 
 
-async def test_the_root_is_the_default_models(boot: Boots) -> None:
+async def test_root_runs_the_default_model(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         embedded = await gateway.post("/", {"inputs": "red"})
         labels = await gateway.post("/", {"inputs": "red", "model": "moods"})
@@ -239,7 +239,7 @@ async def test_the_root_is_the_default_models(boot: Boots) -> None:
     assert_predictions(predictions(("red",), LABELS), labels.json())
 
 
-async def test_sentences_to_compare_are_compared(boot: Boots) -> None:
+async def test_base_url_compares_sentences(boot: Boots) -> None:
     inputs = {"source_sentence": "red", "sentences": ["blue", "red"]}
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/models/org/bge", {"inputs": inputs, "parameters": {}})
@@ -259,7 +259,9 @@ async def test_sentences_to_compare_are_compared(boot: Boots) -> None:
     ],
     ids=str,
 )
-async def test_a_body_of_another_operation_is_refused(boot: Boots, path: str, body: Any, status: int) -> None:
+async def test_base_url_rejects_a_body_of_another_operation(
+    boot: Boots, path: str, body: Any, status: int
+) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post(path, body)
 
@@ -284,7 +286,7 @@ async def test_a_body_of_another_operation_is_refused(boot: Boots, path: str, bo
         ),
     ],
 )
-async def test_info_tells_the_kind_of_model(boot: Boots, name: str, model_type: Any) -> None:
+async def test_info_shows_the_kind_of_model(boot: Boots, name: str, model_type: Any) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.client.get(f"/models/{name}/info")
 
@@ -318,7 +320,7 @@ def ids_config(tmp_path: Any) -> str:
     ids=str,
 )
 @pytest.mark.parametrize(("path", "field"), [("/v1/embeddings", "input"), ("/embed", "inputs")])
-async def test_ids_of_the_configs_vocabulary_are_read_as_text(
+async def test_decodes_input_ids_of_the_configs_vocabulary(
     boot: Boots, ids_config: str, path: str, field: str, ids: Any, sent: list[str]
 ) -> None:
     servers = {"embed": FakeTei(), "classes": FakeVllm()}
@@ -344,7 +346,7 @@ async def test_ids_of_the_configs_vocabulary_are_read_as_text(
     ],
     ids=lambda value: str(value)[:20],
 )
-async def test_ids_that_are_no_text_are_refused(
+async def test_rejects_ids_that_do_not_decode(
     boot: Boots, ids_config: str, ids: Any, model: str, status: int
 ) -> None:
     async with boot({"embed": FakeTei(), "classes": FakeVllm()}, ids_config) as gateway:
@@ -354,5 +356,5 @@ async def test_ids_that_are_no_text_are_refused(
     assert reply.json()["error"]["message"]
 
 
-def test_the_fakes_logits_differ() -> None:
+def test_fake_logits_differ() -> None:
     assert logit_of("q", "red") != logit_of("q", "blue")

@@ -93,7 +93,7 @@ def own_id(span: ReadableSpan) -> int:
     return span.context.span_id
 
 
-async def test_a_call_is_a_span_with_its_stages_and_attempts_below(traced: Boots) -> None:
+async def test_call_span_has_stages_and_attempts_below_it(traced: Boots) -> None:
     async with traced({"tei-0": FakeTei()}) as gateway:
         await gateway.embed("one two", "three")
         (call,) = gateway.named(f"POST {OPENAI}")
@@ -114,7 +114,7 @@ async def test_a_call_is_a_span_with_its_stages_and_attempts_below(traced: Boots
     }.items() <= attributes(call).items()
 
 
-async def test_stages_lie_one_after_the_other_inside_the_call(traced: Boots) -> None:
+async def test_stages_follow_each_other_inside_the_call(traced: Boots) -> None:
     async with traced({"tei-0": FakeTei()}) as gateway:
         await gateway.embed("a")
         (call,) = gateway.named(f"POST {OPENAI}")
@@ -130,7 +130,7 @@ async def test_stages_lie_one_after_the_other_inside_the_call(traced: Boots) -> 
     assert all(one - 1_000_000 <= other for one, other in pairwise(moments))
 
 
-async def test_a_split_call_that_fails_over_is_one_trace(traced: Boots) -> None:
+async def test_split_call_with_failover_is_one_trace(traced: Boots) -> None:
     config = CONFIG.replace("embedder: {", "embedder: {batch_inputs: 2, policy: round_robin, ")
     async with traced({"tei-0": tei_with_hook(respond_with(500)), "tei-1": FakeTei()}, config) as gateway:
         await gateway.embed("a", "b", "c", "d", "e")
@@ -149,7 +149,7 @@ async def test_a_split_call_that_fails_over_is_one_trace(traced: Boots) -> None:
     assert 1 == max(attributes(one)["gateway.attempt.tries_before"] for one in well)
 
 
-async def test_a_joined_attempt_is_in_the_trace_of_each_of_its_calls(traced: Boots) -> None:
+async def test_joined_attempt_is_in_the_trace_of_each_call(traced: Boots) -> None:
     gate = Gate()
     config = CONFIG.replace("embedder: {", "embedder: {in_flight_batches: 1, ")
     async with traced({"tei-0": tei_with_hook(gate)}, config) as gateway:
@@ -172,7 +172,7 @@ async def test_a_joined_attempt_is_in_the_trace_of_each_of_its_calls(traced: Boo
     assert [roots[other.context.trace_id]] == [link.context.span_id for link in lead.links]
 
 
-async def test_a_servers_request_carries_the_attempts_own_id(traced: Boots) -> None:
+async def test_upstream_request_carries_the_attempts_span_id(traced: Boots) -> None:
     server = FakeTei()
     async with traced({"tei-0": server}) as gateway:
         await gateway.embed("a", traceparent=KEPT, tracestate="vendor=1")
@@ -186,7 +186,7 @@ async def test_a_servers_request_carries_the_attempts_own_id(traced: Boots) -> N
     assert 0xB7AD6B7169203331 == call.parent.span_id
 
 
-async def test_callers_decide_and_else_the_share_does(traced: Boots) -> None:
+async def test_caller_overrides_the_sample_share(traced: Boots) -> None:
     server = FakeTei()
     async with traced({"tei-0": server}, sample=0.0) as gateway:
         await gateway.embed("a")
@@ -203,7 +203,7 @@ async def test_callers_decide_and_else_the_share_does(traced: Boots) -> None:
 @pytest.mark.parametrize(
     "sent", ["", "nonsense", f"00-{'0' * 32}-b7ad6b7169203331-01", f"{KEPT}-", "ff" * 40]
 )
-async def test_what_is_no_traceparent_begins_a_trace_of_its_own(traced: Boots, sent: str) -> None:
+async def test_malformed_traceparent_starts_a_new_trace(traced: Boots, sent: str) -> None:
     async with traced({"tei-0": FakeTei()}) as gateway:
         await gateway.embed("a", traceparent=sent)
         (call,) = gateway.named(f"POST {OPENAI}")
@@ -212,7 +212,7 @@ async def test_what_is_no_traceparent_begins_a_trace_of_its_own(traced: Boots, s
     assert int(TRACE, 16) != call.context.trace_id
 
 
-async def test_a_refused_call_says_why(traced: Boots) -> None:
+async def test_span_of_a_rejected_call_has_the_error_type(traced: Boots) -> None:
     async with traced({"tei-0": FakeTei()}) as gateway:
         await gateway.gateway.post(OPENAI, {"input": "a", "model": "nowhere"})
         (call,) = gateway.named(f"POST {OPENAI}")
@@ -223,7 +223,7 @@ async def test_a_refused_call_says_why(traced: Boots) -> None:
     assert [] == gateway.named("dispatch")
 
 
-async def test_who_only_watches_leaves_no_trace(traced: Boots) -> None:
+async def test_probes_create_no_spans(traced: Boots) -> None:
     async with traced({"tei-0": FakeTei()}) as gateway:
         for path in ("/livez", "/readyz", "/metrics", "/health", "/models/bge/health"):
             await gateway.gateway.client.get(path)
@@ -231,7 +231,7 @@ async def test_who_only_watches_leaves_no_trace(traced: Boots) -> None:
     assert () == tuple(gateway.spans)
 
 
-async def test_no_span_holds_inputs_or_keys(traced: Boots) -> None:
+async def test_no_span_contains_inputs_or_keys(traced: Boots) -> None:
     async with traced({"tei-0": FakeTei(), "tei-1": tei_with_hook(respond_with(500))}) as gateway:
         await gateway.embed("a secret text", x_request_id="mine")
         await gateway.gateway.post(OPENAI, {"input": ["a secret text", ""]})
@@ -242,7 +242,7 @@ async def test_no_span_holds_inputs_or_keys(traced: Boots) -> None:
     assert KEY not in told
 
 
-async def test_the_call_that_is_logged_names_its_trace(traced: Boots) -> None:
+async def test_finished_call_event_has_the_trace_id(traced: Boots) -> None:
     async with traced({"tei-0": FakeTei()}) as gateway:
         await gateway.embed("a", traceparent=KEPT)
 

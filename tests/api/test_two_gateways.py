@@ -20,7 +20,7 @@ async def asked(gateway: Running, key: str) -> tuple[list[str], int]:
     return [one["id"] for one in models], status.status_code
 
 
-async def test_what_is_asked_of_one_is_answered_by_that_one(boot: Boots) -> None:
+async def test_each_gateway_serves_its_own_models_and_keys(boot: Boots) -> None:
     async with (
         boot({"tei-0": FakeTei()}, config("a", "operator-of-a")) as a,
         boot({"tei-0": FakeTei()}, config("b", "operator-of-b")) as b,

@@ -58,7 +58,7 @@ NAMES = [
 
 @pytest.mark.parametrize(("first", "second"), NAMES)
 @pytest.mark.parametrize("path", ["/score", "/v1/score", "/models/cross/score", "/models/cross/v1/score"])
-async def test_pairs_are_scored_by_every_name(boot: Boots, path: str, first: str, second: str) -> None:
+async def test_scores_pairs_under_every_field_name(boot: Boots, path: str, first: str, second: str) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post(path, {first: "q", second: ["red", "blue"]})
 
@@ -81,7 +81,7 @@ async def test_pairs_are_scored_by_every_name(boot: Boots, path: str, first: str
         ({"content": [{"type": "text", "text": "q"}]}, ["a"], [("q", "a")]),
     ],
 )
-async def test_one_against_many_or_many_against_many(
+async def test_scores_one_to_many_and_many_to_many(
     boot: Boots, queries: Any, documents: Any, pairs: list[tuple[str, str]]
 ) -> None:
     async with boot(fakes(), CONFIG) as gateway:
@@ -122,7 +122,7 @@ async def test_more_pairs_than_a_request_holds_keep_their_order(boot: Boots) -> 
     np.testing.assert_allclose([logit_of(*pair) for pair in pairs], scores_of(reply), rtol=1e-5)
 
 
-async def test_classes_come_by_id_with_the_likeliest_ones_name(boot: Boots) -> None:
+async def test_classify_returns_probabilities_by_id_and_the_likeliest_label(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/classify", {"input": ["red", "blue"]})
 
@@ -165,7 +165,7 @@ async def test_pooling_embeds(boot: Boots, task: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("task", [{}, {"task": "token_embed"}])
-async def test_pooling_gives_a_vector_a_token(boot: Boots, task: dict[str, str]) -> None:
+async def test_pooling_returns_one_vector_for_each_token(boot: Boots, task: dict[str, str]) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         plain = await pooled(gateway, model="org/colbert", input=["red", "a b"], **task)
         raw = await pooled(gateway, model="org/colbert", input="a b", use_activation=False, **task)
@@ -185,7 +185,7 @@ async def test_pooling_classifies(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "/models/bge"])
-async def test_tokenize_by_prompt_speaks_vllm(boot: Boots, name: str) -> None:
+async def test_tokenize_with_prompt_replies_in_vllms_dialect(boot: Boots, name: str) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         plain = await gateway.post(f"{name}/tokenize", {"prompt": "red blue", "return_token_strs": True})
         bare = await gateway.post(f"{name}/tokenize", {"prompt": "red blue", "add_special_tokens": False})
@@ -199,7 +199,7 @@ async def test_tokenize_by_prompt_speaks_vllm(boot: Boots, name: str) -> None:
     assert ([1003, 1004], None) == (bare.json()["tokens"], bare.json()["token_strs"])
 
 
-async def test_detokenize_shows_specials(boot: Boots) -> None:
+async def test_detokenize_keeps_special_tokens(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/detokenize", {"tokens": [101, 7, 102]})
 
@@ -251,14 +251,14 @@ def assert_refused(reply: Any, status: int, param: str | None = None) -> None:
     ],
     ids=str,
 )
-async def test_what_cannot_be_done_is_told_in_vllms_envelope(
+async def test_rejects_unsupported_requests_in_vllms_envelope(
     boot: Boots, path: str, body: Any, param: str | None
 ) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         assert_refused(await gateway.post(path, body), 400, param)
 
 
-async def test_other_errors_have_the_envelope_too(boot: Boots) -> None:
+async def test_other_errors_use_vllms_envelope_too(boot: Boots) -> None:
     async with boot({**fakes(), "cross": FakeVllm(task="embed")}, CONFIG) as gateway:
         assert_refused(
             await gateway.post("/score", {"queries": "q", "documents": "a", "model": "none"}), 404, "model"
@@ -298,7 +298,7 @@ async def test_other_errors_have_the_envelope_too(boot: Boots) -> None:
         ("/pooling", {"input": LONG}),
     ],
 )
-async def test_fields_are_taken_or_refused_alike(
+async def test_every_path_accepts_and_rejects_the_same_options(
     boot: Boots, path: str, body: dict[str, Any], options: dict[str, Any], status: int
 ) -> None:
     async with boot(fakes(), CONFIG) as gateway:
@@ -308,7 +308,7 @@ async def test_fields_are_taken_or_refused_alike(
 
 
 @pytest.mark.parametrize(("options", "scale"), [({}, 1), ({"use_activation": False}, 2)])
-async def test_raw_vectors_are_had_from_openais_path(
+async def test_openais_path_returns_raw_vectors_on_request(
     boot: Boots, options: dict[str, Any], scale: int
 ) -> None:
     async with boot(fakes(), CONFIG) as gateway:
@@ -317,7 +317,7 @@ async def test_raw_vectors_are_had_from_openais_path(
     np.testing.assert_allclose(vector_of("red") * scale, reply.json()["data"][0]["embedding"], rtol=1e-5)
 
 
-async def test_raw_scores_are_had_from_the_shared_rerank_path(boot: Boots) -> None:
+async def test_shared_rerank_path_returns_raw_scores_on_request(boot: Boots) -> None:
     body = {"query": "q", "documents": ["red"], "use_activation": False, "top_n": 0}
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/rerank", body)
@@ -327,13 +327,13 @@ async def test_raw_scores_are_had_from_the_shared_rerank_path(boot: Boots) -> No
     assert 400 == refused.status_code
 
 
-def test_a_side_without_truncation_says_only_which_end_goes() -> None:
+def test_truncation_side_alone_does_not_enable_truncation() -> None:
     options = VllmOptions(truncation_side="left")
 
     assert truncate_of(options, 16) is None
 
 
-def test_a_length_that_nobody_knows_cannot_be_cut_to() -> None:
+def test_rejects_a_cut_at_an_unknown_model_length() -> None:
     check_options(VllmOptions(truncate_prompt_tokens=8))
     with pytest.raises(InvalidInput):
         truncate_of(VllmOptions(truncate_prompt_tokens=8), None)

@@ -55,7 +55,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[UpstreamClient]:
     ],
     ids=["replicas exchanged", "upstream changed", "upstream renamed"],
 )
-async def test_calls_end_with_what_they_began_with(
+async def test_calls_finish_on_the_replicas_they_began_with(
     boot: Boots, wanted: str, closed: list[UpstreamClient]
 ) -> None:
     gate, new = Gate(), FakeTei()
@@ -72,7 +72,7 @@ async def test_calls_end_with_what_they_began_with(
         await until(lambda: len(closed) == 1)
 
 
-async def test_a_model_that_is_gone_is_unknown_to_new_calls_and_ends_those_it_has(boot: Boots) -> None:
+async def test_removed_model_rejects_new_calls_and_finishes_running_ones(boot: Boots) -> None:
     gate = Gate()
     async with boot({"old": tei_with_hook(gate), "new": FakeTei()}, ONE) as gateway:
         held = asyncio.create_task(embed(gateway, "held"))
@@ -83,7 +83,7 @@ async def test_a_model_that_is_gone_is_unknown_to_new_calls_and_ends_those_it_ha
         assert 200 == await held
 
 
-async def test_calls_that_wait_in_a_lane_are_done_by_it_before_it_ends(boot: Boots) -> None:
+async def test_retired_lane_serves_its_queued_calls(boot: Boots) -> None:
     gate = Gate()
     config = ONE.replace('["http://old"]', '["http://old"], in_flight_batches: 1')
     async with boot({"old": tei_with_hook(gate), "new": FakeTei()}, config) as gateway:
@@ -96,7 +96,7 @@ async def test_calls_that_wait_in_a_lane_are_done_by_it_before_it_ends(boot: Boo
         await drained
 
 
-async def test_what_does_not_change_goes_on_untouched(boot: Boots) -> None:
+async def test_unchanged_upstreams_and_replicas_stay(boot: Boots) -> None:
     servers = {"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei()}
     async with boot(servers, CONFIG) as gateway:
         before = dict(gateway.application.gateway.upstreams)
@@ -114,7 +114,7 @@ async def test_what_does_not_change_goes_on_untouched(boot: Boots) -> None:
         assert 200 == await embed(gateway)
 
 
-async def test_keys_and_tenants_count_from_the_next_call_on(boot: Boots) -> None:
+async def test_new_keys_and_tenants_apply_to_the_next_call(boot: Boots) -> None:
     gate = Gate()
     async with boot({"old": tei_with_hook(gate)}, ONE + TENANTS) as gateway:
         held = asyncio.create_task(embed(gateway, "held", key="other"))
@@ -127,7 +127,7 @@ async def test_keys_and_tenants_count_from_the_next_call_on(boot: Boots) -> None
         assert 200 == await held
 
 
-async def test_limits_count_from_the_next_call_on(boot: Boots) -> None:
+async def test_new_limits_apply_to_the_next_call(boot: Boots) -> None:
     limited = TENANTS.replace("acme: {", "acme: {limits: {requests_per_day: 2}, ")
     async with boot({"old": FakeTei()}, ONE + limited) as gateway:
         assert [200, 200, 429] == [await embed(gateway) for _ in range(3)]
@@ -139,7 +139,7 @@ async def test_limits_count_from_the_next_call_on(boot: Boots) -> None:
         assert 400 == reply.status_code
 
 
-async def test_operators_keys_shut_the_open_door_at_once(boot: Boots) -> None:
+async def test_new_operator_keys_end_keyless_access_at_once(boot: Boots) -> None:
     async with boot({"old": FakeTei()}, ONE + TENANTS) as gateway:
         path, local = "/admin/usage?tenant=acme", {"host": "127.0.0.1"}
         assert 200 == (await gateway.client.get(path, headers=local)).status_code
@@ -149,7 +149,7 @@ async def test_operators_keys_shut_the_open_door_at_once(boot: Boots) -> None:
         assert 200 == (await gateway.client.get(path, headers=as_operator)).status_code
 
 
-async def test_metrics_tell_of_what_is_served_now(boot: Boots) -> None:
+async def test_metrics_show_only_the_current_upstreams(boot: Boots) -> None:
     async with boot({"old": FakeTei(), "new": FakeTei()}, ONE) as gateway:
         assert 'gateway_lane_queued_tokens{upstream="one"}' in await _metrics(gateway)
         await gateway.follow(ONE.replace("one", "two").replace("http://old", "http://new"))
@@ -161,7 +161,7 @@ async def test_metrics_tell_of_what_is_served_now(boot: Boots) -> None:
     assert [] == [line for line in gauges if line.startswith(("gateway_lane_", "gateway_replica_"))]
 
 
-async def test_the_status_tells_of_what_is_served_now(boot: Boots) -> None:
+async def test_status_shows_only_the_current_upstreams(boot: Boots) -> None:
     gate = Gate()
     async with boot({"old": tei_with_hook(gate), "new": FakeTei()}, ONE) as gateway:
         held = asyncio.create_task(embed(gateway, "held"))
@@ -190,7 +190,7 @@ async def _status(gateway: Running) -> list[list[str]]:
     ]
 
 
-async def test_what_is_left_tells_no_more_of_replicas_whose_names_another_may_have() -> None:
+async def test_retired_upstream_reports_no_replica_events() -> None:
     told: list[Event] = []
     voice = ScopedObserver(told.append)
     events: list[Event] = [
@@ -210,7 +210,7 @@ async def _metrics(gateway: Running) -> str:
     return (await gateway.client.get("/metrics", headers={"host": "127.0.0.1"})).text
 
 
-async def test_what_cannot_be_opened_changes_nothing() -> None:
+async def test_replica_that_cannot_be_opened_changes_nothing() -> None:
     def opened(kind: BackendKind, spec: ReplicaSpec) -> Backend:
         if spec.address == "http://new":
             raise FileNotFoundError("no such file")
@@ -235,7 +235,7 @@ PROBLEM = ReloadOutcome(
 )
 
 
-async def test_operators_are_told_what_a_reload_changed_and_what_it_left(boot: Boots) -> None:
+async def test_reload_reports_applied_and_pending_changes(boot: Boots) -> None:
     async def reload() -> ReloadOutcome:
         return OUTCOME
 
@@ -249,7 +249,7 @@ async def test_operators_are_told_what_a_reload_changed_and_what_it_left(boot: B
     } == reply.json()
 
 
-async def test_operators_are_told_every_problem_of_the_file(boot: Boots) -> None:
+async def test_reload_reports_every_problem_of_the_file(boot: Boots) -> None:
     async def reload() -> ReloadOutcome:
         return PROBLEM
 
@@ -260,7 +260,7 @@ async def test_operators_are_told_every_problem_of_the_file(boot: Boots) -> None
     assert "models.bge.upstream: there is no upstream 'x'; a: b" in reply.json()["error"]
 
 
-async def test_a_reload_that_takes_too_long_is_told_so_and_none_is_known_without_a_file(boot: Boots) -> None:
+async def test_reload_reports_a_timeout_and_is_404_without_a_file(boot: Boots) -> None:
     async def reload() -> ReloadOutcome:
         raise TimeoutError
 

@@ -22,7 +22,7 @@ def heat(page: Any, selector: str) -> list[list[str]]:
     return [[cell.inner_text() for cell in row.query_selector_all("td")] for row in rows]
 
 
-def test_it_loads_and_shows_the_status_without_a_complaint(watched: Watched) -> None:
+def test_shows_the_status_without_console_errors(watched: Watched) -> None:
     watched.page.wait_for_selector("#replicas tbody tr")
     replicas = text_of(watched.page, "#replicas")
 
@@ -33,14 +33,14 @@ def test_it_loads_and_shows_the_status_without_a_complaint(watched: Watched) -> 
     assert [] == watched.complaints
 
 
-def test_everything_comes_from_the_gateway_itself(ready: Watched, gateway: Served) -> None:
+def test_loads_everything_from_the_gateway(ready: Watched, gateway: Served) -> None:
     ready.page.wait_for_selector("#replicas tbody tr")
 
     assert ready.addresses
     assert [] == [one for one in ready.addresses if not one.startswith(f"{gateway.url}/")]
 
 
-def test_the_policy_stops_what_the_page_does_not_do(watched: Watched, gateway: Served) -> None:
+def test_policy_blocks_what_the_page_does_not_need(watched: Watched, gateway: Served) -> None:
     tried = watched.page.evaluate(
         """async () => {
             const outcomes = {};
@@ -59,7 +59,7 @@ def test_the_policy_stops_what_the_page_does_not_do(watched: Watched, gateway: S
     assert {"fetch": "stopped", "rule": "connect-src", "markup": "stopped", "style": "stopped"} == tried
 
 
-def test_texts_are_embedded_and_their_likeness_is_drawn(ready: Watched) -> None:
+def test_embeds_texts_and_draws_their_similarity(ready: Watched) -> None:
     ready.page.get_by_label("Texts, one a line").fill("one\ntwo\none")
     ready.page.get_by_role("button", name="Embed").click()
     ready.page.wait_for_selector("#embed-answer table.heat")
@@ -75,7 +75,7 @@ def test_texts_are_embedded_and_their_likeness_is_drawn(ready: Watched) -> None:
     assert [] == ready.complaints
 
 
-def test_every_shade_of_the_picture_can_be_read(watched: Watched) -> None:
+def test_every_shade_of_the_heat_map_is_readable(watched: Watched) -> None:
     pairs = watched.page.evaluate(
         """() => Array.from({ length: 201 }, (_, index) => {
             const cell = document.body.appendChild(shaded(document.createElement("p"), index / 100 - 1));
@@ -88,7 +88,7 @@ def test_every_shade_of_the_picture_can_be_read(watched: Watched) -> None:
     assert 4.5 <= min(contrast(*pair) for pair in pairs)
 
 
-def test_documents_are_ranked(ready: Watched) -> None:
+def test_ranks_documents(ready: Watched) -> None:
     ready.page.select_option("#rerank-model", "cross")
     ready.page.get_by_label("Documents, one a line").fill("first\nsecond\nthird")
     ready.page.get_by_role("button", name="Rerank").click()
@@ -101,7 +101,7 @@ def test_documents_are_ranked(ready: Watched) -> None:
     assert [] == ready.complaints
 
 
-def test_models_of_unequal_width_are_not_compared(ready: Watched) -> None:
+def test_does_not_compare_models_of_unequal_width(ready: Watched) -> None:
     ready.page.get_by_role("button", name="Compare").click()
     ready.page.wait_for_selector("#compare-answer table.heat")
     cells = heat(ready.page, "#compare-answer")
@@ -112,7 +112,7 @@ def test_models_of_unequal_width_are_not_compared(ready: Watched) -> None:
     assert [] == ready.complaints
 
 
-def test_a_wrong_key_is_a_clear_error(watched: Watched) -> None:
+def test_wrong_key_shows_a_clear_error(watched: Watched) -> None:
     watched.use_key("wrong")
     watched.page.wait_for_selector("#models-problem.problem:not([hidden])")
 
@@ -121,7 +121,7 @@ def test_a_wrong_key_is_a_clear_error(watched: Watched) -> None:
     assert watched.page.is_visible("#replicas")
 
 
-def test_a_key_that_no_header_can_hold_is_a_clear_error(watched: Watched) -> None:
+def test_key_that_no_header_can_hold_shows_a_clear_error(watched: Watched) -> None:
     watched.use_key("schlüssel mit leerzeichen")
     watched.page.wait_for_selector("#models-problem.problem:not([hidden])")
 
@@ -143,7 +143,7 @@ def test_the_key_is_in_no_storage_and_no_address(ready: Watched) -> None:
     assert "" == ready.page.input_value("#key")
 
 
-def test_markup_in_names_and_texts_is_shown_as_it_stands(ready: Watched) -> None:
+def test_shows_markup_in_names_and_texts_as_text(ready: Watched) -> None:
     ready.page.get_by_label("Texts, one a line").fill(f"{MARKUP}\nother")
     ready.page.get_by_role("button", name="Embed").click()
     ready.page.wait_for_selector("#embed-answer table.heat")
@@ -160,7 +160,7 @@ def test_markup_in_names_and_texts_is_shown_as_it_stands(ready: Watched) -> None
     assert [] == ready.complaints
 
 
-def test_errors_of_calls_are_told_where_they_were_made(ready: Watched) -> None:
+def test_shows_errors_next_to_their_form(ready: Watched) -> None:
     ready.page.get_by_label("Texts, one a line").fill("\n \n")
     ready.page.get_by_role("button", name="Embed").click()
     ready.page.wait_for_selector("#embed-answer .problem")
@@ -172,7 +172,7 @@ def test_errors_of_calls_are_told_where_they_were_made(ready: Watched) -> None:
     assert not ready.page.is_visible("#embed-answer .problem")
 
 
-def test_it_can_be_used_from_the_keyboard(watched: Watched) -> None:
+def test_works_from_the_keyboard(watched: Watched) -> None:
     watched.page.keyboard.press("Tab")
     assert "Skip to the status" == watched.page.evaluate("document.activeElement.textContent")
     for _ in range(6):
@@ -193,7 +193,7 @@ def test_every_control_has_a_name(ready: Watched) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_stand_out_from_their_ground(browser: Any, gateway: Served, scheme: str) -> None:
+def test_text_has_enough_contrast(browser: Any, gateway: Served, scheme: str) -> None:
     watched = Watched(browser, gateway.url, color_scheme=scheme)
     watched.page.wait_for_selector("#replicas tbody tr")
     pairs = {
@@ -239,7 +239,7 @@ def _luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_a_phone_need_not_scroll_sideways(browser: Any, gateway: Served) -> None:
+def test_fits_the_width_of_a_phone(browser: Any, gateway: Served) -> None:
     watched = Watched(browser, gateway.url, viewport={"width": 360, "height": 740})
     watched.use_key(KEY)
     watched.page.wait_for_selector("#embed-model option", state="attached")
@@ -251,7 +251,7 @@ def test_a_phone_need_not_scroll_sideways(browser: Any, gateway: Served) -> None
     assert width <= 360
 
 
-def test_it_says_when_the_gateway_is_away_and_goes_on_when_it_is_back(ready: Watched) -> None:
+def test_reports_an_unreachable_gateway_and_recovers(ready: Watched) -> None:
     ready.page.wait_for_selector("#replicas tbody tr")
     ready.context.set_offline(True)
     ready.page.wait_for_selector("#status-problem:not([hidden])")
@@ -261,7 +261,7 @@ def test_it_says_when_the_gateway_is_away_and_goes_on_when_it_is_back(ready: Wat
     ready.page.wait_for_selector("#status-problem", state="hidden")
 
 
-def test_what_somebody_marks_stays_until_they_let_go(watched: Watched) -> None:
+def test_keeps_the_selection_until_it_is_cleared(watched: Watched) -> None:
     watched.page.wait_for_selector("#lanes tbody tr")
     watched.page.evaluate(
         "const lanes = document.getElementById('lanes'); lanes.firstChild.id = 'marked'; "
@@ -277,7 +277,7 @@ def test_what_somebody_marks_stays_until_they_let_go(watched: Watched) -> None:
     assert [] == watched.complaints
 
 
-def test_docs_show_without_a_complaint(browser: Any, gateway: Served) -> None:
+def test_docs_show_without_console_errors(browser: Any, gateway: Served) -> None:
     watched = Watched(browser, gateway.url)
     watched.complaints.clear()
     watched.page.goto(f"{gateway.url}/docs")

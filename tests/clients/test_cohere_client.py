@@ -35,7 +35,7 @@ def test_rerank_puts_the_best_documents_first(client: Any, gateway: Gateway) -> 
     assert reply.id
 
 
-def test_v1_gives_documents_back(gateway: Gateway) -> None:
+def test_v1_returns_documents(gateway: Gateway) -> None:
     client = cohere.Client(api_key=gateway.key, base_url=gateway.url)
     documents = [{"text": one} for one in DOCUMENTS]
     reply = client.rerank(model=gateway.model, query="fruit", documents=documents, return_documents=True)
@@ -44,7 +44,7 @@ def test_v1_gives_documents_back(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_embed_gives_every_type_in_its_size(client: Any, gateway: Gateway, kind: str) -> None:
+def test_embed_returns_every_type_in_its_size(client: Any, gateway: Gateway, kind: str) -> None:
     reply = client.embed(
         model=gateway.model, texts=DOCUMENTS, input_type="search_document", embedding_types=[kind]
     )
@@ -81,14 +81,14 @@ def test_input_type_changes_the_vector_where_the_model_has_prompts(client: Any, 
     assert vector(gateway.model, "search_query") == vector(gateway.model, "search_document")
 
 
-def test_v1_splits_long_lists_itself_and_gets_plain_vectors(gateway: Gateway) -> None:
+def test_v1_client_splits_long_lists_and_gets_plain_vectors(gateway: Gateway) -> None:
     client = cohere.Client(api_key=gateway.key, base_url=gateway.url)
     reply = client.embed(model=gateway.model, texts=[f"text {i}" for i in range(200)])
 
     assert (200, DIMENSIONS) == (len(reply.embeddings), len(reply.embeddings[0]))
 
 
-def test_v2_takes_inputs_and_fewer_dimensions(gateway: Gateway) -> None:
+def test_v2_accepts_inputs_and_fewer_dimensions(gateway: Gateway) -> None:
     client = cohere.ClientV2(api_key=gateway.key, base_url=gateway.url)
     inputs = [{"content": [{"type": "text", "text": one}]} for one in DOCUMENTS]
     reply = client.embed(

@@ -23,7 +23,7 @@ def at(gateway: Gateway, model: str, route: str = "") -> str:
 
 
 @pytest.mark.parametrize("route", ["", "/embed"])
-def test_feature_extraction_gives_vectors_of_length_1(
+def test_feature_extraction_returns_vectors_of_length_1(
     client: InferenceClient, gateway: Gateway, route: str
 ) -> None:
     vectors = client.feature_extraction(TEXTS, model=at(gateway, gateway.model, route))  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ def test_feature_extraction_gives_vectors_of_length_1(
     np.testing.assert_allclose(1, np.linalg.norm(vectors, axis=1), atol=1e-5)
 
 
-async def test_the_client_that_does_not_wait_gets_the_same(client: InferenceClient, gateway: Gateway) -> None:
+async def test_async_client_gets_the_same_vectors(client: InferenceClient, gateway: Gateway) -> None:
     url = at(gateway, gateway.model)
     other = AsyncInferenceClient(provider="hf-inference", token=gateway.key, timeout=60)
     vectors = await other.feature_extraction("an apple", model=url)
@@ -40,7 +40,7 @@ async def test_the_client_that_does_not_wait_gets_the_same(client: InferenceClie
     np.testing.assert_allclose(client.feature_extraction("an apple", model=url), vectors, atol=1e-6)
 
 
-def test_options_of_feature_extraction_are_heard(client: InferenceClient, gateway: Gateway) -> None:
+def test_feature_extraction_applies_its_options(client: InferenceClient, gateway: Gateway) -> None:
     url = at(gateway, gateway.prompted, "/embed")
     plain = client.feature_extraction("an apple", model=url)
     (long,) = client.feature_extraction("an apple", model=url, normalize=False)
@@ -71,7 +71,7 @@ def test_sentence_similarity_is_the_cosine(client: InferenceClient, gateway: Gat
 
 
 @pytest.mark.parametrize("route", ["", "/predict"])
-def test_text_classification_tells_the_likeliest_label(
+def test_text_classification_returns_the_likeliest_label(
     client: InferenceClient, gateway: Gateway, route: str
 ) -> None:
     # Of TEI's answer to one text this client gives back the first label alone.
@@ -81,7 +81,7 @@ def test_text_classification_tells_the_likeliest_label(
     assert 1 / 3 < label["score"] <= 1  # type: ignore[call-overload]
 
 
-def test_texts_are_ranked_at_the_route_itself(client: InferenceClient, gateway: Gateway) -> None:
+def test_rerank_route_ranks_texts(client: InferenceClient, gateway: Gateway) -> None:
     """The client has no method for it, but keys and errors for whoever asks."""
     from huggingface_hub.utils import get_session
 
@@ -112,7 +112,7 @@ def test_errors_are_the_clients_own(
     assert {"error", "error_type"} == raised.value.response.json().keys()
 
 
-def test_a_wrong_key_is_refused(gateway: Gateway) -> None:
+def test_wrong_key_is_rejected(gateway: Gateway) -> None:
     client = InferenceClient(provider="hf-inference", token="wrong", timeout=60)
     with pytest.raises(HfHubHTTPError, match="401"):
         client.feature_extraction("a", model=at(gateway, gateway.model))

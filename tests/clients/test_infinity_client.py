@@ -43,15 +43,13 @@ def test_vectors_come_in_order_with_usage(client: AuthenticatedClient, gateway: 
     assert 12 == reply.usage.total_tokens
 
 
-def test_a_client_that_names_no_model_gets_the_default(client: AuthenticatedClient, gateway: Gateway) -> None:
+def test_uses_the_default_model_without_a_name(client: AuthenticatedClient, gateway: Gateway) -> None:
     reply = embedded(client, OpenAIEmbeddingInputText(input_="a car"))
 
     assert gateway.model == reply.model
 
 
-async def test_the_client_that_does_not_wait_gets_the_same(
-    client: AuthenticatedClient, gateway: Gateway
-) -> None:
+async def test_async_client_gets_the_same_vectors(client: AuthenticatedClient, gateway: Gateway) -> None:
     body = OpenAIEmbeddingInputText(input_=TEXTS, model=gateway.model, dimensions=64)
     reply = await embeddings.asyncio(client=client, body=body)
 
@@ -60,7 +58,7 @@ async def test_the_client_that_does_not_wait_gets_the_same(
         assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
 
 
-def test_many_calls_at_once_get_base64_with_a_key_in_their_url(
+def test_batching_client_gets_base64_with_a_key_in_its_url(
     client: AuthenticatedClient, gateway: Gateway
 ) -> None:
     url = gateway.url.replace("http://", f"http://:{gateway.key}@")
@@ -94,7 +92,7 @@ def test_labels_come_best_first(client: AuthenticatedClient, gateway: Gateway) -
         assert sorted((one.score for one in labels), reverse=True) == [one.score for one in labels]
 
 
-def test_models_and_health_are_told(client: AuthenticatedClient, gateway: Gateway) -> None:
+def test_lists_models_and_reports_health(client: AuthenticatedClient, gateway: Gateway) -> None:
     listed = models.sync(client=client)
     told = health.sync(client=client)
 
@@ -104,7 +102,7 @@ def test_models_and_health_are_told(client: AuthenticatedClient, gateway: Gatewa
     assert told["unix"] > 0
 
 
-def test_a_wrong_body_is_the_clients_validation_error(client: AuthenticatedClient, gateway: Gateway) -> None:
+def test_invalid_body_is_the_clients_validation_error(client: AuthenticatedClient, gateway: Gateway) -> None:
     reply = embeddings.sync(client=client, body=OpenAIEmbeddingInputText(input_="", model=gateway.model))
 
     assert isinstance(reply, HTTPValidationError)

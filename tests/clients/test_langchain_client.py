@@ -42,13 +42,13 @@ def test_cohere_rerank_keeps_the_best(gateway: Gateway) -> None:
     assert_fruit_first(rerank.compress_documents(DOCUMENTS, "fruit to eat"))
 
 
-def test_fewer_documents_than_top_n_all_come_back(gateway: Gateway) -> None:
+def test_returns_all_of_fewer_documents_than_top_n(gateway: Gateway) -> None:
     rerank = CohereRerank(cohere_api_key=gateway.key, base_url=gateway.url, model=gateway.model)
 
     assert {0, 1} == {one["index"] for one in rerank.rerank(["a", "b"], "fruit")}
 
 
-def test_cohere_embeddings_tell_queries_from_documents(gateway: Gateway) -> None:
+def test_cohere_embeddings_differ_for_queries_and_documents(gateway: Gateway) -> None:
     embeddings = CohereEmbeddings(cohere_api_key=gateway.key, base_url=gateway.url, model=gateway.prompted)
 
     (document,) = embeddings.embed_documents(["an apple"])
@@ -62,7 +62,7 @@ def test_jina_rerank_keeps_the_best(jinas: Gateway) -> None:
     assert_fruit_first(rerank.compress_documents(DOCUMENTS, "fruit to eat"))
 
 
-def test_jina_rerank_shows_the_gateways_reason(jinas: Gateway) -> None:
+def test_jina_rerank_error_has_the_gateways_reason(jinas: Gateway) -> None:
     rerank = jina_rerank.JinaRerank(jina_api_key=jinas.key, model="nowhere")
 
     with pytest.raises(RuntimeError, match="there is no model 'nowhere' here"):
@@ -119,7 +119,7 @@ def bytes_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("bytes_for_tokens")
-def test_openai_embeddings_token_ids_are_decoded_where_the_config_names_their_vocabulary(
+def test_openai_embeddings_token_ids_are_decoded_with_the_configs_vocabulary(
     gateway: Gateway,
 ) -> None:
     texts = ["an apple", "Größe und 向量\n"]
@@ -131,7 +131,7 @@ def test_openai_embeddings_token_ids_are_decoded_where_the_config_names_their_vo
 
 
 @pytest.mark.usefixtures("bytes_for_tokens")
-def test_openai_embeddings_token_ids_are_refused_elsewhere_with_the_way_out(gateway: Gateway) -> None:
+def test_openai_embeddings_token_ids_are_rejected_elsewhere_with_the_remedy(gateway: Gateway) -> None:
     with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
         openais(gateway, gateway.model).embed_query("an apple")
 

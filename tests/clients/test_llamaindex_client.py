@@ -55,7 +55,7 @@ def test_batches_come_back_in_order(embedding: BaseEmbedding) -> None:
         assert embedding.get_query_embedding(TEXTS[i]) == pytest.approx(vectors[i], abs=1e-3)
 
 
-async def test_waiting_or_not_gives_the_same(embedding: BaseEmbedding) -> None:
+async def test_async_batch_returns_the_same_vectors(embedding: BaseEmbedding) -> None:
     vectors = await embedding.aget_text_embedding_batch(TEXTS[:12])
 
     for one, other in zip(embedding.get_text_embedding_batch(TEXTS[:12]), vectors, strict=True):
@@ -63,7 +63,7 @@ async def test_waiting_or_not_gives_the_same(embedding: BaseEmbedding) -> None:
 
 
 @pytest.mark.parametrize("make", [of_openai, like_openai])
-def test_fewer_dimensions(gateway: Gateway, make: Any) -> None:
+def test_cuts_and_normalizes_fewer_dimensions(gateway: Gateway, make: Any) -> None:
     whole = make(gateway).get_text_embedding("an apple")
     short = make(gateway, dimensions=64).get_text_embedding("an apple")
 

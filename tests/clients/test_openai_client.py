@@ -30,7 +30,7 @@ def test_vectors_come_in_order_with_usage(client: openai.OpenAI, gateway: Gatewa
     assert gateway.model == reply.model
 
 
-async def test_the_client_that_does_not_wait_gets_the_same(client: openai.OpenAI, gateway: Gateway) -> None:
+async def test_async_client_gets_the_same_vectors(client: openai.OpenAI, gateway: Gateway) -> None:
     expected = client.embeddings.create(model=gateway.model, input=TEXTS)
     async with openai.AsyncOpenAI(api_key=gateway.key, base_url=f"{gateway.url}/v1") as other:
         reply = await other.embeddings.create(model=gateway.model, input=TEXTS)
@@ -62,7 +62,7 @@ def test_fewer_dimensions_are_cut_and_normalized(client: openai.OpenAI, gateway:
     assert [one / length for one in whole[:64]] == pytest.approx(reply.data[0].embedding, abs=1e-5)
 
 
-def test_fields_of_other_servers_pass_as_extras(client: openai.OpenAI, gateway: Gateway) -> None:
+def test_accepts_fields_of_other_servers_as_extras(client: openai.OpenAI, gateway: Gateway) -> None:
     extra = {"normalized": False, "input_type": "query"}
     reply = client.embeddings.create(model=gateway.prompted, input="an apple", extra_body=extra)
 
@@ -70,7 +70,7 @@ def test_fields_of_other_servers_pass_as_extras(client: openai.OpenAI, gateway: 
     assert plain.data[0].embedding != pytest.approx(reply.data[0].embedding, abs=1e-3)
 
 
-def test_models_are_listed_and_told(client: openai.OpenAI, gateway: Gateway) -> None:
+def test_lists_and_retrieves_models(client: openai.OpenAI, gateway: Gateway) -> None:
     assert {gateway.model, gateway.prompted, gateway.cross} <= {one.id for one in client.models.list()}
     assert gateway.model == client.models.retrieve(gateway.model).id
 
@@ -98,7 +98,7 @@ def test_errors_are_the_clients_own(
     assert raised.value.request_id
 
 
-def test_a_wrong_key_is_an_authentication_error(gateway: Gateway) -> None:
+def test_wrong_key_is_an_authentication_error(gateway: Gateway) -> None:
     with pytest.raises(openai.AuthenticationError) as raised:
         openai.OpenAI(api_key="wrong", base_url=f"{gateway.url}/v1").embeddings.create(
             model=gateway.model, input="a"
@@ -130,7 +130,7 @@ class Watched:
             self.client.embeddings.create(model=self.model, input="a")
 
 
-def test_a_rate_that_is_used_up_is_tried_again_when_the_gateway_says(
+def test_retries_an_exhausted_rate_after_retry_after(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(gateway, gateway.slow, monkeypatch)
@@ -143,9 +143,7 @@ def test_a_rate_that_is_used_up_is_tried_again_when_the_gateway_says(
     assert all(0 < one <= 60 for one in told_s)
 
 
-def test_a_days_quota_that_is_used_up_is_not_tried_again(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_does_not_retry_an_exhausted_day_quota(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(gateway, gateway.spent, monkeypatch)
 
     assert "insufficient_quota" == watched.refused().code

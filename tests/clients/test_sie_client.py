@@ -24,7 +24,7 @@ def client(gateway: Gateway) -> SIEClient:
     return SIEClient(gateway.url, api_key=gateway.key)
 
 
-def test_encode_gives_each_item_its_vector_and_id(client: SIEClient, gateway: Gateway) -> None:
+def test_encode_returns_each_items_vector_and_id(client: SIEClient, gateway: Gateway) -> None:
     first, second = client.encode(gateway.prompted, [{"id": "a", "text": "hi"}, {"text": "there"}])
 
     assert "a" == first["id"]
@@ -33,7 +33,7 @@ def test_encode_gives_each_item_its_vector_and_id(client: SIEClient, gateway: Ga
 
 
 @pytest.mark.parametrize("dtype", SIZES)
-def test_encode_gives_every_dtype_in_its_size(client: SIEClient, gateway: Gateway, dtype: str) -> None:
+def test_encode_returns_every_dtype_in_its_size(client: SIEClient, gateway: Gateway, dtype: str) -> None:
     vector = client.encode(gateway.model, {"text": "hi"}, output_dtype=dtype)["dense"]
 
     kind, size = SIZES[dtype]
@@ -58,7 +58,7 @@ def test_score_names_and_ranks_items(client: SIEClient, gateway: Gateway) -> Non
     assert [("b", 0), ("item-0", 1)] == [(one["item_id"], one["rank"]) for one in reply["scores"]]
 
 
-def test_errors_carry_the_gateways_reason(client: SIEClient) -> None:
+def test_errors_have_the_gateways_reason(client: SIEClient) -> None:
     with pytest.raises(RequestError, match="there is no model 'nowhere' here") as raised:
         client.encode("nowhere", {"text": "a"})
 

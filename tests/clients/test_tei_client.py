@@ -24,14 +24,14 @@ def sent(client: httpx.Client, model: str, route: str, body: str) -> Any:
     return reply.json()
 
 
-def test_embed_takes_one_text_or_many(client: httpx.Client, gateway: Gateway) -> None:
+def test_embed_accepts_one_text_or_many(client: httpx.Client, gateway: Gateway) -> None:
     (one,) = sent(client, gateway.model, "/embed", '{"inputs":"What is Deep Learning?"}')
     many = sent(client, gateway.model, "/embed", '{"inputs":["Today is a nice day", "I like you"]}')
 
     assert [384, 384, 384] == [len(row) for row in (one, *many)]
 
 
-def test_rerank(client: httpx.Client, gateway: Gateway) -> None:
+def test_rerank_puts_the_best_text_first(client: httpx.Client, gateway: Gateway) -> None:
     body = '{"query":"What is Deep Learning?", "texts": ["Deep Learning is not...", "Deep learning is..."]}'
     ranks = sent(client, gateway.cross, "/rerank", body)
 
@@ -39,7 +39,7 @@ def test_rerank(client: httpx.Client, gateway: Gateway) -> None:
     assert ranks[0]["score"] >= ranks[1]["score"]
 
 
-def test_predict_one_text_a_pair_and_many(client: httpx.Client, gateway: Gateway) -> None:
+def test_predict_accepts_one_text_a_pair_and_many(client: httpx.Client, gateway: Gateway) -> None:
     one = sent(client, gateway.labels, "/predict", '{"inputs":"I like you."}')
     pair = sent(client, gateway.labels, "/predict", '{"inputs":["I like you.", "I hate pineapples"]}')
     many = sent(client, gateway.labels, "/predict", '{"inputs":[["I like you."], ["I hate pineapples"]]}')
@@ -49,14 +49,14 @@ def test_predict_one_text_a_pair_and_many(client: httpx.Client, gateway: Gateway
     assert [one[0]["label"], 2] == [many[0][0]["label"], len(many)]
 
 
-def test_similarity(client: httpx.Client, gateway: Gateway) -> None:
+def test_similarity_is_higher_for_related_sentences(client: httpx.Client, gateway: Gateway) -> None:
     inputs = '{"source_sentence":"What is Deep Learning?","sentences":["What is Machine Learning?","pears"]}'
     near, far = sent(client, gateway.model, "/similarity", f'{{"inputs":{inputs}}}')
 
     assert near > far
 
 
-def test_tokens_there_and_back(client: httpx.Client, gateway: Gateway) -> None:
+def test_decode_reverses_tokenize(client: httpx.Client, gateway: Gateway) -> None:
     (tokens,) = sent(client, gateway.model, "/tokenize", '{"inputs":"What is Deep Learning?"}')
     ids = [one["id"] for one in tokens]
     texts = client.post(f"{gateway.model}/decode", json={"ids": ids, "skip_special_tokens": True}).json()
@@ -65,7 +65,7 @@ def test_tokens_there_and_back(client: httpx.Client, gateway: Gateway) -> None:
     assert [tokens[0]["special"], tokens[1]["special"]] == [True, False]
 
 
-def test_openais_route(client: httpx.Client, gateway: Gateway) -> None:
+def test_openais_route_accepts_teis_example(client: httpx.Client, gateway: Gateway) -> None:
     body = '{"model":"text-embeddings-inference","input":"What is Deep Learning?","user":"null"}'
     reply = sent(client, gateway.model, "/v1/embeddings", body)
 
@@ -76,14 +76,14 @@ def test_openais_route(client: httpx.Client, gateway: Gateway) -> None:
     ("model", "kind"),
     [("all-minilm-l6-v2", "embedding"), ("cross", "reranker"), ("labels", "classifier")],
 )
-def test_info_tells_the_kind_of_model(client: httpx.Client, model: str, kind: str) -> None:
+def test_info_shows_the_kind_of_model(client: httpx.Client, model: str, kind: str) -> None:
     told = client.get(f"{model}/info").json()
 
     assert kind in told["model_type"]
     assert 200 == client.get(f"{model}/health").status_code
 
 
-def test_a_classifier_tells_no_vectors(client: httpx.Client, gateway: Gateway) -> None:
+def test_classifier_rejects_embed(client: httpx.Client, gateway: Gateway) -> None:
     reply = client.post(f"{gateway.labels}/embed", content='{"inputs":"a"}')
 
     assert (424, "Backend") == (reply.status_code, reply.json()["error_type"])

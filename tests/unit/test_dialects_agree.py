@@ -78,7 +78,7 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
 
 @many
 @given(TEXTS, CUTS)
-def test_truncation_is_the_same_wish_in_teis_and_coheres_words(
+def test_truncation_is_the_same_call_in_tei_and_cohere(
     texts: list[str], cut: tuple[bool | None, Truncate | None]
 ) -> None:
     truncate, side = cut
@@ -140,7 +140,7 @@ def test_a_classification_is_the_same_call_in_every_dialect(texts: list[str]) ->
 
 @many
 @given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=20), min_size=1, max_size=8))
-def test_pairs_are_the_same_call_by_every_name_and_in_every_shape(query: str, texts: list[str]) -> None:
+def test_pairs_are_the_same_call_under_every_name_and_in_every_shape(query: str, texts: list[str]) -> None:
     call = Call(Score(tuple((query, one) for one in texts)), "m")
     parts = [{"content": [{"type": "text", "text": one}]} for one in texts]
     for body in (
@@ -165,7 +165,7 @@ def test_pooling_for_vectors_is_an_embedding(texts: list[str]) -> None:
 
 @many
 @given(VECTORS)
-def test_vectors_are_read_back_the_same_from_every_dialect(vectors: np.ndarray) -> None:
+def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None:
     reply = EmbedReply(vectors, 7)
     numbers = msgspec.json.decode(openai.encode_embeddings(reply, "m", "float"))
     packed = msgspec.json.decode(openai.encode_embeddings(reply, "m", "base64"))
@@ -192,9 +192,7 @@ def test_vectors_are_read_back_the_same_from_every_dialect(vectors: np.ndarray) 
 
 @many
 @given(SCORES, st.none() | st.integers(0, 50))
-def test_scores_are_read_back_the_same_best_first_and_ties_in_order(
-    scores: np.ndarray, top_n: int | None
-) -> None:
+def test_scores_decode_the_same_best_first_with_ties_in_order(scores: np.ndarray, top_n: int | None) -> None:
     reply = RerankReply(scores, 7)
     ranks = rerank.rank_documents(reply, top_n)
     items = sie.score_items(reply, [None] * len(scores))
@@ -211,7 +209,7 @@ def test_scores_are_read_back_the_same_best_first_and_ties_in_order(
 @pytest.mark.parametrize("packs", [True, False])
 @many
 @given(TEXTS)
-def test_sies_bodies_say_the_same_in_json_and_msgpack(packs: bool, texts: list[str]) -> None:
+def test_sies_bodies_are_the_same_call_in_json_and_msgpack(packs: bool, texts: list[str]) -> None:
     body = {"items": [{"id": f"{i}", "text": one} for i, one in enumerate(texts)]}
     codec = msgspec.msgpack if packs else msgspec.json
 
