@@ -1,4 +1,4 @@
-"""Routes for what operators add: who may, what never reaches the parent, and how it answers."""
+"""Endpoints for added models and upstreams: access, checks before the parent is asked, and replies."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ LISTING = Listing(
 )
 
 
-class Parent:
-    """Answers as it is told, and notes what it was asked."""
+class FakeParent:
+    """Parent that replies with one outcome and records the edits. Without an outcome it times out."""
 
     def __init__(self, outcome: ReloadOutcome | None = None) -> None:
         self.edits: list[Edit] = []
@@ -40,8 +40,8 @@ class Parent:
         return LISTING
 
 
-async def asked(
-    boot: Boots, parent: Parent | None, method: str, path: str, body: Any = None
+async def send(
+    boot: Boots, parent: FakeParent | None, method: str, path: str, body: Any = None
 ) -> httpx.Response:
     adding = None if parent is None else parent.adding
     async with boot({"old": FakeTei()}, ONE, adding=adding) as gateway:
@@ -49,9 +49,9 @@ async def asked(
 
 
 async def test_edits_accept_names_with_slashes_and_reply_like_a_reload(boot: Boots) -> None:
-    parent = Parent(ReloadOutcome((ConfigChange("models.org/x", "added"),)))
-    put = await asked(boot, parent, "PUT", "/admin/models/org/x", {"upstream": "x"})
-    removed = await asked(boot, parent, "DELETE", "/admin/upstreams/x%2Fy")
+    parent = FakeParent(ReloadOutcome((ConfigChange("models.org/x", "added"),)))
+    put = await send(boot, parent, "PUT", "/admin/models/org/x", {"upstream": "x"})
+    removed = await send(boot, parent, "DELETE", "/admin/upstreams/x%2Fy")
 
     assert [200, 200] == [put.status_code, removed.status_code]
     assert {
@@ -62,18 +62,18 @@ async def test_edits_accept_names_with_slashes_and_reply_like_a_reload(boot: Boo
 
 
 async def test_lists_additions_with_their_problems(boot: Boots) -> None:
-    parent = Parent(ReloadOutcome())
-    told = [await asked(boot, parent, "GET", path) for path in PATHS]
-    missing = await asked(boot, parent, "GET", "/admin/models/x")
+    parent = FakeParent(ReloadOutcome())
+    replies = [await send(boot, parent, "GET", path) for path in PATHS]
+    missing = await send(boot, parent, "GET", "/admin/models/x")
 
     model = {"name": "org/x", "settings": {"upstream": "x"}, "problem": "models.org/x: why not"}
     upstream = {"name": "x", "settings": TEI, "problem": None}
-    assert [[upstream], [model], upstream, model] == [reply.json() for reply in told]
+    assert [[upstream], [model], upstream, model] == [reply.json() for reply in replies]
     assert 404 == missing.status_code
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "told"),
+    ("path", "body", "status", "message"),
     [
         ("/admin/upstreams/x", [], 422, "upstreams.x: expected a mapping"),
         ("/admin/upstreams/x", "text", 422, "upstreams.x: expected a mapping"),
@@ -85,18 +85,18 @@ async def test_lists_additions_with_their_problems(boot: Boots) -> None:
     ],
 )
 async def test_rejects_invalid_settings_without_asking_the_parent(
-    boot: Boots, path: str, body: Any, status: int, told: str
+    boot: Boots, path: str, body: Any, status: int, message: str
 ) -> None:
-    parent = Parent(ReloadOutcome())
+    parent = FakeParent(ReloadOutcome())
     async with boot({"old": FakeTei()}, ONE, adding=parent.adding) as gateway:
         reply = await gateway.client.put(path, json=body)
 
-    assert (status, True, []) == (reply.status_code, told in reply.json()["error"], parent.edits)
+    assert (status, True, []) == (reply.status_code, message in reply.json()["error"], parent.edits)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b'{"a": "\xff"}'])
 async def test_rejects_malformed_json_with_400(boot: Boots, content: bytes) -> None:
-    parent = Parent(ReloadOutcome())
+    parent = FakeParent(ReloadOutcome())
     async with boot({"old": FakeTei()}, ONE, adding=parent.adding) as gateway:
         reply = await gateway.client.put("/admin/upstreams/x", content=content)
 
@@ -104,9 +104,9 @@ async def test_rejects_malformed_json_with_400(boot: Boots, content: bytes) -> N
 
 
 async def test_reads_the_body_as_json_whatever_its_content_type(boot: Boots) -> None:
-    parent = Parent(ReloadOutcome())
+    parent = FakeParent(ReloadOutcome())
     async with boot({"old": FakeTei()}, ONE, adding=parent.adding) as gateway:
-        # As curl calls it where nobody says.
+        # The content type that curl sends by default.
         form = {"content-type": "application/x-www-form-urlencoded"}
         reply = await gateway.client.put("/admin/models/x", content=b'{"upstream": "x"}', headers=form)
 
@@ -125,15 +125,15 @@ async def test_reads_the_body_as_json_whatever_its_content_type(boot: Boots) -> 
 async def test_reports_why_nothing_has_changed(
     boot: Boots, outcome: ReloadOutcome | None, status: int
 ) -> None:
-    reply = await asked(boot, Parent(outcome), "DELETE", "/admin/models/x")
+    reply = await send(boot, FakeParent(outcome), "DELETE", "/admin/models/x")
 
-    # TEI's routes have a status of their own for a late answer.
+    # In TEI's dialect a timeout has status 424.
     assert reply.status_code == (424 if status == 504 else status)
     assert reply.json()["error"]
 
 
 async def test_reports_a_parent_that_does_not_respond(boot: Boots) -> None:
-    assert 424 == (await asked(boot, Parent(), "GET", "/admin/models")).status_code
+    assert 424 == (await send(boot, FakeParent(), "GET", "/admin/models")).status_code
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -144,10 +144,10 @@ async def test_requires_an_operator_key_and_a_store_for_additions(
     if method != "GET" and path in PATHS[:2]:
         path += "/y"
     body = {"upstream": "x"} if "models" in path else TEI
-    parent = Parent(ReloadOutcome())
+    parent = FakeParent(ReloadOutcome())
     async with boot({"old": FakeTei()}, ONE + TENANTS, adding=parent.adding) as gateway:
-        # Not this machine's name: a key is needed, and this one is for models.
-        refused = await gateway.client.request(method, path, json=body)
-    nowhere = await asked(boot, None, method, path, body)
+        # The host is not local, therefore a key is required, and this one is for models.
+        rejected = await gateway.client.request(method, path, json=body)
+    without_store = await send(boot, None, method, path, body)
 
-    assert (403, 404, []) == (refused.status_code, nowhere.status_code, parent.edits)
+    assert (403, 404, []) == (rejected.status_code, without_store.status_code, parent.edits)

@@ -20,8 +20,8 @@ PROMPTED = CONFIG.replace(
 LONG = "w " * 20
 
 
-async def asked(boot: Boots, path: str, body: Any, status: int = 200, config: str = CONFIG) -> Any:
-    """The JSON of one POST that must end in this status."""
+async def post_json(boot: Boots, path: str, body: Any, status: int = 200, config: str = CONFIG) -> Any:
+    """Return the JSON of one POST, after a check of its status."""
     async with boot({"tei-0": FakeTei(), "tei-1": FakeTei()}, config) as gateway:
         reply = await gateway.post(path, body)
     assert status == reply.status_code, reply.text
@@ -30,7 +30,7 @@ async def asked(boot: Boots, path: str, body: Any, status: int = 200, config: st
 
 @pytest.mark.parametrize("path", [V2, "/models/org/bge/v2/embed"])
 async def test_v2_reply_has_the_fields_that_coheres_clients_read(boot: Boots, path: str) -> None:
-    reply = await asked(boot, path, BODY)
+    reply = await post_json(boot, path, BODY)
 
     assert {"id", "response_type", "embeddings", "texts", "meta"} == reply.keys()
     assert "embeddings_by_type" == reply["response_type"]
@@ -43,7 +43,7 @@ async def test_v2_reply_has_the_fields_that_coheres_clients_read(boot: Boots, pa
 @pytest.mark.parametrize("kind", ["int8", "uint8", "binary", "ubinary"])
 @pytest.mark.parametrize("path", [V1, V2])
 async def test_each_type_quantizes_the_same_vectors(boot: Boots, path: str, kind: EmbeddingType) -> None:
-    reply = await asked(boot, path, BODY | {"embedding_types": [kind]})
+    reply = await post_json(boot, path, BODY | {"embedding_types": [kind]})
 
     assert {kind: quantize(VECTORS, kind).tolist()} == reply["embeddings"]
 
@@ -51,15 +51,15 @@ async def test_each_type_quantizes_the_same_vectors(boot: Boots, path: str, kind
 @pytest.mark.parametrize("path", [V1, V2])
 async def test_returns_several_types_in_one_reply(boot: Boots, path: str) -> None:
     kinds = ["base64", "float", "binary", "float"]
-    reply = (await asked(boot, path, BODY | {"embedding_types": kinds}))["embeddings"]
+    reply = (await post_json(boot, path, BODY | {"embedding_types": kinds}))["embeddings"]
 
     assert set(kinds) == reply.keys()
-    packed = [np.frombuffer(base64.b64decode(one), "<f4") for one in reply["base64"]]
+    packed = [np.frombuffer(base64.b64decode(encoded), "<f4") for encoded in reply["base64"]]
     np.testing.assert_array_equal(VECTORS, packed)
 
 
 async def test_v1_without_types_returns_plain_vectors(boot: Boots) -> None:
-    reply = await asked(boot, V1, {"texts": TEXTS})
+    reply = await post_json(boot, V1, {"texts": TEXTS})
 
     assert ("embeddings_floats", TEXTS) == (reply["response_type"], reply["texts"])
     np.testing.assert_array_equal(VECTORS, np.array(reply["embeddings"], np.float32))
@@ -67,7 +67,7 @@ async def test_v1_without_types_returns_plain_vectors(boot: Boots) -> None:
 
 async def test_accepts_inputs_of_one_text_part(boot: Boots) -> None:
     inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
-    reply = await asked(boot, V2, {"input_type": "classification", "inputs": inputs})
+    reply = await post_json(boot, V2, {"input_type": "classification", "inputs": inputs})
 
     assert "texts" not in reply
     np.testing.assert_array_equal(VECTORS, np.array(reply["embeddings"]["float"], np.float32))
@@ -75,7 +75,7 @@ async def test_accepts_inputs_of_one_text_part(boot: Boots) -> None:
 
 @pytest.mark.parametrize("dimensions", [1, 4, 8])
 async def test_output_dimension_cuts_and_normalizes(boot: Boots, dimensions: int) -> None:
-    reply = await asked(boot, V2, BODY | {"output_dimension": dimensions})
+    reply = await post_json(boot, V2, BODY | {"output_dimension": dimensions})
 
     cut = VECTORS[:, :dimensions]
     cut = cut / np.linalg.norm(cut, axis=1, keepdims=True)
@@ -91,7 +91,7 @@ async def test_input_type_selects_the_models_prompt(
     boot: Boots, path: str, input_type: str, prompt: str
 ) -> None:
     body = {"texts": ["red"], "input_type": input_type, "embedding_types": ["float"]}
-    reply = await asked(boot, path, body, config=PROMPTED)
+    reply = await post_json(boot, path, body, config=PROMPTED)
 
     np.testing.assert_array_equal(
         [vector_of(prompt + "red")], np.array(reply["embeddings"]["float"], np.float32)
@@ -102,7 +102,7 @@ async def test_input_type_selects_the_models_prompt(
 async def test_truncate_decides_whether_long_texts_are_cut(
     boot: Boots, truncate: str | None, status: int
 ) -> None:
-    await asked(boot, V2, {"texts": [LONG], "input_type": "search_query", "truncate": truncate}, status)
+    await post_json(boot, V2, {"texts": [LONG], "input_type": "search_query", "truncate": truncate}, status)
 
 
 @pytest.mark.parametrize(("truncate", "side"), [("START", "left"), ("END", "right")])
@@ -141,7 +141,7 @@ async def test_truncate_selects_the_end_to_cut(boot: Boots, truncate: str, side:
     ids=str,
 )
 async def test_rejects_unsupported_requests_with_400_and_a_message(boot: Boots, wrong: Any) -> None:
-    reply = await asked(boot, V2, BODY | wrong, 400)
+    reply = await post_json(boot, V2, BODY | wrong, 400)
 
     assert {"message"} == reply.keys()
     assert reply["message"]
@@ -149,12 +149,12 @@ async def test_rejects_unsupported_requests_with_400_and_a_message(boot: Boots, 
 
 @pytest.mark.parametrize("wrong", [{"texts": None}, {"images": ["data:"]}, {"texts": [""]}], ids=str)
 async def test_v1_rejects_unsupported_requests_too(boot: Boots, wrong: Any) -> None:
-    assert {"message"} == (await asked(boot, V1, BODY | wrong, 400)).keys()
+    assert {"message"} == (await post_json(boot, V1, BODY | wrong, 400)).keys()
 
 
 async def test_accepts_more_texts_than_cohere(boot: Boots) -> None:
     texts = [f"text {i}" for i in range(200)]
-    reply = await asked(boot, V2, {"texts": texts, "input_type": "search_document"})
+    reply = await post_json(boot, V2, {"texts": texts, "input_type": "search_document"})
 
     np.testing.assert_array_equal(
         [vector_of(text) for text in texts], np.array(reply["embeddings"]["float"], np.float32)

@@ -1,5 +1,6 @@
-"""The routes mean the same over every backend."""
+"""Every dialect works the same over every backend."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ NEW = ["infinity", "vllm", "openai"]
 
 
 def embedder(kind: str) -> Any:
-    """A server of an embedding model."""
+    """Return a server of an embedding model."""
     match kind:
         case "infinity":
             return FakeInfinity()
@@ -37,7 +38,7 @@ def embedder(kind: str) -> Any:
 
 @pytest.fixture
 def config(tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """One upstream of a kind; only Infinity needs the tokenizer."""
+    """Return a config with one upstream of a kind. Only Infinity needs the tokenizer."""
     kind = request.getfixturevalue("kind")
     tokenizer = f", tokenizer: {write_small_files(tmp_path)}" if kind == "infinity" else ""
     return f"""
@@ -54,7 +55,7 @@ async def test_openai_embeddings(boot: Boots, config: str, kind: str) -> None:
     assert 200 == reply.status_code
     expected = np.array([vector_of(text)[:4] for text in TEXTS])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(expected, [one["embedding"] for one in reply.json()["data"]], rtol=1e-5)
+    np.testing.assert_allclose(expected, [item["embedding"] for item in reply.json()["data"]], rtol=1e-5)
     assert {"prompt_tokens": TOKENS, "total_tokens": TOKENS} == reply.json()["usage"]
 
 
@@ -72,7 +73,7 @@ async def test_an_embedding_model_reranks_by_cosine(boot: Boots, config: str, ki
     async with boot({"one": embedder(kind)}, config) as gateway:
         ranks = (await gateway.post("/rerank", {"query": "q", "texts": TEXTS})).json()
 
-    # Infinity's checkpoint has a prompt for queries, as sentence-transformers' encode_query takes it.
+    # Infinity's checkpoint has a prompt for queries, which sentence-transformers' encode_query uses.
     query = "query: q" if kind == "infinity" else "q"
     cosines = {i: float(vector_of(query) @ vector_of(text)) for i, text in enumerate(TEXTS)}
     assert cosines == pytest.approx({rank["index"]: rank["score"] for rank in ranks}, abs=1e-6)
@@ -118,7 +119,7 @@ async def test_tei_tokenize(boot: Boots, config: str, kind: str) -> None:
         reply = await gateway.post("/tokenize", {"inputs": ["red blue"]})
 
     assert 200 == reply.status_code
-    assert [True, False, False, True] == [one["special"] for one in reply.json()[0]]
+    assert [True, False, False, True] == [item["special"] for item in reply.json()[0]]
 
 
 @pytest.mark.parametrize("kind", NEW)
@@ -145,11 +146,15 @@ async def test_reports_a_replicas_capabilities_once_when_it_joins(
     boot: Boots, config: str, kind: str
 ) -> None:
     async with boot({"one": embedder(kind)}, config) as gateway:
-        lines = [one.reason for one in gateway.events if type(one).__name__ == "ReplicaChanged"]
+        lines = [event.reason for event in gateway.events if type(event).__name__ == "ReplicaChanged"]
 
-    told = {"infinity": "Infinity", "vllm": "vLLM 0.32.0, raw vectors by use_activation", "openai": "OpenAI"}
+    expected = {
+        "infinity": "Infinity",
+        "vllm": "vLLM 0.32.0, raw vectors by use_activation",
+        "openai": "OpenAI",
+    }
     assert 1 == len(lines)
-    assert told[kind] in lines[0]
+    assert expected[kind] in lines[0]
 
 
 LABELLED = {
@@ -174,22 +179,22 @@ LATE = {
 async def test_every_classifier_returns_the_same_labels_in_every_dialect(
     boot: Boots, config: str, kind: str, tmp_path: Path
 ) -> None:
-    # Whose labels are named by files only needs those files.
-    named = config.replace("{backend: vllm,", f"{{backend: vllm, tokenizer: {tmp_path},")
+    # vLLM reports no label names, therefore they are read from the checkpoint's files.
+    labelled_config = config.replace("{backend: vllm,", f"{{backend: vllm, tokenizer: {tmp_path},")
     write_small_files(tmp_path, labels=LABELS)
-    async with boot({"one": LABELLED[kind]()}, named) as gateway:
+    async with boot({"one": LABELLED[kind]()}, labelled_config) as gateway:
         tei = await gateway.post("/predict", {"inputs": [[text] for text in TEXTS]})
         vllm = await gateway.post("/classify", {"input": TEXTS})
         infinity = await gateway.post("/infinity/classify", {"input": TEXTS})
 
     logits = np.array([logits_of((text,), len(LABELS)) for text in TEXTS])
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    by_label = [[{one["label"]: one["score"] for one in each} for each in tei.json()]]
-    by_label.append([{one["label"]: one["score"] for one in each} for each in infinity.json()["data"]])
+    by_label = [[{item["label"]: item["score"] for item in items} for items in tei.json()]]
+    by_label.append([{item["label"]: item["score"] for item in items} for items in infinity.json()["data"]])
     for rows in by_label:
         np.testing.assert_allclose(expected, [[row[label] for label in LABELS] for row in rows], rtol=1e-5)
-    np.testing.assert_allclose(expected, [one["probs"] for one in vllm.json()["data"]], rtol=1e-5)
-    assert [LABELS[i] for i in expected.argmax(axis=1)] == [one["label"] for one in vllm.json()["data"]]
+    np.testing.assert_allclose(expected, [item["probs"] for item in vllm.json()["data"]], rtol=1e-5)
+    assert [LABELS[i] for i in expected.argmax(axis=1)] == [item["label"] for item in vllm.json()["data"]]
     assert [str(TOKENS), TOKENS, TOKENS] == [
         tei.headers["x-compute-tokens"],
         vllm.json()["usage"]["total_tokens"],
@@ -206,7 +211,7 @@ async def test_every_cross_encoder_scores_pairs(boot: Boots, config: str, kind: 
 
     expected = [logits_of(pair, 1)[0] if kind == "tei" else logit_of(*pair) for pair in pairs]
     assert 200 == reply.status_code, reply.text
-    np.testing.assert_allclose(expected, [one["score"] for one in reply.json()["data"]], rtol=1e-5)
+    np.testing.assert_allclose(expected, [item["score"] for item in reply.json()["data"]], rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", REMOTE)
@@ -217,7 +222,7 @@ async def test_every_embedding_model_scores_pairs_by_cosine(boot: Boots, config:
         reply = await gateway.post("/score", body)
 
     expected = [float(vector_of(a) @ vector_of(b)) for a, b in pairs]
-    np.testing.assert_allclose(expected, [one["score"] for one in reply.json()["data"]], atol=1e-6)
+    np.testing.assert_allclose(expected, [item["score"] for item in reply.json()["data"]], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", SPARSE)
@@ -225,8 +230,8 @@ async def test_every_sparse_model_returns_the_same_terms(boot: Boots, config: st
     async with boot({"one": SPARSE[kind]()}, config) as gateway:
         reply = await gateway.post("/embed_sparse", {"inputs": TEXTS})
 
-    found = [{one["index"]: one["value"] for one in each} for each in reply.json()]
-    assert [weights_of(text) for text in TEXTS] == found
+    weights = [{term["index"]: term["value"] for term in terms} for terms in reply.json()]
+    assert [weights_of(text) for text in TEXTS] == weights
 
 
 @pytest.mark.parametrize("kind", TOKEN_VECTORS)
@@ -248,28 +253,34 @@ async def test_every_backend_with_late_interaction_returns_multivectors(
     async with boot({"one": LATE[kind]()}, config) as gateway:
         reply = await gateway.post("/pooling", {"input": TEXTS, "task": "token_embed"})
 
-    for text, one in zip(TEXTS, reply.json()["data"], strict=True):
-        np.testing.assert_allclose(token_rows(text), one["data"], rtol=1e-5)
+    for text, item in zip(TEXTS, reply.json()["data"], strict=True):
+        np.testing.assert_allclose(token_rows(text), item["data"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", REMOTE)
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "error"),
     [
-        ("/predict", {"inputs": "a"}),
-        ("/embed_sparse", {"inputs": "a"}),
-        ("/classify", {"input": "a"}),
-        ("/infinity/classify", {"input": ["a"]}),
-        ("/pooling", {"input": "a", "task": "classify"}),
+        ("/predict", {"inputs": "a"}, "424 no model here does classify"),
+        (
+            "/embed_sparse",
+            {"inputs": "a"},
+            "424 (no model here does encode|this .* model gives no sparse output)",
+        ),
+        ("/classify", {"input": "a"}, "400 no model here does classify"),
+        ("/infinity/classify", {"input": ["a"]}, "400 no model here does classify"),
+        ("/pooling", {"input": "a", "task": "classify"}, "400 the model 'm' does not classify"),
     ],
 )
 async def test_rejects_operations_that_an_embedding_model_lacks(
-    boot: Boots, config: str, kind: str, path: str, body: dict[str, Any]
+    boot: Boots, config: str, kind: str, path: str, body: dict[str, Any], error: str
 ) -> None:
     async with boot({"one": embedder(kind)}, config) as gateway:
         reply = await gateway.post(path, body)
 
-    assert reply.status_code in (400, 424), reply.text
+    status, message = error.split(" ", 1)
+    assert int(status) == reply.status_code
+    assert re.search(f'"{message}"', reply.text)
 
 
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
@@ -290,7 +301,7 @@ async def test_infinity_embeddings(boot: Boots, config: str, kind: str) -> None:
 
     expected = np.array([vector_of(text)[:4] for text in TEXTS])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(expected, [one["embedding"] for one in reply.json()["data"]], rtol=1e-5)
+    np.testing.assert_allclose(expected, [item["embedding"] for item in reply.json()["data"]], rtol=1e-5)
     assert TOKENS == reply.json()["usage"]["prompt_tokens"]
 
 
@@ -298,8 +309,8 @@ async def test_infinity_embeddings(boot: Boots, config: str, kind: str) -> None:
 async def test_base_url_and_pooling_embed_over_every_backend(boot: Boots, config: str, kind: str) -> None:
     async with boot({"one": embedder(kind)}, config) as gateway:
         native = await gateway.post("/models/m", {"inputs": TEXTS})
-        pooled = await gateway.post("/pooling", {"input": TEXTS, "model": "m"})
+        pooled_reply = await gateway.post("/pooling", {"input": TEXTS, "model": "m"})
 
     expected = [vector_of(text) for text in TEXTS]
     np.testing.assert_allclose(expected, native.json(), rtol=1e-5)
-    np.testing.assert_allclose(expected, [one["data"] for one in pooled.json()["data"]], rtol=1e-5)
+    np.testing.assert_allclose(expected, [item["data"] for item in pooled_reply.json()["data"]], rtol=1e-5)

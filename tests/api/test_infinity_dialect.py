@@ -1,4 +1,4 @@
-"""Infinity's routes below /infinity."""
+"""Infinity's endpoints below /infinity."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ DIMENSIONS = [(0, 8), (4, 4), (8, 8)]
 
 
 def fakes() -> dict[str, Any]:
-    """An embedding model, a cross-encoder and a classifier."""
+    """Return an embedding model, a cross-encoder and a classifier."""
     return {
         "embed": FakeTei(),
         "cross": FakeVllm(task="classify"),
@@ -37,12 +37,12 @@ def fakes() -> dict[str, Any]:
     }
 
 
-def rest_of(told: dict[str, Any], kind: str, model: str, tokens: int) -> None:
-    """What every reply has around its items."""
-    assert (kind, model) == (told["object"], told["model"])
-    assert {"prompt_tokens": tokens, "total_tokens": tokens} == told["usage"]
-    assert told["id"].startswith("infinity-")
-    assert isinstance(told["created"], int)
+def assert_frame(body: dict[str, Any], kind: str, model: str, tokens: int) -> None:
+    """Check the fields of a reply that are not its items."""
+    assert (kind, model) == (body["object"], body["model"])
+    assert {"prompt_tokens": tokens, "total_tokens": tokens} == body["usage"]
+    assert body["id"].startswith("infinity-")
+    assert isinstance(body["created"], int)
 
 
 @pytest.mark.parametrize(("dimensions", "width"), DIMENSIONS)
@@ -54,22 +54,22 @@ async def test_embeddings(boot: Boots, dimensions: int, width: int, model: dict[
     expected = np.array([vector_of(text)[:width] for text in TEXTS])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     data = reply.json()["data"]
-    np.testing.assert_allclose(expected, [one["embedding"] for one in data], rtol=1e-5)
-    assert [(i, "embedding") for i in range(5)] == [(one["index"], one["object"]) for one in data]
-    # Tokens, where Infinity would have told characters.
-    rest_of(reply.json(), "list", "bge", sum(len(text.split()) + 2 for text in TEXTS))
+    np.testing.assert_allclose(expected, [item["embedding"] for item in data], rtol=1e-5)
+    assert [(i, "embedding") for i in range(5)] == [(item["index"], item["object"]) for item in data]
+    # Usage is in tokens. Infinity itself would count characters.
+    assert_frame(reply.json(), "list", "bge", sum(len(text.split()) + 2 for text in TEXTS))
 
 
 def order_of(scores: Sequence[float]) -> list[int]:
-    """Best first."""
+    """Return the indices, best first."""
     return sorted(range(len(scores)), key=lambda index: -scores[index])
 
 
 @pytest.mark.parametrize("raw_scores", [False, True])
-@pytest.mark.parametrize(("top_n", "shown"), [(None, 5), (2, 2), (9, 5)])
+@pytest.mark.parametrize(("top_n", "count"), [(None, 5), (2, 2), (9, 5)])
 @pytest.mark.parametrize("return_documents", [False, True])
 async def test_rerank(
-    boot: Boots, raw_scores: bool, top_n: int | None, shown: int, return_documents: bool
+    boot: Boots, raw_scores: bool, top_n: int | None, count: int, return_documents: bool
 ) -> None:
     body = {"query": "q", "documents": TEXTS, "raw_scores": raw_scores, "top_n": top_n}
     async with boot(fakes(), CONFIG) as gateway:
@@ -78,11 +78,13 @@ async def test_rerank(
     logits = np.array([logit_of("q", text) for text in TEXTS], np.float32)
     scores = logits if raw_scores else sigmoid(logits)
     results = reply.json()["results"]
-    order = order_of(scores.tolist())[:shown]
-    assert order == [one["index"] for one in results]
-    np.testing.assert_allclose(scores[order], [one["relevance_score"] for one in results], rtol=1e-5)
-    assert [TEXTS[i] if return_documents else None for i in order] == [one["document"] for one in results]
-    rest_of(reply.json(), "rerank", "cross", sum(len(text.split()) + 3 for text in TEXTS))
+    order = order_of(scores.tolist())[:count]
+    assert order == [result["index"] for result in results]
+    np.testing.assert_allclose(scores[order], [result["relevance_score"] for result in results], rtol=1e-5)
+    assert [TEXTS[i] if return_documents else None for i in order] == [
+        result["document"] for result in results
+    ]
+    assert_frame(reply.json(), "rerank", "cross", sum(len(text.split()) + 3 for text in TEXTS))
 
 
 async def test_classify(boot: Boots) -> None:
@@ -91,9 +93,9 @@ async def test_classify(boot: Boots) -> None:
 
     for text, row in zip(("red", "blue"), reply.json()["data"], strict=True):
         logits = logits_of((text,), len(LABELS))
-        assert [LABELS[i] for i in order_of(logits)] == [one["label"] for one in row]
-        assert 1.0 == pytest.approx(sum(one["score"] for one in row), rel=1e-5)
-    rest_of(reply.json(), "classify", "moods", 6)
+        assert [LABELS[i] for i in order_of(logits)] == [label["label"] for label in row]
+        assert 1.0 == pytest.approx(sum(label["score"] for label in row), rel=1e-5)
+    assert_frame(reply.json(), "classify", "moods", 6)
 
 
 async def test_classify_returns_raw_scores_on_request(boot: Boots) -> None:
@@ -107,12 +109,12 @@ async def test_models_list_the_capabilities_of_each(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.client.get("/infinity/models")
 
-    told = {one["id"]: (one["backend"], one["capabilities"]) for one in reply.json()["data"]}
+    models = {model["id"]: (model["backend"], model["capabilities"]) for model in reply.json()["data"]}
     assert {
         "bge": ("tei", ["embed", "rerank"]),
         "cross": ("vllm", ["rerank"]),
         "moods": ("tei", ["classify"]),
-    } == told
+    } == models
     assert {
         "queue_fraction": 0.0,
         "queue_absolute": 0,
@@ -162,10 +164,10 @@ async def test_rejects_invalid_bodies_with_422_and_the_field(
 
 async def test_rejects_a_model_of_another_kind_and_a_wrong_key(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
-        other = await gateway.post("/infinity/classify", {"input": ["a"], "model": "bge"})
+        embedder = await gateway.post("/infinity/classify", {"input": ["a"], "model": "bge"})
         gateway.client.headers["authorization"] = "Bearer wrong"
-        stranger = await gateway.post("/infinity/embeddings", {"input": ["a"]})
+        wrong_key = await gateway.post("/infinity/embeddings", {"input": ["a"]})
 
-    assert (400, 400) == (other.status_code, other.json()["error"]["code"])
-    assert "does not classify" in other.json()["error"]["message"]
-    assert (401, str) == (stranger.status_code, type(stranger.json()["detail"]))
+    assert (400, 400) == (embedder.status_code, embedder.json()["error"]["code"])
+    assert "does not classify" in embedder.json()["error"]["message"]
+    assert (401, str) == (wrong_key.status_code, type(wrong_key.json()["detail"]))

@@ -17,25 +17,25 @@ PROMPTED = CONFIG.replace(
 )
 
 
-async def asked(boot: Boots, body: Any, status: int = 200, config: str = CONFIG) -> Any:
-    """The JSON of one POST that must end in this status."""
+async def post_json(boot: Boots, body: Any, status: int = 200, config: str = CONFIG) -> Any:
+    """Return the JSON of one POST, after a check of its status."""
     async with boot({"tei-0": FakeTei(), "tei-1": FakeTei()}, config) as gateway:
         reply = await gateway.post(PATH, body)
     assert status == reply.status_code, reply.text
     return reply.json()
 
 
-@pytest.mark.parametrize("given", ["a", {"text": "a"}, ["a"], [{"text": "a"}]], ids=str)
-async def test_accepts_objects_with_text_as_inputs(boot: Boots, given: Any) -> None:
-    (item,) = (await asked(boot, {"input": given}))["data"]
+@pytest.mark.parametrize("value", ["a", {"text": "a"}, ["a"], [{"text": "a"}]], ids=str)
+async def test_accepts_objects_with_text_as_inputs(boot: Boots, value: Any) -> None:
+    (item,) = (await post_json(boot, {"input": value}))["data"]
 
     np.testing.assert_array_equal(vector_of("a"), np.array(item["embedding"], np.float32))
 
 
 async def test_accepts_objects_and_strings_in_one_list(boot: Boots) -> None:
-    reply = await asked(boot, {"input": ["a", {"text": "b"}, "c"]})
+    reply = await post_json(boot, {"input": ["a", {"text": "b"}, "c"]})
 
-    vectors = np.array([one["embedding"] for one in reply["data"]], np.float32)
+    vectors = np.array([item["embedding"] for item in reply["data"]], np.float32)
     np.testing.assert_array_equal([vector_of(text) for text in "abc"], vectors)
 
 
@@ -55,7 +55,7 @@ async def test_accepts_objects_and_strings_in_one_list(boot: Boots) -> None:
     ids=str,
 )
 async def test_task_selects_the_models_prompt(boot: Boots, fields: Any, prompt: str) -> None:
-    reply = await asked(boot, {"input": "a", **fields}, config=PROMPTED)
+    reply = await post_json(boot, {"input": "a", **fields}, config=PROMPTED)
 
     np.testing.assert_array_equal(
         vector_of(prompt + "a"), np.array(reply["data"][0]["embedding"], np.float32)
@@ -64,7 +64,7 @@ async def test_task_selects_the_models_prompt(boot: Boots, fields: Any, prompt: 
 
 @pytest.mark.parametrize(("normalized", "length"), [(True, 1.0), (None, 1.0), (False, 2.0)])
 async def test_normalized_decides_the_length(boot: Boots, normalized: bool | None, length: float) -> None:
-    reply = await asked(boot, {"input": "a", "normalized": normalized})
+    reply = await post_json(boot, {"input": "a", "normalized": normalized})
 
     np.testing.assert_allclose(vector_of("a") * length, reply["data"][0]["embedding"], rtol=1e-6)
 
@@ -74,14 +74,14 @@ async def test_normalized_decides_the_length(boot: Boots, normalized: bool | Non
 async def test_embedding_type_selects_the_format_of_vectors(
     boot: Boots, kind: EmbeddingType, as_list: bool
 ) -> None:
-    reply = await asked(boot, {"input": "a", "embedding_type": [kind] if as_list else kind})
+    reply = await post_json(boot, {"input": "a", "embedding_type": [kind] if as_list else kind})
 
     expected = quantize(vector_of("a")[None, :], kind)[0].tolist()
     assert expected == reply["data"][0]["embedding"]
 
 
 async def test_embedding_type_overrides_encoding_format(boot: Boots) -> None:
-    reply = await asked(boot, {"input": "a", "embedding_type": "base64", "encoding_format": "float"})
+    reply = await post_json(boot, {"input": "a", "embedding_type": "base64", "encoding_format": "float"})
 
     packed = base64.b64decode(reply["data"][0]["embedding"])
     np.testing.assert_array_equal(vector_of("a"), np.frombuffer(packed, "<f4"))
@@ -100,7 +100,7 @@ async def test_embedding_type_overrides_encoding_format(boot: Boots) -> None:
 async def test_truncate_decides_whether_long_inputs_are_cut(
     boot: Boots, model: str, truncate: bool | None, status: int
 ) -> None:
-    await asked(boot, {"input": "w " * 20, "model": model, "truncate": truncate}, status)
+    await post_json(boot, {"input": "w " * 20, "model": model, "truncate": truncate}, status)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ async def test_truncate_decides_whether_long_inputs_are_cut(
     ids=str,
 )
 async def test_rejects_unsupported_fields_with_openais_400(boot: Boots, wrong: Any, param: str) -> None:
-    error = (await asked(boot, {"input": "a"} | wrong, 400))["error"]
+    error = (await post_json(boot, {"input": "a"} | wrong, 400))["error"]
 
     assert ("invalid_request_error", param) == (error["type"], error["param"])
 
 
 @pytest.mark.parametrize("field", ["late_chunking", "return_multivector"])
 async def test_accepts_unsupported_switches_that_are_off(boot: Boots, field: str) -> None:
-    await asked(boot, {"input": "a", field: False})
+    await post_json(boot, {"input": "a", field: False})

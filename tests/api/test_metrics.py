@@ -1,4 +1,4 @@
-"""/metrics: names as Prometheus wants them, labels that no caller can multiply."""
+"""/metrics: names follow Prometheus' conventions, and callers cannot add labels."""
 
 import asyncio
 import re
@@ -22,33 +22,33 @@ from tests.fakes.tei import FakeTei
 from tests.route_labels import PLAIN_PATHS, ROUTE_LABELS
 
 OPENAI = "/v1/embeddings"
-# Whatever a label's values are drawn from must be listed here, so that a new one is thought about.
+# Every label is listed here, so that adding one is a deliberate choice.
 LABELS = {"route", "status", "outcome", "tenant", "model", "upstream", "replica", "decision", "le"}
 LABELS |= {"stage", "state", "version"}
 
 
-async def scraped(gateway: Running) -> list[Metric]:
-    """The families that belong to the gateway itself."""
+async def scrape(gateway: Running) -> list[Metric]:
+    """Return the families of the gateway itself."""
     reply = await gateway.client.get("/metrics", headers={"host": "localhost"})
     assert 200 == reply.status_code
     families = text_string_to_metric_families(reply.text)
-    return [one for one in families if not one.name.startswith(("process_", "python_"))]
+    return [family for family in families if not family.name.startswith(("process_", "python_"))]
 
 
-def value(families: list[Metric], sample: str, **labels: str) -> float:
-    """The sum of all samples of a name with these labels."""
-    found = [
-        one.value
+def value(families: list[Metric], name: str, **labels: str) -> float:
+    """Return the sum of all samples of a name with these labels."""
+    values = [
+        entry.value
         for family in families
-        for one in family.samples
-        if one.name == sample and labels.items() <= one.labels.items()
+        for entry in family.samples
+        if entry.name == name and labels.items() <= entry.labels.items()
     ]
-    assert found, f"no {sample} {labels}"
-    return sum(found)
+    assert values, f"no {name} {labels}"
+    return sum(values)
 
 
 def label_values(families: list[Metric]) -> Iterator[str]:
-    """Everything that stands in a label."""
+    """Yield the value of every label."""
     for family in families:
         for sample in family.samples:
             yield from sample.labels.values()
@@ -57,24 +57,24 @@ def label_values(families: list[Metric]) -> Iterator[str]:
 async def test_metric_names_follow_prometheus_conventions(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         await gateway.post(OPENAI, {"input": "a"})
-        families = await scraped(gateway)
+        families = await scrape(gateway)
 
     assert families
-    for one in families:
-        assert re.fullmatch(r"gateway(_[a-z]+)+", one.name), one.name
-        assert not re.search(r"_(ms|milliseconds|us|minutes|kb|mb|count|sum|bucket|total)$", one.name)
-        assert one.documentation, f"{one.name} has no help"
-        assert one.documentation.endswith("."), one.name
-        if one.type == "histogram":
-            assert one.name.endswith(("_seconds", "_tokens", "_inputs", "_bytes", "_calls")), one.name
+    for family in families:
+        assert re.fullmatch(r"gateway(_[a-z]+)+", family.name), family.name
+        assert not re.search(r"_(ms|milliseconds|us|minutes|kb|mb|count|sum|bucket|total)$", family.name)
+        assert family.documentation, f"{family.name} has no help"
+        assert family.documentation.endswith("."), family.name
+        if family.type == "histogram":
+            assert family.name.endswith(("_seconds", "_tokens", "_inputs", "_bytes", "_calls")), family.name
 
 
 async def test_labels_are_snake_case_and_known(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         await gateway.post(OPENAI, {"input": "a"})
-        families = await scraped(gateway)
+        families = await scrape(gateway)
 
-    used = {label for family in families for one in family.samples for label in one.labels}
+    used = {label for family in families for family in family.samples for label in family.labels}
     assert used <= LABELS
 
 
@@ -82,7 +82,7 @@ async def test_counts_a_call_once(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         for _ in range(3):
             await gateway.post(OPENAI, {"input": ["one two", "three"]})
-        families = await scraped(gateway)
+        families = await scrape(gateway)
 
     assert 3 == value(families, "gateway_calls_total", route=OPENAI, status="200", outcome="ok")
     assert 3 * 7 == value(families, "gateway_tokens_total", tenant="default", model="bge")
@@ -97,7 +97,7 @@ async def test_counts_failures_by_kind(boot: Boots) -> None:
         await gateway.post(OPENAI, {"input": ""})
         await gateway.post(OPENAI, {"input": "a", "model": "nowhere"})
         await gateway.post("/embed", {"inputs": "a"})
-        families = await scraped(gateway)
+        families = await scrape(gateway)
 
     assert 1 == value(families, "gateway_calls_total", outcome="empty_input", status="400")
     assert 1 == value(families, "gateway_calls_total", outcome="model_not_found", status="404")
@@ -107,7 +107,7 @@ async def test_counts_failures_by_kind(boot: Boots) -> None:
 
 async def test_shows_a_dead_replica_as_down(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
-        families = await scraped(gateway)
+        families = await scrape(gateway)
 
     assert 1 == value(families, "gateway_replica_up", replica="http://tei-0")
     assert 0 == value(families, "gateway_replica_up", replica="http://tei-1")
@@ -131,14 +131,14 @@ async def test_removed_replica_has_no_gauges() -> None:
 async def test_measures_batches_and_stages(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         await gateway.post(OPENAI, {"input": ["a", "b", "c", "d", "e"]})
-        families = await scraped(gateway)
+        families = await scrape(gateway)
 
     assert 5 == value(families, "gateway_batch_inputs_sum", upstream="embedder")
     assert 2 == value(families, "gateway_batch_inputs_count", upstream="embedder")
     assert 2 == value(families, "gateway_batch_calls_sum", upstream="embedder")
     assert 1 == value(families, "gateway_tenant_calls_total", tenant="default", model="bge")
     stages = {"parse", "auth", "quota", "queue", "upstream", "encode"}
-    assert {1} == {value(families, "gateway_stage_duration_seconds_count", stage=one) for one in stages}
+    assert {1} == {value(families, "gateway_stage_duration_seconds_count", stage=stage) for stage in stages}
 
 
 async def test_shows_the_age_of_the_oldest_queued_input(boot: Boots) -> None:
@@ -149,16 +149,16 @@ async def test_shows_the_age_of_the_oldest_queued_input(boot: Boots) -> None:
         await until(lambda: gate.waiting == 1)
         calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "b"})))
         async with asyncio.timeout(10):
-            while not value(await scraped(gateway), "gateway_lane_oldest_seconds", upstream="embedder"):
+            while not value(await scrape(gateway), "gateway_lane_oldest_seconds", upstream="embedder"):
                 pass
-        families = await scraped(gateway)
+        families = await scrape(gateway)
         gate.opened.set()
         await asyncio.gather(*calls)
 
     assert 1 == value(families, "gateway_lane_queued_inputs", upstream="embedder")
     assert 1 == value(families, "gateway_replica_in_flight_batches", replica="http://tei-0")
     assert 1 == value(families, "gateway_replica_window_batches", replica="http://tei-0")
-    # Those who ask for /metrics are not among them.
+    # Requests for /metrics are not counted.
     assert 2 == value(families, "gateway_calls_in_flight")
 
 
@@ -173,14 +173,14 @@ async def test_no_label_repeats_text_of_a_caller(boot: Boots) -> None:
         await gateway.client.request("MADEUP", OPENAI)
         await gateway.post(OPENAI, {"input": "madeup", "model": "madeup"}, x_request_id="madeup")
         await gateway.post(OPENAI, {"input": "a", "user": "madeup"}, authorization="Bearer madeup")
-        families = await scraped(gateway)
+        families = await scrape(gateway)
 
-    assert [] == [one for one in label_values(families) if "madeup" in one.lower()]
+    assert [] == [label for label in label_values(families) if "madeup" in label.lower()]
 
 
 async def test_number_of_series_does_not_depend_on_requests(boot: Boots) -> None:
     async def series(gateway: Running) -> int:
-        return sum(len(one.samples) for one in await scraped(gateway))
+        return sum(len(family.samples) for family in await scrape(gateway))
 
     async def ask(gateway: Running, number: int) -> None:
         for path in (f"/x{number}", f"/models/x{number}/embed", f"/models/bge/x{number}", f"/v1/x{number}"):
@@ -190,11 +190,11 @@ async def test_number_of_series_does_not_depend_on_requests(boot: Boots) -> None
     async with boot({"tei-0": FakeTei()}) as gateway:
         await series(gateway)
         await ask(gateway, 0)
-        few = await series(gateway)
+        series_before = await series(gateway)
         for number in range(1, 20):
             await ask(gateway, number)
 
-        assert few == await series(gateway)
+        assert series_before == await series(gateway)
 
 
 @settings(max_examples=300, deadline=None)
@@ -214,7 +214,7 @@ async def test_labels_name_tenants_and_aliases_as_the_config_does(boot: Boots) -
     config = f'{CONFIG}\ntenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}\n'
     async with boot({"tei-0": FakeTei()}, config) as gateway:
         await gateway.post("/models/org%2Fbge/embed", {"inputs": "a"})
-        families = await scraped(gateway)
+        families = await scrape(gateway)
 
     assert 3 == value(families, "gateway_tokens_total", tenant="acme", model="org/bge")
     assert 1 == value(families, "gateway_calls_total", route="/models/{model}/embed")
@@ -223,12 +223,14 @@ async def test_labels_name_tenants_and_aliases_as_the_config_does(boot: Boots) -
 async def test_call_of_a_disconnected_caller_is_not_counted_as_ok(boot: Boots) -> None:
     gate = Gate()
     async with boot({"tei-0": tei_with_hook(gate)}) as gateway:
-        gone = asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))
+        call = asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))
         await until(lambda: gate.waiting == 1)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
 
-    (event,) = [one for one in gateway.events if isinstance(one, CallFinished) and one.route == OPENAI]
+    (event,) = [
+        event for event in gateway.events if isinstance(event, CallFinished) and event.route == OPENAI
+    ]
     assert "ok" != event.outcome
 
 
@@ -239,16 +241,16 @@ async def test_shows_queued_tokens_while_they_wait(boot: Boots) -> None:
         calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "abc"}))]
         await until(lambda: gate.waiting == 1)
         calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "def"})))
-        waiting = 0.0
+        queued = 0.0
         async with asyncio.timeout(10):
-            while not waiting:
-                waiting = value(await scraped(gateway), "gateway_lane_queued_tokens", upstream="embedder")
+            while not queued:
+                queued = value(await scrape(gateway), "gateway_lane_queued_tokens", upstream="embedder")
         gate.opened.set()
         await asyncio.gather(*calls)
-        after = value(await scraped(gateway), "gateway_lane_queued_tokens", upstream="embedder")
+        after = value(await scrape(gateway), "gateway_lane_queued_tokens", upstream="embedder")
 
-    # Three bytes and the specials that any tokenizer may add.
-    assert (7, 0) == (waiting, after)
+    # Three bytes and the special tokens that any tokenizer may add.
+    assert (7, 0) == (queued, after)
 
 
 @pytest.mark.parametrize(
@@ -283,25 +285,23 @@ async def test_no_event_contains_inputs_or_keys(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         await gateway.post(OPENAI, {"input": "a secret text"})
         await gateway.post(OPENAI, {"input": ["a secret text", ""]})
-        told = repr(gateway.events)
+        events = repr(gateway.events)
 
-    assert "CallFinished" in told
-    assert "secret" not in told
-    assert KEY not in told
+    assert "CallFinished" in events
+    assert "secret" not in events
+    assert KEY not in events
 
 
 @given(st.lists(st.one_of(st.sampled_from([0.0, 0.1, 0.5, 2.0, 2.1, 1e9]), st.floats(0, 3))))
 def test_batched_observations_equal_single_ones(amounts: list[float]) -> None:
     registries = CollectorRegistry(), CollectorRegistry()
-    one_by_one = Histogram("taken", "-", ["a"], buckets=(0.1, 0.5, 2), registry=registries[0]).labels("x")
-    together = BatchedHistogram("taken", "-", ["a"], buckets=(0.1, 0.5, 2), registry=registries[1]).labels(
-        "x"
-    )
+    single = Histogram("taken", "-", ["a"], buckets=(0.1, 0.5, 2), registry=registries[0]).labels("x")
+    batched = BatchedHistogram("taken", "-", ["a"], buckets=(0.1, 0.5, 2), registry=registries[1]).labels("x")
     for amount in amounts:
-        one_by_one.observe(amount)
-    together.observe_many(amounts)
+        single.observe(amount)
+    batched.observe_many(amounts)
     expected, got = (
-        {(one.name, tuple(one.labels.items())): one.value for one in family.samples}
+        {(sample.name, tuple(sample.labels.items())): sample.value for sample in family.samples}
         for registry in registries
         for family in registry.collect()
     )

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings as OpenAI's clients know it."""
+"""POST /v1/embeddings, as OpenAI's clients use it."""
 
 import base64
 from typing import Any
@@ -21,10 +21,14 @@ from tests.fakes.tei import FakeTei, vector_of
 PATH = "/v1/embeddings"
 
 
-def read(item: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A vector of a reply, however it was written."""
-    told = item["embedding"]
-    return np.frombuffer(base64.b64decode(told), "<f4") if isinstance(told, str) else np.array(told, "<f4")
+def vector_in(item: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the vector of an item, from numbers or base64."""
+    embedding = item["embedding"]
+    return (
+        np.frombuffer(base64.b64decode(embedding), "<f4")
+        if isinstance(embedding, str)
+        else np.array(embedding, "<f4")
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"encoding_format": None}])
@@ -34,7 +38,7 @@ async def test_vectors_are_numbers_without_base64(boot: Boots, options: dict[str
 
     assert 200 == reply.status_code
     assert isinstance(reply.json()["data"][0]["embedding"], list)
-    np.testing.assert_array_equal(vector_of("a"), read(reply.json()["data"][0]))
+    np.testing.assert_array_equal(vector_of("a"), vector_in(reply.json()["data"][0]))
 
 
 async def test_base64_holds_the_same_bits_as_numbers(boot: Boots) -> None:
@@ -42,8 +46,8 @@ async def test_base64_holds_the_same_bits_as_numbers(boot: Boots) -> None:
         numbers = await gateway.post(PATH, {"input": ["a", "b"], "encoding_format": "float"})
         packed = await gateway.post(PATH, {"input": ["a", "b"], "encoding_format": "base64"})
 
-    for one, other in zip(numbers.json()["data"], packed.json()["data"], strict=True):
-        assert read(one).tobytes() == read(other).tobytes()
+    for plain, encoded in zip(numbers.json()["data"], packed.json()["data"], strict=True):
+        assert vector_in(plain).tobytes() == vector_in(encoded).tobytes()
 
 
 async def test_reply_has_every_field_of_openai(boot: Boots) -> None:
@@ -62,7 +66,7 @@ async def test_items_are_in_input_order_whatever_the_batches(boot: Boots) -> Non
         items = (await gateway.post(PATH, {"input": texts})).json()["data"]
 
     assert list(range(11)) == [item["index"] for item in items]
-    np.testing.assert_array_equal([vector_of(text) for text in texts], [read(item) for item in items])
+    np.testing.assert_array_equal([vector_of(text) for text in texts], [vector_in(item) for item in items])
 
 
 async def test_usage_is_summed_over_batches(boot: Boots) -> None:
@@ -77,7 +81,7 @@ async def test_dimensions_keep_the_first_components_and_length_one(boot: Boots) 
         body = (await gateway.post(PATH, {"input": "a", "dimensions": 4})).json()
 
     first = vector_of("a")[:4]
-    np.testing.assert_allclose(first / np.linalg.norm(first), read(body["data"][0]), rtol=1e-6)
+    np.testing.assert_allclose(first / np.linalg.norm(first), vector_in(body["data"][0]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
@@ -87,7 +91,7 @@ async def test_ignores_fields_that_change_nothing(boot: Boots, path: str, extra:
         reply = await gateway.post(path, {"input": "a", **extra})
 
     assert 200 == reply.status_code
-    np.testing.assert_array_equal(vector_of("a"), read(reply.json()["data"][0]))
+    np.testing.assert_array_equal(vector_of("a"), vector_in(reply.json()["data"][0]))
 
 
 async def test_uses_and_names_the_default_model(boot: Boots) -> None:
@@ -155,4 +159,4 @@ def test_encoded_vectors_decode_bit_for_bit(
 ) -> None:
     body = msgspec.json.decode(encode_embeddings(EmbedReply(vectors, 1), "m", encoding_format))
 
-    assert vectors.tobytes() == b"".join(read(item).tobytes() for item in body["data"])
+    assert vectors.tobytes() == b"".join(vector_in(item).tobytes() for item in body["data"])

@@ -19,30 +19,30 @@ async def test_lists_the_configs_models_in_its_order(boot: Boots) -> None:
         body = (await gateway.client.get("/v1/models")).json()
 
     assert "list" == body["object"]
-    assert ["bge", "org/bge", "strict", "no-rerank", "cross"] == [one["id"] for one in body["data"]]
-    assert all("model" == one["object"] for one in body["data"])
-    assert all(isinstance(one["created"], int) and one["owned_by"] for one in body["data"])
+    assert ["bge", "org/bge", "strict", "no-rerank", "cross"] == [item["id"] for item in body["data"]]
+    assert all("model" == item["object"] for item in body["data"])
+    assert all(isinstance(item["created"], int) and item["owned_by"] for item in body["data"])
 
 
 async def test_each_model_lists_its_operations(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}) as gateway:
         items = (await gateway.client.get("/v1/models")).json()["data"]
 
-    told = {one["id"]: set(one["operations"]) for one in items}
+    operations = {item["id"]: set(item["operations"]) for item in items}
     both = {"tokenize", "detokenize"}
-    assert {"embed", "encode", "rerank"} | both == told["bge"]
-    assert {"embed", "encode"} | both == told["no-rerank"]
-    assert {"rerank"} | both == told["cross"]
+    assert {"embed", "encode", "rerank"} | both == operations["bge"]
+    assert {"embed", "encode"} | both == operations["no-rerank"]
+    assert {"rerank"} | both == operations["cross"]
 
 
 @pytest.mark.parametrize("name", ["bge", "org/bge", "org%2Fbge"])
 async def test_a_single_model_equals_its_item_in_the_list(boot: Boots, name: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
-        one = await gateway.client.get(f"/v1/models/{name}")
+        reply = await gateway.client.get(f"/v1/models/{name}")
         items = (await gateway.client.get("/v1/models")).json()["data"]
 
-    assert 200 == one.status_code
-    assert [one.json()] == [item for item in items if item["id"] == name.replace("%2F", "/")]
+    assert 200 == reply.status_code
+    assert [reply.json()] == [item for item in items if item["id"] == name.replace("%2F", "/")]
 
 
 @pytest.mark.parametrize("name", ["nowhere", "org", "org/nowhere", "bge/x", "BGE"])
@@ -59,8 +59,8 @@ async def test_a_tenant_sees_only_what_it_may_use(boot: Boots) -> None:
         hidden = await gateway.client.get("/v1/models/bge")
         seen = await gateway.client.get("/v1/models/org/bge")
 
-    assert ["org/bge", "cross"] == [one["id"] for one in items]
-    # Whether a hidden model exists is nobody's business.
+    assert ["org/bge", "cross"] == [item["id"] for item in items]
+    # The reply does not reveal that a hidden model exists.
     assert (404, 200) == (hidden.status_code, seen.status_code)
 
 
@@ -83,8 +83,8 @@ async def test_lists_models_while_every_replica_is_down(boot: Boots) -> None:
 async def test_official_client_lists_and_retrieves_models(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         client = openai.AsyncOpenAI(api_key=KEY, base_url="http://gateway/v1", http_client=gateway.client)
-        listed = [one.id async for one in client.models.list()]
-        found = await client.models.retrieve("org/bge")
+        names = [model.id async for model in client.models.list()]
+        model = await client.models.retrieve("org/bge")
 
-    assert "org/bge" in listed
-    assert "org/bge" == found.id
+    assert "org/bge" in names
+    assert "org/bge" == model.id

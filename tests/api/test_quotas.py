@@ -1,4 +1,4 @@
-"""Limits of tenants, through the booted gateway and on a clock that the test holds."""
+"""Limits of tenants, through the booted gateway and with a fake clock."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ START_US = 1_700_000_000 * SECOND_US
 
 
 class Clock:
-    """A wall clock that stands still until it is moved."""
+    """Wall clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.now_us = START_US
@@ -32,12 +32,12 @@ class Clock:
         return self.now_us
 
     def move(self, seconds: float) -> None:
-        """Some time later."""
+        """Advance the clock."""
         self.now_us += round(seconds * SECOND_US)
 
 
 def tenants(limits: str, models: str = "") -> str:
-    """The config with one limited tenant, whose key the client sends, and another without limits."""
+    """Return the config with a limited tenant, whose key the client sends, and a tenant without limits."""
     return f"""{CONFIG}
 tenants:
   acme: {{keys: ["{key_digest(KEY)}"], limits: {{{limits}}}{models}}}
@@ -61,7 +61,7 @@ async def statuses(gateway: Running, count: int) -> list[int]:
         ("requests_per_minute: 7", 7, 9),
         ("requests_per_hour: 120", 120, 30),
         ("inputs_per_minute: 4", 4, 15),
-        # Of a minute's 30 tokens 27 are used, and 5 are what one letter may cost at most.
+        # 27 of the 30 tokens are used, and one letter is reserved at 5.
         ("tokens_per_minute: 30", 9, 4),
     ],
 )
@@ -69,8 +69,8 @@ async def test_retry_after_is_exact(boot: Boots, limits: str, admitted: int, wai
     clock = Clock()
     async with boot({"tei-0": FakeTei()}, tenants(limits), ledger=MemoryLedger(clock)) as gateway:
         assert [200] * admitted == await statuses(gateway, admitted)
-        refused = await embed(gateway)
-        assert (429, str(wait_s)) == (refused.status_code, refused.headers["retry-after"])
+        denied = await embed(gateway)
+        assert (429, str(wait_s)) == (denied.status_code, denied.headers["retry-after"])
         clock.move(wait_s - 1)
         assert 429 == (await embed(gateway)).status_code
         clock.move(1)
@@ -120,14 +120,14 @@ async def test_exhausted_day_limit_tells_clients_not_to_retry(boot: Boots) -> No
 
 
 @pytest.mark.parametrize(
-    ("limits", "body", "told"),
+    ("limits", "body", "message"),
     [
         ("inputs_per_minute: 2", ["a"] * 3, "this call costs 3 inputs, and inputs_per_minute is 2: "),
         ("tokens_per_day: 10", "w " * 20, r"this call may cost up to \d\d tokens, by its length, and "),
     ],
 )
 async def test_request_beyond_the_limit_is_not_retryable(
-    boot: Boots, limits: str, body: Any, told: str
+    boot: Boots, limits: str, body: Any, message: str
 ) -> None:
     ledger = MemoryLedger(Clock())
     async with boot({"tei-0": FakeTei()}, tenants(limits), ledger=ledger) as gateway:
@@ -135,7 +135,7 @@ async def test_request_beyond_the_limit_is_not_retryable(
         tei = await gateway.post("/embed", {"inputs": body})
 
     assert (400, "request_exceeds_limit") == (openai.status_code, openai.json()["error"]["code"])
-    assert re.match(told, openai.json()["error"]["message"])
+    assert re.match(message, openai.json()["error"]["message"])
     assert (422, "Validation") == (tei.status_code, tei.json()["error_type"])
     assert "retry-after" not in openai.headers
 
@@ -153,9 +153,9 @@ async def test_tenants_do_not_share_limits(boot: Boots) -> None:
     ledger = MemoryLedger(Clock())
     async with boot({"tei-0": FakeTei()}, tenants("requests_per_minute: 1"), ledger=ledger) as gateway:
         assert [200, 429] == await statuses(gateway, 2)
-        other = await gateway.post(OPENAI, {"input": "a"}, authorization="Bearer other-key")
+        other_tenant = await gateway.post(OPENAI, {"input": "a"}, authorization="Bearer other-key")
 
-    assert 200 == other.status_code
+    assert 200 == other_tenant.status_code
     assert [("acme", True), ("acme", False), ("other", True)] == [
         (event.tenant, event.decision == "admitted")
         for event in gateway.events
@@ -201,7 +201,7 @@ async def test_a_call_settles_at_what_the_upstream_computed(
 async def remaining_after(
     boot: Boots, servers: dict[str, FakeTei], body: dict[str, Any], status: int
 ) -> tuple[int, int]:
-    """Requests and tokens that a call which fails has cost, as the next one shows them."""
+    """Return the requests and tokens that a failed call has cost, from the headers of the next call."""
     limits = tenants("requests_per_minute: 100, tokens_per_minute: 1000")
     async with boot(servers, limits, ledger=MemoryLedger(Clock())) as gateway:
         failed = await gateway.post(OPENAI, body)
@@ -219,11 +219,11 @@ async def test_charges_errors_of_the_caller(boot: Boots) -> None:
     assert (1, 0) == await remaining_after(boot, {"tei-0": FakeTei()}, body, 400)
 
 
-@pytest.mark.parametrize(("status", "answered"), [(500, 502), (424, 502), (401, 502), (429, 429)])
-async def test_refunds_errors_of_an_upstream(boot: Boots, status: int, answered: int) -> None:
+@pytest.mark.parametrize(("status", "reply_status"), [(500, 502), (424, 502), (401, 502), (429, 429)])
+async def test_refunds_errors_of_an_upstream(boot: Boots, status: int, reply_status: int) -> None:
     servers = {name: tei_with_hook(respond_with(status)) for name in ("tei-0", "tei-1")}
 
-    assert (0, 0) == await remaining_after(boot, servers, {"input": "a"}, answered)
+    assert (0, 0) == await remaining_after(boot, servers, {"input": "a"}, reply_status)
 
 
 async def test_refunds_the_whole_call_if_one_batch_fails(boot: Boots) -> None:
@@ -251,11 +251,11 @@ async def test_refunds_a_timeout_unless_the_caller_set_it(
     server = tei_with_hook(Gate())
     limits = tenants("requests_per_minute: 100").replace("bge: {", "bge: {deadline_s: 0.1, ")
     async with boot({"tei-0": server}, limits, ledger=MemoryLedger(Clock())) as gateway:
-        late = await gateway.post(OPENAI, {"input": "a"}, **timeouts)
+        timed_out = await gateway.post(OPENAI, {"input": "a"}, **timeouts)
         server.hook = None
-        next_one = await embed(gateway)
+        next_reply = await embed(gateway)
 
-    assert (504, remaining) == (late.status_code, next_one.headers["x-ratelimit-remaining-requests"])
+    assert (504, remaining) == (timed_out.status_code, next_reply.headers["x-ratelimit-remaining-requests"])
 
 
 @pytest.mark.parametrize("limits", ["tokens_per_day: 1000", "requests_per_day: 1000"])
@@ -265,21 +265,21 @@ async def test_charges_a_caller_who_leaves_for_dispatched_batches(
 ) -> None:
     gate = Gate()
     ledger = MemoryLedger(Clock())
-    # One batch of four inputs is with the replica, which takes one at a time; the others wait.
+    # The replica takes one batch of four inputs at a time. The others wait in the queue.
     config = tenants(limits).replace("backend: tei,", "backend: tei, in_flight_batches: 1,")
     async with boot({"tei-0": tei_with_hook(gate)}, config, ledger=ledger) as gateway:
         options = {} if hangs_up else {"x_timeout_s": "0.2"}
-        late = asyncio.create_task(
+        call = asyncio.create_task(
             gateway.post(OPENAI, {"input": [f"{n:03}" for n in range(100)]}, **options)
         )
         await until(lambda: gate.waiting == 1)
         if hangs_up:
-            late.cancel()
-        await asyncio.gather(late, return_exceptions=True)
+            call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
         gate.opened.set()
         rows = await ledger.usage("acme", ["2023-11-14"])
 
-    # Three digits and what the model puts around them are seven tokens at most; four are a batch.
+    # Three digits with special tokens are at most seven tokens, and four inputs are a batch.
     assert [(1, 28)] == [(row.requests, row.tokens) for row in rows]
 
 
@@ -317,22 +317,22 @@ async def test_counts_calls_in_flight_and_releases_their_slots(boot: Boots) -> N
     async with boot({"tei-0": tei_with_hook(gate)}, tenants("requests_in_flight: 2")) as gateway:
         running = [asyncio.create_task(embed(gateway, text)) for text in ("one", "two")]
         await until(lambda: gate.waiting == 2)
-        refused = await embed(gateway)
+        denied = await embed(gateway)
         gate.opened.set()
-        done = await asyncio.gather(*running)
+        replies = await asyncio.gather(*running)
         after = await embed(gateway)
 
-    assert (429, "1") == (refused.status_code, refused.headers["retry-after"])
-    assert [200, 200, 200] == [reply.status_code for reply in (*done, after)]
+    assert (429, "1") == (denied.status_code, denied.headers["retry-after"])
+    assert [200, 200, 200] == [reply.status_code for reply in (*replies, after)]
 
 
 async def test_cancelled_call_releases_its_slot(boot: Boots) -> None:
     gate = Gate()
     async with boot({"tei-0": tei_with_hook(gate)}, tenants("requests_in_flight: 1")) as gateway:
-        gone = asyncio.create_task(embed(gateway))
+        cancelled = asyncio.create_task(embed(gateway))
         await until(lambda: gate.waiting == 1)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
         gate.opened.set()
         reply = await embed(gateway)
 

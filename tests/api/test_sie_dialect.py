@@ -32,12 +32,12 @@ PROMPTED = CONFIG.replace(
 
 
 def fakes() -> dict[str, FakeTei]:
-    """An embedding model, and a reranker."""
+    """Return an embedding model and a reranker."""
     return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
-async def asked(boot: Boots, path: str, body: Any, status: int = 200, config: str = CONFIG) -> Any:
-    """The JSON of one POST that must end in this status."""
+async def post_json(boot: Boots, path: str, body: Any, status: int = 200, config: str = CONFIG) -> Any:
+    """Return the JSON of one POST, after a check of its status."""
     async with boot(fakes(), config) as gateway:
         reply = await gateway.post(path, body)
     assert status == reply.status_code, reply.text
@@ -47,13 +47,13 @@ async def asked(boot: Boots, path: str, body: Any, status: int = 200, config: st
 @pytest.mark.parametrize("path", [ENCODE, "/v1/encode/org/bge", "/v1/encode/org%2Fbge"])
 @pytest.mark.parametrize("field", ["items", "input", "inputs"])
 async def test_items_become_dense_vectors_with_their_ids(boot: Boots, path: str, field: str) -> None:
-    reply = await asked(boot, path, {field: ITEMS})
+    reply = await post_json(boot, path, {field: ITEMS})
 
     assert {"model", "items", "timing"} == reply.keys()
-    assert ["a", None, "c"] == [one.get("id") for one in reply["items"]]
+    assert ["a", None, "c"] == [item.get("id") for item in reply["items"]]
     assert "id" not in reply["items"][1]
-    assert all((8, "float32") == (one["dense"]["dims"], one["dense"]["dtype"]) for one in reply["items"])
-    vectors = np.array([one["dense"]["values"] for one in reply["items"]], np.float32)
+    assert all((8, "float32") == (item["dense"]["dims"], item["dense"]["dtype"]) for item in reply["items"])
+    vectors = np.array([item["dense"]["values"] for item in reply["items"]], np.float32)
     np.testing.assert_array_equal([vector_of(text) for text in TEXTS], vectors)
 
 
@@ -70,8 +70,8 @@ async def test_each_body_is_json_or_msgpack_by_its_header(boot: Boots, sent_as: 
     assert 200 == reply.status_code
     if "msgpack" in accept:
         assert MSGPACK == reply.headers["content-type"]
-        told = msgspec.msgpack.decode(reply.content)["items"][0]["dense"]
-        vector = np.frombuffer(told["values"][b"data"], told["values"][b"type"])
+        dense = msgspec.msgpack.decode(reply.content)["items"][0]["dense"]
+        vector = np.frombuffer(dense["values"][b"data"], dense["values"][b"type"])
     else:
         assert "application/json" == reply.headers["content-type"]
         vector = np.array(reply.json()["items"][0]["dense"]["values"], np.float32)
@@ -91,16 +91,16 @@ async def test_rejects_malformed_msgpack_with_400_in_json(boot: Boots, body: byt
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
 async def test_output_dtype_quantizes_the_same_vectors(boot: Boots, dtype: Any) -> None:
-    reply = await asked(boot, ENCODE, {"items": ITEMS, "params": {"output_dtype": dtype}})
+    reply = await post_json(boot, ENCODE, {"items": ITEMS, "params": {"output_dtype": dtype}})
 
     expected = quantize(np.array([vector_of(text) for text in TEXTS]), dtype).tolist()
-    assert expected == [one["dense"]["values"] for one in reply["items"]]
+    assert expected == [item["dense"]["values"] for item in reply["items"]]
 
 
 @pytest.mark.parametrize(("is_query", "prompt"), [(True, "q: "), (False, "d: "), (None, "")])
 async def test_is_query_selects_the_models_prompt(boot: Boots, is_query: bool | None, prompt: str) -> None:
     body = {"items": ITEMS[:1], "params": {"options": {"is_query": is_query, "profile": "default"}}}
-    reply = await asked(boot, ENCODE, body, config=PROMPTED)
+    reply = await post_json(boot, ENCODE, body, config=PROMPTED)
 
     vector = np.array(reply["items"][0]["dense"]["values"], np.float32)
     np.testing.assert_array_equal(vector_of(prompt + "red"), vector)
@@ -108,16 +108,16 @@ async def test_is_query_selects_the_models_prompt(boot: Boots, is_query: bool | 
 
 async def test_score_ranks_every_item_best_first(boot: Boots) -> None:
     body = {"query": {"id": "q1", "text": "q"}, "items": ITEMS}
-    reply = await asked(boot, SCORE, body)
+    reply = await post_json(boot, SCORE, body)
 
     order = sorted(range(3), key=lambda i: -score_of("q", TEXTS[i]))
     names = ["a", "item-1", "c"]
     assert ("cross", "q1") == (reply["model"], reply["query_id"])
     assert [(names[i], rank) for rank, i in enumerate(order)] == [
-        (one["item_id"], one["rank"]) for one in reply["scores"]
+        (item["item_id"], item["rank"]) for item in reply["scores"]
     ]
     np.testing.assert_allclose(
-        [score_of("q", TEXTS[i]) for i in order], [one["score"] for one in reply["scores"]], rtol=1e-6
+        [score_of("q", TEXTS[i]) for i in order], [item["score"] for item in reply["scores"]], rtol=1e-6
     )
 
 
@@ -151,7 +151,7 @@ async def test_score_ranks_every_item_best_first(boot: Boots) -> None:
 async def test_rejects_unsupported_requests_with_a_code_and_a_message(
     boot: Boots, path: str, body: Any, status: int, code: str
 ) -> None:
-    detail = (await asked(boot, path, body, status))["detail"]
+    detail = (await post_json(boot, path, body, status))["detail"]
 
     assert {"code", "message"} == detail.keys()
     assert code == detail["code"]
@@ -159,15 +159,15 @@ async def test_rejects_unsupported_requests_with_a_code_and_a_message(
 
 
 def test_requests_several_kinds_of_output_in_one_call() -> None:
-    nobody: Any = None
+    unused: Any = None
     data = SieEncodeRequest(items=[SieItem(text="a")], params=EncodeParams(output_types=["sparse", "dense"]))
 
-    work = decode_encode(data, "bge", InferenceApi(nobody, nobody, 10)).work
+    work = decode_encode(data, "bge", InferenceApi(unused, unused, 10)).work
     assert Encode(("a",), frozenset({Output.SPARSE, Output.DENSE})) == work
 
 
 def encoded() -> EncodeReply:
-    """Two inputs in every kind."""
+    """Return two inputs with every kind of output."""
     rows = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
     terms = [TermWeights(np.array([3, 70], np.int32), np.array([0.5, 2], np.float32))] * 2
     return EncodeReply(7, rows[:2], tuple(terms), (rows, rows[:1]))
@@ -179,12 +179,12 @@ def test_item_holds_all_kinds_of_output(dtype: OutputDtype) -> None:
     items = json.loads(json_bytes(encode_items(reply, ["a", None], dtype)))
 
     assert [{"id", "dense", "sparse", "multivector"}, {"dense", "sparse", "multivector"}] == [
-        one.keys() for one in items
+        item.keys() for item in items
     ]
     assert {"dims": None, "dtype": "float32", "indices": [3, 70], "values": [0.5, 2.0]} == items[0]["sparse"]
-    many = items[0]["multivector"]
-    assert (8, 3, dtype) == (many["token_dims"], many["num_tokens"], many["dtype"])
-    assert (3, 8) == np.array(many["values"]).shape
+    multivector = items[0]["multivector"]
+    assert (8, 3, dtype) == (multivector["token_dims"], multivector["num_tokens"], multivector["dtype"])
+    assert (3, 8) == np.array(multivector["values"]).shape
     assert dtype == items[1]["dense"]["dtype"]
 
 

@@ -1,4 +1,4 @@
-"""/admin/status, /ui and /docs: what is told, to whom, and with which headers."""
+"""/admin/status, /ui and /docs: content, access and headers."""
 
 import asyncio
 import re
@@ -25,16 +25,16 @@ FILES = {
 }
 
 
-async def told(gateway: Running) -> Snapshot:
+async def get_status(gateway: Running) -> Snapshot:
     reply = await gateway.client.get("/admin/status", headers=HERE)
     assert 200 == reply.status_code, reply.text
     return msgspec.json.decode(reply.content, type=Snapshot)
 
 
-async def told_once(gateway: Running, holds: Callable[[Snapshot], bool]) -> Snapshot:
-    """The first snapshot of which something holds: an attempt is counted a turn of the loop after it."""
+async def wait_for_status(gateway: Running, holds: Callable[[Snapshot], bool]) -> Snapshot:
+    """Return the first snapshot that meets a condition. Attempts are counted one turn of the loop later."""
     async with asyncio.timeout(10):
-        while not holds(snapshot := await told(gateway)):  # noqa: ASYNC110 - the gateway has no such event
+        while not holds(snapshot := await get_status(gateway)):  # noqa: ASYNC110 - the gateway has no such event
             await asyncio.sleep(0)
     return snapshot
 
@@ -44,7 +44,9 @@ async def test_snapshot_has_calls_tenants_models_and_replicas(boot: Boots) -> No
     async with boot(servers) as gateway:
         await gateway.post(OPENAI, {"input": ["one two", "three"]})
         await gateway.post(OPENAI, {"input": "a", "model": "nowhere"})
-        snapshot = await told_once(gateway, lambda one: sum(of.attempts for of in one.replicas) == 1)
+        snapshot = await wait_for_status(
+            gateway, lambda status: sum(replica.attempts for replica in status.replicas) == 1
+        )
 
     assert {"ok": 1, "model_not_found": 1} == snapshot.calls.outcomes
     assert 2 == snapshot.calls.durations.counts[-1]
@@ -56,7 +58,7 @@ async def test_snapshot_has_calls_tenants_models_and_replicas(boot: Boots) -> No
         tenant.tokens,
         tenant.refused,
     )
-    models = {one.name: one for one in snapshot.models}
+    models = {model.name: model for model in snapshot.models}
     assert ["bge", "org/bge", "strict", "no-rerank", "cross"] == list(models)
     assert ("embedder", "tei", "ready") == (
         models["bge"].upstream,
@@ -65,7 +67,7 @@ async def test_snapshot_has_calls_tenants_models_and_replicas(boot: Boots) -> No
     )
     assert "embed" in models["bge"].operations
     assert models["bge"].fingerprint
-    replicas = {one.name: one for one in snapshot.replicas}
+    replicas = {replica.name: replica for replica in snapshot.replicas}
     good, dead = replicas["http://tei-0"], replicas["http://tei-1"]
     assert ("up", 1, 0) == (good.state, good.attempts, good.failed)
     assert good.latency_s is not None
@@ -73,7 +75,7 @@ async def test_snapshot_has_calls_tenants_models_and_replicas(boot: Boots) -> No
     assert "connection" in dead.reason
     assert dead.since_s is not None
     assert {"embedder http://tei-0", "embedder http://tei-1", "reranker http://rerank-0"} >= {
-        one.subject for one in snapshot.changes
+        change.subject for change in snapshot.changes
     }
     assert ("memory", False) == (snapshot.store.kind, snapshot.store.away)
 
@@ -85,7 +87,7 @@ async def test_snapshot_has_queued_and_in_flight_inputs(boot: Boots) -> None:
         calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "abc"}))]
         await until(lambda: gate.waiting == 1)
         calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "def"})))
-        snapshot = await told_once(gateway, lambda one: one.lanes[0].queued_inputs > 0)
+        snapshot = await wait_for_status(gateway, lambda status: status.lanes[0].queued_inputs > 0)
         gate.opened.set()
         await asyncio.gather(*calls)
 
@@ -96,7 +98,7 @@ async def test_snapshot_has_queued_and_in_flight_inputs(boot: Boots) -> None:
         lane.queued_tokens,
         lane.in_flight_batches,
     )
-    # Who asks is none of them.
+    # Requests for the status are not counted.
     assert 2 == snapshot.calls_in_flight
 
 
@@ -105,7 +107,7 @@ async def test_counts_quota_denials_by_tenant(boot: Boots) -> None:
     config = f'{CONFIG}\ntenants: {{acme: {{keys: ["{key_digest(KEY)}"], {limits}}}}}\n'
     async with boot({"tei-0": FakeTei()}, config) as gateway:
         statuses = [(await gateway.post(OPENAI, {"input": "a"})).status_code for _ in range(3)]
-        snapshot = await told(gateway)
+        snapshot = await get_status(gateway)
 
     assert [200, 429, 429] == statuses
     assert 2 == snapshot.tenants[0].refused
@@ -147,7 +149,9 @@ async def test_page_sends_strict_security_headers(boot: Boots, path: str) -> Non
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.client.get(path, headers=HERE)
 
-    policy = dict(one.split(" ", 1) for one in reply.headers["content-security-policy"].split("; "))
+    policy = dict(
+        directive.split(" ", 1) for directive in reply.headers["content-security-policy"].split("; ")
+    )
     assert 200 == reply.status_code
     assert FILES[path] == reply.headers["content-type"]
     assert ("'none'", "'self'", "'self'", "'none'") == (
@@ -163,7 +167,7 @@ async def test_page_sends_strict_security_headers(boot: Boots, path: str) -> Non
 
 
 class References(HTMLParser):
-    """Every address in a page, and every handler or style that stands in its markup."""
+    """Every address in a page, and every inline handler and style in its markup."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -172,7 +176,7 @@ class References(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """For HTMLParser."""
+        """Collect the addresses and inline code of one tag."""
         self.addresses += [value or "" for name, value in attrs if name in {"src", "href", "action"}]
         self.inline += [name for name, _ in attrs if name.startswith("on") or name == "style"]
         if tag == "script" and not dict(attrs).get("src"):
@@ -183,14 +187,14 @@ class References(HTMLParser):
 async def test_pages_load_nothing_from_other_hosts(boot: Boots, path: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         page = await gateway.client.get(path, headers=HERE)
-        found = References(page.text)
-        own = [one for one in found.addresses if one.startswith("/")]
-        replies = [await gateway.client.get(one) for one in own]
+        references = References(page.text)
+        own = [address for address in references.addresses if address.startswith("/")]
+        replies = [await gateway.client.get(address) for address in own]
 
     assert "text/html; charset=utf-8" == page.headers["content-type"]
-    assert found.addresses
-    assert [] == [one for one in found.addresses if not one.startswith(("/", "#", "data:"))]
-    assert [] == found.inline
+    assert references.addresses
+    assert [] == [address for address in references.addresses if not address.startswith(("/", "#", "data:"))]
+    assert [] == references.inline
     assert [200] * len(own) == [reply.status_code for reply in replies]
 
 

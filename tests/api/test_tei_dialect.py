@@ -1,4 +1,4 @@
-"""Text Embeddings Inference's routes, at the root and below /models/{name}/."""
+"""Text Embeddings Inference's endpoints, at the root and below /models/{name}/."""
 
 import json
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ TEXTS = ["red", "green", "blue", "", "cyan", "pink"]
 
 
 def fakes() -> dict[str, FakeTei]:
-    """An embedding model on one replica, and a reranker."""
+    """Return an embedding model on one replica, and a reranker."""
     return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
 def sent_to(server: FakeTei) -> tuple[str, dict[str, Any]]:
-    """The one call that reached a server."""
+    """Return the only request that reached a server."""
     (request,) = server.requests
     return request
 
@@ -95,7 +95,7 @@ async def test_unknown_prompt_is_an_error_of_the_caller(boot: Boots) -> None:
         ("strict", {}, 422),
         ("strict", {"truncate": None}, 422),
         ("strict", {"truncate": True}, 200),
-        # As in TEI a direction says which side is cut, not whether anything is.
+        # As in TEI, a direction selects the side to cut but does not enable truncation.
         ("strict", {"truncation_direction": "left"}, 422),
         ("strict", {"truncate": None, "truncation_direction": "Left"}, 422),
     ],
@@ -213,7 +213,7 @@ async def test_similarity_is_the_cosine_with_each_sentence_in_order(boot: Boots)
             "/similarity", {"inputs": {"source_sentence": "a", "sentences": sentences}}
         )
 
-    expected = [float(vector_of("a") @ vector_of(one)) for one in sentences]
+    expected = [float(vector_of("a") @ vector_of(sentence)) for sentence in sentences]
     np.testing.assert_allclose(expected, reply.json(), atol=1e-6)
 
 
@@ -237,24 +237,24 @@ async def test_tokenize_passes_its_options_on(boot: Boots) -> None:
 
 async def test_info_has_the_facts_that_teis_clients_read_first(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
-        told = (await gateway.client.get("/info")).json()
+        facts = (await gateway.client.get("/info")).json()
 
     assert ("fake/model", "bge", 16) == (
-        told["model_id"],
-        told["served_model_name"],
-        told["max_input_length"],
+        facts["model_id"],
+        facts["served_model_name"],
+        facts["max_input_length"],
     )
-    assert {"embedding": {"pooling": "cls"}} == told["model_type"]
-    # A client may send as much as the gateway takes, however little each replica does.
-    assert 2048 == told["max_client_batch_size"]
-    assert told["auto_truncate"] is True
+    assert {"embedding": {"pooling": "cls"}} == facts["model_type"]
+    # A client may send as much as the gateway takes, whatever a replica takes.
+    assert 2048 == facts["max_client_batch_size"]
+    assert facts["auto_truncate"] is True
 
 
 def test_a_classifier_of_one_label_is_a_reranker() -> None:
     both = frozenset({Operation.CLASSIFY, Operation.RERANK})
-    told = Capabilities("m", both, labels=("LABEL_0",))
+    capabilities = Capabilities("m", both, labels=("LABEL_0",))
 
-    assert {"reranker"} == tei.model_type(told).keys()
+    assert {"reranker"} == tei.model_type(capabilities).keys()
 
 
 async def test_info_shows_a_reranker_and_a_model_without_truncation(boot: Boots) -> None:
@@ -308,11 +308,11 @@ POSTS: Sequence[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("operation", "body"), POSTS)
 async def test_path_selects_the_model(boot: Boots, name: str, operation: str, body: dict[str, Any]) -> None:
     async with boot(fakes()) as gateway:
-        named = await gateway.post(f"/models/{name}/{operation}", body)
-        root = await gateway.post(f"/{operation}", {**body, "model": "bge"})
+        by_path = await gateway.post(f"/models/{name}/{operation}", body)
+        by_body = await gateway.post(f"/{operation}", {**body, "model": "bge"})
 
-    assert 200 == named.status_code
-    assert root.json() == named.json()
+    assert 200 == by_path.status_code
+    assert by_body.json() == by_path.json()
 
 
 @pytest.mark.parametrize("name", ["bge", "org/bge", "org%2Fbge"])

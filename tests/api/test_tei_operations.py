@@ -1,4 +1,4 @@
-"""TEI's routes beside vectors and ranks: sparse and token vectors, labels, ids, and the default operation."""
+"""TEI's other operations: sparse and token vectors, labels, token ids, and POST /."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +31,7 @@ TEXTS = ["red", "green and blue", "cyan", "pink", "grey"]
 
 
 def fakes() -> dict[str, FakeTei]:
-    """A server of each kind of model."""
+    """Return a server for each kind of model."""
     return {
         "embed": FakeTei(),
         "sparse": FakeTei(model_type=SPLADE),
@@ -41,7 +41,7 @@ def fakes() -> dict[str, FakeTei]:
 
 
 def tokens_of(texts: Sequence[str]) -> str:
-    """As the header tells them."""
+    """Return the token count of the header."""
     return str(sum(len(text.split()) + 2 for text in texts))
 
 
@@ -51,9 +51,9 @@ async def test_sparse_splits_more_texts_than_one_request_holds(boot: Boots, path
         reply = await gateway.post(path, {"inputs": TEXTS, "model": "splade"})
 
     assert (200, tokens_of(TEXTS)) == (reply.status_code, reply.headers["x-compute-tokens"])
-    found = [{one["index"]: one["value"] for one in each} for each in reply.json()]
-    assert [weights_of(text) for text in TEXTS] == found
-    assert all(sorted(one) == list(one) for one in found)
+    weights = [{term["index"]: term["value"] for term in terms} for terms in reply.json()]
+    assert [weights_of(text) for text in TEXTS] == weights
+    assert all(sorted(term) == list(term) for term in weights)
 
 
 @pytest.mark.parametrize("path", ["/embed_all", "/models/org/bge/embed_all"])
@@ -69,22 +69,22 @@ async def test_token_vectors_split_more_texts_than_one_request_holds(boot: Boots
 async def test_one_input_returns_a_list_of_one(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         sparse = await gateway.post("/embed_sparse", {"inputs": "red", "model": "splade"})
-        every = await gateway.post("/embed_all", {"inputs": "red"})
+        token_vectors = await gateway.post("/embed_all", {"inputs": "red"})
 
-    assert (1, 1) == (len(sparse.json()), len(every.json()))
+    assert (1, 1) == (len(sparse.json()), len(token_vectors.json()))
 
 
 def predictions(item: tuple[str, ...], labels: Sequence[str], *, raw: bool = False) -> dict[str, float]:
-    """What the server says of a text or pair, by label."""
+    """Return the scores that the server gives a text or pair, by label."""
     logits = np.array(logits_of(item, len(labels)))
     shares = np.exp(logits) / np.exp(logits).sum() if len(labels) > 1 else sigmoid(logits)
     return dict(zip(labels, (logits if raw else shares).tolist(), strict=True))
 
 
-def assert_predictions(expected: dict[str, float], shown: list[dict[str, Any]]) -> None:
-    """Best first."""
-    assert sorted(expected, key=lambda label: -expected[label]) == [one["label"] for one in shown]
-    assert expected == pytest.approx({one["label"]: one["score"] for one in shown}, rel=1e-5)
+def assert_predictions(expected: dict[str, float], items: list[dict[str, Any]]) -> None:
+    """Check that the items are the expected labels, best first."""
+    assert sorted(expected, key=lambda label: -expected[label]) == [item["label"] for item in items]
+    assert expected == pytest.approx({item["label"]: item["score"] for item in items}, rel=1e-5)
 
 
 @pytest.mark.parametrize("raw", [False, True])
@@ -106,8 +106,8 @@ async def test_predict_returns_a_list_of_lists_for_a_batch(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/models/moods/predict", {"inputs": batch})
 
-    for item, shown in zip(batch, reply.json(), strict=True):
-        assert_predictions(predictions(tuple(item), LABELS), shown)
+    for item, labels in zip(batch, reply.json(), strict=True):
+        assert_predictions(predictions(tuple(item), LABELS), labels)
     assert 0 < int(reply.headers["x-compute-tokens"])
 
 
@@ -117,9 +117,9 @@ async def test_a_reranker_predicts_pairs(boot: Boots, inputs: Any) -> None:
         reply = await gateway.post("/models/cross/predict", {"inputs": inputs})
 
     batch = isinstance(inputs[0], list)
-    items, shown = (inputs, reply.json()) if batch else ([inputs], [reply.json()])
-    for item, each in zip(items, shown, strict=True):
-        assert_predictions(predictions(tuple(item), ["LABEL_0"]), each)
+    items, predicted = (inputs, reply.json()) if batch else ([inputs], [reply.json()])
+    for item, labels in zip(items, predicted, strict=True):
+        assert_predictions(predictions(tuple(item), ["LABEL_0"]), labels)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,9 @@ async def test_base_url_runs_the_models_default_operation(boot: Boots, path: str
         labels = await gateway.post(f"/models/moods{path}", {"inputs": [["red"]]})
 
     np.testing.assert_allclose([vector_of(text) * 2 for text in TEXTS], embedded.json(), rtol=1e-6)
-    assert [weights_of("red")] == [{one["index"]: one["value"] for one in each} for each in sparse.json()]
+    assert [weights_of("red")] == [
+        {term["index"]: term["value"] for term in terms} for terms in sparse.json()
+    ]
     best = max(TEXTS, key=lambda text: score_of("q", text))
     assert (best, 5) == (ranks.json()[0]["text"], len(ranks.json()))
     assert_predictions(predictions(("red",), LABELS), labels.json()[0])
@@ -305,7 +307,7 @@ models:
 
 @pytest.fixture
 def ids_config(tmp_path: Any) -> str:
-    """Ids are of the small vocabulary: 0 [UNK], 1 [CLS], 2 [SEP]."""
+    """Return a config with a small vocabulary: 0 [UNK], 1 [CLS], 2 [SEP]."""
     return IDS_CONFIG.format(folder=write_small_files(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""One call is one trace: its stages, its waits, its attempts, and what servers behind it are told."""
+"""One call is one trace, with its stages, its attempts, and the headers sent upstream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,12 +21,12 @@ from tests.fakes.tei import FakeTei
 
 OPENAI = "/v1/embeddings"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-KEPT = f"00-{TRACE}-b7ad6b7169203331-01"
-NOT_KEPT = f"00-{TRACE}-b7ad6b7169203331-00"
+SAMPLED = f"00-{TRACE}-b7ad6b7169203331-01"
+UNSAMPLED = f"00-{TRACE}-b7ad6b7169203331-00"
 
 
 class Traced:
-    """A gateway whose spans stay in memory."""
+    """Gateway whose spans are exported to memory."""
 
     def __init__(self, gateway: Running, exporter: InMemorySpanExporter) -> None:
         self.gateway = gateway
@@ -34,30 +34,30 @@ class Traced:
 
     @property
     def spans(self) -> Sequence[ReadableSpan]:
-        """All that have ended, in that order."""
+        """Return the finished spans, in the order in which they ended."""
         return self._exporter.get_finished_spans()
 
     def named(self, name: str) -> list[ReadableSpan]:
-        """Those of one name."""
-        return [one for one in self.spans if one.name == name]
+        """Return the finished spans with a name."""
+        return [span for span in self.spans if span.name == name]
 
     async def embed(self, *texts: str, **headers: str) -> httpx.Response:
-        """A call of OpenAI's embeddings."""
+        """Call OpenAI's embeddings endpoint."""
         reply = await self.gateway.post(OPENAI, {"input": list(texts)}, **headers)
         assert 200 == reply.status_code, reply.text
         return reply
 
     async def wait_queued(self, inputs: int) -> None:
-        """Return when so many wait for the embedding model."""
+        """Wait until this many inputs are queued for the embedding model."""
         line = f'gateway_lane_queued_inputs{{upstream="embedder"}} {inputs}.0'
         async with asyncio.timeout(10):
             while line not in (await self.gateway.client.get("/metrics", headers={"host": "localhost"})).text:
                 pass
 
     def children(self, parent: ReadableSpan) -> list[str]:
-        """The names of the spans right below one, in the order of their beginning."""
-        below = [one for one in self.spans if one.parent and one.parent.span_id == parent.context.span_id]
-        return [one.name for one in sorted(below, key=lambda one: one.start_time or 0)]
+        """Return the names of a span's children, in the order of their start."""
+        below = [span for span in self.spans if span.parent and span.parent.span_id == parent.context.span_id]
+        return [span.name for span in sorted(below, key=lambda span: span.start_time or 0)]
 
 
 Boots = Callable[..., AbstractAsyncContextManager[Traced]]
@@ -65,7 +65,7 @@ Boots = Callable[..., AbstractAsyncContextManager[Traced]]
 
 @pytest.fixture
 def traced() -> Boots:
-    """Boot a gateway that records every call, or the share that is asked for."""
+    """Boot a gateway that samples every call, or the given share."""
 
     @asynccontextmanager
     async def booted(
@@ -84,8 +84,8 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
 
 
 def traced_requests(server: FakeTei) -> list[dict[str, str]]:
-    """The headers of what a server was sent for a call."""
-    return [one for one in server.headers if "traceparent" in one]
+    """Return the headers of the requests that a server received for calls."""
+    return [headers for headers in server.headers if "traceparent" in headers]
 
 
 def own_id(span: ReadableSpan) -> int:
@@ -123,11 +123,11 @@ async def test_stages_follow_each_other_inside_the_call(traced: Boots) -> None:
 
     moments = [
         call.start_time,
-        *(at for one in stages for at in (one.start_time, one.end_time)),
+        *(at for stage in stages for at in (stage.start_time, stage.end_time)),
         call.end_time,
     ]
     # The end of the call is read from another clock.
-    assert all(one - 1_000_000 <= other for one, other in pairwise(moments))
+    assert all(earlier - 1_000_000 <= later for earlier, later in pairwise(moments))
 
 
 async def test_split_call_with_failover_is_one_trace(traced: Boots) -> None:
@@ -138,15 +138,15 @@ async def test_split_call_with_failover_is_one_trace(traced: Boots) -> None:
         attempts = gateway.named("embeddings embedder")
         below = gateway.children(gateway.named("dispatch")[0])
 
-    assert {call.context.trace_id} == {one.context.trace_id for one in gateway.spans}
-    well = [one for one in attempts if "error.type" not in attributes(one)]
-    ill = [attributes(one) for one in attempts if "error.type" in attributes(one)]
-    assert 3 == len(well)
-    assert {"http://tei-1"} == {attributes(one)["gateway.replica"] for one in well}
-    assert ill
-    assert {("failed", "http://tei-0")} == {(one["error.type"], one["gateway.replica"]) for one in ill}
+    assert {call.context.trace_id} == {span.context.trace_id for span in gateway.spans}
+    succeeded = [span for span in attempts if "error.type" not in attributes(span)]
+    failed = [attributes(span) for span in attempts if "error.type" in attributes(span)]
+    assert 3 == len(succeeded)
+    assert {"http://tei-1"} == {attributes(span)["gateway.replica"] for span in succeeded}
+    assert failed
+    assert {("failed", "http://tei-0")} == {(span["error.type"], span["gateway.replica"]) for span in failed}
     assert len(attempts) == below.count("embeddings embedder")
-    assert 1 == max(attributes(one)["gateway.attempt.tries_before"] for one in well)
+    assert 1 == max(attributes(span)["gateway.attempt.tries_before"] for span in succeeded)
 
 
 async def test_joined_attempt_is_in_the_trace_of_each_call(traced: Boots) -> None:
@@ -160,11 +160,13 @@ async def test_joined_attempt_is_in_the_trace_of_each_call(traced: Boots) -> Non
         gate.opened.set()
         await asyncio.gather(*calls)
         joined = [
-            one for one in gateway.named("embeddings embedder") if attributes(one)["gateway.batch.calls"] == 2
+            span
+            for span in gateway.named("embeddings embedder")
+            if attributes(span)["gateway.batch.calls"] == 2
         ]
-        roots = {one.context.trace_id: own_id(one) for one in gateway.named(f"POST {OPENAI}")}
+        roots = {span.context.trace_id: own_id(span) for span in gateway.named(f"POST {OPENAI}")}
 
-    assert 2 == len(joined) == len({one.context.trace_id for one in joined})
+    assert 2 == len(joined) == len({span.context.trace_id for span in joined})
     lead, other = (
         (joined[0], joined[1]) if joined[1].links[0].context.span_id == own_id(joined[0]) else joined[::-1]
     )
@@ -175,7 +177,7 @@ async def test_joined_attempt_is_in_the_trace_of_each_call(traced: Boots) -> Non
 async def test_upstream_request_carries_the_attempts_span_id(traced: Boots) -> None:
     server = FakeTei()
     async with traced({"tei-0": server}) as gateway:
-        await gateway.embed("a", traceparent=KEPT, tracestate="vendor=1")
+        await gateway.embed("a", traceparent=SAMPLED, tracestate="vendor=1")
         (attempt,) = gateway.named("embeddings embedder")
         (call,) = gateway.named(f"POST {OPENAI}")
 
@@ -190,18 +192,18 @@ async def test_caller_overrides_the_sample_share(traced: Boots) -> None:
     server = FakeTei()
     async with traced({"tei-0": server}, sample=0.0) as gateway:
         await gateway.embed("a")
-        await gateway.embed("b", traceparent=NOT_KEPT)
+        await gateway.embed("b", traceparent=UNSAMPLED)
         unrecorded = list(gateway.spans)
-        await gateway.embed("c", traceparent=KEPT)
+        await gateway.embed("c", traceparent=SAMPLED)
 
     assert [] == unrecorded
-    assert {int(TRACE, 16)} == {one.context.trace_id for one in gateway.spans}
-    # What is not recorded is passed on as such, so that servers behind do not record it either.
-    assert [0, 0, 1] == [int(one["traceparent"][-2:], 16) & 1 for one in traced_requests(server)]
+    assert {int(TRACE, 16)} == {span.context.trace_id for span in gateway.spans}
+    # Unsampled calls are sent upstream without the sampled flag, so that servers do not record them either.
+    assert [0, 0, 1] == [int(span["traceparent"][-2:], 16) & 1 for span in traced_requests(server)]
 
 
 @pytest.mark.parametrize(
-    "sent", ["", "nonsense", f"00-{'0' * 32}-b7ad6b7169203331-01", f"{KEPT}-", "ff" * 40]
+    "sent", ["", "nonsense", f"00-{'0' * 32}-b7ad6b7169203331-01", f"{SAMPLED}-", "ff" * 40]
 )
 async def test_malformed_traceparent_starts_a_new_trace(traced: Boots, sent: str) -> None:
     async with traced({"tei-0": FakeTei()}) as gateway:
@@ -217,8 +219,8 @@ async def test_span_of_a_rejected_call_has_the_error_type(traced: Boots) -> None
         await gateway.gateway.post(OPENAI, {"input": "a", "model": "nowhere"})
         (call,) = gateway.named(f"POST {OPENAI}")
 
-    told = attributes(call)
-    assert (404, "model_not_found") == (told["http.response.status_code"], told["error.type"])
+    facts = attributes(call)
+    assert (404, "model_not_found") == (facts["http.response.status_code"], facts["error.type"])
     assert call.status.is_unset
     assert [] == gateway.named("dispatch")
 
@@ -235,18 +237,18 @@ async def test_no_span_contains_inputs_or_keys(traced: Boots) -> None:
     async with traced({"tei-0": FakeTei(), "tei-1": tei_with_hook(respond_with(500))}) as gateway:
         await gateway.embed("a secret text", x_request_id="mine")
         await gateway.gateway.post(OPENAI, {"input": ["a secret text", ""]})
-        told = "".join(one.to_json() for one in gateway.spans)
+        exported = "".join(span.to_json() for span in gateway.spans)
 
-    assert '"gateway.request_id": "mine"' in told
-    assert "secret" not in told
-    assert KEY not in told
+    assert '"gateway.request_id": "mine"' in exported
+    assert "secret" not in exported
+    assert KEY not in exported
 
 
 async def test_finished_call_event_has_the_trace_id(traced: Boots) -> None:
     async with traced({"tei-0": FakeTei()}) as gateway:
-        await gateway.embed("a", traceparent=KEPT)
+        await gateway.embed("a", traceparent=SAMPLED)
 
     (event,) = [
-        one for one in gateway.gateway.events if isinstance(one, CallFinished) and one.route == OPENAI
+        event for event in gateway.gateway.events if isinstance(event, CallFinished) and event.route == OPENAI
     ]
     assert TRACE == event.trace_id

@@ -1,4 +1,4 @@
-"""Two gateways in one process: routes are the same ones, and each answers for itself."""
+"""Two gateways in one process share their routes and nothing else."""
 
 from gateway.tenants.keyring import key_digest
 from tests.conftest import Boots, Running
@@ -13,11 +13,11 @@ models: {{{model}: {{upstream: one}}}}
 """
 
 
-async def asked(gateway: Running, key: str) -> tuple[list[str], int]:
-    """The models that it names, and its answer to a key of an operator."""
+async def models_and_status(gateway: Running, key: str) -> tuple[list[str], int]:
+    """Return the listed models, and the status of a request with an operator's key."""
     models = (await gateway.client.get("/v1/models")).json()["data"]
     status = await gateway.client.get("/admin/status", headers={"authorization": f"Bearer {key}"})
-    return [one["id"] for one in models], status.status_code
+    return [model["id"] for model in models], status.status_code
 
 
 async def test_each_gateway_serves_its_own_models_and_keys(boot: Boots) -> None:
@@ -25,7 +25,7 @@ async def test_each_gateway_serves_its_own_models_and_keys(boot: Boots) -> None:
         boot({"tei-0": FakeTei()}, config("a", "operator-of-a")) as a,
         boot({"tei-0": FakeTei()}, config("b", "operator-of-b")) as b,
     ):
-        assert (["a"], 200) == await asked(a, "operator-of-a")
-        assert (["b"], 401) == await asked(b, "operator-of-a")
-        assert (["a"], 401) == await asked(a, "operator-of-b")
-        assert (["b"], 200) == await asked(b, "operator-of-b")
+        assert (["a"], 200) == await models_and_status(a, "operator-of-a")
+        assert (["b"], 401) == await models_and_status(b, "operator-of-a")
+        assert (["a"], 401) == await models_and_status(a, "operator-of-b")
+        assert (["b"], 200) == await models_and_status(b, "operator-of-b")

@@ -1,4 +1,4 @@
-"""vLLM's routes: score, classify, pooling, tokenize and detokenize, and its fields on shared paths."""
+"""vLLM's endpoints: score, classify, pooling, tokenize and detokenize, and its fields on shared paths."""
 
 import base64
 from typing import Any
@@ -32,7 +32,7 @@ LONG = "w " * 20
 
 
 def fakes() -> dict[str, FakeVllm]:
-    """A server of each task."""
+    """Return a server for each task."""
     return {
         "embed": FakeVllm(),
         "cross": FakeVllm(task="classify"),
@@ -42,10 +42,10 @@ def fakes() -> dict[str, FakeVllm]:
 
 
 def scores_of(reply: Any) -> list[float]:
-    """In order, which the indices must be."""
+    """Return the scores, after a check that they are in order."""
     data = reply.json()["data"]
-    assert list(range(len(data))) == [one["index"] for one in data]
-    return [one["score"] for one in data]
+    assert list(range(len(data))) == [item["index"] for item in data]
+    return [item["score"] for item in data]
 
 
 NAMES = [
@@ -63,12 +63,12 @@ async def test_scores_pairs_under_every_field_name(boot: Boots, path: str, first
         reply = await gateway.post(path, {first: "q", second: ["red", "blue"]})
 
     assert 200 == reply.status_code
-    expected = sigmoid(np.array([logit_of("q", one) for one in ("red", "blue")], np.float32))
+    expected = sigmoid(np.array([logit_of("q", text) for text in ("red", "blue")], np.float32))
     np.testing.assert_allclose(expected, scores_of(reply), rtol=1e-5)
-    told = reply.json()
-    assert {"id", "object", "created", "model", "data", "usage"} == told.keys()
-    assert ("list", "cross", 8) == (told["object"], told["model"], told["usage"]["total_tokens"])
-    assert told["id"].startswith("score-")
+    body = reply.json()
+    assert {"id", "object", "created", "model", "data", "usage"} == body.keys()
+    assert ("list", "cross", 8) == (body["object"], body["model"], body["usage"]["total_tokens"])
+    assert body["id"].startswith("score-")
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ async def test_classify_returns_probabilities_by_id_and_the_likeliest_label(boot
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     data = reply.json()["data"]
     assert 200 == reply.status_code
-    np.testing.assert_allclose(shares, [one["probs"] for one in data], rtol=1e-5)
-    assert [f"LABEL_{i}" for i in logits.argmax(axis=1)] == [one["label"] for one in data]
-    assert [(0, 3), (1, 3)] == [(one["index"], one["num_classes"]) for one in data]
+    np.testing.assert_allclose(shares, [item["probs"] for item in data], rtol=1e-5)
+    assert [f"LABEL_{i}" for i in logits.argmax(axis=1)] == [item["label"] for item in data]
+    assert [(0, 3), (1, 3)] == [(item["index"], item["num_classes"]) for item in data]
     assert ("moods", 6) == (reply.json()["model"], reply.json()["usage"]["prompt_tokens"])
 
 
@@ -144,20 +144,20 @@ async def test_classes_without_activation_are_logits(boot: Boots, field: str) ->
     np.testing.assert_allclose(logits_of(("red",), 3), reply.json()["data"][0]["probs"], rtol=1e-5)
 
 
-async def pooled(gateway: Running, **body: Any) -> list[Any]:
-    """The data of POST /pooling."""
+async def post_pooling(gateway: Running, **body: Any) -> list[Any]:
+    """Return the data of POST /pooling."""
     reply = await gateway.post("/pooling", body)
     assert 200 == reply.status_code, reply.text
     assert "pooling" == reply.json()["data"][0]["object"]
-    return [one["data"] for one in reply.json()["data"]]
+    return [item["data"] for item in reply.json()["data"]]
 
 
 @pytest.mark.parametrize("task", [{}, {"task": "embed"}])
 async def test_pooling_embeds(boot: Boots, task: dict[str, str]) -> None:
     async with boot(fakes(), CONFIG) as gateway:
-        plain = await pooled(gateway, input=["red", "blue"], **task)
-        raw = await pooled(gateway, input="red", use_activation=False, **task)
-        packed = await pooled(gateway, input="red", encoding_format="base64", **task)
+        plain = await post_pooling(gateway, input=["red", "blue"], **task)
+        raw = await post_pooling(gateway, input="red", use_activation=False, **task)
+        packed = await post_pooling(gateway, input="red", encoding_format="base64", **task)
 
     np.testing.assert_allclose([vector_of("red"), vector_of("blue")], plain, rtol=1e-5)
     np.testing.assert_allclose([vector_of("red") * 2], raw, rtol=1e-5)
@@ -167,8 +167,8 @@ async def test_pooling_embeds(boot: Boots, task: dict[str, str]) -> None:
 @pytest.mark.parametrize("task", [{}, {"task": "token_embed"}])
 async def test_pooling_returns_one_vector_for_each_token(boot: Boots, task: dict[str, str]) -> None:
     async with boot(fakes(), CONFIG) as gateway:
-        plain = await pooled(gateway, model="org/colbert", input=["red", "a b"], **task)
-        raw = await pooled(gateway, model="org/colbert", input="a b", use_activation=False, **task)
+        plain = await post_pooling(gateway, model="org/colbert", input=["red", "a b"], **task)
+        raw = await post_pooling(gateway, model="org/colbert", input="a b", use_activation=False, **task)
 
     np.testing.assert_allclose(token_rows("red"), plain[0], rtol=1e-5)
     np.testing.assert_allclose(token_rows("a b"), plain[1], rtol=1e-5)
@@ -177,11 +177,11 @@ async def test_pooling_returns_one_vector_for_each_token(boot: Boots, task: dict
 
 async def test_pooling_classifies(boot: Boots) -> None:
     async with boot(fakes(), CONFIG) as gateway:
-        named = await pooled(gateway, model="moods", input="red", task="classify")
-        unnamed = await pooled(gateway, model="moods", input="red")
+        with_task = await post_pooling(gateway, model="moods", input="red", task="classify")
+        without_task = await post_pooling(gateway, model="moods", input="red")
 
-    assert named == unnamed
-    assert 1.0 == pytest.approx(sum(named[0]), rel=1e-5)
+    assert with_task == without_task
+    assert 1.0 == pytest.approx(sum(with_task[0]), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["", "/models/bge"])
@@ -207,7 +207,7 @@ async def test_detokenize_keeps_special_tokens(boot: Boots) -> None:
 
 
 def assert_refused(reply: Any, status: int, param: str | None = None) -> None:
-    """As vLLM writes it."""
+    """Check that a reply is an error in vLLM's envelope."""
     assert status == reply.status_code, reply.text
     assert ["error"] == list(reply.json())
     error = reply.json()["error"]
@@ -284,7 +284,7 @@ async def test_other_errors_use_vllms_envelope_too(boot: Boots) -> None:
         ({"mm_processor_kwargs": {"a": 1}}, 400),
         ({"instruction": "find"}, 400),
         ({"chat_template": "x"}, 400),
-        # What names a request, or is not known, changes nothing.
+        # Fields that name a request, and unknown fields, change nothing.
         ({"request_id": "r", "cache_salt": "s", "user": "u", "nonsense": 1}, 200),
     ],
     ids=str,
@@ -321,10 +321,10 @@ async def test_shared_rerank_path_returns_raw_scores_on_request(boot: Boots) -> 
     body = {"query": "q", "documents": ["red"], "use_activation": False, "top_n": 0}
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/rerank", body)
-        refused = await gateway.post("/v1/rerank", body | {"truncate_prompt_tokens": 3})
+        rejected = await gateway.post("/v1/rerank", body | {"truncate_prompt_tokens": 3})
 
     assert logit_of("q", "red") == pytest.approx(reply.json()["results"][0]["relevance_score"], rel=1e-5)
-    assert 400 == refused.status_code
+    assert 400 == rejected.status_code
 
 
 def test_truncation_side_alone_does_not_enable_truncation() -> None:

@@ -1,4 +1,4 @@
-"""Another config is served from one moment to the next, and no call that has begun is lost over it."""
+"""Live reload: a new config applies at once, and no running call is lost."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ async def embed(gateway: Running, text: str = "text", model: str = "bge", key: s
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[UpstreamClient]:
-    """Connections to replicas that were closed."""
+    """Return the list of closed upstream clients."""
     doors: list[UpstreamClient] = []
     aclose = UpstreamClient.aclose
 
@@ -47,7 +47,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[UpstreamClient]:
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "new_config",
     [
         ONE.replace("http://old", "http://new"),
         ONE.replace('["http://old"]', '["http://new"], queue_tokens: 9'),
@@ -56,18 +56,18 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[UpstreamClient]:
     ids=["replicas exchanged", "upstream changed", "upstream renamed"],
 )
 async def test_calls_finish_on_the_replicas_they_began_with(
-    boot: Boots, wanted: str, closed: list[UpstreamClient]
+    boot: Boots, new_config: str, closed: list[UpstreamClient]
 ) -> None:
     gate, new = Gate(), FakeTei()
     old = tei_with_hook(gate)
     async with boot({"old": old, "new": new}, ONE) as gateway:
-        held = asyncio.create_task(embed(gateway, "held"))
+        running = asyncio.create_task(embed(gateway, "held"))
         await until(lambda: gate.waiting == 1)
-        drained = gateway.follow(wanted)
+        drained = gateway.follow(new_config)
         assert [200, 200] == [await embed(gateway, "a"), await embed(gateway, "b")]
         assert (1, 2, []) == (len(old.requests), len(new.requests), closed)
         gate.opened.set()
-        assert 200 == await held
+        assert 200 == await running
         await drained
         await until(lambda: len(closed) == 1)
 
@@ -75,24 +75,24 @@ async def test_calls_finish_on_the_replicas_they_began_with(
 async def test_removed_model_rejects_new_calls_and_finishes_running_ones(boot: Boots) -> None:
     gate = Gate()
     async with boot({"old": tei_with_hook(gate), "new": FakeTei()}, ONE) as gateway:
-        held = asyncio.create_task(embed(gateway, "held"))
+        running = asyncio.create_task(embed(gateway, "held"))
         await until(lambda: gate.waiting == 1)
         gateway.follow(ONE.replace("bge", "other").replace("one", "two").replace("http://old", "http://new"))
         assert [404, 200] == [await embed(gateway), await embed(gateway, model="other")]
         gate.opened.set()
-        assert 200 == await held
+        assert 200 == await running
 
 
 async def test_retired_lane_serves_its_queued_calls(boot: Boots) -> None:
     gate = Gate()
     config = ONE.replace('["http://old"]', '["http://old"], in_flight_batches: 1')
     async with boot({"old": tei_with_hook(gate), "new": FakeTei()}, config) as gateway:
-        held = [asyncio.create_task(embed(gateway, f"text {i}")) for i in range(9)]
+        running = [asyncio.create_task(embed(gateway, f"text {i}")) for i in range(9)]
         lane = gateway.application.gateway.upstreams["one"].lane
         await until(lambda: gate.waiting == 1 and lane.queued_tokens > 0)
         drained = gateway.follow(ONE.replace("http://old", "http://new").replace("one", "two"))
         gate.opened.set()
-        assert [200] * 9 == await asyncio.gather(*held)
+        assert [200] * 9 == await asyncio.gather(*running)
         await drained
 
 
@@ -101,7 +101,7 @@ async def test_unchanged_upstreams_and_replicas_stay(boot: Boots) -> None:
     async with boot(servers, CONFIG) as gateway:
         before = dict(gateway.application.gateway.upstreams)
         first = before["embedder"].pool.replicas[0]
-        joined = len(gateway.events)
+        events_before = len(gateway.events)
         await gateway.follow(CONFIG.replace(', "http://tei-1"', "").replace("strict:", "stricter:"))
         after = gateway.application.gateway.upstreams
         await until(lambda: len(before["embedder"].pool.replicas) == 1)
@@ -109,7 +109,9 @@ async def test_unchanged_upstreams_and_replicas_stay(boot: Boots) -> None:
         assert before == after
         assert [first] == after["embedder"].pool.replicas
         assert [("http://tei-1", "gone")] == [
-            (one.replica, one.state) for one in gateway.events[joined:] if isinstance(one, ReplicaChanged)
+            (event.replica, event.state)
+            for event in gateway.events[events_before:]
+            if isinstance(event, ReplicaChanged)
         ]
         assert 200 == await embed(gateway)
 
@@ -117,14 +119,14 @@ async def test_unchanged_upstreams_and_replicas_stay(boot: Boots) -> None:
 async def test_new_keys_and_tenants_apply_to_the_next_call(boot: Boots) -> None:
     gate = Gate()
     async with boot({"old": tei_with_hook(gate)}, ONE + TENANTS) as gateway:
-        held = asyncio.create_task(embed(gateway, "held", key="other"))
+        running = asyncio.create_task(embed(gateway, "held", key="other"))
         await until(lambda: gate.waiting == 1)
         gateway.follow(ONE + TENANTS.replace(key_digest("other"), key_digest("third")))
         gate.opened.set()
 
         assert 401 == await embed(gateway, key="other")
         assert [200, 200] == [await embed(gateway), await embed(gateway, key="third")]
-        assert 200 == await held
+        assert 200 == await running
 
 
 async def test_new_limits_apply_to_the_next_call(boot: Boots) -> None:
@@ -132,7 +134,7 @@ async def test_new_limits_apply_to_the_next_call(boot: Boots) -> None:
     async with boot({"old": FakeTei()}, ONE + limited) as gateway:
         assert [200, 200, 429] == [await embed(gateway) for _ in range(3)]
         gateway.follow(ONE + limited.replace("per_day: 2", "per_day: 3"))
-        # A limit of another amount is another limit, which starts full.
+        # A limit with another amount is a new limit, which starts full.
         assert [200, 200, 200, 429] == [await embed(gateway) for _ in range(4)]
         gateway.follow("limits: {inputs: 1}\n" + ONE + TENANTS)
         reply = await gateway.post("/v1/embeddings", {"input": ["a", "b"]})
@@ -154,56 +156,56 @@ async def test_metrics_show_only_the_current_upstreams(boot: Boots) -> None:
         assert 'gateway_lane_queued_tokens{upstream="one"}' in await _metrics(gateway)
         await gateway.follow(ONE.replace("one", "two").replace("http://old", "http://new"))
         assert 200 == await embed(gateway)
-        told = await _metrics(gateway)
+        metrics = await _metrics(gateway)
 
-    gauges = [line for line in told.splitlines() if 'upstream="one"' in line and "_total" not in line]
-    assert 'gateway_lane_queued_tokens{upstream="two"}' in told
+    gauges = [line for line in metrics.splitlines() if 'upstream="one"' in line and "_total" not in line]
+    assert 'gateway_lane_queued_tokens{upstream="two"}' in metrics
     assert [] == [line for line in gauges if line.startswith(("gateway_lane_", "gateway_replica_"))]
 
 
 async def test_status_shows_only_the_current_upstreams(boot: Boots) -> None:
     gate = Gate()
     async with boot({"old": tei_with_hook(gate), "new": FakeTei()}, ONE) as gateway:
-        held = asyncio.create_task(embed(gateway, "held"))
+        running = asyncio.create_task(embed(gateway, "held"))
         await until(lambda: gate.waiting == 1)
         before = await _status(gateway)
         gateway.follow(ONE.replace("one", "two").replace("bge", "other").replace("http://old", "http://new"))
         assert 200 == await embed(gateway, model="other")
         after = await _status(gateway)
-        joined = len(gateway.events)
+        events_before = len(gateway.events)
         gate.opened.set()
-        assert 200 == await held
+        assert 200 == await running
 
     assert [["one"], ["http://old"], ["bge"]] == before
     assert [["two"], ["http://new"], ["other"]] == after
-    told = [one for one in gateway.events[joined:] if isinstance(one, ReplicaChanged)]
-    assert [] == [one for one in told if one.upstream == "one"]
+    reported = [event for event in gateway.events[events_before:] if isinstance(event, ReplicaChanged)]
+    assert [] == [event for event in reported if event.upstream == "one"]
 
 
 async def _status(gateway: Running) -> list[list[str]]:
-    """Lanes, replicas in use and models."""
-    told = (await gateway.client.get("/admin/status", headers={"host": "127.0.0.1"})).json()
+    """Return the lanes, the replicas in use and the models."""
+    snapshot = (await gateway.client.get("/admin/status", headers={"host": "127.0.0.1"})).json()
     return [
-        [one["upstream"] for one in told["lanes"]],
-        [one["name"] for one in told["replicas"] if one["state"] == "up" and one["since_s"]],
-        [one["name"] for one in told["models"]],
+        [item["upstream"] for item in snapshot["lanes"]],
+        [item["name"] for item in snapshot["replicas"] if item["state"] == "up" and item["since_s"]],
+        [item["name"] for item in snapshot["models"]],
     ]
 
 
 async def test_retired_upstream_reports_no_replica_events() -> None:
-    told: list[Event] = []
-    voice = ScopedObserver(told.append)
+    reported: list[Event] = []
+    observer = ScopedObserver(reported.append)
     events: list[Event] = [
         ReplicaChanged("one", "http://a", "down", "away"),
         StoreChanged(away=True, reason=""),
     ]
-    for one in events:
-        voice.observe(one)
-    voice.is_retired = True
-    for one in events:
-        voice.observe(one)
+    for event in events:
+        observer.observe(event)
+    observer.is_retired = True
+    for event in events:
+        observer.observe(event)
 
-    assert [*events, events[1]] == told
+    assert [*events, events[1]] == reported
 
 
 async def _metrics(gateway: Running) -> str:
@@ -211,20 +213,22 @@ async def _metrics(gateway: Running) -> str:
 
 
 async def test_replica_that_cannot_be_opened_changes_nothing() -> None:
-    def opened(kind: BackendKind, spec: ReplicaSpec) -> Backend:
+    def open_replica(kind: BackendKind, spec: ReplicaSpec) -> Backend:
         if spec.address == "http://new":
             raise FileNotFoundError("no such file")
         return HeldReplica()
 
-    fleet = UpstreamRegistry(Dependencies(opened, resolve, lambda _: None))
-    one = UpstreamSettings(backend="tei", replicas=("http://old",))
-    fleet.apply({"one": one}, {})
-    before = fleet.upstreams
+    registry = UpstreamRegistry(Dependencies(open_replica, resolve, lambda _: None))
+    upstream = UpstreamSettings(backend="tei", replicas=("http://old",))
+    registry.apply({"one": upstream}, {})
+    before = registry.upstreams
     with pytest.raises(FileNotFoundError):
-        fleet.apply({"two": one, "three": UpstreamSettings(backend="tei", replicas=("http://new",))}, {})
+        registry.apply(
+            {"two": upstream, "three": UpstreamSettings(backend="tei", replicas=("http://new",))}, {}
+        )
 
-    assert before == fleet.upstreams
-    await fleet.aclose()
+    assert before == registry.upstreams
+    await registry.aclose()
 
 
 OUTCOME = ReloadOutcome(
@@ -274,10 +278,10 @@ async def test_reload_reports_a_timeout_and_is_404_without_a_file(boot: Boots) -
 
 async def test_only_operators_may_reload(boot: Boots) -> None:
     async def reload() -> ReloadOutcome:
-        raise AssertionError("nobody may")
+        raise AssertionError("reloaded without permission")
 
     async with boot({"old": FakeTei()}, ONE + TENANTS, reload=reload) as gateway:
-        # Not this machine's name: a key is needed, and this one is for models.
+        # The host is not local, therefore a key is required, and this one is for models.
         reply = await gateway.client.post("/admin/reload")
 
     assert 403 == reply.status_code

@@ -1,4 +1,4 @@
-"""One call, said in every dialect, is one call; one reply, read from every dialect, is one reply. Pure."""
+"""All dialects decode the same request to the same call, and encode a reply to the same values. Pure."""
 
 import base64
 from collections.abc import Coroutine
@@ -19,8 +19,8 @@ from gateway.api.wire import tei_bodies, tei_predictions
 from gateway.calls import Call
 
 many = settings(max_examples=100, deadline=None)
-NOBODY: Any = None
-API = InferenceApi(NOBODY, NOBODY, 2048)
+UNUSED: Any = None
+API = InferenceApi(UNUSED, UNUSED, 2048)
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=8)
 DIMENSIONS = st.none() | st.integers(1, 4096)
@@ -32,13 +32,13 @@ SCORES = arrays(np.float32, st.integers(1, 40), elements=st.sampled_from([0.0, 0
 
 
 def decoded(body: dict[str, Any], kind: Any) -> Any:
-    """A body as it comes off the wire; what is None is not sent."""
+    """Return a body after encoding and decoding. Fields that are None are not sent."""
     sent = {field: value for field, value in body.items() if value is not None}
     return msgspec.json.decode(msgspec.json.encode(sent), type=kind)
 
 
-def now(call: Coroutine[Any, Any, Call]) -> Call:
-    """What a decoder that has nothing to wait for gives: texts need no vocabulary."""
+def result_of(call: Coroutine[Any, Any, Call]) -> Call:
+    """Return the result of a decoder that never waits, because texts need no vocabulary."""
     with pytest.raises(StopIteration) as ended:
         call.send(None)
     read: Call = ended.value.value
@@ -52,23 +52,23 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
 ) -> None:
     call = Call(Embed(tuple(texts), dimensions=dimensions), "m", role=role)
     jina = decoded(
-        {"input": [{"text": one} for one in texts], "dimensions": dimensions, "input_type": role},
+        {"input": [{"text": text} for text in texts], "dimensions": dimensions, "input_type": role},
         openai.EmbeddingsRequest,
     )
     plain = decoded({"texts": texts, "output_dimension": dimensions}, dict)
     types = {"query": "search_query", "document": "search_document", None: None}
 
-    assert call == now(openai.decode_embeddings(jina, "m", NOBODY, API))
+    assert call == result_of(openai.decode_embeddings(jina, "m", UNUSED, API))
     if role is None:
-        other = decoded(
+        body = decoded(
             {"input": texts, "model": "m", "dimensions": dimensions}, infinity.InfinityEmbeddingsRequest
         )
-        assert call == infinity.decode_embeddings(other, API)
+        assert call == infinity.decode_embeddings(body, API)
     if role is not None:
         v2 = decoded({**plain, "input_type": types[role]}, cohere.EmbedV2Request)
         assert call == cohere.decode_embed(v2, cohere.texts_of(v2), "m", API)
     if dimensions is None:
-        items = [{"text": one} for one in texts]
+        items = [{"text": text} for text in texts]
         options = {"is_query": None if role is None else role == "query"}
         body = decoded({"items": items, "params": {"options": options}}, sie.SieEncodeRequest)
         v1 = decoded({"texts": texts, "input_type": types[role]}, cohere.EmbedV1Request)
@@ -87,7 +87,7 @@ def test_truncation_is_the_same_call_in_tei_and_cohere(
     v2 = decoded({"texts": texts, "input_type": "clustering", "truncate": words}, cohere.EmbedV2Request)
 
     call = cohere.decode_embed(v2, texts, "m", API)
-    of_tei = now(tei_bodies.decode_embed(decoded(body, tei_bodies.EmbedRequest), "m", NOBODY, API))
+    of_tei = result_of(tei_bodies.decode_embed(decoded(body, tei_bodies.EmbedRequest), "m", UNUSED, API))
     assert (of_tei.truncate, of_tei.side) == (call.truncate, call.side) == cut
 
 
@@ -95,10 +95,10 @@ def test_truncation_is_the_same_call_in_tei_and_cohere(
 @given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=20), min_size=1, max_size=8))
 def test_a_rerank_is_the_same_call_in_every_dialect(query: str, texts: list[str]) -> None:
     call = Call(Rerank(query, tuple(texts)), "m")
-    documents = [{"text": one} if i % 2 else one for i, one in enumerate(texts)]
+    documents = [{"text": text} if i % 2 else text for i, text in enumerate(texts)]
     data = decoded({"query": query, "documents": documents, "top_n": 1}, rerank.RerankRequest)
     items = decoded(
-        {"query": {"text": query}, "items": [{"text": one} for one in texts]}, sie.SieScoreRequest
+        {"query": {"text": query}, "items": [{"text": text} for text in texts]}, sie.SieScoreRequest
     )
 
     assert call == rerank.decode_documents(data, data.documents, "m", API)
@@ -110,8 +110,8 @@ def test_a_rerank_is_the_same_call_in_every_dialect(query: str, texts: list[str]
     assert call == infinity.decode_rerank(plain, API)
 
 
-class Told:
-    """An `InferenceApi` to whose decoders nothing is known of any model, and nothing limited."""
+class ApiWithoutCapabilities:
+    """An `InferenceApi` without the capabilities of any model."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(API, name)
@@ -120,36 +120,36 @@ class Told:
         """No capabilities."""
 
 
-UNTOLD: Any = Told()
+API_WITHOUT_CAPABILITIES: Any = ApiWithoutCapabilities()
 
 
 @many
 @given(TEXTS)
 def test_a_classification_is_the_same_call_in_every_dialect(texts: list[str]) -> None:
     call = Call(Classify(tuple(texts)), "m")
-    batch = decoded({"inputs": [[one] for one in texts]}, tei_predictions.PredictRequest)
+    batch = decoded({"inputs": [[text] for text in texts]}, tei_predictions.PredictRequest)
     of_vllm = decoded({"input": texts, "model": "m"}, vllm.VllmClassifyRequest)
-    pooled = decoded({"input": texts, "task": "classify"}, vllm_pooling.PoolingRequest)
+    of_pooling = decoded({"input": texts, "task": "classify"}, vllm_pooling.PoolingRequest)
     of_infinity = decoded({"input": texts, "model": "m"}, infinity.InfinityClassifyRequest)
 
-    assert call == tei_predictions.decode_predict(batch, "m", UNTOLD)
-    assert call == now(vllm.decode_classify(of_vllm, None, NOBODY, UNTOLD))
-    assert call == now(vllm_pooling.decode_pooling(pooled, "m", NOBODY, UNTOLD))
+    assert call == tei_predictions.decode_predict(batch, "m", API_WITHOUT_CAPABILITIES)
+    assert call == result_of(vllm.decode_classify(of_vllm, None, UNUSED, API_WITHOUT_CAPABILITIES))
+    assert call == result_of(vllm_pooling.decode_pooling(of_pooling, "m", UNUSED, API_WITHOUT_CAPABILITIES))
     assert call == infinity.decode_classify(of_infinity, API)
 
 
 @many
 @given(st.text(min_size=1, max_size=20), st.lists(st.text(max_size=20), min_size=1, max_size=8))
 def test_pairs_are_the_same_call_under_every_name_and_in_every_shape(query: str, texts: list[str]) -> None:
-    call = Call(Score(tuple((query, one) for one in texts)), "m")
-    parts = [{"content": [{"type": "text", "text": one}]} for one in texts]
+    call = Call(Score(tuple((query, text) for text in texts)), "m")
+    parts = [{"content": [{"type": "text", "text": text}]} for text in texts]
     for body in (
         {"queries": query, "documents": texts},
         {"queries": [query], "items": texts},
         {"data_1": [query] * len(texts), "data_2": texts},
         {"text_1": query, "text_2": parts},
     ):
-        assert call == vllm.decode_score(decoded(body, vllm.VllmScoreRequest), "m", UNTOLD)
+        assert call == vllm.decode_score(decoded(body, vllm.VllmScoreRequest), "m", API_WITHOUT_CAPABILITIES)
 
 
 @many
@@ -158,9 +158,11 @@ def test_pooling_for_vectors_is_an_embedding(texts: list[str]) -> None:
     body = decoded({"input": texts, "task": "embed"}, vllm_pooling.PoolingRequest)
     raw = decoded({"input": texts, "use_activation": False}, vllm_pooling.PoolingRequest)
 
-    assert Call(Embed(tuple(texts)), "m") == now(vllm_pooling.decode_pooling(body, "m", NOBODY, UNTOLD))
-    told = now(vllm_pooling.decode_pooling(raw, "m", NOBODY, UNTOLD))
-    assert Call(Embed(tuple(texts), normalize=False), "m") == told
+    assert Call(Embed(tuple(texts)), "m") == result_of(
+        vllm_pooling.decode_pooling(body, "m", UNUSED, API_WITHOUT_CAPABILITIES)
+    )
+    read = result_of(vllm_pooling.decode_pooling(raw, "m", UNUSED, API_WITHOUT_CAPABILITIES))
+    assert Call(Embed(tuple(texts), normalize=False), "m") == read
 
 
 @many
@@ -178,14 +180,14 @@ def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None
     arrays = msgspec.msgpack.decode(msgpack_bytes(sie.encode_items(reply, ids, "float32")))
 
     for read in (
-        [one["embedding"] for one in numbers["data"]],
-        [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in packed["data"]],
-        [one["data"] for one in pooled],
-        [np.frombuffer(base64.b64decode(one["data"]), "<f4") for one in pooled64],
+        [item["embedding"] for item in numbers["data"]],
+        [np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in packed["data"]],
+        [item["data"] for item in pooled],
+        [np.frombuffer(base64.b64decode(item["data"]), "<f4") for item in pooled64],
         kinds["float"],
-        [np.frombuffer(base64.b64decode(one), "<f4") for one in kinds["base64"]],
-        [one["dense"]["values"] for one in items],
-        [np.frombuffer(one["dense"]["values"][b"data"], "<f4") for one in arrays],
+        [np.frombuffer(base64.b64decode(item), "<f4") for item in kinds["base64"]],
+        [item["dense"]["values"] for item in items],
+        [np.frombuffer(item["dense"]["values"][b"data"], "<f4") for item in arrays],
     ):
         np.testing.assert_array_equal(vectors, np.array(read, np.float32))
 
@@ -198,19 +200,21 @@ def test_scores_decode_the_same_best_first_with_ties_in_order(scores: np.ndarray
     items = sie.score_items(reply, [None] * len(scores))
 
     assert (min(top_n or len(scores), len(scores))) == len(ranks)
-    assert [float(scores[one["index"]]) for one in ranks] == [float(one["relevance_score"]) for one in ranks]
-    order = [(-float(one["relevance_score"]), one["index"]) for one in ranks]
+    assert [float(scores[item["index"]]) for item in ranks] == [
+        float(item["relevance_score"]) for item in ranks
+    ]
+    order = [(-float(item["relevance_score"]), item["index"]) for item in ranks]
     assert sorted(order) == order
-    assert len(ranks) == len({one["index"] for one in ranks})
-    assert [one["item_id"] for one in items][: len(ranks)] == [f"item-{one['index']}" for one in ranks]
-    assert list(range(len(scores))) == [one["rank"] for one in items]
+    assert len(ranks) == len({item["index"] for item in ranks})
+    assert [item["item_id"] for item in items][: len(ranks)] == [f"item-{item['index']}" for item in ranks]
+    assert list(range(len(scores))) == [item["rank"] for item in items]
 
 
 @pytest.mark.parametrize("packs", [True, False])
 @many
 @given(TEXTS)
 def test_sies_bodies_are_the_same_call_in_json_and_msgpack(packs: bool, texts: list[str]) -> None:
-    body = {"items": [{"id": f"{i}", "text": one} for i, one in enumerate(texts)]}
+    body = {"items": [{"id": f"{i}", "text": text} for i, text in enumerate(texts)]}
     codec = msgspec.msgpack if packs else msgspec.json
 
     read = codec.decode(codec.encode(body), type=sie.SieEncodeRequest)
