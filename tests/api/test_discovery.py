@@ -59,7 +59,7 @@ async def test_each_address_is_a_replica(boot: Boots) -> None:
     assert all(server.requests for server in servers.values())
 
 
-async def test_who_comes_joins_and_who_goes_ends_what_it_does(boot: Boots) -> None:
+async def test_new_address_joins_and_a_removed_one_completes_its_work(boot: Boots) -> None:
     gate, old, new = Gate(), FakeTei(), FakeTei()
     old.hook = gate
     names = Names("10.0.0.1")
@@ -80,7 +80,7 @@ async def test_who_comes_joins_and_who_goes_ends_what_it_does(boot: Boots) -> No
     assert 1 == len(old.requests)
 
 
-async def test_a_name_without_an_answer_changes_nothing(boot: Boots) -> None:
+async def test_failed_resolution_changes_nothing(boot: Boots) -> None:
     names = Names("10.0.0.1")
     async with boot({"10.0.0.1": FakeTei()}, CONFIG, resolver=names) as gateway:
         names.addresses = []
@@ -93,7 +93,7 @@ async def test_a_name_without_an_answer_changes_nothing(boot: Boots) -> None:
     assert [("http://tei.example:8080#0", "up")] == states(gateway)
 
 
-async def test_while_nobody_is_found_calls_are_told_so_and_readiness_is_not_held_up(boot: Boots) -> None:
+async def test_unresolved_name_is_503_and_does_not_delay_readiness(boot: Boots) -> None:
     async with boot({}, CONFIG, resolver=Names()) as gateway:
         reply = await gateway.post("/v1/embeddings", {"input": "text"})
 
@@ -101,7 +101,7 @@ async def test_while_nobody_is_found_calls_are_told_so_and_readiness_is_not_held
     assert "5" == reply.headers["retry-after"]
 
 
-async def test_a_name_that_has_no_address_at_first_may_have_one_later(boot: Boots) -> None:
+async def test_name_without_address_may_get_one_later(boot: Boots) -> None:
     names = Names()
     async with boot({"10.0.0.1": FakeTei()}, CONFIG, resolver=names) as gateway:
         assert 503 == await embed(gateway, "too early")
@@ -110,7 +110,7 @@ async def test_a_name_that_has_no_address_at_first_may_have_one_later(boot: Boot
         assert 200 == await embed(gateway, "in time")
 
 
-async def test_the_first_call_is_held_until_somebody_comes_and_is_seen_to_wait(boot: Boots) -> None:
+async def test_first_call_waits_for_a_replica_and_counts_as_queued(boot: Boots) -> None:
     names = Names()
     async with boot({"10.0.0.1": FakeTei()}, WAITING, resolver=names) as gateway:
         held = asyncio.create_task(embed(gateway, "first"))
@@ -120,7 +120,7 @@ async def test_the_first_call_is_held_until_somebody_comes_and_is_seen_to_wait(b
         assert 0 == await queued(gateway)
 
 
-async def test_a_call_is_held_while_all_have_gone_and_is_seen_to_wait(boot: Boots) -> None:
+async def test_call_waits_while_all_replicas_are_gone_and_counts_as_queued(boot: Boots) -> None:
     old, names = FakeTei(), Names("10.0.0.1")
     async with boot({"10.0.0.1": old, "10.0.0.2": FakeTei()}, WAITING, resolver=names) as gateway:
         assert 200 == await embed(gateway, "before")
@@ -136,7 +136,7 @@ async def test_a_call_is_held_while_all_have_gone_and_is_seen_to_wait(boot: Boot
     assert ("http://tei.example:8080#0", "gone") in states(gateway)
 
 
-async def test_a_call_for_which_nobody_comes_is_told_when_to_come_back(boot: Boots) -> None:
+async def test_call_that_no_replica_joins_for_gets_retry_after(boot: Boots) -> None:
     async with boot({}, WAITING, resolver=Names()) as gateway:
         reply = await gateway.post("/v1/embeddings", {"input": "text"}, x_timeout_s="0.05")
 
@@ -144,7 +144,7 @@ async def test_a_call_for_which_nobody_comes_is_told_when_to_come_back(boot: Boo
     assert "5" == reply.headers["retry-after"]
 
 
-async def test_the_requests_of_a_pinned_door_speak_of_the_name() -> None:
+async def test_client_pinned_to_an_address_sends_the_host_name() -> None:
     heard: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -164,7 +164,7 @@ async def test_the_requests_of_a_pinned_door_speak_of_the_name() -> None:
     assert f"host: no-such-name.invalid:{port}".encode() in heard[0].lower()
 
 
-async def test_addresses_are_of_one_family() -> None:
+async def test_resolves_addresses_of_one_family() -> None:
     found = await discovery.resolve("localhost", 80)
 
     assert found

@@ -45,14 +45,14 @@ def narrow(settings: str) -> str:
 
 
 @pytest.mark.parametrize("alive", ["tei-0", "tei-1"])
-async def test_a_replica_that_was_never_there_is_not_waited_for(boot: Boots, alive: str) -> None:
+async def test_does_not_wait_for_an_unreachable_replica(boot: Boots, alive: str) -> None:
     async with boot({alive: FakeTei()}) as gateway:
         assert_vectors(await embed(gateway, "a", "b"), "a", "b")
 
     assert [(f"http://{alive}", "ok")] == attempts(gateway)
 
 
-async def test_a_replica_with_another_key_does_not_join(boot: Boots) -> None:
+async def test_replica_that_rejects_the_api_key_does_not_join(boot: Boots) -> None:
     locked = FakeTei()
     locked.api_key = "k"
     async with boot({"tei-0": locked, "tei-1": FakeTei()}) as gateway:
@@ -65,7 +65,7 @@ async def test_a_replica_with_another_key_does_not_join(boot: Boots) -> None:
 @pytest.mark.parametrize(
     "error", [httpx.ConnectError("refused"), httpx.ReadError("reset"), httpx.RemoteProtocolError("half")]
 )
-async def test_a_replica_that_dies_under_load_takes_no_call_with_it(boot: Boots, error: Exception) -> None:
+async def test_no_call_fails_when_a_replica_dies_under_load(boot: Boots, error: Exception) -> None:
     dying, other = FakeTei(), FakeTei()
     texts = [f"text {i}" for i in range(40)]
     async with boot({"tei-0": dying, "tei-1": other}) as gateway:
@@ -80,7 +80,7 @@ async def test_a_replica_that_dies_under_load_takes_no_call_with_it(boot: Boots,
     ]
 
 
-async def test_an_ejected_replica_is_given_no_more_work(boot: Boots) -> None:
+async def test_ejected_replica_gets_no_work(boot: Boots) -> None:
     dying = tei_with_hook(fail_with(httpx.ConnectError("refused")))
     async with boot({"tei-0": dying, "tei-1": FakeTei()}) as gateway:
         await asyncio.gather(*(embed(gateway) for _ in range(4)))
@@ -90,7 +90,7 @@ async def test_an_ejected_replica_is_given_no_more_work(boot: Boots) -> None:
     assert seen == len(dying.requests)
 
 
-async def test_a_replica_that_is_back_is_given_work_again(boot: Boots) -> None:
+async def test_rejoined_replica_gets_work_again(boot: Boots) -> None:
     server = FakeTei()
     async with boot({"tei-0": server}) as gateway:
         server.hook = fail_with(httpx.ConnectError("refused"))
@@ -105,7 +105,7 @@ async def test_a_replica_that_is_back_is_given_work_again(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 404, 401, 424])
-async def test_one_replicas_fault_is_another_replicas_work(boot: Boots, status: int) -> None:
+async def test_retries_a_replicas_error_at_another_replica(boot: Boots, status: int) -> None:
     servers = {"tei-0": tei_with_hook(respond_with(status)), "tei-1": FakeTei()}
     async with boot(servers) as gateway:
         for _ in range(3):
@@ -113,7 +113,7 @@ async def test_one_replicas_fault_is_another_replicas_work(boot: Boots, status: 
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[[0.1", b"", b"[]"])
-async def test_nonsense_from_one_replica_is_never_passed_on(boot: Boots, body: bytes) -> None:
+async def test_never_returns_a_malformed_reply(boot: Boots, body: bytes) -> None:
     servers = {"tei-0": tei_with_hook(respond_with(200, body)), "tei-1": FakeTei()}
     async with boot(servers) as gateway:
         for _ in range(3):
@@ -123,7 +123,7 @@ async def test_nonsense_from_one_replica_is_never_passed_on(boot: Boots, body: b
 NARROW = body_of(packed([0.6, 0.8], [1.0, 0.0]))
 
 
-async def test_vectors_of_another_width_than_those_it_joined_with_are_never_passed_on(boot: Boots) -> None:
+async def test_never_returns_vectors_of_another_width(boot: Boots) -> None:
     servers = {"tei-0": tei_with_hook(respond_with(200, NARROW)), "tei-1": FakeTei()}
     async with boot(servers) as gateway:
         for _ in range(3):
@@ -132,7 +132,7 @@ async def test_vectors_of_another_width_than_those_it_joined_with_are_never_pass
     assert {("http://tei-0", "failed"), ("http://tei-1", "ok")} == set(attempts(gateway))
 
 
-async def test_where_there_is_no_other_it_is_502_and_dimensions_are_as_they_were_asked(boot: Boots) -> None:
+async def test_wrong_width_of_the_only_replica_is_502_unless_requested(boot: Boots) -> None:
     async with boot({"tei-0": tei_with_hook(respond_with(200, NARROW))}) as gateway:
         wrong = await embed(gateway, "a", "b")
         asked = await gateway.post("/v1/embeddings", {"input": ["a", "b"], "dimensions": 2})
@@ -141,7 +141,7 @@ async def test_where_there_is_no_other_it_is_502_and_dimensions_are_as_they_were
     assert [2, 2] == [len(one["embedding"]) for one in asked.json()["data"]]
 
 
-async def test_the_callers_fault_is_not_tried_twice(boot: Boots) -> None:
+async def test_does_not_retry_invalid_input(boot: Boots) -> None:
     servers = {name: tei_with_hook(respond_with(422, INVALID)) for name in ("tei-0", "tei-1")}
     async with boot(servers) as gateway:
         reply = await embed(gateway)
@@ -159,7 +159,7 @@ async def test_the_callers_fault_is_not_tried_twice(boot: Boots) -> None:
         (503, 503, "no_replica", 503),
     ],
 )
-async def test_what_every_replica_says_is_what_the_caller_hears(
+async def test_returns_the_error_that_every_replica_gives(
     boot: Boots, status: int, openai: int, code: str, tei: int
 ) -> None:
     servers = {name: tei_with_hook(respond_with(status)) for name in ("tei-0", "tei-1")}
@@ -172,7 +172,7 @@ async def test_what_every_replica_says_is_what_the_caller_hears(
     assert (openai in (429, 503)) is ("retry-after" in first.headers)
 
 
-async def test_each_replica_is_tried_once_for_a_call(boot: Boots) -> None:
+async def test_tries_each_replica_once_per_call(boot: Boots) -> None:
     servers = {name: tei_with_hook(respond_with(500)) for name in ("tei-0", "tei-1")}
     async with boot(servers) as gateway:
         await embed(gateway)
@@ -181,7 +181,7 @@ async def test_each_replica_is_tried_once_for_a_call(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("path", [OPENAI, "/embed", "/similarity", "/rerank", "/tokenize"])
-async def test_without_any_replica_it_is_503_and_come_back(boot: Boots, path: str) -> None:
+async def test_no_reachable_replica_is_503_with_retry_after(boot: Boots, path: str) -> None:
     body: dict[str, Any] = {"input": "a", "inputs": "a", "query": "q", "texts": ["a"]}
     if path == "/similarity":
         body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
@@ -192,7 +192,7 @@ async def test_without_any_replica_it_is_503_and_come_back(boot: Boots, path: st
     assert 1 <= int(reply.headers["retry-after"]) <= 60
 
 
-async def test_a_replica_that_hangs_is_left_for_another_in_time(boot: Boots) -> None:
+async def test_retries_a_hung_replicas_work_elsewhere_in_time(boot: Boots) -> None:
     servers = {"tei-0": tei_with_hook(Gate()), "tei-1": FakeTei()}
     async with boot(servers, narrow("policy: round_robin, attempt_timeout_s: 0.05")) as gateway:
         replies = [await embed(gateway) for _ in range(2)]
@@ -202,7 +202,7 @@ async def test_a_replica_that_hangs_is_left_for_another_in_time(boot: Boots) -> 
     assert ("http://tei-0", "timed_out") in attempts(gateway)
 
 
-async def test_an_attempt_leaves_half_of_the_time_for_another_replica(boot: Boots) -> None:
+async def test_attempt_leaves_half_of_the_deadline_for_another_replica(boot: Boots) -> None:
     servers = {"tei-0": tei_with_hook(Gate()), "tei-1": FakeTei()}
     async with boot(servers, narrow("policy: round_robin")) as gateway:
         replies = [await embed(gateway, x_timeout_s="2") for _ in range(2)]
@@ -210,7 +210,7 @@ async def test_an_attempt_leaves_half_of_the_time_for_another_replica(boot: Boot
     assert [200, 200] == [reply.status_code for reply in replies]
 
 
-async def test_a_deadline_that_passes_is_504_and_frees_the_replica(boot: Boots) -> None:
+async def test_expired_deadline_is_504_and_frees_the_replica(boot: Boots) -> None:
     gates = [Gate(), Gate()]
     async with boot({"tei-0": tei_with_hook(gates[0]), "tei-1": tei_with_hook(gates[1])}) as gateway:
         openai = await embed(gateway, *["a"] * 20, x_timeout_s="0.1")
@@ -220,7 +220,7 @@ async def test_a_deadline_that_passes_is_504_and_frees_the_replica(boot: Boots) 
 
 
 @pytest.mark.parametrize("alive", [["tei-0"], ["tei-0", "tei-1"]])
-async def test_a_call_of_200_is_split_and_joined_in_order(boot: Boots, alive: list[str]) -> None:
+async def test_splits_and_joins_200_inputs_in_order(boot: Boots, alive: list[str]) -> None:
     servers = {name: FakeTei() for name in alive}
     texts = [f"text {i}" for i in range(200)]
     async with boot(servers) as gateway:
@@ -232,7 +232,7 @@ async def test_a_call_of_200_is_split_and_joined_in_order(boot: Boots, alive: li
     assert all(server.requests for server in servers.values())
 
 
-async def test_replies_in_any_order_are_joined_in_the_callers(boot: Boots) -> None:
+async def test_joins_replies_in_the_callers_order(boot: Boots) -> None:
     gate = Gate()
     server = FakeTei()
 
@@ -251,7 +251,7 @@ async def test_replies_in_any_order_are_joined_in_the_callers(boot: Boots) -> No
     assert_vectors(reply, *texts)
 
 
-async def test_the_config_makes_batches_smaller_never_larger(boot: Boots) -> None:
+async def test_configuration_only_lowers_the_batch_size(boot: Boots) -> None:
     servers = [FakeTei(), FakeTei()]
     for server, bound in zip(servers, (3, 100), strict=True):
         async with boot({"tei-0": server}, narrow(f"batch_inputs: {bound}")) as gateway:
@@ -261,9 +261,7 @@ async def test_the_config_makes_batches_smaller_never_larger(boot: Boots) -> Non
 
 
 @pytest.mark.parametrize(("first", "second"), [(4, 2), (2, 4)])
-async def test_replicas_of_unequal_bounds_all_get_what_they_take(
-    boot: Boots, first: int, second: int
-) -> None:
+async def test_batches_fit_the_smallest_bound_of_all_replicas(boot: Boots, first: int, second: int) -> None:
     servers = {"tei-0": FakeTei(max_client_batch_size=first), "tei-1": FakeTei(max_client_batch_size=second)}
     texts = [f"text {i}" for i in range(16)]
     async with boot(servers) as gateway:
@@ -275,7 +273,7 @@ async def test_replicas_of_unequal_bounds_all_get_what_they_take(
     assert all(server.requests for server in servers.values())
 
 
-async def test_more_inputs_than_permits_wait_for_permits(boot: Boots) -> None:
+async def test_inputs_wait_for_the_replicas_permits(boot: Boots) -> None:
     gate = Gate()
     server = tei_with_hook(gate, max_concurrent_requests=8)
     async with boot({"tei-0": server}) as gateway:
@@ -288,7 +286,7 @@ async def test_more_inputs_than_permits_wait_for_permits(boot: Boots) -> None:
     assert (8, 200) == (at_once, reply.status_code)
 
 
-async def test_one_bad_batch_fails_the_call_and_calls_the_others_off(boot: Boots) -> None:
+async def test_failed_slice_fails_the_call_and_cancels_the_rest(boot: Boots) -> None:
     gate = Gate()
     server = FakeTei()
 
@@ -310,7 +308,7 @@ class Odd(FakeTei):
         return super()._vector(text, body | {"dimensions": 4})
 
 
-async def test_vectors_of_two_widths_are_an_upstreams_fault(boot: Boots) -> None:
+async def test_vectors_of_two_widths_are_502(boot: Boots) -> None:
     allowed = narrow("vector_space: {on_mismatch: warn}")
     async with boot({"tei-0": FakeTei(), "tei-1": Odd()}, allowed) as gateway:
         reply = await embed(gateway, *(f"text {i}" for i in range(16)))
@@ -318,7 +316,7 @@ async def test_vectors_of_two_widths_are_an_upstreams_fault(boot: Boots) -> None
     assert (502, "upstream_failed") == (reply.status_code, reply.json()["error"]["code"])
 
 
-async def test_a_replica_that_has_come_to_give_another_width_has_no_part_in_a_reply(boot: Boots) -> None:
+async def test_replica_that_changes_its_width_contributes_to_no_reply(boot: Boots) -> None:
     odd = FakeTei()
 
     async def hook(path: str, sent: dict[str, Any]) -> None:
@@ -332,7 +330,7 @@ async def test_a_replica_that_has_come_to_give_another_width_has_no_part_in_a_re
     assert odd.requests
 
 
-async def test_a_cancelled_caller_frees_its_slot(boot: Boots) -> None:
+async def test_cancelled_call_frees_its_slot(boot: Boots) -> None:
     gate = Gate()
     async with boot({"tei-0": tei_with_hook(gate)}, narrow("in_flight_batches: 1")) as gateway:
         gone = asyncio.create_task(embed(gateway, "gone"))
@@ -346,7 +344,7 @@ async def test_a_cancelled_caller_frees_its_slot(boot: Boots) -> None:
     assert_vectors(reply, "a")
 
 
-async def test_a_cancelled_caller_that_waits_is_never_sent(boot: Boots) -> None:
+async def test_cancelled_waiting_call_is_never_sent(boot: Boots) -> None:
     gate = Gate()
     server = tei_with_hook(gate)
     async with boot({"tei-0": server}, narrow("in_flight_batches: 1")) as gateway:
@@ -370,7 +368,7 @@ class Held:
     on_lost: Callable[[], None] | None = None
 
 
-async def test_a_caller_that_hangs_up_frees_its_slot(boot: Boots) -> None:
+async def test_disconnected_caller_frees_its_slot(boot: Boots) -> None:
     gate, line = Gate(), Held()
     async with boot({"tei-0": tei_with_hook(gate)}) as gateway:
 
@@ -390,7 +388,7 @@ async def test_a_caller_that_hangs_up_frees_its_slot(boot: Boots) -> None:
     assert 0 == held
 
 
-async def test_past_the_lanes_bound_it_is_429_and_come_back(boot: Boots) -> None:
+async def test_full_lane_is_429_with_retry_after(boot: Boots) -> None:
     gate = Gate()
     config = narrow("in_flight_batches: 1, queue_tokens: 10")
     async with boot({"tei-0": tei_with_hook(gate)}, config) as gateway:
@@ -413,7 +411,7 @@ async def test_past_the_lanes_bound_it_is_429_and_come_back(boot: Boots) -> None
     assert [200] * 3 == [reply.status_code for reply in done]
 
 
-async def test_a_call_larger_than_the_lanes_bound_passes_an_idle_lane(boot: Boots) -> None:
+async def test_idle_lane_accepts_a_call_larger_than_its_bound(boot: Boots) -> None:
     texts = [f"text {i}" for i in range(16)]
     config = narrow("in_flight_batches: 1, queue_tokens: 20")
     async with boot({"tei-0": FakeTei()}, config) as gateway:

@@ -30,7 +30,7 @@ def gated() -> tuple[FakeTei, Gate]:
     return server, gate
 
 
-async def test_while_another_tenant_is_active_nobody_takes_the_last_slot(boot: Boots) -> None:
+async def test_last_slot_is_reserved_while_another_tenant_is_active(boot: Boots) -> None:
     server, gate = gated()
     async with boot({"tei-0": server}, CONFIG) as gateway:
         gate.opened.set()
@@ -48,7 +48,7 @@ async def test_while_another_tenant_is_active_nobody_takes_the_last_slot(boot: B
     assert {200} == {reply.status_code for reply in replies}
 
 
-async def test_a_lone_tenant_gets_the_whole_window(boot: Boots) -> None:
+async def test_single_tenant_gets_the_whole_window(boot: Boots) -> None:
     server, gate = gated()
     async with boot({"tei-0": server}, CONFIG) as gateway:
         calls = [asyncio.create_task(gateway.post("/embed", {"inputs": f"{i}"})) for i in range(8)]
@@ -57,9 +57,7 @@ async def test_a_lone_tenant_gets_the_whole_window(boot: Boots) -> None:
         assert {200} == {(await call).status_code for call in calls}
 
 
-async def test_two_tenants_share_a_request_where_the_tokens_of_each_are_counted(
-    boot: Boots, tmp_path: Path
-) -> None:
+async def test_two_tenants_share_a_request_if_tokens_are_counted(boot: Boots, tmp_path: Path) -> None:
     server, gate = gated()
     small_files = write_small_files(tmp_path)
     config = CONFIG.replace("in_flight_batches: 4", f"in_flight_batches: 1, tokenizer: {small_files}")
@@ -88,7 +86,7 @@ async def queued_past(gateway: Running, tokens: float) -> float:
                 return float(found[1])
 
 
-async def test_a_call_may_lower_its_own_class(boot: Boots) -> None:
+async def test_call_may_lower_its_own_priority(boot: Boots) -> None:
     server, gate = gated()
     async with boot({"tei-0": server}, CONFIG) as gateway:
 
@@ -109,14 +107,14 @@ async def test_a_call_may_lower_its_own_class(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("sent", ["urgent", ""])
-async def test_a_class_that_is_none_is_refused(boot: Boots, sent: str) -> None:
+async def test_rejects_an_unknown_priority(boot: Boots, sent: str) -> None:
     async with boot({"tei-0": FakeTei()}, CONFIG) as gateway:
         reply = await gateway.post("/v1/embeddings", {"input": "a"}, x_priority=sent)
 
     assert (400, "x-priority") == (reply.status_code, reply.json()["error"]["param"])
 
 
-async def test_a_tenant_past_its_own_bound_is_told_when_to_come_back_and_others_are_not(boot: Boots) -> None:
+async def test_tenant_past_its_queue_bound_gets_429_and_other_tenants_do_not(boot: Boots) -> None:
     server, gate = gated()
     async with boot({"tei-0": server}, CONFIG) as gateway:
         calls = [asyncio.create_task(gateway.post("/embed", {"inputs": f"{i:030}"})) for i in range(30)]

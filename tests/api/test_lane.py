@@ -45,7 +45,7 @@ async def all_answered(rig: Rig, calls: list[asyncio.Task[Reply]]) -> list[Reply
     return [await call for call in calls]
 
 
-async def test_with_room_each_call_goes_at_once_alone() -> None:
+async def test_dispatches_each_call_alone_while_slots_are_free() -> None:
     rig = Rig(window=3)
     calls = [rig.call(text) for text in "abc"]
     for text in "abc":
@@ -65,7 +65,7 @@ async def test_with_room_each_call_goes_at_once_alone() -> None:
         (Bounds(bytes=4), [4, 1]),
     ],
 )
-async def test_calls_that_wait_travel_together_up_to_each_bound(bounds: Bounds, batches: list[int]) -> None:
+async def test_waiting_calls_share_batches_up_to_each_bound(bounds: Bounds, batches: list[int]) -> None:
     rig = Rig(bounds=bounds)
     calls = await held_and_waiting(rig, *"abcde")
     replies = await all_answered(rig, calls)
@@ -77,7 +77,7 @@ async def test_calls_that_wait_travel_together_up_to_each_bound(bounds: Bounds, 
 
 
 @pytest.mark.parametrize("other", [Embed(("b",), dimensions=4), Embed(("b",), normalize=False)])
-async def test_calls_with_other_options_travel_apart(other: Embed) -> None:
+async def test_calls_with_different_options_share_no_batch(other: Embed) -> None:
     rig = Rig()
     calls = await held_and_waiting(rig, "a")
     calls += [rig.call(work=other), rig.call("c")]
@@ -89,7 +89,7 @@ async def test_calls_with_other_options_travel_apart(other: Embed) -> None:
     assert ["a"] in sent or ["a", "c"] in sent
 
 
-async def test_interactive_and_bulk_never_travel_together() -> None:
+async def test_interactive_and_bulk_calls_share_no_batch() -> None:
     rig = Rig()
     calls = await held_and_waiting(rig, "i1", "i2")
     calls += [rig.call(text, priority="bulk") for text in ("b1", "b2")]
@@ -102,7 +102,7 @@ async def test_interactive_and_bulk_never_travel_together() -> None:
 @pytest.mark.parametrize(
     ("tells", "join", "together"), [(True, True, True), (False, True, False), (True, False, False)]
 )
-async def test_tenants_share_a_batch_only_where_each_ones_tokens_are_known_and_they_allow_it(
+async def test_tenants_share_a_batch_only_if_tokens_are_known_and_both_allow_it(
     *, tells: bool, join: bool, together: bool
 ) -> None:
     rig = Rig(reports_tokens=tells)
@@ -131,7 +131,7 @@ async def turns_of_answers(calls: list[asyncio.Task[Reply]]) -> list[int]:
 
 
 @pytest.mark.parametrize("others", [False, True])
-async def test_a_joined_batch_is_told_one_by_one_while_others_are_active(*, others: bool) -> None:
+async def test_delivers_replies_one_per_turn_while_another_tenant_is_active(*, others: bool) -> None:
     rig = Rig()
     if others:
         theirs = rig.call("theirs", tenant="two")
@@ -163,7 +163,7 @@ def poisonous(error: BackendError, rig: Rig) -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("error", [NO, ReplicaFailed("it broke on")])
-async def test_one_bad_input_is_found_and_the_innocent_are_answered(
+async def test_isolates_a_bad_input_and_answers_the_rest_of_its_batch(
     error: BackendError, replicas: int
 ) -> None:
     rig = Rig(replicas)
@@ -187,7 +187,7 @@ async def test_one_bad_input_is_found_and_the_innocent_are_answered(
     await rig.assert_empty()
 
 
-async def test_who_spoilt_a_batch_travels_alone_for_a_while() -> None:
+async def test_suspect_tenant_shares_no_batch_for_ten_seconds() -> None:
     rig = Rig()
     calls = await held_and_waiting(rig, "good", tenant="fair")
     spoilt = rig.call("bad", tenant="poisoner")
@@ -212,7 +212,7 @@ async def test_who_spoilt_a_batch_travels_alone_for_a_while() -> None:
     assert not activity._suspect_until_s
 
 
-async def test_a_joined_batchs_error_tells_nobody_of_anothers_text() -> None:
+async def test_error_of_a_joined_batch_hides_other_callers_texts() -> None:
     rig = Rig(settings=LaneSettings(10**9, 30, holds=False, retry_share=0))
     calls = await held_and_waiting(rig, "mine", tenant="one")
     calls.append(rig.call("secret", tenant="two"))
@@ -225,7 +225,7 @@ async def test_a_joined_batchs_error_tells_nobody_of_anothers_text() -> None:
     assert "secret" not in str(results[1])
 
 
-async def test_one_of_several_who_goes_harms_nobody_and_the_last_ends_the_batch() -> None:
+async def test_only_the_last_caller_to_leave_cancels_the_batch() -> None:
     rig = Rig()
     calls = await held_and_waiting(rig, *"abc")
     (await rig.sent("first")).succeed()
@@ -241,7 +241,7 @@ async def test_one_of_several_who_goes_harms_nobody_and_the_last_ends_the_batch(
     assert [batch] == rig.replica.cancelled
 
 
-async def test_the_deadline_of_one_ends_its_own_wait_only() -> None:
+async def test_deadline_ends_only_its_own_call() -> None:
     rig = Rig()
     calls = await held_and_waiting(rig)
     short = rig.call("short", within_s=0.05)
@@ -257,7 +257,7 @@ async def test_the_deadline_of_one_ends_its_own_wait_only() -> None:
     assert ["ok", "ok"] == [one.outcome for one in rig.attempts]
 
 
-async def test_a_shared_answer_is_waited_for_as_long_as_the_most_patient_one_can() -> None:
+async def test_shared_work_runs_until_the_latest_deadline() -> None:
     rig = Rig()
     short = rig.call("same", within_s=0.05)
     await rig.sent("same")
@@ -269,7 +269,7 @@ async def test_a_shared_answer_is_waited_for_as_long_as_the_most_patient_one_can
     assert_vectors(await patient, "same")
 
 
-async def test_identical_work_of_one_tenant_is_done_once_and_of_two_twice() -> None:
+async def test_computes_identical_work_once_per_tenant() -> None:
     rig = Rig(window=4)
     calls = [rig.call("same"), rig.call("same"), rig.call("same", tenant="other")]
     await until(lambda: len(rig.replica.pending) == 2)
@@ -281,7 +281,7 @@ async def test_identical_work_of_one_tenant_is_done_once_and_of_two_twice() -> N
     await rig.assert_empty()
 
 
-async def test_the_first_of_two_who_share_may_leave() -> None:
+async def test_shared_work_survives_its_first_caller() -> None:
     rig = Rig()
     first, second = rig.call("same"), rig.call("same")
     await rig.sent("same")
@@ -293,7 +293,7 @@ async def test_the_first_of_two_who_share_may_leave() -> None:
     await rig.assert_empty()
 
 
-async def test_who_comes_as_the_same_work_ends_is_answered_too() -> None:
+async def test_answers_a_call_that_arrives_as_identical_work_ends() -> None:
     rig = Rig()
     late: list[asyncio.Task[Reply]] = []
 
@@ -311,7 +311,7 @@ async def test_who_comes_as_the_same_work_ends_is_answered_too() -> None:
     await rig.assert_empty()
 
 
-async def test_a_batch_that_saw_two_crashes_runs_alone_once_and_then_fails() -> None:
+async def test_slices_in_flight_at_two_crashes_run_alone_once_then_fail() -> None:
     rig = Rig(settings=LaneSettings(10**9, 30, holds=True))
     calls = await held_and_waiting(rig, "good", "bad")
     (await rig.sent("first")).succeed()
@@ -328,7 +328,7 @@ async def test_a_batch_that_saw_two_crashes_runs_alone_once_and_then_fails() -> 
     await rig.assert_empty()
 
 
-async def test_a_replica_that_is_back_has_one_batch_at_a_time_until_it_is_proven() -> None:
+async def test_rejoined_replica_gets_one_batch_at_a_time_until_proven() -> None:
     rig = Rig(window=4)
     replica = rig.replicas[0]
     rig.pool.transition(replica, ReplicaEvent.LOST, "")
@@ -345,7 +345,7 @@ async def test_a_replica_that_is_back_has_one_batch_at_a_time_until_it_is_proven
     await all_answered(rig, calls)
 
 
-async def test_short_deadlines_of_callers_do_not_eject_a_replica() -> None:
+async def test_short_deadlines_do_not_eject_a_replica() -> None:
     rig = Rig(2, window=16)
     calls = [rig.call(f"slow {index}", within_s=0.2) for index in range(12)]
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -356,7 +356,7 @@ async def test_short_deadlines_of_callers_do_not_eject_a_replica() -> None:
     await rig.assert_empty()
 
 
-async def test_a_batch_that_was_given_up_and_fails_nevertheless_is_handed_back_once() -> None:
+async def test_requeues_an_abandoned_batch_once_even_if_it_fails_later() -> None:
     rig = Rig(2)
 
     async def clings(texts: list[str]) -> Reply:
@@ -378,7 +378,7 @@ async def test_a_batch_that_was_given_up_and_fails_nevertheless_is_handed_back_o
     await rig.assert_empty()
 
 
-async def test_a_call_that_has_tried_the_free_replica_does_not_hold_up_its_tenants_others() -> None:
+async def test_call_that_tried_the_free_replica_does_not_block_its_tenants_calls() -> None:
     rig = Rig(2)
     calls = [rig.call("held", "long and held")]
     await rig.sent("held", "long and held")
@@ -401,7 +401,7 @@ async def with_known_latencies(rig: Rig) -> None:
         await all_answered(rig, [rig.call(f"known {index}")])
 
 
-async def test_a_late_single_is_tried_elsewhere_once_and_the_first_answer_counts() -> None:
+async def test_hedges_a_late_single_input_once_and_takes_the_first_reply() -> None:
     rig = Rig(2, window=2)
     await with_known_latencies(rig)
     before = len(rig.attempts)
@@ -437,7 +437,7 @@ async def test_hedges_stay_within_their_budget(share: float) -> None:
     await rig.assert_empty()
 
 
-async def test_nothing_is_hedged_while_others_wait() -> None:
+async def test_does_not_hedge_while_calls_wait() -> None:
     rig = Rig(2)
     late = rig.call("late")
     await rig.sent("late")
@@ -458,7 +458,7 @@ async def test_nothing_is_hedged_while_others_wait() -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "hung"])
-async def test_a_replica_that_is_gone_costs_no_caller_anything(how: str) -> None:
+async def test_dead_or_hung_replica_fails_no_call(how: str) -> None:
     rig = Rig(2, window=4)
 
     async def answers(texts: list[str]) -> Reply:
@@ -491,7 +491,7 @@ async def test_a_replica_that_is_gone_costs_no_caller_anything(how: str) -> None
     "error",
     [ReplicaUnavailable("refused"), ReplicaFailed("500"), ReplicaOverloaded("429"), ConnectionLost("reset")],
 )
-async def test_when_every_replica_fails_few_attempts_are_added(error: BackendError) -> None:
+async def test_adds_few_attempts_while_every_replica_fails(error: BackendError) -> None:
     rig = Rig(2, window=4)
 
     async def fails(texts: list[str]) -> Reply:
@@ -510,7 +510,7 @@ async def test_when_every_replica_fails_few_attempts_are_added(error: BackendErr
     await rig.assert_empty()
 
 
-async def test_a_backend_that_breaks_its_contract_leaves_no_caller_waiting() -> None:
+async def test_backend_bug_leaves_no_caller_waiting() -> None:
     rig = Rig()
     broken, cancelled = rig.call("broken"), None
     (await rig.sent("broken")).answer.set_exception(ValueError("odd"))
@@ -523,7 +523,7 @@ async def test_a_backend_that_breaks_its_contract_leaves_no_caller_waiting() -> 
     await rig.assert_empty()
 
 
-async def test_a_caller_that_goes_as_its_turn_comes_leaves_its_slot_free() -> None:
+async def test_caller_that_leaves_at_its_turn_frees_its_slot() -> None:
     rig = Rig()
     first = rig.call("a")
     held = await rig.sent("a")

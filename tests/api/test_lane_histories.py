@@ -159,14 +159,14 @@ async def live(history: dict[str, Any]) -> None:
 
 @hypothesis_settings(max_examples=150, deadline=None)
 @given(histories)
-def test_everybody_gets_their_own_answer_or_their_own_error_and_nothing_is_left(
+def test_every_call_gets_its_own_result_and_leaves_no_state(
     history: dict[str, Any],
 ) -> None:
     asyncio.run(live(history))
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_crowd_in_trouble_is_served_without_a_trace(seed: int) -> None:
+def test_many_failing_calls_leave_no_state(seed: int) -> None:
     random = Random(seed)
     crowd = [
         {

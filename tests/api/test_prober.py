@@ -22,7 +22,7 @@ def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prober, "PROBE_TIMEOUT_S", 0.005)
 
 
-async def test_what_a_hung_replica_holds_is_done_by_another_and_it_proves_itself_when_it_is_back() -> None:
+async def test_work_of_a_stalled_replica_moves_and_the_replica_rejoins_on_probation() -> None:
     rig = Rig(2)
     first, second = rig.call("first"), rig.call("second")
     await rig.sent("first")
@@ -48,7 +48,7 @@ async def test_what_a_hung_replica_holds_is_done_by_another_and_it_proves_itself
     await rig.assert_empty()
 
 
-async def test_a_replica_that_is_slow_and_answers_a_probe_keeps_its_work() -> None:
+async def test_slow_replica_that_passes_a_probe_keeps_its_work() -> None:
     rig = Rig()
     probes = []
 
@@ -69,7 +69,7 @@ async def test_a_replica_that_is_slow_and_answers_a_probe_keeps_its_work() -> No
     assert ["ok"] == [one.outcome for one in rig.attempts]
 
 
-async def test_a_replica_is_given_several_times_what_its_slowest_batch_took() -> None:
+async def test_patience_is_several_times_the_slowest_recent_batch() -> None:
     replica = Rig().replicas[0]
     assert replica.patience_s(30) == 30
     replica.record_success(BatchLoad(1, 10, ["acme"]), 0.02, 0.0, was_full=False)

@@ -38,7 +38,7 @@ def tokens_gone(queue: FairQueue[int], pops: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize(("cost_a", "cost_b"), [(100, 100), (10, 1000), (1000, 10), (5000, 300)])
-def test_two_tenants_share_tokens_equally_whatever_their_calls_cost(cost_a: int, cost_b: int) -> None:
+def test_two_tenants_share_tokens_equally_at_any_cost_per_call(cost_a: int, cost_b: int) -> None:
     queue: FairQueue[int] = FairQueue()
     fill(queue, "a", 400_000 // cost_a, cost_a)
     fill(queue, "b", 400_000 // cost_b, cost_b)
@@ -60,7 +60,7 @@ def test_weights_are_shares_of_tokens() -> None:
     assert 2.6 <= gone["heavy"] / gone["light"] <= 3.4
 
 
-def test_a_flood_makes_one_call_of_another_wait_for_one_turn_at_most() -> None:
+def test_call_waits_at_most_one_turn_of_a_flooding_tenant() -> None:
     queue: FairQueue[int] = FairQueue()
     fill(queue, "flood", 10_000, 100)
     tokens_gone(queue, 50)
@@ -72,7 +72,7 @@ def test_a_flood_makes_one_call_of_another_wait_for_one_turn_at_most() -> None:
     assert before <= QUANTUM_TOKENS + 100
 
 
-def test_interactive_goes_before_bulk_and_bulk_has_its_floor() -> None:
+def test_interactive_goes_first_and_bulk_keeps_its_share() -> None:
     queue: FairQueue[int] = FairQueue()
     fill(queue, "queries", 5000, 100)
     fill(queue, "reindex", 5000, 100, priority="bulk")
@@ -82,7 +82,7 @@ def test_interactive_goes_before_bulk_and_bulk_has_its_floor() -> None:
     assert abs(gone["reindex"] * BULK_EVERY - gone.total()) <= gone.total() * 0.1
 
 
-def test_a_tenants_small_calls_pass_its_big_one() -> None:
+def test_small_calls_overtake_a_big_call_of_the_same_tenant() -> None:
     queue: FairQueue[str] = FairQueue()
     for part in range(64):
         queue.push(Entry(f"big-{part}", "acme", 500, flow=1))
@@ -93,7 +93,7 @@ def test_a_tenants_small_calls_pass_its_big_one() -> None:
     assert [f"big-{part}" for part in range(64)] == [item for item in order if item != "small"]
 
 
-def test_what_goes_on_after_a_failure_goes_first() -> None:
+def test_retried_entry_goes_first() -> None:
     queue: FairQueue[str] = FairQueue()
     queue.push(Entry("waiting", "acme", 10, flow=1))
     queue.push(Entry("again", "acme", 10, flow=2), first=True)
@@ -115,7 +115,7 @@ entries = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(entries, st.just("pop"), st.just("peek"), st.just("remove")), max_size=80))
-def test_nothing_is_lost_or_given_twice_and_sums_are_true(steps: list[Entry[int] | str]) -> None:
+def test_no_entry_is_lost_or_duplicated_and_sums_are_right(steps: list[Entry[int] | str]) -> None:
     queue: FairQueue[int] = FairQueue()
     inside: list[Entry[int]] = []
     for step in steps:

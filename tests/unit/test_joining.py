@@ -23,7 +23,7 @@ def pieces_of(sizes: list[tuple[int, int]], *, exact: bool = False) -> list[Slic
 
 @many
 @given(SIZES, st.data())
-def test_each_slice_gets_its_own_rows_tokens_and_truncated(
+def test_split_reply_gives_each_slice_its_own_rows_and_counts(
     sizes: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     pieces = pieces_of(sizes)
@@ -57,7 +57,7 @@ def test_each_slice_gets_its_own_rows_tokens_and_truncated(
 
 @many
 @given(SIZES)
-def test_exact_tokens_are_each_slices_own_where_the_replica_counts_the_same(
+def test_exact_tokens_stay_with_their_slices_if_the_sum_matches(
     sizes: list[tuple[int, int]],
 ) -> None:
     pieces = pieces_of(sizes, exact=True)
@@ -69,7 +69,7 @@ def test_exact_tokens_are_each_slices_own_where_the_replica_counts_the_same(
     ]
 
 
-def test_a_slice_alone_is_sent_and_answered_as_it_is() -> None:
+def test_single_slice_is_joined_and_split_unchanged() -> None:
     (piece,) = pieces_of([(2, 9)])
     reply = EmbedReply(np.zeros((2, 1), np.float32), 3)
 
@@ -79,7 +79,7 @@ def test_a_slice_alone_is_sent_and_answered_as_it_is() -> None:
 
 @many
 @given(SIZES, st.integers(1, 12), st.integers(1, 100), st.one_of(st.none(), st.integers(0, 100)))
-def test_a_load_is_within_bounds_if_each_of_its_sums_is(
+def test_totals_are_within_bounds_if_each_sum_is(
     sizes: list[tuple[int, int]], inputs: int, tokens: int, room: int | None
 ) -> None:
     totals = BatchTotals()
@@ -103,7 +103,7 @@ def test_a_load_is_within_bounds_if_each_of_its_sums_is(
         Rerank("q", ("b",)),
     ],
 )
-def test_only_embeddings_with_equal_options_are_alike(other: Embed | Rerank) -> None:
+def test_only_embeddings_with_equal_options_are_joinable(other: Embed | Rerank) -> None:
     one, same = Slice(0, Embed(("a",)), 1, 1), Slice(0, Embed(("b",)), 1, 1)
     different = Slice(0, other, 1, 1)
 

@@ -40,14 +40,14 @@ many = settings(max_examples=200, deadline=None)
 
 @many
 @given(st.sampled_from(POLICIES), LOADS, st.integers(0, 10**6), st.integers())
-def test_every_policy_tries_every_replica_once(
+def test_every_policy_ranks_every_replica_once(
     policy: Policy, loads: list[int], turn: int, seed: int
 ) -> None:
     assert list(range(len(loads))) == sorted(rank_replicas(policy, loads, turn, Random(seed)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_replica_is_an_empty_order(policy: Policy) -> None:
+def test_ranking_of_no_replicas_is_empty(policy: Policy) -> None:
     assert [] == rank_replicas(policy, [], 3, Random(0))
 
 
@@ -58,13 +58,13 @@ def test_equal_replicas_take_turns(policy: Policy) -> None:
     assert [0, 1, 2, 0, 1, 2] == firsts
 
 
-def test_round_robin_does_not_look_at_loads() -> None:
+def test_round_robin_ignores_loads() -> None:
     assert [1, 2, 0] == rank_replicas("round_robin", [0, 99, 5], 1, Random(0))
 
 
 @many
 @given(LOADS, st.integers(0, 100))
-def test_least_tokens_is_in_order_of_load(loads: list[int], turn: int) -> None:
+def test_least_tokens_ranks_by_load(loads: list[int], turn: int) -> None:
     order = rank_replicas("least_tokens", loads, turn, Random(0))
 
     assert sorted(loads) == [loads[index] for index in order]
@@ -72,13 +72,13 @@ def test_least_tokens_is_in_order_of_load(loads: list[int], turn: int) -> None:
 
 @many
 @given(LOADS, st.integers())
-def test_two_choices_puts_the_better_of_two_first(loads: list[int], seed: int) -> None:
+def test_two_choices_ranks_the_better_of_two_first(loads: list[int], seed: int) -> None:
     order = rank_replicas("two_choices", loads, 0, Random(seed))
 
     assert loads[order[0]] <= loads[order[min(1, len(order) - 1)]]
 
 
-def test_two_choices_spreads_equal_replicas_and_spares_the_busiest() -> None:
+def test_two_choices_spreads_load_and_avoids_the_busiest() -> None:
     random = Random(1)
     equal = Counter(rank_replicas("two_choices", [1, 1, 1, 1], 0, random)[0] for _ in range(2000))
     uneven = Counter(rank_replicas("two_choices", [9, 1, 1, 1], 0, random)[0] for _ in range(2000))
@@ -114,13 +114,13 @@ def test_two_choices_spreads_equal_replicas_and_spares_the_busiest() -> None:
         (State.PROBATION, ReplicaEvent.JOINED, State.PROBATION),
     ],
 )
-def test_a_replicas_life_is_this_table(state: State, happened: ReplicaEvent, expected: State) -> None:
+def test_state_transitions_follow_the_table(state: State, happened: ReplicaEvent, expected: State) -> None:
     assert expected is next_state(state, happened)
 
 
 @given(st.lists(st.sampled_from(ReplicaEvent), max_size=20))
 @settings(max_examples=100, deadline=None)
-def test_who_was_down_is_up_again_only_once_it_joined_and_proved_itself(history: list[ReplicaEvent]) -> None:
+def test_down_replica_is_up_only_after_joining_and_probation(history: list[ReplicaEvent]) -> None:
     state = State.JOINING
     for happened in history:
         following = next_state(state, happened)
@@ -146,7 +146,7 @@ def test_who_was_down_is_up_again_only_once_it_joined_and_proved_itself(history:
         (ModelUnavailable("no weights"), None),
     ],
 )
-def test_only_what_could_not_be_reached_or_died_is_ejected(
+def test_first_error_ejects_only_an_unreachable_or_lost_replica(
     error: BackendError, expected: ReplicaEvent | None
 ) -> None:
     assert expected is event_of(error, 1, is_last=False)
@@ -174,7 +174,7 @@ class Watched:
     st.sampled_from(POLICIES),
     st.lists(st.tuples(st.sampled_from(State), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=6),
 )
-def test_whoever_is_picked_is_up_and_has_room(policy: Policy, states: list[tuple[State, int, int]]) -> None:
+def test_picked_replica_is_usable_and_has_room(policy: Policy, states: list[tuple[State, int, int]]) -> None:
     watched = Watched(len(states), policy)
     for replica, (state, batches, tokens) in zip(watched.replicas, states, strict=True):
         replica.state, replica.batches, replica.tokens = state, batches, tokens
@@ -185,14 +185,14 @@ def test_whoever_is_picked_is_up_and_has_room(policy: Policy, states: list[tuple
     assert (picked in able) if able else picked is None
 
 
-def test_a_replica_that_failed_a_slice_is_not_picked_for_it_again() -> None:
+def test_pick_avoids_replicas_that_failed_the_slice() -> None:
     watched = Watched(2).joined()
 
     assert watched.replicas[1] is watched.pool.pick(1, {watched.replicas[0]})
     assert watched.pool.pick(1, set(watched.replicas)) is None
 
 
-def test_a_full_window_is_no_room_until_a_batch_comes_back() -> None:
+def test_full_window_has_room_after_a_batch_ends() -> None:
     watched = Watched(1).joined()
     for _ in range(2):
         watched.replicas[0].add_batch(BatchLoad(4, 100, ["acme"]), 0)
@@ -205,7 +205,7 @@ def test_a_full_window_is_no_room_until_a_batch_comes_back() -> None:
 @pytest.mark.parametrize(
     ("in_flight", "more", "room"), [(0, 9, True), (3, 5, True), (4, 5, False), (8, 1, False)]
 )
-def test_a_replicas_permits_are_kept_but_a_batch_over_all_of_them_may_go_alone(
+def test_permits_hold_but_a_batch_over_all_of_them_may_go_alone(
     in_flight: int, more: int, *, room: bool
 ) -> None:
     replica = Watched(1).joined(concurrent_inputs=8).replicas[0]
@@ -214,7 +214,7 @@ def test_a_replicas_permits_are_kept_but_a_batch_over_all_of_them_may_go_alone(
     assert room == replica.has_room(more, slots=9)
 
 
-def test_a_change_of_state_is_observed_once_and_told() -> None:
+def test_state_change_is_observed_and_reported_once() -> None:
     watched, told = Watched(1), []
     watched.pool.on_change = lambda: told.append(watched.replicas[0].state)
     for happened in (ReplicaEvent.JOINED, ReplicaEvent.JOINED, ReplicaEvent.LOST, ReplicaEvent.UNREACHED):
@@ -227,7 +227,7 @@ def test_a_change_of_state_is_observed_once_and_told() -> None:
     assert [State.UP, State.DOWN] == told
 
 
-def test_a_replica_that_went_down_still_tells_what_the_upstream_can_do() -> None:
+def test_capabilities_of_a_down_replica_still_count() -> None:
     watched = Watched(2)
     assert watched.pool.is_joining()
     assert watched.pool.capabilities() is None
@@ -259,7 +259,7 @@ def routes(*names: str, embed: str | None = None, rerank: str | None = None) -> 
     return Routes(models, config.Defaults(embed, rerank), OFFERED.__getitem__)
 
 
-def test_a_route_carries_the_models_own_options() -> None:
+def test_route_has_the_models_options() -> None:
     expected = Route("bge", "embedder", Operation.EMBED, Truncate.LEFT, 7.5)
 
     assert expected == routes().resolve(ANYONE, "bge", Operation.EMBED)
@@ -276,7 +276,7 @@ def test_a_route_carries_the_models_own_options() -> None:
         ("new", Operation.EMBED),
     ],
 )
-def test_a_model_is_asked_for_what_it_can_or_may_turn_out_to_do(name: str, operation: Operation) -> None:
+def test_resolves_offered_and_still_unknown_operations(name: str, operation: Operation) -> None:
     assert (name, operation) == (
         (route := routes().resolve(ANYONE, name, operation)).model,
         route.operation,
@@ -284,7 +284,7 @@ def test_a_model_is_asked_for_what_it_can_or_may_turn_out_to_do(name: str, opera
 
 
 @pytest.mark.parametrize(("name", "operation"), [("plain", Operation.RERANK), ("cross", Operation.EMBED)])
-def test_a_model_that_does_not_do_it_says_so(name: str, operation: Operation) -> None:
+def test_unsupported_operation_names_the_model(name: str, operation: Operation) -> None:
     with pytest.raises(OperationUnsupported, match=name) as caught:
         routes().resolve(ANYONE, name, operation)
 
@@ -292,7 +292,7 @@ def test_a_model_that_does_not_do_it_says_so(name: str, operation: Operation) ->
 
 
 @pytest.mark.parametrize("name", ["", "BGE", "bge/", "nobody"])
-def test_a_name_that_is_not_there_is_not_found(name: str) -> None:
+def test_unknown_model_is_not_found(name: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
         routes(embed="bge").resolve(ANYONE, name, Operation.EMBED)
     with pytest.raises(ModelNotFound):
@@ -301,7 +301,7 @@ def test_a_name_that_is_not_there_is_not_found(name: str) -> None:
     assert "model" == caught.value.param
 
 
-def test_a_tenant_uses_its_own_models_only() -> None:
+def test_tenant_may_use_only_its_own_models() -> None:
     tenant = Tenant("acme", models=frozenset({"bge", "cross"}))
 
     assert ["bge", "cross"] == routes().names(tenant)
@@ -310,7 +310,7 @@ def test_a_tenant_uses_its_own_models_only() -> None:
         routes().resolve(tenant, "org/bge", Operation.EMBED)
 
 
-def test_a_tenant_with_an_empty_list_uses_nothing() -> None:
+def test_tenant_with_an_empty_list_may_use_no_model() -> None:
     tenant = Tenant("acme", models=frozenset())
 
     assert [] == routes().names(tenant)
@@ -318,14 +318,14 @@ def test_a_tenant_with_an_empty_list_uses_nothing() -> None:
         routes("bge").resolve(tenant, "bge", Operation.EMBED)
 
 
-def test_a_default_that_a_tenant_may_not_use_is_forbidden_to_it() -> None:
+def test_forbidden_default_model_is_forbidden() -> None:
     tenant = Tenant("acme", models=frozenset({"cross"}))
 
     with pytest.raises(ModelForbidden):
         routes(embed="bge").resolve(tenant, None, Operation.EMBED)
 
 
-def test_what_is_forbidden_is_said_before_what_is_unsupported() -> None:
+def test_forbidden_takes_precedence_over_unsupported() -> None:
     with pytest.raises(ModelForbidden):
         routes().resolve(Tenant("acme", models=frozenset()), "cross", Operation.EMBED)
 
@@ -334,9 +334,7 @@ def test_what_is_forbidden_is_said_before_what_is_unsupported() -> None:
     ("operation", "expected"),
     [(Operation.EMBED, "bge"), (Operation.TOKENIZE, "bge"), (Operation.RERANK, "cross")],
 )
-def test_a_request_that_names_no_model_takes_its_operations_default(
-    operation: Operation, expected: str
-) -> None:
+def test_request_without_model_uses_the_operations_default(operation: Operation, expected: str) -> None:
     found = routes(embed="bge", rerank="cross").resolve(ANYONE, None, operation)
 
     assert expected == found.model
@@ -352,9 +350,7 @@ def test_a_request_that_names_no_model_takes_its_operations_default(
         (["new"], Operation.RERANK, "new"),
     ],
 )
-def test_without_a_default_the_only_model_that_can_is_taken(
-    names: list[str], operation: Operation, expected: str
-) -> None:
+def test_only_capable_model_is_the_default(names: list[str], operation: Operation, expected: str) -> None:
     assert expected == routes(*names).default_model(operation)
 
 
@@ -366,7 +362,7 @@ def test_without_a_default_the_only_model_that_can_is_taken(
         (["bge", "new"], Operation.EMBED),
     ],
 )
-def test_where_several_can_the_caller_must_name_one(names: list[str], operation: Operation) -> None:
+def test_several_capable_models_require_a_name(names: list[str], operation: Operation) -> None:
     with pytest.raises(InvalidInput) as caught:
         routes(*names).default_model(operation)
 
@@ -374,12 +370,12 @@ def test_where_several_can_the_caller_must_name_one(names: list[str], operation:
     assert f"`defaults.{operation}`" in caught.value.message
 
 
-def test_where_none_can_that_is_said() -> None:
+def test_no_capable_model_is_unsupported() -> None:
     with pytest.raises(OperationUnsupported, match="no model here does embed"):
         routes("cross").default_model(Operation.EMBED)
 
 
-def test_a_classifier_of_its_own_is_the_default() -> None:
+def test_configured_classifier_is_the_default() -> None:
     defaults = config.Defaults(embed="bge", rerank="cross", classify="new")
     chosen = Routes(MODELS, defaults, OFFERED.__getitem__)
 
@@ -398,9 +394,9 @@ def test_a_classifier_of_its_own_is_the_default() -> None:
         ("new", set(Operation)),
     ],
 )
-def test_a_model_lists_what_it_can_be_asked(name: str, expected: set[Operation]) -> None:
+def test_model_lists_its_operations(name: str, expected: set[Operation]) -> None:
     assert expected == set(routes().operations(name))
 
 
-def test_an_alias_has_the_upstream_of_its_model() -> None:
+def test_alias_has_the_upstream_of_its_model() -> None:
     assert "embedder" == routes().upstream_of("org/bge") == routes().upstream_of("bge")

@@ -116,7 +116,7 @@ def flat(reply: Reply) -> list[object]:
 
 @many
 @given(calls())
-def test_cut_then_join_answers_every_input_once_in_order(case: tuple[Work, list[int], Bounds]) -> None:
+def test_cut_and_join_return_every_result_once_in_order(case: tuple[Work, list[int], Bounds]) -> None:
     work, counts, bounds = case
     slices = cut(work, counts, bounds)
 
@@ -126,7 +126,7 @@ def test_cut_then_join_answers_every_input_once_in_order(case: tuple[Work, list[
 
 @many
 @given(calls())
-def test_every_slice_knows_where_it_starts_and_what_it_holds(case: tuple[Work, list[int], Bounds]) -> None:
+def test_slice_has_the_right_start_inputs_and_tokens(case: tuple[Work, list[int], Bounds]) -> None:
     work, counts, bounds = case
     start = 0
     for one in cut(work, counts, bounds):
@@ -138,7 +138,9 @@ def test_every_slice_knows_where_it_starts_and_what_it_holds(case: tuple[Work, l
 
 @many
 @given(calls())
-def test_a_slice_of_several_inputs_is_within_inputs_and_tokens(case: tuple[Work, list[int], Bounds]) -> None:
+def test_slice_of_several_inputs_is_within_input_and_token_bounds(
+    case: tuple[Work, list[int], Bounds],
+) -> None:
     work, counts, bounds = case
     for one in cut(work, counts, bounds):
         assert bounds.inputs >= one.inputs >= 1
@@ -152,7 +154,7 @@ def wire_bytes(texts: Sequence[str]) -> int:
 
 @many
 @given(calls())
-def test_a_slice_of_several_inputs_is_within_bytes_as_they_travel(
+def test_slice_of_several_inputs_is_within_the_byte_bound(
     case: tuple[Work, list[int], Bounds],
 ) -> None:
     work, counts, bounds = case
@@ -162,14 +164,14 @@ def test_a_slice_of_several_inputs_is_within_bytes_as_they_travel(
 
 
 @pytest.mark.parametrize("text", ["", "\x00", '"', "ä", "a"])
-def test_many_small_inputs_stay_within_bytes_whatever_they_are_made_of(text: str) -> None:
+def test_small_inputs_of_any_characters_stay_within_the_byte_bound(text: str) -> None:
     work = Embed((text,) * 100)
     for most in (100, 310, 450, 601, 801):
         for one in cut(work, [1] * 100, Bounds(1000, 1000, most)):
             assert most >= wire_bytes(inputs_of(one.work))
 
 
-def test_a_query_counts_in_every_slice_because_it_travels_with_each() -> None:
+def test_query_bytes_count_in_every_slice() -> None:
     work = Rerank("q" * 500, ("d" * 100,) * 20)
     for one in cut(work, [1] * 20, Bounds(1000, 1000, 1000)):
         assert isinstance(one.work, Rerank)
@@ -178,7 +180,7 @@ def test_a_query_counts_in_every_slice_because_it_travels_with_each() -> None:
 
 @many
 @given(calls())
-def test_no_slice_could_have_taken_the_next_input_too(case: tuple[Work, list[int], Bounds]) -> None:
+def test_no_slice_has_room_for_the_next_input(case: tuple[Work, list[int], Bounds]) -> None:
     work, counts, bounds = case
     bounds = msgspec.structs.replace(bounds, bytes=None)
     slices = cut(work, counts, bounds)
@@ -189,7 +191,7 @@ def test_no_slice_could_have_taken_the_next_input_too(case: tuple[Work, list[int
 
 @many
 @given(calls())
-def test_every_slice_asks_with_the_calls_own_options(case: tuple[Work, list[int], Bounds]) -> None:
+def test_slices_keep_the_options_of_the_call(case: tuple[Work, list[int], Bounds]) -> None:
     work, counts, bounds = case
     own = {Rerank: "documents", Score: "pairs"}.get(type(work), "inputs")
     nothing: dict[str, tuple[()]] = {own: ()}
@@ -197,14 +199,14 @@ def test_every_slice_asks_with_the_calls_own_options(case: tuple[Work, list[int]
         assert msgspec.structs.replace(work, **nothing) == msgspec.structs.replace(one.work, **nothing)
 
 
-def test_a_call_that_fits_travels_as_it_is() -> None:
+def test_call_that_fits_is_one_slice() -> None:
     work = Embed(("a", "b"))
 
     assert [Slice(0, work, 2, 7, 18)] == cut(work, [3, 4], Bounds(2, 7, 1000))
 
 
 @pytest.mark.parametrize("bounds", [Bounds(9, 10, None), Bounds(9, 1000, 30)])
-def test_an_input_over_the_bounds_travels_alone(bounds: Bounds) -> None:
+def test_input_over_the_bounds_is_a_slice_of_its_own(bounds: Bounds) -> None:
     work = Embed(("a", "b" * 50, "c", "d"))
 
     assert [1, 1, 2] == [one.inputs for one in cut(work, [1, 50, 1, 1], bounds)]
@@ -215,7 +217,7 @@ def slices_of(*sizes: int) -> list[Slice]:
     return [Slice(a, Embed(("x",) * n), n, n) for a, n in zip(starts, sizes, strict=True)]
 
 
-def test_indices_of_truncated_inputs_shift_to_the_callers_order() -> None:
+def test_truncated_indices_follow_the_callers_order() -> None:
     slices = slices_of(3, 1, 2)
     cut_at = [(0, 2), (), (1,)]
     replies = [answer(one.work, 5, at) for one, at in zip(slices, cut_at, strict=True)]
@@ -224,14 +226,14 @@ def test_indices_of_truncated_inputs_shift_to_the_callers_order() -> None:
 
 
 @pytest.mark.parametrize("unknown", [0, 1, 2])
-def test_truncation_is_unknown_where_one_slice_cannot_tell(unknown: int) -> None:
+def test_truncation_is_unknown_if_a_slice_does_not_report_it(unknown: int) -> None:
     slices = slices_of(1, 1, 1)
     replies = [answer(one.work, 5, None if index == unknown else (0,)) for index, one in enumerate(slices)]
 
     assert join(slices, replies).truncated is None
 
 
-def test_a_lone_slice_that_cannot_tell_stays_unknown() -> None:
+def test_truncation_of_a_single_slice_stays_unknown() -> None:
     slices = slices_of(2)
 
     assert join(slices, [answer(slices[0].work, 5, None)]).truncated is None
@@ -239,7 +241,7 @@ def test_a_lone_slice_that_cannot_tell_stays_unknown() -> None:
 
 @many
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 10**6)), min_size=1, max_size=8))
-def test_tokens_of_a_call_are_those_of_its_slices(parts: list[tuple[int, int]]) -> None:
+def test_tokens_of_a_call_are_the_sum_of_its_slices(parts: list[tuple[int, int]]) -> None:
     slices = slices_of(*(size for size, _ in parts))
     replies = [answer(one.work, tokens) for one, (_, tokens) in zip(slices, parts, strict=True)]
 
@@ -269,7 +271,7 @@ def told(**values: int) -> Capabilities:
         ({}, (1000, 10**6), Bounds(1000, 10**6, None)),
     ],
 )
-def test_bounds_are_the_tightest_that_anyone_gave_or_the_defaults(
+def test_bounds_are_the_tightest_given_or_the_defaults(
     said: dict[str, int], configured: tuple[int | None, int | None], expected: Bounds
 ) -> None:
     assert expected == bounds_of(told(**said), *configured)
@@ -277,7 +279,7 @@ def test_bounds_are_the_tightest_that_anyone_gave_or_the_defaults(
 
 @many
 @given(TEXTS, st.text(st.characters(codec="utf-8"), max_size=20), st.one_of(st.none(), st.integers(1, 30)))
-def test_no_input_can_be_more_tokens_than_its_bytes_the_prompts_and_specials(
+def test_token_bound_covers_input_prompt_and_special_tokens(
     texts: list[str], prompt: str, most: int | None
 ) -> None:
     for text, bound in zip(texts, token_bounds(Embed(tuple(texts)), most, prompt), strict=True):
@@ -286,7 +288,7 @@ def test_no_input_can_be_more_tokens_than_its_bytes_the_prompts_and_specials(
         assert most is None or bound <= most
 
 
-def test_vectors_of_different_widths_are_never_joined() -> None:
+def test_join_rejects_vectors_of_different_widths() -> None:
     slices = slices_of(1, 1)
     replies = [EmbedReply(np.zeros((1, dim), dtype=np.float32), 1) for dim in (2, 3)]
 
@@ -295,14 +297,14 @@ def test_vectors_of_different_widths_are_never_joined() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_several_replicas_together_take_what_each_of_them_takes(order: int) -> None:
+def test_bounds_of_several_replicas_are_the_tightest(order: int) -> None:
     several = [Bounds(8, 100, None), Bounds(4, 200, 70), Bounds(9, 300, 90)]
 
     assert Bounds(4, 100, 70) == tightest(several[::order])
     assert Bounds(8, 100, None) == tightest(several[:1])
 
 
-def test_a_document_counts_with_its_query() -> None:
+def test_token_bound_of_a_document_includes_the_query() -> None:
     alone = token_bounds(Embed(("doc",)), None)
     paired = token_bounds(Rerank("a query", ("doc",)), None)
 

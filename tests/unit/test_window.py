@@ -50,9 +50,7 @@ class Server:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("jitter", [0, 0.3])
 @pytest.mark.parametrize("parallel", [1, 2, 4, 8, 16, 32])
-def test_the_window_settles_near_what_the_replica_does_at_once(
-    parallel: int, jitter: float, seed: int
-) -> None:
+def test_window_settles_near_the_replicas_parallelism(parallel: int, jitter: float, seed: int) -> None:
     server = Server(Window(), parallel, 0.1, jitter, seed)
     server.run(120)
     before = server.done
@@ -65,7 +63,7 @@ def test_the_window_settles_near_what_the_replica_does_at_once(
 
 @pytest.mark.parametrize("parallel", [1, 2])
 @pytest.mark.parametrize("callers", [4, 5, 6, 8, 9])
-def test_callers_that_cannot_fill_a_larger_window_do_not_make_it_stay(callers: int, parallel: int) -> None:
+def test_unfilled_larger_window_is_not_kept(callers: int, parallel: int) -> None:
     server = Server(Window(), parallel, 0.1, 0.3, 1, callers)
     server.run(60)
     mean, _ = server.run(400)
@@ -73,7 +71,7 @@ def test_callers_that_cannot_fill_a_larger_window_do_not_make_it_stay(callers: i
     assert mean < 3.5
 
 
-def test_a_window_that_something_else_keeps_from_being_filled_goes_on_learning() -> None:
+def test_window_limited_from_outside_does_not_grow() -> None:
     window = Window()
     for step in range(10_000):
         # Much waits, and yet no more may be in flight: a server's own bound, or a slot kept for another.
@@ -82,7 +80,7 @@ def test_a_window_that_something_else_keeps_from_being_filled_goes_on_learning()
     assert window.size <= SIZE_START
 
 
-def test_what_a_larger_window_held_is_all_that_is_kept_of_it() -> None:
+def test_larger_window_keeps_no_more_slots_than_were_used() -> None:
     server = Server(Window(), 5, 0.1, 0.3, 1, callers=5)
     server.run(60)
     _, sizes = server.run(120)
@@ -95,7 +93,7 @@ def test_what_a_larger_window_held_is_all_that_is_kept_of_it() -> None:
 
 
 @pytest.mark.parametrize("callers", [5, 8])
-def test_callers_that_cannot_fill_a_larger_window_have_it_where_it_brings_more(callers: int) -> None:
+def test_partly_filled_larger_window_is_kept_if_it_brings_more(callers: int) -> None:
     server = Server(Window(), 8, 0.1, 0.3, 1, callers)
     server.run(60)
     mean, _ = server.run(120)
@@ -103,14 +101,14 @@ def test_callers_that_cannot_fill_a_larger_window_have_it_where_it_brings_more(c
     assert mean >= callers * 0.8
 
 
-def test_a_replica_that_takes_anything_gets_the_most_there_is() -> None:
+def test_window_grows_to_its_maximum_on_a_fast_replica() -> None:
     server = Server(Window(), 500, 0.1, 0.3, 1)
     server.run(120)
 
     assert server.run(240)[0] >= SIZE_MAX * 0.85
 
 
-def test_it_follows_a_replica_that_grows_or_shrinks() -> None:
+def test_window_follows_a_changing_replica() -> None:
     server = Server(Window(), 2, 0.05, 0.3, 1)
     server.run(60)
     server.parallel = 16
@@ -124,7 +122,7 @@ def test_it_follows_a_replica_that_grows_or_shrinks() -> None:
     assert shrunk <= 5
 
 
-def test_a_window_that_was_not_full_learns_nothing() -> None:
+def test_window_that_was_not_full_does_not_change() -> None:
     window = Window()
     for step in range(10_000):
         window.record_batch(500, step * 0.1, 1, was_full=False)
@@ -132,7 +130,7 @@ def test_a_window_that_was_not_full_learns_nothing() -> None:
     assert window.size == SIZE_START
 
 
-def test_a_fixed_window_stays_as_it_is() -> None:
+def test_fixed_window_does_not_change() -> None:
     window = Window(3)
     window.record_refusal(1.0)
     window.restart()
@@ -141,7 +139,7 @@ def test_a_fixed_window_stays_as_it_is() -> None:
     assert window.size == 3
 
 
-def test_one_refusal_of_many_at_once_makes_the_window_smaller_once() -> None:
+def test_simultaneous_refusals_shrink_the_window_once() -> None:
     window = Window(None)
     server = Server(window, 500, 0.1, 0, 1)
     server.run(120)
@@ -155,7 +153,7 @@ def test_one_refusal_of_many_at_once_makes_the_window_smaller_once() -> None:
     assert window.size < before // 2
 
 
-def test_refusals_one_after_the_other_leave_one_slot() -> None:
+def test_repeated_refusals_leave_one_slot() -> None:
     window = Window()
     for second in range(20):
         window.record_refusal(second + 0.5, second)
@@ -163,7 +161,7 @@ def test_refusals_one_after_the_other_leave_one_slot() -> None:
     assert window.size == 1
 
 
-def test_a_replica_that_is_back_starts_as_a_new_one() -> None:
+def test_restart_resets_the_window() -> None:
     window = Window()
     Server(window, 500, 0.1, 0, 1).run(120)
     window.restart()

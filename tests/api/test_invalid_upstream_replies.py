@@ -89,7 +89,7 @@ async def ends(gateway: Running, path: str, body: Any) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_no_wrong_answer_becomes_vectors(boot: Boots, tmp_path: Path, kind: str) -> None:
+async def test_malformed_reply_never_becomes_vectors(boot: Boots, tmp_path: Path, kind: str) -> None:
     server = server_of(kind)
     async with boot({"one": server}, config_of(kind, tmp_path)) as gateway:
         for name, wrong in NOT_VECTORS.items():
@@ -101,7 +101,7 @@ async def test_no_wrong_answer_becomes_vectors(boot: Boots, tmp_path: Path, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_no_beginning_of_an_answer_becomes_vectors(boot: Boots, tmp_path: Path, kind: str) -> None:
+async def test_truncated_reply_never_becomes_vectors(boot: Boots, tmp_path: Path, kind: str) -> None:
     server = server_of(kind)
     whole: list[bytes] = []
     async with boot({"one": server}, config_of(kind, tmp_path)) as gateway:
@@ -115,7 +115,9 @@ async def test_no_beginning_of_an_answer_becomes_vectors(boot: Boots, tmp_path: 
             assert 502 == status, (length, told)
 
 
-async def test_no_wrong_rows_of_teis_own_route_become_vectors(boot: Boots, tmp_path: Path) -> None:
+async def test_malformed_rows_of_the_native_tei_route_never_become_vectors(
+    boot: Boots, tmp_path: Path
+) -> None:
     server = FakeTei()
     async with boot({"one": server}, config_of("tei", tmp_path)) as gateway:
         for name, wrong in NOT_ROWS.items():
@@ -125,7 +127,7 @@ async def test_no_wrong_rows_of_teis_own_route_become_vectors(boot: Boots, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
-async def test_no_wrong_answer_becomes_scores(boot: Boots, tmp_path: Path, kind: str) -> None:
+async def test_malformed_reply_never_becomes_scores(boot: Boots, tmp_path: Path, kind: str) -> None:
     server = server_of(kind, ranks=True)
     name = "relevance_score" if kind == "infinity" else "score"
     async with boot({"one": server}, config_of(kind, tmp_path)) as gateway:
@@ -203,7 +205,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[str, int] | None:
 
 
 @pytest.mark.parametrize("name", ON_THE_WIRE)
-async def test_what_is_no_http_ends_in_an_error_and_in_time(name: str, tmp_path: Path) -> None:
+async def test_broken_http_ends_in_an_error_in_time(name: str, tmp_path: Path) -> None:
     said, closes = ON_THE_WIRE[name]
     async with (
         speaking(said, closes=closes) as url,

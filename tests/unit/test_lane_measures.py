@@ -23,7 +23,7 @@ from gateway.routing.retry_budget import FREE_ATTEMPTS, RetryBudget
         (0.3, 0.0, MAX_TOKENS),
     ],
 )
-def test_a_portion_is_what_fits_the_target_or_is_worth_a_batch(
+def test_batch_size_fits_the_target_or_the_fixed_cost(
     fixed_s: float, token_s: float, expected: int, jitter: float
 ) -> None:
     random, sizer, seen = Random(1), BatchSizer(), []
@@ -38,7 +38,7 @@ def test_a_portion_is_what_fits_the_target_or_is_worth_a_batch(
     assert max(late) <= expected * 2.5
 
 
-def test_single_queries_tell_nothing_of_a_full_batch() -> None:
+def test_small_batches_do_not_change_the_batch_size() -> None:
     sizer = BatchSizer()
     for _ in range(1000):
         sizer.record_batch(10, 0.02)
@@ -48,9 +48,7 @@ def test_single_queries_tell_nothing_of_a_full_batch() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(0, 1), st.lists(st.tuples(st.booleans(), st.floats(0, 5)), max_size=200))
-def test_added_attempts_stay_within_their_share_of_first_ones(
-    share: float, steps: list[tuple[bool, float]]
-) -> None:
+def test_added_attempts_stay_within_their_share(share: float, steps: list[tuple[bool, float]]) -> None:
     now_s = first = extra = 0.0
     budget = RetryBudget(share, now_s)
     for is_first, pause_s in steps:
@@ -65,7 +63,7 @@ def test_added_attempts_stay_within_their_share_of_first_ones(
         assert extra <= first * share + FREE_ATTEMPTS + 1e-6
 
 
-def test_a_quiet_lane_may_retry_and_its_budget_comes_back() -> None:
+def test_quiet_lane_may_retry_and_its_budget_recovers() -> None:
     budget = RetryBudget(0.2, 0.0)
     taken = sum(budget.try_spend(0.0) for _ in range(100))
 
@@ -75,7 +73,7 @@ def test_a_quiet_lane_may_retry_and_its_budget_comes_back() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(0, 100), max_size=3 * SAMPLES_MAX))
-def test_a_quantile_is_of_the_last_ones_and_unknown_of_few(durations: list[float]) -> None:
+def test_quantile_is_of_recent_samples_and_unknown_for_few(durations: list[float]) -> None:
     latencies = Latencies()
     for one in durations:
         latencies.add(one)

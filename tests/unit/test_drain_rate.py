@@ -19,21 +19,21 @@ def steady(tokens: int, every_s: float, seconds: float, start_s: float = 0.0) ->
     return rate, now_s
 
 
-def test_a_lane_that_has_finished_nothing_asks_for_a_second() -> None:
+def test_wait_is_one_second_before_anything_has_completed() -> None:
     assert 1 == DrainRate(0.0).retry_after_s(10**6, 0.0)
     assert 1 == DrainRate(0.0).retry_after_s(10**6, 5.0)
 
 
 @pytest.mark.parametrize("seconds", [1, 5, 60, 600])
 @pytest.mark.parametrize("every_s", [0.01, 0.125, 1.0])
-def test_at_a_steady_pace_the_wait_is_what_is_queued_by_that_pace(every_s: float, seconds: float) -> None:
+def test_wait_at_a_steady_rate_is_queued_tokens_over_rate(every_s: float, seconds: float) -> None:
     rate, now_s = steady(int(1000 * every_s), every_s, seconds)
 
     assert 9 <= rate.retry_after_s(10_000, now_s) <= 11
 
 
 @pytest.mark.parametrize(("queued", "expected"), [(0, 1), (1, 1), (900, 1), (2500, 3), (10**7, 60)])
-def test_the_wait_is_whole_seconds_from_one_to_sixty(queued: int, expected: int) -> None:
+def test_wait_is_whole_seconds_from_one_to_sixty(queued: int, expected: int) -> None:
     rate, now_s = steady(1000, 1.0, 1.0)
 
     assert expected == rate.retry_after_s(queued, now_s)
@@ -44,7 +44,7 @@ HISTORIES = st.lists(st.tuples(st.floats(0, 1e4), st.integers(0, 10**6)), max_si
 
 @many
 @given(HISTORIES, st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0, 1e5))
-def test_more_in_the_queue_is_never_a_shorter_wait_and_never_out_of_bounds(
+def test_longer_queue_never_means_a_shorter_wait(
     history: list[tuple[float, int]], one: int, other: int, pause_s: float
 ) -> None:
     rate, now_s = DrainRate(0.0), 0.0
@@ -58,14 +58,14 @@ def test_more_in_the_queue_is_never_a_shorter_wait_and_never_out_of_bounds(
 
 
 @pytest.mark.parametrize("idle_s", [1e3, 9e3, 1.01e4, 1.05e4, 1.07e4, 1.1e4, 1e6])
-def test_a_lane_can_be_asked_however_long_it_has_been_idle(idle_s: float) -> None:
+def test_wait_is_finite_after_any_idle_time(idle_s: float) -> None:
     rate = DrainRate(0.0)
     rate.add(1, 1.0)
 
     assert rate.retry_after_s(10**6, 1.0 + idle_s) in range(1, RETRY_AFTER_MAX_S + 1)
 
 
-def test_asking_changes_no_answer() -> None:
+def test_reading_the_rate_does_not_change_it() -> None:
     asked, now_s = steady(500, 0.5, 20)
     unasked, _ = steady(500, 0.5, 20)
     for tenth in range(50):
@@ -75,9 +75,7 @@ def test_asking_changes_no_answer() -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "least", "most"), [(100, 1000, 10, 12), (1000, 100, 45, 60)])
-def test_a_lane_that_changed_pace_is_believed_within_a_minute(
-    before: int, after: int, least: int, most: int
-) -> None:
+def test_rate_follows_a_change_within_a_minute(before: int, after: int, least: int, most: int) -> None:
     rate, now_s = steady(before, 1.0, 120)
     for _ in range(60):
         now_s += 1
@@ -87,7 +85,7 @@ def test_a_lane_that_changed_pace_is_believed_within_a_minute(
 
 
 @pytest.mark.parametrize("idle_s", [60, 3600, 86_400])
-def test_a_lane_that_had_nothing_to_do_is_believed_again_within_a_minute(idle_s: float) -> None:
+def test_rate_recovers_from_idle_time_within_a_minute(idle_s: float) -> None:
     rate, now_s = steady(1000, 1.0, 60)
     now_s += idle_s
     for _ in range(60):

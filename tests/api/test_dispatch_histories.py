@@ -323,11 +323,11 @@ async def live(history: dict[str, Any]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(histories)
-def test_what_is_cut_carried_and_joined_is_as_if_it_were_done_whole(history: dict[str, Any]) -> None:
+def test_cut_and_joined_reply_equals_the_reply_to_the_whole_call(history: dict[str, Any]) -> None:
     asyncio.run(live(history))
 
 
-def test_each_kind_of_work_is_among_them() -> None:
+def test_histories_cover_every_operation() -> None:
     """So that a kind that is added is not forgotten."""
     kinds = {operation_of(work) for work in (Embed(("a",)), Encode(("a",), frozenset(Output)))}
     kinds |= {operation_of(work) for work in (Rerank("q", ("a",)), Score((("q", "a"),)), Classify(("a",)))}
