@@ -1,4 +1,4 @@
-"""Replicas behind a name come and go with its addresses, and nobody's call is lost over it."""
+"""DNS discovery: replicas join and leave with a name's addresses, and no call fails for it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ WAITING = CONFIG.replace("policy: round_robin", "when_unavailable: wait")
 
 
 class Names:
-    """A resolver that tells what the test wants."""
+    """A resolver whose answers the test sets."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = list(addresses)
-        self.asked: set[tuple[str, int]] = set()
+        self.queries: set[tuple[str, int]] = set()
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
-        self.asked.add((host, port))
+        self.queries.add((host, port))
         if not self.addresses:
             raise OSError("no answer")
         return list(self.addresses)
@@ -46,7 +46,7 @@ async def embed(gateway: Running, text: str) -> int:
 
 
 def states(gateway: Running) -> list[tuple[str, str]]:
-    return [(one.replica, one.state) for one in gateway.events if isinstance(one, ReplicaChanged)]
+    return [(event.replica, event.state) for event in gateway.events if isinstance(event, ReplicaChanged)]
 
 
 async def test_each_address_is_a_replica(boot: Boots) -> None:
@@ -54,7 +54,7 @@ async def test_each_address_is_a_replica(boot: Boots) -> None:
     async with boot(servers, CONFIG, resolver=names) as gateway:
         assert [200] * 6 == [await embed(gateway, f"text {number}") for number in range(6)]
 
-    assert {("tei.example", 8080)} == names.asked
+    assert {("tei.example", 8080)} == names.queries
     assert {("http://tei.example:8080#0", "up"), ("http://tei.example:8080#1", "up")} == set(states(gateway))
     assert all(server.requests for server in servers.values())
 
@@ -72,7 +72,7 @@ async def test_new_address_joins_and_a_removed_one_completes_its_work(boot: Boot
         assert 200 == await embed(gateway, "later")
         gate.opened.set()
         assert 200 == await held
-        # Its name is free again once it has gone: labels do not grow with addresses.
+        # Its name is free again once it is removed, so that labels do not grow with addresses.
         await until(lambda: not _leaving())
         names.addresses = ["10.0.0.2", "10.0.0.1"]
         await _until_seen(gateway, ("http://tei.example:8080#0", "up"), times=2)
@@ -84,9 +84,9 @@ async def test_failed_resolution_changes_nothing(boot: Boots) -> None:
     names = Names("10.0.0.1")
     async with boot({"10.0.0.1": FakeTei()}, CONFIG, resolver=names) as gateway:
         names.addresses = []
-        names.asked.clear()
+        names.queries.clear()
         async with asyncio.timeout(5):
-            while not names.asked:  # noqa: ASYNC110 - nobody tells of a look that found nothing
+            while not names.queries:  # noqa: ASYNC110 - an empty resolution sets no event
                 await asyncio.sleep(0.01)
         assert 200 == await embed(gateway, "text")
 
@@ -124,7 +124,7 @@ async def test_call_waits_while_all_replicas_are_gone_and_counts_as_queued(boot:
     old, names = FakeTei(), Names("10.0.0.1")
     async with boot({"10.0.0.1": old, "10.0.0.2": FakeTei()}, WAITING, resolver=names) as gateway:
         assert 200 == await embed(gateway, "before")
-        # As when a deployment is scaled to zero: nobody listens, and the name has no address.
+        # A deployment scaled to zero: nothing listens, and the name has no address.
         names.addresses = []
         old.hook = fail_with(httpx.ConnectError("nobody listens"))
         held = asyncio.create_task(embed(gateway, "meanwhile"))
@@ -145,10 +145,10 @@ async def test_call_that_no_replica_joins_for_gets_retry_after(boot: Boots) -> N
 
 
 async def test_client_pinned_to_an_address_sends_the_host_name() -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        received.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
         await writer.drain()
         writer.close()
@@ -156,31 +156,31 @@ async def test_client_pinned_to_an_address_sends_the_host_name() -> None:
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     door = UpstreamClient(f"http://no-such-name.invalid:{port}", options=ConnectionOptions(ip="127.0.0.1"))
-    got = await door.get("/info", 5)
+    response = await door.get("/info", 5)
     await door.aclose()
     server.close()
 
-    assert (200, b"ok") == (got.status, got.body)
-    assert f"host: no-such-name.invalid:{port}".encode() in heard[0].lower()
+    assert (200, b"ok") == (response.status, response.body)
+    assert f"host: no-such-name.invalid:{port}".encode() in received[0].lower()
 
 
 async def test_resolves_addresses_of_one_family() -> None:
-    found = await discovery.resolve("localhost", 80)
+    addresses = await discovery.resolve("localhost", 80)
 
-    assert found
-    assert 1 == len({":" in address for address in found})
+    assert addresses
+    assert 1 == len({":" in address for address in addresses})
 
 
 async def queued(gateway: Running) -> float:
-    """What `/metrics` says is waiting, in tokens."""
+    """Return the queued tokens from `/metrics`."""
     body = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
-    [line] = [one for one in body.splitlines() if one.startswith("gateway_lane_queued_tokens{")]
+    [line] = [line for line in body.splitlines() if line.startswith("gateway_lane_queued_tokens{")]
     return float(line.rpartition(" ")[2])
 
 
 async def _until_queued(gateway: Running) -> None:
     async with asyncio.timeout(10):
-        while not await queued(gateway):  # noqa: ASYNC110 - a gauge tells nobody
+        while not await queued(gateway):  # noqa: ASYNC110 - a gauge sets no event
             await asyncio.sleep(0)
 
 

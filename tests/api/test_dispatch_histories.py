@@ -1,8 +1,8 @@
-"""Random calls through dispatcher, lane and pool: the answer is what one replica would give the whole call.
+"""Random calls through dispatcher, lane and pool: the reply equals that of one replica to the whole call.
 
-Every kind of work, with its options, over several replicas that take little, answer in any order and fail by
-chance; several calls at once, which may share requests. Each input's own answer comes back, in order, once,
-and the token total is the sum.
+Every kind of work, with its options, runs on several replicas that take small batches, answer in any order
+and fail by chance. Several calls run at once and may share requests. Each input's own result comes back once,
+in order, and the token total is the sum.
 """
 
 import asyncio
@@ -64,19 +64,19 @@ from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.fakes.tei import score_of, vector_of
 
-# Longer inputs are told to have been cut.
+# Longer inputs are reported as truncated.
 LONGEST = 12
 TROUBLE = (ReplicaOverloaded, ReplicaFailed, ConnectionLost, ReplicaUnavailable)
-PASSES = 3
+TURNS_MAX = 3
 
 texts = st.text(alphabet="abü ", min_size=1, max_size=15)
 pairs = st.tuples(texts, texts)
 ids = st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple)
 
 
-def several(one: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    """Enough to be cut several times."""
-    return st.lists(one, min_size=1, max_size=30).map(tuple)
+def several(item: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    """Return a strategy for enough items to be cut several times."""
+    return st.lists(item, min_size=1, max_size=30).map(tuple)
 
 
 dense = {
@@ -105,46 +105,49 @@ histories = st.fixed_dictionaries(
         "batch_tokens": st.integers(1, 120),
         "batch_bytes": st.one_of(st.none(), st.integers(60, 400)),
         "concurrent_inputs": st.one_of(st.none(), st.integers(1, 12)),
-        "tells": st.booleans(),
+        "reports_tokens": st.booleans(),
         "trouble": st.sampled_from([0.0, 0.0, 0.2]),
         "seed": st.integers(0, 2**16),
     }
 )
 
 
-def tokens_of(given_: Any) -> int:
-    """What one input counts."""
-    return len(str(given_)) + 2
+def tokens_of(work_input: Any) -> int:
+    """Return the tokens of one input."""
+    return len(str(work_input)) + 2
 
 
 def options_of(work: BackendWork) -> str:
-    """All that is the same for every input of a work: whose options it was done with shows in its answer."""
-    told = msgspec.to_builtins(work)
+    """Return the options of a work as text, so that a result shows the options it was computed with."""
+    fields = msgspec.to_builtins(work)
     return str(
-        sorted((k, str(v)) for k, v in told.items() if k not in {"inputs", "documents", "pairs", "outputs"})
+        sorted((k, str(v)) for k, v in fields.items() if k not in {"inputs", "documents", "pairs", "outputs"})
     )
 
 
 def number(text: str) -> int:
-    """A number between 0 and 255 for a text."""
+    """Return a number between 0 and 255 for a text."""
     return hashlib.sha256(text.encode()).digest()[0]
 
 
-def done_whole(work: BackendWork, *, tells: bool = False) -> Reply:
-    """What a replica that takes everything at once answers; every answer tells its input and options."""
-    marks = [f"{options_of(work)}{one}" for one in inputs_of(work)]
-    counts = tuple(tokens_of(one) for one in inputs_of(work))
-    cut = tuple(i for i, one in enumerate(inputs_of(work)) if len(str(one)) > LONGEST)
-    told = (sum(counts), cut)
+def whole_reply(work: BackendWork, *, reports_tokens: bool = False) -> Reply:
+    """Return the reply of a replica that takes everything at once.
+
+    Each result depends on its input and options.
+    """
+    marks = [f"{options_of(work)}{work_input}" for work_input in inputs_of(work)]
+    counts = tuple(tokens_of(work_input) for work_input in inputs_of(work))
+    cut = tuple(i for i, item in enumerate(inputs_of(work)) if len(str(item)) > LONGEST)
+    counts_and_cut = (sum(counts), cut)
     match work:
         case Embed():
-            return EmbedReply(_rows(marks), *told, counts if tells else None)
+            return EmbedReply(_rows(marks), *counts_and_cut, counts if reports_tokens else None)
         case Encode():
-            return _encoded(work, marks, told)
+            return _encoded(work, marks, counts_and_cut)
         case Rerank() | Score():
-            return RerankReply(np.array([score_of("", mark) for mark in marks], np.float32), *told)
+            return RerankReply(np.array([score_of("", mark) for mark in marks], np.float32), *counts_and_cut)
         case Classify():
-            return ClassifyReply(("no", "yes"), _rows(marks)[:, :2].copy(), *told)
+            return ClassifyReply(("no", "yes"), _rows(marks)[:, :2].copy(), *counts_and_cut)
         case Tokenize():
             return TokenizeReply(tuple((Token(number(mark), mark, special=False),) for mark in marks))
         case Detokenize():
@@ -155,23 +158,23 @@ def _rows(marks: list[str]) -> Vectors:
     return np.stack([vector_of(mark) for mark in marks])
 
 
-def _encoded(work: Encode, marks: list[str], told: tuple[int, tuple[int, ...]]) -> EncodeReply:
-    tokens, cut = told
+def _encoded(work: Encode, marks: list[str], counts_and_cut: tuple[int, tuple[int, ...]]) -> EncodeReply:
+    tokens, cut = counts_and_cut
     many = tuple(np.stack([vector_of(f"{mark}{i}") for i in range(number(mark) % 3 + 1)]) for mark in marks)
     terms = tuple(TermWeights(np.array([number(mark)], np.int32), vector_of(mark)[:1]) for mark in marks)
-    asked = work.outputs
+    requested = work.outputs
     return EncodeReply(
         tokens,
-        _rows(marks) if Output.DENSE in asked else None,
-        terms if Output.SPARSE in asked else None,
-        many if Output.MULTIVECTOR in asked else None,
-        tuple(-one for one in many) if Output.TOKENS in asked else None,
+        _rows(marks) if Output.DENSE in requested else None,
+        terms if Output.SPARSE in requested else None,
+        many if Output.MULTIVECTOR in requested else None,
+        tuple(-matrix for matrix in many) if Output.TOKENS in requested else None,
         cut,
     )
 
 
-class Small:
-    """A replica that takes little, answers when it likes, and fails by chance."""
+class SmallReplica:
+    """A replica that takes small batches, answers after a random delay, and fails by chance."""
 
     def __init__(self, history: dict[str, Any], chance: Random) -> None:
         self._chance = chance
@@ -183,7 +186,7 @@ class Small:
             batch_tokens=history["batch_tokens"],
             batch_bytes=history["batch_bytes"],
             concurrent_inputs=history["concurrent_inputs"],
-            reports_input_tokens=history["tells"],
+            reports_input_tokens=history["reports_tokens"],
             outputs=frozenset(Output),
         )
 
@@ -192,11 +195,11 @@ class Small:
 
     async def run(self, work: BackendWork, timeout_s: float) -> Reply:  # noqa: ARG002
         assert 1 <= len(inputs_of(work)) <= (self.capabilities.batch_inputs or 0)
-        for _ in range(self._chance.randint(0, PASSES)):
+        for _ in range(self._chance.randint(0, TURNS_MAX)):
             await asyncio.sleep(0)
         if self._chance.random() < self._trouble:
             raise self._chance.choice(TROUBLE)("trouble")
-        return done_whole(work, tells=self.capabilities.reports_input_tokens)
+        return whole_reply(work, reports_tokens=self.capabilities.reports_input_tokens)
 
     async def aclose(self) -> None:
         pass
@@ -207,8 +210,8 @@ class World:
 
     def __init__(self, history: dict[str, Any]) -> None:
         chance = Random(history["seed"])
-        backends = [Small(history, chance) for _ in range(history["replicas"])]
-        replicas = [Replica(str(i), one, Window(history["window"])) for i, one in enumerate(backends)]
+        backends = [SmallReplica(history, chance) for _ in range(history["replicas"])]
+        replicas = [Replica(str(i), backend, Window(history["window"])) for i, backend in enumerate(backends)]
         self.pool = Pool("up", replicas, "least_tokens", lambda _: None, seed=0)
         self.tenants = [Tenant(f"tenant {i}") for i in range(history["tenants"])]
         upstream_settings = config.UpstreamSettings(backend="tei", replicas=("http://up",))
@@ -227,19 +230,19 @@ class World:
             self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.capabilities)
 
     def revive(self) -> None:
-        """What the prober does, at once."""
+        """Let every down replica rejoin, without the prober's pauses."""
         for replica in self.pool.replicas:
             if replica.state is State.DOWN:
                 self.pool.transition(replica, ReplicaEvent.JOINED, "")
 
     async def prepared(self, work: Work) -> PreparedWork:
-        """The work as replicas are asked for it."""
+        """Return the work as replicas receive it."""
         route = Route("m", "up", Operation.EMBED, Truncate.RIGHT, 60)
         deadline = Deadline(asyncio.get_running_loop().time() + 30)
         return await prepare(self.upstream.inputs, Tenant("any"), route, Call(work), deadline)
 
     async def call(self, index: int, work: Work) -> tuple[Reply, int] | None:
-        """The reply and the tokens counted for it; None where the replicas failed it."""
+        """Return the reply and its counted tokens, or None if the replicas failed it."""
         tenant = self.tenants[index % len(self.tenants)]
         deadline = Deadline(asyncio.get_running_loop().time() + 30)
         reservation = Reservation(QuotaRequest(str(index), tenant.name, (), NOTHING, 10**9, "m"), ())
@@ -253,43 +256,43 @@ class World:
             return reply, grant._tokens
 
 
-def assert_same(expected: Any, given_: Any, *unknown: str) -> None:
-    """Whatever a reply holds, it holds the same; the sum of tokens is told, each input's may not be."""
-    assert type(expected) is type(given_)
+def assert_same(expected: Any, actual: Any, *unknown: str) -> None:
+    """Check all fields of a reply, except tokens per input, which a joined reply may not report."""
+    assert type(expected) is type(actual)
     for field in expected.__struct_fields__:
         if field == "input_tokens" or field in unknown:
             continue
-        assert_equal(getattr(expected, field), getattr(given_, field))
+        assert_equal(getattr(expected, field), getattr(actual, field))
 
 
-def assert_equal(one: Any, other: Any) -> None:
-    if isinstance(one, np.ndarray):
-        np.testing.assert_array_equal(one, other)
-        assert one.dtype == other.dtype
-    elif isinstance(one, tuple) and not isinstance(other, np.ndarray):
-        assert len(one) == len(other)
-        for a, b in zip(one, other, strict=True):
+def assert_equal(expected: Any, actual: Any) -> None:
+    if isinstance(expected, np.ndarray):
+        np.testing.assert_array_equal(expected, actual)
+        assert expected.dtype == actual.dtype
+    elif isinstance(expected, tuple) and not isinstance(actual, np.ndarray):
+        assert len(expected) == len(actual)
+        for a, b in zip(expected, actual, strict=True):
             assert_equal(a, b)
-    elif isinstance(one, TermWeights):
-        assert_same(one, other)
+    elif isinstance(expected, TermWeights):
+        assert_same(expected, actual)
     else:
-        assert one == other
+        assert expected == actual
 
 
 async def expected_of(world: World, work: Work) -> Reply:
-    """What the call is worth, whole."""
-    whole = done_whole((await world.prepared(work)).work)
+    """Return the reply to the whole call, computed at once."""
+    whole = whole_reply((await world.prepared(work)).work)
     if not isinstance(work, Similarity):
         return whole
     assert isinstance(whole, EmbedReply)
-    others = whole.vectors[1:]
-    scores = pair_cosines(np.repeat(whole.vectors[:1], len(others), axis=0), others)
+    sentence_vectors = whole.vectors[1:]
+    scores = pair_cosines(np.repeat(whole.vectors[:1], len(sentence_vectors), axis=0), sentence_vectors)
     cut = whole.truncated or ()
     shown = tuple(range(len(scores))) if 0 in cut else tuple(i - 1 for i in cut)
     return RerankReply(scores, whole.tokens, shown)
 
 
-async def live(history: dict[str, Any]) -> None:
+async def run_history(history: dict[str, Any]) -> None:
     world = World(history)
 
     async def keep_reviving() -> None:
@@ -299,36 +302,36 @@ async def live(history: dict[str, Any]) -> None:
 
     prober = asyncio.create_task(keep_reviving())
     async with asyncio.timeout(20):
-        got = await asyncio.gather(*(world.call(i, work) for i, work in enumerate(history["works"])))
+        results = await asyncio.gather(*(world.call(i, work) for i, work in enumerate(history["works"])))
     prober.cancel()
     await asyncio.gather(prober, return_exceptions=True)
-    owed = given_ = 0
-    for work, one in zip(history["works"], got, strict=True):
-        if one is None:
+    expected_tokens = counted_tokens = 0
+    for work, result in zip(history["works"], results, strict=True):
+        if result is None:
             assert history["trouble"] > 0
             continue
-        reply, counted = one
+        reply, counted = result
         expected = await expected_of(world, work)
-        # A joined reply that tells no input's tokens is shared out: only all together are exact, and only
-        # where none is computed once for several.
-        shared = isinstance(work, Embed | Similarity) and not history["tells"]
+        # If no tokens per input are reported, a joined reply's tokens are divided in proportion. Then only
+        # the total is exact, and only if no work was computed once for several calls.
+        shared = isinstance(work, Embed | Similarity) and not history["reports_tokens"]
         assert_same(expected, reply, *(["tokens"] if shared else []))
         assert reply.tokens == counted
-        owed, given_ = owed + expected.tokens, given_ + counted
-    sent = [(await world.prepared(work)).work for work in history["works"]]
-    inputs = [one for work in sent for one in inputs_of(work)]
-    if None not in got and len(set(inputs)) == len(inputs):
-        assert owed == given_
+        expected_tokens, counted_tokens = expected_tokens + expected.tokens, counted_tokens + counted
+    prepared_works = [(await world.prepared(work)).work for work in history["works"]]
+    inputs = [work_input for work in prepared_works for work_input in inputs_of(work)]
+    if None not in results and len(set(inputs)) == len(inputs):
+        assert expected_tokens == counted_tokens
 
 
 @settings(max_examples=200, deadline=None)
 @given(histories)
 def test_cut_and_joined_reply_equals_the_reply_to_the_whole_call(history: dict[str, Any]) -> None:
-    asyncio.run(live(history))
+    asyncio.run(run_history(history))
 
 
 def test_histories_cover_every_operation() -> None:
-    """So that a kind that is added is not forgotten."""
+    """Fail when an operation is added and the histories do not draw it."""
     kinds = {operation_of(work) for work in (Embed(("a",)), Encode(("a",), frozenset(Output)))}
     kinds |= {operation_of(work) for work in (Rerank("q", ("a",)), Score((("q", "a"),)), Classify(("a",)))}
     kinds |= {operation_of(work) for work in (Tokenize(("a",)), Detokenize(((1,),)))}

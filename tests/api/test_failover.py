@@ -1,4 +1,4 @@
-"""What callers see when replicas are dead, die, are full or slow."""
+"""Failover: the results callers get while replicas are unreachable, lost, full or slow."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,23 +24,23 @@ async def embed(gateway: Running, *texts: str, **headers: str) -> httpx.Response
 
 
 def assert_vectors(reply: httpx.Response, *texts: str) -> None:
-    """Each text got its own vector."""
+    """Check that each text got its own vector."""
     assert 200 == reply.status_code, reply.text
-    got = [item["embedding"] for item in reply.json()["data"]]
-    np.testing.assert_array_equal([vector_of(text) for text in texts], np.array(got, np.float32))
+    vectors = [item["embedding"] for item in reply.json()["data"]]
+    np.testing.assert_array_equal([vector_of(text) for text in texts], np.array(vectors, np.float32))
 
 
 def sizes(server: FakeTei) -> list[int]:
-    """Inputs of each request that a server was sent."""
+    """Return the number of inputs of each request that a server received."""
     return [len(body["input"]) for _, body in server.requests]
 
 
 def attempts(gateway: Running) -> list[tuple[str, str]]:
-    return [(one.replica, one.outcome) for one in gateway.events if isinstance(one, AttemptFinished)]
+    return [(event.replica, event.outcome) for event in gateway.events if isinstance(event, AttemptFinished)]
 
 
 def narrow(settings: str) -> str:
-    """The config with more settings of the embedding upstream."""
+    """Return the configuration with more settings of the embedding upstream."""
     return CONFIG.replace("embedder: {", f"embedder: {{{settings}, ")
 
 
@@ -76,7 +76,9 @@ async def test_no_call_fails_when_a_replica_dies_under_load(boot: Boots, error: 
     for reply in replies:
         assert_vectors(reply, *texts)
     assert ("embedder", "http://tei-0", "down") in [
-        (one.upstream, one.replica, one.state) for one in gateway.events if isinstance(one, ReplicaChanged)
+        (event.upstream, event.replica, event.state)
+        for event in gateway.events
+        if isinstance(event, ReplicaChanged)
     ]
 
 
@@ -84,24 +86,24 @@ async def test_ejected_replica_gets_no_work(boot: Boots) -> None:
     dying = tei_with_hook(fail_with(httpx.ConnectError("refused")))
     async with boot({"tei-0": dying, "tei-1": FakeTei()}) as gateway:
         await asyncio.gather(*(embed(gateway) for _ in range(4)))
-        seen = len(dying.requests)
+        requests_before = len(dying.requests)
         await asyncio.gather(*(embed(gateway) for _ in range(8)))
 
-    assert seen == len(dying.requests)
+    assert requests_before == len(dying.requests)
 
 
 async def test_rejoined_replica_gets_work_again(boot: Boots) -> None:
     server = FakeTei()
     async with boot({"tei-0": server}) as gateway:
         server.hook = fail_with(httpx.ConnectError("refused"))
-        gone = await embed(gateway)
+        while_down = await embed(gateway)
         server.hook = None
         async with asyncio.timeout(10):
             while (await gateway.client.get("/health")).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        back = await embed(gateway)
+        after_rejoin = await embed(gateway)
 
-    assert (503, 200) == (gone.status_code, back.status_code)
+    assert (503, 200) == (while_down.status_code, after_rejoin.status_code)
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 404, 401, 424])
@@ -135,10 +137,10 @@ async def test_never_returns_vectors_of_another_width(boot: Boots) -> None:
 async def test_wrong_width_of_the_only_replica_is_502_unless_requested(boot: Boots) -> None:
     async with boot({"tei-0": tei_with_hook(respond_with(200, NARROW))}) as gateway:
         wrong = await embed(gateway, "a", "b")
-        asked = await gateway.post("/v1/embeddings", {"input": ["a", "b"], "dimensions": 2})
+        requested = await gateway.post("/v1/embeddings", {"input": ["a", "b"], "dimensions": 2})
 
-    assert (502, 200) == (wrong.status_code, asked.status_code)
-    assert [2, 2] == [len(one["embedding"]) for one in asked.json()["data"]]
+    assert (502, 200) == (wrong.status_code, requested.status_code)
+    assert [2, 2] == [len(item["embedding"]) for item in requested.json()["data"]]
 
 
 async def test_does_not_retry_invalid_input(boot: Boots) -> None:
@@ -236,15 +238,15 @@ async def test_joins_replies_in_the_callers_order(boot: Boots) -> None:
     gate = Gate()
     server = FakeTei()
 
-    async def hook(path: str, sent: dict[str, Any]) -> None:
-        if "text 0" in sent["input"]:
-            await gate(path, sent)
+    async def hook(path: str, body: dict[str, Any]) -> None:
+        if "text 0" in body["input"]:
+            await gate(path, body)
 
     server.hook = hook
     texts = [f"text {i}" for i in range(12)]
     async with boot({"tei-0": server}) as gateway:
         call = asyncio.create_task(embed(gateway, *texts))
-        await until(lambda: [one for _, one in attempts(gateway)] == ["ok", "ok"])
+        await until(lambda: [outcome for _, outcome in attempts(gateway)] == ["ok", "ok"])
         gate.opened.set()
         reply = await call
 
@@ -290,8 +292,8 @@ async def test_failed_slice_fails_the_call_and_cancels_the_rest(boot: Boots) -> 
     gate = Gate()
     server = FakeTei()
 
-    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
-        return (422, INVALID) if "bad" in sent["input"] else await gate(path, sent)
+    async def hook(path: str, body: dict[str, Any]) -> tuple[int, bytes] | None:
+        return (422, INVALID) if "bad" in body["input"] else await gate(path, body)
 
     server.hook = hook
     async with boot({"tei-0": server}) as gateway:
@@ -302,7 +304,7 @@ async def test_failed_slice_fails_the_call_and_cancels_the_rest(boot: Boots) -> 
 
 
 class Odd(FakeTei):
-    """Its vectors have four dimensions."""
+    """A server whose vectors have four dimensions."""
 
     def _vector(self, text: str, body: dict[str, Any]) -> Any:
         return super()._vector(text, body | {"dimensions": 4})
@@ -319,8 +321,8 @@ async def test_vectors_of_two_widths_are_502(boot: Boots) -> None:
 async def test_replica_that_changes_its_width_contributes_to_no_reply(boot: Boots) -> None:
     odd = FakeTei()
 
-    async def hook(path: str, sent: dict[str, Any]) -> None:
-        sent["dimensions"] = 4
+    async def hook(path: str, body: dict[str, Any]) -> None:
+        body["dimensions"] = 4
 
     odd.hook = hook
     texts = [f"text {i}" for i in range(16)]
@@ -333,10 +335,10 @@ async def test_replica_that_changes_its_width_contributes_to_no_reply(boot: Boot
 async def test_cancelled_call_frees_its_slot(boot: Boots) -> None:
     gate = Gate()
     async with boot({"tei-0": tei_with_hook(gate)}, narrow("in_flight_batches: 1")) as gateway:
-        gone = asyncio.create_task(embed(gateway, "gone"))
+        cancelled = asyncio.create_task(embed(gateway, "gone"))
         await until(lambda: gate.waiting == 1)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
         await until(lambda: gate.waiting == 0)
         gate.opened.set()
         reply = await embed(gateway)
@@ -350,20 +352,20 @@ async def test_cancelled_waiting_call_is_never_sent(boot: Boots) -> None:
     async with boot({"tei-0": server}, narrow("in_flight_batches: 1")) as gateway:
         first = asyncio.create_task(embed(gateway, "first"))
         await until(lambda: gate.waiting == 1)
-        gone = asyncio.create_task(embed(gateway, "gone"))
+        cancelled = asyncio.create_task(embed(gateway, "gone"))
         await until_queued(gateway, 8)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        left = await queued(gateway)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        queued_tokens = await queued(gateway)
         gate.opened.set()
         await first
 
-    assert 0 == left
+    assert 0 == queued_tokens
     assert [["first"]] == [body["input"] for _, body in server.requests]
 
 
 class Held:
-    """A connection, as far as a call can tell."""
+    """The part of a connection that a call uses."""
 
     on_lost: Callable[[], None] | None = None
 
@@ -381,11 +383,11 @@ async def test_disconnected_caller_frees_its_slot(boot: Boots) -> None:
         assert line.on_lost is not None
         line.on_lost()
         await asyncio.wait([call], timeout=2)
-        held = gate.waiting
+        still_waiting = gate.waiting
         gate.opened.set()
         await asyncio.gather(call, return_exceptions=True)
 
-    assert 0 == held
+    assert 0 == still_waiting
 
 
 async def test_full_lane_is_429_with_retry_after(boot: Boots) -> None:
@@ -417,7 +419,7 @@ async def test_idle_lane_accepts_a_call_larger_than_its_bound(boot: Boots) -> No
     async with boot({"tei-0": FakeTei()}, config) as gateway:
         reply = await embed(gateway, *texts)
 
-    # Refused, it would be refused again each time it came back.
+    # If it were refused, every retry of it would be refused too.
     assert_vectors(reply, *texts)
 
 
@@ -427,23 +429,25 @@ def asgi(gateway: Running) -> Any:
 
 
 async def queued(gateway: Running) -> int:
-    """Tokens that wait in front of the embedding upstream, as /metrics tells."""
+    """Return the tokens that wait in front of the embedding upstream, from /metrics."""
     page = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
     (line,) = [
-        one for one in page.splitlines() if one.startswith('gateway_lane_queued_tokens{upstream="embedder"}')
+        line
+        for line in page.splitlines()
+        if line.startswith('gateway_lane_queued_tokens{upstream="embedder"}')
     ]
     return int(float(line.split()[-1]))
 
 
 async def until_queued(gateway: Running, tokens: int) -> None:
-    """Let other tasks run until so much waits."""
+    """Let other tasks run until this many tokens wait."""
     async with asyncio.timeout(10):
         while await queued(gateway) != tokens:
             pass
 
 
 def post_scope(gateway: Running) -> dict[str, Any]:
-    """One POST as a server hands it over."""
+    """Return the ASGI scope of a POST."""
     headers = [
         (b"authorization", gateway.client.headers["authorization"].encode()),
         (b"content-length", b"14"),
@@ -465,4 +469,4 @@ def post_scope(gateway: Running) -> dict[str, Any]:
 
 
 async def ignored(message: Any) -> None:
-    """A send to nobody."""
+    """Discard a message."""

@@ -1,4 +1,4 @@
-"""In the lane: the last slot for whoever comes next, classes, and bounds of one tenant."""
+"""Fairness between tenants: the reserved last slot, priorities, and a tenant's queue bound."""
 
 import asyncio
 import re
@@ -40,11 +40,11 @@ async def test_last_slot_is_reserved_while_another_tenant_is_active(boot: Boots)
         await until(lambda: gate.waiting == 3)
         victim = asyncio.create_task(gateway.client.post("/embed", json={"inputs": "mine"}, headers=VICTIM))
         await until(lambda: gate.waiting == 4)
-        sent = [body.get("input", body.get("inputs")) for _, body in server.requests]
+        inputs = [body.get("input", body.get("inputs")) for _, body in server.requests]
         gate.opened.set()
         replies = await asyncio.gather(victim, *calls)
 
-    assert ["mine"] == sent[-1]
+    assert ["mine"] == inputs[-1]
     assert {200} == {reply.status_code for reply in replies}
 
 
@@ -65,25 +65,25 @@ async def test_two_tenants_share_a_request_if_tokens_are_counted(boot: Boots, tm
     async with boot({"tei-0": server}, config) as gateway:
         first = asyncio.create_task(gateway.post("/v1/embeddings", {"input": "first"}))
         await until(lambda: gate.waiting == 1)
-        mine = asyncio.create_task(gateway.post("/v1/embeddings", {"input": "one two three"}))
-        alone = await queued_past(gateway, 0)
-        theirs = asyncio.create_task(gateway.client.post("/v1/embeddings", json=body, headers=VICTIM))
-        await queued_past(gateway, alone)
+        long_call = asyncio.create_task(gateway.post("/v1/embeddings", {"input": "one two three"}))
+        queued_tokens = await queued_past(gateway, 0)
+        other_call = asyncio.create_task(gateway.client.post("/v1/embeddings", json=body, headers=VICTIM))
+        await queued_past(gateway, queued_tokens)
         gate.opened.set()
-        replies = await asyncio.gather(mine, theirs, first)
+        replies = await asyncio.gather(long_call, other_call, first)
 
     assert [5, 3, 3] == [reply.json()["usage"]["prompt_tokens"] for reply in replies]
     assert ["one", "one two three"] == sorted(server.requests[-1][1]["input"])
 
 
 async def queued_past(gateway: Running, tokens: float) -> float:
-    """How much waits, once it is more than that."""
+    """Wait until more tokens than this are queued, and return how many are."""
     async with asyncio.timeout(10):
         while True:
-            told = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
-            found = re.search(r"^gateway_lane_queued_tokens\{.*\} (\S+)", told, re.MULTILINE)
-            if found and float(found[1]) > tokens:
-                return float(found[1])
+            page = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
+            match = re.search(r"^gateway_lane_queued_tokens\{.*\} (\S+)", page, re.MULTILINE)
+            if match and float(match[1]) > tokens:
+                return float(match[1])
 
 
 async def test_call_may_lower_its_own_priority(boot: Boots) -> None:
@@ -102,14 +102,14 @@ async def test_call_may_lower_its_own_priority(boot: Boots) -> None:
         gate.opened.set()
         await asyncio.gather(*held, bulk, query)
 
-    sent = [body.get("input", body.get("inputs"))[0] for _, body in server.requests]
-    assert sent.index("query") < sent.index("bulk")
+    texts = [body.get("input", body.get("inputs"))[0] for _, body in server.requests]
+    assert texts.index("query") < texts.index("bulk")
 
 
-@pytest.mark.parametrize("sent", ["urgent", ""])
-async def test_rejects_an_unknown_priority(boot: Boots, sent: str) -> None:
+@pytest.mark.parametrize("priority", ["urgent", ""])
+async def test_rejects_an_unknown_priority(boot: Boots, priority: str) -> None:
     async with boot({"tei-0": FakeTei()}, CONFIG) as gateway:
-        reply = await gateway.post("/v1/embeddings", {"input": "a"}, x_priority=sent)
+        reply = await gateway.post("/v1/embeddings", {"input": "a"}, x_priority=priority)
 
     assert (400, "x-priority") == (reply.status_code, reply.json()["error"]["param"])
 

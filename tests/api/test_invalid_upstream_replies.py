@@ -1,4 +1,4 @@
-"""What upstreams answer is no answer: callers get a clear error in time, no wrong vector and no 500."""
+"""Invalid upstream replies: callers get a clear error in time, never a wrong vector or a 500."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.fakes.vllm import FakeVllm
 
 TWO = ["a", "b"]
 KINDS = ["tei", "infinity", "vllm", "openai"]
-# Of two texts, as TEI's native routes tell.
+# Replies to two texts on TEI's native routes.
 NOT_ROWS: dict[str, Any] = {
     "html": b"<html>welcome</html>",
     "nothing": b"",
@@ -39,12 +39,15 @@ NOT_ROWS: dict[str, Any] = {
 
 
 def scores(*pairs: tuple[Any, Any], name: str = "score") -> list[dict[str, Any]]:
-    """Ranks, by index."""
+    """Return ranks by index."""
     return [{"index": index, name: score} for index, score in pairs]
 
 
 def not_ranks(name: str) -> dict[str, Any]:
-    """Answers of status 200 to two documents that rank nothing. name: what a wire calls a score."""
+    """Return invalid replies of status 200 to a ranking of two documents.
+
+    name: the field of a score on the wire.
+    """
     return {
         "too_few": scores((0, 0.5), name=name),
         "too_many": scores((0, 0.5), (1, 0.5), (2, 0.5), name=name),
@@ -60,7 +63,7 @@ def not_ranks(name: str) -> dict[str, Any]:
 
 
 def server_of(kind: str, *, ranks: bool = False) -> Any:
-    """A server of an embedding model, or of a cross-encoder."""
+    """Return a server of an embedding model, or of a cross-encoder."""
     match kind:
         case "infinity":
             return FakeInfinity(capability="rerank") if ranks else FakeInfinity()
@@ -72,7 +75,7 @@ def server_of(kind: str, *, ranks: bool = False) -> Any:
 
 
 def config_of(kind: str, folder: Path, url: str = "http://one", more: str = "") -> str:
-    """One upstream of a kind; only Infinity needs the tokenizer."""
+    """Return the configuration of one upstream; only Infinity needs the tokenizer."""
     tokenizer = f", tokenizer: {write_small_files(folder)}" if kind == "infinity" else ""
     return f"""
 upstreams: {{only: {{backend: {kind}, replicas: ["{url}"]{tokenizer}{more}}}}}
@@ -81,7 +84,7 @@ models: {{m: {{upstream: only}}}}
 
 
 async def ends(gateway: Running, path: str, body: Any) -> tuple[int, str]:
-    """The status of a call and what its error says, in time."""
+    """Return the status and body of a call that ends in time."""
     async with asyncio.timeout(10):
         reply = await gateway.post(path, body)
     assert "application/json" == reply.headers["content-type"]
@@ -94,8 +97,8 @@ async def test_malformed_reply_never_becomes_vectors(boot: Boots, tmp_path: Path
     async with boot({"one": server}, config_of(kind, tmp_path)) as gateway:
         for name, wrong in NOT_VECTORS.items():
             server.hook = respond_with(200, body_of(wrong))
-            status, told = await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
-            assert (502, "upstream_failed") == (status, json.loads(told)["error"]["code"]), name
+            status, body = await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
+            assert (502, "upstream_failed") == (status, json.loads(body)["error"]["code"]), name
         server.hook = None
         assert 200 == (await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO}))[0]
 
@@ -111,8 +114,8 @@ async def test_truncated_reply_never_becomes_vectors(boot: Boots, tmp_path: Path
             whole.append((await direct.post(path, json=sent)).content)
         for length in range(0, len(whole[0]) - 1, 7):
             server.hook = respond_with(200, whole[0][:length])
-            status, told = await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
-            assert 502 == status, (length, told)
+            status, body = await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
+            assert 502 == status, (length, body)
 
 
 async def test_malformed_rows_of_the_native_tei_route_never_become_vectors(
@@ -122,8 +125,8 @@ async def test_malformed_rows_of_the_native_tei_route_never_become_vectors(
     async with boot({"one": server}, config_of("tei", tmp_path)) as gateway:
         for name, wrong in NOT_ROWS.items():
             server.hook = respond_with(200, body_of(wrong))
-            status, told = await ends(gateway, "/embed", {"inputs": TWO, "normalize": False})
-            assert (424, "Backend") == (status, json.loads(told)["error_type"]), name
+            status, body = await ends(gateway, "/embed", {"inputs": TWO, "normalize": False})
+            assert (424, "Backend") == (status, json.loads(body)["error_type"]), name
 
 
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
@@ -139,12 +142,12 @@ async def test_malformed_reply_never_becomes_scores(boot: Boots, tmp_path: Path,
                 "vllm": {"object": "list", "data": wrong, "model": "m", "usage": usage},
             }[kind]
             server.hook = respond_with(200, body_of(wrapped))
-            status, told = await ends(gateway, "/rerank", {"query": "q", "texts": TWO})
-            assert (424, "Backend") == (status, json.loads(told)["error_type"]), label
+            status, body = await ends(gateway, "/rerank", {"query": "q", "texts": TWO})
+            assert (424, "Backend") == (status, json.loads(body)["error_type"]), label
 
 
 GOOD_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-# What a peer may say on the wire, and whether it then closes.
+# Bytes that a peer sends, and whether it closes the connection after them.
 ON_THE_WIRE: dict[str, tuple[bytes, bool]] = {
     "nothing_and_closed": (b"", True),
     "nothing": (b"", False),
@@ -162,8 +165,8 @@ ON_THE_WIRE: dict[str, tuple[bytes, bool]] = {
 
 
 @asynccontextmanager
-async def speaking(said: bytes, *, closes: bool) -> AsyncIterator[str]:
-    """A TEI server that tells what it is, embeds the canaries, and says this to everything else."""
+async def speaking(raw_reply: bytes, *, closes: bool) -> AsyncIterator[str]:
+    """Serve TEI's description and the canaries correctly, and send these bytes for everything else."""
     behind = FakeTei()
     held: list[asyncio.StreamWriter] = []
 
@@ -173,7 +176,7 @@ async def speaking(said: bytes, *, closes: bool) -> AsyncIterator[str]:
             path, length = head
             body = await reader.readexactly(length)
             is_call = bool(body) and not is_canaries(next(iter(json.loads(body).values())))
-            writer.write(said if is_call else await _true_answer(behind, path, body))
+            writer.write(raw_reply if is_call else await _true_answer(behind, path, body))
             await writer.drain()
             if is_call and closes:
                 writer.close()
@@ -195,7 +198,7 @@ async def _true_answer(server: FakeTei, path: str, body: bytes) -> bytes:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[str, int] | None:
-    """The path and the body's length of the next request; None where there is none."""
+    """Return the path and body length of the next request, or None at the end."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -206,14 +209,14 @@ async def _head(reader: asyncio.StreamReader) -> tuple[str, int] | None:
 
 @pytest.mark.parametrize("name", ON_THE_WIRE)
 async def test_broken_http_ends_in_an_error_in_time(name: str, tmp_path: Path) -> None:
-    said, closes = ON_THE_WIRE[name]
+    raw_reply, closes = ON_THE_WIRE[name]
     async with (
-        speaking(said, closes=closes) as url,
+        speaking(raw_reply, closes=closes) as url,
         running_gateway(
             {}, config_of("tei", tmp_path, url, ", attempt_timeout_s: 0.3"), sockets=True
         ) as gateway,
     ):
-        status, told = await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
+        status, body = await ends(gateway, "/v1/embeddings", {"model": "m", "input": TWO})
 
-    assert status in {502, 503, 504}, told
-    assert json.loads(told)["error"]["code"] in {"upstream_failed", "no_replica", "deadline_exceeded"}
+    assert status in {502, 503, 504}, body
+    assert json.loads(body)["error"]["code"] in {"upstream_failed", "no_replica", "deadline_exceeded"}

@@ -1,4 +1,4 @@
-"""A lane joins what waits, shares what is the same, and loses nobody, whoever goes and whatever fails."""
+"""Lane: joins waiting calls, computes identical work once, and answers every call despite failures."""
 
 import asyncio
 
@@ -25,22 +25,22 @@ from tests.fakes.replicas import Rig, assert_vectors, reply_to, tokens_of
 NO = InvalidWork("this text is not allowed: bad")
 
 
-async def held_and_waiting(rig: Rig, *texts: str, **whose: object) -> list[asyncio.Task[Reply]]:
-    """A first call holds the only slot; one call for each text waits behind it."""
+async def held_and_waiting(rig: Rig, *texts: str, **owner_options: object) -> list[asyncio.Task[Reply]]:
+    """Let a first call hold the only slot, and one call for each text wait behind it."""
     first = rig.call("first")
     await rig.sent("first")
-    calls = [first, *(rig.call(text, **whose) for text in texts)]  # type: ignore[arg-type]
+    calls = [first, *(rig.call(text, **owner_options) for text in texts)]  # type: ignore[arg-type]
     await rig.queued(sum(map(tokens_of, texts)))
     return calls
 
 
 async def all_answered(rig: Rig, calls: list[asyncio.Task[Reply]]) -> list[Reply]:
-    """Let every replica answer whatever comes until the calls are done."""
+    """Let every replica answer every request until the calls are done."""
     while not all(call.done() for call in calls):
         for backend in rig.backends:
-            for sent in backend.pending:
-                if not sent.answer.done():
-                    sent.succeed()
+            for request in backend.pending:
+                if not request.answer.done():
+                    request.succeed()
         await asyncio.sleep(0)
     return [await call for call in calls]
 
@@ -84,9 +84,9 @@ async def test_calls_with_different_options_share_no_batch(other: Embed) -> None
     await rig.queued(9)
     await all_answered(rig, calls)
 
-    sent = [one.texts for one in rig.replica.requests]
-    assert ["b"] in sent
-    assert ["a"] in sent or ["a", "c"] in sent
+    batches = [request.texts for request in rig.replica.requests]
+    assert ["b"] in batches
+    assert ["a"] in batches or ["a", "c"] in batches
 
 
 async def test_interactive_and_bulk_calls_share_no_batch() -> None:
@@ -96,30 +96,30 @@ async def test_interactive_and_bulk_calls_share_no_batch() -> None:
     await rig.queued(16)
     await all_answered(rig, calls)
 
-    assert [["i1", "i2"], ["b1", "b2"]] == [sent.texts for sent in rig.replica.requests[1:]]
+    assert [["i1", "i2"], ["b1", "b2"]] == [request.texts for request in rig.replica.requests[1:]]
 
 
 @pytest.mark.parametrize(
-    ("tells", "join", "together"), [(True, True, True), (False, True, False), (True, False, False)]
+    ("reports_tokens", "join", "together"), [(True, True, True), (False, True, False), (True, False, False)]
 )
 async def test_tenants_share_a_batch_only_if_tokens_are_known_and_both_allow_it(
-    *, tells: bool, join: bool, together: bool
+    *, reports_tokens: bool, join: bool, together: bool
 ) -> None:
-    rig = Rig(reports_tokens=tells)
+    rig = Rig(reports_tokens=reports_tokens)
     calls = await held_and_waiting(rig)
     calls += [rig.call("mine", tenant="one"), rig.call("yours", tenant="two", join=join)]
     await rig.queued(tokens_of("mine") + tokens_of("yours"))
     replies = await all_answered(rig, calls)
 
     assert ([["mine", "yours"]] if together else [["mine"], ["yours"]]) == [
-        sent.texts for sent in rig.replica.requests[1:]
+        request.texts for request in rig.replica.requests[1:]
     ]
     assert_vectors(replies[1], "mine")
     assert_vectors(replies[2], "yours")
 
 
 async def turns_of_answers(calls: list[asyncio.Task[Reply]]) -> list[int]:
-    """In which turn of the event loop each call was answered, from when the batch came back."""
+    """Return the turn of the event loop in which each call was answered, counted from the batch's reply."""
     turns: dict[asyncio.Task[Reply], int] = {}
     for call in calls:
         call.add_done_callback(lambda done: turns.setdefault(done, turn))
@@ -130,26 +130,28 @@ async def turns_of_answers(calls: list[asyncio.Task[Reply]]) -> list[int]:
     return [turns[call] for call in calls]
 
 
-@pytest.mark.parametrize("others", [False, True])
-async def test_delivers_replies_one_per_turn_while_another_tenant_is_active(*, others: bool) -> None:
+@pytest.mark.parametrize("has_other_tenant", [False, True])
+async def test_delivers_replies_one_per_turn_while_another_tenant_is_active(
+    *, has_other_tenant: bool
+) -> None:
     rig = Rig()
-    if others:
-        theirs = rig.call("theirs", tenant="two")
+    if has_other_tenant:
+        other_call = rig.call("theirs", tenant="two")
         (await rig.sent("theirs")).succeed()
-        await theirs
+        await other_call
     first, *calls = await held_and_waiting(rig, *"abcd")
     (await rig.sent("first")).succeed()
     (await rig.sent(*"abcd")).succeed()
     turns = await turns_of_answers(calls)
 
-    assert (4 if others else 1) == len(set(turns))
+    assert (4 if has_other_tenant else 1) == len(set(turns))
     assert turns == sorted(turns)
     await first
     await rig.assert_empty()
 
 
 def poisonous(error: BackendError, rig: Rig) -> None:
-    """Every replica fails a batch that holds the text `bad`, and answers others."""
+    """Make every replica fail batches that hold the text `bad`, and answer all others."""
 
     async def doing(texts: list[str]) -> Reply:
         await asyncio.sleep(0)
@@ -205,7 +207,7 @@ async def test_suspect_tenant_shares_no_batch_for_ten_seconds() -> None:
     again += [rig.call("g1", tenant="fair"), rig.call("b1", tenant="poisoner"), rig.call("g2", tenant="fair")]
     await rig.queued(12)
     await all_answered(rig, again)
-    assert [["b1"], ["g1", "g2"]] == sorted(sent.texts for sent in rig.replica.requests[-2:])
+    assert [["b1"], ["g1", "g2"]] == sorted(request.texts for request in rig.replica.requests[-2:])
 
     activity = rig.lane._activity
     assert not activity.is_suspect("poisoner", rig.clock() + SUSPECT_S + 1)
@@ -230,9 +232,9 @@ async def test_only_the_last_caller_to_leave_cancels_the_batch() -> None:
     calls = await held_and_waiting(rig, *"abc")
     (await rig.sent("first")).succeed()
     batch = await rig.sent(*"abc")
-    for gone in (calls[1], calls[2]):
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
+    for leaving in (calls[1], calls[2]):
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
     assert not rig.replica.cancelled
     calls[3].cancel()
     await asyncio.gather(*calls, return_exceptions=True)
@@ -254,7 +256,7 @@ async def test_deadline_ends_only_its_own_call() -> None:
     batch.succeed()
 
     assert_vectors(await calls[1], "patient")
-    assert ["ok", "ok"] == [one.outcome for one in rig.attempts]
+    assert ["ok", "ok"] == [attempt.outcome for attempt in rig.attempts]
 
 
 async def test_shared_work_runs_until_the_latest_deadline() -> None:
@@ -275,7 +277,7 @@ async def test_computes_identical_work_once_per_tenant() -> None:
     await until(lambda: len(rig.replica.pending) == 2)
     replies = await all_answered(rig, calls)
 
-    assert [["same"], ["same"]] == [sent.texts for sent in rig.replica.requests]
+    assert [["same"], ["same"]] == [request.texts for request in rig.replica.requests]
     for reply in replies:
         assert_vectors(reply, "same")
     await rig.assert_empty()
@@ -299,7 +301,7 @@ async def test_answers_a_call_that_arrives_as_identical_work_ends() -> None:
 
     async def doing(texts: list[str]) -> Reply:
         if not late:
-            # It comes once the first has been told, and before that one has left.
+            # It arrives after the first call's waiter is settled, and before that call has left.
             late.append(rig.call("same"))
         return reply_to(texts)
 
@@ -336,9 +338,9 @@ async def test_rejoined_replica_gets_one_batch_at_a_time_until_proven() -> None:
     rig.bounds = Bounds(inputs=1)
     calls = [rig.call(text) for text in "abcdef"]
     for text in "abc":
-        sent = await rig.sent(text)
+        request = await rig.sent(text)
         assert (State.PROBATION, 1) == (replica.state, len(rig.replica.pending))
-        sent.succeed()
+        request.succeed()
     await until(lambda: len(rig.replica.pending) == 3)
 
     assert replica.state is State.UP
@@ -350,9 +352,9 @@ async def test_short_deadlines_do_not_eject_a_replica() -> None:
     calls = [rig.call(f"slow {index}", within_s=0.2) for index in range(12)]
     results = await asyncio.gather(*calls, return_exceptions=True)
 
-    assert {DeadlineExceeded} == {type(one) for one in results}
-    assert "timed_out" in [one.outcome for one in rig.attempts]
-    assert [State.UP, State.UP] == [one.state for one in rig.replicas]
+    assert {DeadlineExceeded} == {type(result) for result in results}
+    assert "timed_out" in [attempt.outcome for attempt in rig.attempts]
+    assert [State.UP, State.UP] == [replica.state for replica in rig.replicas]
     await rig.assert_empty()
 
 
@@ -396,7 +398,7 @@ async def test_call_that_tried_the_free_replica_does_not_block_its_tenants_calls
 
 
 async def with_known_latencies(rig: Rig) -> None:
-    """Enough singles were answered at once to know which are late."""
+    """Record enough fast single inputs to know which later ones are late."""
     for index in range(SAMPLES_MIN):
         await all_answered(rig, [rig.call(f"known {index}")])
 
@@ -413,8 +415,8 @@ async def test_hedges_a_late_single_input_once_and_takes_the_first_reply() -> No
     assert_vectors(await late, "late")
     await rig.assert_empty()
     ended = rig.attempts[before:]
-    assert ["cancelled", "ok"] == sorted(one.outcome for one in ended)
-    assert [False, True] == sorted(one.hedge for one in ended)
+    assert ["cancelled", "ok"] == sorted(attempt.outcome for attempt in ended)
+    assert [False, True] == sorted(attempt.hedge for attempt in ended)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05])
@@ -424,13 +426,15 @@ async def test_hedges_stay_within_their_budget(share: float) -> None:
     calls = [rig.call(f"late {index}") for index in range(100)]
     await until(lambda: len(rig.lane._attempts.in_flight) >= 100)
     last_s = max(
-        one.hedge_timer.when() for one in rig.lane._attempts.in_flight if one.hedge_timer is not None
+        attempt.hedge_timer.when()
+        for attempt in rig.lane._attempts.in_flight
+        if attempt.hedge_timer is not None
     )
-    # Armed last and for later than all of them: when it fires, they have.
+    # This timer is the last and latest: when it fires, all hedge timers have fired.
     passed = asyncio.Event()
     asyncio.get_running_loop().call_at(last_s + 0.001, passed.set)
     await passed.wait()
-    hedges = sum(one.is_hedge for one in rig.lane._attempts.in_flight)
+    hedges = sum(attempt.is_hedge for attempt in rig.lane._attempts.in_flight)
 
     assert 10 <= hedges <= 10 + 140 * share
     await all_answered(rig, calls)
@@ -478,7 +482,7 @@ async def test_dead_or_hung_replica_fails_no_call(how: str) -> None:
     calls = [rig.call(f"text {index}") for index in range(200)]
     if how == "hung":
         await until(lambda: rig.replicas[0].batches == 4)
-        # What the prober says of a replica that holds work and answers no probe.
+        # The prober reports this for a replica that holds work and fails a probe.
         rig.pool.transition(rig.replicas[0], ReplicaEvent.STALLED, "silent")
     for index, reply in enumerate(await asyncio.gather(*calls)):
         assert_vectors(reply, f"text {index}")
@@ -503,7 +507,7 @@ async def test_adds_few_attempts_while_every_replica_fails(error: BackendError) 
     calls = 0
     for _ in range(40):
         results = await asyncio.gather(*(rig.call(f"{calls + i}") for i in range(5)), return_exceptions=True)
-        assert all(isinstance(one, Exception) for one in results)
+        assert all(isinstance(result, Exception) for result in results)
         calls += 5
 
     assert len(rig.attempts) <= 1.2 * calls + 10

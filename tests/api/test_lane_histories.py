@@ -1,4 +1,4 @@
-"""Random histories through a lane: everybody gets what is their own, and nothing is left behind."""
+"""Random histories of a lane: every call gets its own result, and no state remains."""
 
 import asyncio
 from random import Random
@@ -27,12 +27,12 @@ from gateway.routing.window import Window
 from tests.fakes.replicas import Rig, assert_vectors, reply_to
 
 TROUBLE = (ReplicaOverloaded, ReplicaFailed, ConnectionLost, ReplicaUnavailable, AttemptTimedOut)
-# Few, so that calls share work; every replica refuses poison.
+# Few texts, so that calls share work. Every replica refuses poison.
 TEXTS = ("x", "yy", "a longer text", "poison", "z")
-# Enough passes of the event loop for anything that is on its way to arrive.
+# Enough turns of the event loop for pending callbacks to run.
 PASSES = 4
 
-whose = st.fixed_dictionaries(
+owner = st.fixed_dictionaries(
     {
         "tenant": st.sampled_from("abc"),
         "priority": st.sampled_from(["interactive", "bulk"]),
@@ -43,10 +43,10 @@ calls = st.fixed_dictionaries(
     {
         "texts": st.lists(st.sampled_from(TEXTS), min_size=1, max_size=4),
         "dimensions": st.sampled_from([None, None, None, 8]),
-        "whose": whose,
+        "owner": owner,
         "pause": st.integers(0, 3),
-        # After how many passes the caller goes, or how long it waits at most.
-        "goes": st.sampled_from([None, None, None, 0, 1, 5]),
+        # After how many turns the caller leaves, and how long it waits at most.
+        "leaves_after": st.sampled_from([None, None, None, 0, 1, 5]),
         "within_s": st.sampled_from([30, 30, 30, 0.0, 0.005]),
     }
 )
@@ -55,7 +55,7 @@ histories = st.fixed_dictionaries(
         "calls": st.lists(calls, min_size=1, max_size=25),
         "replicas": st.integers(1, 3),
         "window": st.sampled_from([1, 2, 4, None]),
-        "tells": st.booleans(),
+        "reports_tokens": st.booleans(),
         "holds": st.booleans(),
         "trouble": st.sampled_from([0.0, 0.2, 0.6]),
         "bounds": st.builds(
@@ -67,7 +67,7 @@ histories = st.fixed_dictionaries(
 
 
 class Chance:
-    """Replicas that answer after some passes, fail by chance, refuse poison, and come back when down."""
+    """Replicas that answer after some turns, fail by chance, refuse poison, and rejoin when down."""
 
     def __init__(self, history: dict[str, Any]) -> None:
         settings = LaneSettings(10**9, 5, holds=history["holds"])
@@ -78,7 +78,7 @@ class Chance:
             window=history["window"] or 4,
             bounds=history["bounds"],
             settings=settings,
-            reports_tokens=history["tells"],
+            reports_tokens=history["reports_tokens"],
         )
         for replica in self.rig.replicas:
             replica.window = Window(history["window"])
@@ -86,7 +86,7 @@ class Chance:
             backend.handler = self.answer
 
     async def answer(self, texts: list[str]) -> Reply:
-        """What a replica does with a batch."""
+        """Answer a batch as a replica does."""
         for _ in range(self.random.randint(0, PASSES)):
             await asyncio.sleep(0)
         if self.random.random() < self.trouble:
@@ -96,27 +96,27 @@ class Chance:
         return reply_to(texts)
 
     def revive(self) -> None:
-        """What the prober does, at once."""
+        """Let every down replica rejoin, without the prober's pauses."""
         for replica in self.rig.replicas:
             if replica.state is State.DOWN:
                 self.rig.pool.transition(replica, ReplicaEvent.JOINED, "")
 
-    async def call(self, one: dict[str, Any]) -> None:
-        """One caller from start to end, and what it may hear."""
-        for _ in range(one["pause"]):
+    async def call(self, call: dict[str, Any]) -> None:
+        """Run one call and check its result."""
+        for _ in range(call["pause"]):
             await asyncio.sleep(0)
-        texts = tuple(one["texts"])
+        texts = tuple(call["texts"])
         task = self.rig.call(
-            work=Embed(texts, dimensions=one["dimensions"]), within_s=one["within_s"], **one["whose"]
+            work=Embed(texts, dimensions=call["dimensions"]), within_s=call["within_s"], **call["owner"]
         )
-        if one["goes"] is not None:
-            for _ in range(one["goes"]):
+        if call["leaves_after"] is not None:
+            for _ in range(call["leaves_after"]):
                 await asyncio.sleep(0)
             task.cancel()
         try:
             reply = await task
         except asyncio.CancelledError:
-            assert one["goes"] is not None
+            assert call["leaves_after"] is not None
         except GatewayError:
             pass
         except BackendError as error:
@@ -126,7 +126,7 @@ class Chance:
             assert_vectors(reply, *texts)
 
     def assert_own(self, error: BackendError, texts: tuple[str, ...]) -> None:
-        """An error tells of its own call's texts or of none."""
+        """Check that an error quotes only its own call's texts."""
         if isinstance(error, InvalidWork):
             assert "poison" in texts
             assert error.message == f"refused: {list(texts)}"
@@ -138,7 +138,7 @@ class Chance:
 
 
 async def live(history: dict[str, Any]) -> None:
-    """Everything in a history, and nothing left at its end."""
+    """Run all calls of a history and check that no state remains."""
     chance = Chance(history)
 
     async def keep_reviving() -> None:
@@ -148,7 +148,7 @@ async def live(history: dict[str, Any]) -> None:
 
     prober = asyncio.create_task(keep_reviving())
     async with asyncio.timeout(20):
-        await asyncio.gather(*(chance.call(one) for one in history["calls"]))
+        await asyncio.gather(*(chance.call(call) for call in history["calls"]))
         await chance.rig.assert_empty()
     prober.cancel()
     await asyncio.gather(prober, return_exceptions=True)
@@ -172,13 +172,13 @@ def test_many_failing_calls_leave_no_state(seed: int) -> None:
         {
             "texts": random.sample(["x", "poison", f"text {i}", f"other {i}"], random.randint(1, 3)),
             "dimensions": random.choice([None, 8]),
-            "whose": {
+            "owner": {
                 "tenant": f"tenant {random.randint(0, 20)}",
                 "priority": random.choice(["interactive", "bulk"]),
                 "join": True,
             },
             "pause": random.randint(0, 20),
-            "goes": random.choice([None] * 9 + [2]),
+            "leaves_after": random.choice([None] * 9 + [2]),
             "within_s": 30,
         }
         for i in range(400)
@@ -187,7 +187,7 @@ def test_many_failing_calls_leave_no_state(seed: int) -> None:
         "calls": crowd,
         "replicas": 2,
         "window": 2,
-        "tells": True,
+        "reports_tokens": True,
         "holds": seed == 2,
         "trouble": 0.1,
         "bounds": Bounds(8, 10_000),

@@ -1,4 +1,4 @@
-"""A replica that holds work and gives nothing back is questioned; what stalled gives its work to others."""
+"""Probes of replicas that hold work and return nothing, and the work of those that have stalled."""
 
 import asyncio
 
@@ -12,13 +12,13 @@ from gateway.routing.replica import STALL_MIN_S, BatchLoad
 from tests.fakes.hooks import until
 from tests.fakes.replicas import Rig, assert_vectors, reply_to
 
-# Looked at all the time, and questioned as soon as nothing came back for so long.
+# Checks all the time, and probes after 5 ms without a reply.
 IMPATIENT = ProbeIntervals(0.001, 0.001, stall_timeout_s=0.005)
 
 
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe gives up at once."""
+    """Let probes time out quickly."""
     monkeypatch.setattr(prober, "PROBE_TIMEOUT_S", 0.005)
 
 
@@ -66,7 +66,7 @@ async def test_slow_replica_that_passes_a_probe_keeps_its_work() -> None:
     await asyncio.gather(watching, return_exceptions=True)
 
     assert rig.replicas[0].state is State.UP
-    assert ["ok"] == [one.outcome for one in rig.attempts]
+    assert ["ok"] == [attempt.outcome for attempt in rig.attempts]
 
 
 async def test_patience_is_several_times_the_slowest_recent_batch() -> None:
@@ -75,13 +75,13 @@ async def test_patience_is_several_times_the_slowest_recent_batch() -> None:
     replica.record_success(BatchLoad(1, 10, ["acme"]), 0.02, 0.0, was_full=False)
     assert replica.patience_s(30) == STALL_MIN_S
     replica.add_batch(BatchLoad(32, 16_000, ["acme"]), 0.0)
-    # Nothing so large was ever done here: nobody knows how long it takes.
+    # No batch this large has completed here, therefore its duration is not known.
     assert replica.patience_s(30) == 30
     replica.record_success(BatchLoad(32, 16_000, ["acme"]), 2.0, 1.0, was_full=False)
     assert replica.patience_s(30) == 6
     for _ in range(10):
         replica.record_success(BatchLoad(1, 10, ["acme"]), 0.02, 1.0, was_full=False)
-    # Small calls since do not make it look slower than it is.
+    # Small calls since then do not lower the estimate.
     assert replica.patience_s(30) == pytest.approx(6)
     assert not replica.is_silent(6.9, 30)
     assert replica.is_silent(7.1, 30)

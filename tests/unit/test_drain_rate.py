@@ -1,4 +1,4 @@
-"""How fast a lane empties, and what a refused caller is told of it."""
+"""Drain rate of a lane, and the `retry-after` computed from it."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ many = settings(max_examples=200, deadline=None)
 
 
 def steady(tokens: int, every_s: float, seconds: float, start_s: float = 0.0) -> tuple[DrainRate, float]:
-    """A rate that saw so many tokens finish at the end of every interval, and the time after it."""
+    """Return a rate after completing tokens at the end of every interval, and the current time."""
     rate = DrainRate(start_s)
     now_s = start_s
     while now_s < start_s + seconds:
@@ -45,14 +45,14 @@ HISTORIES = st.lists(st.tuples(st.floats(0, 1e4), st.integers(0, 10**6)), max_si
 @many
 @given(HISTORIES, st.integers(0, 10**9), st.integers(0, 10**9), st.floats(0, 1e5))
 def test_longer_queue_never_means_a_shorter_wait(
-    history: list[tuple[float, int]], one: int, other: int, pause_s: float
+    history: list[tuple[float, int]], queued_a: int, queued_b: int, pause_s: float
 ) -> None:
     rate, now_s = DrainRate(0.0), 0.0
     for step_s, tokens in history:
         now_s += step_s
         rate.add(tokens, now_s)
     now_s += pause_s
-    shorter, longer = (rate.retry_after_s(queued, now_s) for queued in sorted((one, other)))
+    shorter, longer = (rate.retry_after_s(queued, now_s) for queued in sorted((queued_a, queued_b)))
 
     assert 1 <= shorter <= longer <= RETRY_AFTER_MAX_S
 
@@ -66,12 +66,12 @@ def test_wait_is_finite_after_any_idle_time(idle_s: float) -> None:
 
 
 def test_reading_the_rate_does_not_change_it() -> None:
-    asked, now_s = steady(500, 0.5, 20)
-    unasked, _ = steady(500, 0.5, 20)
+    read, now_s = steady(500, 0.5, 20)
+    unread, _ = steady(500, 0.5, 20)
     for tenth in range(50):
-        asked.retry_after_s(10, now_s + tenth / 10)
+        read.retry_after_s(10, now_s + tenth / 10)
 
-    assert unasked.retry_after_s(5000, now_s + 5) == asked.retry_after_s(5000, now_s + 5)
+    assert unread.retry_after_s(5000, now_s + 5) == read.retry_after_s(5000, now_s + 5)
 
 
 @pytest.mark.parametrize(("before", "after", "least", "most"), [(100, 1000, 10, 12), (1000, 100, 45, 60)])

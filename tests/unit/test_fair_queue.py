@@ -1,4 +1,4 @@
-"""Who goes next: shares by weight, a floor for bulk, small calls beside big ones, and nothing lost."""
+"""Fair queue: shares by weight, the guaranteed share of bulk, and order within a tenant."""
 
 from collections import Counter
 from itertools import count
@@ -15,26 +15,26 @@ T = TypeVar("T")
 
 
 def fill(queue: FairQueue[int], tenant: str, calls: int, cost: int, **options: object) -> None:
-    """Calls of one part each."""
+    """Queue calls of one part each."""
     for number in range(calls):
         queue.push(Entry(number, tenant, cost, next(FLOWS), **options))  # type: ignore[arg-type]
 
 
 def popped(queue: FairQueue[T]) -> Entry[T]:
-    """The next, which has gone now."""
+    """Take the next entry out of the queue."""
     entry = queue.peek()
     assert entry is not None
     queue.pop(entry)
     return entry
 
 
-def tokens_gone(queue: FairQueue[int], pops: int) -> Counter[str]:
-    """How many tokens of each tenant leave in so many turns."""
-    gone: Counter[str] = Counter()
+def tokens_after(queue: FairQueue[int], pops: int) -> Counter[str]:
+    """Return the tokens of each tenant that leave in this many pops."""
+    tokens: Counter[str] = Counter()
     for _ in range(pops):
         entry = popped(queue)
-        gone[entry.tenant] += entry.cost
-    return gone
+        tokens[entry.tenant] += entry.cost
+    return tokens
 
 
 @pytest.mark.parametrize(("cost_a", "cost_b"), [(100, 100), (10, 1000), (1000, 10), (5000, 300)])
@@ -43,12 +43,12 @@ def test_two_tenants_share_tokens_equally_at_any_cost_per_call(cost_a: int, cost
     fill(queue, "a", 400_000 // cost_a, cost_a)
     fill(queue, "b", 400_000 // cost_b, cost_b)
 
-    gone: Counter[str] = Counter()
-    while gone.total() < 300_000:
+    tokens: Counter[str] = Counter()
+    while tokens.total() < 300_000:
         entry = popped(queue)
-        gone[entry.tenant] += entry.cost
+        tokens[entry.tenant] += entry.cost
 
-    assert abs(gone["a"] - gone["b"]) <= 2 * (QUANTUM_TOKENS + max(cost_a, cost_b))
+    assert abs(tokens["a"] - tokens["b"]) <= 2 * (QUANTUM_TOKENS + max(cost_a, cost_b))
 
 
 def test_weights_are_shares_of_tokens() -> None:
@@ -56,14 +56,14 @@ def test_weights_are_shares_of_tokens() -> None:
     fill(queue, "heavy", 3000, 100, weight=3)
     fill(queue, "light", 3000, 100, weight=1)
 
-    gone = tokens_gone(queue, 2000)
-    assert 2.6 <= gone["heavy"] / gone["light"] <= 3.4
+    tokens = tokens_after(queue, 2000)
+    assert 2.6 <= tokens["heavy"] / tokens["light"] <= 3.4
 
 
 def test_call_waits_at_most_one_turn_of_a_flooding_tenant() -> None:
     queue: FairQueue[int] = FairQueue()
     fill(queue, "flood", 10_000, 100)
-    tokens_gone(queue, 50)
+    tokens_after(queue, 50)
     queue.push(Entry(0, "victim", 100, next(FLOWS)))
 
     before = 0
@@ -77,9 +77,9 @@ def test_interactive_goes_first_and_bulk_keeps_its_share() -> None:
     fill(queue, "queries", 5000, 100)
     fill(queue, "reindex", 5000, 100, priority="bulk")
 
-    gone = tokens_gone(queue, 1000)
-    assert gone["queries"] > gone["reindex"] > 0
-    assert abs(gone["reindex"] * BULK_EVERY - gone.total()) <= gone.total() * 0.1
+    tokens = tokens_after(queue, 1000)
+    assert tokens["queries"] > tokens["reindex"] > 0
+    assert abs(tokens["reindex"] * BULK_EVERY - tokens.total()) <= tokens.total() * 0.1
 
 
 def test_small_calls_overtake_a_big_call_of_the_same_tenant() -> None:
@@ -132,9 +132,9 @@ def test_no_entry_is_lost_or_duplicated_and_sums_are_right(steps: list[Entry[int
                 assert queue.peek() in inside
             case "remove" if inside:
                 assert queue.remove(inside.pop())
-        assert (len(inside), sum(one.cost for one in inside)) == (len(queue), queue.tokens)
+        assert (len(inside), sum(entry.cost for entry in inside)) == (len(queue), queue.tokens)
         for tenant in "abc":
-            assert sum(one.cost for one in inside if one.tenant == tenant) == queue.tokens_of(tenant)
+            assert sum(entry.cost for entry in inside if entry.tenant == tenant) == queue.tokens_of(tenant)
     assert not queue.remove(Entry(0, "nobody", 1))
     assert queue.peek(skip="abc") is None
     assert Counter(map(repr, inside)) == Counter(repr(popped(queue)) for _ in range(len(inside)))

@@ -1,4 +1,4 @@
-"""Slices that travel together get their own answers back, and their own tokens."""
+"""Joined slices: each gets its own results and its own tokens."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 50)), min_size=1, m
 
 
 def pieces_of(sizes: list[tuple[int, int]], *, exact: bool = False) -> list[Slice]:
-    """Slices of so many inputs and tokens; each text is another."""
+    """Return slices of these inputs and tokens; all texts differ."""
     return [
         Slice(0, Embed(tuple(f"{index}/{i}" for i in range(inputs))), inputs, tokens, exact=exact)
         for index, (inputs, tokens) in enumerate(sizes)
@@ -65,7 +65,7 @@ def test_exact_tokens_stay_with_their_slices_if_the_sum_matches(
     rows = np.zeros((sum(inputs for inputs, _ in sizes), 1), np.float32)
 
     assert [tokens for _, tokens in sizes] == [
-        one.tokens for one in split_reply(pieces, EmbedReply(rows, total))
+        part.tokens for part in split_reply(pieces, EmbedReply(rows, total))
     ]
 
 
@@ -85,7 +85,7 @@ def test_totals_are_within_bounds_if_each_sum_is(
     totals = BatchTotals()
     for count, cost in sizes:
         totals = totals.plus(Slice(0, Embed(("a",) * count), count, cost, bytes=cost * 2))
-    sums = [sum(one) for one in zip(*sizes, strict=True)]
+    sums = [sum(column) for column in zip(*sizes, strict=True)]
 
     fits = room is None or sums[1] * 2 <= room
     assert (sums[0] <= inputs and sums[1] <= tokens and fits) is totals.is_within(
@@ -104,10 +104,10 @@ def test_totals_are_within_bounds_if_each_sum_is(
     ],
 )
 def test_only_embeddings_with_equal_options_are_joinable(other: Embed | Rerank) -> None:
-    one, same = Slice(0, Embed(("a",)), 1, 1), Slice(0, Embed(("b",)), 1, 1)
+    first, same = Slice(0, Embed(("a",)), 1, 1), Slice(0, Embed(("b",)), 1, 1)
     different = Slice(0, other, 1, 1)
 
-    assert are_joinable(one, same)
-    assert not are_joinable(one, different)
-    assert not are_joinable(different, one)
+    assert are_joinable(first, same)
+    assert not are_joinable(first, different)
+    assert not are_joinable(different, first)
     assert not are_joinable(Slice(0, Rerank("q", ("a",)), 1, 1), Slice(0, Rerank("q", ("b",)), 1, 1))

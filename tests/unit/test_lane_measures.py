@@ -1,4 +1,4 @@
-"""What a lane learns from its attempts: a batch's sizer, the slow ones' time, the budget of added ones."""
+"""Measurements of a lane: batch size, latencies of attempts, and the budget of added attempts."""
 
 from random import Random
 
@@ -18,7 +18,7 @@ from gateway.routing.retry_budget import FREE_ATTEMPTS, RetryBudget
         (0.0, 1 / 20_000, 5_000),
         (0.01, 1 / 200_000, 48_000),
         (0.02, 1 / 2_000, 460),
-        # A batch that is late however small it is must not become smaller and smaller.
+        # A batch that exceeds the target at any size must not shrink further and further.
         (1.0, 1 / 5_000, 5_000),
         (0.3, 0.0, MAX_TOKENS),
     ],
@@ -26,13 +26,13 @@ from gateway.routing.retry_budget import FREE_ATTEMPTS, RetryBudget
 def test_batch_size_fits_the_target_or_the_fixed_cost(
     fixed_s: float, token_s: float, expected: int, jitter: float
 ) -> None:
-    random, sizer, seen = Random(1), BatchSizer(), []
+    random, sizer, sizes = Random(1), BatchSizer(), []
     for _ in range(600):
         full = random.random() < 0.7
         tokens = int(sizer.tokens * random.uniform(0.9, 1)) if full else random.randint(5, 200)
         sizer.record_batch(tokens, (fixed_s + token_s * tokens) * (1 + jitter * random.uniform(-1.7, 1.7)))
-        seen.append(sizer.tokens)
-    late = seen[300:]
+        sizes.append(sizer.tokens)
+    late = sizes[300:]
 
     assert expected * 0.75 <= sum(late) / len(late) <= expected * 1.3
     assert max(late) <= expected * 2.5
@@ -65,9 +65,9 @@ def test_added_attempts_stay_within_their_share(share: float, steps: list[tuple[
 
 def test_quiet_lane_may_retry_and_its_budget_recovers() -> None:
     budget = RetryBudget(0.2, 0.0)
-    taken = sum(budget.try_spend(0.0) for _ in range(100))
+    allowed = sum(budget.try_spend(0.0) for _ in range(100))
 
-    assert taken == FREE_ATTEMPTS
+    assert allowed == FREE_ATTEMPTS
     assert budget.try_spend(60.0)
 
 
@@ -75,8 +75,8 @@ def test_quiet_lane_may_retry_and_its_budget_recovers() -> None:
 @given(st.lists(st.floats(0, 100), max_size=3 * SAMPLES_MAX))
 def test_quantile_is_of_recent_samples_and_unknown_for_few(durations: list[float]) -> None:
     latencies = Latencies()
-    for one in durations:
-        latencies.add(one)
+    for duration_s in durations:
+        latencies.add(duration_s)
     late_s = latencies.quantile(0.95)
     last = sorted(durations[-SAMPLES_MAX:])
 
@@ -84,4 +84,4 @@ def test_quantile_is_of_recent_samples_and_unknown_for_few(durations: list[float
         assert late_s is None
     else:
         assert late_s == last[int(0.95 * len(last))]
-        assert sum(one > late_s for one in last) <= len(last) * 0.05
+        assert sum(duration_s > late_s for duration_s in last) <= len(last) * 0.05

@@ -1,4 +1,4 @@
-"""Which replica is tried first, when one is given work, and what a model's name means."""
+"""Routing: ranking and choice of replicas, their states, and the meaning of model names."""
 
 from collections import Counter
 from random import Random
@@ -88,7 +88,7 @@ def test_two_choices_spreads_load_and_avoids_the_busiest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "happened", "expected"),
+    ("state", "event", "expected"),
     [
         (State.JOINING, ReplicaEvent.JOINED, State.UP),
         (State.JOINING, ReplicaEvent.JOIN_FAILED, State.DOWN),
@@ -114,21 +114,21 @@ def test_two_choices_spreads_load_and_avoids_the_busiest() -> None:
         (State.PROBATION, ReplicaEvent.JOINED, State.PROBATION),
     ],
 )
-def test_state_transitions_follow_the_table(state: State, happened: ReplicaEvent, expected: State) -> None:
-    assert expected is next_state(state, happened)
+def test_state_transitions_follow_the_table(state: State, event: ReplicaEvent, expected: State) -> None:
+    assert expected is next_state(state, event)
 
 
 @given(st.lists(st.sampled_from(ReplicaEvent), max_size=20))
 @settings(max_examples=100, deadline=None)
 def test_down_replica_is_up_only_after_joining_and_probation(history: list[ReplicaEvent]) -> None:
     state = State.JOINING
-    for happened in history:
-        following = next_state(state, happened)
+    for event in history:
+        following = next_state(state, event)
         if following is State.UP:
             assert state is not State.DOWN
-            assert state is not State.PROBATION or happened is ReplicaEvent.PROVEN
+            assert state is not State.PROBATION or event is ReplicaEvent.PROVEN
         if following is State.PROBATION:
-            assert state is State.PROBATION or happened is ReplicaEvent.JOINED
+            assert state is State.PROBATION or event is ReplicaEvent.JOINED
         assert following is not State.JOINING or state is State.JOINING
         state = following
 
@@ -153,7 +153,7 @@ def test_first_error_ejects_only_an_unreachable_or_lost_replica(
 
 
 class Watched:
-    """A pool of replicas that are never spoken to, and what it observed."""
+    """A pool of replicas that are never contacted, with its events."""
 
     def __init__(self, count: int, policy: Policy = "least_tokens", window: int = 2) -> None:
         self.events: list[Event] = []
@@ -161,11 +161,11 @@ class Watched:
         self.replicas = [Replica(f"r{index}", backend, Window(window)) for index in range(count)]
         self.pool = Pool("up", self.replicas, policy, self.events.append)
 
-    def joined(self, **told: int) -> "Watched":
-        """With every replica up."""
+    def joined(self, **limits: int) -> "Watched":
+        """Let every replica join."""
         for replica in self.replicas:
-            what = Capabilities(replica.name, frozenset(Operation), **told)
-            self.pool.transition(replica, ReplicaEvent.JOINED, "", what)
+            capabilities = Capabilities(replica.name, frozenset(Operation), **limits)
+            self.pool.transition(replica, ReplicaEvent.JOINED, "", capabilities)
         return self
 
 
@@ -181,8 +181,8 @@ def test_picked_replica_is_usable_and_has_room(policy: Policy, states: list[tupl
     picked = watched.pool.pick(1, ())
 
     slots = {State.UP: 2, State.PROBATION: 1}
-    able = [one for one in watched.replicas if one.batches < slots.get(one.state, 0)]
-    assert (picked in able) if able else picked is None
+    candidates = [replica for replica in watched.replicas if replica.batches < slots.get(replica.state, 0)]
+    assert (picked in candidates) if candidates else picked is None
 
 
 def test_pick_avoids_replicas_that_failed_the_slice() -> None:
@@ -215,16 +215,16 @@ def test_permits_hold_but_a_batch_over_all_of_them_may_go_alone(
 
 
 def test_state_change_is_observed_and_reported_once() -> None:
-    watched, told = Watched(1), []
-    watched.pool.on_change = lambda: told.append(watched.replicas[0].state)
-    for happened in (ReplicaEvent.JOINED, ReplicaEvent.JOINED, ReplicaEvent.LOST, ReplicaEvent.UNREACHED):
-        watched.pool.transition(watched.replicas[0], happened, happened.value)
+    watched, states = Watched(1), []
+    watched.pool.on_change = lambda: states.append(watched.replicas[0].state)
+    for event in (ReplicaEvent.JOINED, ReplicaEvent.JOINED, ReplicaEvent.LOST, ReplicaEvent.UNREACHED):
+        watched.pool.transition(watched.replicas[0], event, event.value)
 
     assert [
         ReplicaChanged("up", "r0", "up", "joined"),
         ReplicaChanged("up", "r0", "down", "lost"),
     ] == watched.events
-    assert [State.UP, State.DOWN] == told
+    assert [State.UP, State.DOWN] == states
 
 
 def test_capabilities_of_a_down_replica_still_count() -> None:
@@ -234,8 +234,8 @@ def test_capabilities_of_a_down_replica_still_count() -> None:
     watched.joined()
     watched.pool.transition(watched.replicas[0], ReplicaEvent.LOST, "")
 
-    told = watched.pool.capabilities()
-    assert "r0" == (told.model_id if told else None)
+    capabilities = watched.pool.capabilities()
+    assert "r0" == (capabilities.model_id if capabilities else None)
     assert [watched.replicas[1]] == watched.pool.usable()
     assert not watched.pool.is_joining()
 
@@ -254,7 +254,7 @@ OFFERED: dict[str, frozenset[Operation] | None] = {"embedder": EMBEDS, "reranker
 
 
 def routes(*names: str, embed: str | None = None, rerank: str | None = None) -> Routes:
-    """Routes of some of the models, or of all."""
+    """Return routes of some models, or of all."""
     models = {name: MODELS[name] for name in names or MODELS}
     return Routes(models, config.Defaults(embed, rerank), OFFERED.__getitem__)
 
@@ -335,9 +335,9 @@ def test_forbidden_takes_precedence_over_unsupported() -> None:
     [(Operation.EMBED, "bge"), (Operation.TOKENIZE, "bge"), (Operation.RERANK, "cross")],
 )
 def test_request_without_model_uses_the_operations_default(operation: Operation, expected: str) -> None:
-    found = routes(embed="bge", rerank="cross").resolve(ANYONE, None, operation)
+    route = routes(embed="bge", rerank="cross").resolve(ANYONE, None, operation)
 
-    assert expected == found.model
+    assert expected == route.model
 
 
 @pytest.mark.parametrize(
@@ -377,11 +377,11 @@ def test_no_capable_model_is_unsupported() -> None:
 
 def test_configured_classifier_is_the_default() -> None:
     defaults = config.Defaults(embed="bge", rerank="cross", classify="new")
-    chosen = Routes(MODELS, defaults, OFFERED.__getitem__)
+    all_routes = Routes(MODELS, defaults, OFFERED.__getitem__)
 
     assert ["bge", "cross", "new", "bge"] == [
-        chosen.default_model(one)
-        for one in (Operation.EMBED, Operation.RERANK, Operation.CLASSIFY, Operation.DETOKENIZE)
+        all_routes.default_model(operation)
+        for operation in (Operation.EMBED, Operation.RERANK, Operation.CLASSIFY, Operation.DETOKENIZE)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Cutting and joining lose nothing, keep order and stay within what one upstream request may hold."""
+"""Slices: cutting and joining lose nothing, keep the order and respect the bounds of a request."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -53,7 +53,7 @@ BOUNDS = st.builds(Bounds, st.integers(1, 12), st.integers(1, 60), st.one_of(st.
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[Work, list[int], Bounds]:
-    """A call, what each of its inputs counts, and the bounds of a request."""
+    """Draw a call, the tokens of each of its inputs, and the bounds of a request."""
     texts = tuple(draw(TEXTS))
     work: Work = draw(
         st.sampled_from(
@@ -73,29 +73,29 @@ def calls(draw: st.DrawFn) -> tuple[Work, list[int], Bounds]:
 
 
 def answer(work: Work, tokens: int = 0, truncated: tuple[int, ...] | None = ()) -> Reply:
-    """A reply in which each input's own answer can be told from every other's."""
-    given = inputs_of(work)
-    numbers = np.array([abs(hash(one)) % 2**20 for one in given], dtype=np.float32)
+    """Return a reply in which each input's result differs from every other's."""
+    inputs = inputs_of(work)
+    numbers = np.array([abs(hash(work_input)) % 2**20 for work_input in inputs], dtype=np.float32)
     vectors = np.stack([numbers, -numbers], axis=1)
     match work:
         case Embed():
             return EmbedReply(vectors, tokens, truncated)
         case Encode():
             matrices = tuple(vectors[[i] * (1 + int(n) % 3)] for i, n in enumerate(numbers))
-            terms = tuple(TermWeights(one.astype(np.int32), one) for one in numbers[:, None])
+            terms = tuple(TermWeights(row.astype(np.int32), row) for row in numbers[:, None])
             return EncodeReply(tokens, vectors, terms, matrices, truncated=truncated)
         case Rerank() | Score():
             return RerankReply(numbers, tokens, truncated)
         case Classify():
             return ClassifyReply(("yes", "no"), vectors, tokens, truncated)
         case Tokenize():
-            return TokenizeReply(tuple((Token(0, str(one), special=False),) for one in given))
+            return TokenizeReply(tuple((Token(0, str(work_input), special=False),) for work_input in inputs))
         case Detokenize():
-            return DetokenizeReply(tuple(map(str, given)))
+            return DetokenizeReply(tuple(map(str, inputs)))
 
 
 def flat(reply: Reply) -> list[object]:
-    """The answers alone, in order."""
+    """Return only the results, in order."""
     match reply:
         case EmbedReply():
             return list(reply.vectors.tolist())
@@ -103,8 +103,8 @@ def flat(reply: Reply) -> list[object]:
             assert reply.dense is not None
             assert reply.sparse is not None
             assert reply.multivector is not None
-            terms = [(one.indices.tolist(), one.values.tolist()) for one in reply.sparse]
-            matrices = [one.tolist() for one in reply.multivector]
+            terms = [(weights.indices.tolist(), weights.values.tolist()) for weights in reply.sparse]
+            matrices = [matrix.tolist() for matrix in reply.multivector]
             return list(zip(reply.dense.tolist(), terms, matrices, strict=True))
         case RerankReply() | ClassifyReply():
             return list(reply.scores.tolist())
@@ -120,8 +120,8 @@ def test_cut_and_join_return_every_result_once_in_order(case: tuple[Work, list[i
     work, counts, bounds = case
     slices = cut(work, counts, bounds)
 
-    assert list(inputs_of(work)) == [text for one in slices for text in inputs_of(one.work)]
-    assert flat(answer(work)) == flat(join(slices, [answer(one.work) for one in slices]))
+    assert list(inputs_of(work)) == [text for piece in slices for text in inputs_of(piece.work)]
+    assert flat(answer(work)) == flat(join(slices, [answer(piece.work) for piece in slices]))
 
 
 @many
@@ -129,10 +129,10 @@ def test_cut_and_join_return_every_result_once_in_order(case: tuple[Work, list[i
 def test_slice_has_the_right_start_inputs_and_tokens(case: tuple[Work, list[int], Bounds]) -> None:
     work, counts, bounds = case
     start = 0
-    for one in cut(work, counts, bounds):
-        assert (start, len(inputs_of(one.work))) == (one.start, one.inputs)
-        assert sum(counts[start : start + one.inputs]) == one.tokens
-        start += one.inputs
+    for piece in cut(work, counts, bounds):
+        assert (start, len(inputs_of(piece.work))) == (piece.start, piece.inputs)
+        assert sum(counts[start : start + piece.inputs]) == piece.tokens
+        start += piece.inputs
     assert len(counts) == start
 
 
@@ -142,13 +142,13 @@ def test_slice_of_several_inputs_is_within_input_and_token_bounds(
     case: tuple[Work, list[int], Bounds],
 ) -> None:
     work, counts, bounds = case
-    for one in cut(work, counts, bounds):
-        assert bounds.inputs >= one.inputs >= 1
-        assert one.inputs == 1 or bounds.tokens >= one.tokens
+    for piece in cut(work, counts, bounds):
+        assert bounds.inputs >= piece.inputs >= 1
+        assert piece.inputs == 1 or bounds.tokens >= piece.tokens
 
 
 def wire_bytes(texts: Sequence[str]) -> int:
-    """What texts take inside a JSON list: each with its quotes, its escapes and a comma."""
+    """Return the bytes of texts inside a JSON list: each with its quotes, its escapes and a comma."""
     return sum(len(msgspec.json.encode(text)) + 1 for text in texts)
 
 
@@ -158,24 +158,24 @@ def test_slice_of_several_inputs_is_within_the_byte_bound(
     case: tuple[Work, list[int], Bounds],
 ) -> None:
     work, counts, bounds = case
-    for one in cut(work, counts, bounds):
-        texts = inputs_of(one.work)
-        assert bounds.bytes is None or one.inputs == 1 or bounds.bytes >= wire_bytes(texts)
+    for piece in cut(work, counts, bounds):
+        texts = inputs_of(piece.work)
+        assert bounds.bytes is None or piece.inputs == 1 or bounds.bytes >= wire_bytes(texts)
 
 
 @pytest.mark.parametrize("text", ["", "\x00", '"', "ä", "a"])
 def test_small_inputs_of_any_characters_stay_within_the_byte_bound(text: str) -> None:
     work = Embed((text,) * 100)
     for most in (100, 310, 450, 601, 801):
-        for one in cut(work, [1] * 100, Bounds(1000, 1000, most)):
-            assert most >= wire_bytes(inputs_of(one.work))
+        for piece in cut(work, [1] * 100, Bounds(1000, 1000, most)):
+            assert most >= wire_bytes(inputs_of(piece.work))
 
 
 def test_query_bytes_count_in_every_slice() -> None:
     work = Rerank("q" * 500, ("d" * 100,) * 20)
-    for one in cut(work, [1] * 20, Bounds(1000, 1000, 1000)):
-        assert isinstance(one.work, Rerank)
-        assert 1000 >= wire_bytes([one.work.query]) + wire_bytes(one.work.documents)
+    for piece in cut(work, [1] * 20, Bounds(1000, 1000, 1000)):
+        assert isinstance(piece.work, Rerank)
+        assert 1000 >= wire_bytes([piece.work.query]) + wire_bytes(piece.work.documents)
 
 
 @many
@@ -184,9 +184,9 @@ def test_no_slice_has_room_for_the_next_input(case: tuple[Work, list[int], Bound
     work, counts, bounds = case
     bounds = msgspec.structs.replace(bounds, bytes=None)
     slices = cut(work, counts, bounds)
-    for one, following in pairwise(slices):
-        full = one.inputs == bounds.inputs
-        assert full or one.tokens + counts[following.start] > bounds.tokens
+    for piece, following in pairwise(slices):
+        full = piece.inputs == bounds.inputs
+        assert full or piece.tokens + counts[following.start] > bounds.tokens
 
 
 @many
@@ -195,8 +195,8 @@ def test_slices_keep_the_options_of_the_call(case: tuple[Work, list[int], Bounds
     work, counts, bounds = case
     own = {Rerank: "documents", Score: "pairs"}.get(type(work), "inputs")
     nothing: dict[str, tuple[()]] = {own: ()}
-    for one in cut(work, counts, bounds):
-        assert msgspec.structs.replace(work, **nothing) == msgspec.structs.replace(one.work, **nothing)
+    for piece in cut(work, counts, bounds):
+        assert msgspec.structs.replace(work, **nothing) == msgspec.structs.replace(piece.work, **nothing)
 
 
 def test_call_that_fits_is_one_slice() -> None:
@@ -209,7 +209,7 @@ def test_call_that_fits_is_one_slice() -> None:
 def test_input_over_the_bounds_is_a_slice_of_its_own(bounds: Bounds) -> None:
     work = Embed(("a", "b" * 50, "c", "d"))
 
-    assert [1, 1, 2] == [one.inputs for one in cut(work, [1, 50, 1, 1], bounds)]
+    assert [1, 1, 2] == [piece.inputs for piece in cut(work, [1, 50, 1, 1], bounds)]
 
 
 def slices_of(*sizes: int) -> list[Slice]:
@@ -220,7 +220,7 @@ def slices_of(*sizes: int) -> list[Slice]:
 def test_truncated_indices_follow_the_callers_order() -> None:
     slices = slices_of(3, 1, 2)
     cut_at = [(0, 2), (), (1,)]
-    replies = [answer(one.work, 5, at) for one, at in zip(slices, cut_at, strict=True)]
+    replies = [answer(piece.work, 5, at) for piece, at in zip(slices, cut_at, strict=True)]
 
     assert (0, 2, 5) == join(slices, replies).truncated
 
@@ -228,7 +228,9 @@ def test_truncated_indices_follow_the_callers_order() -> None:
 @pytest.mark.parametrize("unknown", [0, 1, 2])
 def test_truncation_is_unknown_if_a_slice_does_not_report_it(unknown: int) -> None:
     slices = slices_of(1, 1, 1)
-    replies = [answer(one.work, 5, None if index == unknown else (0,)) for index, one in enumerate(slices)]
+    replies = [
+        answer(piece.work, 5, None if index == unknown else (0,)) for index, piece in enumerate(slices)
+    ]
 
     assert join(slices, replies).truncated is None
 
@@ -243,26 +245,26 @@ def test_truncation_of_a_single_slice_stays_unknown() -> None:
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 10**6)), min_size=1, max_size=8))
 def test_tokens_of_a_call_are_the_sum_of_its_slices(parts: list[tuple[int, int]]) -> None:
     slices = slices_of(*(size for size, _ in parts))
-    replies = [answer(one.work, tokens) for one, (_, tokens) in zip(slices, parts, strict=True)]
+    replies = [answer(piece.work, tokens) for piece, (_, tokens) in zip(slices, parts, strict=True)]
 
     assert sum(tokens for _, tokens in parts) == join(slices, replies).tokens
 
 
 def test_joined_vectors_are_contiguous_float32() -> None:
     slices = slices_of(2, 3)
-    joined = join(slices, [answer(one.work) for one in slices])
+    joined = join(slices, [answer(piece.work) for piece in slices])
 
     assert isinstance(joined, EmbedReply)
     assert ((5, 2), np.float32) == (joined.vectors.shape, joined.vectors.dtype)
     assert joined.vectors.flags.c_contiguous
 
 
-def told(**values: int) -> Capabilities:
+def capabilities_with(**values: int) -> Capabilities:
     return Capabilities("model", frozenset({Operation.EMBED}), **values)
 
 
 @pytest.mark.parametrize(
-    ("said", "configured", "expected"),
+    ("reported", "configured", "expected"),
     [
         ({}, (None, None), Bounds(DEFAULT_BATCH_INPUTS, DEFAULT_BATCH_TOKENS, None)),
         ({"batch_inputs": 8, "batch_tokens": 100, "batch_bytes": 9}, (None, None), Bounds(8, 100, 9)),
@@ -272,9 +274,9 @@ def told(**values: int) -> Capabilities:
     ],
 )
 def test_bounds_are_the_tightest_given_or_the_defaults(
-    said: dict[str, int], configured: tuple[int | None, int | None], expected: Bounds
+    reported: dict[str, int], configured: tuple[int | None, int | None], expected: Bounds
 ) -> None:
-    assert expected == bounds_of(told(**said), *configured)
+    assert expected == bounds_of(capabilities_with(**reported), *configured)
 
 
 @many

@@ -1,4 +1,4 @@
-"""On simulated replicas: the window finds how many batches are worth having in flight, and stays there."""
+"""Window on simulated replicas: it finds the useful number of batches in flight and stays there."""
 
 import heapq
 from random import Random
@@ -9,7 +9,7 @@ from gateway.routing.window import SIZE_MAX, SIZE_MIN, SIZE_START, Window
 
 
 class Server:
-    """So many batches at once, each as long as jitter lets it; more wait their turn.
+    """A server that runs `parallel` batches at once, with jitter, and queues the rest.
 
     callers: as many batches as ever want to be in flight.
     """
@@ -29,7 +29,7 @@ class Server:
         self.done = 0
 
     def run(self, until_s: float) -> tuple[float, list[int]]:
-        """Mean size over this time, weighted by it, and the sizes it had."""
+        """Return the time-weighted mean size until a moment, and all sizes it had."""
         weighted, started_s, sizes = 0.0, self.now_s, []
         while self.now_s < until_s:
             self._in_flight = min(self._callers, max(self._in_flight, self.window.size))
@@ -74,7 +74,7 @@ def test_unfilled_larger_window_is_not_kept(callers: int, parallel: int) -> None
 def test_window_limited_from_outside_does_not_grow() -> None:
     window = Window()
     for step in range(10_000):
-        # Much waits, and yet no more may be in flight: a server's own bound, or a slot kept for another.
+        # Calls wait, yet no more may be in flight: a server's own bound, or a slot reserved for a tenant.
         window.record_batch(500, step * 0.1, 4, was_full=True)
 
     assert window.size <= SIZE_START
