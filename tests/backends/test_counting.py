@@ -26,25 +26,25 @@ LONG = "w " * 20
     ],
     ids=str,
 )
-async def test_inputs_are_counted_as_the_model_sees_them(
+async def test_counts_tokens_after_truncation(
     small_files: str, work: Embed | Rerank, expected: TokenCount
 ) -> None:
     assert expected == await (await open_token_counter(small_files, 5.0)).count(work, 5.0)
 
 
-async def test_what_may_not_be_cut_is_refused(small_files: str) -> None:
+async def test_refuses_inputs_that_must_not_be_truncated(small_files: str) -> None:
     counter = await open_token_counter(small_files, 5.0)
     with pytest.raises(InvalidWork, match="input 1 has 22 tokens"):
         await counter.count(Embed(("a", LONG), truncate=Truncate.ERROR), 5.0)
 
 
-async def test_counting_ends_in_time(small_files: str) -> None:
+async def test_count_times_out(small_files: str) -> None:
     counter = await open_token_counter(small_files, 5.0)
     with pytest.raises(AttemptTimedOut):
         await counter.count(Embed(("a",)), 0.0)
 
 
-async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
+async def test_missing_files_raise_model_unavailable(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable):
         await open_token_counter(str(tmp_path), 5.0)
 
@@ -67,17 +67,17 @@ async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_prompt_is_written_into_each_input(work: Work, rules: InputRules | None, expected: Work) -> None:
+def test_prepends_the_prompt_to_each_input(work: Work, rules: InputRules | None, expected: Work) -> None:
     assert expected == apply_prompt(work, rules)
 
 
 @pytest.mark.parametrize("rules", [RULES, None])
-def test_a_prompt_that_nobody_knows_is_the_callers(rules: InputRules | None) -> None:
+def test_unknown_prompt_is_invalid_work(rules: InputRules | None) -> None:
     with pytest.raises(InvalidWork, match="nowhere"):
         apply_prompt(Embed(("a",), prompt_name="nowhere"), rules)
 
 
-def test_the_rules_of_a_model_that_the_engine_does_not_have(tmp_path: Path) -> None:
+def test_reads_input_rules_of_models_the_engine_does_not_support(tmp_path: Path) -> None:
     write_small_files(tmp_path)
     modules = [
         {"idx": 0, "name": "0", "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"},

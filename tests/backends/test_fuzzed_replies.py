@@ -100,7 +100,7 @@ plain = st.recursive(
 @pytest.mark.parametrize("reader", READERS)
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_no_body_becomes_a_wrong_vector(reader: str, data: st.DataObject) -> None:
+def test_no_damaged_body_becomes_a_vector(reader: str, data: st.DataObject) -> None:
     whole, decode = READERS[reader]
     body = data.draw(damaged(whole) | plain.map(lambda value: json.dumps(value).encode()))
     try:
@@ -117,13 +117,13 @@ def test_no_body_becomes_a_wrong_vector(reader: str, data: st.DataObject) -> Non
 @pytest.mark.parametrize("adapter", FAILURES)
 @settings(max_examples=300, deadline=None)
 @given(status=st.integers(201, 599), body=st.binary() | plain.map(lambda value: json.dumps(value).encode()))
-def test_every_other_answer_is_some_failure(adapter: str, status: int, body: bytes) -> None:
+def test_every_error_status_becomes_a_backend_error(adapter: str, status: int, body: bytes) -> None:
     assert isinstance(FAILURES[adapter](UpstreamResponse(status, {}, body)), BackendError)
 
 
 @settings(max_examples=300, deadline=None)
 @given(body=st.binary() | plain.map(lambda value: json.dumps(value).encode()))
-def test_a_masked_error_is_looked_for_in_any_body(body: bytes) -> None:
+def test_restores_a_valid_status_for_any_body(body: bytes) -> None:
     assert vllm_wire.restore_status(UpstreamResponse(200, {}, body)).status in {200, *range(400, 600)}
 
 
@@ -143,7 +143,7 @@ def test_a_masked_error_is_looked_for_in_any_body(body: bytes) -> None:
 )
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_no_body_becomes_wrong_terms_or_token_vectors(
+def test_no_damaged_body_becomes_terms_or_token_vectors(
     whole: bytes, decode: Decode, data: st.DataObject
 ) -> None:
     body = data.draw(damaged(whole) | plain.map(lambda value: json.dumps(value).encode()))

@@ -67,14 +67,14 @@ def replay(exchanges: list[dict[str, Any]]) -> httpx.MockTransport:
     return httpx.MockTransport(answer)
 
 
-def test_every_server_is_recorded_with_every_kind_of_model() -> None:
+def test_recordings_cover_every_server_and_kind_of_model() -> None:
     models = ("all-MiniLM-L6-v2", "classifier", "cross-encoder")
 
     assert [f"{server}/{model}" for server in ("infinity", "vllm") for model in models] == FILES
 
 
 @pytest.mark.parametrize("name", FILES)
-async def test_a_recorded_conversation_ends_as_it_did(name: str, small_copies: dict[str, str]) -> None:
+async def test_replayed_conversation_has_the_recorded_outcomes(name: str, small_copies: dict[str, str]) -> None:
     talk = recorded(name)
     kind: BackendKind = "infinity" if name.startswith("infinity") else "vllm"
     model = name.split("/")[1]

@@ -45,7 +45,7 @@ def mocked(error: Exception) -> UpstreamClient:
     ],
     ids=lambda one: getattr(one, "__name__", type(one).__name__),
 )
-async def test_what_httpx_raises_is_translated_once(error: Exception, expected: type[BackendError]) -> None:
+async def test_translates_httpx_exceptions(error: Exception, expected: type[BackendError]) -> None:
     with pytest.raises(expected) as caught:
         await mocked(error).post("/embed", b"{}", 1.0)
 
@@ -54,7 +54,7 @@ async def test_what_httpx_raises_is_translated_once(error: Exception, expected: 
 
 
 @pytest.mark.parametrize("status", [200, 204, 302, 404, 429, 500, 503])
-async def test_a_status_is_an_answer_whatever_it_says(status: int) -> None:
+async def test_every_status_is_a_response(status: int) -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         return httpx.Response(status, content=request.content, headers={"x-a": "b", "location": "/other"})
 
@@ -63,7 +63,7 @@ async def test_a_status_is_an_answer_whatever_it_says(status: int) -> None:
     assert (status, b"body", "b") == (got.status, got.body, got.headers["x-a"])
 
 
-async def test_paths_are_below_the_base_url_and_headers_are_sent() -> None:
+async def test_sends_paths_below_the_base_url_and_headers() -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         told = {
             "url": str(request.url),
@@ -80,7 +80,7 @@ async def test_paths_are_below_the_base_url_and_headers_are_sent() -> None:
     assert ("http://x/prefix/info", None, "b") == tuple(got.values())
 
 
-async def test_a_caller_that_goes_is_not_an_error_of_the_upstream() -> None:
+async def test_cancellation_is_not_an_upstream_error() -> None:
     started = asyncio.Event()
 
     async def handle(_: httpx.Request) -> httpx.Response:
@@ -175,7 +175,7 @@ BROKEN: dict[str, tuple[Speak, tuple[type[BackendError], ...]]] = {
 
 
 @pytest.mark.parametrize(("speak", "expected"), BROKEN.values(), ids=BROKEN.keys())
-async def test_a_server_that_breaks_off_is_told_from_one_that_was_not_there(
+async def test_distinguishes_broken_replies_from_unreachable_servers(
     speak: Speak, expected: tuple[type[BackendError], ...]
 ) -> None:
     async with listening(speak) as door:
@@ -186,13 +186,13 @@ async def test_a_server_that_breaks_off_is_told_from_one_that_was_not_there(
 
 
 @pytest.mark.parametrize("speak", [silent, stalling])
-async def test_a_server_that_says_no_more_has_timed_out(speak: Speak) -> None:
+async def test_silent_server_times_out(speak: Speak) -> None:
     async with listening(speak) as door:
         with pytest.raises(AttemptTimedOut):
             await door.post("/embed", b"{}", 0.05)
 
 
-async def test_a_refused_connection_is_unavailable() -> None:
+async def test_refused_connection_is_unavailable() -> None:
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()
@@ -203,14 +203,14 @@ async def test_a_refused_connection_is_unavailable() -> None:
     await door.aclose()
 
 
-async def test_a_name_that_resolves_to_nothing_is_unavailable() -> None:
+async def test_unresolvable_host_is_unavailable() -> None:
     door = UpstreamClient("http://nowhere.invalid")
     with pytest.raises(ReplicaUnavailable):
         await door.get("/info", 5.0)
     await door.aclose()
 
 
-async def test_a_socket_that_is_not_there_is_unavailable(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_missing_socket_is_unavailable(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("s") / "none.sock"
     door = UpstreamClient("http://engine", options=ConnectionOptions(socket_path=str(path)))
     with pytest.raises(ReplicaUnavailable):
@@ -218,7 +218,7 @@ async def test_a_socket_that_is_not_there_is_unavailable(tmp_path_factory: pytes
     await door.aclose()
 
 
-async def test_a_whole_reply_is_read_in_pieces() -> None:
+async def test_reads_a_reply_sent_in_pieces() -> None:
     parts = [HEAD, b"content-length: 6\r\nx-compute-tokens: 7\r\n\r\n", b"abc", b"def"]
     async with listening(saying(*parts)) as door:
         got = await door.post("/embed", b"{}", 5.0)
@@ -226,7 +226,7 @@ async def test_a_whole_reply_is_read_in_pieces() -> None:
     assert (200, b"abcdef", "7") == (got.status, got.body, got.headers["x-compute-tokens"])
 
 
-async def test_cookies_of_a_server_are_never_sent_back() -> None:
+async def test_never_sends_cookies_back() -> None:
     heard: list[bytes] = []
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -243,7 +243,7 @@ async def test_cookies_of_a_server_are_never_sent_back() -> None:
 
 
 @pytest.mark.parametrize(("idle_s", "connections"), [(0.0, 2), (60.0, 1)])
-async def test_an_idle_connection_is_kept_for_its_time(idle_s: float, connections: int) -> None:
+async def test_reuses_idle_connections_within_their_lifetime(idle_s: float, connections: int) -> None:
     opened = []
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -282,14 +282,14 @@ WHOLE: dict[str, tuple[bytes, ...]] = {
 
 
 @pytest.mark.parametrize("parts", WHOLE.values(), ids=WHOLE.keys())
-async def test_a_whole_reply_is_whole_however_it_is_told(parts: tuple[bytes, ...]) -> None:
+async def test_reads_every_framing_of_a_reply(parts: tuple[bytes, ...]) -> None:
     async with listening(saying(*parts)) as door:
         got = await door.get("/", 5.0)
 
     assert (200, b"ok") == (got.status, got.body)
 
 
-async def test_a_reply_without_a_body_ends_where_its_head_does() -> None:
+async def test_reply_without_a_body_ends_with_its_head() -> None:
     async with listening(saying(b"HTTP/1.1 204 No Content\r\n\r\n")) as door:
         got = await door.get("/", 5.0)
 
@@ -326,7 +326,7 @@ class Talking:
         writer.close()
 
 
-async def test_whose_answer_nobody_waits_for_is_not_the_next_ones() -> None:
+async def test_late_reply_to_a_cancelled_request_is_not_given_to_the_next() -> None:
     async with Talking(b"", OK) as server:
         given_up = asyncio.create_task(server.door.get("/first", 30.0))
         await server.asked.wait()
@@ -340,7 +340,7 @@ async def test_whose_answer_nobody_waits_for_is_not_the_next_ones() -> None:
     assert 2 == len(server.writers)
 
 
-async def test_an_answer_that_comes_as_its_caller_gives_up_is_no_answer_unasked() -> None:
+async def test_reply_arriving_during_cancellation_is_not_unsolicited() -> None:
     async with Talking(b"", OK) as server:
         given_up = asyncio.create_task(server.door.get("/first", 30.0))
         await server.asked.wait()
@@ -362,7 +362,7 @@ async def test_an_answer_that_comes_as_its_caller_gives_up_is_no_answer_unasked(
     "more",
     [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwrong", b"HTTP/1.1 200 OK\r\nx-", b"\x00\xff", b"more"],
 )
-async def test_what_a_server_says_unasked_is_nobodys_answer(more: bytes) -> None:
+async def test_unsolicited_data_is_never_a_reply(more: bytes) -> None:
     async with Talking(OK + more, OK) as server:
         bodies = []
         for _ in range(3):
@@ -375,7 +375,7 @@ async def test_what_a_server_says_unasked_is_nobodys_answer(more: bytes) -> None
     assert 2 <= len(server.writers)
 
 
-async def test_a_connection_that_is_to_be_closed_is_not_used_again() -> None:
+async def test_does_not_reuse_a_connection_marked_close() -> None:
     async with Talking(OK.replace(b"\r\n", b"\r\nconnection: close\r\n", 1), OK) as server:
         for _ in range(3):
             await server.door.get("/", 5.0)
@@ -383,7 +383,7 @@ async def test_a_connection_that_is_to_be_closed_is_not_used_again() -> None:
     assert 2 == len(server.writers)
 
 
-async def test_requests_at_once_have_connections_of_their_own_and_leave_them_to_the_next() -> None:
+async def test_concurrent_requests_use_separate_reusable_connections() -> None:
     async with Talking(OK) as server:
         for _ in range(3):
             await asyncio.gather(*(server.door.post("/", b"", 5.0) for _ in range(5)))
@@ -391,7 +391,7 @@ async def test_requests_at_once_have_connections_of_their_own_and_leave_them_to_
     assert 5 == len(server.writers)
 
 
-async def test_a_connection_that_the_server_has_closed_at_rest_costs_no_request() -> None:
+async def test_idle_connection_closed_by_the_server_costs_no_request() -> None:
     async with Talking(OK) as server:
         await server.door.get("/", 5.0)
         server.writers[0].close()
@@ -403,7 +403,7 @@ async def test_a_connection_that_the_server_has_closed_at_rest_costs_no_request(
     assert b"ok" == got.body
 
 
-async def test_a_large_body_goes_and_comes_whole() -> None:
+async def test_transfers_large_bodies_completely() -> None:
     sent = bytes(range(256)) * 40_000
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -417,14 +417,14 @@ async def test_a_large_body_goes_and_comes_whole() -> None:
     assert sent == got.body
 
 
-async def test_a_reply_past_the_limit_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reply_above_the_limit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_pool, "REPLY_LIMIT_BYTES", 10)
     async with listening(saying(HEAD + b"content-length: 11\r\n\r\n", b"x" * 11)) as door:
         with pytest.raises(ReplicaFailed):
             await door.get("/", 5.0)
 
 
-async def test_what_a_broken_answer_held_does_not_stay() -> None:
+async def test_broken_reply_leaves_no_data_in_memory() -> None:
     """Without the collector: connection and parser must not hold each other."""
     gc.collect()
     before = sum(type(one) is connection_pool._Connection for one in gc.get_objects())
@@ -442,7 +442,7 @@ async def test_what_a_broken_answer_held_does_not_stay() -> None:
         gc.enable()
 
 
-async def test_a_server_that_answers_unasked_once_has_a_connection_for_each_request() -> None:
+async def test_unsolicited_reply_disables_connection_reuse() -> None:
     async with Talking(OK) as server:
         await server.door.get("/", 5.0)
         server.writers[0].write(OK)
@@ -455,14 +455,14 @@ async def test_a_server_that_answers_unasked_once_has_a_connection_for_each_requ
     assert 4 == len(server.writers)
 
 
-async def test_a_head_past_its_limit_is_a_fault() -> None:
+async def test_head_above_the_limit_fails() -> None:
     flood = b"".join(b"x-%d: %s\r\n" % (i, b"y" * 1000) for i in range(400))
     async with listening(saying(HEAD, flood, b"content-length: 2\r\n\r\nok")) as door:
         with pytest.raises((ReplicaFailed, ConnectionLost)):
             await door.get("/", 5.0)
 
 
-async def test_a_failure_tells_nothing_of_what_the_gateway_shows_itself_with() -> None:
+async def test_error_body_does_not_contain_the_credential() -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         return httpx.Response(422, text=f"you said {request.headers['authorization']}")
 
@@ -472,6 +472,6 @@ async def test_a_failure_tells_nothing_of_what_the_gateway_shows_itself_with() -
     assert b"upstream-secret" not in got.body
 
 
-def test_a_countdown_never_goes_below_nothing() -> None:
+def test_countdown_is_never_negative() -> None:
     assert 0.0 == countdown(0.0)()
     assert 0 < countdown(60.0)() <= 60

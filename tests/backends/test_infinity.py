@@ -66,7 +66,7 @@ async def joined(server: FakeInfinity, tokenizer: str, model: str | None = None)
 
 @settings(max_examples=200, deadline=None)
 @given(works)
-def test_no_field_is_null_and_dimensions_stay_here(work: Embed | Rerank) -> None:
+def test_never_sends_null_or_dimensions(work: Embed | Rerank) -> None:
     _, body = encode(work, "m")
 
     assert None not in body.values()
@@ -75,14 +75,14 @@ def test_no_field_is_null_and_dimensions_stay_here(work: Embed | Rerank) -> None
 
 @settings(max_examples=200, deadline=None)
 @given(works)
-def test_every_input_is_sent_in_order(work: Embed | Rerank) -> None:
+def test_sends_every_input_in_order(work: Embed | Rerank) -> None:
     _, body = encode(work, "m")
 
     expected = work.documents if isinstance(work, Rerank) else work.inputs
     assert expected == (body.get("input") or body.get("documents"))
 
 
-def test_a_text_is_counted_as_the_server_reads_it() -> None:
+def test_normalizes_texts_as_the_server_does() -> None:
     book = " " + "x" * (CHARACTERS_MAX + 9)
 
     assert Embed(("a b",)) == normalize_texts(Embed(("  a b\n",)), 512)
@@ -92,7 +92,7 @@ def test_a_text_is_counted_as_the_server_reads_it() -> None:
     assert CHARACTERS_MAX + 9 == len(strict.query)
 
 
-async def test_what_it_is_is_learnt_when_it_joins(small_files: str) -> None:
+async def test_describes_an_embedding_model(small_files: str) -> None:
     told = await backend_of(FakeInfinity(), small_files).describe(5.0)
 
     assert {Operation.EMBED, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
@@ -105,18 +105,18 @@ async def test_what_it_is_is_learnt_when_it_joins(small_files: str) -> None:
     assert {"query": "query: "} == told.prompts
 
 
-async def test_a_reranker_offers_no_vectors(small_files: str) -> None:
+async def test_reranker_offers_no_vectors(small_files: str) -> None:
     told = await backend_of(FakeInfinity(capability="rerank"), small_files).describe(5.0)
 
     assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
 
 
-async def test_without_a_tokenizer_it_does_not_join() -> None:
+async def test_does_not_join_without_a_tokenizer() -> None:
     with pytest.raises(ReplicaFailed, match="tokenizer"):
         await backend_of(FakeInfinity(), None).describe(5.0)
 
 
-async def test_a_tokenizer_that_is_not_there_is_told(tmp_path: Any) -> None:
+async def test_missing_tokenizer_raises_model_unavailable(tmp_path: Any) -> None:
     with pytest.raises(ModelUnavailable):
         await backend_of(FakeInfinity(), str(tmp_path / "nowhere")).describe(5.0)
 
@@ -133,7 +133,7 @@ async def test_a_tokenizer_that_is_not_there_is_told(tmp_path: Any) -> None:
         (("a", "b"), "c", None),
     ],
 )
-async def test_the_model_is_the_one_asked_for_or_the_only_one(
+async def test_uses_the_configured_model_or_the_only_one(
     small_files: str, models: tuple[str, ...], asked: str | None, found: str | None
 ) -> None:
     backend = backend_of(FakeInfinity(models=models), small_files, asked)
@@ -151,7 +151,7 @@ async def test_the_model_is_the_one_asked_for_or_the_only_one(
         packed([0.6, 0.8], [0.6, 0.8, 0.6, 0.8]),
     ],
 )
-async def test_a_vector_for_each_token_is_no_embedding(small_files: str, probe: Any) -> None:
+async def test_one_vector_per_token_is_no_embedding(small_files: str, probe: Any) -> None:
     told = await backend_of(_embeds(probe), small_files).describe(5.0)
 
     assert Operation.EMBED not in told.operations
@@ -173,7 +173,7 @@ def _embeds(reply: Any) -> FakeInfinity:
     return server
 
 
-async def test_vectors_come_back_with_tokens_of_the_model(small_files: str) -> None:
+async def test_embeds_and_counts_tokens_of_the_model(small_files: str) -> None:
     server = FakeInfinity()
     reply = await (await joined(server, small_files)).run(Embed(("a", "many letters here")), 5.0)
 
@@ -182,7 +182,7 @@ async def test_vectors_come_back_with_tokens_of_the_model(small_files: str) -> N
     assert (3 + 5, ()) == (reply.tokens, reply.truncated)
 
 
-async def test_dimensions_are_cut_and_then_normalized(small_files: str) -> None:
+async def test_truncates_dimensions_before_normalizing(small_files: str) -> None:
     reply = await (await joined(FakeInfinity(), small_files)).run(Embed(("a",), dimensions=4), 5.0)
 
     assert isinstance(reply, EmbedReply)
@@ -190,7 +190,7 @@ async def test_dimensions_are_cut_and_then_normalized(small_files: str) -> None:
     np.testing.assert_allclose([expected], reply.vectors, rtol=1e-6)
 
 
-async def test_an_input_that_is_cut_is_told(small_files: str) -> None:
+async def test_reports_truncated_inputs(small_files: str) -> None:
     reply = await (await joined(FakeInfinity(), small_files)).run(Embed(("a", LONG)), 5.0)
 
     assert (3 + 16, (1,)) == (reply.tokens, reply.truncated)
@@ -209,7 +209,7 @@ async def test_an_input_that_is_cut_is_told(small_files: str) -> None:
     ],
     ids=str,
 )
-async def test_what_it_cannot_do_is_refused_before_it_is_sent(
+async def test_refuses_unsupported_work_before_sending(
     small_files: str, work: Embed | Rerank, error: type[BackendError]
 ) -> None:
     server = FakeInfinity()
@@ -222,13 +222,13 @@ async def test_what_it_cannot_do_is_refused_before_it_is_sent(
 
 
 @pytest.mark.parametrize("truncate", [Truncate.LEFT, Truncate.ERROR])
-async def test_a_short_text_may_be_cut_as_one_likes(small_files: str, truncate: Truncate) -> None:
+async def test_accepts_every_truncation_for_short_texts(small_files: str, truncate: Truncate) -> None:
     reply = await (await joined(FakeInfinity(), small_files)).run(Embed(("a",), truncate=truncate), 5.0)
 
     assert () == reply.truncated
 
 
-async def test_a_named_prompt_is_written_into_the_text(small_files: str) -> None:
+async def test_prepends_a_named_prompt(small_files: str) -> None:
     server = FakeInfinity()
     reply = await (await joined(server, small_files)).run(Embed(("a",), prompt_name="query"), 5.0)
 
@@ -237,7 +237,7 @@ async def test_a_named_prompt_is_written_into_the_text(small_files: str) -> None
 
 
 @pytest.mark.parametrize("raw_scores", [True, False])
-async def test_scores_come_back_in_document_order(small_files: str, raw_scores: bool) -> None:
+async def test_returns_scores_in_document_order(small_files: str, raw_scores: bool) -> None:
     backend = await joined(FakeInfinity(capability="rerank"), small_files)
     reply = await backend.run(Rerank("q", ("a", "", "c"), raw_scores=raw_scores), 5.0)
 
@@ -247,14 +247,14 @@ async def test_scores_come_back_in_document_order(small_files: str, raw_scores: 
     assert 5 + 4 + 5 == reply.tokens
 
 
-async def test_tokens_are_shown_by_the_tokenizer(small_files: str) -> None:
+async def test_tokenizes_with_the_local_tokenizer(small_files: str) -> None:
     reply = await (await joined(FakeInfinity(), small_files)).run(Tokenize(("red blue",)), 5.0)
 
     assert isinstance(reply, TokenizeReply)
     assert [(None, None), (0, 3), (4, 8), (None, None)] == [(one.start, one.stop) for one in reply.inputs[0]]
 
 
-async def test_the_url_prefix_is_part_of_the_address(small_files: str) -> None:
+async def test_base_url_includes_the_url_prefix(small_files: str) -> None:
     server = FakeInfinity(prefix="/v1")
     door = UpstreamClient("http://infinity/v1", transport=httpx.ASGITransport(server))
     backend = InfinityBackend(door, None, small_files)
@@ -280,7 +280,7 @@ async def test_the_url_prefix_is_part_of_the_address(small_files: str) -> None:
     ],
     ids=str,
 )
-def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
+def test_error_statuses_become_backend_errors(status: int, body: Any, expected: type[BackendError]) -> None:
     error = failure(UpstreamResponse(status, {}, body_of(body)))
 
     assert expected is type(error)
@@ -288,7 +288,7 @@ def test_what_another_status_means(status: int, body: Any, expected: type[Backen
 
 
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
-def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
+def test_invalid_vectors_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
         decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), COUNTED)
 
@@ -307,20 +307,20 @@ NOT_RANKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
-def test_what_is_no_ranking_of_the_documents_is_a_failure(body: Any) -> None:
+def test_invalid_rankings_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
         decode(Rerank("q", ("a", "b")), UpstreamResponse(200, {}, body_of(body)), COUNTED)
 
 
 @pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"data": [{"id": "m"}]}'])
-async def test_a_server_that_is_no_infinity_does_not_join(small_files: str, told: bytes) -> None:
+async def test_other_servers_do_not_join(small_files: str, told: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
     backend = InfinityBackend(UpstreamClient("http://infinity", transport=transport), None, small_files)
     with pytest.raises(ReplicaFailed):
         await backend.describe(5.0)
 
 
-async def test_a_refused_credential_is_not_the_callers(small_files: str) -> None:
+async def test_refused_credential_is_not_the_callers_fault(small_files: str) -> None:
     server = FakeInfinity()
     server.api_key = "k"
     with pytest.raises(ReplicaFailed, match="credential"):
@@ -330,12 +330,12 @@ async def test_a_refused_credential_is_not_the_callers(small_files: str) -> None
     assert "fake/model" == told.model_id
 
 
-async def test_a_server_that_has_not_joined_is_unavailable(small_files: str) -> None:
+async def test_work_before_joining_is_unavailable(small_files: str) -> None:
     with pytest.raises(ReplicaUnavailable):
         await backend_of(FakeInfinity(), small_files).run(Embed(("a",)), 5.0)
 
 
-async def test_its_queue_is_told(small_files: str) -> None:
+async def test_reports_its_queue_depth(small_files: str) -> None:
     server = FakeInfinity()
     backend = await joined(server, small_files)
     server.queued = 17
@@ -343,14 +343,14 @@ async def test_its_queue_is_told(small_files: str) -> None:
     assert QueueDepth(17) == await backend.queue_depth(5.0)
 
 
-async def test_a_server_that_fails_at_the_probe_does_not_join(small_files: str) -> None:
+async def test_failed_probe_does_not_join(small_files: str) -> None:
     server = FakeInfinity()
     server.hook = respond_with(500)
     with pytest.raises(ReplicaFailed):
         await backend_of(server, small_files).describe(5.0)
 
 
-async def test_a_server_that_is_busy_when_it_comes_back_is_known_from_before(small_files: str) -> None:
+async def test_busy_server_rejoins_with_its_earlier_profile(small_files: str) -> None:
     server = FakeInfinity()
     backend = await joined(server, small_files)
     server.hook = _only_embeddings(429)
@@ -360,7 +360,7 @@ async def test_a_server_that_is_busy_when_it_comes_back_is_known_from_before(sma
         await backend_of(server, small_files).describe(5.0)
 
 
-async def test_a_page_instead_of_vectors_at_the_probe_does_not_join(small_files: str) -> None:
+async def test_html_reply_to_the_probe_does_not_join(small_files: str) -> None:
     with pytest.raises(ReplicaFailed):
         await backend_of(_embeds(b"<html>welcome</html>"), small_files).describe(5.0)
 

@@ -56,7 +56,7 @@ async def joined(server: FakeOpenAI, tokenizer: str | None = None) -> OpenAIBack
 
 @settings(max_examples=200, deadline=None)
 @given(texts, st.none() | st.integers(1, 8))
-def test_only_fields_of_every_server_are_sent(inputs: tuple[str, ...], dimensions: int | None) -> None:
+def test_sends_only_fields_that_every_server_knows(inputs: tuple[str, ...], dimensions: int | None) -> None:
     body = encode(Embed(inputs, dimensions=dimensions), FACING)
 
     assert body.keys() <= FIELDS - {"dimensions"}
@@ -73,12 +73,12 @@ def test_only_fields_of_every_server_are_sent(inputs: tuple[str, ...], dimension
         ("https://example.org/openai/v1beta/", ""),
     ],
 )
-def test_a_base_url_without_a_path_means_its_v1(address: str, expected: str) -> None:
+def test_base_url_without_a_path_gets_v1(address: str, expected: str) -> None:
     assert expected == route(address)
 
 
 @pytest.mark.parametrize(("address", "prefix"), [("http://api", "/v1"), ("http://api/x/v4", "/x/v4")])
-async def test_a_base_url_is_what_clients_are_given(address: str, prefix: str) -> None:
+async def test_base_url_is_the_one_of_openai_clients(address: str, prefix: str) -> None:
     server = FakeOpenAI(prefix=prefix)
     backend = backend_of(server, address=address)
     await backend.describe(5.0)
@@ -99,7 +99,7 @@ async def test_a_base_url_is_what_clients_are_given(address: str, prefix: str) -
         (FakeOpenAI(models=("a", "b")), "c", None),
     ],
 )
-async def test_the_model_is_asked_for_or_learnt(
+async def test_uses_the_configured_or_the_listed_model(
     server: FakeOpenAI, model: str | None, found: str | None
 ) -> None:
     backend = backend_of(server, model)
@@ -114,7 +114,7 @@ async def test_the_model_is_asked_for_or_learnt(
 
 @pytest.mark.parametrize("base64", [True, False])
 @pytest.mark.parametrize("dimensions", [None, 4])
-async def test_vectors_come_back_as_asked(base64: bool, dimensions: int | None) -> None:
+async def test_returns_vectors_as_requested(base64: bool, dimensions: int | None) -> None:
     backend = await joined(FakeOpenAI(base64=base64))
     reply = await backend.run(Embed(("a", "b c"), dimensions=dimensions), 5.0)
 
@@ -124,7 +124,7 @@ async def test_vectors_come_back_as_asked(base64: bool, dimensions: int | None) 
     assert 3 + 4 == reply.tokens
 
 
-async def test_a_server_that_gives_longer_vectors_is_normalized_here() -> None:
+async def test_normalizes_vectors_of_other_lengths() -> None:
     reply = decode(
         Embed(("a", "b")), UpstreamResponse(200, {}, body_of(packed([3.0, 4.0], [0.0, 2.0]))), FACING, None
     )
@@ -144,7 +144,7 @@ async def test_a_server_that_gives_longer_vectors_is_normalized_here() -> None:
     ],
     ids=str,
 )
-async def test_what_the_wire_cannot_say_is_refused_before_it_is_sent(
+async def test_refuses_unsupported_work_before_sending(
     work: Any, error: type[BackendError]
 ) -> None:
     server = FakeOpenAI()
@@ -157,13 +157,13 @@ async def test_what_the_wire_cannot_say_is_refused_before_it_is_sent(
 
 
 @pytest.mark.parametrize("truncate", [Truncate.RIGHT, Truncate.ERROR])
-async def test_what_a_server_finds_too_long_is_the_callers(truncate: Truncate) -> None:
+async def test_too_long_input_is_invalid_work(truncate: Truncate) -> None:
     backend = await joined(FakeOpenAI())
     with pytest.raises(InvalidWork, match="more tokens"):
         await backend.run(Embed((LONG,), truncate=truncate), 5.0)
 
 
-async def test_a_server_that_cuts_silently_is_watched_by_the_tokenizer(small_files: str) -> None:
+async def test_tokenizer_detects_silent_truncation(small_files: str) -> None:
     backend = await joined(FakeOpenAI(cuts=True), small_files)
     reply = await backend.run(Embed(("a", LONG)), 5.0)
 
@@ -173,7 +173,7 @@ async def test_a_server_that_cuts_silently_is_watched_by_the_tokenizer(small_fil
             await backend.run(Embed((LONG,), truncate=truncate), 5.0)
 
 
-async def test_a_server_without_usage_needs_the_tokenizer(small_files: str) -> None:
+async def test_server_without_usage_needs_the_tokenizer(small_files: str) -> None:
     with pytest.raises(ReplicaFailed, match="tokenizer"):
         await joined(FakeOpenAI(usage=False))
     reply = await (await joined(FakeOpenAI(usage=False), small_files)).run(Embed(("a b",)), 5.0)
@@ -181,7 +181,7 @@ async def test_a_server_without_usage_needs_the_tokenizer(small_files: str) -> N
     assert 4 == reply.tokens
 
 
-async def test_the_tokenizer_brings_prompts_and_tokens(small_files: str) -> None:
+async def test_tokenizer_adds_prompts_and_tokenization(small_files: str) -> None:
     server = FakeOpenAI()
     backend = await joined(server, small_files)
     await backend.run(Embed(("a",), prompt_name="query"), 5.0)
@@ -216,7 +216,7 @@ def envelope(message: str, code: str | None = None, kind: str = "invalid_request
     ],
     ids=str,
 )
-def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
+def test_error_statuses_become_backend_errors(status: int, body: Any, expected: type[BackendError]) -> None:
     error = failure(UpstreamResponse(status, {}, body_of(body)))
 
     assert expected is type(error)
@@ -224,13 +224,13 @@ def test_what_another_status_means(status: int, body: Any, expected: type[Backen
 
 
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
-def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
+def test_invalid_vectors_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
         decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING, None)
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 500])
-async def test_a_server_without_embeddings_does_not_join(status: int) -> None:
+async def test_server_without_embeddings_does_not_join(status: int) -> None:
     server = FakeOpenAI()
     server.hook = respond_with(status)
     with pytest.raises(ReplicaFailed):
@@ -238,7 +238,7 @@ async def test_a_server_without_embeddings_does_not_join(status: int) -> None:
 
 
 @pytest.mark.parametrize("hook", [respond_with(429)])
-async def test_a_server_that_is_busy_at_the_probe_joins_without_a_width(hook: Any) -> None:
+async def test_busy_server_joins_without_a_width(hook: Any) -> None:
     server = FakeOpenAI()
     server.hook = hook
     told = await backend_of(server).describe(5.0)
@@ -247,24 +247,24 @@ async def test_a_server_that_is_busy_at_the_probe_joins_without_a_width(hook: An
     assert "width not learnt" in told.notes[0]
 
 
-async def test_a_server_that_breaks_off_the_probe_does_not_join() -> None:
+async def test_broken_probe_does_not_join() -> None:
     server = FakeOpenAI()
     server.hook = fail_with(httpx.ReadError("gone"))
     with pytest.raises(ConnectionLost):
         await backend_of(server).describe(5.0)
 
 
-async def test_a_refused_credential_is_not_the_callers() -> None:
+async def test_refused_credential_is_not_the_callers_fault() -> None:
     server = FakeOpenAI()
     server.api_key = "k"
     with pytest.raises(ReplicaFailed, match="credential"):
         await backend_of(server).describe(5.0)
 
 
-async def test_a_server_that_has_not_joined_is_unavailable() -> None:
+async def test_work_before_joining_is_unavailable() -> None:
     with pytest.raises(ReplicaUnavailable):
         await backend_of(FakeOpenAI()).run(Embed(("a",)), 5.0)
 
 
-def test_the_wire_has_no_signal_of_load() -> None:
+def test_wire_has_no_queue_depth() -> None:
     assert not isinstance(backend_of(FakeOpenAI()), ReportsQueueDepth)

@@ -12,7 +12,7 @@ ROWS = np.ones((1, 2), np.float32)
 TERMS = TermWeights(np.array([3], np.int32), np.array([0.5], np.float32))
 
 
-def test_dense_is_asked_for_as_embedding_and_the_rest_one_by_one() -> None:
+def test_splits_work_into_an_embed_and_one_part_per_other_output() -> None:
     work = Encode(("a",), frozenset(Output), normalize=False, dimensions=4, prompt_name="query")
     first, *rest = split_outputs(work)
 
@@ -20,7 +20,7 @@ def test_dense_is_asked_for_as_embedding_and_the_rest_one_by_one() -> None:
     assert [{Output.SPARSE}, {Output.MULTIVECTOR}, {Output.TOKENS}] == [one.outputs for one in rest]  # type: ignore[union-attr]
 
 
-def test_an_inputs_tokens_are_counted_once() -> None:
+def test_counts_the_tokens_of_an_input_once() -> None:
     parts = [EmbedReply(ROWS, 7), EncodeReply(7, sparse=(TERMS,)), EncodeReply(7, token_vectors=(ROWS,))]
     whole = merge_replies(parts)
 
@@ -32,23 +32,23 @@ def test_an_inputs_tokens_are_counted_once() -> None:
 @pytest.mark.parametrize(
     ("told", "expected"), [(((), (1,)), (1,)), (((0,), (1, 0)), (0, 1)), ((None, ()), None)]
 )
-def test_what_any_part_cut_was_cut(
+def test_merges_truncated_inputs_of_all_parts(
     told: tuple[tuple[int, ...] | None, ...], expected: tuple[int, ...] | None
 ) -> None:
     assert expected == merge_replies([EncodeReply(1, sparse=(), truncated=one) for one in told]).truncated
 
 
-def test_a_reply_of_another_kind_is_a_failure() -> None:
+def test_reply_of_another_operation_fails() -> None:
     with pytest.raises(ReplicaFailed):
         merge_replies([RerankReply(ROWS[0], 1)])
 
 
-def test_what_a_model_does_not_give_is_named() -> None:
+def test_names_the_missing_output() -> None:
     with pytest.raises(UnsupportedWork, match="sparse"):
         check_outputs(Encode(("a",), frozenset({Output.DENSE, Output.SPARSE})), frozenset({Output.DENSE}))
 
 
-def test_terms_rise_and_none_is_zero() -> None:
+def test_terms_are_ascending_and_nonzero() -> None:
     terms = term_weights([(7, 0.5), (2, 1.5), (4, 0.0)])
 
     assert ([2, 7], [1.5, 0.5]) == (terms.indices.tolist(), terms.values.tolist())
@@ -59,7 +59,7 @@ def test_terms_rise_and_none_is_zero() -> None:
 @pytest.mark.parametrize(
     "entries", [[(1, 0.5), (1, 0.25)], [(-1, 0.5)], [(2**31, 0.5)], [(1, float("nan"))], [(1, 1e39)]]
 )
-def test_terms_that_cannot_be_are_a_failure(entries: list[tuple[int, float]]) -> None:
+def test_invalid_terms_fail(entries: list[tuple[int, float]]) -> None:
     with pytest.raises(ReplicaFailed):
         term_weights(entries)
 
@@ -77,17 +77,17 @@ def test_terms_that_cannot_be_are_a_failure(entries: list[tuple[int, float]]) ->
     ],
     ids=["none", "too_many", "no_tokens", "no_width", "longer_than_the_model", "nan", "past_float32"],
 )
-def test_matrices_that_cannot_be_are_a_failure(lists: list[list[list[float]]]) -> None:
+def test_invalid_token_vectors_fail(lists: list[list[list[float]]]) -> None:
     with pytest.raises(ReplicaFailed):
         token_matrices(lists, 1, 2)
 
 
-def test_matrices_of_different_widths_are_a_failure() -> None:
+def test_token_vectors_of_different_widths_fail() -> None:
     with pytest.raises(ReplicaFailed):
         token_matrices([[[1.0]], [[1.0, 2.0]]], 2, 2)
 
 
-def test_labels_come_in_the_models_order() -> None:
+def test_label_scores_follow_the_models_order() -> None:
     rows = [[("b", 0.7), ("a", 0.3)], [("a", 0.9), ("b", 0.1)]]
 
     np.testing.assert_allclose([[0.3, 0.7], [0.9, 0.1]], label_scores(rows, ("a", "b"), 2), rtol=1e-6)
@@ -105,6 +105,6 @@ def test_labels_come_in_the_models_order() -> None:
     ],
     ids=["none", "one_missing", "one_twice", "another", "one_too_many", "infinite"],
 )
-def test_labels_of_another_model_are_a_failure(rows: list[list[tuple[str, float]]]) -> None:
+def test_labels_of_another_model_fail(rows: list[list[tuple[str, float]]]) -> None:
     with pytest.raises(ReplicaFailed):
         label_scores(rows, ("a", "b"), 1)

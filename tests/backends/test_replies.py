@@ -29,14 +29,14 @@ te_queue_size_total 99
         (b"<html>", "te_queue_size", None),
     ],
 )
-def test_a_gauge_is_the_sum_of_its_samples(exposition: bytes, name: str, expected: float | None) -> None:
+def test_gauge_is_the_sum_of_its_samples(exposition: bytes, name: str, expected: float | None) -> None:
     assert expected == read_gauge(exposition, name)
 
 
 @pytest.mark.parametrize(
     ("status", "body", "expected"), [(200, QUEUE, QueueDepth(3)), (200, b"", None), (404, b"", None)]
 )
-async def test_teis_queue_is_told_where_it_has_one(
+async def test_tei_reports_its_queue_depth_if_the_metric_exists(
     status: int, body: bytes, expected: QueueDepth | None
 ) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
@@ -45,7 +45,7 @@ async def test_teis_queue_is_told_where_it_has_one(
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_every_kind_opens_a_backend_without_sending_anything(kind: str) -> None:
+async def test_opening_a_backend_sends_nothing(kind: str) -> None:
     backend: Backend = open_replica(kind, ReplicaSpec("http://nowhere.invalid"))  # type: ignore[arg-type]
     try:
         assert isinstance(backend, ReportsQueueDepth) is (kind in {"tei", "infinity", "vllm"})

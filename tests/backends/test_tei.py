@@ -64,7 +64,7 @@ def packed(*rows: list[float], indices: list[int] | None = None) -> dict[str, An
 
 @settings(max_examples=200, deadline=None)
 @given(works, st.booleans())
-def test_null_is_never_sent(work: Embed | Rerank | Tokenize, auto_truncate: bool) -> None:
+def test_never_sends_null(work: Embed | Rerank | Tokenize, auto_truncate: bool) -> None:
     _, body = encode(work, msgspec.structs.replace(INFO, auto_truncate=auto_truncate))
 
     assert None not in body.values()
@@ -75,7 +75,7 @@ def test_null_is_never_sent(work: Embed | Rerank | Tokenize, auto_truncate: bool
 
 @settings(max_examples=200, deadline=None)
 @given(works)
-def test_every_input_is_sent_in_order(work: Embed | Rerank | Tokenize) -> None:
+def test_sends_every_input_in_order(work: Embed | Rerank | Tokenize) -> None:
     _, body = encode(work, INFO)
     sent = body.get("inputs") or body.get("input") or body.get("texts")
 
@@ -96,7 +96,7 @@ def test_every_input_is_sent_in_order(work: Embed | Rerank | Tokenize) -> None:
         ({"prompt_name": ""}, True, OPENAI),
     ],
 )
-def test_base64_is_asked_for_only_where_that_route_does_what_was_asked(
+def test_requests_base64_only_if_the_openai_route_is_equivalent(
     options: dict[str, Any], auto_truncate: bool, path: str
 ) -> None:
     info = msgspec.structs.replace(INFO, auto_truncate=auto_truncate)
@@ -112,7 +112,7 @@ def test_base64_is_asked_for_only_where_that_route_does_what_was_asked(
         (Truncate.RIGHT, {"truncate": True, "truncation_direction": "Right"}),
     ],
 )
-def test_truncation_is_spelled_as_every_release_reads_it(
+def test_sends_truncation_as_every_release_accepts_it(
     truncate: Truncate, expected: dict[str, Any]
 ) -> None:
     for work in (Embed(("a",), truncate=truncate, normalize=False), Rerank("q", ("a",), truncate=truncate)):
@@ -120,7 +120,7 @@ def test_truncation_is_spelled_as_every_release_reads_it(
         assert expected == {k: v for k, v in body.items() if k.startswith("trunca")}
 
 
-def test_a_book_is_cut_to_what_the_server_would_look_at() -> None:
+def test_clips_long_texts_to_what_the_server_reads() -> None:
     book = "x" * (16 * 250) + "end"
 
     assert ("x" * 4000,) == encode(Embed((book,)), INFO)[1]["input"]
@@ -141,7 +141,7 @@ def test_a_book_is_cut_to_what_the_server_would_look_at() -> None:
         ({"classifier": {"id2label": {}, "label2id": {}}}, {Operation.TOKENIZE, Operation.DETOKENIZE}),
     ],
 )
-def test_info_tells_what_a_model_does(model_type: dict[str, Any], operations: set[Operation]) -> None:
+def test_derives_operations_from_the_model_type(model_type: dict[str, Any], operations: set[Operation]) -> None:
     assert operations == capabilities(msgspec.structs.replace(INFO, model_type=model_type)).operations
 
 
@@ -181,7 +181,7 @@ def test_info_tells_what_a_model_does(model_type: dict[str, Any], operations: se
     ],
     ids=str,
 )
-def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
+def test_error_statuses_become_backend_errors(status: int, body: Any, expected: type[BackendError]) -> None:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     error = failure(UpstreamResponse(status, {}, raw))
 
@@ -190,13 +190,13 @@ def test_what_another_status_means(status: int, body: Any, expected: type[Backen
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 424, 500])
-def test_a_failure_of_the_upstream_shows_nothing_of_its_body(status: int) -> None:
+def test_upstream_failure_does_not_expose_its_body(status: int) -> None:
     body = json.dumps({"error": "secret of the upstream", "error_type": "Backend"}).encode()
 
     assert "secret" not in failure(UpstreamResponse(status, {}, body)).message
 
 
-def test_only_what_is_empty_is_told_apart() -> None:
+def test_marks_only_empty_inputs_as_empty() -> None:
     empty = failure(UpstreamResponse(400, {}, b'{"error":"no","error_type":"Empty"}'))
     wrong = failure(UpstreamResponse(422, {}, b'{"error":"no","error_type":"Validation"}'))
 
@@ -248,13 +248,13 @@ NOT_VECTORS: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize(("path", "body"), NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
-def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(path: str, body: Any) -> None:
+def test_invalid_vectors_fail(path: str, body: Any) -> None:
     with pytest.raises(ReplicaFailed):
         decode(Embed(("a", "b")), path, answer(body), INFO)
 
 
 @pytest.mark.parametrize("number", ["1e39", "-1e39", "1e400"])
-def test_a_number_past_float32_is_a_failure(number: str) -> None:
+def test_numbers_outside_float32_fail(number: str) -> None:
     vectors = answer(f"[[{number}]]".encode())
     ranks = answer(f'[{{"index":0,"score":{number}}}]'.encode())
 
@@ -266,7 +266,7 @@ def test_a_number_past_float32_is_a_failure(number: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [(EMBED, [[0.6, 0.8, 0.0]]), (OPENAI, packed([0.6, 0.8, 0.0]))])
-def test_a_server_that_knows_no_dimensions_never_passes_for_one_that_does(path: str, body: Any) -> None:
+def test_ignored_dimensions_are_applied_or_refused(path: str, body: Any) -> None:
     # Releases before 1.8 ignore the field and answer with whole vectors.
     try:
         reply = decode(Embed(("a",), dimensions=2), path, answer(body), INFO)
@@ -276,7 +276,7 @@ def test_a_server_that_knows_no_dimensions_never_passes_for_one_that_does(path: 
     np.testing.assert_allclose([[0.6, 0.8]], reply.vectors, rtol=1e-6)
 
 
-def test_rows_out_of_order_are_put_in_order() -> None:
+def test_sorts_rows_by_index() -> None:
     reply = decode(Embed(("a", "b")), OPENAI, answer(packed([2.0], [1.0], indices=[1, 0])), INFO)
 
     assert isinstance(reply, EmbedReply)
@@ -299,13 +299,13 @@ NOT_RANKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
-def test_what_is_no_ranking_of_the_documents_is_a_failure(body: Any) -> None:
+def test_invalid_rankings_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
         decode(Rerank("q", ("a", "b")), "/rerank", answer(body), INFO)
 
 
 @pytest.mark.parametrize("body", [[], [[]], [[], [], []], b"<html>", {"tokens": []}, [[{"id": "a"}], []]])
-def test_what_is_no_token_list_for_each_input_is_a_failure(body: Any) -> None:
+def test_invalid_token_lists_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
         decode(Tokenize(("a", "b")), "/tokenize", answer(body), INFO)
 
@@ -328,7 +328,7 @@ def test_what_is_no_token_list_for_each_input_is_a_failure(body: Any) -> None:
     ],
     ids=str,
 )
-def test_truncation_is_denied_only_where_that_is_certain(
+def test_reports_no_truncation_only_if_certain(
     work: Embed, tokens: str, expected: tuple[int, ...] | None
 ) -> None:
     body = [[1.0]] * len(work.inputs)
@@ -336,7 +336,7 @@ def test_truncation_is_denied_only_where_that_is_certain(
     assert expected == decode(work, EMBED, answer(body, tokens), INFO).truncated
 
 
-def test_a_text_that_was_cut_before_it_was_sent_is_not_called_whole() -> None:
+def test_clipped_text_is_not_reported_as_complete() -> None:
     book = "x" * (16 * 250 + 1)
     reply = decode(Embed((book,)), EMBED, answer([[1.0]], "3"), INFO)
 
@@ -344,7 +344,7 @@ def test_a_text_that_was_cut_before_it_was_sent_is_not_called_whole() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": False}, {"dimensions": 4}, {"prompt_name": "query"}])
-async def test_vectors_come_back_bit_for_bit(options: dict[str, Any]) -> None:
+async def test_returns_the_servers_vectors(options: dict[str, Any]) -> None:
     backend = await joined(FakeTei())
     reply = await backend.run(Embed(("a", "b c"), **options), 1.0)
 
@@ -356,7 +356,7 @@ async def test_vectors_come_back_bit_for_bit(options: dict[str, Any]) -> None:
     assert 3 + 4 == reply.tokens
 
 
-async def test_scores_come_back_in_document_order() -> None:
+async def test_returns_scores_in_document_order() -> None:
     backend = await joined(FakeTei(model_type=RERANKER))
     reply = await backend.run(Rerank("q", ("a", "", "c")), 1.0)
 
@@ -365,7 +365,7 @@ async def test_scores_come_back_in_document_order() -> None:
     assert 0 < reply.tokens
 
 
-async def test_tokens_come_back_in_input_order() -> None:
+async def test_returns_tokens_in_input_order() -> None:
     reply = await (await joined(FakeTei())).run(Tokenize(("red", "blue")), 1.0)
 
     assert isinstance(reply, TokenizeReply)
@@ -382,7 +382,7 @@ async def test_tokens_come_back_in_input_order() -> None:
     ],
     ids=str,
 )
-async def test_what_a_strict_server_refuses_is_the_callers(work: Embed, empty: bool) -> None:
+async def test_refusals_of_a_strict_server_are_invalid_work(work: Embed, empty: bool) -> None:
     backend = await joined(FakeTei())
     with pytest.raises(InvalidWork) as caught:
         await backend.run(work, 1.0)
@@ -392,7 +392,7 @@ async def test_what_a_strict_server_refuses_is_the_callers(work: Embed, empty: b
 
 
 @pytest.mark.parametrize("sent", [None, "Bearer other"])
-async def test_a_refused_credential_is_not_the_callers(sent: str | None) -> None:
+async def test_refused_credential_is_not_the_callers_fault(sent: str | None) -> None:
     server = FakeTei()
     server.api_key = "k"
     with pytest.raises(ReplicaFailed) as caught:
@@ -401,7 +401,7 @@ async def test_a_refused_credential_is_not_the_callers(sent: str | None) -> None
     assert "upstream" == caught.value.source
 
 
-async def test_the_credential_is_sent_with_every_request() -> None:
+async def test_sends_the_credential_with_every_request() -> None:
     server = FakeTei()
     server.api_key = "k"
     await (await joined(server, {"authorization": "Bearer k"})).run(Embed(("a",)), 1.0)
@@ -410,19 +410,19 @@ async def test_the_credential_is_sent_with_every_request() -> None:
 
 
 @pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"model_id": "m"}'])
-async def test_a_server_that_is_no_tei_does_not_join(told: bytes) -> None:
+async def test_other_servers_do_not_join(told: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
     with pytest.raises(ReplicaFailed):
         await TeiBackend(UpstreamClient("http://tei", transport=transport)).describe(1.0)
 
 
-async def test_a_server_that_has_not_joined_is_unavailable() -> None:
+async def test_work_before_joining_is_unavailable() -> None:
     backend = TeiBackend(UpstreamClient("http://tei", transport=httpx.ASGITransport(FakeTei())))
     with pytest.raises(ReplicaUnavailable):
         await backend.run(Embed(("a",)), 1.0)
 
 
-async def test_a_page_instead_of_vectors_is_a_failure() -> None:
+async def test_html_reply_fails() -> None:
     backend = await joined(tei_with_hook(respond_with(200, b"<html>welcome</html>")))
     with pytest.raises(ReplicaFailed):
         await backend.run(Embed(("a",)), 1.0)

@@ -64,7 +64,7 @@ async def joined(server: FakeVllm, tokenizer: str | None = None) -> VllmBackend:
 
 @settings(max_examples=200, deadline=None)
 @given(works)
-def test_no_field_is_null_and_every_input_is_sent_in_order(work: Embed | Rerank) -> None:
+def test_never_sends_null_and_sends_every_input_in_order(work: Embed | Rerank) -> None:
     _, body = encode(work, FACING)
 
     assert None not in body.values()
@@ -77,7 +77,7 @@ def test_no_field_is_null_and_every_input_is_sent_in_order(work: Embed | Rerank)
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_an_embedding_model_of_every_release_joins(version: str) -> None:
+async def test_embedding_models_of_every_release_join(version: str) -> None:
     told = await backend_of(FakeVllm(version=version)).describe(5.0)
 
     assert {Operation.EMBED, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
@@ -86,7 +86,7 @@ async def test_an_embedding_model_of_every_release_joins(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_a_cross_encoder_of_every_release_joins(version: str) -> None:
+async def test_cross_encoders_of_every_release_join(version: str) -> None:
     told = await backend_of(FakeVllm(version=version, task="classify")).describe(5.0)
 
     assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
@@ -107,13 +107,13 @@ async def test_late_interaction_is_neither_embedding_nor_reranking() -> None:
         ("0.32.0", "raw vectors by use_activation"),
     ],
 )
-async def test_the_switch_of_a_release_is_found_and_told(version: str, note: str) -> None:
+async def test_notes_the_normalization_switch_of_a_release(version: str, note: str) -> None:
     assert note in (await backend_of(FakeVllm(version=version)).describe(5.0)).notes
 
 
 @pytest.mark.parametrize("version", RELEASES)
 @pytest.mark.parametrize("options", [{}, {"dimensions": 4}])
-async def test_vectors_mean_the_same_in_every_release(version: str, options: dict[str, Any]) -> None:
+async def test_returns_equal_vectors_from_every_release(version: str, options: dict[str, Any]) -> None:
     reply = await (await joined(FakeVllm(version=version))).run(Embed(("a", "b c"), **options), 5.0)
 
     assert isinstance(reply, EmbedReply)
@@ -137,7 +137,7 @@ async def test_raw_vectors_are_raw_or_refused(version: str) -> None:
 
 @pytest.mark.parametrize("version", RELEASES)
 @pytest.mark.parametrize("raw_scores", [True, False])
-async def test_scores_mean_the_same_in_every_release(version: str, raw_scores: bool) -> None:
+async def test_returns_equal_scores_from_every_release(version: str, raw_scores: bool) -> None:
     backend = await joined(FakeVllm(version=version, task="classify"))
     work = Rerank("q", ("a", "", "c"), raw_scores=raw_scores)
     if raw_scores and version == "0.8.5":
@@ -152,7 +152,7 @@ async def test_scores_mean_the_same_in_every_release(version: str, raw_scores: b
 
 
 @pytest.mark.parametrize("raw_scores", [True, False])
-async def test_a_model_without_an_activation_of_its_own_gives_logits(raw_scores: bool) -> None:
+async def test_supports_models_without_an_activation(raw_scores: bool) -> None:
     backend = await joined(FakeVllm(task="classify", activation="none"))
     reply = await backend.run(Rerank("q", ("a", "b"), raw_scores=raw_scores), 5.0)
 
@@ -171,7 +171,7 @@ async def test_a_model_without_an_activation_of_its_own_gives_logits(raw_scores:
         ([2.0, 3.0], [14.0, 21.0], None),
     ],
 )
-def test_the_kind_of_scores_is_seen_in_the_scores(
+def test_detects_the_score_support(
     raw: list[float], plain: list[float], expected: str | None
 ) -> None:
     assert expected == detect_score_support(np.array(raw, np.float32), np.array(plain, np.float32))
@@ -179,7 +179,7 @@ def test_the_kind_of_scores_is_seen_in_the_scores(
 
 @pytest.mark.parametrize("version", RELEASES)
 @pytest.mark.parametrize("task", ["embed", "classify"])
-async def test_what_is_too_long_is_cut_refused_or_not_expressible(version: str, task: str) -> None:
+async def test_long_inputs_are_truncated_or_refused(version: str, task: str) -> None:
     backend = await joined(FakeVllm(version=version, task=task))
 
     def work(truncate: Truncate) -> Embed | Rerank:
@@ -196,7 +196,7 @@ async def test_what_is_too_long_is_cut_refused_or_not_expressible(version: str, 
 
 
 @pytest.mark.parametrize("truncate", list(Truncate))
-async def test_what_fits_is_never_refused(truncate: Truncate) -> None:
+async def test_never_refuses_inputs_that_fit(truncate: Truncate) -> None:
     reply = await (await joined(FakeVllm())).run(Embed(("a b",), truncate=truncate), 5.0)
 
     assert (4, ()) == (reply.tokens, reply.truncated)
@@ -212,7 +212,7 @@ async def test_what_fits_is_never_refused(truncate: Truncate) -> None:
     ],
     ids=str,
 )
-async def test_what_it_cannot_do_is_refused_before_it_is_sent(
+async def test_refuses_unsupported_work_before_sending(
     task: str, work: Embed | Rerank, error: type[BackendError]
 ) -> None:
     server = FakeVllm(task=task)
@@ -224,7 +224,7 @@ async def test_what_it_cannot_do_is_refused_before_it_is_sent(
     assert sent == len(server.requests)
 
 
-async def test_a_named_prompt_comes_from_the_checkpoints_files(small_files: str) -> None:
+async def test_takes_a_named_prompt_from_the_checkpoint(small_files: str) -> None:
     server = FakeVllm()
     reply = await (await joined(server, small_files)).run(Embed(("a",), prompt_name="query"), 5.0)
 
@@ -232,7 +232,7 @@ async def test_a_named_prompt_comes_from_the_checkpoints_files(small_files: str)
 
 
 @pytest.mark.parametrize("special", [True, False])
-async def test_its_tokens_are_shown_with_their_specials(special: bool) -> None:
+async def test_marks_special_tokens(special: bool) -> None:
     work = Tokenize(("red", "green blue"), add_special_tokens=special)
     reply = await (await joined(FakeVllm())).run(work, 5.0)
 
@@ -242,7 +242,7 @@ async def test_its_tokens_are_shown_with_their_specials(special: bool) -> None:
     assert Token(1005, "green", special=False) in reply.inputs[1]
 
 
-async def test_tokens_have_places_where_the_tokenizer_is_here(small_files: str) -> None:
+async def test_local_tokenizer_adds_token_offsets(small_files: str) -> None:
     reply = await (await joined(FakeVllm(), small_files)).run(Tokenize(("red",)), 5.0)
 
     assert isinstance(reply, TokenizeReply)
@@ -259,7 +259,7 @@ async def test_tokens_have_places_where_the_tokenizer_is_here(small_files: str) 
         ([], [7], None),
     ],
 )
-def test_specials_are_what_stands_around_the_text(
+def test_counts_special_tokens_around_the_text(
     whole: list[int], bare: list[int], expected: tuple[int, int] | None
 ) -> None:
     assert expected == count_specials(whole, bare)
@@ -295,7 +295,7 @@ def envelope(status: int, kind: str, message: str) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_what_another_status_means(status: int, body: Any, expected: type[BackendError]) -> None:
+def test_error_statuses_become_backend_errors(status: int, body: Any, expected: type[BackendError]) -> None:
     error = failure(UpstreamResponse(status, {}, body_of(body)))
 
     assert expected is type(error)
@@ -313,18 +313,18 @@ def test_what_another_status_means(status: int, body: Any, expected: type[Backen
     ],
     ids=str,
 )
-def test_an_error_of_status_200_gets_the_status_that_it_tells(body: Any, status: int) -> None:
+def test_restores_the_status_of_an_error_sent_with_200(body: Any, status: int) -> None:
     assert status == restore_status(UpstreamResponse(200, {}, body_of(body))).status
 
 
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
-def test_what_is_no_answer_to_the_work_is_a_failure_and_never_a_vector(body: Any) -> None:
+def test_invalid_vectors_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
         decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING)
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 33}, {"prompt_tokens": -1}])
-def test_tokens_that_cannot_be_true_are_not_believed(usage: Any) -> None:
+def test_implausible_token_counts_fail(usage: Any) -> None:
     with pytest.raises(ReplicaFailed):
         decode(
             Embed(("a", "b")), UpstreamResponse(200, {}, body_of(packed([1.0], [1.0], usage=usage))), FACING
@@ -350,13 +350,13 @@ NOT_RANKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
-def test_what_is_no_scoring_of_the_documents_is_a_failure(body: Any) -> None:
+def test_invalid_scores_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
         decode(Rerank("q", ("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING)
 
 
 @pytest.mark.parametrize("asked", ["fake/model", "other"])
-async def test_the_model_is_the_one_asked_for(asked: str) -> None:
+async def test_uses_the_configured_model(asked: str) -> None:
     backend = backend_of(FakeVllm(), asked)
     if asked == "other":
         with pytest.raises(ReplicaFailed, match="fake/model"):
@@ -366,13 +366,13 @@ async def test_the_model_is_the_one_asked_for(asked: str) -> None:
 
 
 @pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"\xff", b'{"data": [{"id": "m"}]}'])
-async def test_a_server_that_is_no_vllm_does_not_join(told: bytes) -> None:
+async def test_other_servers_do_not_join(told: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
     with pytest.raises(ReplicaFailed):
         await VllmBackend(UpstreamClient("http://vllm", transport=transport)).describe(5.0)
 
 
-async def test_the_credential_is_needed_below_v1_and_sent_everywhere() -> None:
+async def test_sends_the_credential_with_every_request() -> None:
     server = FakeVllm()
     server.api_key = "k"
     with pytest.raises(ReplicaFailed, match="credential"):
@@ -384,12 +384,12 @@ async def test_the_credential_is_needed_below_v1_and_sent_everywhere() -> None:
     assert (await backend.run(Embed(("a",)), 5.0)).tokens == 3
 
 
-async def test_a_server_that_has_not_joined_is_unavailable() -> None:
+async def test_work_before_joining_is_unavailable() -> None:
     with pytest.raises(ReplicaUnavailable):
         await backend_of(FakeVllm()).run(Embed(("a",)), 5.0)
 
 
-async def test_what_waits_at_its_engines_is_told() -> None:
+async def test_reports_the_queue_depth_of_all_engines() -> None:
     server = FakeVllm()
     backend = await joined(server)
     server.waiting = 3
@@ -397,7 +397,7 @@ async def test_what_waits_at_its_engines_is_told() -> None:
     assert QueueDepth(6) == await backend.queue_depth(5.0)
 
 
-async def test_a_server_that_is_busy_when_it_comes_back_is_known_from_before() -> None:
+async def test_busy_server_rejoins_with_its_earlier_profile() -> None:
     server = FakeVllm()
     backend = await joined(server)
 

@@ -83,7 +83,7 @@ def words(*texts: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["tei", "vllm"])
-async def test_sparse_weights_are_those_of_each_text(kind: BackendKind, small_files: str) -> None:
+async def test_returns_the_term_weights_of_each_text(kind: BackendKind, small_files: str) -> None:
     reply = await done(kind, "sparse", Encode(TEXTS, frozenset({Output.SPARSE})), small_files)
 
     assert isinstance(reply, EncodeReply)
@@ -94,7 +94,7 @@ async def test_sparse_weights_are_those_of_each_text(kind: BackendKind, small_fi
 
 
 @pytest.mark.parametrize("kind", ["infinity", "vllm"])
-async def test_late_interaction_gives_a_vector_a_token(kind: BackendKind, small_files: str) -> None:
+async def test_late_interaction_returns_one_vector_per_token(kind: BackendKind, small_files: str) -> None:
     reply = await done(kind, "multivector", Encode(TEXTS, frozenset({Output.MULTIVECTOR})), small_files)
 
     assert words(*TEXTS) == reply.tokens
@@ -103,7 +103,7 @@ async def test_late_interaction_gives_a_vector_a_token(kind: BackendKind, small_
 
 
 @pytest.mark.parametrize(("kind", "scale"), [("tei", 3), ("vllm", 2)])
-async def test_token_vectors_are_raw(kind: BackendKind, scale: int, small_files: str) -> None:
+async def test_returns_raw_token_vectors(kind: BackendKind, scale: int, small_files: str) -> None:
     reply = await done(kind, "tokens", Encode(TEXTS, frozenset({Output.TOKENS})), small_files)
 
     assert words(*TEXTS) == reply.tokens
@@ -111,7 +111,7 @@ async def test_token_vectors_are_raw(kind: BackendKind, scale: int, small_files:
         np.testing.assert_allclose(token_rows(text) * scale, matrix, rtol=1e-6)
 
 
-async def test_tei_gives_two_kinds_with_two_requests(small_files: str) -> None:
+async def test_tei_sends_one_request_per_kind_of_output(small_files: str) -> None:
     server = FakeTei()
     backend, _ = await joined("tei", server, small_files)
     work = Encode(TEXTS, frozenset({Output.DENSE, Output.TOKENS}), dimensions=4)
@@ -123,7 +123,7 @@ async def test_tei_gives_two_kinds_with_two_requests(small_files: str) -> None:
     assert 3 == len(reply.token_vectors or ())
 
 
-async def test_vllm_gives_two_kinds_of_token_vectors(small_files: str) -> None:
+async def test_vllm_returns_two_kinds_of_token_vectors(small_files: str) -> None:
     work = Encode(TEXTS, frozenset({Output.MULTIVECTOR, Output.TOKENS}))
     reply = await done("vllm", "tokens", work, small_files)
 
@@ -132,7 +132,7 @@ async def test_vllm_gives_two_kinds_of_token_vectors(small_files: str) -> None:
 
 @pytest.mark.parametrize("raw_scores", [False, True])
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
-async def test_pairs_are_scored_in_their_order(kind: BackendKind, raw_scores: bool, small_files: str) -> None:
+async def test_scores_pairs_in_order(kind: BackendKind, raw_scores: bool, small_files: str) -> None:
     reply = await done(kind, "score", Score(PAIRS, raw_scores=raw_scores), small_files)
 
     logits = np.array(
@@ -143,7 +143,7 @@ async def test_pairs_are_scored_in_their_order(kind: BackendKind, raw_scores: bo
     assert 0 < reply.tokens
 
 
-async def test_infinity_asks_once_for_each_query(small_files: str) -> None:
+async def test_infinity_sends_one_request_per_query(small_files: str) -> None:
     server = FakeInfinity(capability="rerank")
     backend, _ = await joined("infinity", server, small_files)
     await backend.run(Score(PAIRS), 5.0)
@@ -152,14 +152,14 @@ async def test_infinity_asks_once_for_each_query(small_files: str) -> None:
     assert [("q", ["red", "cyan"]), ("r", ["green and blue"])] == asked
 
 
-async def test_an_empty_document_of_a_pair_is_scored(small_files: str) -> None:
+async def test_scores_pairs_with_an_empty_document(small_files: str) -> None:
     for kind in ("tei", "infinity", "vllm"):
         reply = await done(kind, "score", Score((("q", ""), ("q", "a"))), small_files)  # type: ignore[arg-type]
         assert 2 == len(reply.scores)
 
 
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
-async def test_labels_are_scored_in_the_models_order(kind: BackendKind, small_files: str) -> None:
+async def test_label_scores_follow_the_models_order(kind: BackendKind, small_files: str) -> None:
     backend, told = await joined(kind, server_of(kind, "classify"), small_files)
     reply = await backend.run(Classify(TEXTS), 5.0)
 
@@ -175,13 +175,13 @@ async def test_labels_are_scored_in_the_models_order(kind: BackendKind, small_fi
 
 
 @pytest.mark.parametrize("kind", ["tei", "vllm"])
-async def test_raw_scores_of_labels_are_logits(kind: BackendKind, small_files: str) -> None:
+async def test_raw_label_scores_are_logits(kind: BackendKind, small_files: str) -> None:
     reply = await done(kind, "classify", Classify(("red",), raw_scores=True), small_files)
 
     np.testing.assert_allclose([logits_of(("red",), len(LABELS))], reply.scores, rtol=1e-5)
 
 
-async def test_tei_classifies_a_pair_of_texts(small_files: str) -> None:
+async def test_tei_classifies_pairs(small_files: str) -> None:
     server = server_of("tei", "classify")
     backend, _ = await joined("tei", server, small_files)
     reply = await backend.run(Classify(("red", ("a", "b")), raw_scores=True), 5.0)
@@ -192,7 +192,7 @@ async def test_tei_classifies_a_pair_of_texts(small_files: str) -> None:
     np.testing.assert_allclose(expected, reply.scores, rtol=1e-5)
 
 
-async def test_the_checkpoints_files_name_the_labels(tmp_path: Path) -> None:
+async def test_checkpoint_files_name_the_labels(tmp_path: Path) -> None:
     spec = ReplicaSpec("http://one", tokenizer=str(write_small_files(tmp_path, labels=LABELS)))
     kinds: list[BackendKind] = ["infinity", "vllm"]
     for kind in kinds:
@@ -210,7 +210,7 @@ async def test_the_checkpoints_files_name_the_labels(tmp_path: Path) -> None:
         ("vllm", False, ("t101 t7 t102", "t8 t9")),
     ],
 )
-async def test_ids_become_texts(
+async def test_detokenizes(
     kind: BackendKind, skip: bool, expected: tuple[str, ...], small_files: str
 ) -> None:
     work = Detokenize(((101, 7, 102), (8, 9)), skip_special_tokens=skip)
@@ -219,7 +219,7 @@ async def test_ids_become_texts(
 
 
 @pytest.mark.parametrize("kind", ["infinity", "openai"])
-async def test_ids_become_texts_by_the_tokenizer(kind: BackendKind, small_files: str) -> None:
+async def test_detokenizes_with_the_local_tokenizer(kind: BackendKind, small_files: str) -> None:
     works = [Detokenize(((1, 0, 2),), skip_special_tokens=skip) for skip in (True, False)]
     replies = [await done(kind, "embed", work, small_files) for work in works]
 
@@ -247,7 +247,7 @@ OFFERED: list[tuple[BackendKind, str, set[Operation], set[Output]]] = [
 
 
 @pytest.mark.parametrize(("kind", "does", "operations", "outputs"), OFFERED)
-async def test_what_a_model_does_is_told_truly(
+async def test_describes_the_operations_and_outputs_of_a_model(
     kind: BackendKind, does: str, operations: set[Operation], outputs: set[Output], small_files: str
 ) -> None:
     _, told = await joined(kind, server_of(kind, does), small_files)
@@ -296,7 +296,7 @@ REFUSED: list[tuple[BackendKind, str, Work]] = [
 
 
 @pytest.mark.parametrize(("kind", "does", "work"), REFUSED, ids=str)
-async def test_what_a_wire_cannot_say_is_unsupported(
+async def test_refuses_work_the_wire_cannot_express(
     kind: BackendKind, does: str, work: Work, small_files: str
 ) -> None:
     with pytest.raises(UnsupportedWork) as caught:
@@ -313,7 +313,7 @@ async def test_what_a_wire_cannot_say_is_unsupported(
     ],
 )
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
-async def test_what_is_too_long_is_the_callers(
+async def test_too_long_input_is_invalid_work(
     kind: BackendKind, does: str, work: Work, small_files: str
 ) -> None:
     with pytest.raises(InvalidWork):
@@ -325,7 +325,7 @@ async def test_what_is_too_long_is_the_callers(
     [("score", Score((("q", LONG),))), ("classify", Classify((LONG,)))],
 )
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
-async def test_what_was_cut_is_never_called_whole(
+async def test_never_reports_truncated_inputs_as_complete(
     kind: BackendKind, does: str, work: Work, small_files: str
 ) -> None:
     reply = await done(kind, does, work, small_files)
@@ -363,7 +363,7 @@ NO_ANSWERS = [
 
 @pytest.mark.parametrize("body", NO_ANSWERS)
 @pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=str)
-async def test_what_is_no_answer_is_a_failure(
+async def test_invalid_replies_fail(
     kind: BackendKind, does: str, work: Work, body: bytes, small_files: str
 ) -> None:
     server = server_of(kind, does)
@@ -375,7 +375,7 @@ async def test_what_is_no_answer_is_a_failure(
 
 @pytest.mark.parametrize("status", [401, 404, 424, 500])
 @pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=str)
-async def test_a_failure_of_the_upstream_is_not_the_callers(
+async def test_upstream_errors_are_not_the_callers_fault(
     kind: BackendKind, does: str, work: Work, status: int, small_files: str
 ) -> None:
     server = server_of(kind, does)
@@ -387,7 +387,7 @@ async def test_a_failure_of_the_upstream_is_not_the_callers(
     assert "upstream" == caught.value.source
 
 
-async def test_a_rerank_and_its_pairs_have_the_same_scores(small_files: str) -> None:
+async def test_rerank_and_its_pairs_have_equal_scores(small_files: str) -> None:
     for kind in ("infinity", "vllm"):
         ranked = await done(kind, "score", Rerank("q", TEXTS), small_files)  # type: ignore[arg-type]
         paired = await done(kind, "score", Score(tuple(("q", one) for one in TEXTS)), small_files)  # type: ignore[arg-type]
@@ -395,6 +395,6 @@ async def test_a_rerank_and_its_pairs_have_the_same_scores(small_files: str) -> 
         assert ranked.tokens == paired.tokens
 
 
-def test_the_fakes_tell_texts_apart() -> None:
+def test_fakes_return_different_values_for_different_texts() -> None:
     assert len({score_of("q", text) for text in TEXTS}) == len(TEXTS)
     assert len({vector_of(text).tobytes() for text in TEXTS}) == len(TEXTS)

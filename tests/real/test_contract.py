@@ -102,17 +102,17 @@ def classifier(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("name", WORKS["embed"])
-async def test_every_work_of_an_embedding_model(embedder: Running, name: str) -> None:
+async def test_embedding_server_matches_the_engine(embedder: Running, name: str) -> None:
     await _compare(embedder, name, WORKS["embed"][name])
 
 
 @pytest.mark.parametrize("name", WORKS["rerank"])
-async def test_every_work_of_a_cross_encoder(reranker: Running, name: str) -> None:
+async def test_cross_encoder_server_matches_the_engine(reranker: Running, name: str) -> None:
     await _compare(reranker, name, WORKS["rerank"][name])
 
 
 @pytest.mark.parametrize("name", WORKS["classify"])
-async def test_every_work_of_a_classifier(classifier: Running, name: str) -> None:
+async def test_classifier_server_matches_the_engine(classifier: Running, name: str) -> None:
     await _compare(classifier, name, WORKS["classify"][name])
 
 
@@ -142,7 +142,7 @@ def _compare_numbers(work: Any, expected: Any, found: Any) -> None:
         np.testing.assert_allclose(expected, found, atol=0.02, rtol=0.02)
 
 
-async def test_real_texts_give_the_engines_vectors_and_usage(embedder: Running) -> None:
+async def test_real_texts_have_the_engines_vectors_and_usage(embedder: Running) -> None:
     texts = tuple(real_texts()[:200])
     expected = await embedder.engine.run(Embed(texts))
     async with embedder.joined() as (backend, _):
@@ -156,7 +156,7 @@ async def test_real_texts_give_the_engines_vectors_and_usage(embedder: Running) 
     assert MIN_COSINE <= cosines.min()
 
 
-async def test_pairs_come_in_the_engines_order_wherever_scores_differ(reranker: Running) -> None:
+async def test_orders_pairs_as_the_engine_does(reranker: Running) -> None:
     pairs = labelled_pairs()
     documents = tuple(document for (_, document), _ in pairs[:40])
     work = Rerank(pairs[0][0][0], documents, raw_scores=True)
@@ -171,7 +171,7 @@ async def test_pairs_come_in_the_engines_order_wherever_scores_differ(reranker: 
     assert (np.subtract.outer(other, other)[apart] > 0).all()
 
 
-async def test_what_each_is_is_learnt_when_it_joins(embedder: Running) -> None:
+async def test_describes_the_served_model(embedder: Running) -> None:
     async with embedder.joined() as (_, told):
         pass
 
@@ -179,7 +179,7 @@ async def test_what_each_is_is_learnt_when_it_joins(embedder: Running) -> None:
     assert (embedder.model.name, 256, 384) == (told.model_id, told.max_input_tokens, told.dimensions)
 
 
-async def test_load_is_told_while_calls_run(embedder: Running) -> None:
+async def test_reports_its_queue_depth_under_load(embedder: Running) -> None:
     async with embedder.joined() as (backend, _):
         assert isinstance(backend, ReportsQueueDepth)
         assert QueueDepth(0) == await backend.queue_depth(10.0)

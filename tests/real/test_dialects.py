@@ -112,7 +112,7 @@ def expected(client: httpx.Client, asked: list[tuple[str, list[str]]]) -> list[V
 
 
 @pytest.mark.parametrize(("home", "dialect"), list(product(HOMES, DIALECTS)))
-def test_documents_come_in_one_order_wherever_scores_differ(
+def test_every_dialect_and_backend_orders_documents_alike(
     client: httpx.Client,
     asked: list[tuple[str, list[str]]],
     expected: list[Vectors],

@@ -69,7 +69,7 @@ def reranker(request: pytest.FixtureRequest) -> Iterator[Running]:
     yield from started(request.param, "rerank")
 
 
-async def test_labels_are_scored_as_transformers_scores_them(classifier: Running) -> None:
+async def test_label_scores_equal_those_of_transformers(classifier: Running) -> None:
     logits = logits_by_transformers(classifier.model, (*TEXTS, LONG))
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     async with classifier.joined() as (backend, told):
@@ -83,7 +83,7 @@ async def test_labels_are_scored_as_transformers_scores_them(classifier: Running
     assert reply.truncated in (None, (3,))
 
 
-async def test_raw_scores_of_labels_are_logits_or_refused(classifier: Running) -> None:
+async def test_raw_label_scores_are_logits_or_refused(classifier: Running) -> None:
     async with classifier.joined() as (backend, _):
         if classifier.server == "infinity":
             with pytest.raises(UnsupportedWork):
@@ -96,7 +96,7 @@ async def test_raw_scores_of_labels_are_logits_or_refused(classifier: Running) -
 
 
 @pytest.mark.parametrize("raw_scores", [False, True])
-async def test_pairs_are_scored_as_their_queries_rank_them(reranker: Running, raw_scores: bool) -> None:
+async def test_pair_scores_equal_those_of_reranks(reranker: Running, raw_scores: bool) -> None:
     async with reranker.joined() as (backend, _):
         paired = await backend.run(Score(PAIRS, raw_scores=raw_scores), 60.0)
         each = [await backend.run(Rerank(q, (d,), raw_scores=raw_scores), 60.0) for q, d in PAIRS]
