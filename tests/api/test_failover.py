@@ -10,7 +10,7 @@ import pytest
 
 from gateway.api.server.http_protocol import CONNECTION
 from gateway.events import AttemptFinished, ReplicaChanged
-from tests.backends.wrong_replies import body_of, packed
+from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei, vector_of

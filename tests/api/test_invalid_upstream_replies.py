@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.backends.wrong_replies import NOT_VECTORS, body_of
+from tests.backends.invalid_replies import NOT_VECTORS, body_of
 from tests.conftest import Boots, Running, running_gateway
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER, respond_with

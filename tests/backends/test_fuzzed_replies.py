@@ -25,7 +25,7 @@ from backends.contract import (
 from backends.counting import TokenCount
 from backends.errors import BackendError, ReplicaFailed
 from backends.http import UpstreamResponse
-from tests.backends.wrong_replies import packed
+from tests.backends.invalid_replies import packed
 
 EMBED, RERANK = Embed(("a", "b")), Rerank("q", ("a", "b"))
 COUNTED = TokenCount(6, ())

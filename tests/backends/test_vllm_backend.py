@@ -33,7 +33,7 @@ from backends.vectors import sigmoid
 from backends.vllm import VllmBackend, decode, encode
 from backends.vllm_probe import VllmProfile, count_specials, detect_score_support
 from backends.vllm_wire import failure, restore_status
-from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
+from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.server import logit_of
 from tests.fakes.tei import vector_of
 from tests.fakes.vllm import FakeVllm

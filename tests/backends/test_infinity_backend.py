@@ -33,7 +33,7 @@ from backends.http import UpstreamClient, UpstreamResponse
 from backends.infinity import CHARACTERS_MAX, InfinityBackend, normalize_texts
 from backends.infinity_wire import decode, encode, failure
 from backends.vectors import sigmoid
-from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
+from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.hooks import respond_with
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.server import logit_of

@@ -29,7 +29,7 @@ from backends.errors import (
 )
 from backends.http import UpstreamClient, UpstreamResponse
 from backends.openai import OpenAIBackend, OpenAIProfile, decode, encode, failure, route
-from tests.backends.wrong_replies import NOT_VECTORS, body_of, packed
+from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.hooks import fail_with, respond_with
 from tests.fakes.openai import FIELDS, FakeOpenAI
 from tests.fakes.tei import vector_of
