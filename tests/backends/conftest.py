@@ -1,4 +1,4 @@
-"""What the tests of adapters share."""
+"""Fixtures of the adapter tests."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from tests.fakes.checkpoint import write_small_files
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Connections on both loops: the gateway runs on the one, most tests on the other."""
+    """Test connections on uvloop, which the gateway runs on, and on asyncio, which most tests run on."""
     del config
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     return loops | ({"uvloop": uvloop.new_event_loop} if item.path.name == "test_http.py" else {})
@@ -21,6 +21,6 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(scope="session")
 def small_files(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of a checkpoint's small files: sixteen tokens, one prompt."""
+    """Return the path of a checkpoint's small files: at most 16 tokens, one prompt."""
     folder: Path = tmp_path_factory.mktemp("checkpoint")
     return str(write_small_files(folder))

@@ -1,4 +1,4 @@
-"""Answers of status 200 to two inputs that are no answers: for every adapter alike."""
+"""Invalid bodies of status 200 for a request of two inputs, shared by all adapters."""
 
 import base64
 import json
@@ -10,7 +10,7 @@ USAGE = {"prompt_tokens": 4, "total_tokens": 4}
 
 
 def packed(*rows: list[float], indices: list[int] | None = None, usage: Any = USAGE) -> dict[str, Any]:
-    """A reply of /v1/embeddings, in base64."""
+    """Return a reply of /v1/embeddings in base64."""
     data = [
         {"object": "embedding", "index": index, "embedding": base64.b64encode(np.array(row, "<f4")).decode()}
         for index, row in zip(indices or range(len(rows)), rows, strict=True)
@@ -19,13 +19,13 @@ def packed(*rows: list[float], indices: list[int] | None = None, usage: Any = US
 
 
 def numbers(*rows: Any) -> dict[str, Any]:
-    """The same in numbers."""
+    """Return a reply of /v1/embeddings in numbers."""
     data = [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
     return {"object": "list", "data": data, "model": "m", "usage": USAGE}
 
 
 def body_of(reply: Any) -> bytes:
-    """As it travels."""
+    """Encode a reply as JSON."""
     return reply if isinstance(reply, bytes) else json.dumps(reply).encode()
 
 

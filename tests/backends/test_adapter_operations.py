@@ -1,4 +1,4 @@
-"""The works beside embedding, ranking and tokenizing: every adapter against a strict server of its wire."""
+"""Tests of every adapter's operations other than embed, rerank and tokenize, against strict servers."""
 
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,20 @@ from tests.fakes.tei import FakeTei, logits_of, score_of, vector_of, weights_of
 from tests.fakes.vllm import FakeVllm
 
 LONG = "w " * 20
+
+
+def stable_id(value: object) -> str:
+    """Return a parameter's id that does not depend on the hash seed, as the repr of a set does."""
+    outputs = f"[{','.join(sorted(value.outputs))}]" if isinstance(value, Encode) else ""
+    return f"Encode{outputs}" if outputs else str(value)
+
+
 TEXTS = ("red", "green and blue", "cyan")
 PAIRS = (("q", "red"), ("r", "green and blue"), ("q", "cyan"))
 
 
 def server_of(kind: BackendKind, does: str) -> Any:
-    """A server of one kind of model; a kind of model that a wire does not have is none."""
+    """Return a fake server of a kind of model; a wire without that kind gets its default model."""
     match kind, does:
         case "tei", _:
             types: dict[str, Any] = {"classify": CLASSIFIER, "score": RERANKER, "sparse": SPLADE}
@@ -64,49 +72,50 @@ def server_of(kind: BackendKind, does: str) -> Any:
 
 
 async def joined(kind: BackendKind, server: Any, tokenizer: str) -> tuple[Backend, Capabilities]:
-    """The adapter, joined; only Infinity and OpenAI count with the tokenizer."""
+    """Return the joined adapter; only Infinity and OpenAI count with the tokenizer."""
     source = tokenizer if kind in ("infinity", "openai") else None
     spec = ReplicaSpec("http://one", tokenizer=source)
     backend = remote_backend(kind, spec, httpx.ASGITransport(server))
     return backend, await backend.describe(5.0)
 
 
-async def done(kind: BackendKind, does: str, work: Work, tokenizer: str) -> Any:
-    """The reply of a server of that kind of model."""
+async def run(kind: BackendKind, does: str, work: Work, tokenizer: str) -> Any:
+    """Run the work at a server of that kind of model and return the reply."""
     backend, _ = await joined(kind, server_of(kind, does), tokenizer)
     return await backend.run(work, 5.0)
 
 
-def words(*texts: str) -> int:
-    """Tokens, as every fake counts them."""
+def count_tokens(*texts: str) -> int:
+    """Count tokens as every fake does."""
     return sum(len(text.split()) + 2 for text in texts)
 
 
 @pytest.mark.parametrize("kind", ["tei", "vllm"])
 async def test_returns_the_term_weights_of_each_text(kind: BackendKind, small_files: str) -> None:
-    reply = await done(kind, "sparse", Encode(TEXTS, frozenset({Output.SPARSE})), small_files)
+    reply = await run(kind, "sparse", Encode(TEXTS, frozenset({Output.SPARSE})), small_files)
 
     assert isinstance(reply, EncodeReply)
-    assert words(*TEXTS) == reply.tokens
-    found = [dict(zip(one.indices.tolist(), one.values.tolist(), strict=True)) for one in reply.sparse or ()]
-    assert [weights_of(text) for text in TEXTS] == found
-    assert all((np.diff(one.indices) > 0).all() for one in reply.sparse or ())
+    assert count_tokens(*TEXTS) == reply.tokens
+    sparse = reply.sparse or ()
+    weights = [dict(zip(terms.indices.tolist(), terms.values.tolist(), strict=True)) for terms in sparse]
+    assert [weights_of(text) for text in TEXTS] == weights
+    assert all((np.diff(terms.indices) > 0).all() for terms in sparse)
 
 
 @pytest.mark.parametrize("kind", ["infinity", "vllm"])
 async def test_late_interaction_returns_one_vector_per_token(kind: BackendKind, small_files: str) -> None:
-    reply = await done(kind, "multivector", Encode(TEXTS, frozenset({Output.MULTIVECTOR})), small_files)
+    reply = await run(kind, "multivector", Encode(TEXTS, frozenset({Output.MULTIVECTOR})), small_files)
 
-    assert words(*TEXTS) == reply.tokens
+    assert count_tokens(*TEXTS) == reply.tokens
     for text, matrix in zip(TEXTS, reply.multivector, strict=True):
         np.testing.assert_allclose(token_rows(text), matrix, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "scale"), [("tei", 3), ("vllm", 2)])
 async def test_returns_raw_token_vectors(kind: BackendKind, scale: int, small_files: str) -> None:
-    reply = await done(kind, "tokens", Encode(TEXTS, frozenset({Output.TOKENS})), small_files)
+    reply = await run(kind, "tokens", Encode(TEXTS, frozenset({Output.TOKENS})), small_files)
 
-    assert words(*TEXTS) == reply.tokens
+    assert count_tokens(*TEXTS) == reply.tokens
     for text, matrix in zip(TEXTS, reply.token_vectors, strict=True):
         np.testing.assert_allclose(token_rows(text) * scale, matrix, rtol=1e-6)
 
@@ -119,21 +128,24 @@ async def test_tei_sends_one_request_per_kind_of_output(small_files: str) -> Non
 
     assert isinstance(reply, EncodeReply)
     assert ["/v1/embeddings", "/embed_all"] == [path for path, _ in server.requests]
-    assert ((3, 4), words(*TEXTS)) == (reply.dense.shape if reply.dense is not None else (), reply.tokens)
+    assert ((3, 4), count_tokens(*TEXTS)) == (
+        reply.dense.shape if reply.dense is not None else (),
+        reply.tokens,
+    )
     assert 3 == len(reply.token_vectors or ())
 
 
 async def test_vllm_returns_two_kinds_of_token_vectors(small_files: str) -> None:
     work = Encode(TEXTS, frozenset({Output.MULTIVECTOR, Output.TOKENS}))
-    reply = await done("vllm", "tokens", work, small_files)
+    reply = await run("vllm", "tokens", work, small_files)
 
-    assert (3, 3, words(*TEXTS)) == (len(reply.multivector), len(reply.token_vectors), reply.tokens)
+    assert (3, 3, count_tokens(*TEXTS)) == (len(reply.multivector), len(reply.token_vectors), reply.tokens)
 
 
 @pytest.mark.parametrize("raw_scores", [False, True])
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
 async def test_scores_pairs_in_order(kind: BackendKind, raw_scores: bool, small_files: str) -> None:
-    reply = await done(kind, "score", Score(PAIRS, raw_scores=raw_scores), small_files)
+    reply = await run(kind, "score", Score(PAIRS, raw_scores=raw_scores), small_files)
 
     logits = np.array(
         [logits_of(pair, 1)[0] if kind == "tei" else logit_of(*pair) for pair in PAIRS], np.float32
@@ -148,35 +160,35 @@ async def test_infinity_sends_one_request_per_query(small_files: str) -> None:
     backend, _ = await joined("infinity", server, small_files)
     await backend.run(Score(PAIRS), 5.0)
 
-    asked = [(body["query"], body["documents"]) for path, body in server.requests if path == "/rerank"]
-    assert [("q", ["red", "cyan"]), ("r", ["green and blue"])] == asked
+    sent = [(body["query"], body["documents"]) for path, body in server.requests if path == "/rerank"]
+    assert [("q", ["red", "cyan"]), ("r", ["green and blue"])] == sent
 
 
 async def test_scores_pairs_with_an_empty_document(small_files: str) -> None:
     for kind in ("tei", "infinity", "vllm"):
-        reply = await done(kind, "score", Score((("q", ""), ("q", "a"))), small_files)  # type: ignore[arg-type]
+        reply = await run(kind, "score", Score((("q", ""), ("q", "a"))), small_files)  # type: ignore[arg-type]
         assert 2 == len(reply.scores)
 
 
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
 async def test_label_scores_follow_the_models_order(kind: BackendKind, small_files: str) -> None:
-    backend, told = await joined(kind, server_of(kind, "classify"), small_files)
+    backend, capabilities = await joined(kind, server_of(kind, "classify"), small_files)
     reply = await backend.run(Classify(TEXTS), 5.0)
 
     assert isinstance(reply, ClassifyReply)
-    assert Operation.CLASSIFY in told.operations
-    assert (told.labels, words(*TEXTS)) == (reply.labels, reply.tokens)
+    assert Operation.CLASSIFY in capabilities.operations
+    assert (capabilities.labels, count_tokens(*TEXTS)) == (reply.labels, reply.tokens)
     assert 3 == len(reply.labels)
     shares = np.exp([logits_of((text,), len(LABELS)) for text in TEXTS])
     shares /= shares.sum(axis=1, keepdims=True)
-    # The alphabet, where no file tells the order.
-    order = [LABELS.index(one) for one in sorted(LABELS)] if kind == "infinity" else [0, 1, 2]
+    # Alphabetical order, because no file names the labels.
+    order = [LABELS.index(label) for label in sorted(LABELS)] if kind == "infinity" else [0, 1, 2]
     np.testing.assert_allclose(shares[:, order], reply.scores, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["tei", "vllm"])
 async def test_raw_label_scores_are_logits(kind: BackendKind, small_files: str) -> None:
-    reply = await done(kind, "classify", Classify(("red",), raw_scores=True), small_files)
+    reply = await run(kind, "classify", Classify(("red",), raw_scores=True), small_files)
 
     np.testing.assert_allclose([logits_of(("red",), len(LABELS))], reply.scores, rtol=1e-5)
 
@@ -215,17 +227,17 @@ async def test_detokenizes(
 ) -> None:
     work = Detokenize(((101, 7, 102), (8, 9)), skip_special_tokens=skip)
 
-    assert DetokenizeReply(expected) == await done(kind, "embed", work, small_files)
+    assert DetokenizeReply(expected) == await run(kind, "embed", work, small_files)
 
 
 @pytest.mark.parametrize("kind", ["infinity", "openai"])
 async def test_detokenizes_with_the_local_tokenizer(kind: BackendKind, small_files: str) -> None:
     works = [Detokenize(((1, 0, 2),), skip_special_tokens=skip) for skip in (True, False)]
-    replies = [await done(kind, "embed", work, small_files) for work in works]
+    replies = [await run(kind, "embed", work, small_files) for work in works]
 
     assert [DetokenizeReply(("[UNK]",)), DetokenizeReply(("[CLS] [UNK] [SEP]",))] == replies
     with pytest.raises(InvalidWork, match="4711"):
-        await done(kind, "embed", Detokenize(((1, 4711),)), small_files)
+        await run(kind, "embed", Detokenize(((1, 4711),)), small_files)
 
 
 OFFERED: list[tuple[BackendKind, str, set[Operation], set[Output]]] = [
@@ -246,15 +258,17 @@ OFFERED: list[tuple[BackendKind, str, set[Operation], set[Output]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "does", "operations", "outputs"), OFFERED)
+@pytest.mark.parametrize(
+    ("kind", "does", "operations", "outputs"), OFFERED, ids=[f"{kind}-{does}" for kind, does, *_ in OFFERED]
+)
 async def test_describes_the_operations_and_outputs_of_a_model(
     kind: BackendKind, does: str, operations: set[Operation], outputs: set[Output], small_files: str
 ) -> None:
-    _, told = await joined(kind, server_of(kind, does), small_files)
+    _, capabilities = await joined(kind, server_of(kind, does), small_files)
 
-    assert operations | {Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
-    assert outputs == told.outputs
-    assert (Operation.CLASSIFY in operations) == bool(told.labels)
+    assert operations | {Operation.TOKENIZE, Operation.DETOKENIZE} == capabilities.operations
+    assert outputs == capabilities.outputs
+    assert (Operation.CLASSIFY in operations) == bool(capabilities.labels)
 
 
 SPARSE = Encode(("a",), frozenset({Output.SPARSE}))
@@ -295,12 +309,12 @@ REFUSED: list[tuple[BackendKind, str, Work]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "does", "work"), REFUSED, ids=str)
+@pytest.mark.parametrize(("kind", "does", "work"), REFUSED, ids=stable_id)
 async def test_refuses_work_the_wire_cannot_express(
     kind: BackendKind, does: str, work: Work, small_files: str
 ) -> None:
     with pytest.raises(UnsupportedWork) as caught:
-        await done(kind, does, work, small_files)
+        await run(kind, does, work, small_files)
 
     assert "upstream" in caught.value.message
 
@@ -317,7 +331,7 @@ async def test_too_long_input_is_invalid_work(
     kind: BackendKind, does: str, work: Work, small_files: str
 ) -> None:
     with pytest.raises(InvalidWork):
-        await done(kind, does, work, small_files)
+        await run(kind, does, work, small_files)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +342,7 @@ async def test_too_long_input_is_invalid_work(
 async def test_never_reports_truncated_inputs_as_complete(
     kind: BackendKind, does: str, work: Work, small_files: str
 ) -> None:
-    reply = await done(kind, does, work, small_files)
+    reply = await run(kind, does, work, small_files)
 
     assert (0,) == reply.truncated if kind == "infinity" else reply.truncated is None
     assert 16 == reply.tokens
@@ -349,7 +363,7 @@ WORKS: list[tuple[BackendKind, str, Work]] = [
     ("vllm", "classify", Classify(("a",))),
     ("vllm", "embed", Detokenize(((1,),))),
 ]
-NO_ANSWERS = [
+INVALID_BODIES = [
     b"",
     b"<html>",
     b"[]",
@@ -361,8 +375,8 @@ NO_ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("body", NO_ANSWERS)
-@pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=str)
+@pytest.mark.parametrize("body", INVALID_BODIES)
+@pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=stable_id)
 async def test_invalid_replies_fail(
     kind: BackendKind, does: str, work: Work, body: bytes, small_files: str
 ) -> None:
@@ -374,7 +388,7 @@ async def test_invalid_replies_fail(
 
 
 @pytest.mark.parametrize("status", [401, 404, 424, 500])
-@pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=str)
+@pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=stable_id)
 async def test_upstream_errors_are_not_the_callers_fault(
     kind: BackendKind, does: str, work: Work, status: int, small_files: str
 ) -> None:
@@ -389,8 +403,8 @@ async def test_upstream_errors_are_not_the_callers_fault(
 
 async def test_rerank_and_its_pairs_have_equal_scores(small_files: str) -> None:
     for kind in ("infinity", "vllm"):
-        ranked = await done(kind, "score", Rerank("q", TEXTS), small_files)  # type: ignore[arg-type]
-        paired = await done(kind, "score", Score(tuple(("q", one) for one in TEXTS)), small_files)  # type: ignore[arg-type]
+        ranked = await run(kind, "score", Rerank("q", TEXTS), small_files)  # type: ignore[arg-type]
+        paired = await run(kind, "score", Score(tuple(("q", text) for text in TEXTS)), small_files)  # type: ignore[arg-type]
         np.testing.assert_allclose(ranked.scores, paired.scores, rtol=1e-6)
         assert ranked.tokens == paired.tokens
 

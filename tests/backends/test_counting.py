@@ -1,4 +1,4 @@
-"""Tokens, lengths and prompts from a checkpoint's small files."""
+"""Tests of token counts, lengths and prompts from a checkpoint's small files."""
 
 import json
 from pathlib import Path

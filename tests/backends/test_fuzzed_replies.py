@@ -1,4 +1,4 @@
-"""Whatever bytes come back, an adapter gives right-shaped finite numbers or Failed, and nothing else."""
+"""Fuzz tests: for any body, an adapter returns finite numbers of the right shape or raises ReplicaFailed."""
 
 import json
 from collections.abc import Callable
@@ -53,23 +53,26 @@ LABELS = {
 PAIRS = b'[[{"score":0.5,"label":"x"}],[{"score":0.25,"label":"x"}]]'
 
 Decode = Callable[[UpstreamResponse], Reply]
-# Adapter and operation: a right answer, and what reads it.
-READERS: dict[str, tuple[bytes, Decode]] = {
-    "tei": (EMBEDDINGS, lambda a: tei.decode(EMBED, "/v1/embeddings", a, TEI)),
-    "tei_native": (ROWS, lambda a: tei.decode(EMBED, "/embed", a, TEI)),
-    "tei_ranks": (RANKS["tei"], lambda a: tei.decode(RERANK, "/rerank", a, TEI)),
-    "infinity": (EMBEDDINGS, lambda a: infinity_wire.decode(EMBED, a, COUNTED)),
-    "infinity_ranks": (RANKS["infinity"], lambda a: infinity_wire.decode(RERANK, a, COUNTED)),
-    "vllm": (EMBEDDINGS, lambda a: vllm.decode(EMBED, a, VLLM)),
-    "vllm_ranks": (RANKS["vllm"], lambda a: vllm.decode(RERANK, a, VLLM)),
-    "tei_labels": (LABELS["tei"], lambda a: tei.decode(CLASSIFY, "/predict", a, CLASSIFIER)),
-    "tei_pairs": (PAIRS, lambda a: tei.decode(SCORE, "/predict", a, TEI)),
+# Adapter and operation → a valid body and the function that decodes it.
+DECODERS: dict[str, tuple[bytes, Decode]] = {
+    "tei": (EMBEDDINGS, lambda response: tei.decode(EMBED, "/v1/embeddings", response, TEI)),
+    "tei_native": (ROWS, lambda response: tei.decode(EMBED, "/embed", response, TEI)),
+    "tei_ranks": (RANKS["tei"], lambda response: tei.decode(RERANK, "/rerank", response, TEI)),
+    "infinity": (EMBEDDINGS, lambda response: infinity_wire.decode(EMBED, response, COUNTED)),
+    "infinity_ranks": (RANKS["infinity"], lambda response: infinity_wire.decode(RERANK, response, COUNTED)),
+    "vllm": (EMBEDDINGS, lambda response: vllm.decode(EMBED, response, VLLM)),
+    "vllm_ranks": (RANKS["vllm"], lambda response: vllm.decode(RERANK, response, VLLM)),
+    "tei_labels": (LABELS["tei"], lambda response: tei.decode(CLASSIFY, "/predict", response, CLASSIFIER)),
+    "tei_pairs": (PAIRS, lambda response: tei.decode(SCORE, "/predict", response, TEI)),
     "infinity_labels": (
         b'{"data":' + LABELS["tei"] + b"}",
-        lambda a: infinity_wire.decode(CLASSIFY, a, COUNTED, ("x", "y")),
+        lambda response: infinity_wire.decode(CLASSIFY, response, COUNTED, ("x", "y")),
     ),
-    "vllm_labels": (LABELS["vllm"], lambda a: vllm.decode(CLASSIFY, a, VLLM_CLASSES, ("x", "y"))),
-    "openai": (EMBEDDINGS, lambda a: openai.decode(EMBED, a, OPENAI, None)),
+    "vllm_labels": (
+        LABELS["vllm"],
+        lambda response: vllm.decode(CLASSIFY, response, VLLM_CLASSES, ("x", "y")),
+    ),
+    "openai": (EMBEDDINGS, lambda response: openai.decode(EMBED, response, OPENAI, None)),
 }
 FAILURES = {
     "tei": tei.failure,
@@ -81,13 +84,13 @@ FAILURES = {
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """A body cut off, with other bytes in it, or with a part twice."""
+    """Draw a damaged body: cut off, with other bytes inserted, or with a part repeated."""
     at = draw(st.integers(0, len(whole)))
     until = draw(st.integers(at, len(whole)))
     return whole[:at] + draw(st.binary(max_size=6)) + whole[until if draw(st.booleans()) else at :]
 
 
-plain = st.recursive(
+json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
@@ -97,12 +100,12 @@ plain = st.recursive(
 )
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("decoder", DECODERS)
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_no_damaged_body_becomes_a_vector(reader: str, data: st.DataObject) -> None:
-    whole, decode = READERS[reader]
-    body = data.draw(damaged(whole) | plain.map(lambda value: json.dumps(value).encode()))
+def test_no_damaged_body_becomes_a_vector(decoder: str, data: st.DataObject) -> None:
+    whole, decode = DECODERS[decoder]
+    body = data.draw(damaged(whole) | json_values.map(lambda value: json.dumps(value).encode()))
     try:
         reply = decode(UpstreamResponse(200, {"x-compute-tokens": "6"}, body))
     except ReplicaFailed:
@@ -116,13 +119,15 @@ def test_no_damaged_body_becomes_a_vector(reader: str, data: st.DataObject) -> N
 
 @pytest.mark.parametrize("adapter", FAILURES)
 @settings(max_examples=300, deadline=None)
-@given(status=st.integers(201, 599), body=st.binary() | plain.map(lambda value: json.dumps(value).encode()))
+@given(
+    status=st.integers(201, 599), body=st.binary() | json_values.map(lambda value: json.dumps(value).encode())
+)
 def test_every_error_status_becomes_a_backend_error(adapter: str, status: int, body: bytes) -> None:
     assert isinstance(FAILURES[adapter](UpstreamResponse(status, {}, body)), BackendError)
 
 
 @settings(max_examples=300, deadline=None)
-@given(body=st.binary() | plain.map(lambda value: json.dumps(value).encode()))
+@given(body=st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
 def test_restores_a_valid_status_for_any_body(body: bytes) -> None:
     assert vllm_wire.restore_status(UpstreamResponse(200, {}, body)).status in {200, *range(400, 600)}
 
@@ -132,11 +137,15 @@ def test_restores_a_valid_status_for_any_body(body: bytes) -> None:
     [
         (
             b'[[{"index":3,"value":0.5}],[]]',
-            lambda a: tei.decode(Encode(("a", "b"), frozenset({Output.SPARSE})), "/embed_sparse", a, TEI),
+            lambda response: tei.decode(
+                Encode(("a", "b"), frozenset({Output.SPARSE})), "/embed_sparse", response, TEI
+            ),
         ),
         (
             b"[[[0.5,1.0]],[[0.5,1.0],[1.0,0.0]]]",
-            lambda a: tei.decode(Encode(("a", "b"), frozenset({Output.TOKENS})), "/embed_all", a, TEI),
+            lambda response: tei.decode(
+                Encode(("a", "b"), frozenset({Output.TOKENS})), "/embed_all", response, TEI
+            ),
         ),
     ],
     ids=["sparse", "tokens"],
@@ -146,7 +155,7 @@ def test_restores_a_valid_status_for_any_body(body: bytes) -> None:
 def test_no_damaged_body_becomes_terms_or_token_vectors(
     whole: bytes, decode: Decode, data: st.DataObject
 ) -> None:
-    body = data.draw(damaged(whole) | plain.map(lambda value: json.dumps(value).encode()))
+    body = data.draw(damaged(whole) | json_values.map(lambda value: json.dumps(value).encode()))
     try:
         reply = decode(UpstreamResponse(200, {"x-compute-tokens": "6"}, body))
     except ReplicaFailed:

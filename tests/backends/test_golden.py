@@ -1,6 +1,6 @@
-"""What real servers said, replayed: the adapters still ask the same, and still make the same of it.
+"""Replay of recorded conversations: adapters send the same requests and decode the same outcomes.
 
-tests/golden is written by `python -m tests.real.record`; package and command are inside each file.
+`python -m tests.real.record` writes tests/golden. Each file contains the package and the command line.
 """
 
 import json
@@ -32,7 +32,7 @@ def recorded(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def small_copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The small files of each checkpoint that was served, by its name."""
+    """Copy the small files of each served checkpoint and return their paths by name."""
     source = locate_checkpoint(DEFAULT_MODEL)
     cross = tmp_path_factory.mktemp("cross-encoder")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -54,17 +54,17 @@ TASKS: dict[str, Task] = {"all-MiniLM-L6-v2": "embed", "cross-encoder": "rerank"
 
 
 def replay(exchanges: list[dict[str, Any]]) -> httpx.MockTransport:
-    """Answers what was asked then, and nothing else."""
+    """Return a transport that answers recorded requests and refuses all others."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def handle(request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content) if request.content else None
-        asked = {"method": request.method, "path": request.url.path, "body": body}
-        said = next((one["response"] for one in exchanges if one["request"] == asked), None)
-        assert said is not None, f"never recorded: {asked}"
-        content = said["text"].encode() if "text" in said else json.dumps(said["json"]).encode()
-        return httpx.Response(said["status"], headers=said["headers"], content=content)
+        sent = {"method": request.method, "path": request.url.path, "body": body}
+        response = next((entry["response"] for entry in exchanges if entry["request"] == sent), None)
+        assert response is not None, f"never recorded: {sent}"
+        content = response["text"].encode() if "text" in response else json.dumps(response["json"]).encode()
+        return httpx.Response(response["status"], headers=response["headers"], content=content)
 
-    return httpx.MockTransport(answer)
+    return httpx.MockTransport(handle)
 
 
 def test_recordings_cover_every_server_and_kind_of_model() -> None:
@@ -74,27 +74,29 @@ def test_recordings_cover_every_server_and_kind_of_model() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-async def test_replayed_conversation_has_the_recorded_outcomes(name: str, small_copies: dict[str, str]) -> None:
-    talk = recorded(name)
+async def test_replayed_conversation_has_the_recorded_outcomes(
+    name: str, small_copies: dict[str, str]
+) -> None:
+    conversation = recorded(name)
     kind: BackendKind = "infinity" if name.startswith("infinity") else "vllm"
     model = name.split("/")[1]
     task = TASKS[model]
     tokenizer = small_copies[model] if kind == "infinity" else None
     spec = ReplicaSpec("http://recorded", tokenizer=tokenizer)
-    backend = remote_backend(kind, spec, replay(talk["exchanges"]))
-    told = await backend.describe(30.0)
+    backend = remote_backend(kind, spec, replay(conversation["exchanges"]))
+    capabilities = await backend.describe(30.0)
 
-    assert talk["described"] == {
-        "model_id": told.model_id,
-        "operations": sorted(told.operations),
-        "max_input_tokens": told.max_input_tokens,
-        "dimensions": told.dimensions,
-        "outputs": sorted(told.outputs),
-        "labels": list(told.labels),
-        "notes": list(told.notes),
+    assert conversation["described"] == {
+        "model_id": capabilities.model_id,
+        "operations": sorted(capabilities.operations),
+        "max_input_tokens": capabilities.max_input_tokens,
+        "dimensions": capabilities.dimensions,
+        "outputs": sorted(capabilities.outputs),
+        "labels": list(capabilities.labels),
+        "notes": list(capabilities.notes),
     }
-    assert talk["outcomes"].keys() == WORKS[task].keys()
-    for title, expected in talk["outcomes"].items():
+    assert conversation["outcomes"].keys() == WORKS[task].keys()
+    for title, expected in conversation["outcomes"].items():
         found = await outcome_of(lambda work: backend.run(work, 30.0), WORKS[task][title])
         numbers = expected.pop("numbers", []), found.pop("numbers", [])
         assert (title, expected) == (title, found)
@@ -103,21 +105,25 @@ async def test_replayed_conversation_has_the_recorded_outcomes(name: str, small_
     assert QueueDepth(0) == await backend.queue_depth(5.0)
 
 
-# Everything else is what an adapter did wrong, or the operator: never the caller.
-CALLERS = {
+# Refusals of an input. All others are faults of an adapter or the operator, never of the caller.
+INPUT_REFUSALS = {
     ("vllm/all-MiniLM-L6-v2", "too_long"),
     ("vllm/cross-encoder", "too_long"),
-    # The gateway lets no empty list through, and no adapter knows the switch of old by that name.
+    # The gateway refuses empty lists, and no adapter sends the removed switch to this release.
     ("vllm/all-MiniLM-L6-v2", "empty_list"),
     ("vllm/all-MiniLM-L6-v2", "removed_switch"),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_recorded_refusal_is_the_callers_only_where_an_input_is_at_fault(name: str) -> None:
-    read = infinity_wire.failure if name.startswith("infinity") else vllm_wire.failure
-    for title, refused in recorded(name)["refusals"].items():
-        said = refused["response"]
-        error = read(UpstreamResponse(said["status"], said["headers"], json.dumps(said["json"]).encode()))
+def test_recorded_refusals_are_invalid_work_only_if_an_input_is_at_fault(name: str) -> None:
+    to_error = infinity_wire.failure if name.startswith("infinity") else vllm_wire.failure
+    for title, refusal in recorded(name)["refusals"].items():
+        response = refusal["response"]
+        body = json.dumps(response["json"]).encode()
+        error = to_error(UpstreamResponse(response["status"], response["headers"], body))
 
-        assert (title, type(error)) == (title, InvalidWork if (name, title) in CALLERS else ReplicaFailed)
+        assert (title, type(error)) == (
+            title,
+            InvalidWork if (name, title) in INPUT_REFUSALS else ReplicaFailed,
+        )

@@ -1,4 +1,4 @@
-"""The one HTTP client: whatever breaks becomes one of four errors."""
+"""Tests of the HTTP client and its connection pool; every fault becomes one of four errors."""
 
 import asyncio
 import gc
@@ -14,11 +14,11 @@ from backends import connection_pool
 from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
 from backends.http import ConnectionOptions, UpstreamClient, countdown
 
-Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+ServerBehaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def mocked(error: Exception) -> UpstreamClient:
-    """A door behind which every request ends in an exception of httpx."""
+def failing_client(error: Exception) -> UpstreamClient:
+    """Return a client whose transport raises this exception for every request."""
 
     def handle(_: httpx.Request) -> httpx.Response:
         raise error
@@ -43,11 +43,11 @@ def mocked(error: Exception) -> UpstreamClient:
         (httpx.UnsupportedProtocol("ftp"), BackendError),
         (httpx.InvalidURL("what"), ReplicaFailed),
     ],
-    ids=lambda one: getattr(one, "__name__", type(one).__name__),
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
 async def test_translates_httpx_exceptions(error: Exception, expected: type[BackendError]) -> None:
     with pytest.raises(expected) as caught:
-        await mocked(error).post("/embed", b"{}", 1.0)
+        await failing_client(error).post("/embed", b"{}", 1.0)
 
     assert caught.value.__cause__ is error
     assert str(error) not in caught.value.message or not str(error)
@@ -58,23 +58,25 @@ async def test_every_status_is_a_response(status: int) -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         return httpx.Response(status, content=request.content, headers={"x-a": "b", "location": "/other"})
 
-    got = await UpstreamClient("http://x", transport=httpx.MockTransport(handle)).post("/embed", b"body", 1.0)
+    response = await UpstreamClient("http://x", transport=httpx.MockTransport(handle)).post(
+        "/embed", b"body", 1.0
+    )
 
-    assert (status, b"body", "b") == (got.status, got.body, got.headers["x-a"])
+    assert (status, b"body", "b") == (response.status, response.body, response.headers["x-a"])
 
 
 async def test_sends_paths_below_the_base_url_and_headers() -> None:
     def handle(request: httpx.Request) -> httpx.Response:
-        told = {
+        received = {
             "url": str(request.url),
             "type": request.headers.get("content-type"),
             "a": request.headers["a"],
         }
-        return httpx.Response(200, json=told)
+        return httpx.Response(200, json=received)
 
-    door = UpstreamClient("http://x:80/prefix/", {"a": "b"}, transport=httpx.MockTransport(handle))
-    posted = json.loads((await door.post("/embed", b"{}", 1.0)).body)
-    got = json.loads((await door.get("/info", 1.0)).body)
+    client = UpstreamClient("http://x:80/prefix/", {"a": "b"}, transport=httpx.MockTransport(handle))
+    posted = json.loads((await client.post("/embed", b"{}", 1.0)).body)
+    got = json.loads((await client.get("/info", 1.0)).body)
 
     assert ("http://x/prefix/embed", "application/json", "b") == tuple(posted.values())
     assert ("http://x/prefix/info", None, "b") == tuple(got.values())
@@ -98,8 +100,8 @@ async def test_cancellation_is_not_an_upstream_error() -> None:
 
 
 @asynccontextmanager
-async def listening(speak: Speak) -> AsyncIterator[UpstreamClient]:
-    """A door to a server on the loopback interface that reads one request and then speaks as it likes."""
+async def listening(speak: ServerBehaviour) -> AsyncIterator[UpstreamClient]:
+    """Yield a client of a loopback server that reads one request and then runs `speak`."""
     ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,17 +115,17 @@ async def listening(speak: Speak) -> AsyncIterator[UpstreamClient]:
             ended.set()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    door = UpstreamClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    client = UpstreamClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     try:
-        yield door
+        yield client
     finally:
-        await door.aclose()
+        await client.aclose()
         server.close()
         await ended.wait()
 
 
-def saying(*parts: bytes) -> Speak:
-    """Write these bytes and hang up."""
+def send_and_close(*parts: bytes) -> ServerBehaviour:
+    """Return a server behaviour: write these bytes and close the connection."""
 
     async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for part in parts:
@@ -133,42 +135,45 @@ def saying(*parts: bytes) -> Speak:
     return speak
 
 
-async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-    """UpstreamResponse nothing until the client hangs up."""
+async def stay_silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    """Send nothing until the client closes the connection."""
     await reader.read()
 
 
-async def stalling(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Begin an answer and say no more."""
+async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send the beginning of a response and nothing more."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n[[0.1")
     await writer.drain()
     await reader.read()
 
 
-async def resetting(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Drop the connection as a process that is killed does."""
+async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Reset the connection, as a killed process does."""
     writer.transport.abort()
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
-BROKEN: dict[str, tuple[Speak, tuple[type[BackendError], ...]]] = {
-    "dropped_before_the_reply": (saying(), (ConnectionLost,)),
-    "reset_before_the_reply": (resetting, (ConnectionLost,)),
-    "dropped_in_the_status_line": (saying(b"HTTP/1.1 20"), (ConnectionLost,)),
-    "dropped_in_the_headers": (saying(HEAD, b"content-type: app"), (ConnectionLost,)),
-    "dropped_in_the_body": (saying(HEAD, b"content-length: 100\r\n\r\n", b"[[0.1"), (ConnectionLost,)),
-    "dropped_between_chunks": (
-        saying(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"3\r\n[[0\r\n"),
+BROKEN: dict[str, tuple[ServerBehaviour, tuple[type[BackendError], ...]]] = {
+    "dropped_before_the_reply": (send_and_close(), (ConnectionLost,)),
+    "reset_before_the_reply": (reset, (ConnectionLost,)),
+    "dropped_in_the_status_line": (send_and_close(b"HTTP/1.1 20"), (ConnectionLost,)),
+    "dropped_in_the_headers": (send_and_close(HEAD, b"content-type: app"), (ConnectionLost,)),
+    "dropped_in_the_body": (
+        send_and_close(HEAD, b"content-length: 100\r\n\r\n", b"[[0.1"),
         (ConnectionLost,),
     ),
-    "another_protocol": (saying(b"SSH-2.0-OpenSSH_9.6\r\n"), (ReplicaFailed, ConnectionLost)),
-    "garbage": (saying(bytes(range(256)) * 4), (ReplicaFailed, ConnectionLost)),
+    "dropped_between_chunks": (
+        send_and_close(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"3\r\n[[0\r\n"),
+        (ConnectionLost,),
+    ),
+    "another_protocol": (send_and_close(b"SSH-2.0-OpenSSH_9.6\r\n"), (ReplicaFailed, ConnectionLost)),
+    "garbage": (send_and_close(bytes(range(256)) * 4), (ReplicaFailed, ConnectionLost)),
     "chunks_of_no_size": (
-        saying(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"zz\r\n"),
+        send_and_close(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"zz\r\n"),
         (ReplicaFailed, ConnectionLost),
     ),
     "not_gzip": (
-        saying(HEAD, b"content-encoding: gzip\r\ncontent-length: 9\r\n\r\n", b"[[0.1]]  "),
+        send_and_close(HEAD, b"content-encoding: gzip\r\ncontent-length: 9\r\n\r\n", b"[[0.1]]  "),
         (ReplicaFailed, ConnectionLost),
     ),
 }
@@ -176,20 +181,20 @@ BROKEN: dict[str, tuple[Speak, tuple[type[BackendError], ...]]] = {
 
 @pytest.mark.parametrize(("speak", "expected"), BROKEN.values(), ids=BROKEN.keys())
 async def test_distinguishes_broken_replies_from_unreachable_servers(
-    speak: Speak, expected: tuple[type[BackendError], ...]
+    speak: ServerBehaviour, expected: tuple[type[BackendError], ...]
 ) -> None:
-    async with listening(speak) as door:
+    async with listening(speak) as client:
         with pytest.raises(BackendError) as caught:
-            await door.post("/embed", b"{}", 5.0)
+            await client.post("/embed", b"{}", 5.0)
 
     assert type(caught.value) in expected
 
 
-@pytest.mark.parametrize("speak", [silent, stalling])
-async def test_silent_server_times_out(speak: Speak) -> None:
-    async with listening(speak) as door:
+@pytest.mark.parametrize("speak", [stay_silent, stall])
+async def test_silent_server_times_out(speak: ServerBehaviour) -> None:
+    async with listening(speak) as client:
         with pytest.raises(AttemptTimedOut):
-            await door.post("/embed", b"{}", 0.05)
+            await client.post("/embed", b"{}", 0.05)
 
 
 async def test_refused_connection_is_unavailable() -> None:
@@ -197,49 +202,49 @@ async def test_refused_connection_is_unavailable() -> None:
     port = server.sockets[0].getsockname()[1]
     server.close()
     await server.wait_closed()
-    door = UpstreamClient(f"http://127.0.0.1:{port}")
+    client = UpstreamClient(f"http://127.0.0.1:{port}")
     with pytest.raises(ReplicaUnavailable):
-        await door.get("/info", 5.0)
-    await door.aclose()
+        await client.get("/info", 5.0)
+    await client.aclose()
 
 
 async def test_unresolvable_host_is_unavailable() -> None:
-    door = UpstreamClient("http://nowhere.invalid")
+    client = UpstreamClient("http://nowhere.invalid")
     with pytest.raises(ReplicaUnavailable):
-        await door.get("/info", 5.0)
-    await door.aclose()
+        await client.get("/info", 5.0)
+    await client.aclose()
 
 
 async def test_missing_socket_is_unavailable(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("s") / "none.sock"
-    door = UpstreamClient("http://engine", options=ConnectionOptions(socket_path=str(path)))
+    client = UpstreamClient("http://engine", options=ConnectionOptions(socket_path=str(path)))
     with pytest.raises(ReplicaUnavailable):
-        await door.get("/info", 5.0)
-    await door.aclose()
+        await client.get("/info", 5.0)
+    await client.aclose()
 
 
 async def test_reads_a_reply_sent_in_pieces() -> None:
     parts = [HEAD, b"content-length: 6\r\nx-compute-tokens: 7\r\n\r\n", b"abc", b"def"]
-    async with listening(saying(*parts)) as door:
-        got = await door.post("/embed", b"{}", 5.0)
+    async with listening(send_and_close(*parts)) as client:
+        response = await client.post("/embed", b"{}", 5.0)
 
-    assert (200, b"abcdef", "7") == (got.status, got.body, got.headers["x-compute-tokens"])
+    assert (200, b"abcdef", "7") == (response.status, response.body, response.headers["x-compute-tokens"])
 
 
 async def test_never_sends_cookies_back() -> None:
-    heard: list[bytes] = []
+    requests: list[bytes] = []
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD + b"set-cookie: who=acme; Path=/\r\ncontent-length: 0\r\n\r\n")
-        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(HEAD + b"content-length: 0\r\n\r\n")
 
-    async with listening(speak) as door:
-        await door.get("/info", 5.0)
-        await door.get("/info", 5.0)
+    async with listening(speak) as client:
+        await client.get("/info", 5.0)
+        await client.get("/info", 5.0)
 
-    assert heard[0].startswith(b"GET /info")
-    assert b"who=acme" not in heard[0]
+    assert requests[0].startswith(b"GET /info")
+    assert b"who=acme" not in requests[0]
 
 
 @pytest.mark.parametrize(("idle_s", "connections"), [(0.0, 2), (60.0, 1)])
@@ -258,103 +263,103 @@ async def test_reuses_idle_connections_within_their_lifetime(idle_s: float, conn
 
     server = await asyncio.start_server(until_closed, "127.0.0.1", 0)
     async with server:
-        door = UpstreamClient(
+        client = UpstreamClient(
             f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", options=ConnectionOptions(idle_s=idle_s)
         )
         for _ in range(2):
-            await door.get("/", 5.0)
-        await door.aclose()
+            await client.get("/", 5.0)
+        await client.aclose()
         for writer in opened:
             await writer.wait_closed()
 
     assert connections == len(opened)
 
 
-INFORMED = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 OK = HEAD + b"content-length: 2\r\n\r\nok"
 WHOLE: dict[str, tuple[bytes, ...]] = {
     "chunked": (HEAD, b"transfer-encoding: chunked\r\n\r\n1\r\no\r\n", b"1\r\nk\r\n0\r\n\r\n"),
     "until_closed": (HEAD + b"content-type: a/b\r\n\r\no", b"k"),
     "of_http_1.0": (b"HTTP/1.0 200 OK\r\n\r\nok",),
-    "after_another_is_announced": (INFORMED, INFORMED + OK),
+    "after_another_is_announced": (CONTINUE, CONTINUE + OK),
     "byte_by_byte": tuple(OK[i : i + 1] for i in range(len(OK))),
 }
 
 
 @pytest.mark.parametrize("parts", WHOLE.values(), ids=WHOLE.keys())
 async def test_reads_every_framing_of_a_reply(parts: tuple[bytes, ...]) -> None:
-    async with listening(saying(*parts)) as door:
-        got = await door.get("/", 5.0)
+    async with listening(send_and_close(*parts)) as client:
+        response = await client.get("/", 5.0)
 
-    assert (200, b"ok") == (got.status, got.body)
+    assert (200, b"ok") == (response.status, response.body)
 
 
 async def test_reply_without_a_body_ends_with_its_head() -> None:
-    async with listening(saying(b"HTTP/1.1 204 No Content\r\n\r\n")) as door:
-        got = await door.get("/", 5.0)
+    async with listening(send_and_close(b"HTTP/1.1 204 No Content\r\n\r\n")) as client:
+        response = await client.get("/", 5.0)
 
-    assert (204, b"") == (got.status, got.body)
+    assert (204, b"") == (response.status, response.body)
 
 
-class Talking:
-    """A server that answers request after request, each connection with what it is given to say."""
+class ScriptedServer:
+    """Loopback server that answers every request on its n-th connection with the n-th response."""
 
-    def __init__(self, *says: bytes) -> None:
-        self.says = says
+    def __init__(self, *responses: bytes) -> None:
+        self.responses = responses
         self.writers: list[asyncio.StreamWriter] = []
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.door = UpstreamClient(f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}")
+        self.client = UpstreamClient(f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.door.aclose()
+        await self.client.aclose()
         self._server.close()
         for writer in self.writers:
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        said = self.says[min(len(self.writers), len(self.says) - 1)]
+        response = self.responses[min(len(self.writers), len(self.responses) - 1)]
         self.writers.append(writer)
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while await reader.readuntil(b"\r\n\r\n"):
-                self.asked.set()
-                writer.write(said)
+                self.requested.set()
+                writer.write(response)
         writer.close()
 
 
 async def test_late_reply_to_a_cancelled_request_is_not_given_to_the_next() -> None:
-    async with Talking(b"", OK) as server:
-        given_up = asyncio.create_task(server.door.get("/first", 30.0))
-        await server.asked.wait()
-        given_up.cancel()
+    async with ScriptedServer(b"", OK) as server:
+        cancelled = asyncio.create_task(server.client.get("/first", 30.0))
+        await server.requested.wait()
+        cancelled.cancel()
         with suppress(asyncio.CancelledError):
-            await given_up
+            await cancelled
         server.writers[0].write(HEAD + b"content-length: 5\r\n\r\nwrong")
-        got = await server.door.get("/second", 5.0)
+        response = await server.client.get("/second", 5.0)
 
-    assert b"ok" == got.body
+    assert b"ok" == response.body
     assert 2 == len(server.writers)
 
 
 async def test_reply_arriving_during_cancellation_is_not_unsolicited() -> None:
-    async with Talking(b"", OK) as server:
-        given_up = asyncio.create_task(server.door.get("/first", 30.0))
-        await server.asked.wait()
-        transport = server.door._transport
+    async with ScriptedServer(b"", OK) as server:
+        cancelled = asyncio.create_task(server.client.get("/first", 30.0))
+        await server.requested.wait()
+        transport = server.client._transport
         assert isinstance(transport, connection_pool.ConnectionPool)
         [connection] = transport._busy
-        given_up.cancel()
+        cancelled.cancel()
         connection.data_received(OK)
         with suppress(asyncio.CancelledError):
-            await given_up
+            await cancelled
         for _ in range(3):
-            await server.door.get("/", 5.0)
+            await server.client.get("/", 5.0)
 
-    # The first one's, and one for all the others.
+    # One connection for the cancelled request, and one for all others.
     assert 2 == len(server.writers)
 
 
@@ -363,44 +368,44 @@ async def test_reply_arriving_during_cancellation_is_not_unsolicited() -> None:
     [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwrong", b"HTTP/1.1 200 OK\r\nx-", b"\x00\xff", b"more"],
 )
 async def test_unsolicited_data_is_never_a_reply(more: bytes) -> None:
-    async with Talking(OK + more, OK) as server:
+    async with ScriptedServer(OK + more, OK) as server:
         bodies = []
         for _ in range(3):
             with suppress(ConnectionLost):
-                bodies.append((await server.door.get("/", 5.0)).body)
+                bodies.append((await server.client.get("/", 5.0)).body)
 
     assert {b"ok"} >= set(bodies)
     assert b"ok" == bodies[-1]
-    # Over one of its own: what is left of the other could be taken for its answer.
+    # The next request needs its own connection, because stray data on the first could be taken for its reply.
     assert 2 <= len(server.writers)
 
 
 async def test_does_not_reuse_a_connection_marked_close() -> None:
-    async with Talking(OK.replace(b"\r\n", b"\r\nconnection: close\r\n", 1), OK) as server:
+    async with ScriptedServer(OK.replace(b"\r\n", b"\r\nconnection: close\r\n", 1), OK) as server:
         for _ in range(3):
-            await server.door.get("/", 5.0)
+            await server.client.get("/", 5.0)
 
     assert 2 == len(server.writers)
 
 
 async def test_concurrent_requests_use_separate_reusable_connections() -> None:
-    async with Talking(OK) as server:
+    async with ScriptedServer(OK) as server:
         for _ in range(3):
-            await asyncio.gather(*(server.door.post("/", b"", 5.0) for _ in range(5)))
+            await asyncio.gather(*(server.client.post("/", b"", 5.0) for _ in range(5)))
 
     assert 5 == len(server.writers)
 
 
 async def test_idle_connection_closed_by_the_server_costs_no_request() -> None:
-    async with Talking(OK) as server:
-        await server.door.get("/", 5.0)
+    async with ScriptedServer(OK) as server:
+        await server.client.get("/", 5.0)
         server.writers[0].close()
         await server.writers[0].wait_closed()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        got = await server.door.get("/", 5.0)
+        response = await server.client.get("/", 5.0)
 
-    assert b"ok" == got.body
+    assert b"ok" == response.body
 
 
 async def test_transfers_large_bodies_completely() -> None:
@@ -411,55 +416,55 @@ async def test_transfers_large_bodies_completely() -> None:
         writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
 
-    async with listening(speak) as door:
-        got = await door.post("/", sent, 20.0)
+    async with listening(speak) as client:
+        response = await client.post("/", sent, 20.0)
 
-    assert sent == got.body
+    assert sent == response.body
 
 
 async def test_reply_above_the_limit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_pool, "REPLY_LIMIT_BYTES", 10)
-    async with listening(saying(HEAD + b"content-length: 11\r\n\r\n", b"x" * 11)) as door:
+    async with listening(send_and_close(HEAD + b"content-length: 11\r\n\r\n", b"x" * 11)) as client:
         with pytest.raises(ReplicaFailed):
-            await door.get("/", 5.0)
+            await client.get("/", 5.0)
 
 
 async def test_broken_reply_leaves_no_data_in_memory() -> None:
-    """Without the collector: connection and parser must not hold each other."""
+    """Check without the garbage collector: connection and parser must not hold each other."""
     gc.collect()
-    before = sum(type(one) is connection_pool._Connection for one in gc.get_objects())
+    before = sum(type(item) is connection_pool._Connection for item in gc.get_objects())
     gc.disable()
     try:
         for parts in ((HEAD, b"content-length: 100\r\n\r\n", b"[[0.1"), (b"garbage\r\n\r\n",)):
-            async with listening(saying(*parts)) as door:
+            async with listening(send_and_close(*parts)) as client:
                 with suppress(BackendError):
-                    await door.post("/embed", b"{}", 5.0)
+                    await client.post("/embed", b"{}", 5.0)
         await asyncio.sleep(0)
-        left = [one for one in gc.get_objects() if type(one) is connection_pool._Connection]
-        assert [b""] * len(left) == [b"".join(one._chunks) for one in left]
-        assert len(left) <= before + 1
+        remaining = [item for item in gc.get_objects() if type(item) is connection_pool._Connection]
+        assert [b""] * len(remaining) == [b"".join(connection._chunks) for connection in remaining]
+        assert len(remaining) <= before + 1
     finally:
         gc.enable()
 
 
 async def test_unsolicited_reply_disables_connection_reuse() -> None:
-    async with Talking(OK) as server:
-        await server.door.get("/", 5.0)
+    async with ScriptedServer(OK) as server:
+        await server.client.get("/", 5.0)
         server.writers[0].write(OK)
         await server.writers[0].drain()
         for _ in range(20):
             await asyncio.sleep(0)
         for _ in range(3):
-            await server.door.get("/", 5.0)
+            await server.client.get("/", 5.0)
 
     assert 4 == len(server.writers)
 
 
 async def test_head_above_the_limit_fails() -> None:
     flood = b"".join(b"x-%d: %s\r\n" % (i, b"y" * 1000) for i in range(400))
-    async with listening(saying(HEAD, flood, b"content-length: 2\r\n\r\nok")) as door:
+    async with listening(send_and_close(HEAD, flood, b"content-length: 2\r\n\r\nok")) as client:
         with pytest.raises((ReplicaFailed, ConnectionLost)):
-            await door.get("/", 5.0)
+            await client.get("/", 5.0)
 
 
 async def test_error_body_does_not_contain_the_credential() -> None:
@@ -467,9 +472,9 @@ async def test_error_body_does_not_contain_the_credential() -> None:
         return httpx.Response(422, text=f"you said {request.headers['authorization']}")
 
     headers = {"authorization": "Bearer upstream-secret"}
-    got = await UpstreamClient("http://x", headers, transport=httpx.MockTransport(handle)).get("/", 1.0)
+    response = await UpstreamClient("http://x", headers, transport=httpx.MockTransport(handle)).get("/", 1.0)
 
-    assert b"upstream-secret" not in got.body
+    assert b"upstream-secret" not in response.body
 
 
 def test_countdown_is_never_negative() -> None:

@@ -1,4 +1,4 @@
-"""The Infinity adapter: pure encode and decode, and the backend against a strict server."""
+"""Tests of the Infinity adapter: pure encode and decode functions, and the backend with a strict server."""
 
 from typing import Any
 
@@ -52,13 +52,13 @@ works = st.one_of(
 def backend_of(
     server: Any, tokenizer: str | None, model: str | None = None, headers: dict[str, str] | None = None
 ) -> InfinityBackend:
-    """Not joined yet."""
-    door = UpstreamClient("http://infinity", headers, transport=httpx.ASGITransport(server))
-    return InfinityBackend(door, model, tokenizer)
+    """Return the backend of a server, not joined yet."""
+    client = UpstreamClient("http://infinity", headers, transport=httpx.ASGITransport(server))
+    return InfinityBackend(client, model, tokenizer)
 
 
 async def joined(server: FakeInfinity, tokenizer: str, model: str | None = None) -> InfinityBackend:
-    """The backend of a server, which has told what it is."""
+    """Return the backend of a server, joined."""
     backend = backend_of(server, tokenizer, model)
     await backend.describe(5.0)
     return backend
@@ -83,32 +83,32 @@ def test_sends_every_input_in_order(work: Embed | Rerank) -> None:
 
 
 def test_normalizes_texts_as_the_server_does() -> None:
-    book = " " + "x" * (CHARACTERS_MAX + 9)
+    long_text = " " + "x" * (CHARACTERS_MAX + 9)
 
     assert Embed(("a b",)) == normalize_texts(Embed(("  a b\n",)), 512)
-    (sent,) = normalize_texts(Embed((book,)), 512).inputs
+    (sent,) = normalize_texts(Embed((long_text,)), 512).inputs
     assert CHARACTERS_MAX == len(sent)
-    strict = normalize_texts(Rerank(book, ("a",), truncate=Truncate.ERROR), 512)
+    strict = normalize_texts(Rerank(long_text, ("a",), truncate=Truncate.ERROR), 512)
     assert CHARACTERS_MAX + 9 == len(strict.query)
 
 
 async def test_describes_an_embedding_model(small_files: str) -> None:
-    told = await backend_of(FakeInfinity(), small_files).describe(5.0)
+    capabilities = await backend_of(FakeInfinity(), small_files).describe(5.0)
 
-    assert {Operation.EMBED, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
+    assert {Operation.EMBED, Operation.TOKENIZE, Operation.DETOKENIZE} == capabilities.operations
     assert ("fake/model", 16, 4, 8) == (
-        told.model_id,
-        told.max_input_tokens,
-        told.batch_inputs,
-        told.dimensions,
+        capabilities.model_id,
+        capabilities.max_input_tokens,
+        capabilities.batch_inputs,
+        capabilities.dimensions,
     )
-    assert {"query": "query: "} == told.prompts
+    assert {"query": "query: "} == capabilities.prompts
 
 
 async def test_reranker_offers_no_vectors(small_files: str) -> None:
-    told = await backend_of(FakeInfinity(capability="rerank"), small_files).describe(5.0)
+    capabilities = await backend_of(FakeInfinity(capability="rerank"), small_files).describe(5.0)
 
-    assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
+    assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == capabilities.operations
 
 
 async def test_does_not_join_without_a_tokenizer() -> None:
@@ -122,48 +122,50 @@ async def test_missing_tokenizer_raises_model_unavailable(tmp_path: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("models", "asked", "found"),
+    ("models", "configured", "expected"),
     [
         (("a",), None, "a"),
         (("a",), "a", "a"),
         (("a", "b"), "b", "b"),
-        # A server of one model takes any name, so that nobody would notice.
+        # A server of one model accepts any name, so that a wrong name would go unnoticed.
         (("a",), "b", None),
         (("a", "b"), None, None),
         (("a", "b"), "c", None),
     ],
 )
 async def test_uses_the_configured_model_or_the_only_one(
-    small_files: str, models: tuple[str, ...], asked: str | None, found: str | None
+    small_files: str, models: tuple[str, ...], configured: str | None, expected: str | None
 ) -> None:
-    backend = backend_of(FakeInfinity(models=models), small_files, asked)
-    if found is None:
+    backend = backend_of(FakeInfinity(models=models), small_files, configured)
+    if expected is None:
         with pytest.raises(ReplicaFailed, match="serves"):
             await backend.describe(5.0)
     else:
-        assert found == (await backend.describe(5.0)).model_id
+        assert expected == (await backend.describe(5.0)).model_id
 
 
 @pytest.mark.parametrize(
     "probe",
     [
-        # A vector for each token, flattened: the two texts of the probe differ in length.
+        # One vector per token, flattened; the two texts of the probe differ in length.
         packed([0.6, 0.8], [0.6, 0.8, 0.6, 0.8]),
     ],
 )
 async def test_one_vector_per_token_is_no_embedding(small_files: str, probe: Any) -> None:
-    told = await backend_of(_embeds(probe), small_files).describe(5.0)
+    capabilities = await backend_of(_server_with_embeddings(probe), small_files).describe(5.0)
 
-    assert Operation.EMBED not in told.operations
+    assert Operation.EMBED not in capabilities.operations
 
 
 async def test_quantized_vectors_do_not_join(small_files: str) -> None:
     with pytest.raises(ReplicaFailed, match="float32"):
-        await backend_of(_embeds(packed([100.0, 27.0], [-3.0, 90.0])), small_files).describe(5.0)
+        await backend_of(_server_with_embeddings(packed([100.0, 27.0], [-3.0, 90.0])), small_files).describe(
+            5.0
+        )
 
 
-def _embeds(reply: Any) -> FakeInfinity:
-    """A server whose /embeddings answers so."""
+def _server_with_embeddings(reply: Any) -> FakeInfinity:
+    """Return a server whose /embeddings sends this reply."""
     server = FakeInfinity()
 
     async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
@@ -242,7 +244,7 @@ async def test_returns_scores_in_document_order(small_files: str, raw_scores: bo
     reply = await backend.run(Rerank("q", ("a", "", "c"), raw_scores=raw_scores), 5.0)
 
     assert isinstance(reply, RerankReply)
-    logits = np.array([logit_of("q", one) for one in ("a", "", "c")], np.float32)
+    logits = np.array([logit_of("q", text) for text in ("a", "", "c")], np.float32)
     np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
     assert 5 + 4 + 5 == reply.tokens
 
@@ -251,13 +253,15 @@ async def test_tokenizes_with_the_local_tokenizer(small_files: str) -> None:
     reply = await (await joined(FakeInfinity(), small_files)).run(Tokenize(("red blue",)), 5.0)
 
     assert isinstance(reply, TokenizeReply)
-    assert [(None, None), (0, 3), (4, 8), (None, None)] == [(one.start, one.stop) for one in reply.inputs[0]]
+    assert [(None, None), (0, 3), (4, 8), (None, None)] == [
+        (token.start, token.stop) for token in reply.inputs[0]
+    ]
 
 
 async def test_base_url_includes_the_url_prefix(small_files: str) -> None:
     server = FakeInfinity(prefix="/v1")
-    door = UpstreamClient("http://infinity/v1", transport=httpx.ASGITransport(server))
-    backend = InfinityBackend(door, None, small_files)
+    client = UpstreamClient("http://infinity/v1", transport=httpx.ASGITransport(server))
+    backend = InfinityBackend(client, None, small_files)
     await backend.describe(5.0)
     await backend.run(Embed(("a",)), 5.0)
 
@@ -312,9 +316,9 @@ def test_invalid_rankings_fail(body: Any) -> None:
         decode(Rerank("q", ("a", "b")), UpstreamResponse(200, {}, body_of(body)), COUNTED)
 
 
-@pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"data": [{"id": "m"}]}'])
-async def test_other_servers_do_not_join(small_files: str, told: bytes) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
+@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"data": [{"id": "m"}]}'])
+async def test_other_servers_do_not_join(small_files: str, body: bytes) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
     backend = InfinityBackend(UpstreamClient("http://infinity", transport=transport), None, small_files)
     with pytest.raises(ReplicaFailed):
         await backend.describe(5.0)
@@ -326,8 +330,8 @@ async def test_refused_credential_is_not_the_callers_fault(small_files: str) -> 
     with pytest.raises(ReplicaFailed, match="credential"):
         await backend_of(server, small_files).describe(5.0)
 
-    told = await backend_of(server, small_files, headers={"authorization": "Bearer k"}).describe(5.0)
-    assert "fake/model" == told.model_id
+    capabilities = await backend_of(server, small_files, headers={"authorization": "Bearer k"}).describe(5.0)
+    assert "fake/model" == capabilities.model_id
 
 
 async def test_work_before_joining_is_unavailable(small_files: str) -> None:
@@ -353,7 +357,7 @@ async def test_failed_probe_does_not_join(small_files: str) -> None:
 async def test_busy_server_rejoins_with_its_earlier_profile(small_files: str) -> None:
     server = FakeInfinity()
     backend = await joined(server, small_files)
-    server.hook = _only_embeddings(429)
+    server.hook = _fail_embeddings(429)
 
     assert 8 == (await backend.describe(5.0)).dimensions
     with pytest.raises(ReplicaOverloaded):
@@ -362,10 +366,10 @@ async def test_busy_server_rejoins_with_its_earlier_profile(small_files: str) ->
 
 async def test_html_reply_to_the_probe_does_not_join(small_files: str) -> None:
     with pytest.raises(ReplicaFailed):
-        await backend_of(_embeds(b"<html>welcome</html>"), small_files).describe(5.0)
+        await backend_of(_server_with_embeddings(b"<html>welcome</html>"), small_files).describe(5.0)
 
 
-def _only_embeddings(status: int) -> Any:
+def _fail_embeddings(status: int) -> Any:
     async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
         return (status, b"") if path == "/embeddings" else None
 

@@ -1,4 +1,4 @@
-"""The OpenAI adapter: pure encode and decode, and the backend against strict servers that differ."""
+"""Tests of the OpenAI adapter: pure encode and decode functions, and the backend with differing servers."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ from tests.fakes.hooks import fail_with, respond_with
 from tests.fakes.openai import FIELDS, FakeOpenAI
 from tests.fakes.tei import vector_of
 
-FACING = OpenAIProfile("m", 16, 8)
+PROFILE = OpenAIProfile("m", 16, 8)
 LONG = "w " * 20
 
 texts = st.lists(st.text(), min_size=1, max_size=4).map(tuple)
@@ -43,12 +43,12 @@ texts = st.lists(st.text(), min_size=1, max_size=4).map(tuple)
 def backend_of(
     server: Any, model: str | None = None, tokenizer: str | None = None, address: str = "http://api"
 ) -> OpenAIBackend:
-    """Not joined yet."""
+    """Return the backend of a server, not joined yet."""
     return OpenAIBackend(UpstreamClient(address, transport=httpx.ASGITransport(server)), model, tokenizer)
 
 
 async def joined(server: FakeOpenAI, tokenizer: str | None = None) -> OpenAIBackend:
-    """The backend of a server, which has told what it is."""
+    """Return the backend of a server, joined."""
     backend = backend_of(server, tokenizer=tokenizer)
     await backend.describe(5.0)
     return backend
@@ -57,7 +57,7 @@ async def joined(server: FakeOpenAI, tokenizer: str | None = None) -> OpenAIBack
 @settings(max_examples=200, deadline=None)
 @given(texts, st.none() | st.integers(1, 8))
 def test_sends_only_fields_that_every_server_knows(inputs: tuple[str, ...], dimensions: int | None) -> None:
-    body = encode(Embed(inputs, dimensions=dimensions), FACING)
+    body = encode(Embed(inputs, dimensions=dimensions), PROFILE)
 
     assert body.keys() <= FIELDS - {"dimensions"}
     assert None not in body.values()
@@ -88,11 +88,11 @@ async def test_base_url_is_the_one_of_openai_clients(address: str, prefix: str) 
 
 
 @pytest.mark.parametrize(
-    ("server", "model", "found"),
+    ("server", "model", "expected"),
     [
         (FakeOpenAI(), None, "fake-model"),
         (FakeOpenAI(models=("a", "b")), "b", "b"),
-        # A server without a list of models is there all the same.
+        # A server without a list of models joins as well.
         (FakeOpenAI(models=None), "any", "any"),
         (FakeOpenAI(models=None), None, "unnamed"),
         (FakeOpenAI(models=("a", "b")), None, None),
@@ -100,16 +100,20 @@ async def test_base_url_is_the_one_of_openai_clients(address: str, prefix: str) 
     ],
 )
 async def test_uses_the_configured_or_the_listed_model(
-    server: FakeOpenAI, model: str | None, found: str | None
+    server: FakeOpenAI, model: str | None, expected: str | None
 ) -> None:
     backend = backend_of(server, model)
-    if found is None:
+    if expected is None:
         with pytest.raises(ReplicaFailed):
             await backend.describe(5.0)
         return
-    told = await backend.describe(5.0)
+    capabilities = await backend.describe(5.0)
 
-    assert (found, frozenset({Operation.EMBED}), 8) == (told.model_id, told.operations, told.dimensions)
+    assert (expected, frozenset({Operation.EMBED}), 8) == (
+        capabilities.model_id,
+        capabilities.operations,
+        capabilities.dimensions,
+    )
 
 
 @pytest.mark.parametrize("base64", [True, False])
@@ -126,7 +130,7 @@ async def test_returns_vectors_as_requested(base64: bool, dimensions: int | None
 
 async def test_normalizes_vectors_of_other_lengths() -> None:
     reply = decode(
-        Embed(("a", "b")), UpstreamResponse(200, {}, body_of(packed([3.0, 4.0], [0.0, 2.0]))), FACING, None
+        Embed(("a", "b")), UpstreamResponse(200, {}, body_of(packed([3.0, 4.0], [0.0, 2.0]))), PROFILE, None
     )
 
     np.testing.assert_allclose([[0.6, 0.8], [0.0, 1.0]], reply.vectors, rtol=1e-6)
@@ -144,9 +148,7 @@ async def test_normalizes_vectors_of_other_lengths() -> None:
     ],
     ids=str,
 )
-async def test_refuses_unsupported_work_before_sending(
-    work: Any, error: type[BackendError]
-) -> None:
+async def test_refuses_unsupported_work_before_sending(work: Any, error: type[BackendError]) -> None:
     server = FakeOpenAI()
     backend = await joined(server)
     sent = len(server.requests)
@@ -185,11 +187,11 @@ async def test_tokenizer_adds_prompts_and_tokenization(small_files: str) -> None
     server = FakeOpenAI()
     backend = await joined(server, small_files)
     await backend.run(Embed(("a",), prompt_name="query"), 5.0)
-    shown = await backend.run(Tokenize(("red",)), 5.0)
+    reply = await backend.run(Tokenize(("red",)), 5.0)
 
     assert ["query: a"] == server.requests[-1][1]["input"]
-    assert isinstance(shown, TokenizeReply)
-    assert (0, 3) == (shown.inputs[0][1].start, shown.inputs[0][1].stop)
+    assert isinstance(reply, TokenizeReply)
+    assert (0, 3) == (reply.inputs[0][1].start, reply.inputs[0][1].stop)
 
 
 def envelope(message: str, code: str | None = None, kind: str = "invalid_request_error") -> dict[str, Any]:
@@ -226,7 +228,7 @@ def test_error_statuses_become_backend_errors(status: int, body: Any, expected: 
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
 def test_invalid_vectors_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
-        decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING, None)
+        decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), PROFILE, None)
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 500])
@@ -241,10 +243,10 @@ async def test_server_without_embeddings_does_not_join(status: int) -> None:
 async def test_busy_server_joins_without_a_width(hook: Any) -> None:
     server = FakeOpenAI()
     server.hook = hook
-    told = await backend_of(server).describe(5.0)
+    capabilities = await backend_of(server).describe(5.0)
 
-    assert told.dimensions is None
-    assert "width not learnt" in told.notes[0]
+    assert capabilities.dimensions is None
+    assert "width not learnt" in capabilities.notes[0]
 
 
 async def test_broken_probe_does_not_join() -> None:

@@ -1,4 +1,4 @@
-"""Several kinds of output: cut into parts, joined again, and read strictly."""
+"""Tests of splitting and merging several kinds of output, and of their strict decoding."""
 
 import numpy as np
 import pytest
@@ -17,25 +17,28 @@ def test_splits_work_into_an_embed_and_one_part_per_other_output() -> None:
     first, *rest = split_outputs(work)
 
     assert Embed(("a",), normalize=False, dimensions=4, prompt_name="query") == first
-    assert [{Output.SPARSE}, {Output.MULTIVECTOR}, {Output.TOKENS}] == [one.outputs for one in rest]  # type: ignore[union-attr]
+    assert [{Output.SPARSE}, {Output.MULTIVECTOR}, {Output.TOKENS}] == [part.outputs for part in rest]  # type: ignore[union-attr]
 
 
 def test_counts_the_tokens_of_an_input_once() -> None:
     parts = [EmbedReply(ROWS, 7), EncodeReply(7, sparse=(TERMS,)), EncodeReply(7, token_vectors=(ROWS,))]
-    whole = merge_replies(parts)
+    merged = merge_replies(parts)
 
-    assert (7, (), (TERMS,), None) == (whole.tokens, whole.truncated, whole.sparse, whole.multivector)
-    np.testing.assert_array_equal(ROWS, whole.dense)
-    np.testing.assert_array_equal(ROWS, whole.token_vectors[0])  # type: ignore[index]
+    assert (7, (), (TERMS,), None) == (merged.tokens, merged.truncated, merged.sparse, merged.multivector)
+    np.testing.assert_array_equal(ROWS, merged.dense)
+    np.testing.assert_array_equal(ROWS, merged.token_vectors[0])  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"), [(((), (1,)), (1,)), (((0,), (1, 0)), (0, 1)), ((None, ()), None)]
+    ("truncated", "expected"), [(((), (1,)), (1,)), (((0,), (1, 0)), (0, 1)), ((None, ()), None)]
 )
 def test_merges_truncated_inputs_of_all_parts(
-    told: tuple[tuple[int, ...] | None, ...], expected: tuple[int, ...] | None
+    truncated: tuple[tuple[int, ...] | None, ...], expected: tuple[int, ...] | None
 ) -> None:
-    assert expected == merge_replies([EncodeReply(1, sparse=(), truncated=one) for one in told]).truncated
+    assert (
+        expected
+        == merge_replies([EncodeReply(1, sparse=(), truncated=indices) for indices in truncated]).truncated
+    )
 
 
 def test_reply_of_another_operation_fails() -> None:

@@ -1,4 +1,4 @@
-"""What every adapter believes and reads alike."""
+"""Tests of the parts that all adapters share."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""The TEI adapter: pure encode and decode, and the backend against a strict server."""
+"""Tests of the TEI adapter: pure encode and decode functions, and the backend against a strict server."""
 
 import base64
 import json
@@ -42,19 +42,19 @@ works = st.one_of(
 
 
 async def joined(server: FakeTei, headers: dict[str, str] | None = None) -> TeiBackend:
-    """The backend of a server, which has told what it is."""
+    """Return the backend of a server, joined."""
     backend = TeiBackend(UpstreamClient("http://tei", headers, transport=httpx.ASGITransport(server)))
     await backend.describe(1.0)
     return backend
 
 
-def answer(body: Any, tokens: str = "2") -> UpstreamResponse:
+def response_of(body: Any, tokens: str = "2") -> UpstreamResponse:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return UpstreamResponse(200, {"x-compute-tokens": tokens}, raw)
 
 
 def packed(*rows: list[float], indices: list[int] | None = None) -> dict[str, Any]:
-    """A reply of /v1/embeddings."""
+    """Return a reply of /v1/embeddings."""
     data = [
         {"object": "embedding", "index": index, "embedding": base64.b64encode(np.array(row, "<f4")).decode()}
         for index, row in zip(indices or range(len(rows)), rows, strict=True)
@@ -87,7 +87,7 @@ def test_sends_every_input_in_order(work: Embed | Rerank | Tokenize) -> None:
     [
         ({}, True, OPENAI),
         ({"dimensions": 4}, True, OPENAI),
-        # Its own truncation is the server's, its vectors are of length 1, and it takes no prompt.
+        # The OpenAI route truncates as configured at the server, normalizes, and accepts no prompt.
         ({}, False, EMBED),
         ({"truncate": Truncate.LEFT}, True, EMBED),
         ({"truncate": Truncate.ERROR}, True, EMBED),
@@ -112,21 +112,19 @@ def test_requests_base64_only_if_the_openai_route_is_equivalent(
         (Truncate.RIGHT, {"truncate": True, "truncation_direction": "Right"}),
     ],
 )
-def test_sends_truncation_as_every_release_accepts_it(
-    truncate: Truncate, expected: dict[str, Any]
-) -> None:
+def test_sends_truncation_as_every_release_accepts_it(truncate: Truncate, expected: dict[str, Any]) -> None:
     for work in (Embed(("a",), truncate=truncate, normalize=False), Rerank("q", ("a",), truncate=truncate)):
         _, body = encode(work, INFO)
         assert expected == {k: v for k, v in body.items() if k.startswith("trunca")}
 
 
 def test_clips_long_texts_to_what_the_server_reads() -> None:
-    book = "x" * (16 * 250) + "end"
+    long_text = "x" * (16 * 250) + "end"
 
-    assert ("x" * 4000,) == encode(Embed((book,)), INFO)[1]["input"]
-    left = encode(Embed((book,), truncate=Truncate.LEFT), INFO)[1]["inputs"][0]
+    assert ("x" * 4000,) == encode(Embed((long_text,)), INFO)[1]["input"]
+    left = encode(Embed((long_text,), truncate=Truncate.LEFT), INFO)[1]["inputs"][0]
     assert (4000, "end") == (len(left), left[-3:])
-    assert (book,) == encode(Embed((book,), truncate=Truncate.ERROR), INFO)[1]["inputs"]
+    assert (long_text,) == encode(Embed((long_text,), truncate=Truncate.ERROR), INFO)[1]["inputs"]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +139,9 @@ def test_clips_long_texts_to_what_the_server_reads() -> None:
         ({"classifier": {"id2label": {}, "label2id": {}}}, {Operation.TOKENIZE, Operation.DETOKENIZE}),
     ],
 )
-def test_derives_operations_from_the_model_type(model_type: dict[str, Any], operations: set[Operation]) -> None:
+def test_derives_operations_from_the_model_type(
+    model_type: dict[str, Any], operations: set[Operation]
+) -> None:
     assert operations == capabilities(msgspec.structs.replace(INFO, model_type=model_type)).operations
 
 
@@ -160,7 +160,7 @@ def test_derives_operations_from_the_model_type(model_type: dict[str, Any], oper
         (429, b"<html>slow down</html>", ReplicaOverloaded),
         (503, {"error": "unhealthy", "error_type": "Unhealthy"}, ReplicaUnavailable),
         (503, b"", ReplicaUnavailable),
-        # What the gateway itself did wrong, or the server: never the caller.
+        # Faults of the gateway or of the server, never of the caller.
         (400, b"Failed to parse the request body as JSON", ReplicaFailed),
         (422, b"Failed to deserialize the JSON body", ReplicaFailed),
         (415, b"Expected request with `Content-Type: application/json`", ReplicaFailed),
@@ -250,26 +250,26 @@ NOT_VECTORS: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize(("path", "body"), NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
 def test_invalid_vectors_fail(path: str, body: Any) -> None:
     with pytest.raises(ReplicaFailed):
-        decode(Embed(("a", "b")), path, answer(body), INFO)
+        decode(Embed(("a", "b")), path, response_of(body), INFO)
 
 
 @pytest.mark.parametrize("number", ["1e39", "-1e39", "1e400"])
 def test_numbers_outside_float32_fail(number: str) -> None:
-    vectors = answer(f"[[{number}]]".encode())
-    ranks = answer(f'[{{"index":0,"score":{number}}}]'.encode())
+    vectors = response_of(f"[[{number}]]".encode())
+    ranks = response_of(f'[{{"index":0,"score":{number}}}]'.encode())
 
     with pytest.raises(ReplicaFailed):
         decode(Embed(("a",)), EMBED, vectors, INFO)
-    # Written as JSON, an infinite score would be null.
+    # JSON would encode an infinite score as null.
     with pytest.raises(ReplicaFailed):
         decode(Rerank("q", ("a",)), "/rerank", ranks, INFO)
 
 
 @pytest.mark.parametrize(("path", "body"), [(EMBED, [[0.6, 0.8, 0.0]]), (OPENAI, packed([0.6, 0.8, 0.0]))])
 def test_ignored_dimensions_are_applied_or_refused(path: str, body: Any) -> None:
-    # Releases before 1.8 ignore the field and answer with whole vectors.
+    # Releases before 1.8 ignore the field and return complete vectors.
     try:
-        reply = decode(Embed(("a",), dimensions=2), path, answer(body), INFO)
+        reply = decode(Embed(("a",), dimensions=2), path, response_of(body), INFO)
     except BackendError:
         return
     assert isinstance(reply, EmbedReply)
@@ -277,7 +277,7 @@ def test_ignored_dimensions_are_applied_or_refused(path: str, body: Any) -> None
 
 
 def test_sorts_rows_by_index() -> None:
-    reply = decode(Embed(("a", "b")), OPENAI, answer(packed([2.0], [1.0], indices=[1, 0])), INFO)
+    reply = decode(Embed(("a", "b")), OPENAI, response_of(packed([2.0], [1.0], indices=[1, 0])), INFO)
 
     assert isinstance(reply, EmbedReply)
     np.testing.assert_array_equal([[1.0], [2.0]], reply.vectors)
@@ -301,13 +301,13 @@ NOT_RANKS: dict[str, Any] = {
 @pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
 def test_invalid_rankings_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
-        decode(Rerank("q", ("a", "b")), "/rerank", answer(body), INFO)
+        decode(Rerank("q", ("a", "b")), "/rerank", response_of(body), INFO)
 
 
 @pytest.mark.parametrize("body", [[], [[]], [[], [], []], b"<html>", {"tokens": []}, [[{"id": "a"}], []]])
 def test_invalid_token_lists_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
-        decode(Tokenize(("a", "b")), "/tokenize", answer(body), INFO)
+        decode(Tokenize(("a", "b")), "/tokenize", response_of(body), INFO)
 
 
 @pytest.mark.parametrize(
@@ -318,12 +318,12 @@ def test_invalid_token_lists_fail(body: Any) -> None:
         (Embed((LONG,)), "16", None),
         (Embed(("a", LONG)), "19", None),
         (Embed((LONG,), truncate=Truncate.ERROR), "16", ()),
-        # Twelve bytes and four specials cannot be more than sixteen tokens.
+        # Twelve bytes and four special tokens cannot be more than 16 tokens.
         (Embed(("twelve bytes",) * 8), "40", ()),
         (Embed(("thirteen byte",) * 8), "40", None),
         (Embed((LONG,)), "0", None),
         (Embed((LONG,)), "many", None),
-        # How long the prompt is, only the server knows.
+        # Only the server knows the length of the prompt.
         (Embed(("twelve bytes",) * 8, prompt_name="query"), "128", None),
     ],
     ids=str,
@@ -333,12 +333,12 @@ def test_reports_no_truncation_only_if_certain(
 ) -> None:
     body = [[1.0]] * len(work.inputs)
 
-    assert expected == decode(work, EMBED, answer(body, tokens), INFO).truncated
+    assert expected == decode(work, EMBED, response_of(body, tokens), INFO).truncated
 
 
 def test_clipped_text_is_not_reported_as_complete() -> None:
-    book = "x" * (16 * 250 + 1)
-    reply = decode(Embed((book,)), EMBED, answer([[1.0]], "3"), INFO)
+    long_text = "x" * (16 * 250 + 1)
+    reply = decode(Embed((long_text,)), EMBED, response_of([[1.0]], "3"), INFO)
 
     assert () != reply.truncated
 
@@ -361,7 +361,7 @@ async def test_returns_scores_in_document_order() -> None:
     reply = await backend.run(Rerank("q", ("a", "", "c")), 1.0)
 
     assert isinstance(reply, RerankReply)
-    np.testing.assert_allclose([score_of("q", one) for one in ("a", "", "c")], reply.scores, rtol=1e-6)
+    np.testing.assert_allclose([score_of("q", text) for text in ("a", "", "c")], reply.scores, rtol=1e-6)
     assert 0 < reply.tokens
 
 
@@ -369,7 +369,7 @@ async def test_returns_tokens_in_input_order() -> None:
     reply = await (await joined(FakeTei())).run(Tokenize(("red", "blue")), 1.0)
 
     assert isinstance(reply, TokenizeReply)
-    assert ["red", "blue"] == [one[0].text for one in reply.inputs]
+    assert ["red", "blue"] == [tokens[0].text for tokens in reply.inputs]
 
 
 @pytest.mark.parametrize(
@@ -406,12 +406,12 @@ async def test_sends_the_credential_with_every_request() -> None:
     server.api_key = "k"
     await (await joined(server, {"authorization": "Bearer k"})).run(Embed(("a",)), 1.0)
 
-    assert ["Bearer k", "Bearer k"] == [one["authorization"] for one in server.headers]
+    assert ["Bearer k", "Bearer k"] == [headers["authorization"] for headers in server.headers]
 
 
-@pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"model_id": "m"}'])
-async def test_other_servers_do_not_join(told: bytes) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
+@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"model_id": "m"}'])
+async def test_other_servers_do_not_join(body: bytes) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
     with pytest.raises(ReplicaFailed):
         await TeiBackend(UpstreamClient("http://tei", transport=transport)).describe(1.0)
 

@@ -1,4 +1,4 @@
-"""The vLLM adapter: pure encode and decode, and the backend against a strict server of several releases."""
+"""Tests of the vLLM adapter: pure encode and decode functions, and the backend against several releases."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ from tests.fakes.server import logit_of
 from tests.fakes.tei import vector_of
 from tests.fakes.vllm import FakeVllm
 
-FACING = VllmProfile("m", 16, "0.32.0", 8, "use_activation", "on_request", (1, 1))
+PROFILE = VllmProfile("m", 16, "0.32.0", 8, "use_activation", "on_request", (1, 1))
 LONG = "w " * 20
 RELEASES = ["0.8.5", "0.11.2", "0.20.2", "0.32.0"]
 
@@ -51,12 +51,12 @@ works = st.one_of(
 
 
 def backend_of(server: Any, model: str | None = None, tokenizer: str | None = None) -> VllmBackend:
-    """Not joined yet."""
+    """Return the backend of a server, not joined yet."""
     return VllmBackend(UpstreamClient("http://vllm", transport=httpx.ASGITransport(server)), model, tokenizer)
 
 
 async def joined(server: FakeVllm, tokenizer: str | None = None) -> VllmBackend:
-    """The backend of a server, which has told what it is."""
+    """Return the backend of a server, joined."""
     backend = backend_of(server, tokenizer=tokenizer)
     await backend.describe(5.0)
     return backend
@@ -65,37 +65,41 @@ async def joined(server: FakeVllm, tokenizer: str | None = None) -> VllmBackend:
 @settings(max_examples=200, deadline=None)
 @given(works)
 def test_never_sends_null_and_sends_every_input_in_order(work: Embed | Rerank) -> None:
-    _, body = encode(work, FACING)
+    _, body = encode(work, PROFILE)
 
     assert None not in body.values()
-    # An empty document would be scored as none.
-    documents = tuple(one or " " for one in work.documents) if isinstance(work, Rerank) else ()
+    # vLLM would score an empty document as no document.
+    documents = tuple(text or " " for text in work.documents) if isinstance(work, Rerank) else ()
     expected = documents if isinstance(work, Rerank) else work.inputs
     assert expected == (body.get("input") or body.get("text_2"))
-    # A side would cost a special token; dimensions are refused by most models.
+    # truncation_side would cut off a special token, and most models refuse dimensions.
     assert not {"truncation_side", "dimensions"} & body.keys()
 
 
 @pytest.mark.parametrize("version", RELEASES)
 async def test_embedding_models_of_every_release_join(version: str) -> None:
-    told = await backend_of(FakeVllm(version=version)).describe(5.0)
+    capabilities = await backend_of(FakeVllm(version=version)).describe(5.0)
 
-    assert {Operation.EMBED, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
-    assert ("fake/model", 16, 8) == (told.model_id, told.max_input_tokens, told.dimensions)
-    assert f"vLLM {version}" == told.version
+    assert {Operation.EMBED, Operation.TOKENIZE, Operation.DETOKENIZE} == capabilities.operations
+    assert ("fake/model", 16, 8) == (
+        capabilities.model_id,
+        capabilities.max_input_tokens,
+        capabilities.dimensions,
+    )
+    assert f"vLLM {version}" == capabilities.version
 
 
 @pytest.mark.parametrize("version", RELEASES)
 async def test_cross_encoders_of_every_release_join(version: str) -> None:
-    told = await backend_of(FakeVllm(version=version, task="classify")).describe(5.0)
+    capabilities = await backend_of(FakeVllm(version=version, task="classify")).describe(5.0)
 
-    assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
+    assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == capabilities.operations
 
 
 async def test_late_interaction_is_neither_embedding_nor_reranking() -> None:
-    told = await backend_of(FakeVllm(task="token_embed")).describe(5.0)
+    capabilities = await backend_of(FakeVllm(task="token_embed")).describe(5.0)
 
-    assert {Operation.TOKENIZE, Operation.DETOKENIZE, Operation.ENCODE} == told.operations
+    assert {Operation.TOKENIZE, Operation.DETOKENIZE, Operation.ENCODE} == capabilities.operations
 
 
 @pytest.mark.parametrize(
@@ -147,7 +151,7 @@ async def test_returns_equal_scores_from_every_release(version: str, raw_scores:
     reply = await backend.run(work, 5.0)
 
     assert isinstance(reply, RerankReply)
-    logits = np.array([logit_of("q", one) for one in ("a", "", "c")], np.float32)
+    logits = np.array([logit_of("q", text) for text in ("a", "", "c")], np.float32)
     np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
 
 
@@ -157,7 +161,7 @@ async def test_supports_models_without_an_activation(raw_scores: bool) -> None:
     reply = await backend.run(Rerank("q", ("a", "b"), raw_scores=raw_scores), 5.0)
 
     assert isinstance(reply, RerankReply)
-    logits = np.array([logit_of("q", one) for one in ("a", "b")], np.float32)
+    logits = np.array([logit_of("q", text) for text in ("a", "b")], np.float32)
     np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
 
 
@@ -171,9 +175,7 @@ async def test_supports_models_without_an_activation(raw_scores: bool) -> None:
         ([2.0, 3.0], [14.0, 21.0], None),
     ],
 )
-def test_detects_the_score_support(
-    raw: list[float], plain: list[float], expected: str | None
-) -> None:
+def test_detects_the_score_support(raw: list[float], plain: list[float], expected: str | None) -> None:
     assert expected == detect_score_support(np.array(raw, np.float32), np.array(plain, np.float32))
 
 
@@ -237,8 +239,8 @@ async def test_marks_special_tokens(special: bool) -> None:
     reply = await (await joined(FakeVllm())).run(work, 5.0)
 
     assert isinstance(reply, TokenizeReply)
-    assert [len(one) - 2 * special for one in reply.inputs] == [1, 2]
-    assert [one.special for one in reply.inputs[0]] == ([True, False, True] if special else [False])
+    assert [len(tokens) - 2 * special for tokens in reply.inputs] == [1, 2]
+    assert [token.special for token in reply.inputs[0]] == ([True, False, True] if special else [False])
     assert Token(1005, "green", special=False) in reply.inputs[1]
 
 
@@ -320,14 +322,14 @@ def test_restores_the_status_of_an_error_sent_with_200(body: Any, status: int) -
 @pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
 def test_invalid_vectors_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
-        decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING)
+        decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), PROFILE)
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 33}, {"prompt_tokens": -1}])
 def test_implausible_token_counts_fail(usage: Any) -> None:
     with pytest.raises(ReplicaFailed):
         decode(
-            Embed(("a", "b")), UpstreamResponse(200, {}, body_of(packed([1.0], [1.0], usage=usage))), FACING
+            Embed(("a", "b")), UpstreamResponse(200, {}, body_of(packed([1.0], [1.0], usage=usage))), PROFILE
         )
 
 
@@ -352,22 +354,22 @@ NOT_RANKS: dict[str, Any] = {
 @pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
 def test_invalid_scores_fail(body: Any) -> None:
     with pytest.raises(ReplicaFailed):
-        decode(Rerank("q", ("a", "b")), UpstreamResponse(200, {}, body_of(body)), FACING)
+        decode(Rerank("q", ("a", "b")), UpstreamResponse(200, {}, body_of(body)), PROFILE)
 
 
-@pytest.mark.parametrize("asked", ["fake/model", "other"])
-async def test_uses_the_configured_model(asked: str) -> None:
-    backend = backend_of(FakeVllm(), asked)
-    if asked == "other":
+@pytest.mark.parametrize("model", ["fake/model", "other"])
+async def test_uses_the_configured_model(model: str) -> None:
+    backend = backend_of(FakeVllm(), model)
+    if model == "other":
         with pytest.raises(ReplicaFailed, match="fake/model"):
             await backend.describe(5.0)
     else:
         await backend.describe(5.0)
 
 
-@pytest.mark.parametrize("told", [b"", b"<html>", b"{}", b"\xff", b'{"data": [{"id": "m"}]}'])
-async def test_other_servers_do_not_join(told: bytes) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=told))
+@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"\xff", b'{"data": [{"id": "m"}]}'])
+async def test_other_servers_do_not_join(body: bytes) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
     with pytest.raises(ReplicaFailed):
         await VllmBackend(UpstreamClient("http://vllm", transport=transport)).describe(5.0)
 
@@ -377,8 +379,10 @@ async def test_sends_the_credential_with_every_request() -> None:
     server.api_key = "k"
     with pytest.raises(ReplicaFailed, match="credential"):
         await backend_of(server).describe(5.0)
-    door = UpstreamClient("http://vllm", {"authorization": "Bearer k"}, transport=httpx.ASGITransport(server))
-    backend = VllmBackend(door)
+    client = UpstreamClient(
+        "http://vllm", {"authorization": "Bearer k"}, transport=httpx.ASGITransport(server)
+    )
+    backend = VllmBackend(client)
     await backend.describe(5.0)
 
     assert (await backend.run(Embed(("a",)), 5.0)).tokens == 3
@@ -405,9 +409,9 @@ async def test_busy_server_rejoins_with_its_earlier_profile() -> None:
         return (429, b"") if path == "/v1/embeddings" else None
 
     server.hook = busy
-    told = await backend.describe(5.0)
+    capabilities = await backend.describe(5.0)
 
-    assert 8 == told.dimensions
+    assert 8 == capabilities.dimensions
     server.version = "0.33.0"
     with pytest.raises(ReplicaOverloaded):
         await backend.describe(5.0)

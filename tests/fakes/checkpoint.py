@@ -1,4 +1,4 @@
-"""A checkpoint's small files, for a tokenizer that counts words and two specials as the fakes do."""
+"""Small files of a checkpoint whose tokenizer counts words and two special tokens, as the fakes do."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ MAX_TOKENS = 16
 
 
 def write_small_files(folder: Path, max_tokens: int = MAX_TOKENS, labels: Sequence[str] = ()) -> Path:
-    """tokenizer.json and configs; one prompt, `query`, is one word. labels: of a classifier."""
+    """Write tokenizer.json and configs; the prompt `query` is one word. labels: those of a classifier."""
     tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.post_processor = TemplateProcessing(

@@ -1,4 +1,4 @@
-"""What a test puts in front of a fake server's answers, and how it waits for what must come."""
+"""Hooks that a test puts in front of a fake server's replies, and a way to wait for a condition."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from typing import Any
 from tests.fakes.tei import FakeTei, Hook
 
 LABELS = ("joy", "anger", "fear")
-CLASSIFIER = {"classifier": {"id2label": {str(i): one for i, one in enumerate(LABELS)}, "label2id": {}}}
+CLASSIFIER = {"classifier": {"id2label": {str(i): label for i, label in enumerate(LABELS)}, "label2id": {}}}
 SPLADE = {"embedding": {"pooling": "splade"}}
 RERANKER = {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
 
 
 def respond_with(status: int, body: bytes = b"") -> Hook:
-    """Every call gets this answer."""
+    """Return a hook that answers every request with this response."""
 
     async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes]:
         return status, body
@@ -22,7 +22,7 @@ def respond_with(status: int, body: bytes = b"") -> Hook:
 
 
 def fail_with(error: Exception) -> Hook:
-    """Every call ends in this exception, as if the transport had raised it."""
+    """Return a hook that raises this exception for every request, as a transport would."""
 
     async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes]:
         raise error
@@ -31,14 +31,14 @@ def fail_with(error: Exception) -> Hook:
 
 
 class Gate:
-    """Holds every call until it is opened; waiting is how many it holds now."""
+    """Hook that holds every request until it is opened. waiting: the number of requests held now."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()
         self.waiting = 0
 
     async def __call__(self, *_: Any) -> None:
-        """A hook: let the call pass once the gate is open."""
+        """Wait until the gate is open, then let the request pass."""
         self.waiting += 1
         try:
             await self.opened.wait()
@@ -47,14 +47,14 @@ class Gate:
 
 
 def tei_with_hook(hook: Hook | Gate, **info: Any) -> FakeTei:
-    """A server with a hook in front of its answers."""
+    """Return a TEI server with a hook in front of its replies."""
     server = FakeTei(**info)
     server.hook = hook
     return server
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let other tasks run until something is so; never longer than ten seconds."""
+    """Run other tasks until a condition is true, for at most ten seconds."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the condition is plain state, which tells nobody
+        while not condition():  # noqa: ASYNC110 - the condition is plain state without an event
             await asyncio.sleep(0)

@@ -1,6 +1,6 @@
-"""An Infinity server as an ASGI app: strict where the real one is.
+"""Infinity server as an ASGI app, as strict as the real one.
 
-Source: infinity_emb 0.0.78, as it ran; its usage counts characters, and what is too long is cut silently.
+Source: infinity_emb 0.0.78, observed running. Its usage counts characters, and it truncates silently.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ ITEMS_MAX = 2048
 
 
 class FakeInfinity(FakeServer):
-    """One server of one model, of several if they are given; late: each token has a vector (ColBERT)."""
+    """Server of one or several models. late: a model with one vector per token (ColBERT)."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class FakeInfinity(FakeServer):
         self.queued = 0
 
     def routes(self) -> Mapping[str, Route]:
-        """Of the second command line, `v2`."""
+        """Return the routes of the second command line, `v2`."""
         return {
             "/models": self._models,
             "/embeddings": self._embeddings,
@@ -53,7 +53,9 @@ class FakeInfinity(FakeServer):
             "batch_size": self.batch_size,
         }
         rest = {"object": "model", "owned_by": "infinity", "created": 1, "backend": "torch"}
-        data = [{"id": one, "stats": stats, "capabilities": [self.capability]} | rest for one in self.models]
+        data = [
+            {"id": name, "stats": stats, "capabilities": [self.capability]} | rest for name in self.models
+        ]
         return {"data": data, "object": "list"}
 
     def _embeddings(self, body: dict[str, Any]) -> Any:
@@ -63,8 +65,8 @@ class FakeInfinity(FakeServer):
             raise _invalid("int_type", "dimensions")
         self._check(body, "embed")
         if not 0 <= width <= DIMENSIONS:
-            raise _refused(400, "<class 'infinity_emb.primitives.MatryoshkaDimError'> -> not a valid range")
-        rows = [self._row(self._seen(text))[: width or None] for text in texts]
+            raise _error(400, "<class 'infinity_emb.primitives.MatryoshkaDimError'> -> not a valid range")
+        rows = [self._row(self._truncate(text))[: width or None] for text in texts]
         form = body.get("encoding_format", "float")
         data = [
             {"object": "embedding", "embedding": encode_vector(row, form), "index": i}
@@ -78,14 +80,16 @@ class FakeInfinity(FakeServer):
         if body.get("top_n", 1) is not None and body.get("top_n", 1) < 1:
             raise _invalid("greater_than", "top_n")
         self._check(body, "rerank")
-        logits = np.array([logit_of(self._seen(query), self._seen(one)) for one in documents])
+        logits = np.array(
+            [logit_of(self._truncate(query), self._truncate(document)) for document in documents]
+        )
         scores = logits if body.get("raw_scores") else 1 / (1 + np.exp(-logits))
         order = np.argsort(-scores, kind="stable")
         results = [{"relevance_score": float(scores[i]), "index": int(i), "document": None} for i in order]
         return {"object": "rerank", "results": results} | self._rest(len(query) + sum(map(len, documents)))
 
     def _row(self, text: str) -> Any:
-        """What a text becomes."""
+        """Return the vector, or token vectors, of a text."""
         return token_rows(text) if self.late else vector_of(text)
 
     def _classify(self, body: dict[str, Any]) -> Any:
@@ -95,22 +99,24 @@ class FakeInfinity(FakeServer):
         self._check(body, "classify")
         data = []
         for text in texts:
-            logits = np.array(logits_of((self._seen(text),), len(LABELS)))
+            logits = np.array(logits_of((self._truncate(text),), len(LABELS)))
             shares = np.exp(logits) / np.exp(logits).sum()
-            row = [{"score": float(one), "label": label} for one, label in zip(shares, LABELS, strict=True)]
-            data.append(sorted(row, key=lambda one: -one["score"]))
+            row = [
+                {"score": float(share), "label": label} for share, label in zip(shares, LABELS, strict=True)
+            ]
+            data.append(sorted(row, key=lambda item: -item["score"]))
         return {"object": "classify", "data": data} | self._rest(sum(map(len, texts)))
 
-    def _seen(self, text: str) -> str:
-        """What is left of a text: stripped, and cut at the right end without a word."""
+    def _truncate(self, text: str) -> str:
+        """Strip a text and cut its right end silently."""
         return " ".join(text.split()[: self.max_tokens - 2])
 
     def _check(self, body: dict[str, Any], capability: str) -> None:
-        # With one engine any name is taken.
+        # A server of one model accepts any name.
         if len(self.models) > 1 and body.get("model") not in self.models:
-            raise _refused(400, f"Invalid model: {body.get('model')}")
+            raise _error(400, f"Invalid model: {body.get('model')}")
         if capability != self.capability:
-            raise _refused(400, f"ModelNotDeployedError: model does not support `{capability}`.")
+            raise _error(400, f"ModelNotDeployedError: model does not support `{capability}`.")
 
     def _rest(self, characters: int) -> dict[str, Any]:
         usage = {"prompt_tokens": characters, "total_tokens": characters}
@@ -135,5 +141,5 @@ def _invalid(kind: str, field: str) -> ErrorReply:
     return ErrorReply(422, {"detail": [{"type": kind, "loc": ["body", field], "msg": kind, "input": None}]})
 
 
-def _refused(status: int, message: str) -> ErrorReply:
+def _error(status: int, message: str) -> ErrorReply:
     return ErrorReply(status, {"error": {"message": message, "type": None, "param": None, "code": status}})

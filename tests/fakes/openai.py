@@ -1,6 +1,6 @@
-"""A server of OpenAI's embeddings API as an ASGI app: strict as OpenAI's own, or as others differ from it.
+"""Server of OpenAI's embeddings API as an ASGI app, as strict as OpenAI's own, with options for others.
 
-Source: OpenAI OpenAPI document 2.3.0: unknown fields are refused, nothing is ever cut.
+Source: OpenAI OpenAPI document 2.3.0. Unknown fields are refused, and no input is ever truncated.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,11 @@ FIELDS = {"model", "input", "encoding_format", "dimensions", "user"}
 
 
 class FakeOpenAI(FakeServer):
-    """models: what it lists, None where there is no list; names: whether a request must name one."""
+    """Server of the embeddings API.
+
+    models: the model list; None if the server has none. base64: it accepts that encoding_format. usage: its
+    replies contain usage. cuts: it truncates long inputs silently.
+    """
 
     def __init__(
         self,
@@ -33,26 +37,26 @@ class FakeOpenAI(FakeServer):
         self.cuts = cuts
 
     def routes(self) -> Mapping[str, Route]:
-        """Some servers have no list of models."""
+        """Return the routes; some servers have no model list."""
         embeddings: dict[str, Route] = {"/embeddings": self._embeddings}
         return embeddings if self.models is None else embeddings | {"/models": self._models}
 
     def _models(self, _: dict[str, Any]) -> Any:
-        data = [{"id": one, "object": "model", "created": 1, "owned_by": "o"} for one in self.models or ()]
+        data = [{"id": name, "object": "model", "created": 1, "owned_by": "o"} for name in self.models or ()]
         return {"object": "list", "data": data}
 
     def _embeddings(self, body: dict[str, Any]) -> Any:
         if body.keys() - FIELDS:
-            raise _refused(400, f"Unrecognized request arguments: {body.keys() - FIELDS}")
+            raise _error(400, f"Unrecognized request arguments: {body.keys() - FIELDS}")
         if self.models is not None and body.get("model") not in self.models:
-            raise _refused(404, "The model does not exist.", code="model_not_found")
+            raise _error(404, "The model does not exist.", code="model_not_found")
         form = body.get("encoding_format", "float")
         if form not in (("float", "base64") if self.base64 else ("float",)):
-            raise _refused(400, "encoding_format: unknown")
+            raise _error(400, "encoding_format: unknown")
         texts = self._texts(body.get("input"))
         rows = [vector_of(" ".join(text.split()[: self.max_tokens - 2])) for text in texts]
         if "dimensions" in body and not 1 <= body["dimensions"] <= DIMENSIONS:
-            raise _refused(400, "dimensions: out of range")
+            raise _error(400, "dimensions: out of range")
         data = [
             {"object": "embedding", "index": i, "embedding": encode_vector(r, form)}
             for i, r in enumerate(rows)
@@ -64,12 +68,12 @@ class FakeOpenAI(FakeServer):
     def _texts(self, texts: Any) -> list[str]:
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, list) or not 1 <= len(texts) <= 2048:
-            raise _refused(400, "'$.input' is invalid.", param="input")
+            raise _error(400, "'$.input' is invalid.", param="input")
         if not all(isinstance(text, str) and text for text in texts):
-            raise _refused(400, "'$.input' is invalid.", param="input")
+            raise _error(400, "'$.input' is invalid.", param="input")
         longest = max(map(tokens_of, texts))
         if longest > self.max_tokens and not self.cuts:
-            raise _refused(
+            raise _error(
                 400,
                 f"This model's maximum context length is {self.max_tokens} tokens, however you requested "
                 f"{longest} tokens.",
@@ -77,6 +81,6 @@ class FakeOpenAI(FakeServer):
         return texts
 
 
-def _refused(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorReply:
+def _error(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorReply:
     error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
     return ErrorReply(status, {"error": error})

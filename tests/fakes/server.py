@@ -1,4 +1,4 @@
-"""What the fakes of several wires share: an ASGI app that records what it is sent, and routes by path."""
+"""ASGI app shared by the fakes of several wires; it records its requests and routes by path."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ from tests.fakes.tei import Hook, is_canaries, vector_of
 
 
 class ErrorReply(Exception):
-    """An answer of another status than 200."""
+    """Response of another status than 200."""
 
     def __init__(self, status: int, body: Any) -> None:
         super().__init__(str(body))
@@ -23,9 +23,10 @@ Route = Callable[[dict[str, Any]], Any]
 
 
 class FakeServer:
-    """requests: every (path, body) it was sent; hook: may answer in its place; api_key: guards all paths.
+    """Fake server of one wire.
 
-    The canaries that a replica is asked for when it joins are no calls, and pass by both.
+    requests: every (path, body) received. hook: can answer instead of the server. api_key: required on all
+    paths. The canaries sent when a replica joins are not recorded and do not pass the hook.
     """
 
     def __init__(self, *, prefix: str = "") -> None:
@@ -36,11 +37,11 @@ class FakeServer:
         self.prefix = prefix
 
     def routes(self) -> Mapping[str, Route]:
-        """What is there, by path without the prefix."""
+        """Return the routes by path without the prefix."""
         raise NotImplementedError
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """ASGI."""
+        """Serve one ASGI request."""
         body = b""
         while True:
             message = await receive()
@@ -51,8 +52,8 @@ class FakeServer:
         self.headers.append(headers)
         try:
             status, content = await self._answer(scope["path"], headers, body)
-        except ErrorReply as answer:
-            status, content = answer.status, answer.body
+        except ErrorReply as error:
+            status, content = error.status, error.body
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": content})
 
@@ -70,23 +71,26 @@ class FakeServer:
         reply = route(parsed)
         return 200, reply if isinstance(reply, bytes) else json.dumps(reply).encode()
 
-    def check_key(self, path: str, headers: dict[str, str]) -> None:  # noqa: ARG002 - vLLM's looks at it
-        """Raises: ErrorReply."""
+    def check_key(self, path: str, headers: dict[str, str]) -> None:  # noqa: ARG002 - vLLM's fake uses the path
+        """Check the API key.
+
+        Raises: ErrorReply.
+        """
         if self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
             raise ErrorReply(401, {"detail": "Unauthorized"})
 
 
 def encode_vector(vector: np.ndarray[Any, np.dtype[np.float32]], encoding_format: str) -> Any:
-    """A vector as base64 or as numbers."""
+    """Encode a vector as base64 or as numbers."""
     raw = vector.astype("<f4")
     return base64.b64encode(raw.tobytes()).decode() if encoding_format == "base64" else raw.tolist()
 
 
 def token_rows(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """(its words and two specials, 8) float32, each row of length 1."""
+    """Return (words and two special tokens, 8) float32, each row of length 1."""
     return np.stack([vector_of(word) for word in ("[CLS]", *text.split(), "[SEP]")])
 
 
 def logit_of(query: str, text: str) -> float:
-    """A logit between -4 and 4, different for each pair."""
+    """Return a logit between -4 and 4, different for each pair."""
     return float(vector_of(f"{query}\n{text}")[0] * 4)

@@ -1,4 +1,4 @@
-"""A child process that says a very long line and a short one, and waits."""
+"""Child process that writes a very long line and a short one, and waits."""
 
 import os
 import sys

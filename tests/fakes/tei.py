@@ -1,7 +1,7 @@
-"""A TEI server as an ASGI app: strict where the real one is, told its answers by the test.
+"""TEI server as an ASGI app, as strict as the real one, with hooks for the test.
 
-Source: text-embeddings-inference 1.9.3, as the wire notes in `backends/tei.py` cite it. Knows nothing of
-the gateway. Vectors are a pure function of the text, so that a test can tell whose vector it got.
+Source: text-embeddings-inference 1.9.3, as cited in `backends/tei.py`. It knows nothing of the gateway.
+Vectors are a pure function of the text, so that a test can identify the text of a vector.
 """
 
 import base64
@@ -20,57 +20,57 @@ SPECIAL_IDS = {101, 102}
 
 
 def vector_of(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """(8,) float32 of length 1, different for each text."""
+    """Return (8,) float32 of length 1, different for each text."""
     digest = hashlib.sha256(text.encode()).digest()
     raw = np.frombuffer(digest, dtype=np.uint8)[:DIMENSIONS].astype(np.float32) - 127.5
     return (raw / np.linalg.norm(raw)).astype(np.float32)
 
 
 def is_canaries(texts: Any) -> bool:
-    """Whether a request is what replicas are asked when they join."""
+    """Return True if the texts are the canaries sent to replicas when they join."""
     return isinstance(texts, list) and bool(texts) and all(text in CANARIES for text in texts)
 
 
 def score_of(query: str, text: str) -> float:
-    """A score between 0 and 1, different for each pair."""
+    """Return a score between 0 and 1, different for each pair."""
     return hashlib.sha256(f"{query}\n{text}".encode()).digest()[0] / 255
 
 
 def tokens_of(text: str, max_tokens: int = 10**9) -> int:
-    """Words and two specials, cut at the model's length."""
+    """Count words and two special tokens, up to the model's maximum length."""
     return min(len(text.split()) + 2, max_tokens)
 
 
 def weights_of(text: str) -> dict[int, float]:
-    """A weight for each word's term, those out of order and different for each text."""
+    """Return a weight per word, different for each text, with the terms out of order."""
     digest = hashlib.sha256(text.encode()).digest()
     return {900 - 100 * i: (digest[i] + 1) / 64 for i in range(len(text.split()))}
 
 
 def logits_of(item: tuple[str, ...], labels: int) -> list[float]:
-    """A logit for each label, different for each text or pair."""
+    """Return a logit per label, different for each text or pair."""
     return [float(vector_of("\n".join(item))[i % DIMENSIONS] * 4) for i in range(labels)]
 
 
-def _item(given: Any) -> tuple[str, ...]:
-    """A text or a pair, as `inputs` of /predict holds them."""
-    parts = (given,) if isinstance(given, str) else tuple(given)
-    if not 1 <= len(parts) <= 2 or not all(isinstance(one, str) for one in parts):
+def _item(entry: Any) -> tuple[str, ...]:
+    """Convert an entry of /predict's `inputs` to a tuple of one or two texts."""
+    parts = (entry,) if isinstance(entry, str) else tuple(entry)
+    if not 1 <= len(parts) <= 2 or not all(isinstance(part, str) for part in parts):
         raise TeiError(422, "data did not match any variant of untagged enum PredictInput", None)
     return parts
 
 
-def _predicted(item: tuple[str, ...], id2label: dict[str, str], *, raw: bool) -> list[dict[str, Any]]:
+def _label_scores(item: tuple[str, ...], id2label: dict[str, str], *, raw: bool) -> list[dict[str, Any]]:
     scores = np.array(logits_of(item, len(id2label)))
     if not raw:
-        one = len(id2label) == 1
-        scores = 1 / (1 + np.exp(-scores)) if one else np.exp(scores) / np.exp(scores).sum()
-    shown = [{"score": float(scores[int(i)]), "label": label} for i, label in id2label.items()]
-    return sorted(shown, key=lambda one: -one["score"])
+        is_single = len(id2label) == 1
+        scores = 1 / (1 + np.exp(-scores)) if is_single else np.exp(scores) / np.exp(scores).sum()
+    items = [{"score": float(scores[int(i)]), "label": label} for i, label in id2label.items()]
+    return sorted(items, key=lambda item: -item["score"])
 
 
 class TeiError(Exception):
-    """An answer of another status than 200."""
+    """Response of another status than 200."""
 
     def __init__(self, status: int, error: str, error_type: str | None) -> None:
         super().__init__(error)
@@ -82,15 +82,15 @@ class TeiError(Exception):
         )
 
 
-# What a test puts in the way of the next call: None lets it pass.
+# Replacement for the server's reply; None lets the request pass.
 Hook = Callable[[str, dict[str, Any]], Awaitable[tuple[int, bytes] | None]]
 
 
 class FakeTei:
-    """One server. requests: every (path, body) it was sent. hook: may answer in its place.
+    """TEI server of one model.
 
-    What is asked of whoever joins is no call: it passes by both, and is counted in canaries. space: another
-    one gives other vectors.
+    requests: every (path, body) received. hook: can answer instead of the server. canaries: the number of
+    canary requests, which are not recorded and do not pass the hook. space: changes all vectors.
     """
 
     def __init__(self, **info: Any) -> None:
@@ -119,7 +119,7 @@ class FakeTei:
         }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """ASGI."""
+        """Serve one ASGI request."""
         body = b""
         while True:
             message = await receive()
@@ -131,8 +131,8 @@ class FakeTei:
         extra: dict[str, str] = {}
         try:
             status, content = await self._answer(scope["path"], headers, body, extra)
-        except TeiError as refused:
-            status, content = refused.status, refused.body
+        except TeiError as error:
+            status, content = error.status, error.body
         raw = [(name.encode(), value.encode()) for name, value in extra.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
         await send({"type": "http.response.body", "body": content})
@@ -178,8 +178,8 @@ class FakeTei:
         for index, text in enumerate(texts):
             vector = self._vector(text, body)
             packed = base64.b64encode(vector.tobytes()).decode()
-            shown = packed if body.get("encoding_format") == "base64" else vector.tolist()
-            data.append({"object": "embedding", "index": index, "embedding": shown})
+            embedding = packed if body.get("encoding_format") == "base64" else vector.tolist()
+            data.append({"object": "embedding", "index": index, "embedding": embedding})
         tokens = self._tokens(texts)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": "fake", "usage": usage}, tokens
@@ -195,14 +195,14 @@ class FakeTei:
         return ranks, self._tokens([f"{query} {text}" for text in texts])
 
     def _predict(self, body: dict[str, Any]) -> tuple[Any, int]:
-        labels = next((one.get("id2label") for one in self.info["model_type"].values()), None)
+        labels = next((kind.get("id2label") for kind in self.info["model_type"].values()), None)
         if not labels:
             raise TeiError(424, "Backend error: model is not a classifier model", "Backend")
         _not_null(body, "raw_scores", "truncation_direction")
-        batch = isinstance(body["inputs"], list) and all(isinstance(one, list) for one in body["inputs"])
-        items = [_item(one) for one in (body["inputs"] if batch else [body["inputs"]])]
+        batch = isinstance(body["inputs"], list) and all(isinstance(entry, list) for entry in body["inputs"])
+        items = [_item(entry) for entry in (body["inputs"] if batch else [body["inputs"]])]
         texts = self._checked([" ".join(item) for item in items], body, empty_allowed=True)
-        replies = [_predicted(item, labels, raw=body.get("raw_scores", False)) for item in items]
+        replies = [_label_scores(item, labels, raw=body.get("raw_scores", False)) for item in items]
         return replies if batch else replies[0], self._tokens(texts)
 
     def _embed_all(self, body: dict[str, Any]) -> tuple[Any, int]:
@@ -221,8 +221,8 @@ class FakeTei:
                 424, "Backend error: model is not an embedding model with SPLADE pooling", "Backend"
             )
         texts = self._checked(body["inputs"], body)
-        shown = [[{"index": i, "value": v} for i, v in weights_of(text).items()] for text in texts]
-        return shown, self._tokens(texts)
+        weights = [[{"index": i, "value": v} for i, v in weights_of(text).items()] for text in texts]
+        return weights, self._tokens(texts)
 
     def _is_splade(self) -> bool:
         embedding = self.info["model_type"].get("embedding") or {}
@@ -231,7 +231,7 @@ class FakeTei:
     def _decode(self, body: dict[str, Any]) -> tuple[Any, int]:
         _not_null(body, "skip_special_tokens")
         lists = body["ids"]
-        if not lists or not all(isinstance(one, list) for one in lists):
+        if not lists or not all(isinstance(ids, list) for ids in lists):
             raise TeiError(422, "data did not match any variant of untagged enum InputIds", None)
         skipped = SPECIAL_IDS if body.get("skip_special_tokens", True) else set()
         return [" ".join(f"t{id_}" for id_ in ids if id_ not in skipped) for ids in lists], 0
@@ -257,16 +257,18 @@ class FakeTei:
         return sum(tokens_of(text, self.info["max_input_length"]) for text in texts)
 
     def _checked(self, texts: Any, body: dict[str, Any], *, empty_allowed: bool = False) -> list[str]:
-        most = self.info["max_client_batch_size"]
+        batch_limit = self.info["max_client_batch_size"]
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise TeiError(422, "data did not match any variant", None)
         if not texts or (not empty_allowed and not all(texts)):
             raise TeiError(400, "Input validation error: `inputs` cannot be empty", "Empty")
-        if len(texts) > most:
-            raise TeiError(422, f"batch size {len(texts)} > maximum allowed batch size {most}", "Validation")
-        cut = body.get("truncate") is not False
+        if len(texts) > batch_limit:
+            raise TeiError(
+                422, f"batch size {len(texts)} > maximum allowed batch size {batch_limit}", "Validation"
+            )
+        truncates = body.get("truncate") is not False
         longest = max(tokens_of(text) for text in texts)
-        if not cut and longest > self.info["max_input_length"]:
+        if not truncates and longest > self.info["max_input_length"]:
             raise TeiError(
                 422,
                 f"Input validation error: `inputs` must have less than {self.info['max_input_length']} "

@@ -1,4 +1,4 @@
-"""A fake server on a port of its own, in a thread, for what is no part of the test's process or loop."""
+"""Fake server on its own port in a thread, for clients outside the test's process or event loop."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ import uvicorn
 
 @contextmanager
 def serve_in_thread(server: Any) -> Iterator[str]:
-    """Serve an ASGI app; its base URL."""
+    """Serve an ASGI app and yield its base URL."""
     config = uvicorn.Config(server, port=0, lifespan="off", log_config=None, access_log=False)
     http = uvicorn.Server(config)
     loop = asyncio.new_event_loop()

@@ -1,7 +1,7 @@
-"""A vLLM pooling server as an ASGI app: strict where the real one is, in several releases.
+"""vLLM pooling server as an ASGI app, as strict as the real one, in several releases.
 
-Source: vLLM 0.32.0 as it ran; 0.20.2, 0.11.2 and 0.8.5 as the notes in `backends/vllm.py` cite them.
-Raw vectors are twice as long as the texts' own.
+Source: vLLM 0.32.0, observed running; 0.20.2, 0.11.2 and 0.8.5 as cited in `backends/vllm.py`.
+Raw vectors have twice the length of normalized ones.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ VOCABULARY = 1000
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Of "0.32.0": (0, 32)."""
+    """Return the release of a version: (0, 32) for "0.32.0"."""
     return tuple(map(int, version.split(".")[:2]))
 
 
 def vocabulary_weights(text: str) -> Any:
-    """(VOCABULARY,) float32, zero but for the text's terms."""
+    """Return (VOCABULARY,) float32 that is zero except for the text's terms."""
     row = np.zeros(VOCABULARY, np.float32)
     for term, weight in weights_of(text).items():
         row[term] = weight
@@ -30,8 +30,10 @@ def vocabulary_weights(text: str) -> Any:
 
 
 class FakeVllm(FakeServer):
-    """task: embed, classify or token_embed, as the pooler was started; classes: of a classifier, one is a
-    cross-encoder; splade: its vectors are as wide as its vocabulary.
+    """vLLM server of one model.
+
+    task: embed, classify or token_embed. classes: those of a classifier; 1 is a cross-encoder. splade: its
+    vectors are as wide as its vocabulary.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class FakeVllm(FakeServer):
         self.waiting = 0
 
     def routes(self) -> Mapping[str, Route]:
-        """Pooling routes are there for what the model can do."""
+        """Return the routes; pooling routes exist for the model's task only."""
         common: dict[str, Route] = {
             "/v1/models": self._models,
             "/version": lambda _: {"version": self.version},
@@ -67,7 +69,7 @@ class FakeVllm(FakeServer):
         }
         offered: dict[str, Route] = {"/v1/embeddings": self._embeddings, "/v1/score": self._score}
         if self._older_than(0, 12):
-            # Every route is there; what is not offered answers so with status 200.
+            # Every route exists; those not supported reply with an error of status 200.
             return common | offered
         if self.task == "classify":
             del offered["/v1/embeddings"]
@@ -77,7 +79,10 @@ class FakeVllm(FakeServer):
         return common | offered
 
     def check_key(self, path: str, headers: dict[str, str]) -> None:
-        """Only what lies below /v1 is guarded."""
+        """Check the API key on paths below /v1 only.
+
+        Raises: ErrorReply.
+        """
         if (
             self.api_key
             and path.startswith("/v1")
@@ -89,8 +94,8 @@ class FakeVllm(FakeServer):
         return release(self.version) < release_
 
     def _models(self, _: dict[str, Any]) -> Any:
-        one = {"id": self.model, "object": "model", "owned_by": "vllm", "max_model_len": self.max_tokens}
-        return {"object": "list", "data": [one]}
+        entry = {"id": self.model, "object": "model", "owned_by": "vllm", "max_model_len": self.max_tokens}
+        return {"object": "list", "data": [entry]}
 
     def _metrics(self, _: dict[str, Any]) -> bytes:
         lines = [
@@ -110,14 +115,19 @@ class FakeVllm(FakeServer):
         ids = [WORD_ID + len(word) for word in strings]
         if body.get("add_special_tokens", True):
             strings, ids = ["[CLS]", *strings, "[SEP]"], [101, *ids, 102]
-        asked = strings if body.get("return_token_strs") else None
-        return {"count": len(ids), "max_model_len": self.max_tokens, "tokens": ids, "token_strs": asked}
+        shown_strings = strings if body.get("return_token_strs") else None
+        return {
+            "count": len(ids),
+            "max_model_len": self.max_tokens,
+            "tokens": ids,
+            "token_strs": shown_strings,
+        }
 
     def _detokenize(self, body: dict[str, Any]) -> Any:
         ids = body.get("tokens")
-        if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
+        if not isinstance(ids, list) or not all(isinstance(id_, int) for id_ in ids):
             raise self._refused(400, "Bad Request", "tokens: Input should be a valid list")
-        return {"prompt": " ".join(f"t{one}" for one in ids)}
+        return {"prompt": " ".join(f"t{id_}" for id_ in ids)}
 
     def _pooling(self, body: dict[str, Any]) -> Any:
         self._check_common(body)
@@ -139,8 +149,8 @@ class FakeVllm(FakeServer):
         for index, text in enumerate(cut):
             logits = np.array(logits_of((text,), self.classes))
             probs = np.exp(logits) / np.exp(logits).sum()
-            shown_ = logits if body.get("use_activation") is False else probs
-            row = {"index": index, "label": None, "probs": shown_.tolist(), "num_classes": self.classes}
+            scores = logits if body.get("use_activation") is False else probs
+            row = {"index": index, "label": None, "probs": scores.tolist(), "num_classes": self.classes}
             data.append(row)
         return {"object": "list", "model": self.model, "data": data} | self._usage(cut)
 
@@ -163,8 +173,8 @@ class FakeVllm(FakeServer):
 
     def _vectors(self, texts: list[str], body: dict[str, Any]) -> list[Any]:
         switch = "normalize" if self._older_than(0, 20) and not self._older_than(0, 11) else "use_activation"
-        known = not self._older_than(0, 11)
-        raw = known and body.get(switch) is False
+        has_switch = not self._older_than(0, 11)
+        raw = has_switch and body.get(switch) is False
         if self.splade:
             return [vocabulary_weights(text) for text in texts]
         return [vector_of(text) * (2 if raw else 1) for text in texts]
@@ -178,13 +188,13 @@ class FakeVllm(FakeServer):
             raise self._refused(400, "BadRequestError", "Input lengths must be either 1:1, 1:N or N:N")
         pairs = list(zip(queries * (len(documents) // len(queries)), documents, strict=True))
         if self.task == "embed":
-            scores = [float(vector_of(query) @ vector_of(one)) for query, one in pairs]
+            scores = [float(vector_of(query) @ vector_of(document)) for query, document in pairs]
         else:
-            # An empty text is taken for no second half.
-            seen = [(q, self._cut(one, body).strip() if one else "no second half") for q, one in pairs]
-            scores = self._activated([logit_of(query, one) for query, one in seen], body)
+            # vLLM reads an empty second text as no second text.
+            seen = [(q, self._cut(d, body).strip() if d else "no second half") for q, d in pairs]
+            scores = self._activated([logit_of(query, document) for query, document in seen], body)
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
-        whole = [self._cut(f"{query} {one}", body) for query, one in pairs]
+        whole = [self._cut(f"{query} {document}", body) for query, document in pairs]
         return {"object": "list", "model": self.model, "data": data} | self._usage(whole)
 
     def _activated(self, logits: list[float], body: dict[str, Any]) -> list[float]:
@@ -192,11 +202,11 @@ class FakeVllm(FakeServer):
         if self.activation == "none" or switched_off:
             return logits
         if self.task == "token_embed":
-            return [one * 7 for one in logits]
-        return [float(1 / (1 + np.exp(-one))) for one in logits]
+            return [logit * 7 for logit in logits]
+        return [float(1 / (1 + np.exp(-logit))) for logit in logits]
 
     def _cut(self, text: str, body: dict[str, Any]) -> str:
-        """The words that a model of so many tokens sees, two of which are specials."""
+        """Cut a text to the words that the model reads next to its two special tokens."""
         room = self.max_tokens - 2
         words = text.split()
         if len(words) <= room:
@@ -210,7 +220,7 @@ class FakeVllm(FakeServer):
             )
         if self._older_than(0, 20) or body.get("truncation_side") is None:
             return " ".join(words[:room])
-        # With a side it cuts the finished tokens, and one of the specials is not among those that stay.
+        # With a side, vLLM cuts the final tokens, and one of the special tokens is lost.
         left = body["truncation_side"] == "left"
         return " ".join([*words[-room - 1 :], "[SEP]"] if left else ["[CLS]", *words[: room + 1]])
 

@@ -1,4 +1,4 @@
-"""A classifier of three labels: MiniLM's encoder with a random head, scaled so that scores spread."""
+"""Classifier of three labels: MiniLM's encoder with a random head, scaled to spread the scores."""
 
 import shutil
 from pathlib import Path
@@ -28,7 +28,7 @@ def make_classifier(encoder: Path, target: Path) -> Path:
 
 
 def logits_by_transformers(checkpoint: Path, texts: tuple[str, ...]) -> Vectors:
-    """(n_texts, 3) float32, as transformers computes them one by one."""
+    """Return (n_texts, 3) float32, computed by transformers one text at a time."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint, dtype=torch.float32).eval()
     rows = []

@@ -1,4 +1,4 @@
-"""A backend's answer to a work, as plain values that a golden file can hold."""
+"""Outcome of a piece of work as plain values for a golden file."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,25 +16,28 @@ from backends.errors import BackendError
 
 
 async def outcome_of(run: Callable[[Work], Awaitable[Reply]], work: Work) -> dict[str, Any]:
-    """The error's kind, or tokens, what was cut, and the numbers; of vectors the first four components."""
+    """Run the work and return the error's kind, or the tokens, truncated inputs and numbers.
+
+    Of vectors the outcome holds the first four components.
+    """
     try:
         reply = await run(work)
     except BackendError as error:
         return {"error": error.kind}
     truncated = None if reply.truncated is None else list(reply.truncated)
-    told: dict[str, Any] = {"tokens": reply.tokens, "truncated": truncated}
+    outcome: dict[str, Any] = {"tokens": reply.tokens, "truncated": truncated}
     match reply:
         case EmbedReply():
-            told["shape"] = list(reply.vectors.shape)
-            told["numbers"] = reply.vectors[:, :4].tolist()
+            outcome["shape"] = list(reply.vectors.shape)
+            outcome["numbers"] = reply.vectors[:, :4].tolist()
         case RerankReply():
-            told["numbers"] = reply.scores.tolist()
+            outcome["numbers"] = reply.scores.tolist()
         case ClassifyReply():
-            told["labels"] = list(reply.labels)
-            told["numbers"] = reply.scores.tolist()
+            outcome["labels"] = list(reply.labels)
+            outcome["numbers"] = reply.scores.tolist()
         case DetokenizeReply():
-            told["texts"] = list(reply.texts)
+            outcome["texts"] = list(reply.texts)
         case TokenizeReply():
-            told["ids"] = [[token.id for token in one] for one in reply.inputs]
-            told["special"] = [[token.special for token in one] for one in reply.inputs]
-    return told
+            outcome["ids"] = [[token.id for token in tokens] for tokens in reply.inputs]
+            outcome["special"] = [[token.special for token in tokens] for tokens in reply.inputs]
+    return outcome

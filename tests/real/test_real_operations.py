@@ -1,4 +1,4 @@
-"""The works that no engine is asked for here: real servers against transformers, or against themselves."""
+"""Tests of real servers with classification and pairs, compared with transformers or with other routes."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -24,7 +24,7 @@ from tests.real.record import make_models, replica_spec
 from tests.real.servers import HOME, Server, serve_model
 from tests.real.works import LONG, PAIRS, TEXTS, Task
 
-# A server is started inside the first test that asks for it.
+# A server starts inside the first test that uses it.
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 # vLLM computes in bfloat16 here.
@@ -33,7 +33,7 @@ SCORE_TOLERANCE = 2e-2
 
 
 class Running:
-    """A server that is up, and what it serves."""
+    """Running server and its model."""
 
     def __init__(self, server: Server, url: str, model: Path) -> None:
         self.server = server
@@ -42,7 +42,7 @@ class Running:
 
     @asynccontextmanager
     async def joined(self) -> AsyncIterator[tuple[Backend, Capabilities]]:
-        """Its backend as the gateway opens it, and what it has learnt."""
+        """Yield the joined backend, opened as the gateway does, and its capabilities."""
         backend = open_replica(self.server, replica_spec(self.server, self.url, self.model))
         try:
             yield backend, await backend.describe(60.0)
@@ -50,8 +50,8 @@ class Running:
             await backend.aclose()
 
 
-def started(server: Server, task: Task) -> Iterator[Running]:
-    """One server of one model."""
+def run_model(server: Server, task: Task) -> Iterator[Running]:
+    """Run a server of one model."""
     model = make_models(HOME / "models")[task]
     with serve_model(server, model) as url:
         yield Running(server, url, model)
@@ -59,26 +59,26 @@ def started(server: Server, task: Task) -> Iterator[Running]:
 
 @pytest.fixture(scope="module", params=["infinity", "vllm"])
 def classifier(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """Three labels."""
-    yield from started(request.param, "classify")
+    """Run a server of a classifier with three labels."""
+    yield from run_model(request.param, "classify")
 
 
 @pytest.fixture(scope="module", params=["infinity", "vllm"])
 def reranker(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """A cross-encoder whose scores spread."""
-    yield from started(request.param, "rerank")
+    """Run a server of a cross-encoder with spread scores."""
+    yield from run_model(request.param, "rerank")
 
 
 async def test_label_scores_equal_those_of_transformers(classifier: Running) -> None:
     logits = logits_by_transformers(classifier.model, (*TEXTS, LONG))
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    async with classifier.joined() as (backend, told):
+    async with classifier.joined() as (backend, capabilities):
         reply = await backend.run(Classify((*TEXTS, LONG)), 60.0)
 
     assert isinstance(reply, ClassifyReply)
-    assert {Operation.CLASSIFY, Operation.TOKENIZE, Operation.DETOKENIZE} == told.operations
-    named = LABELS if classifier.server == "infinity" else ("LABEL_0", "LABEL_1", "LABEL_2")
-    assert told.labels == reply.labels == named
+    assert {Operation.CLASSIFY, Operation.TOKENIZE, Operation.DETOKENIZE} == capabilities.operations
+    labels = LABELS if classifier.server == "infinity" else ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert capabilities.labels == reply.labels == labels
     np.testing.assert_allclose(expected, reply.scores, atol=SHARE_TOLERANCE)
     assert reply.truncated in (None, (3,))
 
@@ -99,9 +99,9 @@ async def test_raw_label_scores_are_logits_or_refused(classifier: Running) -> No
 async def test_pair_scores_equal_those_of_reranks(reranker: Running, raw_scores: bool) -> None:
     async with reranker.joined() as (backend, _):
         paired = await backend.run(Score(PAIRS, raw_scores=raw_scores), 60.0)
-        each = [await backend.run(Rerank(q, (d,), raw_scores=raw_scores), 60.0) for q, d in PAIRS]
+        single = [await backend.run(Rerank(q, (d,), raw_scores=raw_scores), 60.0) for q, d in PAIRS]
 
     assert isinstance(paired, RerankReply)
-    alone = [one.scores[0] for one in each if isinstance(one, RerankReply)]
-    np.testing.assert_allclose(alone, paired.scores, atol=SCORE_TOLERANCE, rtol=0.02)
-    assert sum(one.tokens for one in each) == paired.tokens
+    single_scores = [reply.scores[0] for reply in single if isinstance(reply, RerankReply)]
+    np.testing.assert_allclose(single_scores, paired.scores, atol=SCORE_TOLERANCE, rtol=0.02)
+    assert sum(reply.tokens for reply in single) == paired.tokens

@@ -1,4 +1,4 @@
-"""What real servers are asked: the same works for every server of a kind of model."""
+"""Works for real servers: the same for every server of a kind of model."""
 
 from typing import Any, Literal
 
@@ -52,8 +52,8 @@ CLASSIFIES: dict[str, Work] = {
     "vectors": Embed(("a",)),
     "pairs": Score(PAIRS),
 }
-# What is held against no engine, but against a server's own other answers, or transformers.
-BESIDE: dict[Task, dict[str, Work]] = {
+# Works that are not compared with the engine, but with the server's other replies or with transformers.
+OTHER_WORKS: dict[Task, dict[str, Work]] = {
     "embed": {
         "texts_of_ids": Detokenize(((101, 7592, 2088, 102), (7592,))),
         "texts_of_ids_with_specials": Detokenize(((101, 7592, 102),), skip_special_tokens=False),
@@ -71,14 +71,14 @@ BESIDE: dict[Task, dict[str, Work]] = {
     "classify": CLASSIFIES,
 }
 WORKS: dict[Task, dict[str, Work]] = {
-    "embed": EMBEDS | BESIDE["embed"],
-    "rerank": RERANKS | BESIDE["rerank"],
+    "embed": EMBEDS | OTHER_WORKS["embed"],
+    "rerank": RERANKS | OTHER_WORKS["rerank"],
     "classify": CLASSIFIES | {"raw_labels": Classify(TEXTS, raw_scores=True)},
 }
 
 Requests = dict[str, tuple[str, dict[str, Any]]]
 
-# What no adapter sends, to see how each server refuses; {model} is filled in.
+# Requests that no adapter sends, to record the refusals of each server.
 INFINITY_REFUSALS: Requests = {
     "null": ("/embeddings", {"input": ["a"], "dimensions": None}),
     "empty_list": ("/embeddings", {"input": []}),

@@ -1,4 +1,4 @@
-"""Vectors of fixed texts tell whether two servers share a vector space."""
+"""Tests of the fixed texts that identify a vector space, and of fingerprints."""
 
 import numpy as np
 import pytest
@@ -26,21 +26,21 @@ from gateway.vector_spaces.fingerprint import (
 )
 from tests.fakes.tei import vector_of
 
-TOLD = Capabilities("org/model", frozenset({Operation.EMBED}), dtype="float32")
+CAPABILITIES = Capabilities("org/model", frozenset({Operation.EMBED}), dtype="float32")
 
 
 def random_rows(seed: int, dimensions: int = 384) -> Vectors:
-    """The canaries' vectors of some model, of length 1."""
+    """Return normalized vectors of the canaries for a random model."""
     rows = np.random.default_rng(seed).standard_normal((len(CANARIES), dimensions))
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def test_cosines_are_told_row_by_row() -> None:
-    one = np.array([[1, 0], [0, 2], [0, 0], [0, 0]], np.float32)
-    other = np.array([[3, 0], [1, 1], [0, 0], [1, 0]], np.float32)
+    first = np.array([[1, 0], [0, 2], [0, 0], [0, 0]], np.float32)
+    second = np.array([[3, 0], [1, 1], [0, 0], [1, 0]], np.float32)
 
-    np.testing.assert_allclose([1, 0.5**0.5, 1, 0], row_cosines(one, other), rtol=1e-6)
-    assert 0 == min_cosine(one, other)
+    np.testing.assert_allclose([1, 0.5**0.5, 1, 0], row_cosines(first, second), rtol=1e-6)
+    assert 0 == min_cosine(first, second)
 
 
 def test_vectors_of_other_lengths_have_nothing_in_common() -> None:
@@ -69,7 +69,7 @@ def test_a_component_that_is_large_in_every_text_says_nothing() -> None:
 
 
 def test_decodes_an_encoded_fingerprint() -> None:
-    made = fingerprint_of(random_rows(3), "tei", TOLD)
+    made = fingerprint_of(random_rows(3), "tei", CAPABILITIES)
     read = decode_fingerprint(encode_fingerprint(made))
 
     assert made == read
@@ -78,7 +78,8 @@ def test_decodes_an_encoded_fingerprint() -> None:
 
 
 @pytest.mark.parametrize(
-    "stored", [b"", b"\x80", b"nothing", encode_fingerprint(fingerprint_of(random_rows(1), "tei", TOLD))[:-3]]
+    "stored",
+    [b"", b"\x80", b"nothing", encode_fingerprint(fingerprint_of(random_rows(1), "tei", CAPABILITIES))[:-3]],
 )
 def test_rejects_data_that_is_not_a_fingerprint(stored: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
@@ -86,7 +87,7 @@ def test_rejects_data_that_is_not_a_fingerprint(stored: bytes) -> None:
 
 
 def test_rejects_rows_that_do_not_match_the_dimensions() -> None:
-    made = fingerprint_of(random_rows(1, 8), "tei", TOLD)
+    made = fingerprint_of(random_rows(1, 8), "tei", CAPABILITIES)
     for dimensions in (0, -1, 5):
         with pytest.raises(ValueError, match="do not fit"):
             decode_fingerprint(
@@ -96,8 +97,8 @@ def test_rejects_rows_that_do_not_match_the_dimensions() -> None:
 
 def test_needed_cosine_depends_on_kind_precision_and_configuration() -> None:
     rows = random_rows(1, 8)
-    made = fingerprint_of(rows, "tei", TOLD)
-    other_kind = fingerprint_of(rows, "vllm", TOLD)
+    made = fingerprint_of(rows, "tei", CAPABILITIES)
+    other_kind = fingerprint_of(rows, "vllm", CAPABILITIES)
     other_dtype = fingerprint_of(rows, "tei", Capabilities("m", frozenset(), dtype="bfloat16"))
 
     assert SAME_MIN_COSINE == needed_cosine(made, made, None)
@@ -107,8 +108,8 @@ def test_needed_cosine_depends_on_kind_precision_and_configuration() -> None:
     assert 0.5 == needed_cosine(made, other_kind, 0.5)
 
 
-class WorkerAcks:
-    """A replica that embeds, and tells in what requests; or answers something else."""
+class RecordingReplica:
+    """Replica that records the sizes of its requests. wrong: the reply to send instead of vectors."""
 
     def __init__(self, *, wrong: object = None) -> None:
         self.requests: list[int] = []
@@ -122,10 +123,12 @@ class WorkerAcks:
         return EmbedReply(np.stack([vector_of(text) for text in work.inputs]), len(work.inputs))
 
 
-@pytest.mark.parametrize(("most", "requests"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (None, [6])])
-async def test_canaries_travel_as_the_replica_takes_them(most: int | None, requests: list[int]) -> None:
-    replica = WorkerAcks()
-    reply = await embed_in_batches(replica, CANARIES, most, 1)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("batch_inputs", "requests"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (None, [6])])
+async def test_canaries_travel_as_the_replica_takes_them(
+    batch_inputs: int | None, requests: list[int]
+) -> None:
+    replica = RecordingReplica()
+    reply = await embed_in_batches(replica, CANARIES, batch_inputs, 1)  # type: ignore[arg-type]
 
     assert requests == replica.requests
     assert 6 == reply.tokens
@@ -133,15 +136,18 @@ async def test_canaries_travel_as_the_replica_takes_them(most: int | None, reque
 
 
 @pytest.mark.parametrize(
-    ("told", "configured", "most"), [(None, None, None), (4, None, 4), (None, 8, 8), (4, 8, 4), (8, 4, 4)]
+    ("reported", "configured", "expected"),
+    [(None, None, None), (4, None, 4), (None, 8, 8), (4, 8, 4), (8, 4, 4)],
 )
 def test_a_request_holds_what_replica_and_operator_allow(
-    told: int | None, configured: int | None, most: int | None
+    reported: int | None, configured: int | None, expected: int | None
 ) -> None:
-    assert most == max_inputs_per_request(Capabilities("m", frozenset(), batch_inputs=told), configured)
+    assert expected == max_inputs_per_request(
+        Capabilities("m", frozenset(), batch_inputs=reported), configured
+    )
 
 
 @pytest.mark.parametrize("wrong", [TokenizeReply(()), EmbedReply(np.ones((1, 3), np.float32), 1)])
 async def test_what_is_not_one_vector_for_each_text_is_refused(wrong: object) -> None:
     with pytest.raises(ReplicaFailed):
-        await embed_in_batches(WorkerAcks(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]
+        await embed_in_batches(RecordingReplica(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]
