@@ -35,7 +35,7 @@ def random_rows(seed: int, dimensions: int = 384) -> Vectors:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def test_cosines_are_told_row_by_row() -> None:
+def test_computes_cosines_row_by_row() -> None:
     first = np.array([[1, 0], [0, 2], [0, 0], [0, 0]], np.float32)
     second = np.array([[3, 0], [1, 1], [0, 0], [1, 0]], np.float32)
 
@@ -43,13 +43,13 @@ def test_cosines_are_told_row_by_row() -> None:
     assert 0 == min_cosine(first, second)
 
 
-def test_vectors_of_other_lengths_have_nothing_in_common() -> None:
+def test_vectors_of_different_widths_have_cosine_zero() -> None:
     assert 0 == min_cosine(random_rows(0, 8), random_rows(0, 16))
 
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 10**6), dimensions=st.sampled_from([8, 384, 1024]))
-def test_the_identity_is_that_of_the_space_and_not_of_its_rounding(seed: int, dimensions: int) -> None:
+def test_digest_identifies_the_space_and_ignores_rounding(seed: int, dimensions: int) -> None:
     rows = random_rows(seed, dimensions)
     noise = np.random.default_rng(seed + 1).standard_normal(rows.shape) * 1e-7
 
@@ -60,7 +60,7 @@ def test_the_identity_is_that_of_the_space_and_not_of_its_rounding(seed: int, di
     assert canary_digest(rows) != canary_digest(random_rows(seed + 10**7, dimensions))
 
 
-def test_a_component_that_is_large_in_every_text_says_nothing() -> None:
+def test_digest_ignores_a_component_that_is_large_in_every_text() -> None:
     heavy = np.zeros((1, 384), np.float32)
     heavy[0, 7] = 50
 
@@ -124,7 +124,7 @@ class RecordingReplica:
 
 
 @pytest.mark.parametrize(("batch_inputs", "requests"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (None, [6])])
-async def test_canaries_travel_as_the_replica_takes_them(
+async def test_embeds_canaries_in_batches_the_replica_accepts(
     batch_inputs: int | None, requests: list[int]
 ) -> None:
     replica = RecordingReplica()
@@ -139,7 +139,7 @@ async def test_canaries_travel_as_the_replica_takes_them(
     ("reported", "configured", "expected"),
     [(None, None, None), (4, None, 4), (None, 8, 8), (4, 8, 4), (8, 4, 4)],
 )
-def test_a_request_holds_what_replica_and_operator_allow(
+def test_request_size_is_the_lower_of_replica_and_operator_bound(
     reported: int | None, configured: int | None, expected: int | None
 ) -> None:
     assert expected == max_inputs_per_request(
@@ -148,6 +148,6 @@ def test_a_request_holds_what_replica_and_operator_allow(
 
 
 @pytest.mark.parametrize("wrong", [TokenizeReply(()), EmbedReply(np.ones((1, 3), np.float32), 1)])
-async def test_what_is_not_one_vector_for_each_text_is_refused(wrong: object) -> None:
+async def test_refuses_replies_without_one_vector_per_text(wrong: object) -> None:
     with pytest.raises(ReplicaFailed):
         await embed_in_batches(RecordingReplica(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]
