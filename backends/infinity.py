@@ -38,7 +38,7 @@ from backends.errors import (
 )
 from backends.http import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.infinity_wire import (
-    InfinityModel,
+    InfinityServedModel,
     decode,
     decode_models,
     decode_predictions,
@@ -70,7 +70,7 @@ class InfinityProfile(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
 
-def capabilities(model: InfinityModel, counter: TokenCounter, profile: InfinityProfile) -> Capabilities:
+def capabilities(model: InfinityServedModel, counter: TokenCounter, profile: InfinityProfile) -> Capabilities:
     """Combine GET /models, the profile and the tokenizer's files to capabilities."""
     outputs = {Output.DENSE: profile.width is not None, Output.MULTIVECTOR: profile.multivector}
     return Capabilities(
@@ -88,7 +88,7 @@ def capabilities(model: InfinityModel, counter: TokenCounter, profile: InfinityP
     )
 
 
-def _operations(model: InfinityModel, profile: InfinityProfile) -> frozenset[Operation]:
+def _operations(model: InfinityServedModel, profile: InfinityProfile) -> frozenset[Operation]:
     operations = {
         # Infinity lists "embed" for models with one vector per token, too; these have no width.
         Operation.EMBED: profile.width is not None,
@@ -212,13 +212,15 @@ class InfinityBackend:
         self._capabilities = capabilities(model, counter, profile)
         return self._capabilities
 
-    async def _models(self, timeout_s: float) -> list[InfinityModel]:
+    async def _models(self, timeout_s: float) -> list[InfinityServedModel]:
         response = await self._http.get("/models", timeout_s)
         if response.status != 200:
             raise failure(response)
         return decode_models(response)
 
-    async def _probe(self, model: InfinityModel, counter: TokenCounter, timeout_s: float) -> InfinityProfile:
+    async def _probe(
+        self, model: InfinityServedModel, counter: TokenCounter, timeout_s: float
+    ) -> InfinityProfile:
         """Determine the model's profile.
 
         Raises: BackendError.

@@ -36,7 +36,7 @@ class InfinityStats(msgspec.Struct, frozen=True):
     batch_size: int | None = None
 
 
-class InfinityModel(msgspec.Struct, frozen=True):
+class InfinityServedModel(msgspec.Struct, frozen=True):
     """One entry of GET /models."""
 
     id: str
@@ -45,10 +45,10 @@ class InfinityModel(msgspec.Struct, frozen=True):
     backend: str = ""
 
 
-class InfinityModels(msgspec.Struct, frozen=True):
+class InfinityServedModels(msgspec.Struct, frozen=True):
     """Body of GET /models; one server can serve many models."""
 
-    data: list[InfinityModel]
+    data: list[InfinityServedModel]
 
 
 class InfinityRankItem(msgspec.Struct, frozen=True):
@@ -90,13 +90,13 @@ class TokenVectorsResponse(msgspec.Struct, frozen=True):
     data: list[TokenVectorsItem]
 
 
-def decode_models(response: UpstreamResponse) -> list[InfinityModel]:
+def decode_models(response: UpstreamResponse) -> list[InfinityServedModel]:
     """Decode GET /models.
 
     Raises: ReplicaFailed, if the body is not Infinity's.
     """
     try:
-        return msgspec.json.decode(response.body, type=InfinityModels).data
+        return msgspec.json.decode(response.body, type=InfinityServedModels).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReplicaFailed("GET /models is not Infinity's") from error
 

@@ -25,7 +25,7 @@ class UnequalWidths(ReplicaFailed):
     """Rows of different widths, as a model with one vector per token returns them."""
 
 
-class EmbeddingItem(msgspec.Struct, frozen=True):
+class UpstreamEmbedding(msgspec.Struct, frozen=True):
     """One vector, as numbers or as base64 of little-endian float32."""
 
     index: int
@@ -44,24 +44,24 @@ class TokenUsage(msgspec.Struct, frozen=True):
         return self.total_tokens if self.prompt_tokens is None else self.prompt_tokens
 
 
-class EmbeddingsResponse(msgspec.Struct, frozen=True):
+class UpstreamEmbeddings(msgspec.Struct, frozen=True):
     """Body of POST /v1/embeddings."""
 
-    data: list[EmbeddingItem]
+    data: list[UpstreamEmbedding]
     usage: TokenUsage | None = None
 
 
-class ModelItem(msgspec.Struct, frozen=True):
+class UpstreamModel(msgspec.Struct, frozen=True):
     """One entry of GET /v1/models; max_model_len is an extension of vLLM and SGLang."""
 
     id: str
     max_model_len: int | None = None
 
 
-class ModelsResponse(msgspec.Struct, frozen=True):
+class UpstreamModels(msgspec.Struct, frozen=True):
     """Body of GET /v1/models."""
 
-    data: list[ModelItem]
+    data: list[UpstreamModel]
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
     Raises: ReplicaFailed, if the body does not hold `expected` vectors.
     """
     with translate_decode_errors():
-        reply = msgspec.json.decode(body, type=EmbeddingsResponse)
+        reply = msgspec.json.decode(body, type=UpstreamEmbeddings)
         items = sorted(reply.data, key=lambda item: item.index)
         if [item.index for item in items] != list(range(len(items))):
             raise ReplicaFailed("the upstream's indices are not 0 to n - 1")
@@ -101,13 +101,13 @@ def _row(embedding: str | list[float]) -> Vectors:
     return float32(embedding)
 
 
-def decode_models(response: UpstreamResponse) -> list[ModelItem]:
+def decode_models(response: UpstreamResponse) -> list[UpstreamModel]:
     """Decode a list of models.
 
     Raises: ReplicaFailed.
     """
     try:
-        return msgspec.json.decode(response.body, type=ModelsResponse).data
+        return msgspec.json.decode(response.body, type=UpstreamModels).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReplicaFailed("the upstream's list of models could not be read") from error
 

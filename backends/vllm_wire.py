@@ -63,14 +63,14 @@ class TokenEmbedResponse(msgspec.Struct, frozen=True):
     usage: TokenUsage = TokenUsage()
 
 
-class TokenizeResponse(msgspec.Struct, frozen=True):
+class TokenizedText(msgspec.Struct, frozen=True):
     """Body of POST /tokenize for one text."""
 
     tokens: list[int]
     token_strs: list[str] | None = None
 
 
-class DetokenizeResponse(msgspec.Struct, frozen=True):
+class DetokenizedText(msgspec.Struct, frozen=True):
     """Body of POST /detokenize for one list of ids."""
 
     prompt: str
@@ -143,13 +143,13 @@ def tokenize_body(text: str, *, special: bool) -> Body:
     return {"prompt": text, "add_special_tokens": special, "return_token_strs": True}
 
 
-def decode_tokenize(response: UpstreamResponse) -> TokenizeResponse:
+def decode_tokenize(response: UpstreamResponse) -> TokenizedText:
     """Decode the reply to POST /tokenize.
 
     Raises: ReplicaFailed.
     """
     with translate_decode_errors():
-        return msgspec.json.decode(response.body, type=TokenizeResponse)
+        return msgspec.json.decode(response.body, type=TokenizedText)
 
 
 def decode_detokenize(response: UpstreamResponse) -> str:
@@ -158,10 +158,10 @@ def decode_detokenize(response: UpstreamResponse) -> str:
     Raises: ReplicaFailed.
     """
     with translate_decode_errors():
-        return msgspec.json.decode(response.body, type=DetokenizeResponse).prompt
+        return msgspec.json.decode(response.body, type=DetokenizedText).prompt
 
 
-def tokens_of(reply: TokenizeResponse, specials: tuple[int, int]) -> tuple[Token, ...]:
+def tokens_of(reply: TokenizedText, specials: tuple[int, int]) -> tuple[Token, ...]:
     """Convert the tokens of one text; this wire has no offsets, therefore start and stop are None.
 
     specials: the number of special tokens before and after the text.
