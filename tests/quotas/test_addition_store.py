@@ -1,4 +1,4 @@
-"""Additions that gateways share in Redis: replaced whole, by who knows what stands."""
+"""Additions shared in Redis: replaced as a whole, and only if the version has not changed."""
 
 from collections.abc import AsyncIterator
 
@@ -16,9 +16,9 @@ from tests.unit.test_addition_settings import TEI, file
 @pytest.fixture
 async def store(redis: RedisServer) -> AsyncIterator[AdditionsInRedis]:
     redis.command("FLUSHALL")
-    one = AdditionsInRedis(RedisClient(redis.url, 5))
-    yield one
-    await one.aclose()
+    additions = AdditionsInRedis(RedisClient(redis.url, 5))
+    yield additions
+    await additions.aclose()
 
 
 async def test_rejects_the_second_of_two_concurrent_changes(store: AdditionsInRedis) -> None:
@@ -39,21 +39,21 @@ async def test_rejects_the_second_of_two_concurrent_changes(store: AdditionsInRe
 async def test_logs_unreadable_additions_once_and_changes_nothing(
     store: AdditionsInRedis, redis: RedisServer, written: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = AdditionsState(store, {})
+    state = AdditionsState(store, {})
     redis.command("HSET", ADDED, "version", "v", "additions", written)
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
-            await kept.load()
+            await state.load()
         with pytest.raises(StoreUnavailable):
-            await kept.preview(file(), Put("upstreams", "two", TEI))
+            await state.preview(file(), Put("upstreams", "two", TEI))
 
-    assert 1 == len([one for one in caplog.records if "cannot be read" in one.message])
+    assert 1 == len([record for record in caplog.records if "cannot be read" in record.message])
     assert "v" == await store.version()
 
 
 async def test_ignores_fields_of_another_release(store: AdditionsInRedis, redis: RedisServer) -> None:
     redis.command("HSET", ADDED, "version", "v", "additions", '{"upstreams": {"x": 5}, "later": {}}')
-    standing = await store.load()
-    found = await AdditionsState(store, {}).compose(file(), standing.additions)
+    stored = await store.load()
+    composed = await AdditionsState(store, {}).compose(file(), stored.additions)
 
-    assert ({"one"}, {("upstreams", "x")}) == (found.config.upstreams.keys(), found.rejected.keys())
+    assert ({"one"}, {("upstreams", "x")}) == (composed.config.upstreams.keys(), composed.rejected.keys())

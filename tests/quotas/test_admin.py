@@ -1,4 +1,4 @@
-"""Operators make, see and revoke keys over HTTP, and read usage back: what was settled, to the token."""
+"""Operator endpoints: keys are created, listed and revoked, and usage is exact to the token."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,23 +29,23 @@ async def accepted(gateway: Running, key: str) -> bool:
 
 async def until_accepted(gateway: Running, key: str, expected: bool) -> None:
     async with asyncio.timeout(5):
-        while await accepted(gateway, key) is not expected:  # noqa: ASYNC110 - it is looked up each time
+        while await accepted(gateway, key) is not expected:  # noqa: ASYNC110 - each check is a request
             await asyncio.sleep(0.05)
 
 
 async def test_creates_lists_uses_and_revokes_a_key(boot: Boots, own_redis: RedisServer) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
-        asked = {"tenant": "acme", "id": "k", "models": ["bge"], "limits": {"requests_per_hour": 5}}
-        made = (await gateway.post("/admin/keys", asked)).json()
-        await until_accepted(gateway, made["key"], expected=True)
+        settings = {"tenant": "acme", "id": "k", "models": ["bge"], "limits": {"requests_per_hour": 5}}
+        created = (await gateway.post("/admin/keys", settings)).json()
+        await until_accepted(gateway, created["key"], expected=True)
         listed = (await gateway.client.get("/admin/keys")).json()
         twice = await gateway.post("/admin/keys", {"tenant": "acme", "id": "k"})
         revoked = await gateway.client.delete("/admin/keys/k")
-        await until_accepted(gateway, made["key"], expected=False)
+        await until_accepted(gateway, created["key"], expected=False)
         again = await gateway.client.delete("/admin/keys/k")
 
-    assert [made["shown"]] == listed
-    assert asked.items() <= listed[0].items()
+    assert [created["shown"]] == listed
+    assert settings.items() <= listed[0].items()
     assert "key" not in listed[0]
     assert [422, 200, 404] == [twice.status_code, revoked.status_code, again.status_code]
 
@@ -56,12 +56,12 @@ async def test_usage_is_the_settled_cost(boot: Boots, own_redis: RedisServer, sh
     async with boot({"tei-0": FakeTei()}, config(store)) as gateway:
         for text in ("one", "one two", "one two three"):
             await gateway.post("/embed", {"inputs": text})
-        told = (await gateway.client.get("/admin/usage", params={"tenant": "ops"})).json()
+        usage = (await gateway.client.get("/admin/usage", params={"tenant": "ops"})).json()
         sheet = (await gateway.client.get("/admin/usage", params={"tenant": "ops", "form": "csv"})).text
 
     day = datetime.now(UTC).date().isoformat()
     expected = {"tenant": "ops", "day": day, "model": "bge", "requests": 3, "tokens": 12, "inputs": 3}
-    assert [expected] == told["data"]
+    assert [expected] == usage["data"]
     assert ["tenant,day,model,requests,tokens,inputs", f"ops,{day},bge,3,12,3"] == sheet.split()
 
 
@@ -159,18 +159,18 @@ async def test_rejects_key_ids_unusable_in_paths_and_headers(boot: Boots, own_re
 
 
 async def test_notes_unknown_tenants_and_models_of_a_key(boot: Boots, own_redis: RedisServer) -> None:
-    asked = (
+    requests = (
         {"tenant": "acme", "models": ["bge", "bgee"]},
         {"tenant": "ops", "models": ["bge"]},
         {"tenant": "set"},
     )
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
         await gateway.client.put("/admin/tenants/set", json={})
-        made = [(await gateway.post("/admin/keys", one)).json() for one in asked]
+        replies = [(await gateway.post("/admin/keys", settings)).json() for settings in requests]
 
     nowhere = "tenant acme is in neither router.yaml nor Redis: its calls have no limits but its keys' own"
-    assert [[nowhere, "model bgee is not served here"], [], []] == [one["notes"] for one in made]
-    assert all(one["key"].startswith("gw_") for one in made)
+    assert [[nowhere, "model bgee is not served here"], [], []] == [created["notes"] for created in replies]
+    assert all(created["key"].startswith("gw_") for created in replies)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +186,9 @@ async def test_accepts_an_expiry_day_or_time(
     boot: Boots, own_redis: RedisServer, written: str, moment: datetime
 ) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
-        made = await gateway.post("/admin/keys", {"tenant": "acme", "expires": written})
+        created = await gateway.post("/admin/keys", {"tenant": "acme", "expires": written})
 
-    assert moment.timestamp() == made.json()["shown"]["expires"]
+    assert moment.timestamp() == created.json()["shown"]["expires"]
 
 
 @pytest.mark.parametrize("written", ["", "tomorrow", "31.01.2127", "2127-13-01", 4_956_508_800])
@@ -243,9 +243,9 @@ async def test_only_local_requests_on_loopback_need_no_key(
 async def test_configured_operator_keys_are_required_on_loopback_too(boot: Boots) -> None:
     text = config("memory") + f'admin: {{keys: ["{key_digest("operator")}"]}}\n'
     async with boot({"tei-0": FakeTei()}, text) as gateway:
-        ask = {"url": "/admin/usage", "params": {"tenant": "ops"}}
-        without = await gateway.client.get(**ask, headers=HERE)
-        with_key = await gateway.client.get(**ask, headers=HERE | {"authorization": "Bearer operator"})
+        query = {"url": "/admin/usage", "params": {"tenant": "ops"}}
+        without = await gateway.client.get(**query, headers=HERE)
+        with_key = await gateway.client.get(**query, headers=HERE | {"authorization": "Bearer operator"})
 
     assert [401, 200] == [without.status_code, with_key.status_code]
 
@@ -254,9 +254,9 @@ async def test_accepts_limits_of_a_key_and_rejects_unknown_fields(
     boot: Boots, own_redis: RedisServer
 ) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
-        made = await gateway.post("/admin/keys", {"tenant": "acme", "limits": {"requests_per_hour": 1}})
-        await until_accepted(gateway, made.json()["key"], expected=True)
-        bearer = {"authorization": f"Bearer {made.json()['key']}"}
+        created = await gateway.post("/admin/keys", {"tenant": "acme", "limits": {"requests_per_hour": 1}})
+        await until_accepted(gateway, created.json()["key"], expected=True)
+        bearer = {"authorization": f"Bearer {created.json()['key']}"}
         calls = [await gateway.client.post("/embed", json={"inputs": "a"}, headers=bearer) for _ in range(2)]
         refused = [
             await gateway.post("/admin/keys", {"tenant": "acme"} | more)

@@ -1,4 +1,4 @@
-"""A thousand callers who hang up leave nothing behind: over real sockets and a real Redis."""
+"""A thousand cancelled requests release every resource, over real sockets and a real Redis."""
 
 import asyncio
 from pathlib import Path
@@ -21,12 +21,12 @@ tenants: {{acme: {{keys: ["{digest}"], limits: {{requests_in_flight: 600, tokens
 
 
 def open_files() -> int:
-    """Of this process."""
+    """Return the number of open files of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def held(application: Application, redis: RedisServer) -> dict[str, object]:
-    """All that calls hold while they live."""
+def resources_of(application: Application, redis: RedisServer) -> dict[str, object]:
+    """Return every resource that a request holds."""
     upstream = application.gateway.upstreams["one"]
     lane, edge = upstream.lane, application.in_flight
     (replica,) = lane._pool.replicas
@@ -61,7 +61,7 @@ async def test_cancelled_requests_release_all_resources(own_redis: RedisServer) 
     config = CONFIG.format(store=own_redis.url, digest=key_digest(KEY))
     async with serving(server, config) as gateway, asyncio.timeout(60):
         application = gateway.application
-        # Connections to Redis are there from the first call on.
+        # The first request opens the connections to Redis.
         assert (await gateway.answered()).status_code == 200
         tasks, files = len(asyncio.all_tasks()), open_files()
         for joined in (False, True):
@@ -70,14 +70,14 @@ async def test_cancelled_requests_release_all_resources(own_redis: RedisServer) 
             clients = [await gateway.ask(f"{joined} {number}") for number in range(CALLERS)]
             await comes_to((CALLERS, 8), lambda gate=first: (application.in_flight.calls, gate.waiting))
             if joined:
-                # What waited goes as full batches, and those are held.
+                # The queued inputs are sent as full batches, which the second gate holds.
                 server.hook = second
                 first.opened.set()
                 await comes_to(8, lambda gate=second: gate.waiting)
             for client in clients:
                 client.close()
-            await comes_to(NOTHING, lambda: held(application, own_redis))
-        # The first call's connection was perhaps still open.
+            await comes_to(NOTHING, lambda: resources_of(application, own_redis))
+        # The connection of the first request may still be open.
         await comes_to(
             (0, 0), lambda: (max(0, len(asyncio.all_tasks()) - tasks), max(0, open_files() - files))
         )

@@ -1,4 +1,4 @@
-"""One fingerprint for all gateways, in Redis: whoever is first makes it, and its absence holds up nobody."""
+"""Fingerprints shared in Redis: the first gateway writes it, and an outage blocks no replica."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,17 +20,17 @@ from tests.fakes.tei import vector_of
 from tests.quotas.redis_server import RedisServer
 
 UPSTREAM = UpstreamSettings(backend="tei", replicas=("http://up",), attempt_timeout_s=1)
-TOLD = Capabilities("org/model", frozenset({Operation.EMBED}), dtype="float32")
+CAPABILITIES = Capabilities("org/model", frozenset({Operation.EMBED}), dtype="float32")
 
 
 class Model:
-    """A replica of a model: another name, other vectors."""
+    """A replica of a model; another name means other vectors."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
 
     async def describe(self, timeout_s: float) -> Capabilities:  # noqa: ARG002
-        return TOLD
+        return CAPABILITIES
 
     async def run(self, work: Work, timeout_s: float) -> Reply:  # noqa: ARG002
         assert isinstance(work, Embed)
@@ -41,7 +41,7 @@ class Model:
 
 
 class Gateway:
-    """What one gateway knows of the upstream `up`; alarms: outcomes that were news."""
+    """One gateway with the upstream `up`. alarms: outcomes that changed."""
 
     def __init__(self, server: RedisServer) -> None:
         self.events: list[Event] = []
@@ -49,35 +49,35 @@ class Gateway:
         self.space = VectorSpace("up", UPSTREAM, self.store, self.events.append)
 
     async def check(self, model: Model, replica: str = "r0") -> bool:
-        """Whether a replica of this model may join."""
-        return await self.space.check(replica, model, TOLD)
+        """Return True if a replica of this model may join."""
+        return await self.space.check(replica, model, CAPABILITIES)
 
     @property
     def alarms(self) -> list[str]:
-        return [one.outcome for one in self.events if isinstance(one, SpaceChecked) and one.changed]
+        return [event.outcome for event in self.events if isinstance(event, SpaceChecked) and event.changed]
 
 
 @pytest.fixture
 async def gateways(own_redis: RedisServer) -> AsyncIterator[list[Gateway]]:
-    """Three that share a Redis."""
+    """Return three gateways that share one Redis."""
     several = [Gateway(own_redis) for _ in range(3)]
     yield several
-    for one in several:
-        await one.store.aclose()
+    for gateway in several:
+        await gateway.store.aclose()
 
 
-def made(name: str) -> Fingerprint:
-    """A fingerprint of another model."""
+def fingerprint_named(name: str) -> Fingerprint:
+    """Return the fingerprint of another model."""
     rows = np.stack([vector_of(f"{name}{i}") for i in range(6)])
-    return fingerprint_of(rows, "tei", TOLD)
+    return fingerprint_of(rows, "tei", CAPABILITIES)
 
 
 async def test_first_of_concurrent_claims_wins(gateways: list[Gateway]) -> None:
     store = gateways[0].store
-    told = await asyncio.gather(*(store.claim("up", made(str(i))) for i in range(20)))
+    claimed = await asyncio.gather(*(store.claim("up", fingerprint_named(str(i))) for i in range(20)))
 
-    assert 1 == len({one.id for one in told})
-    assert told[0] == await gateways[1].store.load("up")
+    assert 1 == len({fingerprint.id for fingerprint in claimed})
+    assert claimed[0] == await gateways[1].store.load("up")
     assert await store.load("other") is None
 
 
@@ -99,14 +99,14 @@ async def test_follows_an_accepted_fingerprint_and_rejudges_replicas(
     await first.check(Model())
     await second.check(Model("other "), "r1")
     accepted = second.space._fingerprints["r1"]
-    keeping = [asyncio.create_task(one.space.follow_store()) for one in (first, second)]
+    following = [asyncio.create_task(gateway.space.follow_store()) for gateway in (first, second)]
     await operator.store.replace("up", accepted)
     async with asyncio.timeout(10):
         while not (first.space.is_foreign("r0") and not second.space.is_foreign("r1")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    for task in keeping:
+    for task in following:
         task.cancel()
-    await asyncio.gather(*keeping, return_exceptions=True)
+    await asyncio.gather(*following, return_exceptions=True)
 
     assert accepted.id == first.space.id == second.space.id
     assert (["fits", "differs"], ["differs", "fits"]) == (first.alarms, second.alarms)
@@ -124,7 +124,7 @@ async def test_replica_joins_on_the_local_fingerprint_while_redis_is_frozen(
     own_redis.thaw()
 
     assert first.space.id is not None
-    assert 1 == sum("fingerprints cannot be shared" in one.message for one in caplog.records)
+    assert 1 == sum("fingerprints cannot be shared" in record.message for record in caplog.records)
 
 
 async def test_stores_the_local_fingerprint_after_an_outage(

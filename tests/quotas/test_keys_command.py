@@ -1,4 +1,4 @@
-"""`gateway keys` and running gateways: made, used, revoked, and never in the clear anywhere."""
+"""`gateway keys` with running gateways: keys are created, used, revoked, and never stored in the clear."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def gateway(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def accepted(url: str, key: str) -> bool:
-    """Whether a key is taken; the model behind it is not there, which is another matter."""
+    """Return True if a key is accepted; the model's upstream is not running, which does not matter here."""
     return httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
 
 
@@ -52,26 +52,26 @@ def test_revoked_key_is_rejected_by_every_gateway(config: Path, own_redis: Redis
     key = gateway("keys", "create", "acme", "--id", "first", "-c", str(config)).stdout.strip()
     running = [Served(config).wait_until_up() for _ in range(2)]
     try:
-        assert all(wait_until(lambda url=one.url: accepted(url, key), 5) for one in running)
+        assert all(wait_until(lambda url=served.url: accepted(url, key), 5) for served in running)
         assert '"first"' in gateway("keys", "list", "--json", "-c", str(config)).stdout
         assert 0 == gateway("keys", "revoke", "first", "-c", str(config)).returncode
-        assert all(wait_until(lambda url=one.url: not accepted(url, key), 3) for one in running)
-        logs = "".join(line for one in running for line in (*one.log, one.banner))
+        assert all(wait_until(lambda url=served.url: not accepted(url, key), 3) for served in running)
+        logs = "".join(line for served in running for line in (*served.log, served.banner))
         assert key not in logs
         assert key not in own_redis.command("HGETALL", "gw:{store}:keys")
         assert "process-test-key" not in logs
     finally:
-        for one in running:
-            one.stop()
+        for served in running:
+            served.stop()
 
 
 def test_prints_a_line_for_router_yaml_without_redis(tmp_path: Path) -> None:
     path = tmp_path / "router.yaml"
     path.write_text(CONFIG.format(store="memory"))
-    made = gateway("keys", "create", "acme", "--id", "x", "-c", str(path)).stdout
+    created = gateway("keys", "create", "acme", "--id", "x", "-c", str(path)).stdout
 
-    key = made.split()[0]
-    found = re.search(r'digest: "(sha256:[0-9a-f]{64})", id: "x"', made)
+    key = created.split()[0]
+    found = re.search(r'digest: "(sha256:[0-9a-f]{64})", id: "x"', created)
     assert found is not None
     assert key_digest(key) == found[1]
     assert 1 == gateway("keys", "revoke", "x", "-c", str(path)).returncode
@@ -119,15 +119,15 @@ def test_rejects_invalid_scopes_limits_and_names(
 def test_stores_and_prints_limits_of_a_key(config: Path, own_redis: RedisServer, command: Commands) -> None:
     words = ("--id", "k", "--limit", "tokens_per_minute=1000", "--limit", "requests_in_flight=2")
     own = {"tokens_per_minute": 1000, "requests_in_flight": 2}
-    made = command("keys", "create", "acme", *words, "-c", str(config))
+    created = command("keys", "create", "acme", *words, "-c", str(config))
     command("keys", "create", "acme", "--id", "plain", "-c", str(config))
     listed = json.loads(command("keys", "list", "--json", "-c", str(config)).out)
     table = command("keys", "list", "-c", str(config)).out
     config.write_text(CONFIG.format(store="memory"))
     line = command("keys", "create", "acme", *words, "-c", str(config)).out.splitlines()[-1]
 
-    assert 0 == made.status
-    assert [("k", own), ("plain", {})] == [(one["id"], one["limits"]) for one in listed]
+    assert 0 == created.status
+    assert [("k", own), ("plain", {})] == [(key["id"], key["limits"]) for key in listed]
     assert "tokens_per_minute=1000 requests_in_flight=2" in table
     text = CONFIG.format(store="memory") + f"tenants:\n  acme:\n    keys:\n      {line}\n"
     [key] = parse_config(text, {}, config.parent).tenants["acme"].keys
@@ -145,7 +145,7 @@ def test_keys_command_reports_an_outage_in_one_line(config: Path, own_redis: Red
 
 
 async def known(keyring: Keyring, key: str, expected: bool) -> None:
-    """Wait until a key is known, or is not any more."""
+    """Wait until a key is known, or unknown, as expected."""
 
     def is_known() -> bool:
         try:
@@ -159,22 +159,22 @@ async def known(keyring: Keyring, key: str, expected: bool) -> None:
 
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the keyring tells nobody
+        while not condition():  # noqa: ASYNC110 - a keyring has no event
             await asyncio.sleep(0.02)
 
 
 async def test_stored_keys_stay_valid_for_the_grace_time_of_an_outage(own_redis: RedisServer) -> None:
-    store, held = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
+    store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
     await store.put(StoredKey("k", key_digest("secret"), "acme"))
-    keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=1.0))
-    await known(held, "secret", expected=True)
+    keeper = asyncio.create_task(keep_up_to_date(keyring, store, grace_s=1.0))
+    await known(keyring, "secret", expected=True)
     own_redis.kill()
     await asyncio.sleep(0.6)
-    assert "acme" == held.identify("secret").name
-    await known(held, "secret", expected=False)
+    assert "acme" == keyring.identify("secret").name
+    await known(keyring, "secret", expected=False)
     own_redis.restart()
     await store.put(StoredKey("k", key_digest("secret"), "acme"))
-    await known(held, "secret", expected=True)
+    await known(keyring, "secret", expected=True)
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
     await store.aclose()
@@ -183,36 +183,36 @@ async def test_stored_keys_stay_valid_for_the_grace_time_of_an_outage(own_redis:
 async def test_applies_a_revocation_that_timed_out(
     own_redis: RedisServer,
 ) -> None:
-    store, held = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
+    store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
     await store.put(StoredKey("k", key_digest("secret"), "acme"))
-    keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=60))
-    await known(held, "secret", expected=True)
+    keeper = asyncio.create_task(keep_up_to_date(keyring, store, grace_s=60))
+    await known(keyring, "secret", expected=True)
     own_redis.freeze()
-    # As one who gives up before the store wakes, and is gone then.
+    # A client that times out and disconnects before the store replies.
     impatient = TenantStore(RedisClient(own_redis.url, 0.1))
     with pytest.raises(StoreUnavailable):
         await impatient.revoke("k")
     with pytest.raises(StoreUnavailable):
         await impatient.put(StoredKey("l", key_digest("another"), "acme"))
     own_redis.thaw()
-    await known(held, "secret", expected=False)
-    await known(held, "another", expected=True)
+    await known(keyring, "secret", expected=False)
+    await known(keyring, "another", expected=True)
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
-    for one in (impatient, store):
-        await one.aclose()
+    for closing in (impatient, store):
+        await closing.aclose()
 
 
 async def test_notices_a_store_emptied_between_two_polls(own_redis: RedisServer) -> None:
-    store, held = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
+    store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
     await store.put(StoredKey("old", key_digest("old"), "acme"))
-    keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=60))
-    await known(held, "old", expected=True)
+    keeper = asyncio.create_task(keep_up_to_date(keyring, store, grace_s=60))
+    await known(keyring, "old", expected=True)
     own_redis.command("FLUSHALL")
-    # As many changes as before.
+    # The number of changes is the same as before.
     await store.put(StoredKey("new", key_digest("new"), "acme"))
-    await known(held, "old", expected=False)
-    await known(held, "new", expected=True)
+    await known(keyring, "old", expected=False)
+    await known(keyring, "new", expected=True)
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
     await store.aclose()
@@ -226,12 +226,12 @@ async def test_first_key_is_decided_by_the_content_of_the_store(
     if holds:
         await store.put(StoredKey("k", key_digest("stored"), "acme"))
     own_redis.freeze()
-    held = Keyring({}, FirstKey(key_digest("first"), is_pending=True))
-    keeper = asyncio.create_task(keep_up_to_date(held, store, grace_s=60))
-    await known(held, "first", expected=False)
+    keyring = Keyring({}, FirstKey(key_digest("first"), is_pending=True))
+    keeper = asyncio.create_task(keep_up_to_date(keyring, store, grace_s=60))
+    await known(keyring, "first", expected=False)
     own_redis.thaw()
-    await known(held, "stored" if holds else "first", expected=True)
-    await known(held, "first", expected=not holds)
+    await known(keyring, "stored" if holds else "first", expected=True)
+    await known(keyring, "first", expected=not holds)
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
     await store.aclose()

@@ -1,4 +1,4 @@
-"""Limits of one model: whose they are, what replaces them, and what is counted beside them."""
+"""Limits of a model: per tenant and name, replaceable per tenant, in addition to other limits."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,7 +18,7 @@ Store = Callable[[], str]
 
 @pytest.fixture(params=["memory", "redis"])
 def store(request: pytest.FixtureRequest) -> str:
-    """Where quotas are counted. Each limit here is of an hour or a day: no test lasts until it refills."""
+    """Return the store of quotas. All limits here are per hour or day, and refill during no test."""
     if request.param == "memory":
         return "memory"
     server: RedisServer = request.getfixturevalue("own_redis")
@@ -26,7 +26,7 @@ def store(request: pytest.FixtureRequest) -> str:
 
 
 def config(store: str, tenants: str, limits: str = "{requests_per_hour: 2}") -> str:
-    """A model and its alias share an upstream; each has limits of its own, free has none."""
+    """Return a config in which a model and its alias have their own limits; `free` has none."""
     return f"""
 quotas: {{store: "{store}", timeout_ms: 2000}}
 upstreams: {{one: {{backend: tei, replicas: ["http://tei-0"]}}}}
@@ -64,7 +64,7 @@ async def test_tenant_model_limits_replace_the_models(boot: Boots, store: str) -
     own = "], model_limits: {bge: {requests_per_hour: 4}, alias: {}}"
     async with boot({"tei-0": FakeTei()}, config(store, own)) as gateway:
         assert [200] * 4 + [429] == await statuses(gateway, "bge", 5)
-        # Empty is "none", not "the model's".
+        # An empty mapping means no limits, not the model's.
         assert [200] * 5 == await statuses(gateway, "alias", 5)
         assert [200, 200, 429] == await statuses(gateway, "bge", 3, "globex")
 
@@ -75,7 +75,7 @@ async def test_reserves_tenant_model_and_key_limits_together(boot: Boots, store:
     async with boot({"tei-0": FakeTei()}, text) as gateway:
         assert [200, 200, 429] == await statuses(gateway, "bge", 3)
         assert [200] * 3 + [429] == await statuses(gateway, "free", 4, "second")
-        # What the model's and the key's limits refused was not taken from the tenant's.
+        # Requests that the model's or the key's limit refused were not charged to the tenant's.
         refused = (await calls(gateway, "free"))[0]
         messages = [
             refused.json()["error"]["message"],
@@ -105,14 +105,14 @@ async def test_refusal_names_the_model_of_its_limit(boot: Boots, store: str) -> 
 
 
 async def test_reserves_and_settles_tokens_of_model_limits(boot: Boots, store: str) -> None:
-    # FakeTei counts words and two specials: 3 a call, of which one letter reserves more.
+    # FakeTei counts words and two special tokens: 3 per request; the bound reserved for one letter is higher.
     text = config(store, "]", "{tokens_per_day: 100, inputs_per_day: 3}")
     async with boot({"tei-0": FakeTei()}, text) as gateway:
         replies = await calls(gateway, "bge", 2)
         too_long = (await calls(gateway, "bge", 1, text=["w " * 20] * 30))[0]
         too_many = (await calls(gateway, "bge", 2, text=["a", "b"]))[0]
 
-    assert ["97", "94"] == [one.headers["x-ratelimit-remaining-tokens"] for one in replies]
+    assert ["97", "94"] == [reply.headers["x-ratelimit-remaining-tokens"] for reply in replies]
     assert (400, "request_exceeds_limit") == (too_long.status_code, too_long.json()["error"]["code"])
     assert "model bge" in too_long.json()["error"]["message"]
     assert (429, "insufficient_quota") == (too_many.status_code, too_many.json()["error"]["code"])
@@ -126,4 +126,4 @@ async def test_retry_after_is_the_longest_wait(boot: Boots) -> None:
         of_model = (await calls(gateway, "bge"))[0]
         of_tenant = (await calls(gateway, "free"))[0]
 
-    assert ["60", "1"] == [one.headers["retry-after"] for one in (of_model, of_tenant)]
+    assert ["60", "1"] == [reply.headers["retry-after"] for reply in (of_model, of_tenant)]

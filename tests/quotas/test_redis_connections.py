@@ -1,4 +1,4 @@
-"""Redis by TLS, behind a sentinel and as a cluster: quotas, usage and keys are the same everywhere."""
+"""Redis by TLS, behind Sentinel and as a cluster: quotas, usage and keys work the same way."""
 
 import asyncio
 import secrets
@@ -39,28 +39,28 @@ async def ledger_on(url: str) -> AsyncIterator[tuple[RedisLedger, list[Event]]]:
 
 
 async def call(ledger: RedisLedger, tenant: str) -> int:
-    """One call, reserved and settled; how many requests it left."""
-    ask = QuotaRequest(secrets.token_hex(8), tenant, LIMITS, Cost(tokens=9), 60 * SECOND_US, "m")
-    limit_statuses = ledger.settle(await ledger.reserve(ask), Cost(tokens=5, inputs=1))
+    """Reserve and settle one request, and return the number of remaining requests."""
+    request = QuotaRequest(secrets.token_hex(8), tenant, LIMITS, Cost(tokens=9), 60 * SECOND_US, "m")
+    limit_statuses = ledger.settle(await ledger.reserve(request), Cost(tokens=5, inputs=1))
     await ledger.flush()
     return limit_statuses[0].remaining
 
 
 async def counts(url: str) -> None:
-    """Two gateways count together, to the token, for tenants on any node."""
+    """Check that two gateways count together, to the token, for tenants on any node."""
     tenants = [f"tenant-{number}" for number in range(6)]
     today = datetime.now(UTC).date().isoformat()
-    async with ledger_on(url) as (one, events), ledger_on(url) as (two, _):
+    async with ledger_on(url) as (first, events), ledger_on(url) as (second, _):
         for tenant in tenants:
-            left = [await call(ledger, tenant) for ledger in (one, two, one)]
-            assert [2, 1, 0] == left
-        # All of one turn travel together, to several nodes where there are some.
-        refused = await asyncio.gather(*(call(two, tenant) for tenant in tenants), return_exceptions=True)
+            remaining = [await call(ledger, tenant) for ledger in (first, second, first)]
+            assert [2, 1, 0] == remaining
+        # The reserves of one turn form one batch, or one call per node of a cluster.
+        refused = await asyncio.gather(*(call(second, tenant) for tenant in tenants), return_exceptions=True)
         assert {QuotaExceeded} == {type(answer) for answer in refused}
         for tenant in tenants:
-            (row,) = await two.usage(tenant, [today])
+            (row,) = await second.usage(tenant, [today])
             assert (3, 15, 3) == (row.requests, row.tokens, row.inputs)
-        await one._heartbeat.beat()
+        await first._heartbeat.beat()
         assert not events
 
 
@@ -83,7 +83,7 @@ async def holds_keys(url: str) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
-    """Three nodes that have met and own every slot between them; the URL of one."""
+    """Start three nodes that own all slots between them, and return the URL of one."""
     with ExitStack() as stack:
         nodes = []
         for number in range(3):
@@ -98,7 +98,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         for number, node in enumerate(nodes):
             slots = range(number * share, min(SLOTS, (number + 1) * share))
             assert "OK" in node.command("CLUSTER", "ADDSLOTS", *map(str, slots))
-            # Different ones, or they would argue over who owns what.
+            # With equal epochs the nodes would dispute the ownership of slots.
             node.command("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
             node.command("CLUSTER", "MEET", "127.0.0.1", str(nodes[0].port))
         known = f"cluster_known_nodes:{len(nodes)}"
@@ -106,8 +106,8 @@ def cluster(tmp_path: Path) -> Iterator[str]:
         yield f"redis+cluster://127.0.0.1:{nodes[0].port}"
 
 
-def _agrees(told: str, known: str) -> bool:
-    return "cluster_state:ok" in told and known in told
+def _agrees(info: str, known: str) -> bool:
+    return "cluster_state:ok" in info and known in info
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ async def test_counts_quotas_and_stores_keys_in_a_cluster(cluster: str) -> None:
 
 @pytest.fixture
 def one_node(tmp_path: Path) -> Iterator[RedisServer]:
-    """The smallest cluster. It keeps who owns what, so that it is one again after it was killed."""
+    """Start a cluster of one node. It stores its slots, and is a cluster again after a restart."""
     node = RedisServer(tmp_path, None, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
     assert "OK" in node.command("CLUSTER", "ADDSLOTS", *map(str, range(SLOTS)))
     assert wait_until(lambda: "cluster_state:ok" in node.command("CLUSTER", "INFO"))
@@ -134,12 +134,12 @@ async def test_uses_a_cluster_that_comes_up_later(one_node: RedisServer) -> None
     keeper = asyncio.create_task(ledger.maintain())
     try:
         for number in range(3):
-            ask = QuotaRequest(str(number), "acme", LIMITS, Cost(), 60 * SECOND_US, "m")
-            assert (await ledger.reserve(ask)).degraded
+            request = QuotaRequest(str(number), "acme", LIMITS, Cost(), 60 * SECOND_US, "m")
+            assert (await ledger.reserve(request)).degraded
         one_node.restart()
         async with asyncio.timeout(15):
-            while [True, False] != [one.away for one in events if isinstance(one, StoreChanged)]:  # noqa: ASYNC110 - the keeper tells nobody
-                await asyncio.sleep(0.05)
+            while [True, False] != [event.away for event in events if isinstance(event, StoreChanged)]:  # noqa: ASYNC110 - maintain() has no event
+                await asyncio.sleep(0.02)
         assert 2 == await call(ledger, "acme")
     finally:
         keeper.cancel()
@@ -181,34 +181,34 @@ async def test_follows_a_sentinel_failover(tmp_path: Path) -> None:
         await holds_keys(sentinel.url)
         async with ledger_on(sentinel.url) as (ledger, _):
             assert 2 == await call(ledger, "acme")
-            kept = master.command("HGET", "gw:{acme}:limits", "requests_per_day=3")
+            state = master.command("HGET", "gw:{acme}:limits", "requests_per_day=3")
             assert wait_until(
-                lambda: kept == replica.command("HGET", "gw:{acme}:limits", "requests_per_day=3")
+                lambda: state == replica.command("HGET", "gw:{acme}:limits", "requests_per_day=3")
             )
             master.kill()
             assert await asyncio.to_thread(
                 wait_until, lambda: "role:master" in replica.command("INFO", "replication")
             )
-            # What was used before is not forgotten, and the same ledger goes on.
+            # The usage before the failover still counts, and the same ledger continues.
             await _beats(ledger)
             assert 1 == await call(ledger, "acme")
 
 
 async def _beats(ledger: RedisLedger) -> None:
-    """As its keeper does: ask until the store is back."""
+    """Send heartbeats until the store replies, as maintain() does."""
     async with asyncio.timeout(15):
         while True:
             try:
                 await ledger._heartbeat.beat()
             except StoreUnavailable:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.02)
             else:
                 return
 
 
 @pytest.fixture
 def encrypted(tmp_path: Path) -> Iterator[tuple[RedisServer, Authority]]:
-    """A server that speaks TLS only, and whom to trust for it."""
+    """Start a server that speaks TLS only, and return it with its authority."""
     if not has_tls(binary()):
         pytest.skip("this redis-server is built without TLS")
     ours = Authority(tmp_path / "ours")
@@ -247,14 +247,14 @@ models: {{bge: {{upstream: one}}}}
 """)
         ended.append(command("keys", "list", "--json", "-c", str(path)))
 
-    assert [1, 1, 0] == [one.status for one in ended]
-    assert all("away" in one.err for one in ended[:2])
+    assert [1, 1, 0] == [result.status for result in ended]
+    assert all("away" in result.err for result in ended[:2])
     assert "[]" == ended[2].out.strip()
 
 
 @asynccontextmanager
 async def distant(server: RedisServer, each_way_s: float) -> AsyncIterator[int]:
-    """The server as if it were far away: every byte takes its time. Yields the port."""
+    """Delay every byte to and from a server, and yield the port of the proxy."""
     loop = asyncio.get_running_loop()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -275,28 +275,28 @@ async def distant(server: RedisServer, each_way_s: float) -> AsyncIterator[int]:
     finally:
         proxy.close()
         async with asyncio.timeout(5):
-            await asyncio.gather(*_others(), return_exceptions=True)
+            await asyncio.gather(*_other_tasks(), return_exceptions=True)
 
 
-def _others() -> set[asyncio.Task[object]]:
-    return {one for one in asyncio.all_tasks() if one is not asyncio.current_task()}
+def _other_tasks() -> set[asyncio.Task[object]]:
+    return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
 
 async def test_connecting_may_take_longer_than_the_timeout(encrypted: tuple[RedisServer, Authority]) -> None:
     server, ours = encrypted
     async with distant(server, each_way_s=0.02) as port:
-        # 40 ms there and back: a command fits into 100 ms, TLS and the greetings after it do not.
-        door = RedisClient(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={ours.ca}", 0.1)
+        # The round trip takes 40 ms: a command fits into 100 ms, a TLS handshake with the greetings does not.
+        client = RedisClient(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={ours.ca}", 0.1)
         with pytest.raises(StoreUnavailable, match="no answer within"):
-            await door.execute("PING")
+            await client.execute("PING")
         async with asyncio.timeout(10):
-            while not await _pong(door):
+            while not await _pong(client):
                 pass
-        await door.aclose()
+        await client.aclose()
 
 
-async def _pong(door: RedisClient) -> bool:
+async def _pong(client: RedisClient) -> bool:
     try:
-        return bool(await door.execute("PING"))
+        return bool(await client.execute("PING"))
     except StoreUnavailable:
         return False

@@ -1,4 +1,4 @@
-"""The ledgers in memory and in Redis give the same answers to the same histories."""
+"""The ledgers in memory and in Redis return the same results for the same histories."""
 
 import asyncio
 import secrets
@@ -28,7 +28,7 @@ from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
 from tests.quotas.redis_server import RedisServer
 
-# A moment before midnight at the end of a leap year's February.
+# Shortly before midnight at the end of February in a leap year.
 START_US = 1_709_251_190 * SECOND_US
 TENANTS = ("acme", "globex")
 PERIODS: tuple[Period, ...] = ("day", "month")
@@ -36,7 +36,7 @@ PERIODS: tuple[Period, ...] = ("day", "month")
 
 @dataclass
 class Clock:
-    """Microseconds that pass when the test says so."""
+    """Clock in microseconds that the test advances."""
 
     now_us: int = START_US
 
@@ -46,80 +46,80 @@ class Clock:
 
 @dataclass
 class Both:
-    """Two ledgers that must not be told apart."""
+    """Two ledgers that have to agree."""
 
     memory: Ledger
     redis: Ledger
     clock: Clock
-    held: list[tuple[Reservation, Reservation]] = field(default_factory=list)
+    open: list[tuple[Reservation, Reservation]] = field(default_factory=list)
 
-    async def reserve(self, ask: QuotaRequest) -> None:
-        answers = [await _outcome(ledger, ask) for ledger in (self.memory, self.redis)]
-        assert _shown(answers[0]) == _shown(answers[1])
-        if isinstance(answers[0], Reservation) and isinstance(answers[1], Reservation):
-            self.held.append((answers[0], answers[1]))
+    async def reserve(self, request: QuotaRequest) -> None:
+        outcomes = [await _outcome(ledger, request) for ledger in (self.memory, self.redis)]
+        assert _shown(outcomes[0]) == _shown(outcomes[1])
+        if isinstance(outcomes[0], Reservation) and isinstance(outcomes[1], Reservation):
+            self.open.append((outcomes[0], outcomes[1]))
 
     async def settle(self, index: int, actual: Cost) -> None:
-        if not self.held:
+        if not self.open:
             return
-        in_memory, in_redis = self.held[index % len(self.held)]
+        in_memory, in_redis = self.open[index % len(self.open)]
         self.memory.settle(in_memory, actual)
-        for one in self.redis.settle(in_redis, actual):
-            assert 0 <= one.remaining <= one.limit.amount
+        for status in self.redis.settle(in_redis, actual):
+            assert 0 <= status.remaining <= status.limit.amount
         await self.redis.flush()
         await self.reserve(msgspec.structs.replace(in_memory.request, id=secrets.token_hex(8), cost=NOTHING))
 
 
-async def _outcome(ledger: Ledger, ask: QuotaRequest) -> Reservation | GatewayError:
+async def _outcome(ledger: Ledger, request: QuotaRequest) -> Reservation | GatewayError:
     try:
-        return await ledger.reserve(ask)
+        return await ledger.reserve(request)
     except GatewayError as error:
         return error
 
 
-def _shown(answer: Reservation | GatewayError) -> Any:
-    if isinstance(answer, Reservation):
-        return answer.limit_statuses, answer.over
-    return answer.kind, answer.message, answer.retry_after_s, answer.headers
+def _shown(outcome: Reservation | GatewayError) -> Any:
+    if isinstance(outcome, Reservation):
+        return outcome.limit_statuses, outcome.over
+    return outcome.kind, outcome.message, outcome.retry_after_s, outcome.headers
 
 
 async def test_settled_statuses_are_exact_without_concurrent_requests(redis: RedisServer) -> None:
     clock = Clock()
     memory = MemoryLedger(clock, LEASE_US)
     shared = RedisLedger(RedisClient(redis.url, 5), OutagePolicy(), "test", lambda _: None, clock)
-    held = (Limit("tokens", "minute", 7000), Limit("inputs", "day", 100), Limit("requests", "in_flight", 2))
-    ask = QuotaRequest(
-        secrets.token_hex(4), f"shown-{secrets.token_hex(4)}", held, Cost(1, 700, 9), 60 * SECOND_US
+    limits = (Limit("tokens", "minute", 7000), Limit("inputs", "day", 100), Limit("requests", "in_flight", 2))
+    request = QuotaRequest(
+        secrets.token_hex(4), f"shown-{secrets.token_hex(4)}", limits, Cost(1, 700, 9), 60 * SECOND_US
     )
-    shown = [ledger.settle(await ledger.reserve(ask), Cost(1, 70, 4)) for ledger in (memory, shared)]
+    shown = [ledger.settle(await ledger.reserve(request), Cost(1, 70, 4)) for ledger in (memory, shared)]
     await shared.aclose()
 
     assert shown[0] == shown[1]
-    assert [6930, 96, 2] == [one.remaining for one in shown[1]]
+    assert [6930, 96, 2] == [status.remaining for status in shown[1]]
 
 
 def test_calendar_periods_agree_between_lua_and_python(redis: RedisServer) -> None:
-    # Every day at noon, from before one century's missing leap day to after another's.
+    # Noon of every day, from before 1900 to after 2100, two centuries without a leap day.
     days = range(-26_000, 50_000)
     source = """
-        local told = {}
+        local starts = {}
         for day = tonumber(ARGV[1]), tonumber(ARGV[2]) do
           local noon = day * DAY_US + DAY_US / 2
           for _, name in ipairs({'day', 'month'}) do
-            for _, moment in ipairs({period({p = name}, noon)}) do told[#told + 1] = moment / DAY_US end
+            for _, moment in ipairs({period({p = name}, noon)}) do starts[#starts + 1] = moment / DAY_US end
           end
         end
-        return told
+        return starts
     """
     with Redis(port=redis.port) as client:
-        told = client.eval(load_script("meters").source + source, 0, days[0], days[-1])
+        starts = client.eval(load_script("meters").source + source, 0, days[0], days[-1])
     expected = []
     for day in days:
         noon_us = day * DAY_US + DAY_US // 2
         for name in PERIODS:
             expected += [period_start_us(name, noon_us) // DAY_US, period_end_us(name, noon_us) // DAY_US]
 
-    assert expected == told
+    assert expected == starts
 
 
 units: st.SearchStrategy[Unit] = st.sampled_from(("requests", "tokens", "inputs"))
@@ -139,21 +139,21 @@ steps = st.one_of(
 
 @settings(max_examples=120, deadline=None)
 @given(
-    held=st.lists(limits, min_size=1, max_size=4, unique_by=lambda limit: limit.name),
+    tenant_limits=st.lists(limits, min_size=1, max_size=4, unique_by=lambda limit: limit.name),
     history=st.lists(steps, max_size=40),
 )
 def test_both_ledgers_agree_on_random_histories(
-    redis: RedisServer, held: list[Limit], history: list[tuple[Any, ...]]
+    redis: RedisServer, tenant_limits: list[Limit], history: list[tuple[Any, ...]]
 ) -> None:
-    asyncio.run(play(redis, tuple(held), history))
+    asyncio.run(play(redis, tuple(tenant_limits), history))
 
 
-async def play(redis: RedisServer, held: tuple[Limit, ...], history: list[tuple[Any, ...]]) -> None:
+async def play(redis: RedisServer, limits: tuple[Limit, ...], history: list[tuple[Any, ...]]) -> None:
     clock, events = Clock(), list[Event]()
-    door = RedisClient(redis.url, timeout_s=5)
-    in_redis = RedisLedger(door, OutagePolicy(), "test", events.append, clock)
+    client = RedisClient(redis.url, timeout_s=5)
+    in_redis = RedisLedger(client, OutagePolicy(), "test", events.append, clock)
     both = Both(MemoryLedger(clock, LEASE_US), in_redis, clock)
-    # Tenants of their own, so that one history does not see another's.
+    # New tenants, so that histories do not affect each other.
     run = secrets.token_hex(4)
     try:
         for number, step in enumerate(history):
@@ -161,12 +161,12 @@ async def play(redis: RedisServer, held: tuple[Limit, ...], history: list[tuple[
                 case ("wait", passed_us):
                     clock.now_us += passed_us
                 case ("reserve", tenant, cost, shadow):
-                    ask = QuotaRequest(
-                        f"{run}{number}", f"{tenant}-{run}", held, cost, 60 * SECOND_US, "m", shadow
+                    request = QuotaRequest(
+                        f"{run}{number}", f"{tenant}-{run}", limits, cost, 60 * SECOND_US, "m", shadow
                     )
-                    await both.reserve(ask)
-                case ("again", index) if both.held:
-                    await both.reserve(both.held[index % len(both.held)][0].request)
+                    await both.reserve(request)
+                case ("again", index) if both.open:
+                    await both.reserve(both.open[index % len(both.open)][0].request)
                 case ("settle", index, cost):
                     await both.settle(index, cost)
         days = ["2024-02-29", "2024-03-01"]

@@ -1,4 +1,4 @@
-"""A run that uses every kind of secret, and a search of everything that it leaves behind.
+"""Search for secrets in everything that a run with every kind of secret leaves behind.
 
 Each search has a control: a word that must be there, so that an empty haystack cannot pass.
 """
@@ -49,7 +49,7 @@ tenants:
 
 @contextmanager
 def upstream() -> Iterator[tuple[str, FakeTei]]:
-    """A real server that wants a key."""
+    """Start a real server that requires a key."""
     fake = FakeTei()
     fake.api_key = SECRETS["upstream's key"]
     server = uvicorn.Server(uvicorn.Config(fake, port=0, lifespan="off", log_config=None))
@@ -63,7 +63,7 @@ def upstream() -> Iterator[tuple[str, FakeTei]]:
 
 
 def found(haystacks: Mapping[str, bytes], secrets: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Which secret is where: in the clear, in base64, in a URL."""
+    """Return which secret is where: in the clear, in base64, in a URL."""
     hits = []
     for name, secret in secrets.items():
         forms = {secret.encode(), base64.b64encode(secret.encode()).rstrip(b"="), quote(secret, "").encode()}
@@ -72,12 +72,12 @@ def found(haystacks: Mapping[str, bytes], secrets: Mapping[str, str]) -> list[tu
 
 
 def shown(name: str, reply: httpx.Response) -> dict[str, bytes]:
-    """A reply as a caller sees it."""
+    """Return a reply as a caller sees it."""
     return {f"{name}: {reply.status_code}": f"{reply.headers}\n".encode() + reply.content}
 
 
 def calls(gateway: Served, fake: FakeTei) -> dict[str, bytes]:
-    """Good and bad, on each dialect and for operators; what was answered."""
+    """Send valid and invalid requests to each dialect and to operator endpoints, and return the replies."""
     replies: dict[str, bytes] = {}
     caller, operator, wrong = (SECRETS[name] for name in ("caller's key", "operator's key", "wrong key"))
     for key in (caller, operator, wrong):
@@ -95,7 +95,7 @@ def calls(gateway: Served, fake: FakeTei) -> dict[str, bytes]:
             for path in ("/info", "/metrics", "/v1/models", "/readyz", "/admin/keys", "/docs/openapi.json"):
                 replies |= shown(f"{key[:6]} GET {path}", web.get(path))
             replies |= shown("usage", web.get("/admin/usage", params={"tenant": "acme"}))
-    # A provider's own words about a wrong key often repeat it.
+    # Providers often repeat a wrong key in their error.
     upstreams_key = SECRETS["upstream's key"]
     said = f'{{"error": "wrong key {upstreams_key}", "error_type": "Unauthorized"}}'.encode()
     with gateway.client() as web:
@@ -108,23 +108,23 @@ def calls(gateway: Served, fake: FakeTei) -> dict[str, bytes]:
 
 
 def processes(gateway: Served) -> dict[str, bytes]:
-    """Command lines, and what the children were given of the environment."""
+    """Return command lines, and the environments of child processes."""
     children = gateway.children()
-    told = {f"cmdline {pid}": Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-    told |= {f"environ {pid}": Path(f"/proc/{pid}/environ").read_bytes() for pid in children}
+    sources = {f"cmdline {pid}": Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+    sources |= {f"environ {pid}": Path(f"/proc/{pid}/environ").read_bytes() for pid in children}
     own = gateway.process.pid
-    return told | {f"cmdline {own}": Path(f"/proc/{own}/cmdline").read_bytes()}
+    return sources | {f"cmdline {own}": Path(f"/proc/{own}/cmdline").read_bytes()}
 
 
 def stored(server: RedisServer, folder: Path) -> dict[str, bytes]:
-    """Every key and value, the dump on disk, and the slow log; uncompressed."""
+    """Return every key and value, the uncompressed dump on disk, and the slow log."""
     with redis.Redis(port=server.port, password=SECRETS["Redis' password"]) as client:
         client.config_set("rdbcompression", "no")
-        told = {f"key {name!r}": name + (client.dump(name) or b"") for name in client.scan_iter()}
-        told["slow log"] = repr(client.slowlog_get(10_000)).encode()
-        told["clients"] = repr(client.client_list()).encode()
+        sources = {f"key {name!r}": name + (client.dump(name) or b"") for name in client.scan_iter()}
+        sources["slow log"] = repr(client.slowlog_get(10_000)).encode()
+        sources["clients"] = repr(client.client_list()).encode()
         client.save()
-    return told | {"dump.rdb": (folder / "dump.rdb").read_bytes()}
+    return sources | {"dump.rdb": (folder / "dump.rdb").read_bytes()}
 
 
 def test_no_output_of_a_run_holds_a_secret(own_redis: RedisServer, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_no_output_of_a_run_holds_a_secret(own_redis: RedisServer, tmp_path: Pat
         try:
             replies = calls(gateway, fake)
             with gateway.client() as web:
-                made = web.post("/admin/keys", json={"tenant": "acme", "id": "new"}).json()["key"]
-                web.headers["authorization"] = f"Bearer {made}"
+                new_key = web.post("/admin/keys", json={"tenant": "acme", "id": "new"}).json()["key"]
+                web.headers["authorization"] = f"Bearer {new_key}"
                 assert wait_until(lambda: web.get("/v1/models").status_code == 200, 5)
                 replies |= shown("keys", web.get("/admin/keys"))
             haystacks = replies | processes(gateway) | stored(own_redis, tmp_path)
@@ -159,10 +159,10 @@ def test_no_output_of_a_run_holds_a_secret(own_redis: RedisServer, tmp_path: Pat
     haystacks |= {"log": "".join(gateway.log).encode(), "banner": gateway.banner.encode()}
 
     assert fake.headers[-1]["x-token"] == SECRETS["upstream's header"]
-    assert key_digest(made).encode() in haystacks["dump.rdb"]
+    assert key_digest(new_key).encode() in haystacks["dump.rdb"]
     assert b'"tenant":"acme"' in haystacks["log"]
-    assert any(b"gateway_tokens_total" in one for one in replies.values())
-    assert [] == found(haystacks, SECRETS | {"made key": made})
+    assert any(b"gateway_tokens_total" in reply for reply in replies.values())
+    assert [] == found(haystacks, SECRETS | {"made key": new_key})
 
 
 def test_first_key_appears_in_the_banner_only(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tenants in Redis: set, followed by every gateway, removed; and what becomes of one that cannot be read."""
+"""Tenants in Redis: set, followed by every gateway and removed; unreadable ones affect no other."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ async def called(gateway: Running, key: str, model: str = "bge") -> int:
 
 async def until_called(gateway: Running, key: str, status: int, model: str = "bge") -> None:
     async with asyncio.timeout(5):
-        while await called(gateway, key, model) != status:  # noqa: ASYNC110 - it is looked up each time
+        while await called(gateway, key, model) != status:  # noqa: ASYNC110 - each check is a request
             await asyncio.sleep(0.05)
 
 
@@ -72,21 +72,24 @@ async def test_gateways_follow_tenants_set_by_command(
         return ended.stdout
 
     servers = {"tei-0": FakeTei()}
-    async with boot(servers, text(own_redis.url)) as one, boot(servers, text(own_redis.url)) as two:
+    async with (
+        boot(servers, text(own_redis.url)) as first,
+        boot(servers, text(own_redis.url)) as second_gateway,
+    ):
         key = (await done("keys", "create", "acme", "--id", "k", said=f"{NO_TENANT}\n")).strip()
-        await until_called(one, key, 200)
+        await until_called(first, key, 200)
         limits = ("--limit", "requests_per_hour=2", "--model-limit", "other:inputs_per_day=1")
         await done("tenants", "set", "acme", "--model", "bge", "--weight", "3", *limits)
         listed = json.loads(await done("tenants", "list", "--json"))
         table = await done("tenants", "list")
-        for gateway in (one, two):
+        for gateway in (first, second_gateway):
             await until_called(gateway, key, 403, "other")
-        assert [200, 200, 429] == [await called(gateway, key) for gateway in (one, two, one)]
+        assert [200, 200, 429] == [await called(gateway, key) for gateway in (first, second_gateway, first)]
         await done("tenants", "set", "acme")
-        for gateway in (one, two):
+        for gateway in (first, second_gateway):
             await until_called(gateway, key, 200, "other")
         await done("tenants", "remove", "acme")
-        for gateway in (one, two):
+        for gateway in (first, second_gateway):
             await until_called(gateway, key, 401)
         assert "[]" == (await done("keys", "list", "--json")).strip()
 
@@ -133,11 +136,11 @@ async def test_router_yaml_takes_precedence_over_redis(boot: Boots, own_redis: R
     settings = {"limits": {"requests_per_hour": 1, "inputs_per_hour": 1}, "models": ["other"]}
     async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
         put = await gateway.client.put("/admin/tenants/listed", json=settings)
-        made = (await gateway.post("/admin/keys", {"tenant": "listed"})).json()["key"]
-        await until_called(gateway, made, 200)
-        second = [await called(gateway, key) for key in ("listed", made)]
+        created = (await gateway.post("/admin/keys", {"tenant": "listed"})).json()["key"]
+        await until_called(gateway, created, 200)
+        second = [await called(gateway, key) for key in ("listed", created)]
         await gateway.client.delete("/admin/tenants/listed")
-        await until_called(gateway, made, 401)
+        await until_called(gateway, created, 401)
 
         assert put.json()["in_file"]
         assert [200, 429] == second
@@ -154,12 +157,12 @@ async def test_rejects_unprintable_and_ambiguous_names(
     async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
         path = f"/admin/tenants/{quote(name, safe='').replace('.', '%2E')}"
         put = await gateway.client.put(path, json={})
-        made = [
+        created = [
             await gateway.post("/admin/keys", {"tenant": name}),
             await gateway.post("/admin/keys", {"tenant": "acme", "id": name}),
         ]
 
-    assert {422} == {reply.status_code for reply in (put, *made)}
+    assert {422} == {reply.status_code for reply in (put, *created)}
 
 
 async def test_accepts_unusual_characters_in_names(boot: Boots, own_redis: RedisServer) -> None:
@@ -167,17 +170,17 @@ async def test_accepts_unusual_characters_in_names(boot: Boots, own_redis: Redis
     async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
         client, settings = gateway.client, {"limits": {"requests_per_hour": 2}}
         put = [await client.put(path, json=settings) for path in paths.values()]
-        made = [(await gateway.post("/admin/keys", {"tenant": name})).json()["key"] for name in ODD]
-        listed = [one["name"] for one in (await client.get("/admin/tenants")).json()]
-        await until_called(gateway, made[-1], 200)
-        statuses = [[await called(gateway, key) for _ in range(3)] for key in made[:-1]]
+        created = [(await gateway.post("/admin/keys", {"tenant": name})).json()["key"] for name in ODD]
+        listed = [tenant["name"] for tenant in (await client.get("/admin/tenants")).json()]
+        await until_called(gateway, created[-1], 200)
+        statuses = [[await called(gateway, key) for _ in range(3)] for key in created[:-1]]
         usage = [(await client.get("/admin/usage", params={"tenant": name})).json()["data"] for name in ODD]
         removed = [await client.delete(path) for path in paths.values()]
         left = (await client.get("/admin/tenants")).json()
 
     assert {200} == {reply.status_code for reply in (*put, *removed)}
     assert (sorted(ODD), []) == (listed, left)
-    assert [[200, 200, 429]] * len(made[:-1]) == statuses
+    assert [[200, 200, 429]] * len(created[:-1]) == statuses
     assert [(name, 2) for name in ODD[:-1]] == [(row["tenant"], row["requests"]) for (row,) in usage[:-1]]
 
 
@@ -222,7 +225,7 @@ async def test_rejects_invalid_settings_without_storing_them(boot: Boots, own_re
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("set", "acme", "--limit", "tokens_per_minute"), "NAME=AMOUNT"),
         (("set", "acme", "--limit", "tokens_per_minute=many"), "NAME=AMOUNT"),
@@ -239,13 +242,13 @@ async def test_rejects_invalid_settings_without_storing_them(boot: Boots, own_re
     ],
 )
 def test_tenants_command_reports_failures_in_one_line(
-    file: Path, own_redis: RedisServer, command: Commands, words: tuple[str, ...], told: str
+    file: Path, own_redis: RedisServer, command: Commands, words: tuple[str, ...], expected: str
 ) -> None:
     ended = command("tenants", *words, "-c", str(file))
 
     assert (1, "") == (ended.status, ended.out)
     assert 1 == len(ended.err.strip().splitlines())
-    assert told in ended.err
+    assert expected in ended.err
     assert ":0\r\n" == own_redis.command("HLEN", TENANTS)
 
 
@@ -289,7 +292,7 @@ NO_MODEL = "model {} is neither in router.yaml nor added: there may be nothing t
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("keys", "create", "acme"), [NO_TENANT]),
         (("keys", "create", "listed", "--model", "bge"), []),
@@ -300,12 +303,12 @@ NO_MODEL = "model {} is neither in router.yaml nor added: there may be nothing t
     ],
 )
 def test_notes_unknown_names_and_continues(
-    file: Path, own_redis: RedisServer, command: Commands, words: tuple[str, ...], told: list[str]
+    file: Path, own_redis: RedisServer, command: Commands, words: tuple[str, ...], expected: list[str]
 ) -> None:
     own_redis.command("HSET", ADDED, "version", "1", "additions", '{"models": {"added": {}}}')
     ended = command(*words, "-c", str(file))
 
-    assert (0, told) == (ended.status, ended.err.splitlines())
+    assert (0, expected) == (ended.status, ended.err.splitlines())
     assert ":1\r\n" == own_redis.command("HLEN", KEYS if words[0] == "keys" else TENANTS)
 
 
@@ -320,10 +323,10 @@ def test_tenants_command_reports_a_missing_store_in_one_line(
     file.write_text(text("memory"))
     none = command("tenants", *words, "-c", str(file))
 
-    assert [(1, ""), (1, "")] == [(one.status, one.out) for one in (away, none)]
+    assert [(1, ""), (1, "")] == [(result.status, result.out) for result in (away, none)]
     assert "away" in away.err
     assert "router.yaml" in none.err
-    assert [1, 1] == [len(one.err.strip().splitlines()) for one in (away, none)]
+    assert [1, 1] == [len(result.err.strip().splitlines()) for result in (away, none)]
 
 
 @pytest.mark.parametrize("is_away", [True, False], ids=["away", "memory"])
@@ -369,7 +372,7 @@ async def opened(server: RedisServer) -> AsyncIterator[TenantStore]:
 
 @asynccontextmanager
 async def followed(store: TenantStore) -> AsyncIterator[Keyring]:
-    """A keyring that follows the store."""
+    """Return a keyring that follows the store."""
     keyring = Keyring({}, None)
     keeper = asyncio.create_task(keep_up_to_date(keyring, store, grace_s=60))
     try:
@@ -419,15 +422,15 @@ async def test_unreadable_entries_affect_no_other_key_or_tenant(
         tenant = keyring.identify("second")
 
         assert (frozenset({"bge"}), 1) == (tenant.models, len(tenant.limits))
-        # Without its limits a tenant could use all there is: it may use nothing until it is set anew.
+        # Without its limits a tenant could use everything: it may use nothing until it is set again.
         assert not any(keyring.identify(name).may_use("bge") for name in RUBBISH)
         assert {"good", *RUBBISH} == (await store.tenants()).keys()
         sound = sorted(["first", "second", *(f"of {name}" for name in RUBBISH)])
         assert sound == [key.id for key in await store.keys()]
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     for name in RUBBISH:
-        assert any(f"tenant '{name}'" in line for line in told)
-        assert any(f"key '{name}'" in line for line in told)
+        assert any(f"tenant '{name}'" in line for line in warnings)
+        assert any(f"key '{name}'" in line for line in warnings)
 
 
 async def test_ignores_fields_of_a_newer_release(own_redis: RedisServer) -> None:

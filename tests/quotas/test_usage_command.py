@@ -1,4 +1,4 @@
-"""`gateway usage`: what the quotas settled, as a table, as JSON or as a sheet; or one clear line."""
+"""`gateway usage`: settled usage as a table, as JSON or as CSV, or one line about a failure."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def file(own_redis: RedisServer, tmp_path: Path) -> Path:
 
 
 def use(server: RedisServer, day: datetime, model: str, cost: Cost, tenant: str = "acme") -> None:
-    """One call of that day, reserved and settled by the ledger itself."""
+    """Reserve and settle one request of that day."""
 
     async def call() -> None:
         events: list[Event] = []
@@ -39,8 +39,8 @@ def use(server: RedisServer, day: datetime, model: str, cost: Cost, tenant: str 
         ledger = RedisLedger(
             RedisClient(server.url, 2), OutagePolicy(), "test", events.append, lambda: now_us
         )
-        ask = QuotaRequest(f"{day}{model}", tenant, (), cost, 60 * SECOND_US, model)
-        ledger.settle(await ledger.reserve(ask), cost)
+        request = QuotaRequest(f"{day}{model}", tenant, (), cost, 60 * SECOND_US, model)
+        ledger.settle(await ledger.reserve(request), cost)
         await ledger.flush()
         await ledger.aclose()
 
@@ -56,7 +56,7 @@ ROWS = [
 
 @pytest.fixture
 def used(own_redis: RedisServer) -> None:
-    """Three calls on two days, and one on a day that nobody asks for."""
+    """Record three requests on two days, and one on a day outside of the queries."""
     use(own_redis, DAY, "bge", Cost(tokens=7, inputs=2))
     use(own_redis, DAY, "org/a|b", Cost(tokens=5, inputs=1))
     use(own_redis, DAY + timedelta(days=1), "bge", Cost(tokens=9, inputs=3))
@@ -101,10 +101,10 @@ def test_prints_usage_of_all_tenants_by_default(
         use(own_redis, DAY, "bge", Cost(tokens=7, inputs=2), tenant)
     ended = command("usage", *DAYS, "--form", "json", "-c", str(file))
 
-    told = json.loads(ended.out)
+    rows = json.loads(ended.out)
     assert (0, "") == (ended.status, ended.err)
-    assert ROWS == [row for row in told if row["tenant"] == "acme"]
-    assert ["acme"] * 3 + ["default", in_file, set_, with_key] == [row["tenant"] for row in told]
+    assert ROWS == [row for row in rows if row["tenant"] == "acme"]
+    assert ["acme"] * 3 + ["default", in_file, set_, with_key] == [row["tenant"] for row in rows]
 
 
 def test_prints_usage_of_today_by_default(command: Commands, file: Path, own_redis: RedisServer) -> None:
@@ -119,7 +119,7 @@ def test_prints_no_rows_for_an_unused_tenant(command: Commands, file: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("days", "told"),
+    ("days", "expected"),
     [
         (
             ("--since", "2026-03-02", "--until", "2026-03-01"),
@@ -131,13 +131,13 @@ def test_prints_no_rows_for_an_unused_tenant(command: Commands, file: Path) -> N
     ],
 )
 def test_reports_invalid_day_ranges_in_one_line(
-    command: Commands, file: Path, days: tuple[str, ...], told: str
+    command: Commands, file: Path, days: tuple[str, ...], expected: str
 ) -> None:
     ended = command("usage", "acme", *days, "-c", str(file))
 
     assert (1, "") == (ended.status, ended.out)
     assert 1 == len(ended.err.strip().splitlines())
-    assert told in ended.err
+    assert expected in ended.err
 
 
 def test_rejects_malformed_days(command: Commands, file: Path) -> None:
@@ -155,7 +155,7 @@ def test_usage_command_reports_a_missing_store_in_one_line(
     file.write_text(CONFIG.format(store="memory"))
     memory = command("usage", "acme", "-c", str(file))
 
-    assert [(1, ""), (1, "")] == [(one.status, one.out) for one in (away, memory)]
+    assert [(1, ""), (1, "")] == [(result.status, result.out) for result in (away, memory)]
     assert "away" in away.err
     assert "/admin/usage" in memory.err
-    assert [1, 1] == [len(one.err.strip().splitlines()) for one in (away, memory)]
+    assert [1, 1] == [len(result.err.strip().splitlines()) for result in (away, memory)]

@@ -1,4 +1,4 @@
-"""`gateway verify`: the matrix of what upstreams give, held against each other and against what is stored."""
+"""`gateway verify`: vectors of upstreams compared with each other and with stored fingerprints."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ RERANKER = {"model_type": {"reranker": {"id2label": {"0": "L"}, "label2id": {"L"
 
 
 class Place:
-    """A router.yaml of two TEI upstreams, a vLLM, an Infinity and a reranker; servers: each by its name."""
+    """A router.yaml with two TEI upstreams, vLLM, Infinity and a reranker. servers: by upstream."""
 
     def __init__(self, folder: Path, command: Commands, store: str, urls: dict[str, str]) -> None:
         self._file = folder / "router.yaml"
@@ -33,11 +33,11 @@ class Place:
         self._file.write_text(f"quotas: {{store: {store}}}\nupstreams:\n{upstreams}\nmodels:\n{models}\n")
 
     def run(self, *words: str) -> Ended:
-        """`gateway verify …`."""
+        """Run `gateway verify …`."""
         return self._command("verify", "-c", str(self._file), *words)
 
     def report(self, *words: str) -> tuple[object, Any]:
-        """Its exit status, and its report."""
+        """Return the exit status and the report."""
         ended = self.run("--json", *words)
         return ended.status, json.loads(ended.out)
 
@@ -71,26 +71,26 @@ def urls(servers: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def alone(tmp_path: Path, command: Commands, urls: dict[str, str]) -> Place:
-    """Quotas in memory."""
+    """Return a place with quotas in memory."""
     return Place(tmp_path, command, "memory", urls)
 
 
 @pytest.fixture
 def shared(tmp_path: Path, command: Commands, urls: dict[str, str], own_redis: RedisServer) -> Place:
-    """Quotas in Redis."""
+    """Return a place with quotas in Redis."""
     return Place(tmp_path, command, own_redis.url, urls)
 
 
 def test_compares_all_embedding_upstreams(alone: Place, tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("red\n\ngreen and blue\n")
-    status, told = alone.report("--texts", str(tmp_path / "texts"))
+    status, report = alone.report("--texts", str(tmp_path / "texts"))
 
-    assert (0, True, 8) == (status, told["agrees"], told["texts"])
-    assert ["tei", "tei_other", "vllm", "infinity"] == [one["name"] for one in told["members"]]
-    assert 6 == len(told["pairs"])
-    assert all(pair["cosine"] > 0.999 for pair in told["pairs"])
-    assert {8} == {one["dimensions"] for one in told["members"]}
-    assert 1 == len({one["fingerprint"] for one in told["members"]})
+    assert (0, True, 8) == (status, report["agrees"], report["texts"])
+    assert ["tei", "tei_other", "vllm", "infinity"] == [member["name"] for member in report["members"]]
+    assert 6 == len(report["pairs"])
+    assert all(pair["cosine"] > 0.999 for pair in report["pairs"])
+    assert {8} == {member["dimensions"] for member in report["members"]}
+    assert 1 == len({member["fingerprint"] for member in report["members"]})
 
 
 def test_reports_unexpected_differences_and_fails(alone: Place, servers: dict[str, Any]) -> None:
@@ -112,9 +112,9 @@ def test_other_models_fail_only_with_a_min_cosine(alone: Place, servers: dict[st
 
 
 def test_accept_stores_the_present_fingerprint(shared: Place, servers: dict[str, Any]) -> None:
-    assert [None, None] == [one["stored"] for one in shared.report("tei", "vllm")[1]["members"]]
-    status, told = shared.report("tei", "--accept")
-    assert (0, True) == (status, told["members"][0]["stored"]["fits"])
+    assert [None, None] == [member["stored"] for member in shared.report("tei", "vllm")[1]["members"]]
+    status, report = shared.report("tei", "--accept")
+    assert (0, True) == (status, report["members"][0]["stored"]["fits"])
 
     servers["tei"].space = "other "
     ended = shared.run("tei")
@@ -135,12 +135,12 @@ def test_does_not_accept_differing_replicas(
 
     assert 1 == ended.status
     assert "nothing was changed" in ended.err
-    status, told = place.report("tei")
-    assert (1, [True, False]) == (status, [one["stored"]["fits"] for one in told["members"]])
+    status, report = place.report("tei")
+    assert (1, [True, False]) == (status, [member["stored"]["fits"] for member in report["members"]])
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["nobody"], "there is no upstream 'nobody'; there are: tei, "),
         (["--accept"], "name the upstreams"),
@@ -150,11 +150,11 @@ def test_does_not_accept_differing_replicas(
         (["tei", "--timeout", "0"], "tei: no answer within 0 s"),
     ],
 )
-def test_verify_command_reports_failures_in_one_line(alone: Place, words: list[str], told: str) -> None:
+def test_verify_command_reports_failures_in_one_line(alone: Place, words: list[str], expected: str) -> None:
     ended = alone.run(*words)
 
     assert (1, 1) == (ended.status, ended.err.count("\n"))
-    assert told in ended.err
+    assert expected in ended.err
 
 
 def test_names_an_unreachable_upstream(tmp_path: Path, command: Commands) -> None:

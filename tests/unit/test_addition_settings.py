@@ -1,4 +1,4 @@
-"""What operators add is read more strictly than router.yaml, and never keeps that from being served."""
+"""Additions are checked more strictly than router.yaml, and never keep it from being served."""
 
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ def file(text: str = FILE) -> Config:
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> SecretSources:
-    """A folder with a secret, as Kubernetes mounts one, and one beside it that is nobody's business."""
+def sources(tmp_path: Path) -> SecretSources:
+    """Create a folder with a secret, as Kubernetes mounts one, and a private file next to it."""
     (tmp_path / "private").write_text("private")
     folder = tmp_path / "files"
     (folder / "..data").mkdir(parents=True)
@@ -49,23 +49,23 @@ def outside(tmp_path: Path) -> SecretSources:
     )
 
 
-def problems(settings: Any, outside: SecretSources, name: str = "x") -> dict[str, str]:
+def problems(settings: Any, sources: SecretSources, name: str = "x") -> dict[str, str]:
     with pytest.raises(ConfigError) as refused:
-        read_upstream(name, settings, outside)
+        read_upstream(name, settings, sources)
     assert SECRET not in str(refused.value)
-    return {one.path.removeprefix("upstreams.x."): one.message for one in refused.value.problems}
+    return {problem.path.removeprefix("upstreams.x."): problem.message for problem in refused.value.problems}
 
 
-def test_fills_references_from_allowed_sources(outside: SecretSources) -> None:
+def test_fills_references_from_allowed_sources(sources: SecretSources) -> None:
     headers = {"authorization": "Bearer ${file:token}", "x-key": "${UPSTREAM_KEY}"}
-    found = read_upstream("x", {**TEI, "api_key": "${file:./token}", "headers": headers}, outside)
+    found = read_upstream("x", {**TEI, "api_key": "${file:./token}", "headers": headers}, sources)
 
     assert "of-a-file" == found.api_key
     assert {"authorization": "Bearer of-a-file", "x-key": "of-the-environment"} == found.headers
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         (SECRET, "not written out"),
         (f"${{UPSTREAM_KEY:-{SECRET}}}", "not written out"),
@@ -83,8 +83,8 @@ def test_fills_references_from_allowed_sources(outside: SecretSources) -> None:
         ("${file:empty}", "empty"),
     ],
 )
-def test_rejects_other_secrets_and_plain_secrets(outside: SecretSources, value: str, told: str) -> None:
-    assert told in problems({**TEI, "api_key": value}, outside)["api_key"]
+def test_rejects_other_secrets_and_plain_secrets(sources: SecretSources, value: str, expected: str) -> None:
+    assert expected in problems({**TEI, "api_key": value}, sources)["api_key"]
 
 
 def test_redacts_secrets_written_directly_to_the_store() -> None:
@@ -101,13 +101,13 @@ def test_redacts_secrets_written_directly_to_the_store() -> None:
 
 
 @pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding"])
-def test_rejects_framing_headers(outside: SecretSources, name: str) -> None:
+def test_rejects_framing_headers(sources: SecretSources, name: str) -> None:
     settings = {**TEI, "headers": {name: "${UPSTREAM_KEY}"}}
-    assert {f"headers.{name}": "is not for a config to say"} == problems(settings, outside)
+    assert {f"headers.{name}": "is not for a config to say"} == problems(settings, sources)
 
 
-def test_reads_no_file_without_a_folder(outside: SecretSources) -> None:
-    none = SecretSources(outside.environment, None)
+def test_reads_no_file_without_a_folder(sources: SecretSources) -> None:
+    none = SecretSources(sources.environment, None)
 
     assert "`admin.files`" in problems({**TEI, "api_key": "${file:token}"}, none)["api_key"]
     assert "`admin.files`" in problems({**TORCH, "model": "/models/bge"}, none)["model"]
@@ -144,21 +144,21 @@ def test_reads_no_file_without_a_folder(outside: SecretSources) -> None:
         ({**TORCH, "trust_remote_code": True}, "trust_remote_code"),
     ],
 )
-def test_reports_problems_by_path(outside: SecretSources, settings: dict[str, Any], path: str) -> None:
-    assert path in problems(settings, outside)
+def test_reports_problems_by_path(sources: SecretSources, settings: dict[str, Any], path: str) -> None:
+    assert path in problems(settings, sources)
 
 
 @pytest.mark.parametrize(
     "settings", [None, [], "text", {**TORCH, "model": "./\0"}, {**TEI, "tls": {"ca": "./" + "x" * 5000}}]
 )
-def test_reports_values_that_cannot_be_converted(outside: SecretSources, settings: Any) -> None:
-    assert problems(settings, outside)
+def test_reports_values_that_cannot_be_converted(sources: SecretSources, settings: Any) -> None:
+    assert problems(settings, sources)
 
 
 @pytest.mark.parametrize("name", ["", " x", "a\nb", "a//b", "../x", "x" * 513])
-def test_rejects_unusable_names(outside: SecretSources, name: str) -> None:
+def test_rejects_unusable_names(sources: SecretSources, name: str) -> None:
     for read in (
-        lambda: read_upstream(name, TEI, outside),
+        lambda: read_upstream(name, TEI, sources),
         lambda: read_model(name, {"upstream": "x"}, ["x"]),
     ):
         with pytest.raises(ConfigError):
@@ -169,15 +169,15 @@ def test_rejects_unusable_names(outside: SecretSources, name: str) -> None:
     "url",
     ["http://b", "https://b.example.org:8443/v1", "http://[::1]:80", "http://10.0.0.1:8080/", "http://tei_0"],
 )
-def test_accepts_usable_addresses(outside: SecretSources, url: str) -> None:
-    assert (url,) == read_upstream("x", {**TEI, "replicas": [url]}, outside).replicas
+def test_accepts_usable_addresses(sources: SecretSources, url: str) -> None:
+    assert (url,) == read_upstream("x", {**TEI, "replicas": [url]}, sources).replicas
 
 
-def test_resolves_paths_in_the_folder(outside: SecretSources) -> None:
-    assert outside.files is not None
-    found = read_upstream("x", {**TORCH, "model": "./checkpoint"}, outside)
+def test_resolves_paths_in_the_folder(sources: SecretSources) -> None:
+    assert sources.files is not None
+    found = read_upstream("x", {**TORCH, "model": "./checkpoint"}, sources)
 
-    assert str((outside.files / "checkpoint").resolve()) == found.model
+    assert str((sources.files / "checkpoint").resolve()) == found.model
 
 
 def test_file_takes_precedence_and_dependents_are_rejected() -> None:
@@ -191,14 +191,14 @@ def test_file_takes_precedence_and_dependents_are_rejected() -> None:
     assert ({"one", "two"}, {"bge", "more"}) == (found.config.upstreams.keys(), found.config.models.keys())
     assert ("http://a",) == found.config.upstreams["one"].replicas
     assert "one" == found.config.models["bge"].upstream
-    told = {one.name: one.problem or "" for one in (*listing.upstreams, *listing.models)}
-    assert ["", ""] == [told["two"], told["more"]]
-    assert all("the file wins" in told[name] for name in ("one", "bge"))
-    assert "there is no upstream 'broken'" in told["lost"]
+    reasons = {entry.name: entry.problem or "" for entry in (*listing.upstreams, *listing.models)}
+    assert ["", ""] == [reasons["two"], reasons["more"]]
+    assert all("the file wins" in reasons[name] for name in ("one", "bge"))
+    assert "there is no upstream 'broken'" in reasons["lost"]
     assert SECRET.encode() not in msgspec.json.encode(listing)
 
 
-def test_added_engines_run_in_their_own_process(outside: SecretSources) -> None:
+def test_added_engines_run_in_their_own_process(sources: SecretSources) -> None:
     text = FILE.replace("models:", "  #\nmodels:").replace(
         "{one:", "{mine: {backend: torch, model: a/b}, one:"
     )
@@ -214,13 +214,13 @@ def test_added_engines_run_in_their_own_process(outside: SecretSources) -> None:
 
 
 def test_replaces_and_removes_entries_by_name() -> None:
-    standing = apply_edit(file(), Additions(), Put("upstreams", "two", TEI))
-    standing = apply_edit(file(), standing, Put("models", "more", {"upstream": "two"}))
-    standing = apply_edit(file(), standing, Put("models", "more", {"upstream": "one"}))
-    assert {"more": {"upstream": "one"}} == standing.models
-    standing = apply_edit(file(), standing, Remove("upstreams", "two"))
-    standing = apply_edit(file(), standing, Remove("models", "more"))
-    assert Additions() == standing
+    additions = apply_edit(file(), Additions(), Put("upstreams", "two", TEI))
+    additions = apply_edit(file(), additions, Put("models", "more", {"upstream": "two"}))
+    additions = apply_edit(file(), additions, Put("models", "more", {"upstream": "one"}))
+    assert {"more": {"upstream": "one"}} == additions.models
+    additions = apply_edit(file(), additions, Remove("upstreams", "two"))
+    additions = apply_edit(file(), additions, Remove("models", "more"))
+    assert Additions() == additions
 
 
 @pytest.mark.parametrize("part", ["upstreams", "models"])
@@ -229,17 +229,17 @@ def test_rejects_edits_of_entries_in_the_file(part: Part) -> None:
     for edit in (Put(part, name, {}), Remove(part, name)):
         with pytest.raises(ConfigError, match=f"{part}.{name}: router.yaml defines it"):
             apply_edit(file(), Additions(), edit)
-    # What was added before the file did can be removed.
-    standing = Additions({"one": TEI}, {"bge": {"upstream": "two"}})
-    assert standing != apply_edit(file(), standing, Remove(part, name))
+    # An addition made before the file defined the name can be removed.
+    additions = Additions({"one": TEI}, {"bge": {"upstream": "two"}})
+    assert additions != apply_edit(file(), additions, Remove(part, name))
 
 
 def test_keeps_upstreams_in_use_and_reports_unknown_entries() -> None:
-    standing = Additions({"two": TEI}, {"more": {"upstream": "two"}, "other": {"upstream": "one"}, "odd": 5})
+    additions = Additions({"two": TEI}, {"more": {"upstream": "two"}, "other": {"upstream": "one"}, "odd": 5})
     with pytest.raises(ConfigError, match="models, which go first: more"):
-        apply_edit(file(), standing, Remove("upstreams", "two"))
+        apply_edit(file(), additions, Remove("upstreams", "two"))
     with pytest.raises(UnknownAddition):
-        apply_edit(file(), standing, Remove("models", "none"))
+        apply_edit(file(), additions, Remove("models", "none"))
 
 
 def test_bounds_the_size_of_additions() -> None:
@@ -257,8 +257,8 @@ async def test_rejects_a_replacement_of_an_old_version() -> None:
     assert first.version == await store.version()
 
 
-def test_added_upstream_equals_one_in_the_file(outside: SecretSources) -> None:
+def test_added_upstream_equals_one_in_the_file(sources: SecretSources) -> None:
     text = FILE.replace("{one:", '{x: {backend: tei, replicas: ["http://b"], queue_tokens: "9"}, one:')
 
-    assert file(text).upstreams["x"] == read_upstream("x", {**TEI, "queue_tokens": "9"}, outside)
-    assert isinstance(read_upstream("x", TEI, outside), UpstreamSettings)
+    assert file(text).upstreams["x"] == read_upstream("x", {**TEI, "queue_tokens": "9"}, sources)
+    assert isinstance(read_upstream("x", TEI, sources), UpstreamSettings)

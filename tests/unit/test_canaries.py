@@ -69,12 +69,12 @@ def test_digest_ignores_a_component_that_is_large_in_every_text() -> None:
 
 
 def test_decodes_an_encoded_fingerprint() -> None:
-    made = fingerprint_of(random_rows(3), "tei", CAPABILITIES)
-    read = decode_fingerprint(encode_fingerprint(made))
+    fingerprint = fingerprint_of(random_rows(3), "tei", CAPABILITIES)
+    read = decode_fingerprint(encode_fingerprint(fingerprint))
 
-    assert made == read
+    assert fingerprint == read
     np.testing.assert_array_equal(random_rows(3), read.vectors)
-    assert pytest.approx(1.0) == similarity(made, read)
+    assert pytest.approx(1.0) == similarity(fingerprint, read)
 
 
 @pytest.mark.parametrize(
@@ -87,25 +87,29 @@ def test_rejects_data_that_is_not_a_fingerprint(stored: bytes) -> None:
 
 
 def test_rejects_rows_that_do_not_match_the_dimensions() -> None:
-    made = fingerprint_of(random_rows(1, 8), "tei", CAPABILITIES)
+    fingerprint = fingerprint_of(random_rows(1, 8), "tei", CAPABILITIES)
     for dimensions in (0, -1, 5):
         with pytest.raises(ValueError, match="do not fit"):
             decode_fingerprint(
-                encode_fingerprint(type(made)(made.id, "tei", "m", None, dimensions, made.rows))
+                encode_fingerprint(
+                    type(fingerprint)(fingerprint.id, "tei", "m", None, dimensions, fingerprint.rows)
+                )
             )
 
 
 def test_needed_cosine_depends_on_kind_precision_and_configuration() -> None:
     rows = random_rows(1, 8)
-    made = fingerprint_of(rows, "tei", CAPABILITIES)
+    fingerprint = fingerprint_of(rows, "tei", CAPABILITIES)
     other_kind = fingerprint_of(rows, "vllm", CAPABILITIES)
     other_dtype = fingerprint_of(rows, "tei", Capabilities("m", frozenset(), dtype="bfloat16"))
 
-    assert SAME_MIN_COSINE == needed_cosine(made, made, None)
+    assert SAME_MIN_COSINE == needed_cosine(fingerprint, fingerprint, None)
     assert (
-        ACROSS_MIN_COSINE == needed_cosine(made, other_kind, None) == needed_cosine(made, other_dtype, None)
+        ACROSS_MIN_COSINE
+        == needed_cosine(fingerprint, other_kind, None)
+        == needed_cosine(fingerprint, other_dtype, None)
     )
-    assert 0.5 == needed_cosine(made, other_kind, 0.5)
+    assert 0.5 == needed_cosine(fingerprint, other_kind, 0.5)
 
 
 class RecordingReplica:

@@ -1,4 +1,4 @@
-"""Who should agree with whom, and whether they do."""
+"""Comparison of replicas: which ones have to agree, and if they do."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ ROWS = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
 ROWS /= np.linalg.norm(ROWS, axis=1, keepdims=True)
 
 
-def given(
+def replica(
     name: str,
     vectors: Vectors = ROWS,
     *,
@@ -21,24 +21,24 @@ def given(
     tokens: int = 10,
     min_cosine: float | None = None,
 ) -> ReplicaVectors:
-    """What a replica gave; the first six are the canaries'."""
-    told = Capabilities(model, frozenset(), dtype="float32")
+    """Return the vectors of a replica; the first six belong to the canaries."""
+    capabilities = Capabilities(model, frozenset(), dtype="float32")
     return ReplicaVectors(
-        name, upstream or name, fingerprint_of(vectors[:6], kind, told), vectors, tokens, min_cosine
+        name, upstream or name, fingerprint_of(vectors[:6], kind, capabilities), vectors, tokens, min_cosine
     )
 
 
 def turned(cosine: float) -> Vectors:
-    """The same vectors, one of them turned so far that this is its cosine."""
+    """Return the same vectors, one of them turned to this cosine."""
     rows = ROWS.copy()
-    other = ROWS[1] - (ROWS[1] @ ROWS[7]) * ROWS[7]
-    other /= np.linalg.norm(other)
-    rows[7] = cosine * ROWS[7] + (1 - cosine**2) ** 0.5 * other
+    orthogonal = ROWS[1] - (ROWS[1] @ ROWS[7]) * ROWS[7]
+    orthogonal /= np.linalg.norm(orthogonal)
+    rows[7] = cosine * ROWS[7] + (1 - cosine**2) ** 0.5 * orthogonal
     return rows
 
 
 def test_equal_vectors_agree_and_are_described() -> None:
-    report = report_on([given("a"), given("b", kind="vllm", model="/models/Model/", tokens=11)], {})
+    report = report_on([replica("a"), replica("b", kind="vllm", model="/models/Model/", tokens=11)], {})
     [pair] = report.pairs
 
     assert (True, 8) == (report.agrees, report.texts)
@@ -50,7 +50,7 @@ def test_equal_vectors_agree_and_are_described() -> None:
 
 @pytest.mark.parametrize(("cosine", "agrees"), [(0.9995, True), (0.998, False), (0.5, False)])
 def test_replicas_of_one_upstream_have_to_agree(cosine: float, agrees: bool) -> None:
-    report = report_on([given("a 1", upstream="a"), given("a 2", turned(cosine), upstream="a")], {})
+    report = report_on([replica("a 1", upstream="a"), replica("a 2", turned(cosine), upstream="a")], {})
 
     assert agrees is report.agrees
     assert pytest.approx(cosine, abs=1e-4) == report.pairs[0].cosine
@@ -58,13 +58,13 @@ def test_replicas_of_one_upstream_have_to_agree(cosine: float, agrees: bool) -> 
 
 def test_configured_bound_applies_between_replicas() -> None:
     bound = 0.9
-    pair = [given("a 1", upstream="a", min_cosine=bound), given("a 2", turned(0.95), upstream="a")]
+    pair = [replica("a 1", upstream="a", min_cosine=bound), replica("a 2", turned(0.95), upstream="a")]
 
     assert report_on(pair, {}).agrees
 
 
 def test_other_models_agree_only_on_demand() -> None:
-    pair = [given("a"), given("b", turned(0.5), model="org/other")]
+    pair = [replica("a"), replica("b", turned(0.5), model="org/other")]
 
     assert report_on(pair, {}).agrees
     assert report_on(pair, {}).pairs[0].needed is None
@@ -73,21 +73,21 @@ def test_other_models_agree_only_on_demand() -> None:
 
 
 def test_vectors_of_other_lengths_have_no_cosine() -> None:
-    pair = [given("a"), given("b", ROWS[:, :8])]
+    pair = [replica("a"), replica("b", ROWS[:, :8])]
     report = report_on(pair, {})
 
     assert (None, False, False) == (report.pairs[0].cosine, report.pairs[0].fits, report.agrees)
-    assert not report_on([pair[0], given("b", ROWS[:, :8], model="x")], {}, required_cosine=0.1).agrees
+    assert not report_on([pair[0], replica("b", ROWS[:, :8], model="x")], {}, required_cosine=0.1).agrees
 
 
 def test_compares_each_replica_with_the_stored_fingerprint() -> None:
-    stored = given("a").fingerprint
-    other = given("a", -ROWS)
-    report = report_on([other], {"a": stored})
+    stored = replica("a").fingerprint
+    opposite = replica("a", -ROWS)
+    report = report_on([opposite], {"a": stored})
     [member] = report.members
 
     assert not report.agrees
     assert member.stored is not None
     assert (stored.id, False, 0.999) == (member.stored.id, member.stored.fits, member.stored.needed)
-    assert report_on([given("a")], {"a": stored}).agrees
-    assert report_on([other], {"b": stored}).agrees
+    assert report_on([replica("a")], {"a": stored}).agrees
+    assert report_on([opposite], {"b": stored}).agrees

@@ -1,4 +1,4 @@
-"""Keys expire, are for something, and never widen what their tenant may."""
+"""Keys expire, have scopes, and never widen the permissions of their tenant."""
 
 from datetime import UTC, datetime
 
@@ -29,12 +29,12 @@ def keyring(now_s: float = NOON_S, **options: object) -> Keyring:
     ],
 )
 def test_key_is_valid_until_it_expires(expires: datetime, valid: bool) -> None:
-    held = keyring(expires=expires)
+    keys = keyring(expires=expires)
     if valid:
-        assert "acme" == held.identify("secret").name
+        assert "acme" == keys.identify("secret").name
     else:
         with pytest.raises(Unauthenticated, match="expired"):
-            held.identify("secret")
+            keys.identify("secret")
 
 
 def test_key_without_scopes_allows_operations_only() -> None:
@@ -70,16 +70,16 @@ def test_key_limits_count_separately_from_the_tenants() -> None:
 
 
 def test_configured_keys_take_precedence_over_stored_keys() -> None:
-    held = keyring()
+    keys = keyring()
     stored = StoredKey("k2", key_digest("second"), "acme")
-    held.replace_stored([stored, StoredKey("thief", key_digest("secret"), "other")])
+    keys.replace_stored([stored, StoredKey("thief", key_digest("secret"), "other")])
 
-    assert {"requests_per_day": 10} == {one.name: one.amount for one in held.identify("second").limits}
-    assert "acme" == held.identify("secret").name
-    held.replace_stored([])
+    assert {"requests_per_day": 10} == {limit.name: limit.amount for limit in keys.identify("second").limits}
+    assert "acme" == keys.identify("secret").name
+    keys.replace_stored([])
     with pytest.raises(Unauthenticated):
-        held.identify("second")
-    assert "acme" == held.identify("secret").name
+        keys.identify("second")
+    assert "acme" == keys.identify("secret").name
 
 
 def test_random_keys_contain_their_id_and_are_unique() -> None:

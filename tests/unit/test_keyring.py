@@ -1,4 +1,4 @@
-"""From an API key to its tenant, and never a word of the key."""
+"""Keyring: from an API key to its tenant, without repeating the key."""
 
 import hashlib
 import re
@@ -64,7 +64,7 @@ def test_rejects_every_key_without_tenants_and_first_key() -> None:
 def test_keyring_holds_digests_only() -> None:
     keyring = Keyring(TENANTS, None)
 
-    assert all(KEY_DIGEST.fullmatch(held) for held in keyring._owners)
+    assert all(KEY_DIGEST.fullmatch(digest) for digest in keyring._owners)
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1))

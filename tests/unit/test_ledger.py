@@ -1,4 +1,4 @@
-"""The ledger in memory: all limits or none, closed exactly once, on a clock that never gives back."""
+"""The ledger in memory: all limits or none, each reservation closed once, on a clock that never goes back."""
 
 import re
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ NOON_US = 1_709_208_000 * SECOND_US  # 2024-02-29T12:00:00Z
 
 @dataclass
 class FakeClock:
-    """Microseconds that pass when the test says so."""
+    """Clock in microseconds that the test advances."""
 
     now_us: int = NOON_US
 
     def __call__(self) -> int:
-        """Read it."""
+        """Return the time."""
         return self.now_us
 
 
@@ -45,28 +45,30 @@ def ledger(clock: FakeClock) -> MemoryLedger:
 
 
 def limits(**amounts: int) -> tuple[Limit, ...]:
-    """Limits by their names in router.yaml."""
+    """Parse limits by their names in router.yaml."""
     return tuple(parse_limit(name, amount) for name, amount in amounts.items())
 
 
 def remaining(limit_statuses: tuple[LimitStatus, ...]) -> dict[str, int]:
-    return {one.limit.name: one.remaining for one in limit_statuses}
+    return {status.limit.name: status.remaining for status in limit_statuses}
 
 
 NUMBERS = count()
 
 
-async def reserve(ledger: MemoryLedger, tenant: str, held: tuple[Limit, ...], cost: Cost) -> Reservation:
+async def reserve(
+    ledger: MemoryLedger, tenant: str, tenant_limits: tuple[Limit, ...], cost: Cost
+) -> Reservation:
     """Reserve under a new id."""
     return await ledger.reserve(
-        QuotaRequest(str(next(NUMBERS)), tenant, held, cost, expires_us=3600 * SECOND_US)
+        QuotaRequest(str(next(NUMBERS)), tenant, tenant_limits, cost, expires_us=3600 * SECOND_US)
     )
 
 
-async def refused(ledger: MemoryLedger, held: tuple[Limit, ...], cost: Cost) -> QuotaExceeded:
-    """The error that a reservation ends in."""
+async def refusal_of(ledger: MemoryLedger, tenant_limits: tuple[Limit, ...], cost: Cost) -> QuotaExceeded:
+    """Return the error of a refused reserve."""
     with pytest.raises(QuotaExceeded) as caught:
-        await reserve(ledger, "acme", held, cost)
+        await reserve(ledger, "acme", tenant_limits, cost)
     return caught.value
 
 
@@ -74,48 +76,48 @@ ALL = limits(requests_per_minute=10, tokens_per_hour=3600, inputs_per_day=100, r
 
 
 async def test_reserve_charges_every_limit_in_its_unit(ledger: MemoryLedger) -> None:
-    taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
+    reservation = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
 
     assert {
         "requests_per_minute": 9,
         "tokens_per_hour": 3000,
         "inputs_per_day": 70,
         "requests_in_flight": 3,
-    } == remaining(taken.limit_statuses)
+    } == remaining(reservation.limit_statuses)
 
 
-@pytest.mark.parametrize("blocking", [one.name for one in ALL])
+@pytest.mark.parametrize("blocking", [limit.name for limit in ALL])
 async def test_refused_reserve_charges_no_limit(ledger: MemoryLedger, blocking: str) -> None:
-    only = tuple(one for one in ALL if one.name == blocking)
+    only = tuple(limit for limit in ALL if limit.name == blocking)
     for _ in range(only[0].amount):
         await reserve(ledger, "acme", only, Cost(tokens=1, inputs=1))
-    others = tuple(one for one in ALL if one.name != blocking)
-    await refused(ledger, ALL, Cost(tokens=1, inputs=1))
+    remaining_limits = tuple(limit for limit in ALL if limit.name != blocking)
+    await refusal_of(ledger, ALL, Cost(tokens=1, inputs=1))
 
-    untouched = await reserve(ledger, "acme", others, Cost(requests=0))
-    expected = {one.name: one.amount - (one.period == "in_flight") for one in others}
+    untouched = await reserve(ledger, "acme", remaining_limits, Cost(requests=0))
+    expected = {limit.name: limit.amount - (limit.period == "in_flight") for limit in remaining_limits}
     assert expected == remaining(untouched.limit_statuses)
 
 
 async def test_tenants_do_not_share_limits(ledger: MemoryLedger) -> None:
-    held = limits(requests_per_minute=1)
-    await reserve(ledger, "acme", held, Cost())
-    other = await reserve(ledger, "globex", held, Cost())
+    tenant_limits = limits(requests_per_minute=1)
+    await reserve(ledger, "acme", tenant_limits, Cost())
+    other = await reserve(ledger, "globex", tenant_limits, Cost())
 
     assert {"requests_per_minute": 0} == remaining(other.limit_statuses)
-    await refused(ledger, held, Cost())
+    await refusal_of(ledger, tenant_limits, Cost())
 
 
 async def test_tenant_without_limits_is_never_refused(ledger: MemoryLedger) -> None:
-    taken = await reserve(ledger, "acme", (), Cost(tokens=10**12))
+    reservation = await reserve(ledger, "acme", (), Cost(tokens=10**12))
 
-    assert () == taken.limit_statuses
-    assert () == ledger.settle(taken, Cost(tokens=1))
+    assert () == reservation.limit_statuses
+    assert () == ledger.settle(reservation, Cost(tokens=1))
 
 
 async def test_settling_returns_the_unused_amount(ledger: MemoryLedger) -> None:
-    taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
-    after = ledger.settle(taken, Cost(tokens=100, inputs=30))
+    reservation = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
+    after = ledger.settle(reservation, Cost(tokens=100, inputs=30))
 
     assert {
         "requests_per_minute": 9,
@@ -126,16 +128,16 @@ async def test_settling_returns_the_unused_amount(ledger: MemoryLedger) -> None:
 
 
 async def test_settling_above_the_reserve_charges_the_difference(ledger: MemoryLedger) -> None:
-    taken = await reserve(ledger, "acme", ALL, Cost(tokens=10, inputs=1))
-    after = ledger.settle(taken, Cost(tokens=600, inputs=2))
+    reservation = await reserve(ledger, "acme", ALL, Cost(tokens=10, inputs=1))
+    after = ledger.settle(reservation, Cost(tokens=600, inputs=2))
 
     assert (3000, 98) == (remaining(after)["tokens_per_hour"], remaining(after)["inputs_per_day"])
 
 
 async def test_refund_restores_every_limit(ledger: MemoryLedger, clock: FakeClock) -> None:
     before = await reserve(ledger, "acme", ALL, Cost(requests=0))
-    taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
-    ledger.settle(taken, NOTHING)
+    reservation = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
+    ledger.settle(reservation, NOTHING)
     ledger.settle(before, Cost(requests=0))
 
     after = await reserve(ledger, "acme", ALL, Cost(requests=0))
@@ -143,10 +145,10 @@ async def test_refund_restores_every_limit(ledger: MemoryLedger, clock: FakeCloc
 
 
 async def test_late_refund_keeps_the_usage_of_other_requests(ledger: MemoryLedger, clock: FakeClock) -> None:
-    held = limits(tokens_per_minute=60)
-    first = await reserve(ledger, "acme", held, Cost(tokens=60))
+    tenant_limits = limits(tokens_per_minute=60)
+    first = await reserve(ledger, "acme", tenant_limits, Cost(tokens=60))
     clock.now_us += 30 * SECOND_US
-    second = await reserve(ledger, "acme", held, Cost(tokens=30))
+    second = await reserve(ledger, "acme", tenant_limits, Cost(tokens=30))
     ledger.settle(first, NOTHING)
 
     after = ledger.settle(second, Cost(tokens=30))
@@ -155,13 +157,13 @@ async def test_late_refund_keeps_the_usage_of_other_requests(ledger: MemoryLedge
 
 @pytest.mark.parametrize("ways", [("settle", "settle"), ("refund", "settle"), ("settle", "refund")])
 async def test_reservation_is_closed_exactly_once(ledger: MemoryLedger, ways: tuple[str, str]) -> None:
-    taken = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
+    reservation = await reserve(ledger, "acme", ALL, Cost(tokens=600, inputs=30))
 
     async def close(way: str, tokens: int) -> dict[str, int]:
         if way == "refund":
-            ledger.settle(taken, NOTHING)
+            ledger.settle(reservation, NOTHING)
         else:
-            ledger.settle(taken, Cost(tokens=tokens, inputs=0))
+            ledger.settle(reservation, Cost(tokens=tokens, inputs=0))
         probe = await reserve(ledger, "acme", ALL, Cost(requests=0))
         after = ledger.settle(probe, Cost(requests=0))
         return remaining(after)
@@ -171,14 +173,14 @@ async def test_reservation_is_closed_exactly_once(ledger: MemoryLedger, ways: tu
 
 
 async def test_settling_an_unknown_reservation_changes_nothing(ledger: MemoryLedger) -> None:
-    held = limits(tokens_per_minute=60)
-    await reserve(ledger, "acme", held, Cost(tokens=60))
+    tenant_limits = limits(tokens_per_minute=60)
+    await reserve(ledger, "acme", tenant_limits, Cost(tokens=60))
     ledger.settle(
-        Reservation(QuotaRequest("nobody", "acme", held, Cost(tokens=60), MEMORY_LEASE_US), ()),
+        Reservation(QuotaRequest("nobody", "acme", tenant_limits, Cost(tokens=60), MEMORY_LEASE_US), ()),
         Cost(tokens=0),
     )
 
-    await refused(ledger, held, Cost(tokens=1))
+    await refusal_of(ledger, tenant_limits, Cost(tokens=1))
 
 
 @pytest.mark.parametrize(
@@ -188,9 +190,9 @@ async def test_settling_an_unknown_reservation_changes_nothing(ledger: MemoryLed
 async def test_retry_after_is_the_exact_wait_rounded_up(
     ledger: MemoryLedger, used: int, retry_after_s: int
 ) -> None:
-    held = limits(tokens_per_hour=3_600_000)  # One a millisecond.
-    await reserve(ledger, "acme", held, Cost(tokens=used))
-    error = await refused(ledger, held, Cost(tokens=3_600_000))
+    tenant_limits = limits(tokens_per_hour=3_600_000)  # One per millisecond.
+    await reserve(ledger, "acme", tenant_limits, Cost(tokens=used))
+    error = await refusal_of(ledger, tenant_limits, Cost(tokens=3_600_000))
 
     assert retry_after_s == error.retry_after_s
     assert "x-should-retry" not in error.headers
@@ -198,9 +200,9 @@ async def test_retry_after_is_the_exact_wait_rounded_up(
 
 @pytest.mark.parametrize("used", [60_001, 3_600_000])
 async def test_caps_retry_after_at_a_minute_and_forbids_retries(ledger: MemoryLedger, used: int) -> None:
-    held = limits(tokens_per_hour=3_600_000)
-    await reserve(ledger, "acme", held, Cost(tokens=used))
-    error = await refused(ledger, held, Cost(tokens=3_600_000))
+    tenant_limits = limits(tokens_per_hour=3_600_000)
+    await reserve(ledger, "acme", tenant_limits, Cost(tokens=used))
+    error = await refusal_of(ledger, tenant_limits, Cost(tokens=3_600_000))
 
     assert 60 == error.retry_after_s
     assert "false" == error.headers["x-should-retry"]
@@ -208,18 +210,18 @@ async def test_caps_retry_after_at_a_minute_and_forbids_retries(ledger: MemoryLe
 
 
 async def test_waiting_for_retry_after_is_enough(ledger: MemoryLedger, clock: FakeClock) -> None:
-    held = limits(tokens_per_minute=7)
-    await reserve(ledger, "acme", held, Cost(tokens=7))
-    error = await refused(ledger, held, Cost(tokens=3))
+    tenant_limits = limits(tokens_per_minute=7)
+    await reserve(ledger, "acme", tenant_limits, Cost(tokens=7))
+    error = await refusal_of(ledger, tenant_limits, Cost(tokens=3))
     clock.now_us += (error.retry_after_s or 0) * SECOND_US
 
-    await reserve(ledger, "acme", held, Cost(tokens=3))
+    await reserve(ledger, "acme", tenant_limits, Cost(tokens=3))
 
 
 async def test_refusal_names_the_limit_with_the_longest_wait(ledger: MemoryLedger) -> None:
-    held = limits(requests_per_second=1, tokens_per_day=10, inputs_per_minute=1)
-    await reserve(ledger, "acme", held, Cost(tokens=10, inputs=1))
-    error = await refused(ledger, held, Cost(tokens=1, inputs=1))
+    tenant_limits = limits(requests_per_second=1, tokens_per_day=10, inputs_per_minute=1)
+    await reserve(ledger, "acme", tenant_limits, Cost(tokens=10, inputs=1))
+    error = await refusal_of(ledger, tenant_limits, Cost(tokens=1, inputs=1))
 
     assert "tokens_per_day" in error.message
     assert ("tokens", True) == (error.unit, error.calendar)
@@ -238,63 +240,63 @@ async def test_refusal_names_the_limit_with_the_longest_wait(ledger: MemoryLedge
 async def test_only_days_and_months_are_calendar_limits(
     ledger: MemoryLedger, name: str, *, calendar: bool
 ) -> None:
-    held = limits(**{name: 1})
-    await reserve(ledger, "acme", held, Cost())
+    tenant_limits = limits(**{name: 1})
+    await reserve(ledger, "acme", tenant_limits, Cost())
 
-    assert calendar == (await refused(ledger, held, Cost())).calendar
+    assert calendar == (await refusal_of(ledger, tenant_limits, Cost())).calendar
 
 
 @pytest.mark.parametrize(
     "name", ["tokens_per_second", "tokens_per_hour", "tokens_per_day", "tokens_per_month"]
 )
 async def test_request_above_a_whole_limit_can_never_pass(ledger: MemoryLedger, name: str) -> None:
-    held = limits(**{name: 10}, requests_per_minute=1)
+    tenant_limits = limits(**{name: 10}, requests_per_minute=1)
     with pytest.raises(RequestExceedsLimit, match=name):
-        await reserve(ledger, "acme", held, Cost(tokens=11))
+        await reserve(ledger, "acme", tenant_limits, Cost(tokens=11))
 
-    taken = await reserve(ledger, "acme", held, Cost(tokens=10))
-    assert {name: 0, "requests_per_minute": 0} == remaining(taken.limit_statuses)
+    reservation = await reserve(ledger, "acme", tenant_limits, Cost(tokens=10))
+    assert {name: 0, "requests_per_minute": 0} == remaining(reservation.limit_statuses)
 
 
 async def test_unreachable_limit_is_reported_before_waiting_ones(ledger: MemoryLedger) -> None:
-    held = limits(requests_per_minute=1, tokens_per_minute=10)
-    await reserve(ledger, "acme", held, Cost(tokens=10))
+    tenant_limits = limits(requests_per_minute=1, tokens_per_minute=10)
+    await reserve(ledger, "acme", tenant_limits, Cost(tokens=10))
 
     with pytest.raises(RequestExceedsLimit):
-        await reserve(ledger, "acme", held, Cost(tokens=11))
+        await reserve(ledger, "acme", tenant_limits, Cost(tokens=11))
 
 
 async def test_unsettled_request_frees_its_slot_when_the_lease_expires(
     ledger: MemoryLedger, clock: FakeClock
 ) -> None:
-    held = limits(requests_in_flight=1)
-    await reserve(ledger, "acme", held, Cost())
+    tenant_limits = limits(requests_in_flight=1)
+    await reserve(ledger, "acme", tenant_limits, Cost())
     clock.now_us += MEMORY_LEASE_US - 1
-    await refused(ledger, held, Cost())
+    await refusal_of(ledger, tenant_limits, Cost())
     clock.now_us += 1
 
-    await reserve(ledger, "acme", held, Cost())
+    await reserve(ledger, "acme", tenant_limits, Cost())
 
 
 @pytest.mark.parametrize("name", ["requests_per_minute", "requests_per_day", "requests_per_month"])
 async def test_backward_clock_step_admits_no_more(ledger: MemoryLedger, clock: FakeClock, name: str) -> None:
-    held = limits(**{name: 1})
-    await reserve(ledger, "acme", held, Cost())
+    tenant_limits = limits(**{name: 1})
+    await reserve(ledger, "acme", tenant_limits, Cost())
     clock.now_us -= 40 * 24 * 3600 * SECOND_US
-    await refused(ledger, held, Cost())
+    await refusal_of(ledger, tenant_limits, Cost())
     clock.now_us = NOON_US
-    await refused(ledger, held, Cost())
+    await refusal_of(ledger, tenant_limits, Cost())
 
 
 async def test_backward_clock_step_extends_no_lease(ledger: MemoryLedger, clock: FakeClock) -> None:
-    held = limits(requests_in_flight=1)
-    await reserve(ledger, "acme", held, Cost())
+    tenant_limits = limits(requests_in_flight=1)
+    await reserve(ledger, "acme", tenant_limits, Cost())
     clock.now_us -= SECOND_US
-    error = await refused(ledger, held, Cost())
+    error = await refusal_of(ledger, tenant_limits, Cost())
     clock.now_us += SECOND_US + MEMORY_LEASE_US
 
-    await reserve(ledger, "acme", held, Cost())
-    # When somebody else's call ends is not known: the header does not promise the end of its lease.
+    await reserve(ledger, "acme", tenant_limits, Cost())
+    # The end of another request is unknown: the header does not promise the end of its lease.
     assert "1s" == error.headers["x-ratelimit-reset-requests"]
 
 
@@ -305,7 +307,7 @@ async def test_backward_clock_step_extends_no_lease(ledger: MemoryLedger, clock:
 )
 @settings(max_examples=100, deadline=None)
 async def test_admits_no_more_than_the_latest_time_allows(plan: list[tuple[int, int]]) -> None:
-    clock, held = FakeClock(), limits(tokens_per_minute=60)
+    clock, tenant_limits = FakeClock(), limits(tokens_per_minute=60)
     ledger = MemoryLedger(clock)
     first_us = latest_us = NOON_US + plan[0][0]
     admitted = 0
@@ -313,24 +315,24 @@ async def test_admits_no_more_than_the_latest_time_allows(plan: list[tuple[int, 
         clock.now_us += change_us
         latest_us = max(latest_us, clock.now_us)
         try:
-            await reserve(ledger, "acme", held, Cost(tokens=tokens))
+            await reserve(ledger, "acme", tenant_limits, Cost(tokens=tokens))
         except QuotaExceeded:
             continue
         admitted += tokens
         assert admitted <= 60 + (latest_us - first_us) / SECOND_US
 
 
-def standing(name: str, amount: int, left: int, reset_us: int = 0) -> LimitStatus:
+def status(name: str, amount: int, left: int, reset_us: int = 0) -> LimitStatus:
     return LimitStatus(parse_limit(name, amount), left, reset_us)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_headers_show_the_tightest_limit_of_each_unit(order: int) -> None:
     limit_statuses = [
-        standing("tokens_per_minute", 100, 50, 30 * SECOND_US),
-        standing("tokens_per_day", 1000, 60, 3600 * SECOND_US),
-        standing("requests_per_minute", 10, 9, SECOND_US),
-        standing("requests_in_flight", 2, 1, 0),
+        status("tokens_per_minute", 100, 50, 30 * SECOND_US),
+        status("tokens_per_day", 1000, 60, 3600 * SECOND_US),
+        status("requests_per_minute", 10, 9, SECOND_US),
+        status("requests_in_flight", 2, 1, 0),
     ]
     expected: Mapping[str, str] = {
         "x-ratelimit-limit-tokens": "1000",
@@ -348,9 +350,9 @@ def test_without_limits_there_are_no_headers() -> None:
 
 
 async def test_refusal_headers_show_remaining_and_reset(ledger: MemoryLedger) -> None:
-    held = limits(tokens_per_minute=60)
-    await reserve(ledger, "acme", held, Cost(tokens=45))
-    error = await refused(ledger, held, Cost(tokens=30))
+    tenant_limits = limits(tokens_per_minute=60)
+    await reserve(ledger, "acme", tenant_limits, Cost(tokens=45))
+    error = await refusal_of(ledger, tenant_limits, Cost(tokens=30))
 
     assert {
         "x-ratelimit-limit-tokens": "60",
@@ -361,7 +363,7 @@ async def test_refusal_headers_show_remaining_and_reset(ledger: MemoryLedger) ->
 
 
 @pytest.mark.parametrize(
-    ("limit", "used", "cost", "is_bound", "told", "back"),
+    ("limit", "used", "cost", "is_bound", "expected", "back"),
     [
         (
             "tokens_per_month",
@@ -376,18 +378,18 @@ async def test_refusal_headers_show_remaining_and_reset(ledger: MemoryLedger) ->
     ],
 )
 async def test_refusal_message_names_remaining_cost_and_wait(
-    ledger: MemoryLedger, limit: str, used: int, cost: int, is_bound: bool, told: str, back: bool
+    ledger: MemoryLedger, limit: str, used: int, cost: int, is_bound: bool, expected: str, back: bool
 ) -> None:
-    held = limits(**{limit: 40})
-    await reserve(ledger, "acme", held, Cost(requests=used, tokens=used))
-    ask = QuotaRequest(
-        "it", "acme", held, Cost(requests=cost, tokens=cost), 3600 * SECOND_US, is_bound=is_bound
+    tenant_limits = limits(**{limit: 40})
+    await reserve(ledger, "acme", tenant_limits, Cost(requests=used, tokens=used))
+    request = QuotaRequest(
+        "it", "acme", tenant_limits, Cost(requests=cost, tokens=cost), 3600 * SECOND_US, is_bound=is_bound
     )
     with pytest.raises(QuotaExceeded) as caught:
-        await ledger.reserve(ask)
+        await ledger.reserve(request)
 
     when = "it starts anew on 2024-03-01 (UTC), try again in 12h0m0s" if back else "try again in 59s"
-    assert f"limit {limit} (40): {told}; {when}" == caught.value.message
+    assert f"limit {limit} (40): {expected}; {when}" == caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Limits hold to the microsecond: meters against references that recompute from the whole history."""
+"""Limits are exact to the microsecond: meters compared with references that replay the whole history."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,13 +36,13 @@ many = settings(max_examples=200, deadline=None)
 
 
 def at(text: str) -> int:
-    """A UTC moment in microseconds."""
+    """Return a UTC moment in microseconds."""
     return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND_US
 
 
 @dataclass
-class Taken:
-    """One reservation as the reference remembers it; cost is what it holds or was settled at."""
+class Entry:
+    """One reservation as the reference records it. cost: reserved, or actual once settled."""
 
     number: int
     at_us: int
@@ -53,14 +53,14 @@ class Taken:
 
 @dataclass
 class History:
-    """Drives a meter as a ledger does: takes only what fits, closes each reservation once."""
+    """Driver of a meter as in a ledger: takes only what fits, closes each reservation once."""
 
     meter: Meter
     now_us: int = START_US
-    taken: list[Taken] = field(default_factory=list)
+    reservations: list[Entry] = field(default_factory=list)
 
     def play(self, step: "Step") -> None:
-        """One random step."""
+        """Apply one random step."""
         if step.pause_us is None:
             self.now_us += self.meter.wait_us(step.amount, self.now_us)
         else:
@@ -68,19 +68,19 @@ class History:
         if step.close is None:
             self.take(step.amount)
             return
-        waiting = [one for one in self.taken if one.open]
+        waiting = [entry for entry in self.reservations if entry.open]
         if waiting:
             chosen = waiting[step.close % len(waiting)]
             self.close(chosen, chosen.reserved * step.percent // 100)
 
     def take(self, amount: int) -> None:
-        """Reserve, if it fits now."""
+        """Reserve if it fits now."""
         if self.meter.wait_us(amount, self.now_us) == 0:
-            number = len(self.taken) + 1
+            number = len(self.reservations) + 1
             self.meter.take(number, amount, self.now_us)
-            self.taken.append(Taken(number, self.now_us, amount, amount))
+            self.reservations.append(Entry(number, self.now_us, amount, amount))
 
-    def close(self, chosen: Taken, actual: int) -> None:
+    def close(self, chosen: Entry, actual: int) -> None:
         """Settle a reservation."""
         self.meter.give_back(chosen.number, chosen.reserved, actual)
         chosen.cost, chosen.open = actual, False
@@ -107,13 +107,13 @@ RATES = st.builds(
 )
 
 
-# What a call turns out to have used, in percent of what it reserved.
+# Actual cost of a request, in percent of its reserve.
 DOWN = (0, 1, 37, 100)
 BOTH_WAYS = (0, 50, 400, 1000)
 
 
 def steps(limit: Limit, percents: Sequence[int] = DOWN) -> st.SearchStrategy[list[Step]]:
-    """Histories whose pauses and amounts are of the size of the window."""
+    """Return histories whose pauses and amounts match the size of the window."""
     window_us = WINDOWS_US.get(limit.period, DAY_US)
     pauses = st.one_of(st.none(), st.just(0), st.integers(1, window_us // 8), st.integers(1, 2 * window_us))
     amounts = st.one_of(st.integers(0, limit.amount), st.integers(1, -(-limit.amount // 4)))
@@ -129,12 +129,12 @@ def rate_histories(draw: st.DrawFn, percents: Sequence[int] = DOWN) -> tuple[Lim
     return limit, draw(steps(limit, percents))
 
 
-def true_wait_us(limit: Limit, taken: Sequence[Taken], amount: int, now_us: int) -> Fraction:
-    """GCRA in exact fractions, from the whole history, each reservation at its true cost."""
+def true_wait_us(limit: Limit, reservations: Sequence[Entry], amount: int, now_us: int) -> Fraction:
+    """Compute GCRA in exact fractions from the whole history, each reservation at its true cost."""
     per_unit = Fraction(WINDOWS_US[limit.period], limit.amount)
     full_at = Fraction(0)
-    for one in taken:
-        full_at = max(full_at, Fraction(one.at_us)) + one.cost * per_unit
+    for entry in reservations:
+        full_at = max(full_at, Fraction(entry.at_us)) + entry.cost * per_unit
     wait = max(full_at, Fraction(now_us)) + amount * per_unit - now_us - WINDOWS_US[limit.period]
     return max(Fraction(0), wait)
 
@@ -147,12 +147,12 @@ def test_no_span_admits_more_than_amount_and_refill(case: tuple[Limit, list[Step
     window_us = WINDOWS_US[limit.period]
     for step in plan:
         history.play(step)
-        for first, start in enumerate(history.taken):
-            held = 0
-            for end in history.taken[first:]:
-                held += end.cost
+        for first, start in enumerate(history.reservations):
+            admitted = 0
+            for end in history.reservations[first:]:
+                admitted += end.cost
                 flows_in = Fraction(limit.amount * (end.at_us - start.at_us), window_us)
-                assert limit.amount + flows_in >= held
+                assert limit.amount + flows_in >= admitted
 
 
 @many
@@ -163,7 +163,7 @@ def test_wait_is_exact_to_the_microsecond(case: tuple[Limit, list[Step]], amount
     history = History(RateMeter(limit))
     for step in plan:
         history.play(step)
-        truth = true_wait_us(limit, history.taken, amount, history.now_us)
+        truth = true_wait_us(limit, history.reservations, amount, history.now_us)
         assert ceil(truth) == history.meter.wait_us(amount, history.now_us)
 
 
@@ -182,11 +182,11 @@ def test_fits_after_the_wait_and_not_a_microsecond_earlier(
         assert wait_us == 0 or history.meter.wait_us(amount, history.now_us + wait_us - 1) == 1
 
 
-def replayed(limit: Limit, taken: Sequence[Taken]) -> RateMeter:
-    """A meter that was charged every true cost from the start and never corrected."""
+def replayed(limit: Limit, reservations: Sequence[Entry]) -> RateMeter:
+    """Return a meter that was charged every true cost from the start and never corrected."""
     meter = RateMeter(limit)
-    for one in taken:
-        meter.take(one.number, one.cost, one.at_us)
+    for entry in reservations:
+        meter.take(entry.number, entry.cost, entry.at_us)
     return meter
 
 
@@ -199,7 +199,7 @@ def test_correction_equals_charging_the_true_cost(
     history = History(RateMeter(limit))
     for step in plan:
         history.play(step)
-        expected = replayed(limit, history.taken)
+        expected = replayed(limit, history.reservations)
         assert expected.status(history.now_us) == history.meter.status(history.now_us)
         assert expected.wait_us(limit.amount, 0) == history.meter.wait_us(limit.amount, 0)
 
@@ -211,7 +211,7 @@ def test_upward_correction_is_exact(case: tuple[Limit, list[Step]]) -> None:
     history = History(RateMeter(limit))
     for step in plan:
         history.play(step)
-        expected = replayed(limit, history.taken)
+        expected = replayed(limit, history.reservations)
         assert expected.status(history.now_us) == history.meter.status(history.now_us)
 
 
@@ -222,7 +222,7 @@ def test_overrun_is_charged_despite_later_reservations() -> None:
     meter.take(2, 10, later_us)
     meter.give_back(1, 10, 60)
 
-    # Charged 60 at the start, 10 of them had flowed back when the second came.
+    # Of the 60 charged at the start, 10 had been refilled when the second reserve came.
     assert 100 - (60 - 10) - 10 == meter.status(later_us).remaining
 
 
@@ -245,28 +245,28 @@ def test_restarts_are_bounded_by_open_reservations(case: tuple[Limit, list[Step]
     history = History(meter)
     for step in plan:
         history.play(step)
-        assert len(meter._firsts) <= sum(one.open for one in history.taken) + 1
+        assert len(meter._firsts) <= sum(entry.open for entry in history.reservations) + 1
         assert sorted(meter._firsts) == meter._firsts
 
 
 class Unpruned:
-    """A rate's restarts without any pruning: one for every reservation that ever was."""
+    """Restarts of a rate without pruning: one for every reservation."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
         self.restarts: list[tuple[int, int]] = []
 
     def take(self, number: int, amount: int, now_us: int) -> None:
-        """Every restart so far, and one at this moment, moves forward."""
+        """Add a restart, and move all of them forward."""
         self.restarts.append((number, now_us * self.limit.amount))
         self._move(number, amount)
 
     def give_back(self, number: int, reserved: int, actual: int) -> None:
-        """Restarts that began before it move by what it did not use."""
+        """Move the restarts that began before it by its unused cost."""
         self._move(number, actual - reserved)
 
     def wait_us(self, amount: int, now_us: int) -> int:
-        """As RateMeter's."""
+        """Return the time until this amount fits, as RateMeter does."""
         latest = max(tat for _, tat in self.restarts)
         debt = max(0, latest - now_us * self.limit.amount)
         window_us = WINDOWS_US[self.limit.period]
@@ -279,11 +279,11 @@ class Unpruned:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[Limit, list[tuple[int, int, int]]]:
-    """Many reservations a moment apart, and in any order what each of some did cost, in percent."""
+    """Return many reservations in short succession, and for some of them an actual cost, in percent."""
     limit = draw(RATES)
     pauses = st.integers(0, WINDOWS_US[limit.period] // 16)
-    taken = st.tuples(pauses, st.integers(0, -(-limit.amount // 8)), st.sampled_from((-1, *BOTH_WAYS)))
-    return limit, draw(st.lists(taken, min_size=2, max_size=24))
+    reservation = st.tuples(pauses, st.integers(0, -(-limit.amount // 8)), st.sampled_from((-1, *BOTH_WAYS)))
+    return limit, draw(st.lists(reservation, min_size=2, max_size=24))
 
 
 @many
@@ -332,10 +332,10 @@ def test_remaining_amount_is_exactly_what_fits(case: tuple[Limit, list[Step]]) -
     history = History(RateMeter(limit))
     for step in plan:
         history.play(step)
-        standing = history.meter.status(history.now_us)
-        assert history.meter.wait_us(standing.remaining, history.now_us) == 0
-        assert history.meter.wait_us(standing.remaining + 1, history.now_us) > 0
-        assert limit.amount == history.meter.status(history.now_us + standing.reset_us).remaining
+        status = history.meter.status(history.now_us)
+        assert history.meter.wait_us(status.remaining, history.now_us) == 0
+        assert history.meter.wait_us(status.remaining + 1, history.now_us) > 0
+        assert limit.amount == history.meter.status(history.now_us + status.reset_us).remaining
 
 
 @pytest.mark.parametrize("amount", [1, 3, 7, 60, 600, 999])
@@ -345,7 +345,7 @@ def test_new_limit_admits_exactly_its_amount_at_once(period: Period, amount: int
     for _ in range(amount + 1):
         history.take(1)
 
-    assert amount == len(history.taken)
+    assert amount == len(history.reservations)
     assert 0 == history.meter.status(START_US).remaining
 
 
@@ -435,9 +435,13 @@ def test_no_calendar_period_admits_more_than_the_amount(case: tuple[Limit, list[
     for step in plan:
         history.play(step)
         today_us = period_start_us(limit.period, history.now_us)
-        held = sum(one.cost for one in history.taken if today_us == period_start_us(limit.period, one.at_us))
-        assert held <= limit.amount
-        assert limit.amount - held == history.meter.status(history.now_us).remaining
+        admitted = sum(
+            entry.cost
+            for entry in history.reservations
+            if today_us == period_start_us(limit.period, entry.at_us)
+        )
+        assert admitted <= limit.amount
+        assert limit.amount - admitted == history.meter.status(history.now_us).remaining
 
 
 def test_admits_no_more_requests_in_flight_than_the_limit() -> None:
