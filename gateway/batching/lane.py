@@ -164,14 +164,14 @@ class Lane:
         self._first_replica.wake()
         if not len(self._queue):
             return
-        current, now_s = SchedulingPass(), self._clock()
-        while (decision := self._scheduler.decide(current, now_s, self.bounds)) is not None:
+        scheduling_pass, now_s = SchedulingPass(), self._clock()
+        while (decision := self._scheduler.decide(scheduling_pass, now_s, self.bounds)) is not None:
             if isinstance(decision, Dispatch):
                 self._attempts.start(decision.tickets, decision.replica)
             else:
                 decision.ticket.resolve(decision.error)
-        self._scheduler.end_pass(current)
-        if current.skipped_tenants and self._recheck_timer is None:
+        self._scheduler.end_pass(scheduling_pass)
+        if scheduling_pass.skipped_tenants and self._recheck_timer is None:
             # The other tenants may become inactive, and no event would report that.
             self._recheck_timer = asyncio.get_running_loop().call_later(ACTIVE_S, self._recheck)
 

@@ -70,10 +70,12 @@ class RetryPolicy:
         self._retries = RetryBudget(settings.retry_share, now_s)
         self._hedges = RetryBudget(settings.hedge_share, now_s)
         self.attempt_timeout_s = settings.attempt_timeout_s
-        awaited = (ConnectionLost, ReplicaUnavailable, ModelNotLoaded)
-        self._awaited_errors: tuple[type[BackendError], ...] = ()
+        # Errors of a replica that will return.
+        self._returning_errors: tuple[type[BackendError], ...] = ()
         if settings.holds:
-            self._awaited_errors = awaited if settings.waits_for_loading else awaited[:2]
+            self._returning_errors = (ConnectionLost, ReplicaUnavailable)
+        if settings.holds and settings.waits_for_loading:
+            self._returning_errors = (ConnectionLost, ReplicaUnavailable, ModelNotLoaded)
 
     def add_first_attempt(self, now_s: float) -> None:
         """Count a batch that is tried for the first time, which pays for retries and hedges."""
@@ -107,7 +109,7 @@ class RetryPolicy:
 
         An engine that died restarts on the same socket and loads its model.
         """
-        return isinstance(error, self._awaited_errors)
+        return isinstance(error, self._returning_errors)
 
     def timeout_s(self, untried_replicas: int, time_left_s: Callable[[], float]) -> float:
         """Return the timeout of an attempt.

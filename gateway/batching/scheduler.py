@@ -70,13 +70,13 @@ class Scheduler:
         self._holds = settings.holds
 
     def decide(
-        self, current: SchedulingPass, now_s: float, bounds: Callable[[], Bounds]
+        self, scheduling_pass: SchedulingPass, now_s: float, bounds: Callable[[], Bounds]
     ) -> Dispatch | Rejection | None:
         """Take the next tickets out of the queue; None if no further ticket can go now.
 
         bounds: returns the bounds of one upstream request.
         """
-        while (entry := self._queue.peek(current.skipped_tenants)) is not None:
+        while (entry := self._queue.peek(scheduling_pass.skipped_tenants)) is not None:
             ticket = entry.item
             if ticket.is_done:
                 self._queue.pop(entry)
@@ -85,21 +85,21 @@ class Scheduler:
                 return Rejection(ticket, error)
             elif (replica := self._replica_for(ticket, now_s)) is not None:
                 self._queue.pop(entry)
-                return Dispatch(self._batch_from(ticket, replica, current, now_s, bounds), replica)
+                return Dispatch(self._batch_from(ticket, replica, scheduling_pass, now_s, bounds), replica)
             elif self._pool.pick(ticket.piece.inputs, ()) is None:
                 return None
-            elif ticket.tried and len(current.deferred) < LOOK_AHEAD:
+            elif ticket.tried and len(scheduling_pass.deferred) < LOOK_AHEAD:
                 # A replica that has failed this ticket has a slot, which the tenant's other tickets can use.
                 self._queue.remove(entry)
-                current.deferred.append(entry)
+                scheduling_pass.deferred.append(entry)
             else:
                 # The last slot is free, and reserved for a tenant that has none yet.
-                current.skipped_tenants.add(entry.tenant)
+                scheduling_pass.skipped_tenants.add(entry.tenant)
         return None
 
-    def end_pass(self, current: SchedulingPass) -> None:
+    def end_pass(self, scheduling_pass: SchedulingPass) -> None:
         """Put the deferred tickets back where they were."""
-        for entry in reversed(current.deferred):
+        for entry in reversed(scheduling_pass.deferred):
             self._queue.push(entry, first=True)
 
     def reason_to_fail(self, ticket: Ticket) -> Exception | None:
@@ -121,7 +121,7 @@ class Scheduler:
         self,
         first: Ticket,
         replica: Replica,
-        current: SchedulingPass,
+        scheduling_pass: SchedulingPass,
         now_s: float,
         bounds: Callable[[], Bounds],
     ) -> list[Ticket]:
@@ -132,7 +132,7 @@ class Scheduler:
         totals, limits = BatchTotals().plus(first.piece), self._limits(first, bounds())
         # Waiting slices are spread over the free slots: one each if there are enough, several if not.
         tickets_max = -(-(len(self._queue) + 1) // max(1, _free_slots(self._pool)))
-        passed = set(current.skipped_tenants)
+        passed = set(scheduling_pass.skipped_tenants)
         passed_max = len(passed) + LOOK_AHEAD
         while len(tickets) < tickets_max and len(passed) <= passed_max:
             entry = self._queue.peek(passed)

@@ -32,10 +32,10 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     Only one family, because a server that has both would count twice. Raises: OSError.
     """
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    families = {family for family, *_ in found}
+    entries = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    families = {family for family, *_ in entries}
     preferred = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
-    return sorted({str(address[0]) for family, _, _, _, address in found if family == preferred})
+    return sorted({str(address[0]) for family, _, _, _, address in entries if family == preferred})
 
 
 class Discovery:
@@ -99,8 +99,12 @@ class Discovery:
 
     def _free_name(self) -> str:
         """Return the URL with the lowest free number: names are metric labels, and addresses change."""
-        used = {replica.name for replica in self._pool.replicas}
-        return next(name for number in range(len(used) + 1) if (name := f"{self._url}#{number}") not in used)
+        used_names = {replica.name for replica in self._pool.replicas}
+        return next(
+            name
+            for number in range(len(used_names) + 1)
+            if (name := f"{self._url}#{number}") not in used_names
+        )
 
 
 async def drain_replica(pool: Pool, replica: Replica) -> None:

@@ -96,8 +96,9 @@ class Pool:
     def capabilities(self) -> Capabilities | None:
         """Return the capabilities of the first replica that has any, or None before one has joined."""
         if self._capabilities is None:
-            reported = (replica.capabilities for replica in self.replicas)
-            self._capabilities = next((capabilities for capabilities in reported if capabilities), None)
+            self._capabilities = next(
+                (replica.capabilities for replica in self.replicas if replica.capabilities), None
+            )
         return self._capabilities
 
     def record_success(

@@ -68,9 +68,11 @@ class Bench:
 
     def run(self) -> list[tuple[str, list[str]] | Exception]:
         """Act on every decision of one pass, as a lane does, and return them."""
-        current = SchedulingPass()
+        scheduling_pass = SchedulingPass()
         decisions: list[tuple[str, list[str]] | Exception] = []
-        while (decision := self.scheduler.decide(current, self.now_s, lambda: self.bounds)) is not None:
+        while (
+            decision := self.scheduler.decide(scheduling_pass, self.now_s, lambda: self.bounds)
+        ) is not None:
             match decision:
                 case Dispatch(tickets, replica):
                     texts = [text_of(ticket) for ticket in tickets]
@@ -80,7 +82,7 @@ class Bench:
                 case Rejection(ticket, error):
                     ticket.resolve(error)
                     decisions.append(error)
-        self.scheduler.end_pass(current)
+        self.scheduler.end_pass(scheduling_pass)
         return decisions
 
 
