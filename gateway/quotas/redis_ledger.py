@@ -198,7 +198,7 @@ class RedisLedger:
             )
 
     async def _reserve_offline(self, request: QuotaRequest) -> Reservation:
-        """Reserve without the store, as the policy says."""
+        """Reserve without the store, according to the policy."""
         match self._policy.when_unavailable:
             case "refuse":
                 raise QuotaUnavailable("the quotas' store is away", retry_after_s=1)

@@ -1,4 +1,4 @@
-"""Sends batches of script calls over idle connections and reads the replies."""
+"""Sending of script batches over idle connections, and reading of the replies."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as BrokenConnection
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
-from gateway.store.scripts import PackedCall
+from gateway.store.scripts import ScriptCommand
 
 
 class ScriptPipeline:
@@ -25,11 +25,11 @@ class ScriptPipeline:
         # Some proxies only know EVAL; detected once.
         self._by_source = False
 
-    def send(self, batch: Sequence[PackedCall]) -> Coroutine[Any, Any, list[Any]]:
+    def send(self, batch: Sequence[ScriptCommand]) -> Coroutine[Any, Any, list[Any]]:
         """Write a batch and return the coroutine that reads its replies, one per call, errors included."""
         return self._execute(batch, self._write(batch, by_source=self._by_source))
 
-    def _write(self, batch: Sequence[PackedCall], *, by_source: bool) -> Any:
+    def _write(self, batch: Sequence[ScriptCommand], *, by_source: bool) -> Any:
         """Write the batch to an idle connection and return that, or None if there is none.
 
         This happens at once and not in the task that reads the replies: in a busy loop that task may start
@@ -50,11 +50,11 @@ class ScriptPipeline:
             writer.writelines(commands)
         return connection
 
-    async def _execute(self, batch: Sequence[PackedCall], connection: Any) -> list[Any]:
+    async def _execute(self, batch: Sequence[ScriptCommand], connection: Any) -> list[Any]:
         """Return the replies. connection: already holds the batch; None if no connection was idle."""
         if self._is_cluster:
             # A cluster pipeline cannot carry scripts: each goes to its own node, all at once.
-            calls = [self._call_cluster(packed) for packed in batch]
+            calls = [self._call_cluster(command) for command in batch]
             return await asyncio.gather(*calls, return_exceptions=True)
         replies = await self._replies_of(batch, connection, by_source=self._by_source)
         missed = [i for i, reply in enumerate(replies) if _needs_source(reply)]
@@ -69,7 +69,7 @@ class ScriptPipeline:
         return replies
 
     async def _replies_of(
-        self, batch: Sequence[PackedCall], connection: Any, *, by_source: bool
+        self, batch: Sequence[ScriptCommand], connection: Any, *, by_source: bool
     ) -> list[Any]:
         """Return one reply per call, over a raw connection.
 
@@ -99,18 +99,18 @@ class ScriptPipeline:
                 # A connection that failed has been closed; the pool opens it again.
                 await self._client.connection_pool.release(connection)
 
-    async def _call_cluster(self, packed: PackedCall) -> Any:
-        script = packed.call.script
+    async def _call_cluster(self, command: ScriptCommand) -> Any:
+        script = command.script
         try:
-            return await self._client.evalsha(script.sha, len(packed.keys), *packed.keys, packed.argument)
+            return await self._client.evalsha(script.sha, len(command.keys), *command.keys, command.argument)
         except ResponseError as error:
             if not _needs_source(error):
                 raise
-            return await self._client.eval(script.source, len(packed.keys), *packed.keys, packed.argument)
+            return await self._client.eval(script.source, len(command.keys), *command.keys, command.argument)
 
 
-def _commands(batch: Sequence[PackedCall], *, by_source: bool) -> list[bytes]:
-    return [packed.command(by_source=by_source) for packed in batch]
+def _commands(batch: Sequence[ScriptCommand], *, by_source: bool) -> list[bytes]:
+    return [command.encode(by_source=by_source) for command in batch]
 
 
 async def _reply(connection: Any) -> Any:

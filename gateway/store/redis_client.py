@@ -13,7 +13,8 @@ from gateway.store.bounded_task import BoundedTask
 from gateway.store.connections import is_cluster, open_clients
 from gateway.store.errors import StoreUnavailable, failure_reason, is_script_error
 from gateway.store.pipeline import ScriptPipeline
-from gateway.store.scripts import PackedCall, Script, ScriptCall, SingleCall
+from gateway.store.script_calls import ScriptCall, SingleCall
+from gateway.store.scripts import Script, ScriptCommand
 
 # This many calls keep a round trip short; the rest goes into the next batch.
 BATCH_MAX = 128
@@ -89,21 +90,22 @@ class RedisClient:
     def _send_queue(self) -> None:
         queue, self._queue = self._queue, []
         for start in range(0, len(queue), BATCH_MAX):
-            batch = [PackedCall(call, *call.pack()) for call in queue[start : start + BATCH_MAX]]
+            calls = queue[start : start + BATCH_MAX]
+            batch = [ScriptCommand(call.script, *call.pack()) for call in calls]
             number = next(self._batch_numbers)
-            on_result = partial(self._on_replies, number, batch)
+            on_result = partial(self._on_replies, number, calls)
             self._sent[number] = BoundedTask(self._pipeline.send(batch), self._timeout_s, on_result)
 
-    def _on_replies(self, number: int, batch: Sequence[PackedCall], result: Any) -> None:
+    def _on_replies(self, number: int, calls: Sequence[ScriptCall], result: Any) -> None:
         """Give every call of a batch its reply, or the error that all of them share."""
         self._release(self._sent.pop(number))
         replies: Sequence[Any] = result
         if isinstance(result, StoreUnavailable):
-            replies = [result] * len(batch)
+            replies = [result] * len(calls)
             self._fail_pending(StoreUnavailable(failure_reason(result), number))
-        for packed, reply in zip(batch, replies, strict=True):
+        for call, reply in zip(calls, replies, strict=True):
             error = StoreUnavailable(failure_reason(reply), number, is_script_error=is_script_error(reply))
-            packed.call.on_reply(reply if isinstance(reply, bytes) else error)
+            call.on_reply(reply if isinstance(reply, bytes) else error)
         if self._queue and len(self._sent) < BATCHES_MAX:
             self._send_queue()
 

@@ -1,15 +1,12 @@
-"""Lua scripts and the calls of them that travel together."""
+"""Lua scripts, and the Redis commands that run them."""
 
-import asyncio
 import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 import hiredis
 import msgspec
-
-from gateway.store.errors import StoreUnavailable
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -26,59 +23,16 @@ def load_script(*names: str, package: str = "gateway.quotas") -> Script:
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
-class ScriptCall(Protocol):
-    """One call of a script. It is asked for its payload when its batch is sent."""
+class ScriptCommand(msgspec.Struct, frozen=True):
+    """One run of a script with its keys, all under one hash tag, and its argument."""
 
-    @property
-    def script(self) -> Script:
-        """Script to run."""
-
-    def enqueue(self) -> None:
-        """Join the next batch, unless there is nothing to send any more."""
-
-    def pack(self) -> tuple[Sequence[str], bytes]:
-        """Return the keys, all under one hash tag, and the argument."""
-
-    def on_reply(self, reply: bytes | StoreUnavailable) -> None:
-        """Take the reply, once per enqueueing. A call that fails before it was sent was never packed."""
-
-
-class SingleCall:
-    """A script call with a fixed argument and one waiting caller."""
-
-    def __init__(self, script: Script, keys: Sequence[str], argument: bytes) -> None:
-        self.script = script
-        self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._payload = keys, argument
-
-    def enqueue(self) -> None:
-        """Do nothing: the caller has enqueued it already."""
-
-    def pack(self) -> tuple[Sequence[str], bytes]:
-        """Return the keys and the argument it was made with."""
-        return self._payload
-
-    def on_reply(self, reply: bytes | StoreUnavailable) -> None:
-        """Wake the caller, unless it was cancelled."""
-        if self.reply.done():
-            return
-        if isinstance(reply, StoreUnavailable):
-            self.reply.set_exception(reply)
-        else:
-            self.reply.set_result(reply)
-
-
-class PackedCall(msgspec.Struct, frozen=True):
-    """A script call with the payload it was sent with."""
-
-    call: ScriptCall
+    script: Script
     keys: Sequence[str]
     argument: bytes
 
-    def command(self, *, by_source: bool) -> bytes:
-        """Return the Redis command: EVAL with the source, or EVALSHA."""
-        script = self.call.script
-        name, text = ("EVAL", script.source) if by_source else ("EVALSHA", script.sha)
+    def encode(self, *, by_source: bool) -> bytes:
+        """Encode it for Redis: EVAL with the source, or EVALSHA."""
+        name, text = ("EVAL", self.script.source) if by_source else ("EVALSHA", self.script.sha)
         words: tuple[Any, ...] = (name, text, len(self.keys), *self.keys, self.argument)
-        packed: bytes = hiredis.pack_command(words)
-        return packed
+        encoded: bytes = hiredis.pack_command(words)
+        return encoded

@@ -63,6 +63,11 @@ def needed_cosine(first: Fingerprint, second: Fingerprint, configured: float | N
     return SAME_MIN_COSINE if same else ACROSS_MIN_COSINE
 
 
+def matches(first: Fingerprint, second: Fingerprint, configured: float | None) -> bool:
+    """Return True if two fingerprints are of one vector space."""
+    return similarity(first, second) >= needed_cosine(first, second, configured)
+
+
 def similarity(first: Fingerprint, second: Fingerprint) -> float:
     """Return the minimum cosine over the canaries; 0 if the vectors differ in length."""
     return min_cosine(first.vectors, second.vectors)

@@ -15,7 +15,13 @@ from backends.errors import InvalidWork, UnsupportedWork
 from gateway.config.schema import UpstreamSettings
 from gateway.events import Observe, SpaceChecked, SpaceOutcome
 from gateway.store.errors import StoreUnavailable
-from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of, needed_cosine, similarity
+from gateway.vector_spaces.fingerprint import (
+    Fingerprint,
+    fingerprint_of,
+    matches,
+    needed_cosine,
+    similarity,
+)
 from gateway.vector_spaces.store import FingerprintStore
 
 # How soon this gateway learns that another fingerprint was accepted.
@@ -75,9 +81,10 @@ class VectorSpace:
             return (
                 f"its vectors have {fingerprint.dimensions} dimensions, the upstream's {reference.dimensions}"
             )
+        needed = needed_cosine(reference, fingerprint, self._settings.min_cosine)
         return (
             f"its vectors are not the upstream's: cosine {similarity(reference, fingerprint):.4f}, "
-            f"{self._needed(reference, fingerprint)} needed; `gateway verify {self.upstream}` shows more"
+            f"{needed} needed; `gateway verify {self.upstream}` shows more"
         )
 
     async def check(self, replica: str, backend: Backend, capabilities: Capabilities) -> bool:
@@ -90,7 +97,7 @@ class VectorSpace:
         try:
             fingerprint = await self._embed_canaries(backend, capabilities)
             reference = await self._claim(fingerprint)
-            if not self._fits(reference, fingerprint):
+            if not matches(reference, fingerprint, self._settings.min_cosine):
                 # One mismatch may be a glitch; the second is another model.
                 fingerprint = await self._embed_canaries(backend, capabilities)
         except (InvalidWork, UnsupportedWork) as error:
@@ -154,16 +161,10 @@ class VectorSpace:
             )
         self._store_is_down = True
 
-    def _needed(self, reference: Fingerprint, fingerprint: Fingerprint) -> float:
-        return needed_cosine(reference, fingerprint, self._settings.min_cosine)
-
-    def _fits(self, reference: Fingerprint, fingerprint: Fingerprint) -> bool:
-        return similarity(reference, fingerprint) >= self._needed(reference, fingerprint)
-
     def _judge(self, replica: str) -> None:
         reference, fingerprint = self._reference, self._fingerprints[replica]
         assert reference is not None
-        fits = self._fits(reference, fingerprint)
+        fits = matches(reference, fingerprint, self._settings.min_cosine)
         reason = reference.id if fits else self.mismatch_reason(replica)
         self._report(replica, "fits" if fits else "differs", similarity(reference, fingerprint), reason)
 
