@@ -1,4 +1,4 @@
-"""`gateway serve` as a user starts it, on a port that is free."""
+"""`gateway serve` as a user starts it, on a free port, and helpers for child processes."""
 
 import os
 import re
@@ -18,7 +18,7 @@ START_TIMEOUT_S = 50
 
 
 class Served:
-    """A running gateway. url, key: how to call it; banner: what it printed."""
+    """A gateway in a child process. banner: its standard output. log: lines of its standard error."""
 
     def __init__(self, config: Path, environment: dict[str, str] | None = None) -> None:
         variables = {"LISTEN": "127.0.0.1:0", "GATEWAY_API_KEY": KEY, "HF_HUB_OFFLINE": "1"}
@@ -40,7 +40,7 @@ class Served:
             reader.start()
 
     def wait_until_up(self) -> "Served":
-        """Return when the banner is complete."""
+        """Wait for the complete banner."""
         if not self._up.wait(START_TIMEOUT_S) or not self.banner:
             self.stop()
             raise AssertionError("the gateway did not start:\n" + "".join(self.log))
@@ -48,27 +48,27 @@ class Served:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Base URL of the gateway."""
         found = re.search(r"https?://[\d.]+:\d+", self.banner)
         assert found is not None
         return found[0]
 
     def client(self) -> httpx.Client:
-        """A client with the key."""
+        """Open a client that sends the key."""
         return httpx.Client(
             base_url=self.url, headers={"authorization": f"Bearer {KEY}"}, timeout=40, trust_env=False
         )
 
     def children(self) -> dict[int, str]:
-        """The processes below it, with their command lines."""
+        """Return its child processes: process id → command line."""
         return dict(_processes(self.process.pid))
 
     def child(self, module: str) -> int:
-        """The process that runs a module."""
+        """Return the id of the child that runs a module."""
         return next(pid for pid, line in self.children().items() if module in line)
 
     def stop(self) -> int:
-        """SIGTERM, and its exit status."""
+        """Send SIGTERM and return the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -109,7 +109,7 @@ def _processes(parent: int) -> Iterator[tuple[int, str]]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process still runs; one that is only waiting to be reaped does not."""
+    """Return True if a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -117,7 +117,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(condition: "object", timeout_s: float = 20) -> bool:
-    """Poll what another process does; there is no event to wait for."""
+    """Poll a condition that no event signals, because another process fulfils it."""
     assert callable(condition)
     end_s = time.monotonic() + timeout_s
     while time.monotonic() < end_s:
@@ -127,15 +127,21 @@ def wait_until(condition: "object", timeout_s: float = 20) -> bool:
     return False
 
 
+def run_serve(config: Path) -> subprocess.CompletedProcess[str]:
+    """Run `gateway serve` until it exits, for a config that it cannot start with."""
+    command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """The project's root."""
+    """Return the project's root."""
     return Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def served(repository: Path) -> Iterator[Served]:
-    """The project's own router.yaml, served."""
+    """Serve the project's own router.yaml."""
     gateway = Served(repository / "router.yaml").wait_until_up()
     yield gateway
     gateway.stop()

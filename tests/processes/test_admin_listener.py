@@ -11,8 +11,7 @@ import pytest
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots
 from tests.fakes.tei import FakeTei
-from tests.processes.conftest import Served
-from tests.processes.test_lives_and_deaths import run_serve
+from tests.processes.conftest import Served, run_serve
 
 OPERATOR = "operator-key"
 CONFIG = """

@@ -1,25 +1,20 @@
 """Several HTTP workers behind one address: they share its callers, its metrics and its end."""
 
-import asyncio
 import os
 import re
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.fakes.tei import FakeTei
-from tests.processes.conftest import KEY, Served, alive, wait_until
-from tests.processes.test_lives_and_deaths import run_serve
+from tests.processes.conftest import KEY, Served, alive, run_serve, wait_until
+from tests.processes.holding_server import HELD, HoldingServer
 from tests.quotas.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
@@ -33,51 +28,11 @@ upstreams: {{stub: {{backend: tei, replicas: ["{url}"], in_flight_batches: 64}}}
 models: {{m: {{upstream: stub}}}}
 """
 OPENAI = "/v1/embeddings"
-HELD = "held"
-
-
-class Stub:
-    """A TEI server in a thread; calls with the text HELD wait there until `opened`."""
-
-    def __init__(self) -> None:
-        self.waiting = 0
-        self._server = FakeTei()
-        self._server.hook = self._hold
-        self._loop = asyncio.new_event_loop()
-        self._opened = asyncio.Event()
-        config = uvicorn.Config(self._server, port=0, lifespan="off", log_config=None, access_log=False)
-        self._http = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._http.serve(),))
-        self._thread.start()
-        assert wait_until(lambda: self._http.started)
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        port = self._http.servers[0].sockets[0].getsockname()[1]
-        return f"http://127.0.0.1:{port}"
-
-    def open(self) -> None:
-        """Let what waits go on."""
-        self._loop.call_soon_threadsafe(self._opened.set)
-
-    def stop(self) -> None:
-        """End it with its thread."""
-        self.open()
-        self._http.should_exit = True
-        self._thread.join(20)
-        self._loop.close()
-
-    async def _hold(self, _: str, sent: dict[str, Any]) -> None:
-        # Calls that come together may travel together.
-        if held := str(sent).count(HELD):
-            self.waiting += held
-            await self._opened.wait()
 
 
 @pytest.fixture
-def stub() -> Iterator[Stub]:
-    server = Stub()
+def stub() -> Iterator[HoldingServer]:
+    server = HoldingServer()
     yield server
     server.stop()
 
@@ -90,7 +45,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def config(stub: Stub, redis: RedisServer, tmp_path: Path) -> Path:
+def config(stub: HoldingServer, redis: RedisServer, tmp_path: Path) -> Path:
     path = tmp_path / "router.yaml"
     path.write_text(CONFIG.format(listen="127.0.0.1:0", workers=2, store=redis.url, url=stub.url))
     return path
@@ -173,7 +128,7 @@ def test_each_worker_is_a_gateway_of_its_own_where_quotas_are_shared(
 
 
 def test_a_killed_worker_costs_its_own_calls_only_and_the_metrics_do_not_go_back(
-    gateway: Served, stub: Stub
+    gateway: Served, stub: HoldingServer
 ) -> None:
     assert [call(gateway) for _ in range(20)] == [200] * 20
     pids = workers(gateway)
@@ -185,7 +140,7 @@ def test_a_killed_worker_costs_its_own_calls_only_and_the_metrics_do_not_go_back
         while_it_is_gone = [call(gateway) for _ in range(10)]
         # What another worker has counted is seen some 20 ms later.
         assert wait_until(lambda: answered(gateway) == 30)
-        stub.open()
+        stub.release()
         ends = [one.result() for one in held]
     assert wait_until(lambda: len(workers(gateway)) == 2)
 
@@ -249,7 +204,7 @@ def listens(gateway: Served, pid: int) -> bool:
     return any(target in listening for target in opened(pid))
 
 
-def hold(gateway: Served, stub: Stub, callers: ThreadPoolExecutor) -> list[Future[int]]:
+def hold(gateway: Served, stub: HoldingServer, callers: ThreadPoolExecutor) -> list[Future[int]]:
     """Sixteen calls, on both workers, that wait at the stub."""
     held = [callers.submit(call, gateway, f"{HELD} {number}") for number in range(16)]
     assert wait_until(lambda: stub.waiting == 16)
@@ -257,7 +212,7 @@ def hold(gateway: Served, stub: Stub, callers: ThreadPoolExecutor) -> list[Futur
 
 
 def test_an_upstream_that_a_reload_removes_leaves_no_gauges(
-    gateway: Served, config: Path, stub: Stub
+    gateway: Served, config: Path, stub: HoldingServer
 ) -> None:
     assert 200 == call(gateway)
     assert {"replica_up", "lane_queued_tokens"} <= gauges_of(gateway, "stub")
@@ -285,7 +240,7 @@ def gauges_of(gateway: Served, upstream: str) -> set[str]:
 
 
 def test_all_are_drained_together_and_nothing_is_left_behind(
-    gateway: Served, stub: Stub, tmp_path: Path
+    gateway: Served, stub: HoldingServer, tmp_path: Path
 ) -> None:
     children = gateway.children()
     with ThreadPoolExecutor(16) as callers, ExitStack() as clients:
@@ -295,7 +250,7 @@ def test_all_are_drained_together_and_nothing_is_left_behind(
         gateway.process.send_signal(signal.SIGTERM)
         assert wait_until(lambda: {one.get("/readyz").status_code for one in late} == {503})
         assert not any(one.done() for one in held)
-        stub.open()
+        stub.release()
         ends = [one.result() for one in held]
 
     assert ends == [200] * 16
@@ -304,7 +259,7 @@ def test_all_are_drained_together_and_nothing_is_left_behind(
     assert [] == list((tmp_path / "left").iterdir())
 
 
-def test_a_second_interrupt_does_not_wait_for_what_is_in_flight(gateway: Served, stub: Stub) -> None:
+def test_a_second_interrupt_does_not_wait_for_what_is_in_flight(gateway: Served, stub: HoldingServer) -> None:
     with ThreadPoolExecutor(16) as callers:
         held = hold(gateway, stub, callers)
         gateway.process.send_signal(signal.SIGINT)
@@ -328,7 +283,7 @@ def test_killing_the_parent_leaves_no_worker_and_no_file_behind(gateway: Served,
 
 
 def test_another_gateway_on_the_same_port_is_one_clear_error(
-    gateway: Served, config: Path, stub: Stub, redis: RedisServer
+    gateway: Served, config: Path, stub: HoldingServer, redis: RedisServer
 ) -> None:
     address = gateway.url.removeprefix("http://")
     for count in (1, 2):
@@ -340,7 +295,9 @@ def test_another_gateway_on_the_same_port_is_one_clear_error(
     assert call(gateway) == 200
 
 
-def test_a_port_of_somebody_else_is_one_clear_error(config: Path, stub: Stub, redis: RedisServer) -> None:
+def test_a_port_of_somebody_else_is_one_clear_error(
+    config: Path, stub: HoldingServer, redis: RedisServer
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         config.write_text(CONFIG.format(listen=address, workers=2, store=redis.url, url=stub.url))

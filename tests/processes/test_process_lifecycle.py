@@ -3,15 +3,13 @@
 import re
 import signal
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.processes.conftest import KEY, Served, alive, wait_until
+from tests.processes.conftest import KEY, Served, alive, run_serve, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -133,11 +131,6 @@ def test_a_gateway_is_the_tei_upstream_of_another_that_loads_no_torch(config: Pa
     finally:
         front.stop()
         engine.stop()
-
-
-def run_serve(config: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
 
 
 def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What is asked of the parent is done one after the other, and what fails has changed nothing."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from gateway.config.schema import Config
 from gateway.processes.config_applier import EDIT_ATTEMPTS_MAX, ConfigApplier
 from gateway.processes.config_source import ConfigSource
 from gateway.processes.engine_pool import EnginePool, EngineProcess
-from gateway.processes.reload_queue import ReloadJob, ReloadQueue
+from gateway.processes.reload_queue import ReloadJob
 from gateway.processes.restarts import Restarts
 from gateway.store.errors import StoreUnavailable
 from tests.unit.test_addition_settings import FILE, TEI
@@ -131,23 +130,3 @@ async def test_a_start_without_its_store_serves_the_file_and_takes_the_rest_late
     await parent.now.apply("added")
 
     assert [["bge", "more"]] == parent.handed
-
-
-async def test_who_asks_for_the_same_is_answered_by_one_and_each_edit_is_done() -> None:
-    done: list[ReloadJob] = []
-    told: list[ReloadJob] = []
-
-    async def do(work: ReloadJob) -> ReloadOutcome:
-        done.append(work)
-        return ReloadOutcome()
-
-    reloads = ReloadQueue(do)
-    asked: list[ReloadJob] = ["file", TWO, "file", "added", TWO, "added"]
-    for work in asked:
-        reloads.enqueue(work, lambda _, work=work: told.append(work))  # type: ignore[misc]
-    keeping = asyncio.create_task(reloads.run_jobs())
-    await reloads.run(MORE)
-    keeping.cancel()
-
-    assert ["file", TWO, "added", TWO, MORE] == done
-    assert sorted(map(str, asked)) == sorted(map(str, told))

@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
+from tests.processes.callers import Callers, is_logged, status
 from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.redis_server import RedisServer
 
@@ -82,31 +82,22 @@ def gateway(operator: Operator) -> Iterator[Served]:
     running.stop()
 
 
-def status(gateway: Served, model: str = "m") -> int:
-    with gateway.client() as client:
-        return client.post("/v1/embeddings", json={"model": model, "input": "a"}).status_code
-
-
-def logged(gateway: Served, words: str) -> bool:
-    return any(words in line for line in gateway.log)
-
-
 def test_sighup_takes_the_file_and_tells_the_difference(gateway: Served, operator: Operator) -> None:
     assert [200, 404] == [status(gateway), status(gateway, "n")]
     operator.write(1, models=("m", "n"))
     gateway.process.send_signal(signal.SIGHUP)
 
     assert wait_until(lambda: status(gateway, "n") == 200)
-    assert wait_until(lambda: logged(gateway, "upstreams.one.replicas changed"))
-    assert logged(gateway, "models.n added")
-    assert wait_until(lambda: logged(gateway, "upstream x0: the replaced or removed upstream is closed"))
-    assert not logged(gateway, SECRET)
+    assert wait_until(lambda: is_logged(gateway, "upstreams.one.replicas changed"))
+    assert is_logged(gateway, "models.n added")
+    assert wait_until(lambda: is_logged(gateway, "upstream x0: the replaced or removed upstream is closed"))
+    assert not is_logged(gateway, SECRET)
 
 
 def test_a_bad_file_changes_nothing_and_says_why(gateway: Served, operator: Operator) -> None:
     operator.write_broken()
     gateway.process.send_signal(signal.SIGHUP)
-    assert wait_until(lambda: logged(gateway, "nothing has changed"))
+    assert wait_until(lambda: is_logged(gateway, "nothing has changed"))
     with gateway.client() as client:
         refused = client.post("/admin/reload")
 
@@ -154,37 +145,10 @@ def test_a_changed_file_is_taken_where_the_config_says_so(operator: Operator) ->
         operator.write(0, models=("m", "n"), watch=True)
         assert wait_until(lambda: status(gateway, "n") == 200)
         operator.write_broken()
-        assert wait_until(lambda: logged(gateway, "nothing has changed"))
+        assert wait_until(lambda: is_logged(gateway, "nothing has changed"))
         assert 200 == status(gateway)
     finally:
         gateway.stop()
-
-
-class Callers:
-    """Call without a pause, each on a connection of its own, until stopped; statuses is all that they got."""
-
-    def __init__(self, gateway: Served, number: int) -> None:
-        self.statuses: list[int] = []
-        self._gateway = gateway
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._call) for _ in range(number)]
-        for one in self._threads:
-            one.start()
-
-    def stop(self) -> None:
-        """Wait for what is in flight."""
-        self._stop.set()
-        for one in self._threads:
-            one.join(30)
-
-    def _call(self) -> None:
-        with self._gateway.client() as client:
-            while not self._stop.is_set():
-                try:
-                    reply = client.post("/v1/embeddings", json={"model": "m", "input": ["a", "b"]})
-                    self.statuses.append(reply.status_code)
-                except httpx.TransportError:
-                    self.statuses.append(0)
 
 
 @pytest.mark.timeout(120)

@@ -1,17 +1,10 @@
 """Who no longer answers is killed; who never did, and a parent that was paused itself, is left alone."""
 
 import asyncio
-import fcntl
-import os
 import time
 from collections.abc import Callable
 
-import msgspec
-import pytest
-
-from gateway.processes import messages
-from gateway.processes.liveness import MISSES_MAX, WORKER_CHECK_EVERY_S, Heartbeats, watch_liveness
-from gateway.processes.worker_link import HEARTBEAT_EVERY_S, ParentLink
+from gateway.processes.liveness import MISSES_MAX, Heartbeats, watch_liveness
 
 EVERY_S = 0.01
 
@@ -103,41 +96,3 @@ async def test_what_the_process_before_it_said_is_no_sign_of_the_next() -> None:
     signs.reset()
 
     assert not await signs.is_alive()
-
-
-async def said(read_fd: int, lines: int) -> list[object]:
-    """The next lines of a worker's pipe."""
-    found: list[bytes] = []
-    while len(found) < lines:
-        found += (await asyncio.to_thread(os.read, read_fd, 65536)).splitlines()
-    return [msgspec.json.decode(line, type=messages.ToParent) for line in found]
-
-
-async def test_a_worker_says_unasked_that_it_lives_several_times_a_look() -> None:
-    read_fd, write_fd = os.pipe()
-    telling = asyncio.create_task(ParentLink(write_fd).send_heartbeats())
-    async with asyncio.timeout(30):
-        assert [messages.Heartbeat()] * 2 == await said(read_fd, 2)
-    telling.cancel()
-    os.close(read_fd)
-    os.close(write_fd)
-
-    assert 2 * HEARTBEAT_EVERY_S < WORKER_CHECK_EVERY_S
-
-
-async def test_a_parent_that_reads_nothing_holds_up_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.processes.worker_link.HEARTBEAT_EVERY_S", 0)
-    read_fd, write_fd = os.pipe()
-    room = fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ)
-    telling = asyncio.create_task(ParentLink(write_fd).send_heartbeats())
-    # More turns than there is room for: one that waited would end none of them.
-    async with asyncio.timeout(30):
-        for _ in range(room // len(msgspec.json.encode(messages.Heartbeat())) + 1):
-            await asyncio.sleep(0)
-        # Once it is read again, it hears more.
-        read = 0
-        while read < 2 * room:
-            read += len(await asyncio.to_thread(os.read, read_fd, room))
-    telling.cancel()
-    os.close(read_fd)
-    os.close(write_fd)

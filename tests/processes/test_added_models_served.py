@@ -16,9 +16,9 @@ import pytest
 from gateway.additions.store import ADDED
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
+from tests.processes.callers import Callers, is_logged, status
 from tests.processes.conftest import Served, wait_until
-from tests.processes.test_reload import Callers, logged, status
-from tests.processes.test_workers import HELD, Stub
+from tests.processes.holding_server import HELD, HoldingServer
 from tests.quotas.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
@@ -202,7 +202,7 @@ def test_who_starts_again_has_what_was_added(place: Place) -> None:
         assert ({200}, {404}, {200}) == tuple(statuses(two, model) for model in ("y", "x", "m"))
         assert "UPSTREAM_KEY" in listed(two, "upstreams")["x"]["problem"]
         assert "there is no upstream 'x'" in listed(two, "models")["x"]["problem"]
-        assert logged(two, "upstreams.x.api_key: left out of what was added")
+        assert is_logged(two, "upstreams.x.api_key: left out of what was added")
     place.redis.command("HSET", ADDED, "version", "other", "additions", "nothing that can be read")
     with place.gateway() as three:
         assert 200 == status(three)
@@ -219,7 +219,7 @@ def test_the_file_wins_and_what_it_takes_away_comes_back_with_it(place: Place) -
         place.write(shared=False, models=", y: {upstream: one}")
         gateway.process.send_signal(signal.SIGHUP)
         assert wait_until(
-            lambda: logged(gateway, "models.y: left out of what was added: router.yaml defines it")
+            lambda: is_logged(gateway, "models.y: left out of what was added: router.yaml defines it")
         )
         assert wait_until(lambda: status(gateway, "x") == 404)
         assert "there is no upstream 'two'" in listed(gateway, "models")["x"]["problem"]
@@ -256,7 +256,7 @@ def test_while_redis_is_away_what_is_served_stays_and_nothing_is_added(place: Pl
 
 @pytest.mark.timeout(120)
 def test_additions_that_come_and_go_under_load_lose_no_call(place: Place) -> None:
-    stub = Stub()
+    stub = HoldingServer()
     held: list[int] = []
     with place.gateway() as gateway:
         callers = Callers(gateway, 4)
@@ -279,7 +279,7 @@ def test_additions_that_come_and_go_under_load_lose_no_call(place: Place) -> Non
                 removed(gateway, f"{part}/slow").status_code for part in ("models", "upstreams")
             ]
             assert {404} == statuses(gateway, "slow")
-            stub.open()
+            stub.release()
             caller.join(30)
         finally:
             callers.stop()
