@@ -52,7 +52,7 @@ def gateways(overlay: Bundle) -> Iterator[tuple[Manifest, str]]:
             yield manifest, volumes["config"]["configMap"]["name"]
 
 
-def test_the_manifests_fit_kubernetes_own_schemas(overlay: Bundle) -> None:
+def test_manifests_fit_the_kubernetes_schemas(overlay: Bundle) -> None:
     ours = [one for one in overlay.manifests if one["kind"] not in FOREIGN]
 
     assert len(ours) > 10
@@ -60,7 +60,7 @@ def test_the_manifests_fit_kubernetes_own_schemas(overlay: Bundle) -> None:
         kubernetes_validate.validate(manifest, RELEASE, strict=True)
 
 
-def test_a_wrong_manifest_would_be_seen() -> None:
+def test_validation_detects_a_wrong_manifest() -> None:
     manifest = bundle(KUBERNETES / "overlays" / "engine").named("Deployment", "gateway")
     manifest["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
 
@@ -70,7 +70,7 @@ def test_a_wrong_manifest_would_be_seen() -> None:
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_kubectl_builds_what_the_files_say(name: str) -> None:
+def test_kubectl_builds_the_same_objects(name: str) -> None:
     folder = KUBERNETES / "overlays" / name
     built = subprocess.run(
         ["kubectl", "kustomize", str(folder)], capture_output=True, check=True, timeout=30, text=True
@@ -90,7 +90,7 @@ def test_kubectl_builds_what_the_files_say(name: str) -> None:
     assert ({"redis"} if name.endswith("-scaled") else {"redis", "gateway", name}) == fixed
 
 
-def test_the_configs_are_ones_that_the_gateway_takes(overlay: Bundle, tmp_path: Path) -> None:
+def test_gateway_accepts_the_configs(overlay: Bundle, tmp_path: Path) -> None:
     served = list(gateways(overlay))
 
     assert served
@@ -98,7 +98,7 @@ def test_the_configs_are_ones_that_the_gateway_takes(overlay: Bundle, tmp_path: 
         assert config_of(overlay.configs[config], tmp_path).models
 
 
-def test_ports_are_those_that_the_config_listens_on(overlay: Bundle, tmp_path: Path) -> None:
+def test_container_ports_match_the_config(overlay: Bundle, tmp_path: Path) -> None:
     for manifest, name in gateways(overlay):
         config = config_of(overlay.configs[name], tmp_path)
         [container] = containers(manifest)
@@ -110,7 +110,7 @@ def test_ports_are_those_that_the_config_listens_on(overlay: Bundle, tmp_path: P
         } == ports
 
 
-def test_probes_ask_paths_that_are_served(overlay: Bundle) -> None:
+def test_probe_paths_are_served(overlay: Bundle) -> None:
     for manifest, _ in gateways(overlay):
         [container] = containers(manifest)
         probes = {name: one["httpGet"] for name, one in container.items() if name.endswith("Probe")}
@@ -120,7 +120,7 @@ def test_probes_ask_paths_that_are_served(overlay: Bundle) -> None:
         assert {"http"} == {one["port"] for one in probes.values()}
 
 
-def test_the_grace_period_covers_the_pause_the_drain_and_the_end(overlay: Bundle, tmp_path: Path) -> None:
+def test_grace_period_covers_pause_drain_and_exit(overlay: Bundle, tmp_path: Path) -> None:
     for manifest, name in gateways(overlay):
         [container] = containers(manifest)
         [_, pause_s] = container["lifecycle"]["preStop"]["exec"]["command"]
@@ -129,7 +129,7 @@ def test_the_grace_period_covers_the_pause_the_drain_and_the_end(overlay: Bundle
         assert grace_s >= int(pause_s) + drain_s + ENDING_S
 
 
-def test_selectors_find_their_pods(overlay: Bundle) -> None:
+def test_selectors_match_their_pods(overlay: Bundle) -> None:
     pods = overlay.pods()
     for manifest in pods:
         assert manifest["spec"]["selector"]["matchLabels"].items() <= labels_of(manifest).items()
@@ -140,7 +140,7 @@ def test_selectors_find_their_pods(overlay: Bundle) -> None:
             assert any(selector.items() <= labels_of(manifest).items() for manifest in pods), selector
 
 
-def test_services_lead_to_ports_that_their_pods_have(overlay: Bundle) -> None:
+def test_services_target_existing_ports(overlay: Bundle) -> None:
     for service in overlay.of_kind("Service"):
         selector = service["spec"]["selector"].items()
         [target] = [one for one in overlay.pods() if selector <= labels_of(one).items()]
@@ -148,7 +148,7 @@ def test_services_lead_to_ports_that_their_pods_have(overlay: Bundle) -> None:
         assert {one["targetPort"] for one in service["spec"]["ports"]} <= there
 
 
-def test_every_gateway_and_upstream_has_a_disruption_budget(overlay: Bundle) -> None:
+def test_every_deployment_has_a_disruption_budget(overlay: Bundle) -> None:
     budgets = [one["spec"]["selector"]["matchLabels"] for one in overlay.of_kind("PodDisruptionBudget")]
     deployments = overlay.of_kind("Deployment")
 
@@ -157,7 +157,7 @@ def test_every_gateway_and_upstream_has_a_disruption_budget(overlay: Bundle) -> 
         assert manifest["spec"]["selector"]["matchLabels"] in budgets
 
 
-def test_replicas_and_the_store_are_services_of_the_same_namespace(overlay: Bundle, tmp_path: Path) -> None:
+def test_replicas_and_store_are_services_of_the_namespace(overlay: Bundle, tmp_path: Path) -> None:
     config = config_of(overlay.configs["gateway-config"], tmp_path)
     services = {one["metadata"]["name"]: one["spec"] for one in overlay.of_kind("Service")}
 
@@ -173,7 +173,7 @@ def test_replicas_and_the_store_are_services_of_the_same_namespace(overlay: Bund
             assert int(found[2]) in {one["port"] for one in service["ports"]}
 
 
-def test_what_the_pods_talk_to_is_allowed_by_a_policy(overlay: Bundle) -> None:
+def test_network_policies_allow_the_traffic_of_pods(overlay: Bundle) -> None:
     policies = {one["metadata"]["name"]: one["spec"] for one in overlay.of_kind("NetworkPolicy")}
     upstreams = [one for one in overlay.pods() if "app.kubernetes.io/component" in labels_of(one)]
 
@@ -184,7 +184,7 @@ def test_what_the_pods_talk_to_is_allowed_by_a_policy(overlay: Bundle) -> None:
         assert policies["upstream"]["podSelector"]["matchLabels"].items() <= labels_of(manifest).items()
 
 
-def test_pods_have_no_more_rights_than_they_need(overlay: Bundle) -> None:
+def test_pods_have_minimal_rights(overlay: Bundle) -> None:
     for manifest in overlay.pods():
         pod = manifest["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"]
@@ -197,7 +197,7 @@ def test_pods_have_no_more_rights_than_they_need(overlay: Bundle) -> None:
             assert {"requests", "limits"} == set(container["resources"])
 
 
-def test_no_secret_stands_in_a_file_and_the_documented_command_makes_all_that_are_used(
+def test_files_hold_no_secret_and_the_documented_command_creates_all(
     overlay: Bundle,
 ) -> None:
     document = (ROOT / "docs/kubernetes.md").read_text()
@@ -213,9 +213,7 @@ def test_no_secret_stands_in_a_file_and_the_documented_command_makes_all_that_ar
 
 
 @pytest.mark.parametrize("name", ["engine", "tei"])
-def test_scalers_ask_for_metrics_that_are_there_of_upstreams_that_are_there(
-    name: str, tmp_path: Path
-) -> None:
+def test_scalers_query_existing_metrics_of_existing_upstreams(name: str, tmp_path: Path) -> None:
     scaled = bundle(KUBERNETES / "overlays" / f"{name}-scaled")
     config = config_of(scaled.configs["gateway-config"], tmp_path)
     documented = set(re.findall(r"`(gateway_\w+)`", (ROOT / "docs/metrics.md").read_text()))
@@ -236,7 +234,7 @@ def test_scalers_ask_for_metrics_that_are_there_of_upstreams_that_are_there(
     assert {"wait"} == {one.when_unavailable for one in config.upstreams.values()}
 
 
-def test_prometheus_asks_with_the_key_that_the_config_lists(tmp_path: Path) -> None:
+def test_prometheus_scrapes_with_the_configured_key(tmp_path: Path) -> None:
     scaled = bundle(KUBERNETES / "overlays" / "engine-scaled")
     monitor = scaled.named("ServiceMonitor", "gateway")
     [endpoint] = monitor["spec"]["endpoints"]

@@ -116,7 +116,7 @@ def answers(gateway: Served, model: str) -> bool:
         return False
 
 
-def test_what_one_gateway_is_given_all_workers_of_all_gateways_serve(place: Place) -> None:
+def test_additions_reach_every_worker_of_every_gateway(place: Place) -> None:
     secrets = {"UPSTREAM_KEY": OF_ENVIRONMENT}
     with place.gateway(**secrets) as one, place.gateway() as two:
         headers = {"x-key": "${UPSTREAM_KEY}"}
@@ -154,7 +154,7 @@ def test_what_one_gateway_is_given_all_workers_of_all_gateways_serve(place: Plac
     assert "upstreams.apart.headers.x-key: left out of what was added" in "".join(two.log)
 
 
-def test_a_body_with_a_mistake_changes_nothing_and_holds_no_secret(place: Place) -> None:
+def test_rejects_invalid_additions_without_storing_secrets(place: Place) -> None:
     with place.gateway() as gateway:
         wrong = put(gateway, "upstreams/x", place.tei(api_key=WRITTEN, tls={"ca": "/etc/passwd"}))
         unknown = put(gateway, "models/x", {"upstream": "none"})
@@ -171,7 +171,7 @@ def test_a_body_with_a_mistake_changes_nothing_and_holds_no_secret(place: Place)
     assert WRITTEN not in place.redis.command("HGETALL", ADDED)
 
 
-def test_of_many_at_once_on_two_gateways_none_is_lost(place: Place) -> None:
+def test_keeps_all_concurrent_additions_of_two_gateways(place: Place) -> None:
     with place.gateway() as one, place.gateway() as two:
         names = [f"x{number}" for number in range(16)]
         with ThreadPoolExecutor(8) as pool:
@@ -187,7 +187,7 @@ def test_of_many_at_once_on_two_gateways_none_is_lost(place: Place) -> None:
             assert {200} == {status(gateway, name) for name in names}
 
 
-def test_who_starts_again_has_what_was_added(place: Place) -> None:
+def test_restores_additions_after_restart(place: Place) -> None:
     with place.gateway(UPSTREAM_KEY="x") as one:
         put(one, "upstreams/x", place.tei(api_key="${UPSTREAM_KEY}"))
         put(one, "models/x", {"upstream": "x"})
@@ -209,7 +209,7 @@ def test_who_starts_again_has_what_was_added(place: Place) -> None:
         assert 503 == put(three, "models/z", {"upstream": "one"}).status_code
 
 
-def test_the_file_wins_and_what_it_takes_away_comes_back_with_it(place: Place) -> None:
+def test_file_overrides_additions_and_restores_them_when_it_changes_back(place: Place) -> None:
     place.write(shared=False, upstreams=f', two: {{backend: tei, replicas: ["{place.url}"]}}')
     with place.gateway() as gateway:
         assert 200 == put(gateway, "models/x", {"upstream": "two"}).status_code
@@ -234,7 +234,7 @@ def test_the_file_wins_and_what_it_takes_away_comes_back_with_it(place: Place) -
         assert {"changes": [], "needs_restart": []} == reloaded(gateway).json()
 
 
-def test_while_redis_is_away_what_is_served_stays_and_nothing_is_added(place: Place) -> None:
+def test_keeps_serving_and_rejects_additions_while_redis_is_unavailable(place: Place) -> None:
     with place.gateway() as gateway:
         assert 200 == put(gateway, "models/x", {"upstream": "one"}).status_code
         place.redis.freeze()
@@ -255,7 +255,7 @@ def test_while_redis_is_away_what_is_served_stays_and_nothing_is_added(place: Pl
 
 
 @pytest.mark.timeout(120)
-def test_additions_that_come_and_go_under_load_lose_no_call(place: Place) -> None:
+def test_adding_and_removing_under_load_loses_no_request(place: Place) -> None:
     stub = HoldingServer()
     held: list[int] = []
     with place.gateway() as gateway:
@@ -295,7 +295,7 @@ def _called(gateway: Served, model: str, text: str) -> int:
 
 
 @pytest.mark.timeout(180)
-def test_a_torch_upstream_is_loaded_first_and_comes_back_with_a_restart(place: Place) -> None:
+def test_loads_added_torch_upstream_first_and_restores_it_after_restart(place: Place) -> None:
     torch = {"backend": "torch", "model": "sentence-transformers/all-MiniLM-L6-v2", "dtype": "float32"}
     with place.gateway() as gateway:
         refused = put(gateway, "upstreams/t", {**torch, "task": "rerank"})

@@ -70,7 +70,7 @@ DISGUISED = [
 
 
 @pytest.mark.parametrize("path", OPERATORS_PATHS)
-def test_operators_show_the_keys_that_are_listed_for_them(sides: Sides, path: str) -> None:
+def test_operators_listener_accepts_admin_keys(sides: Sides, path: str) -> None:
     assert 200 == sides.get("operators", path, authorization=f"Bearer {OPERATOR}").status_code
     assert (200 if path in OPEN_HERE else 401) == sides.get("operators", path).status_code
 
@@ -79,7 +79,7 @@ def test_operators_show_the_keys_that_are_listed_for_them(sides: Sides, path: st
     "path", [*OPERATORS_PATHS, *DISGUISED, "/admin/keys", "/admin/nowhere", "/ui/page.js"]
 )
 @pytest.mark.parametrize("key", [KEY, OPERATOR])
-def test_callers_find_nothing_of_it_on_theirs(sides: Sides, path: str, key: str) -> None:
+def test_callers_listener_has_no_operator_paths(sides: Sides, path: str, key: str) -> None:
     reply = sides.get("callers", path, authorization=f"Bearer {key}")
 
     assert (404, "NotFound") == (reply.status_code, reply.json()["error_type"])
@@ -89,7 +89,7 @@ def test_callers_find_nothing_of_it_on_theirs(sides: Sides, path: str, key: str)
 @pytest.mark.parametrize(
     "path", ["/v1/models", "/v1/embeddings", "/info", "/models/bge/info", "/health", "/docs"]
 )
-def test_operators_find_nothing_for_callers_on_theirs(sides: Sides, path: str) -> None:
+def test_operators_listener_has_no_caller_paths(sides: Sides, path: str) -> None:
     reply = sides.get("operators", path, authorization=f"Bearer {KEY}")
 
     assert 404 == reply.status_code
@@ -102,16 +102,16 @@ def test_operators_find_nothing_for_callers_on_theirs(sides: Sides, path: str) -
 
 @pytest.mark.parametrize("side", ["callers", "operators"])
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])
-def test_probes_are_on_both(sides: Sides, side: str, path: str) -> None:
+def test_both_listeners_answer_probes(sides: Sides, side: str, path: str) -> None:
     assert 200 == sides.get(side, path).status_code
 
 
-def test_callers_are_served_as_ever(sides: Sides) -> None:
+def test_callers_listener_serves_callers(sides: Sides) -> None:
     assert 200 == sides.get("callers", "/v1/models", authorization=f"Bearer {KEY}").status_code
     assert 401 == sides.get("callers", "/v1/models").status_code
 
 
-async def test_beyond_loopback_operators_keys_are_for_admin_and_metrics_only(boot: Boots) -> None:
+async def test_admin_keys_beyond_loopback_permit_admin_and_metrics_only(boot: Boots) -> None:
     text = config("0.0.0.0:9090", "127.0.0.1:8080")
     told = [path for path in OPERATORS_PATHS if path != "/ui"]
     as_operator = {"authorization": f"Bearer {OPERATOR}"}
@@ -131,7 +131,7 @@ async def test_beyond_loopback_operators_keys_are_for_admin_and_metrics_only(boo
     assert "scope_forbidden" == called[0].json()["error"]["code"]
 
 
-def test_a_port_of_operators_in_use_is_one_clear_error(tmp_path: Path) -> None:
+def test_reports_admin_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         path = tmp_path / "router.yaml"

@@ -82,7 +82,7 @@ def gateway(operator: Operator) -> Iterator[Served]:
     running.stop()
 
 
-def test_sighup_takes_the_file_and_tells_the_difference(gateway: Served, operator: Operator) -> None:
+def test_sighup_applies_the_file_and_logs_the_differences(gateway: Served, operator: Operator) -> None:
     assert [200, 404] == [status(gateway), status(gateway, "n")]
     operator.write(1, models=("m", "n"))
     gateway.process.send_signal(signal.SIGHUP)
@@ -94,7 +94,7 @@ def test_sighup_takes_the_file_and_tells_the_difference(gateway: Served, operato
     assert not is_logged(gateway, SECRET)
 
 
-def test_a_bad_file_changes_nothing_and_says_why(gateway: Served, operator: Operator) -> None:
+def test_invalid_file_changes_nothing_and_reports_why(gateway: Served, operator: Operator) -> None:
     operator.write_broken()
     gateway.process.send_signal(signal.SIGHUP)
     assert wait_until(lambda: is_logged(gateway, "nothing has changed"))
@@ -107,7 +107,7 @@ def test_a_bad_file_changes_nothing_and_says_why(gateway: Served, operator: Oper
     assert SECRET not in refused.text
 
 
-def test_the_admin_api_answers_when_new_calls_go_by_it(gateway: Served, operator: Operator) -> None:
+def test_admin_reload_answers_once_new_requests_use_the_config(gateway: Served, operator: Operator) -> None:
     operator.write(0, models=("n",))
     with gateway.client() as client:
         told = client.post("/admin/reload").json()
@@ -120,9 +120,7 @@ def test_the_admin_api_answers_when_new_calls_go_by_it(gateway: Served, operator
     assert [404, 200] == [status(gateway), status(gateway, "n")]
 
 
-def test_a_worker_that_is_started_again_starts_with_what_is_served(
-    gateway: Served, operator: Operator
-) -> None:
+def test_restarted_worker_serves_the_current_config(gateway: Served, operator: Operator) -> None:
     operator.write(0, models=("n",))
     with gateway.client() as client:
         client.post("/admin/reload")
@@ -138,7 +136,7 @@ def test_a_worker_that_is_started_again_starts_with_what_is_served(
     assert 404 == status(gateway)
 
 
-def test_a_changed_file_is_taken_where_the_config_says_so(operator: Operator) -> None:
+def test_applies_a_changed_file_if_watched(operator: Operator) -> None:
     operator.write(0, watch=True)
     gateway = Served(operator.path).wait_until_up()
     try:
@@ -152,7 +150,7 @@ def test_a_changed_file_is_taken_where_the_config_says_so(operator: Operator) ->
 
 
 @pytest.mark.timeout(120)
-def test_thirty_reloads_under_load_lose_no_call(urls: list[str], tmp_path: Path) -> None:
+def test_thirty_reloads_under_load_lose_no_request(urls: list[str], tmp_path: Path) -> None:
     redis = RedisServer(tmp_path)
     operator = Operator(tmp_path / "router.yaml", urls, redis.url, 2)
     operator.write()
@@ -234,7 +232,7 @@ def reloaded(gateway: Served) -> httpx.Response:
 
 
 @pytest.mark.timeout(300)
-def test_an_engine_that_need_not_end_stays_and_others_come_and_go_beside_it(
+def test_reload_keeps_unchanged_engine_while_another_starts_and_stops(
     called: Served, engine_config: Path
 ) -> None:
     first = engines(called)
@@ -256,7 +254,7 @@ def test_an_engine_that_need_not_end_stays_and_others_come_and_go_beside_it(
 
 
 @pytest.mark.timeout(300)
-def test_an_engine_of_other_models_takes_over_once_it_has_loaded_them_all(
+def test_changed_engine_takes_over_once_all_its_models_are_loaded(
     called: Served, engine_config: Path
 ) -> None:
     first = engines(called)

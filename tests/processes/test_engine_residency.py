@@ -75,7 +75,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterat
     gateway.stop()
 
 
-def test_a_model_that_nobody_asked_for_is_known_and_not_in_memory(served: Served) -> None:
+def test_lists_unrequested_model_as_unloaded(served: Served) -> None:
     with served.client() as client:
         assert client.get("/readyz").status_code == 200
         listed = {one["id"]: one for one in client.get("/v1/models").json()["data"]}
@@ -87,7 +87,7 @@ def test_a_model_that_nobody_asked_for_is_known_and_not_in_memory(served: Served
         assert client.get("/models/m7/info").json()["max_input_length"] == 130
 
 
-def test_ten_models_called_at_random_under_a_budget_for_three(served: Served) -> None:
+def test_serves_ten_models_at_random_within_a_budget_for_three(served: Served) -> None:
     ends_s = time.monotonic() + SECONDS
 
     def caller(seed: int) -> list[tuple[str, httpx.Response]]:
@@ -118,7 +118,7 @@ def test_ten_models_called_at_random_under_a_budget_for_three(served: Served) ->
     assert engine == served.child("backends.torch.server")
 
 
-def test_when_the_engine_dies_calls_to_all_its_models_wait(served: Served) -> None:
+def test_requests_wait_for_a_killed_engine(served: Served) -> None:
     with served.client() as client:
         assert embed(client, "m3").status_code == 200
         engine = served.child("backends.torch.server")
@@ -129,7 +129,7 @@ def test_when_the_engine_dies_calls_to_all_its_models_wait(served: Served) -> No
         assert engine != served.child("backends.torch.server")
 
 
-def test_who_is_not_to_wait_is_told_when_to_come_back(tmp_path: Path, checkpoint: Path) -> None:
+def test_loading_model_is_refused_with_retry_after(tmp_path: Path, checkpoint: Path) -> None:
     config = config_of(tmp_path, checkpoint, 1, "{}", more=", when_loading: refuse")
     gateway = Served(config).wait_until_up()
     try:
@@ -143,7 +143,7 @@ def test_who_is_not_to_wait_is_told_when_to_come_back(tmp_path: Path, checkpoint
         gateway.stop()
 
 
-def test_a_model_that_never_fits_says_so_and_the_others_serve(tmp_path: Path, checkpoint: Path) -> None:
+def test_model_that_never_fits_fails_and_the_others_serve(tmp_path: Path, checkpoint: Path) -> None:
     config = config_of(tmp_path, checkpoint, 1, "{memory_bytes: 30000000}")
     text = config.read_text().replace(
         "models:\n", f"  big: {{backend: torch, model: {DEFAULT_MODEL}, preload: false}}\nmodels:\n", 1
@@ -164,7 +164,7 @@ def test_a_model_that_never_fits_says_so_and_the_others_serve(tmp_path: Path, ch
         gateway.stop()
 
 
-def test_upstreams_may_have_a_process_of_their_own(tmp_path: Path, checkpoint: Path) -> None:
+def test_upstream_runs_in_a_process_of_its_own(tmp_path: Path, checkpoint: Path) -> None:
     config = config_of(tmp_path, checkpoint, 2, "{}", first=True)
     config.write_text(config.read_text().replace("preload: false", "preload: false, process: other"))
     gateway = Served(config).wait_until_up()

@@ -145,7 +145,7 @@ def answer(prometheus: httpx.Client, expression: str) -> list[float]:
 
 
 @pytest.mark.timeout(120)
-def test_every_panels_query_is_answered_with_data(gateway: Served, prometheus: httpx.Client) -> None:
+def test_every_panel_query_returns_data(gateway: Served, prometheus: httpx.Client) -> None:
     asked = [(path.stem, *one) for path in DASHBOARDS for one in expressions(json.loads(path.read_text()))]
     silent = asked
     assert len(asked) > 40
@@ -159,7 +159,7 @@ def test_every_panels_query_is_answered_with_data(gateway: Served, prometheus: h
 
 
 @pytest.mark.timeout(120)
-def test_every_alert_is_evaluated(prometheus: httpx.Client) -> None:
+def test_every_alert_is_evaluated_without_error(prometheus: httpx.Client) -> None:
     groups: list[dict[str, Any]] = []
 
     def evaluated() -> bool:
@@ -170,18 +170,18 @@ def test_every_alert_is_evaluated(prometheus: httpx.Client) -> None:
     assert [] == [one["lastError"] for group in groups for one in group["rules"] if one.get("lastError")]
 
 
-def test_the_exposition_passes_the_linter(gateway: Served) -> None:
+def test_metrics_pass_the_linter(gateway: Served) -> None:
     with gateway.client() as client:
         promtool("check", "metrics", given=client.get("/metrics").text)
 
 
-def test_rules_and_scrape_config_are_sound() -> None:
+def test_rules_and_scrape_config_are_valid() -> None:
     promtool("check", "rules", "rules.yaml")
     promtool("test", "rules", "rules.test.yaml")
     promtool("check", "config", "--syntax-only", "prometheus.yaml")
 
 
-def test_every_alert_has_its_reason_and_its_test() -> None:
+def test_every_alert_has_a_reason_and_a_test() -> None:
     rules = yaml.safe_load((OBSERVABILITY / "rules.yaml").read_text())["groups"][0]["rules"]
     tests = (OBSERVABILITY / "rules.test.yaml").read_text()
 

@@ -38,7 +38,7 @@ def embed(url: str, texts: list[str]) -> httpx.Response:
     return httpx.post(f"{url}/embed", json={"inputs": texts}, headers=headers, timeout=60, trust_env=False)
 
 
-def test_a_killed_engine_costs_twenty_callers_nothing_but_time(config: Path) -> None:
+def test_killed_engine_delays_twenty_callers_without_an_error(config: Path) -> None:
     gateway = Served(config).wait_until_up()
     try:
         engine = gateway.child("backends.torch.server")
@@ -62,7 +62,7 @@ def engine_process_kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_an_engine_that_is_not_back_by_the_deadline_is_a_503_that_says_when_to_come_back(
+def test_engine_not_restarted_by_the_deadline_is_503_with_retry_after(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "router.yaml"
@@ -78,7 +78,7 @@ def test_an_engine_that_is_not_back_by_the_deadline_is_a_503_that_says_when_to_c
         gateway.stop()
 
 
-def test_sigterm_finishes_what_is_in_flight_and_refuses_what_is_new(config: Path) -> None:
+def test_sigterm_finishes_requests_in_flight_and_refuses_new_ones(config: Path) -> None:
     gateway = Served(config).wait_until_up()
     children = gateway.children()
     with ThreadPoolExecutor(2) as callers, gateway.client() as late:
@@ -104,7 +104,7 @@ def in_flight_at_engine(client: httpx.Client) -> bool:
     return 'gateway_quota_decisions_total{decision="admitted",tenant="default"}' in text
 
 
-def test_killing_the_parent_leaves_no_child_behind(config: Path) -> None:
+def test_killing_the_parent_leaves_no_child(config: Path) -> None:
     gateway = Served(config).wait_until_up()
     children = gateway.children()
 
@@ -115,7 +115,7 @@ def test_killing_the_parent_leaves_no_child_behind(config: Path) -> None:
     gateway.stop()
 
 
-def test_a_gateway_is_the_tei_upstream_of_another_that_loads_no_torch(config: Path, tmp_path: Path) -> None:
+def test_gateway_is_a_tei_upstream_of_another_without_torch(config: Path, tmp_path: Path) -> None:
     engine = Served(config).wait_until_up()
     path = tmp_path / "remote.yaml"
     path.write_text(REMOTE.format(url=f"{engine.url}/models/minilm", key=KEY))
@@ -133,7 +133,7 @@ def test_a_gateway_is_the_tei_upstream_of_another_that_loads_no_torch(config: Pa
         engine.stop()
 
 
-def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
+def test_reports_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         path = tmp_path / "router.yaml"
         port = taken.getsockname()[1]
@@ -146,7 +146,7 @@ def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["./no-such-folder", "nobody/no-such-model"])
-def test_a_missing_checkpoint_is_one_clear_error_that_says_what_to_do(
+def test_reports_missing_checkpoint_and_the_way_out(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -159,7 +159,7 @@ def test_a_missing_checkpoint_is_one_clear_error_that_says_what_to_do(
     assert "Traceback" not in ended.stderr
 
 
-def test_every_mistake_of_a_config_is_told_at_once(repository: Path) -> None:
+def test_reports_every_config_mistake_at_once(repository: Path) -> None:
     config = repository / "tests/configs/invalid/five_mistakes.yaml"
     ended = run_serve(config)
 

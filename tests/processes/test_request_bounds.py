@@ -64,7 +64,7 @@ def answer_on(connection: socket.socket) -> Answer:
 
 
 @pytest.mark.slow
-def test_bodies_in_flight_have_a_bound_together_and_its_room_comes_back(address: tuple[str, int]) -> None:
+def test_bounds_the_bytes_of_all_bodies_in_flight_and_releases_them(address: tuple[str, int]) -> None:
     length = f"content-length: {len(BODY)}"
     with begun(address, BODY[:-1], length) as first:
         with begun(address, BODY, length) as second:
@@ -77,39 +77,39 @@ def test_bodies_in_flight_have_a_bound_together_and_its_room_comes_back(address:
 
 
 @pytest.mark.slow
-def test_a_body_declared_too_large_is_refused_before_a_byte_of_it(address: tuple[str, int]) -> None:
+def test_refuses_a_declared_oversize_body_before_reading_it(address: tuple[str, int]) -> None:
     for length in (4001, 10**17):
         with begun(address, b"", f"content-length: {length}") as connection:
             assert Answer(413, "body_too_large") == answer_on(connection)
 
 
 @pytest.mark.slow
-def test_a_body_streamed_too_large_is_refused_before_its_end(address: tuple[str, int]) -> None:
+def test_refuses_an_oversize_chunked_body_before_its_end(address: tuple[str, int]) -> None:
     chunk = b"%x\r\n%s\r\n" % (1500, b" " * 1500)
     with begun(address, chunk * 3, "transfer-encoding: chunked") as connection:
         assert Answer(413, "body_too_large") == answer_on(connection)
 
 
 @pytest.mark.slow
-def test_a_compressed_body_is_refused_unread(address: tuple[str, int]) -> None:
+def test_refuses_a_compressed_body_unread(address: tuple[str, int]) -> None:
     with begun(address, b"", "content-length: 5", "content-encoding: gzip") as connection:
         assert Answer(415, "unsupported_media") == answer_on(connection)
 
 
 @pytest.mark.slow
-def test_a_head_has_a_bound(address: tuple[str, int]) -> None:
+def test_bounds_the_request_head(address: tuple[str, int]) -> None:
     with begun(address, b"", *[f"x-{number}: {'y' * 1000}" for number in range(80)]) as connection:
         assert 431 == answer_on(connection).status
 
 
 @pytest.mark.slow
-def test_nesting_has_a_bound(address: tuple[str, int]) -> None:
+def test_bounds_json_nesting(address: tuple[str, int]) -> None:
     body = b"[" * 3900
     with begun(address, body, f"content-length: {len(body)}") as connection:
         assert Answer(400, None) == answer_on(connection)
 
 
-def test_the_times_that_a_connection_has_are_those_promised() -> None:
+def test_connection_timeouts_are_the_documented_ones() -> None:
     # What happens when they pass is in tests/api/test_http_protocol.py, with shorter ones.
     promised = (
         BoundedProtocol.head_timeout_s,

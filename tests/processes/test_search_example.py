@@ -12,7 +12,7 @@ from tests.processes.conftest import KEY, Served
 pytestmark = pytest.mark.slow
 
 
-def test_the_right_functions_come_first(served: Served, repository: Path) -> None:
+def test_ranks_the_expected_functions_first(served: Served, repository: Path) -> None:
     ended = subprocess.run(
         [sys.executable, str(repository / "examples/search_docs.py")],
         env={"GATEWAY_URL": served.url, "GATEWAY_API_KEY": KEY, "PATH": ""},

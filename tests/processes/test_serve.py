@@ -20,7 +20,7 @@ from tests.processes.conftest import KEY, Served
 pytestmark = pytest.mark.slow
 
 
-def test_the_printed_curl_line_works_when_pasted(served: Served) -> None:
+def test_printed_curl_command_works(served: Served) -> None:
     line = next(line for line in served.banner.splitlines() if "curl " in line).strip()
     command = shlex.split(line.replace("$GATEWAY_API_KEY", KEY))
 
@@ -29,7 +29,7 @@ def test_the_printed_curl_line_works_when_pasted(served: Served) -> None:
     assert len(reply["data"][0]["embedding"]) == 384
 
 
-def test_the_banner_names_models_and_what_they_can_do_and_keeps_a_given_key_to_itself(
+def test_banner_lists_models_and_hides_a_configured_key(
     served: Served,
 ) -> None:
     assert "all-minilm-l6-v2" in served.banner
@@ -38,7 +38,7 @@ def test_the_banner_names_models_and_what_they_can_do_and_keeps_a_given_key_to_i
     assert not any(KEY in line for line in served.log)
 
 
-def test_openai_sdk(served: Served) -> None:
+def test_openai_sdk_works(served: Served) -> None:
     client = OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0)
     texts = ["How do I parse JSON?", "Parse a JSON document.", "Listen on a socket."]
 
@@ -54,7 +54,7 @@ def test_openai_sdk(served: Served) -> None:
         client.embeddings.create(model="nope", input="a")
 
 
-def test_the_readmes_programs_run(served: Served, repository: Path) -> None:
+def test_readme_programs_run(served: Served, repository: Path) -> None:
     programs = re.findall(
         r"^```python\n(.*?)^```", (repository / "README.md").read_text(), re.DOTALL | re.MULTILINE
     )
@@ -66,7 +66,7 @@ def test_the_readmes_programs_run(served: Served, repository: Path) -> None:
     assert (2, 384) == left["vectors"].shape
 
 
-def test_hugging_face_inference_client(served: Served) -> None:
+def test_hugging_face_inference_client_works(served: Served) -> None:
     embedder = InferenceClient(model=f"{served.url}/models/all-minilm-l6-v2/embed", token=KEY)
     comparer = InferenceClient(model=f"{served.url}/similarity", token=KEY)
 
@@ -77,7 +77,7 @@ def test_hugging_face_inference_client(served: Served) -> None:
     assert scores[0] > scores[1]
 
 
-def test_base64_and_floats_are_the_same_vector(served: Served) -> None:
+def test_base64_and_floats_encode_the_same_vector(served: Served) -> None:
     with served.client() as client:
         packed = client.post("/v1/embeddings", json={"input": "x", "encoding_format": "base64"}).json()
         shown = client.post("/v1/embeddings", json={"input": "x", "encoding_format": "float"}).json()
@@ -86,7 +86,7 @@ def test_base64_and_floats_are_the_same_vector(served: Served) -> None:
     np.testing.assert_array_equal(raw, np.array(shown["data"][0]["embedding"], dtype=np.float32))
 
 
-def test_a_call_of_2048_inputs_comes_back_in_order(served: Served) -> None:
+def test_returns_2048_inputs_in_order(served: Served) -> None:
     texts = [f"text number {index}" for index in range(2048)]
     with served.client() as client:
         reply = client.post("/embed", json={"inputs": texts})
@@ -97,7 +97,7 @@ def test_a_call_of_2048_inputs_comes_back_in_order(served: Served) -> None:
     assert (vectors[[0, 1000, 2047]] * np.array(few)).sum(axis=1).min() > 0.9995
 
 
-def test_rerank_and_tokenize_and_info(served: Served) -> None:
+def test_rerank_tokenize_and_info_answer(served: Served) -> None:
     with served.client() as client:
         ranks = client.post("/rerank", json={"query": "fruit", "texts": ["a car", "an apple"]}).json()
         tokens = client.post("/tokenize", json={"inputs": "hello"}).json()
@@ -116,7 +116,7 @@ def verified(config: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(words, capture_output=True, text=True, timeout=55, check=False, env=environment)
 
 
-def test_verify_starts_an_engine_of_its_own(repository: Path) -> None:
+def test_verify_starts_its_own_engine(repository: Path) -> None:
     ended = verified(repository / "router.yaml")
     told = json.loads(ended.stdout)
 
@@ -126,7 +126,7 @@ def test_verify_starts_an_engine_of_its_own(repository: Path) -> None:
     assert member["least_norm"] == pytest.approx(1, abs=1e-3)
 
 
-def test_verify_says_why_an_engine_does_not_load(tmp_path: Path) -> None:
+def test_verify_reports_why_an_engine_does_not_load(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "router.yaml").write_text(
         "upstreams: {x: {backend: torch, model: ./empty}}\nmodels: {m: {upstream: x}}\n"

@@ -93,7 +93,7 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory, upstream: str) -> Iter
     redis.stop()
 
 
-def test_a_snapshot_of_several_workers_adds_up(two_workers: Path) -> None:
+def test_snapshot_adds_up_all_workers(two_workers: Path) -> None:
     for _ in range(4):
         ended = status(two_workers, "--json", GATEWAY_API_KEY=OPERATOR)
         told = msgspec.json.decode(ended.stdout, type=Snapshot)
@@ -105,7 +105,7 @@ def test_a_snapshot_of_several_workers_adds_up(two_workers: Path) -> None:
         assert [("one", "up", CALLS)] == [(one.upstream, one.state, one.attempts) for one in told.replicas]
 
 
-def test_a_key_may_lie_in_a_file(two_workers: Path, tmp_path: Path) -> None:
+def test_reads_the_key_from_a_file(two_workers: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text(f"{OPERATOR}\n")
     ended = status(two_workers, "--json", "--key-file", str(key))
@@ -114,7 +114,7 @@ def test_a_key_may_lie_in_a_file(two_workers: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variables", [{}, {"GATEWAY_API_KEY": "wrong"}])
-def test_without_the_right_key_it_says_so(two_workers: Path, variables: dict[str, str]) -> None:
+def test_reports_a_wrong_or_missing_key(two_workers: Path, variables: dict[str, str]) -> None:
     ended = status(two_workers, "--json", **variables)
 
     assert (1, "") == (ended.returncode, ended.stdout)
@@ -124,7 +124,7 @@ def test_without_the_right_key_it_says_so(two_workers: Path, variables: dict[str
     assert "Traceback" not in ended.stderr
 
 
-def test_once_shows_all_of_it(two_workers: Path) -> None:
+def test_once_shows_every_table(two_workers: Path) -> None:
     ended = status(two_workers, "--once", GATEWAY_API_KEY=OPERATOR)
 
     assert 0 == ended.returncode
@@ -159,15 +159,15 @@ def unread() -> Iterator[int]:
 @pytest.mark.parametrize(
     "words", [("status", "--json"), ("status", "--once"), ("check",), ("keys", "list"), ("usage", "default")]
 )
-def test_who_stops_reading_ends_a_command_quietly(two_workers: Path, words: tuple[str, ...]) -> None:
+def test_closed_pipe_ends_a_command_quietly(two_workers: Path, words: tuple[str, ...]) -> None:
     assert (1, "") == cut_off(*words, "-c", str(two_workers))
 
 
-def test_who_stops_reading_ends_the_help_quietly() -> None:
+def test_closed_pipe_ends_the_help_quietly() -> None:
     assert cut_off("--help") in ((0, ""), (1, ""))
 
 
-def test_a_gateway_whose_banner_nobody_reads_serves(config: Path) -> None:
+def test_serves_with_a_closed_standard_output(config: Path) -> None:
     with unread() as writing:
         command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
         gateway = subprocess.Popen(command, stdout=writing, stderr=subprocess.DEVNULL)
@@ -180,7 +180,7 @@ def test_a_gateway_whose_banner_nobody_reads_serves(config: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("--json",), ("--once",)])
-def test_a_gateway_that_is_not_there_is_one_clear_line(config: Path, words: tuple[str, ...]) -> None:
+def test_reports_an_unreachable_gateway_in_one_line(config: Path, words: tuple[str, ...]) -> None:
     ended = status(config, *words)
 
     assert (1, "") == (ended.returncode, ended.stdout)
@@ -189,26 +189,26 @@ def test_a_gateway_that_is_not_there_is_one_clear_line(config: Path, words: tupl
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://127.0.0.1", "http://127.0.0.1:port", "http://"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_refuses_an_invalid_address(url: str) -> None:
     with pytest.raises(RequestRefused, match="no address"):
         GatewayClient(url, None)
 
 
-def test_what_is_told_of_an_address_is_no_password() -> None:
+def test_message_about_an_address_hides_its_password() -> None:
     with pytest.raises(GatewayUnavailable, match=r"^the gateway at http://127.0.0.1:1 does not answer"):
         GatewayClient("http://operator:secret@127.0.0.1:1", None).get("/admin/status", Snapshot)
     with pytest.raises(RequestRefused, match=r"^127.0.0.1:port is no address"):
         GatewayClient("http://operator:secret@127.0.0.1:port", None)
 
 
-def test_what_answers_and_is_no_gateway_is_told(upstream: str) -> None:
+def test_reports_a_server_that_is_no_gateway(upstream: str) -> None:
     asker = GatewayClient(upstream, None)
     with pytest.raises(RequestRefused, match="no gateway of this release"):
         asker.get("/info", Snapshot)
     asker.close()
 
 
-def test_what_would_steer_a_terminal_is_shown_as_a_mark() -> None:
+def test_replaces_terminal_control_characters() -> None:
     assert "a�[31mb�c" == plain("a\x1b[31mb\nc")
 
 
@@ -255,7 +255,7 @@ class Terminal:
                 return
 
 
-def test_it_follows_a_gateway_that_goes_and_comes_back_until_ctrl_c(config: Path) -> None:
+def test_follows_a_restarting_gateway_until_ctrl_c(config: Path) -> None:
     terminal = Terminal(config)
     try:
         assert terminal.shows("not seen yet")
@@ -274,7 +274,7 @@ def test_it_follows_a_gateway_that_goes_and_comes_back_until_ctrl_c(config: Path
     assert "Traceback" not in terminal.seen
 
 
-def test_what_was_seen_stays_while_the_gateway_is_away() -> None:
+def test_keeps_the_last_snapshot_while_the_gateway_is_unavailable() -> None:
     look = StatusDisplay("http://127.0.0.1:1")
     look.fail("gone")
     assert look.snapshot is None

@@ -63,15 +63,13 @@ def models(url: str, context: ssl.SSLContext) -> int:
 
 
 @pytest.mark.slow
-def test_a_caller_with_a_certificate_of_the_authority_is_served(
-    served_by_tls: Served, ours: Authority
-) -> None:
+def test_serves_a_caller_with_a_trusted_certificate(served_by_tls: Served, ours: Authority) -> None:
     assert served_by_tls.url.startswith("https://")
     assert 200 == models(served_by_tls.url, ours.client(ours.sign("caller")))
 
 
 @pytest.mark.slow
-def test_a_caller_without_one_or_with_a_strangers_is_refused_before_any_http(
+def test_refuses_a_missing_or_untrusted_certificate_before_http(
     served_by_tls: Served, ours: Authority, strangers: Authority
 ) -> None:
     for shown in (None, strangers.sign("caller")):
@@ -81,13 +79,13 @@ def test_a_caller_without_one_or_with_a_strangers_is_refused_before_any_http(
 
 
 @pytest.mark.slow
-def test_plain_http_is_not_answered_there(served_by_tls: Served) -> None:
+def test_tls_listener_answers_no_plain_http(served_by_tls: Served) -> None:
     with pytest.raises(httpx.TransportError):
         httpx.get(served_by_tls.url.replace("https", "http") + "/livez", trust_env=False)
 
 
 @pytest.mark.slow
-def test_a_listener_with_a_certificate_alone_asks_callers_for_none(
+def test_listener_without_client_ca_needs_no_caller_certificate(
     ours: Authority, strangers: Authority, tmp_path: Path
 ) -> None:
     certificate, key = ours.sign("plain")
@@ -146,7 +144,7 @@ models: {{bge: {{upstream: one}}}}
         yield client, events
 
 
-async def test_a_replica_that_demands_a_certificate_is_shown_one(ours: Authority, tmp_path: Path) -> None:
+async def test_presents_its_certificate_to_a_replica(ours: Authority, tmp_path: Path) -> None:
     shown, key = ours.sign("gateway")
     tls = f"{{ca: {ours.ca}, certificate: {shown}, private_key: {key}}}"
     server = FakeTei()
@@ -162,7 +160,7 @@ async def test_a_replica_that_demands_a_certificate_is_shown_one(ours: Authority
 
 
 @pytest.mark.parametrize("fault", ["untrusted", "of_another_host", "nothing_shown", "no_tls"])
-async def test_a_replica_by_tls_that_does_not_fit_does_not_join_and_the_log_says_why(
+async def test_replica_with_failing_tls_does_not_join_and_the_reason_is_logged(
     ours: Authority, strangers: Authority, tmp_path: Path, fault: str
 ) -> None:
     shown, key = ours.sign("gateway")
@@ -195,7 +193,7 @@ def problems(folder: Path, tls: str) -> list[Problem]:
     return caught.value.problems
 
 
-def test_a_key_that_does_not_fit_its_certificate_is_told(ours: Authority, tmp_path: Path) -> None:
+def test_reports_a_key_of_another_certificate(ours: Authority, tmp_path: Path) -> None:
     certificate, _ = ours.sign("one")
     _, key = ours.sign("two")
     (problem,) = problems(tmp_path, f"{{certificate: {certificate}, private_key: {key}}}")
@@ -204,7 +202,7 @@ def test_a_key_that_does_not_fit_its_certificate_is_told(ours: Authority, tmp_pa
     assert "another certificate" in problem.message
 
 
-def test_an_encrypted_key_is_told_without_asking_anybody(ours: Authority, tmp_path: Path) -> None:
+def test_reports_an_encrypted_key_without_a_prompt(ours: Authority, tmp_path: Path) -> None:
     certificate, key = ours.sign("locked")
     locked = tmp_path / "locked.key"
     plain = serialization.load_pem_private_key(key.read_bytes(), None)
@@ -224,7 +222,7 @@ def test_an_encrypted_key_is_told_without_asking_anybody(ours: Authority, tmp_pa
 @pytest.mark.parametrize(
     "content", ["", "rubbish", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
 )
-def test_what_is_no_pem_is_told_at_each_place(tmp_path: Path, content: str) -> None:
+def test_reports_every_file_that_is_not_pem(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.pem").write_text(content)
     found = problems(tmp_path, "{certificate: x.pem, private_key: x.pem, client_ca: x.pem}")
 
@@ -232,7 +230,7 @@ def test_what_is_no_pem_is_told_at_each_place(tmp_path: Path, content: str) -> N
     assert all("PEM" in one.message for one in found)
 
 
-def test_a_folder_is_no_certificate(tmp_path: Path) -> None:
+def test_reports_a_folder_in_place_of_a_certificate(tmp_path: Path) -> None:
     found = problems(tmp_path, "{certificate: ., private_key: ., client_ca: .}")
 
     assert ["tls.certificate", "tls.client_ca"] == [one.path for one in found]

@@ -50,7 +50,7 @@ def total(family: Metric, sample: str = "") -> float:
     return sum(one.value for one in family.samples if one.name == (sample or family.name))
 
 
-def test_one_trace_goes_through_gateway_and_engine(traced: Served, collector: Collector) -> None:
+def test_one_trace_spans_gateway_and_engine(traced: Served, collector: Collector) -> None:
     with traced.client() as client:
         body = {"input": ["a text", "another"], "model": "all-minilm-l6-v2"}
         headers = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
@@ -70,7 +70,7 @@ def test_one_trace_goes_through_gateway_and_engine(traced: Served, collector: Co
         assert inside.end_time_unix_nano <= attempt.end_time_unix_nano
 
 
-def test_the_engine_counts_under_teis_names(traced: Served) -> None:
+def test_engine_counts_under_tei_metric_names(traced: Served) -> None:
     before = families(traced)
     with traced.client() as client:
         client.post("/embed", json={"inputs": ["one", "two", "three"]}).raise_for_status()
@@ -91,7 +91,7 @@ def test_the_engine_counts_under_teis_names(traced: Served) -> None:
     assert total(longest, "te_request_duration_count") > 0
 
 
-def test_metrics_answer_while_the_engine_is_away(traced: Served) -> None:
+def test_metrics_answer_without_the_engine(traced: Served) -> None:
 
     os.kill(traced.child("backends.torch.server"), signal.SIGKILL)
 
@@ -99,7 +99,7 @@ def test_metrics_answer_while_the_engine_is_away(traced: Served) -> None:
     assert wait_until(lambda: "te_queue_size" in families(traced), 40)
 
 
-def test_lines_are_json_where_nobody_reads_them(traced: Served) -> None:
+def test_log_lines_are_json_without_a_terminal(traced: Served) -> None:
 
     with traced.client() as client:
         client.post("/embed", json={"inputs": "a"}, headers={"x-request-id": "look-for-me"})

@@ -99,7 +99,7 @@ def opened(pid: int) -> Iterator[str]:
             yield str(one.readlink())
 
 
-def test_both_take_connections_and_any_of_them_tells_the_metrics_of_all(gateway: Served) -> None:
+def test_workers_share_connections_and_each_reports_all_metrics(gateway: Served) -> None:
     before = {pid: connections(pid) for pid in workers(gateway)}
     with ExitStack() as held:
         clients = [held.enter_context(gateway.client()) for _ in range(32)]
@@ -121,13 +121,11 @@ def test_both_take_connections_and_any_of_them_tells_the_metrics_of_all(gateway:
     assert value(gateway, "process_resident_memory_bytes") > 1.5 * min(resident)
 
 
-def test_each_worker_is_a_gateway_of_its_own_where_quotas_are_shared(
-    gateway: Served, redis: RedisServer
-) -> None:
+def test_each_worker_registers_as_a_gateway_for_quotas(gateway: Served, redis: RedisServer) -> None:
     assert wait_until(lambda: redis.command("ZCARD", "gw:gateways").strip() == ":2")
 
 
-def test_a_killed_worker_costs_its_own_calls_only_and_the_metrics_do_not_go_back(
+def test_killed_worker_loses_only_its_own_requests_and_no_counts(
     gateway: Served, stub: HoldingServer
 ) -> None:
     assert [call(gateway) for _ in range(20)] == [200] * 20
@@ -170,7 +168,7 @@ def ended(gateway: Served) -> str:
 
 
 @pytest.mark.timeout(120)
-def test_a_worker_that_hangs_is_killed_and_started_again_and_any_worker_tells_of_it(gateway: Served) -> None:
+def test_hung_worker_is_restarted_and_every_worker_reports_it(gateway: Served) -> None:
     pids = workers(gateway)
     os.kill(pids[0], signal.SIGSTOP)
     assert wait_until(lambda: pids[0] not in workers(gateway) and len(workers(gateway)) == 2, 60)
@@ -211,9 +209,7 @@ def hold(gateway: Served, stub: HoldingServer, callers: ThreadPoolExecutor) -> l
     return held
 
 
-def test_an_upstream_that_a_reload_removes_leaves_no_gauges(
-    gateway: Served, config: Path, stub: HoldingServer
-) -> None:
+def test_removed_upstream_leaves_no_gauges(gateway: Served, config: Path, stub: HoldingServer) -> None:
     assert 200 == call(gateway)
     assert {"replica_up", "lane_queued_tokens"} <= gauges_of(gateway, "stub")
     config.write_text(config.read_text().replace("upstreams: {stub:", "upstreams: {other:"))
@@ -239,7 +235,7 @@ def gauges_of(gateway: Served, upstream: str) -> set[str]:
     }
 
 
-def test_all_are_drained_together_and_nothing_is_left_behind(
+def test_drains_all_workers_together_and_leaves_nothing_behind(
     gateway: Served, stub: HoldingServer, tmp_path: Path
 ) -> None:
     children = gateway.children()
@@ -259,7 +255,7 @@ def test_all_are_drained_together_and_nothing_is_left_behind(
     assert [] == list((tmp_path / "left").iterdir())
 
 
-def test_a_second_interrupt_does_not_wait_for_what_is_in_flight(gateway: Served, stub: HoldingServer) -> None:
+def test_second_interrupt_does_not_wait_for_requests_in_flight(gateway: Served, stub: HoldingServer) -> None:
     with ThreadPoolExecutor(16) as callers:
         held = hold(gateway, stub, callers)
         gateway.process.send_signal(signal.SIGINT)
@@ -272,7 +268,7 @@ def test_a_second_interrupt_does_not_wait_for_what_is_in_flight(gateway: Served,
     assert gateway.process.wait(20) == 0
 
 
-def test_killing_the_parent_leaves_no_worker_and_no_file_behind(gateway: Served, tmp_path: Path) -> None:
+def test_killing_the_parent_leaves_no_worker_and_no_file(gateway: Served, tmp_path: Path) -> None:
     children = gateway.children()
 
     gateway.process.kill()
@@ -282,7 +278,7 @@ def test_killing_the_parent_leaves_no_worker_and_no_file_behind(gateway: Served,
     assert [] == list((tmp_path / "left").iterdir())
 
 
-def test_another_gateway_on_the_same_port_is_one_clear_error(
+def test_reports_another_gateway_on_the_same_port(
     gateway: Served, config: Path, stub: HoldingServer, redis: RedisServer
 ) -> None:
     address = gateway.url.removeprefix("http://")
@@ -295,7 +291,7 @@ def test_another_gateway_on_the_same_port_is_one_clear_error(
     assert call(gateway) == 200
 
 
-def test_a_port_of_somebody_else_is_one_clear_error(
+def test_reports_another_process_on_the_same_port(
     config: Path, stub: HoldingServer, redis: RedisServer
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -307,7 +303,7 @@ def test_a_port_of_somebody_else_is_one_clear_error(
     assert f"cannot listen on {address}" in ended.stderr
 
 
-def test_several_workers_without_a_redis_are_a_problem_of_the_config(tmp_path: Path) -> None:
+def test_several_workers_need_redis(tmp_path: Path) -> None:
     path = tmp_path / "router.yaml"
     path.write_text(CONFIG.format(listen="127.0.0.1:0", workers=2, store="memory", url="http://tei:8080"))
     ended = run_serve(path)

@@ -10,7 +10,7 @@ from gateway.processes.child import Child, ChildSpec
 TALKER = "tests.fakes.talker"
 
 
-async def test_a_line_is_heard_however_long_it_is() -> None:
+async def test_receives_lines_of_any_length() -> None:
     heard: list[bytes] = []
     child = Child(ChildSpec("talker", TALKER, os.environ), lambda fd: str(fd).encode(), heard.append)
     running = asyncio.create_task(child.keep_running())

@@ -82,14 +82,14 @@ async def parent(tmp_path: Path) -> Parent:
     return one
 
 
-async def test_an_edit_that_others_outrun_is_tried_on_what_stands_then(parent: Parent) -> None:
+async def test_retries_an_edit_that_lost_a_race(parent: Parent) -> None:
     parent.store.outrun = EDIT_ATTEMPTS_MAX - 1
     assert ["upstreams.two"] == [one.path for one in (await parent.now.apply(TWO)).changes]
     parent.store.outrun = EDIT_ATTEMPTS_MAX
     assert "unavailable" == (await parent.refused(MORE)).kind
 
 
-async def test_an_edit_is_held_against_what_others_have_changed(parent: Parent) -> None:
+async def test_checks_an_edit_against_the_changes_of_other_gateways(parent: Parent) -> None:
     await parent.now.apply(TWO)
     await parent.store.replace(await parent.store.version(), Additions())
 
@@ -101,14 +101,14 @@ async def test_an_edit_is_held_against_what_others_have_changed(parent: Parent) 
     assert "two" not in parent.now.config.upstreams
 
 
-async def test_nothing_is_handed_over_where_nothing_changes(parent: Parent) -> None:
+async def test_does_not_update_workers_without_a_change(parent: Parent) -> None:
     for work in (TWO, TWO, MORE, "file", "added"):
         assert () == (await parent.now.apply(work)).problems
 
     assert [["bge"], ["bge", "more"]] == parent.handed
 
 
-async def test_a_file_with_a_problem_and_a_store_that_is_away_change_nothing(parent: Parent) -> None:
+async def test_invalid_file_and_unavailable_store_change_nothing(parent: Parent) -> None:
     await parent.now.apply(TWO)
     parent.store.away = True
     assert ["unavailable", "unavailable"] == [(await parent.refused(work)).kind for work in (MORE, "added")]
@@ -120,7 +120,7 @@ async def test_a_file_with_a_problem_and_a_store_that_is_away_change_nothing(par
     assert ({"one", "two"}, {"bge2"}) == (parent.now.config.upstreams.keys(), parent.now.config.models.keys())
 
 
-async def test_a_start_without_its_store_serves_the_file_and_takes_the_rest_later(tmp_path: Path) -> None:
+async def test_start_without_store_serves_the_file_first(tmp_path: Path) -> None:
     parent = Parent(tmp_path)
     await parent.store.replace("", Additions({"two": TEI}, {"more": MORE.settings}))
     parent.store.away = True

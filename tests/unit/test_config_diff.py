@@ -48,17 +48,17 @@ def changes(old: str, new: str) -> list[str]:
         ("backend: tei", "backend: tei", []),
     ],
 )
-def test_each_difference_is_told_by_its_path(old: str, new: str, told: list[str]) -> None:
+def test_reports_each_difference_by_its_path(old: str, new: str, told: list[str]) -> None:
     assert told == changes(old, new)
 
 
-def test_no_value_of_a_text_is_told() -> None:
+def test_reports_no_text_value() -> None:
     told = changes("old-secret", "new-secret")
 
     assert ["upstreams.one.api_key changed", "upstreams.one.headers.x-token changed"] == told
 
 
-def test_what_was_given_to_sockets_and_processes_at_start_needs_a_restart() -> None:
+def test_settings_of_sockets_and_processes_need_a_restart() -> None:
     running = parsed(CONFIG)
     wanted = parsed(
         "listen: 127.0.0.1:9\ndrain_s: 3\nlogs: {access: false}\n"
@@ -78,7 +78,7 @@ def test_what_was_given_to_sockets_and_processes_at_start_needs_a_restart() -> N
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_a_change_of_any_text_never_shows_it(old: str, new: str) -> None:
+def test_never_shows_a_changed_text(old: str, new: str) -> None:
     config = parsed(CONFIG)
 
     def with_key(key: str) -> Config:

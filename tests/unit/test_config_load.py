@@ -151,7 +151,7 @@ def faults_of(name: str) -> list[Problem]:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_every_fault_is_reported_once_at_its_path(name: str) -> None:
+def test_reports_every_problem_once_at_its_path(name: str) -> None:
     assert sorted(FAULTS[name]) == sorted(one.path for one in faults_of(name))
 
 
@@ -161,14 +161,14 @@ def test_no_message_repeats_a_secret(name: str) -> None:
 
 
 @pytest.mark.parametrize(("package", "paths"), [("no.such.package", ["tracing"]), ("opentelemetry.sdk", [])])
-def test_traces_need_what_sends_them(package: str, paths: list[str]) -> None:
+def test_tracing_needs_the_exporter_package(package: str, paths: list[str]) -> None:
     config = parse_config("tracing: {}\n" + MINIMAL, {}, BASE)
 
     assert paths == [one.path for one in missing_exporter(config, package)]
     assert [] == list(missing_exporter(parse_config(MINIMAL, {}, BASE), package))
 
 
-def test_every_invalid_file_is_in_the_table() -> None:
+def test_table_lists_every_invalid_file() -> None:
     assert sorted([*FAULTS, "not_utf8"]) == sorted(file.stem for file in INVALID.iterdir())
 
 
@@ -192,19 +192,19 @@ def test_every_invalid_file_is_in_the_table() -> None:
         ("files_of_tls_that_are_not_there", "No such file"),
     ],
 )
-def test_a_problem_says_what_would_be_allowed(name: str, allowed: str) -> None:
+def test_message_names_the_allowed_values(name: str, allowed: str) -> None:
     assert allowed in faults_of(name)[0].message
 
 
 @pytest.mark.parametrize(("name", "reason"), [("not_utf8", "not UTF-8"), ("missing", "No such file")])
-def test_a_file_that_cannot_be_read_is_a_problem_of_its_own(name: str, reason: str) -> None:
+def test_reports_an_unreadable_file(name: str, reason: str) -> None:
     found = faults_of(name)
 
     assert [str(INVALID / f"{name}.yaml")] == [one.path for one in found]
     assert reason in found[0].message
 
 
-def test_an_error_as_text_lists_every_problem() -> None:
+def test_error_text_lists_every_problem() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(INVALID / "many_faults.yaml", {})
 
@@ -227,14 +227,14 @@ def test_an_error_as_text_lists_every_problem() -> None:
         ("${TEI_KEY}", {"TEI_KEY": "a: [b, *c"}, "a: [b, *c"),
     ],
 )
-def test_placeholders_are_filled_once(written: str, environment: dict[str, str], filled: str) -> None:
+def test_fills_placeholders_once(written: str, environment: dict[str, str], filled: str) -> None:
     text = MINIMAL.replace("backend: tei", f"backend: tei, api_key: '{written}'")
 
     assert filled == parse_config(text, environment, BASE).upstreams["tei"].api_key
 
 
 @pytest.mark.parametrize("absolute", [True, False])
-def test_a_secret_comes_from_a_file_without_its_last_line_end(tmp_path: Path, *, absolute: bool) -> None:
+def test_strips_the_last_line_end_of_a_secret_file(tmp_path: Path, *, absolute: bool) -> None:
     (tmp_path / "secret").write_text("s3cret\n", encoding="utf-8")
     named = tmp_path / "secret" if absolute else "secret"
     (tmp_path / "router.yaml").write_text(
@@ -244,7 +244,7 @@ def test_a_secret_comes_from_a_file_without_its_last_line_end(tmp_path: Path, *,
     assert "s3cret" == load_config(tmp_path / "router.yaml", {}).upstreams["tei"].api_key
 
 
-def test_filled_text_takes_the_type_that_its_place_has() -> None:
+def test_converts_filled_text_to_the_type_of_its_setting() -> None:
     config = parsed(
         MINIMAL + "workers: ${W}\ndrain_s: ${D}\nlimits: {inputs: '${I}'}\n", W="1", D="2.5", I="7"
     )
@@ -252,17 +252,17 @@ def test_filled_text_takes_the_type_that_its_place_has() -> None:
     assert (1, 2.5, 7) == (config.workers, config.drain_s, config.limits.inputs)
 
 
-def test_text_that_does_not_fit_its_place_is_a_problem_there() -> None:
+def test_reports_filled_text_of_the_wrong_type() -> None:
     assert ["workers"] == [one.path for one in problems_of(MINIMAL + "workers: ${W}\n", W="two")]
 
 
-def test_placeholders_are_filled_in_values_only() -> None:
+def test_fills_placeholders_in_values_only() -> None:
     config = parsed(UPSTREAMS + "models: {'${NAME}': {upstream: tei}}\n", NAME="bge")
 
     assert ["${NAME}"] == list(config.models)
 
 
-def test_an_entry_with_a_fault_of_its_own_still_counts_as_there() -> None:
+def test_entry_with_a_problem_can_still_be_referred_to() -> None:
     text = "upstreams: {tei: {backend: tie}}\nmodels: {bge: {upstream: tei, x: 1}}\ndefaults: {embed: bge}\n"
 
     assert {"upstreams.tei.backend", "models.bge.x"} == {one.path for one in problems_of(text)}
@@ -278,7 +278,7 @@ def test_an_entry_with_a_fault_of_its_own_still_counts_as_there() -> None:
         ("org/model", "org/model"),
     ],
 )
-def test_paths_are_relative_to_the_file(written: str, expected: str) -> None:
+def test_resolves_paths_from_the_folder_of_the_file(written: str, expected: str) -> None:
     config = parsed(
         f"upstreams:\n  engine: {{backend: torch, model: {written}}}\n"
         f"  tei: {{backend: tei, replicas: ['http://tei'], model: {written}, tokenizer: {written}}}\n"
@@ -291,7 +291,7 @@ def test_paths_are_relative_to_the_file(written: str, expected: str) -> None:
     assert written == config.upstreams["tei"].model
 
 
-def test_a_folder_beside_the_file_is_meant_before_a_hub_id(tmp_path: Path) -> None:
+def test_prefers_a_folder_to_a_hub_id(tmp_path: Path) -> None:
     (tmp_path / "org" / "model").mkdir(parents=True)
     text = "upstreams: {engine: {backend: torch, model: org/model}}\nmodels: {a: {upstream: engine}}\n"
 
@@ -299,7 +299,7 @@ def test_a_folder_beside_the_file_is_meant_before_a_hub_id(tmp_path: Path) -> No
     assert str((tmp_path / "org" / "model").resolve()) == found
 
 
-def test_a_merged_mapping_may_be_overridden() -> None:
+def test_merged_mapping_can_be_overridden() -> None:
     config = parsed(
         "upstreams:\n"
         "  one: &one {backend: tei, replicas: ['http://one'], batch_inputs: 4}\n"
@@ -313,7 +313,7 @@ def test_a_merged_mapping_may_be_overridden() -> None:
 
 
 @pytest.mark.parametrize("place", ["{a: 1, a: 2}", "{a: {b: 1, c: 2, b: 3}}", "[{a: 1, a: 1}]"])
-def test_a_key_given_twice_is_refused_wherever_it_is(place: str) -> None:
+def test_refuses_a_duplicate_key_at_any_depth(place: str) -> None:
     found = problems_of(MINIMAL + f"defaults: {place}\n")
 
     assert ["line 3"] == [one.path for one in found]
@@ -331,14 +331,14 @@ def test_a_key_given_twice_is_refused_wherever_it_is(place: str) -> None:
         "[" * 9000,
     ],
 )
-def test_strange_yaml_is_refused_as_yaml(text: str) -> None:
+def test_refuses_unsupported_yaml(text: str) -> None:
     found = problems_of(text)
 
     assert 1 == len(found)
     assert "not valid YAML" in found[0].message
 
 
-def test_what_the_file_does_not_say_has_a_default() -> None:
+def test_absent_settings_have_defaults() -> None:
     config = parsed(MINIMAL)
 
     assert ("127.0.0.1:8080", 1, "memory") == (config.listen, config.workers, config.quotas.store)
@@ -350,7 +350,7 @@ def test_what_the_file_does_not_say_has_a_default() -> None:
     )
 
 
-def test_a_tenant_lists_keys_by_digest_with_or_without_an_id() -> None:
+def test_tenant_lists_keys_with_and_without_an_id() -> None:
     one, two = key_digest("one"), key_digest("two")
     config = parsed(MINIMAL + f"tenants: {{acme: {{keys: ['{one}', {{digest: '{two}', id: ci}}]}}}}\n")
 
@@ -366,19 +366,19 @@ def test_a_tenant_lists_keys_by_digest_with_or_without_an_id() -> None:
         (":8080", ("0.0.0.0", 8080)),
     ],
 )
-def test_an_address_to_listen_on_is_a_host_and_a_port(listen: str, expected: tuple[str, int]) -> None:
+def test_splits_listen_address_into_host_and_port(listen: str, expected: tuple[str, int]) -> None:
     assert expected == host_and_port(listen)
     assert listen == parsed(MINIMAL + f"listen: '{listen}'\n").listen
 
 
-def test_a_port_that_is_too_large_is_said_to_be() -> None:
+def test_reports_a_port_that_is_too_large() -> None:
     [problem] = problems_of(MINIMAL + "listen: '127.0.0.1:99999'\n")
 
     assert "'127.0.0.1:99999': the port is too large; the highest is 65535" == problem.message
 
 
 @pytest.mark.parametrize("listen", ["", "8080", "host", "host:", "host:http", "host:70000", "::1:80", "a:-1"])
-def test_anything_else_to_listen_on_is_refused(listen: str) -> None:
+def test_refuses_an_invalid_listen_address(listen: str) -> None:
     assert ["listen"] == [one.path for one in problems_of(MINIMAL + f"listen: '{listen}'\n")]
 
 
@@ -386,7 +386,7 @@ def test_anything_else_to_listen_on_is_refused(listen: str) -> None:
     ("key", "value"),
     [("api_key", [SECRET]), ("api_key", {SECRET: 1}), ("headers", SECRET), ("headers", [SECRET])],
 )
-def test_a_secret_of_the_wrong_type_stays_out_of_the_message(key: str, value: Any) -> None:
+def test_message_hides_a_secret_of_the_wrong_type(key: str, value: Any) -> None:
     found = problems_of(MINIMAL.replace("backend: tei", f"backend: tei, {key}: {value}"))
 
     assert [f"upstreams.tei.{key}"] == [one.path for one in found]
@@ -402,7 +402,7 @@ def test_a_secret_of_the_wrong_type_stays_out_of_the_message(key: str, value: An
         "http://user:80/%s@tei",
     ],
 )
-def test_a_replica_has_no_credentials_in_its_url(url: str) -> None:
+def test_refuses_credentials_in_a_replica_url(url: str) -> None:
     text = MINIMAL.replace("http://tei:80", url.replace("%s", SECRET))
     (problem,) = problems_of(text)
 
@@ -424,7 +424,7 @@ def test_a_replica_has_no_credentials_in_its_url(url: str) -> None:
         "redis+sentinel://one:26379,two:port/name/0",
     ],
 )
-def test_a_store_whose_host_cannot_be_read_is_told_without_its_password(store: str) -> None:
+def test_reports_an_unreadable_store_without_its_password(store: str) -> None:
     (problem,) = problems_of(f"quotas: {{store: '{store.replace('%s', SECRET)}'}}\n{MINIMAL}")
 
     assert "quotas.store" == problem.path
@@ -442,5 +442,5 @@ def test_a_store_whose_host_cannot_be_read_is_told_without_its_password(store: s
         "redis+sentinel://:secret@one:26379,two/name/0",
     ],
 )
-def test_a_store_that_can_be_reached_is_taken(store: str) -> None:
+def test_accepts_valid_store_urls(store: str) -> None:
     assert store == parsed(f"quotas: {{store: '{store}'}}\n{MINIMAL}").quotas.store

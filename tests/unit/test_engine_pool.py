@@ -22,7 +22,7 @@ def engine(**upstreams: UpstreamSettings) -> EngineProcess:
 @pytest.mark.parametrize(
     "change", [{"queue_tokens": 9}, {"prompts": {"query": "q: "}}, {"api_key": "x"}, {"hedge_share": 0.0}]
 )
-async def test_what_concerns_a_lane_needs_no_other_process(change: dict[str, object]) -> None:
+async def test_lane_settings_need_no_new_process(change: dict[str, object]) -> None:
     changed = msgspec.structs.replace(ONE, **change)
 
     assert engine(one=ONE, two=TWO).serves({"two": TWO, "one": changed}, BOUNDS)
@@ -38,13 +38,13 @@ async def test_what_concerns_a_lane_needs_no_other_process(change: dict[str, obj
         {"when_loading": "refuse"},
     ],
 )
-async def test_what_a_model_is_loaded_with_needs_another_process(change: dict[str, object]) -> None:
+async def test_load_settings_need_a_new_process(change: dict[str, object]) -> None:
     changed = msgspec.structs.replace(ONE, **change)
 
     assert not engine(one=ONE, two=TWO).serves({"one": changed, "two": TWO}, BOUNDS)
 
 
-async def test_who_shares_a_process_and_its_bounds_are_part_of_it() -> None:
+async def test_members_and_bounds_identify_a_process() -> None:
     running = engine(one=ONE, two=TWO)
 
     assert not running.serves({"one": ONE}, BOUNDS)
@@ -52,7 +52,7 @@ async def test_who_shares_a_process_and_its_bounds_are_part_of_it() -> None:
     assert not running.serves({"one": ONE, "two": TWO}, EngineSettings(memory_bytes=9))
 
 
-async def test_all_models_of_an_engine_are_waited_for_whether_they_are_loaded_at_the_start_or_not() -> None:
+async def test_waits_for_every_model_preloaded_or_not() -> None:
     running = engine(one=ONE, two=TWO)
     waiting = asyncio.create_task(load_problems([running], 5))
     running.record_state(wire.State("one", "loading", "weights"))
@@ -64,7 +64,7 @@ async def test_all_models_of_an_engine_are_waited_for_whether_they_are_loaded_at
     assert {"one": "no such folder"} == await waiting
 
 
-async def test_a_model_that_does_not_load_in_time_is_a_problem_of_its_own() -> None:
+async def test_reports_a_model_that_does_not_load_in_time() -> None:
     running = engine(one=ONE, two=TWO)
     running.record_state(wire.State("one", "loaded"))
     # Started again after a crash, it tells once more.

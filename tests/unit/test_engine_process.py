@@ -21,7 +21,7 @@ def preloaded(child: Child) -> dict[str, bool]:
     return {one.name: one.preload for one in boot(child).models}
 
 
-def test_an_engine_that_is_started_again_loads_what_was_loaded() -> None:
+def test_restarted_engine_loads_the_models_that_were_loaded() -> None:
     upstreams = {
         name: UpstreamSettings(backend="torch", model="m", preload=name in {"eager", "left"})
         for name in ("eager", "lazy", "left", "broken")
@@ -39,7 +39,7 @@ def test_an_engine_that_is_started_again_loads_what_was_loaded() -> None:
     assert preloaded(child) == {"eager": True, "lazy": True, "left": False, "broken": False}
 
 
-def test_an_engine_hears_its_bounds_and_what_the_config_says_of_each_model() -> None:
+def test_boot_message_has_bounds_and_model_settings() -> None:
     settings = UpstreamSettings(backend="torch", model="m", when_loading="refuse", dtype="float32")
     group = EngineGroup("engine", "/run/x.sock", {"a/b": settings})
     told = boot(engine_child(group, EngineSettings(10, 2.5), {}, lambda _: None))
@@ -48,7 +48,7 @@ def test_an_engine_hears_its_bounds_and_what_the_config_says_of_each_model() -> 
     assert told.models == (wire.ModelBoot("a/b", "m", dtype="float32", waits=False),)
 
 
-def test_a_models_address_survives_any_name_and_path() -> None:
+def test_model_address_round_trips_any_name_and_path() -> None:
     address = wire.address_of("/tmp/odd #?%/e.sock", "a/b c%2F?")
 
     assert wire.socket_and_base(address) == ("/tmp/odd #?%/e.sock", "http://engine/a%2Fb%20c%252F%3F")

@@ -21,7 +21,7 @@ print(*{name.partition(".")[0] for name in sys.modules})
 """
 
 
-def test_a_worker_of_remote_upstreams_loads_nothing_heavy() -> None:
+def test_worker_of_remote_upstreams_imports_nothing_heavy() -> None:
     told = subprocess.run(
         [sys.executable, "-c", BUILT], check=True, capture_output=True, text=True, timeout=60
     )

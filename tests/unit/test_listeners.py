@@ -32,7 +32,7 @@ def connect(held: ExitStack, address: tuple[str, int], count: int = 1) -> None:
         held.enter_context(socket.create_connection(address, timeout=5))
 
 
-def test_connections_are_spread_over_those_that_joined_and_the_holder_takes_none() -> None:
+def test_spreads_connections_over_joined_sockets_only() -> None:
     with ExitStack() as held:
         holder = held.enter_context(listeners.reserve_port("127.0.0.1:0"))
         one, other = joined(held, holder), joined(held, holder)
@@ -43,7 +43,7 @@ def test_connections_are_spread_over_those_that_joined_and_the_holder_takes_none
     assert min(both) > 0
 
 
-def test_one_that_has_ended_is_sent_nothing_more() -> None:
+def test_closed_socket_receives_no_connections() -> None:
     with ExitStack() as held:
         holder = held.enter_context(listeners.reserve_port("127.0.0.1:0"))
         one, other = joined(held, holder), joined(held, holder)
@@ -53,7 +53,7 @@ def test_one_that_has_ended_is_sent_nothing_more() -> None:
         assert 32 == taken(other)
 
 
-def test_without_anybody_who_joined_a_connection_is_refused_and_the_port_stays_held() -> None:
+def test_reserved_port_refuses_connections_and_other_binds() -> None:
     with ExitStack() as held:
         holder = held.enter_context(listeners.reserve_port("127.0.0.1:0"))
         host, port = holder.getsockname()
@@ -65,7 +65,7 @@ def test_without_anybody_who_joined_a_connection_is_refused_and_the_port_stays_h
             assert errno.EADDRINUSE == refused.value.errno
 
 
-def test_a_port_is_free_again_though_connections_to_it_still_linger() -> None:
+def test_port_can_be_reserved_again_while_connections_linger() -> None:
     with ExitStack() as held:
         holder = held.enter_context(listeners.reserve_port("127.0.0.1:0"))
         host, port = holder.getsockname()

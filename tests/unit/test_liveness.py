@@ -42,19 +42,19 @@ async def watched(answer: Callable[[int, Watched], bool], looks: int, grace: int
     return child.killed
 
 
-async def test_after_so_many_misses_in_a_row_it_is_killed_once() -> None:
+async def test_kills_once_after_too_many_misses_in_a_row() -> None:
     assert [1] == await watched(lambda seen, child: seen == 1 and child.pid == 1, 1 + 3 * MISSES_MAX)
 
 
-async def test_what_has_not_answered_yet_is_still_being_started() -> None:
+async def test_does_not_kill_a_child_that_is_still_starting() -> None:
     assert [] == await watched(lambda _, __: False, 3 * MISSES_MAX)
 
 
-async def test_a_few_misses_between_answers_are_a_busy_moment() -> None:
+async def test_tolerates_a_few_misses() -> None:
     assert [] == await watched(lambda seen, _: seen % MISSES_MAX == 1, 4 * MISSES_MAX)
 
 
-async def test_one_that_ended_by_itself_meanwhile_begins_anew() -> None:
+async def test_counts_from_zero_for_a_new_process() -> None:
     def answer(seen: int, child: Watched) -> bool:
         if seen == MISSES_MAX:
             child.pid = 7
@@ -63,7 +63,7 @@ async def test_one_that_ended_by_itself_meanwhile_begins_anew() -> None:
     assert [] == await watched(answer, 3 * MISSES_MAX)
 
 
-async def test_one_that_never_answers_has_so_many_misses_more() -> None:
+async def test_grants_extra_misses_while_starting() -> None:
     def never(_: int, __: Watched) -> bool:
         return False
 
@@ -71,7 +71,7 @@ async def test_one_that_never_answers_has_so_many_misses_more() -> None:
     assert [1] == await watched(never, 4 + MISSES_MAX, grace=3)
 
 
-async def test_a_pause_of_the_watcher_itself_counts_for_nothing() -> None:
+async def test_ignores_checks_during_its_own_pause() -> None:
     def answer(seen: int, _: Watched) -> bool:
         if seen == 1:
             return True
@@ -82,7 +82,7 @@ async def test_a_pause_of_the_watcher_itself_counts_for_nothing() -> None:
     assert [] == await watched(answer, 2 * MISSES_MAX)
 
 
-async def test_whatever_it_says_is_a_sign_of_life_once() -> None:
+async def test_message_counts_as_heartbeat_once() -> None:
     signs = Heartbeats()
     signs.record()
     signs.record()
@@ -90,7 +90,7 @@ async def test_whatever_it_says_is_a_sign_of_life_once() -> None:
     assert [True, False] == [await signs.is_alive() for _ in range(2)]
 
 
-async def test_what_the_process_before_it_said_is_no_sign_of_the_next() -> None:
+async def test_message_of_the_previous_process_does_not_count() -> None:
     signs = Heartbeats()
     signs.record()
     signs.reset()

@@ -7,7 +7,7 @@ from gateway.processes.reload_queue import ReloadJob, ReloadQueue
 from tests.unit.test_config_applier import MORE, TWO
 
 
-async def test_who_asks_for_the_same_is_answered_by_one_and_each_edit_is_done() -> None:
+async def test_merges_equal_reloads_and_runs_every_edit() -> None:
     done: list[ReloadJob] = []
     told: list[ReloadJob] = []
 

@@ -20,7 +20,7 @@ async def said(read_fd: int, lines: int) -> list[object]:
     return [msgspec.json.decode(line, type=messages.ToParent) for line in found]
 
 
-async def test_a_worker_says_unasked_that_it_lives_several_times_a_look() -> None:
+async def test_sends_heartbeats_more_often_than_they_are_checked() -> None:
     read_fd, write_fd = os.pipe()
     telling = asyncio.create_task(ParentLink(write_fd).send_heartbeats())
     async with asyncio.timeout(30):
@@ -32,7 +32,7 @@ async def test_a_worker_says_unasked_that_it_lives_several_times_a_look() -> Non
     assert 2 * HEARTBEAT_EVERY_S < WORKER_CHECK_EVERY_S
 
 
-async def test_a_parent_that_reads_nothing_holds_up_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_pipe_does_not_block_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.processes.worker_link.HEARTBEAT_EVERY_S", 0)
     read_fd, write_fd = os.pipe()
     room = fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ)

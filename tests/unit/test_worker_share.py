@@ -30,17 +30,17 @@ def parsed(workers: int, bound: int) -> Config:
 
 
 @given(st.integers(1, 64), st.integers(1, 10**12))
-def test_shares_add_up_to_the_whole_and_no_worker_is_left_without(workers: int, bound: int) -> None:
+def test_shares_add_up_and_none_is_zero(workers: int, bound: int) -> None:
     for share in bounds(worker_share(parsed(workers, bound))):
         assert share >= 1
         assert bound <= share * workers < bound + workers
 
 
-def test_a_lone_worker_has_all() -> None:
+def test_single_worker_has_the_whole_bound() -> None:
     assert parsed(1, 7) == worker_share(parsed(1, 7))
 
 
-def test_what_tenants_may_is_not_divided_and_workers_count_as_gateways() -> None:
+def test_tenant_limits_are_whole_and_workers_count_as_gateways() -> None:
     whole, share = parsed(4, 100), worker_share(parsed(4, 100))
 
     assert whole.tenants == share.tenants
