@@ -25,8 +25,8 @@ from tests.fakes.tei import FakeTei
 # The struct that each POST decodes, by its path, that of one model like that at the root.
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
-    "/v1/embeddings": openai.EmbeddingsRequest,
-    "/embeddings": openai.EmbeddingsRequest,
+    "/v1/embeddings": openai.OpenAIEmbeddingsRequest,
+    "/embeddings": openai.OpenAIEmbeddingsRequest,
     "/embed": tei_bodies.EmbedRequest,
     "/rerank": rerank.EitherRerankRequest,
     "/v1/rerank": rerank.RerankRequest,

@@ -1,1 +1,1 @@
-"""Pages in a real browser; shares its fixtures by name."""
+"""Tests of pages in a real browser."""

@@ -1,4 +1,4 @@
-"""Debian's Chromium without a window, and a gateway whose names are as hostile as its config allows."""
+"""Headless Chromium, and a gateway whose model and tenant names contain markup."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ tenants:
 
 
 class NarrowTei(FakeTei):
-    """Its vectors have half of the others' width."""
+    """Fake TEI with vectors of half the width."""
 
     def _vector(self, text: str, body: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
         half = super()._vector(text, body)[:4]
@@ -45,36 +45,36 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("ui") / "router.yaml"
     with ExitStack() as fakes:
         servers = {"wide": FakeTei(), "narrow": NarrowTei(), "cross": FakeTei(model_type=RERANKER)}
-        urls = {name: fakes.enter_context(serve_in_thread(one)) for name, one in servers.items()}
+        urls = {name: fakes.enter_context(serve_in_thread(server)) for name, server in servers.items()}
         path.write_text(CONFIG.format(**urls, markup=MARKUP, digest=key_digest(KEY)))
-        served = Served(path).wait_until_up()
-        yield served
-        served.stop()
+        process = Served(path).wait_until_up()
+        yield process
+        process.stop()
 
 
 def chromium() -> str:
-    """Where it is; a test that needs it is skipped where there is none."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
+    """Return the path of Chromium, or skip the test if there is none."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
         pytest.skip("no chromium on the path: apt-get install chromium")
-    return found
+    return path
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One process for all pages."""
+    """Start one browser process for all pages."""
     api = pytest.importorskip("playwright.sync_api", reason="pip install -r requirements/browser.txt")
     executable = chromium()
     # Its sandbox does not run as root.
-    words = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with api.sync_playwright() as running:
-        launched = running.chromium.launch(executable_path=executable, args=words)
+        launched = running.chromium.launch(executable_path=executable, args=arguments)
         yield launched
         launched.close()
 
 
-class Watched:
-    """A page at /ui. complaints: what the browser said of it, violations of its policy included."""
+class ObservedPage:
+    """A page at /ui. complaints: errors and warnings of the browser, with policy violations."""
 
     def __init__(self, browser: Any, base: str, **options: Any) -> None:
         self.context = browser.new_context(**options)
@@ -82,32 +82,32 @@ class Watched:
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.addresses: list[str] = []
-        self.page.on("console", self._heard)
+        self.page.on("console", self._collect)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.addresses.append(request.url))
         self.page.goto(f"{base}/ui")
 
     def use_key(self, key: str) -> None:
-        """As a person does."""
+        """Type a key and submit it, like a user."""
         self.page.get_by_label("API key").fill(key)
         self.page.get_by_role("button", name="Use").click()
 
-    def _heard(self, message: Any) -> None:
+    def _collect(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
 
 
 @pytest.fixture
-def watched(browser: Any, gateway: Served) -> Iterator[Watched]:
-    """A page without a key, which nobody may complain about in the end."""
-    page = Watched(browser, gateway.url)
-    yield page
-    page.context.close()
+def watched(browser: Any, gateway: Served) -> Iterator[ObservedPage]:
+    """Open a page without a key."""
+    observed = ObservedPage(browser, gateway.url)
+    yield observed
+    observed.context.close()
 
 
 @pytest.fixture
-def ready(watched: Watched) -> Watched:
-    """A page with a key, and the models in its lists."""
+def ready(watched: ObservedPage) -> ObservedPage:
+    """Open a page with a key, and wait for its lists of models."""
     watched.use_key(KEY)
     watched.page.wait_for_selector("#embed-model option", state="attached")
     return watched

@@ -1,28 +1,28 @@
-"""The page at /ui in a real browser: it shows, embeds, reranks, compares, keeps the key, believes no text."""
+"""The page at /ui in a real browser: status, playground, safety and accessibility."""
 
 import re
 from typing import Any
 
 import pytest
 
-from tests.browser.conftest import MARKUP, Watched
+from tests.browser.conftest import MARKUP, ObservedPage
 from tests.processes.conftest import KEY, Served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 def text_of(page: Any, selector: str) -> str:
-    """What a person reads there."""
+    """Return the visible text of an element."""
     return str(page.inner_text(selector))
 
 
 def heat(page: Any, selector: str) -> list[list[str]]:
-    """A heat map's cells."""
+    """Return the texts of a heat map's cells, by row."""
     rows = page.query_selector_all(f"{selector} table.heat tbody tr")
     return [[cell.inner_text() for cell in row.query_selector_all("td")] for row in rows]
 
 
-def test_shows_the_status_without_console_errors(watched: Watched) -> None:
+def test_shows_the_status_without_console_errors(watched: ObservedPage) -> None:
     watched.page.wait_for_selector("#replicas tbody tr")
     replicas = text_of(watched.page, "#replicas")
 
@@ -33,15 +33,15 @@ def test_shows_the_status_without_console_errors(watched: Watched) -> None:
     assert [] == watched.complaints
 
 
-def test_loads_everything_from_the_gateway(ready: Watched, gateway: Served) -> None:
+def test_loads_everything_from_the_gateway(ready: ObservedPage, gateway: Served) -> None:
     ready.page.wait_for_selector("#replicas tbody tr")
 
     assert ready.addresses
-    assert [] == [one for one in ready.addresses if not one.startswith(f"{gateway.url}/")]
+    assert [] == [address for address in ready.addresses if not address.startswith(f"{gateway.url}/")]
 
 
-def test_policy_blocks_what_the_page_does_not_need(watched: Watched, gateway: Served) -> None:
-    tried = watched.page.evaluate(
+def test_policy_blocks_what_the_page_does_not_need(watched: ObservedPage, gateway: Served) -> None:
+    outcomes = watched.page.evaluate(
         """async () => {
             const outcomes = {};
             const met = new Promise((resolve) => addEventListener("securitypolicyviolation", resolve));
@@ -56,16 +56,16 @@ def test_policy_blocks_what_the_page_does_not_need(watched: Watched, gateway: Se
         }"""
     )
 
-    assert {"fetch": "stopped", "rule": "connect-src", "markup": "stopped", "style": "stopped"} == tried
+    assert {"fetch": "stopped", "rule": "connect-src", "markup": "stopped", "style": "stopped"} == outcomes
 
 
-def test_embeds_texts_and_draws_their_similarity(ready: Watched) -> None:
+def test_embeds_texts_and_draws_their_similarity(ready: ObservedPage) -> None:
     ready.page.get_by_label("Texts, one a line").fill("one\ntwo\none")
     ready.page.get_by_role("button", name="Embed").click()
     ready.page.wait_for_selector("#embed-answer table.heat")
     cells = heat(ready.page, "#embed-answer")
     colors = ready.page.eval_on_selector_all(
-        "#embed-answer table.heat tbody td", "all => all.map(one => getComputedStyle(one).backgroundColor)"
+        "#embed-answer table.heat tbody td", "all => all.map(cell => getComputedStyle(cell).backgroundColor)"
     )
 
     assert ["1.000"] * 3 == [cells[0][0], cells[1][1], cells[0][2]]
@@ -75,7 +75,7 @@ def test_embeds_texts_and_draws_their_similarity(ready: Watched) -> None:
     assert [] == ready.complaints
 
 
-def test_every_shade_of_the_heat_map_is_readable(watched: Watched) -> None:
+def test_every_shade_of_the_heat_map_is_readable(watched: ObservedPage) -> None:
     pairs = watched.page.evaluate(
         """() => Array.from({ length: 201 }, (_, index) => {
             const cell = document.body.appendChild(shaded(document.createElement("p"), index / 100 - 1));
@@ -88,7 +88,7 @@ def test_every_shade_of_the_heat_map_is_readable(watched: Watched) -> None:
     assert 4.5 <= min(contrast(*pair) for pair in pairs)
 
 
-def test_ranks_documents(ready: Watched) -> None:
+def test_ranks_documents(ready: ObservedPage) -> None:
     ready.page.select_option("#rerank-model", "cross")
     ready.page.get_by_label("Documents, one a line").fill("first\nsecond\nthird")
     ready.page.get_by_role("button", name="Rerank").click()
@@ -101,7 +101,7 @@ def test_ranks_documents(ready: Watched) -> None:
     assert [] == ready.complaints
 
 
-def test_does_not_compare_models_of_unequal_width(ready: Watched) -> None:
+def test_does_not_compare_models_of_unequal_width(ready: ObservedPage) -> None:
     ready.page.get_by_role("button", name="Compare").click()
     ready.page.wait_for_selector("#compare-answer table.heat")
     cells = heat(ready.page, "#compare-answer")
@@ -112,38 +112,38 @@ def test_does_not_compare_models_of_unequal_width(ready: Watched) -> None:
     assert [] == ready.complaints
 
 
-def test_wrong_key_shows_a_clear_error(watched: Watched) -> None:
+def test_wrong_key_shows_a_clear_error(watched: ObservedPage) -> None:
     watched.use_key("wrong")
     watched.page.wait_for_selector("#models-problem.problem:not([hidden])")
 
     assert "this key is not known here" in text_of(watched.page, "#models-problem")
-    # The status is open to this machine.
+    # The status needs no key from this machine.
     assert watched.page.is_visible("#replicas")
 
 
-def test_key_that_no_header_can_hold_shows_a_clear_error(watched: Watched) -> None:
+def test_key_that_no_header_can_hold_shows_a_clear_error(watched: ObservedPage) -> None:
     watched.use_key("schlüssel mit leerzeichen")
     watched.page.wait_for_selector("#models-problem.problem:not([hidden])")
 
     assert "plain letters" in text_of(watched.page, "#models-problem")
 
 
-def test_the_key_is_in_no_storage_and_no_address(ready: Watched) -> None:
+def test_the_key_is_in_no_storage_and_no_address(ready: ObservedPage) -> None:
     ready.page.get_by_role("button", name="Embed").click()
     ready.page.wait_for_selector("#embed-answer table.heat")
-    kept = ready.page.evaluate(
+    storage = ready.page.evaluate(
         "async () => JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href, "
         "history.state, await indexedDB.databases(), await caches.keys()])"
     )
 
-    assert KEY not in kept
+    assert KEY not in storage
     assert [] == ready.context.cookies()
-    assert [] == [one for one in ready.addresses if KEY in one]
+    assert [] == [address for address in ready.addresses if KEY in address]
     ready.page.reload()
     assert "" == ready.page.input_value("#key")
 
 
-def test_shows_markup_in_names_and_texts_as_text(ready: Watched) -> None:
+def test_shows_markup_in_names_and_texts_as_text(ready: ObservedPage) -> None:
     ready.page.get_by_label("Texts, one a line").fill(f"{MARKUP}\nother")
     ready.page.get_by_role("button", name="Embed").click()
     ready.page.wait_for_selector("#embed-answer table.heat")
@@ -160,7 +160,7 @@ def test_shows_markup_in_names_and_texts_as_text(ready: Watched) -> None:
     assert [] == ready.complaints
 
 
-def test_shows_errors_next_to_their_form(ready: Watched) -> None:
+def test_shows_errors_next_to_their_form(ready: ObservedPage) -> None:
     ready.page.get_by_label("Texts, one a line").fill("\n \n")
     ready.page.get_by_role("button", name="Embed").click()
     ready.page.wait_for_selector("#embed-answer .problem")
@@ -172,7 +172,7 @@ def test_shows_errors_next_to_their_form(ready: Watched) -> None:
     assert not ready.page.is_visible("#embed-answer .problem")
 
 
-def test_works_from_the_keyboard(watched: Watched) -> None:
+def test_works_from_the_keyboard(watched: ObservedPage) -> None:
     watched.page.keyboard.press("Tab")
     assert "Skip to the status" == watched.page.evaluate("document.activeElement.textContent")
     for _ in range(6):
@@ -183,10 +183,11 @@ def test_works_from_the_keyboard(watched: Watched) -> None:
     watched.page.wait_for_selector("#embed-model option", state="attached")
 
 
-def test_every_control_has_a_name(ready: Watched) -> None:
+def test_every_control_has_a_name(ready: ObservedPage) -> None:
     nameless = ready.page.evaluate(
         "[...document.querySelectorAll('input, select, textarea, button')]"
-        ".filter(one => !(one.labels?.length || one.textContent.trim())).map(one => one.outerHTML)"
+        ".filter(control => !(control.labels?.length || control.textContent.trim()))"
+        ".map(control => control.outerHTML)"
     )
 
     assert [] == nameless
@@ -194,16 +195,16 @@ def test_every_control_has_a_name(ready: Watched) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast(browser: Any, gateway: Served, scheme: str) -> None:
-    watched = Watched(browser, gateway.url, color_scheme=scheme)
+    watched = ObservedPage(browser, gateway.url, color_scheme=scheme)
     watched.page.wait_for_selector("#replicas tbody tr")
     pairs = {
         selector: watched.page.evaluate(
             """(selector) => {
-                const one = document.querySelector(selector);
-                let ground = one;
+                const element = document.querySelector(selector);
+                let ground = element;
                 const clear = "rgba(0, 0, 0, 0)";
                 while (getComputedStyle(ground).backgroundColor === clear) ground = ground.parentElement;
-                return [getComputedStyle(one).color, getComputedStyle(ground).backgroundColor];
+                return [getComputedStyle(element).color, getComputedStyle(ground).backgroundColor];
             }""",
             selector,
         )
@@ -221,13 +222,13 @@ def test_text_has_enough_contrast(browser: Any, gateway: Served, scheme: str) ->
     }
     watched.context.close()
 
-    # WCAG AA of plain text.
+    # WCAG AA for normal text.
     assert {} == {name: pair for name, pair in pairs.items() if contrast(*pair) < 4.5}
 
 
-def contrast(one: str, other: str) -> float:
-    """WCAG's ratio of two colors."""
-    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
+def contrast(first: str, second: str) -> float:
+    """Return WCAG's contrast ratio of two colors."""
+    lighter, darker = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
@@ -240,7 +241,7 @@ def _luminance(color: str) -> float:
 
 
 def test_fits_the_width_of_a_phone(browser: Any, gateway: Served) -> None:
-    watched = Watched(browser, gateway.url, viewport={"width": 360, "height": 740})
+    watched = ObservedPage(browser, gateway.url, viewport={"width": 360, "height": 740})
     watched.use_key(KEY)
     watched.page.wait_for_selector("#embed-model option", state="attached")
     watched.page.get_by_role("button", name="Embed").click()
@@ -251,7 +252,7 @@ def test_fits_the_width_of_a_phone(browser: Any, gateway: Served) -> None:
     assert width <= 360
 
 
-def test_reports_an_unreachable_gateway_and_recovers(ready: Watched) -> None:
+def test_reports_an_unreachable_gateway_and_recovers(ready: ObservedPage) -> None:
     ready.page.wait_for_selector("#replicas tbody tr")
     ready.context.set_offline(True)
     ready.page.wait_for_selector("#status-problem:not([hidden])")
@@ -261,7 +262,7 @@ def test_reports_an_unreachable_gateway_and_recovers(ready: Watched) -> None:
     ready.page.wait_for_selector("#status-problem", state="hidden")
 
 
-def test_keeps_the_selection_until_it_is_cleared(watched: Watched) -> None:
+def test_keeps_the_selection_until_it_is_cleared(watched: ObservedPage) -> None:
     watched.page.wait_for_selector("#lanes tbody tr")
     watched.page.evaluate(
         "const lanes = document.getElementById('lanes'); lanes.firstChild.id = 'marked'; "
@@ -278,11 +279,11 @@ def test_keeps_the_selection_until_it_is_cleared(watched: Watched) -> None:
 
 
 def test_docs_show_without_console_errors(browser: Any, gateway: Served) -> None:
-    watched = Watched(browser, gateway.url)
+    watched = ObservedPage(browser, gateway.url)
     watched.complaints.clear()
     watched.page.goto(f"{gateway.url}/docs")
-    shown = text_of(watched.page, "body")
+    text = text_of(watched.page, "body")
     watched.context.close()
 
-    assert "/v1/embeddings" in shown
+    assert "/v1/embeddings" in text
     assert [] == watched.complaints

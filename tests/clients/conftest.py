@@ -1,7 +1,7 @@
-"""The gateway that clients call: a process of small models, one for all tests of an environment.
+"""The gateway that clients call: one process with small models for all tests of an environment.
 
-Rule: this file and the tests beside it run in a client's own environment, so they import none of the
-project and only what every environment has: the standard library and pytest.
+Rule: this file and the tests next to it run in a client's own environment. They import nothing of the
+project, only the standard library, pytest and the client.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / ".clients" / "models"
 KEY = "a-key-of-clients"
-# One call a minute, and one a day.
+# Keys limited to one call per minute and one call per day.
 SLOW_KEY = "a-key-of-slow-ones"
 SPENT_KEY = "a-key-of-spent-ones"
 START_S = 120.0
@@ -46,10 +46,11 @@ tenants:
 
 
 class Gateway(NamedTuple):
-    """Where it is, keys that it takes, and models.
+    """Address of the gateway, its keys and its models.
 
-    slow, spent: keys of one call a minute and one a day. prompted has prompts for roles, strict cuts nothing,
-    decoding takes token ids, which are the bytes of UTF-8; cross is a cross-encoder, labels a classifier.
+    slow, spent: keys limited to one call per minute and one per day. prompted has prompts for roles, strict
+    does not truncate, decoding accepts token ids, which are the bytes of UTF-8. cross is a cross-encoder,
+    labels a classifier.
     """
 
     url: str
@@ -66,12 +67,12 @@ class Gateway(NamedTuple):
 
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """A gateway that is up; it has ended when the tests have."""
+    """Start a gateway, and stop it after the tests."""
     home = tmp_path_factory.mktemp("gateway")
     port = _free_port()
     config = home / "router.yaml"
     _make_models()
-    digests = [f"sha256:{hashlib.sha256(one.encode()).hexdigest()}" for one in (KEY, SLOW_KEY, SPENT_KEY)]
+    digests = [f"sha256:{hashlib.sha256(key.encode()).hexdigest()}" for key in (KEY, SLOW_KEY, SPENT_KEY)]
     config.write_text(CONFIG.format(port=port, models=MODELS, keys=digests))
     command = [ROOT / ".venv/bin/gateway", "serve", "-c", config]
     with (home / "log").open("wb") as log:
@@ -86,14 +87,14 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 def _make_models() -> None:
-    """What is served beside the default model, once for all environments."""
+    """Write the models other than the default one, once for all environments."""
     command = [ROOT / ".venv/bin/python", "-m", "tests.clients.served", MODELS]
-    if not all((MODELS / one).exists() for one in ("cross-encoder", "classifier", "bytes")):
+    if not all((MODELS / name).exists() for name in ("cross-encoder", "classifier", "bytes")):
         subprocess.run(command, check=True, cwd=ROOT, timeout=START_S)
 
 
 def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Until the model is loaded; with the log where it never is."""
+    """Wait until the model is loaded, or fail with the log."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         try:

@@ -1,7 +1,7 @@
 """Each client library in an environment of its own, and its tests there.
 
-`python -m tests.clients.environments [name …]` makes what is missing below `.clients` and runs the tests of
-all clients, or of those that are named. A client is a file `requirements/<name>.txt`, made by `make lock`
+`python -m tests.clients.environments [name …]` creates missing environments below `.clients` and runs the
+tests of all clients, or of the named ones. A client is a file `requirements/<name>.txt`, made by `make lock`
 from `<name>.in`, and a file `test_<name>_client.py`.
 """
 
@@ -18,12 +18,12 @@ HOME = ROOT / ".clients"
 
 
 def names() -> list[str]:
-    """All clients."""
-    return sorted(one.stem for one in (HERE / "requirements").glob("*.txt"))
+    """Return the names of all clients."""
+    return sorted(path.stem for path in (HERE / "requirements").glob("*.txt"))
 
 
 def environment(name: str) -> Path:
-    """The Python of a client's environment, made anew where its requirements have changed."""
+    """Return the Python of a client's environment, created again if its requirements have changed."""
     target = HOME / name
     requirements = HERE / "requirements" / f"{name}.txt"
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
@@ -42,17 +42,17 @@ def environment(name: str) -> Path:
 
 
 def passes(name: str) -> bool:
-    """Whether a client's tests pass, in its environment; none of the project's settings reach them."""
+    """Return whether a client's tests pass in its environment, without the project's settings."""
     tests = HERE / f"test_{name}_client.py"
     settings = ["-c", HERE / "pytest.ini", "--rootdir", HERE, "--confcutdir", HERE]
-    print(f"== {name}", flush=True)  # noqa: T201 - the one thing that it says
+    print(f"== {name}", flush=True)  # noqa: T201 - the only output of this tool
     command = [environment(name), "-m", "pytest", *settings, tests]
     return subprocess.run(command, check=False, cwd=ROOT).returncode == 0
 
 
-def main(asked: Sequence[str]) -> int:
-    """0 where all pass."""
-    failed = [name for name in asked or names() if not passes(name)]
+def main(clients: Sequence[str]) -> int:
+    """Return the number of clients whose tests fail."""
+    failed = [name for name in clients or names() if not passes(name)]
     return len(failed)
 
 

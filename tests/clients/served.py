@@ -1,7 +1,7 @@
-"""What the clients' gateway serves beside the default model: `python -m tests.clients.served FOLDER`.
+"""Models of the clients' gateway other than the default one: `python -m tests.clients.served FOLDER`.
 
-A cross-encoder, a classifier, and a vocabulary of callers' token ids, each in a folder of its name. Run with
-the project's own Python, once: what is there stays.
+Writes a cross-encoder, a classifier, and a vocabulary of token ids, each to a folder of its name. Existing
+folders stay. Runs with the project's own Python.
 """
 
 import json
@@ -15,7 +15,7 @@ from tests.real.classifier import make_classifier
 
 
 def make(folder: Path) -> None:
-    """Write what is missing."""
+    """Write the missing models."""
     from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 
     encoder = locate_checkpoint(DEFAULT_MODEL).resolve()
@@ -34,7 +34,7 @@ def _once(target: Path, write: Callable[[Path], object]) -> None:
 
 
 def make_vocabulary(target: Path) -> None:
-    """A tokenizer.json whose ids are the bytes of UTF-8."""
+    """Write a tokenizer.json whose ids are the bytes of UTF-8."""
     model = {"type": "BPE", "vocab": {_letter(byte): byte for byte in range(256)}, "merges": []}
     bytes_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     tokenizer = {
@@ -48,9 +48,9 @@ def make_vocabulary(target: Path) -> None:
 
 
 def _letter(byte: int) -> str:
-    """The character that stands for a byte in files of byte-level vocabularies, as GPT-2 began it.
+    """Return the character for a byte in byte-level vocabularies, as GPT-2 defined it.
 
-    Printable Latin-1 stands for itself, all else for the characters from 256 on.
+    Printable Latin-1 bytes map to themselves, all others to the characters from 256 on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     if byte in printable:

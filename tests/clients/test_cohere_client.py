@@ -17,19 +17,19 @@ DIMENSIONS = 384
 
 @pytest.fixture(params=[cohere.Client, cohere.ClientV2], ids=["v1", "v2"])
 def client(request: pytest.FixtureRequest, gateway: Gateway) -> Any:
-    """A client of either version."""
+    """Return a client of either version."""
     return request.param(api_key=gateway.key, base_url=gateway.url)
 
 
-def rows(reply: Any, kind: str) -> list[Any]:
-    """What a reply holds of one type."""
+def rows_of(reply: Any, kind: str) -> list[Any]:
+    """Return the vectors of one type in a reply."""
     return getattr(reply.embeddings, "float_" if kind == "float" else kind)
 
 
 def test_rerank_puts_the_best_documents_first(client: Any, gateway: Gateway) -> None:
     reply = client.rerank(model=gateway.model, query="fruit to eat", documents=DOCUMENTS, top_n=2)
 
-    assert {1, 3} == {one.index for one in reply.results}
+    assert {1, 3} == {result.index for result in reply.results}
     assert reply.results[0].relevance_score >= reply.results[1].relevance_score
     assert 1 == reply.meta.billed_units.search_units
     assert reply.id
@@ -37,10 +37,10 @@ def test_rerank_puts_the_best_documents_first(client: Any, gateway: Gateway) -> 
 
 def test_v1_returns_documents(gateway: Gateway) -> None:
     client = cohere.Client(api_key=gateway.key, base_url=gateway.url)
-    documents = [{"text": one} for one in DOCUMENTS]
+    documents = [{"text": result} for result in DOCUMENTS]
     reply = client.rerank(model=gateway.model, query="fruit", documents=documents, return_documents=True)
 
-    assert all(DOCUMENTS[one.index] == one.document.text for one in reply.results)
+    assert all(DOCUMENTS[result.index] == result.document.text for result in reply.results)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -49,12 +49,12 @@ def test_embed_returns_every_type_in_its_size(client: Any, gateway: Gateway, kin
         model=gateway.model, texts=DOCUMENTS, input_type="search_document", embedding_types=[kind]
     )
 
-    given = rows(reply, kind)
+    vectors = rows_of(reply, kind)
     length = {"binary": DIMENSIONS // 8, "ubinary": DIMENSIONS // 8}.get(kind, DIMENSIONS)
     if kind == "base64":
-        given = [base64.b64decode(one) for one in given]
+        vectors = [base64.b64decode(vector) for vector in vectors]
         length = DIMENSIONS * 4
-    assert [length] * len(DOCUMENTS) == [len(one) for one in given]
+    assert [length] * len(DOCUMENTS) == [len(vector) for vector in vectors]
     assert DOCUMENTS == reply.texts
 
 
@@ -63,19 +63,21 @@ def test_types_of_one_call_are_the_same_vectors(client: Any, gateway: Gateway) -
         model=gateway.model, texts=["an apple"], input_type="search_query", embedding_types=TYPES
     )
 
-    (floats,) = rows(reply, "float")
+    (floats,) = rows_of(reply, "float")
     assert floats == pytest.approx(
-        struct.unpack(f"<{DIMENSIONS}f", base64.b64decode(rows(reply, "base64")[0])), abs=1e-7
+        struct.unpack(f"<{DIMENSIONS}f", base64.b64decode(rows_of(reply, "base64")[0])), abs=1e-7
     )
-    assert [round(one * 127) for one in floats] == pytest.approx(rows(reply, "int8")[0], abs=1)
-    assert sum(one > 0 for one in floats) == sum(one.bit_count() for one in rows(reply, "ubinary")[0])
+    assert [round(component * 127) for component in floats] == pytest.approx(rows_of(reply, "int8")[0], abs=1)
+    assert sum(component > 0 for component in floats) == sum(
+        component.bit_count() for component in rows_of(reply, "ubinary")[0]
+    )
     assert reply.meta.billed_units.input_tokens > 2
 
 
 def test_input_type_changes_the_vector_where_the_model_has_prompts(client: Any, gateway: Gateway) -> None:
     def vector(model: str, input_type: str) -> list[float]:
-        asked = {"texts": ["an apple"], "input_type": input_type, "embedding_types": ["float"]}
-        return rows(client.embed(model=model, **asked), "float")[0]
+        options = {"texts": ["an apple"], "input_type": input_type, "embedding_types": ["float"]}
+        return rows_of(client.embed(model=model, **options), "float")[0]
 
     assert vector(gateway.prompted, "search_query") != vector(gateway.prompted, "search_document")
     assert vector(gateway.model, "search_query") == vector(gateway.model, "search_document")
@@ -90,7 +92,7 @@ def test_v1_client_splits_long_lists_and_gets_plain_vectors(gateway: Gateway) ->
 
 def test_v2_accepts_inputs_and_fewer_dimensions(gateway: Gateway) -> None:
     client = cohere.ClientV2(api_key=gateway.key, base_url=gateway.url)
-    inputs = [{"content": [{"type": "text", "text": one}]} for one in DOCUMENTS]
+    inputs = [{"content": [{"type": "text", "text": item}]} for item in DOCUMENTS]
     reply = client.embed(
         model=gateway.model,
         inputs=inputs,
@@ -99,7 +101,7 @@ def test_v2_accepts_inputs_and_fewer_dimensions(gateway: Gateway) -> None:
         output_dimension=64,
     )
 
-    assert [64] * len(DOCUMENTS) == [len(one) for one in reply.embeddings.float_]
+    assert [64] * len(DOCUMENTS) == [len(item) for item in reply.embeddings.float_]
 
 
 REFUSED: list[tuple[type[Exception], Callable[[Any, Gateway], Any]]] = [

@@ -1,4 +1,4 @@
-"""Hugging Face's InferenceClient, which takes the URL of a TEI server's route for the name of a model."""
+"""Hugging Face's InferenceClient, which accepts the URL of a TEI route in place of a model name."""
 
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ DIMENSIONS = 384
 
 @pytest.fixture
 def client(gateway: Gateway) -> InferenceClient:
-    """One key for all URLs."""
+    """Return a client that sends the key to every URL."""
     return InferenceClient(provider="hf-inference", token=gateway.key, timeout=60)
 
 
 def at(gateway: Gateway, model: str, route: str = "") -> str:
-    """Where a model does something; without a route, what it is for."""
+    """Return the URL of a model's route, or of its default operation."""
     return f"{gateway.url}/models/{model}{route}"
 
 
@@ -34,8 +34,8 @@ def test_feature_extraction_returns_vectors_of_length_1(
 
 async def test_async_client_gets_the_same_vectors(client: InferenceClient, gateway: Gateway) -> None:
     url = at(gateway, gateway.model)
-    other = AsyncInferenceClient(provider="hf-inference", token=gateway.key, timeout=60)
-    vectors = await other.feature_extraction("an apple", model=url)
+    async_client = AsyncInferenceClient(provider="hf-inference", token=gateway.key, timeout=60)
+    vectors = await async_client.feature_extraction("an apple", model=url)
 
     np.testing.assert_allclose(client.feature_extraction("an apple", model=url), vectors, atol=1e-6)
 
@@ -46,7 +46,7 @@ def test_feature_extraction_applies_its_options(client: InferenceClient, gateway
     (long,) = client.feature_extraction("an apple", model=url, normalize=False)
     (short,) = client.feature_extraction("an apple", model=url, dimensions=64, encoding_format="float")
     prompted = client.feature_extraction("an apple", model=url, prompt_name="query")
-    written = client.feature_extraction("query: an apple", model=url)
+    with_text = client.feature_extraction("query: an apple", model=url)
     left, right = (
         client.feature_extraction(
             "a " * 600 + "z " * 600, model=url, truncate=True, truncation_direction=side
@@ -57,24 +57,24 @@ def test_feature_extraction_applies_its_options(client: InferenceClient, gateway
     np.testing.assert_allclose(plain[0], long / np.linalg.norm(long), atol=1e-5)
     assert not np.isclose(1, np.linalg.norm(long))
     np.testing.assert_allclose(plain[0][:64] / np.linalg.norm(plain[0][:64]), short, atol=1e-5)
-    np.testing.assert_allclose(written, prompted, atol=1e-5)
+    np.testing.assert_allclose(with_text, prompted, atol=1e-5)
     assert not np.allclose(left, right, atol=1e-2)
 
 
 @pytest.mark.parametrize("route", ["", "/similarity"])
 def test_sentence_similarity_is_the_cosine(client: InferenceClient, gateway: Gateway, route: str) -> None:
     url = at(gateway, gateway.model)
-    source, *others = client.feature_extraction(TEXTS, model=url)  # type: ignore[arg-type]
+    source, *vectors = client.feature_extraction(TEXTS, model=url)  # type: ignore[arg-type]
     scores = client.sentence_similarity(TEXTS[0], TEXTS[1:], model=url + route)
 
-    assert [float(source @ one) for one in others] == pytest.approx(scores, abs=1e-3)
+    assert [float(source @ vector) for vector in vectors] == pytest.approx(scores, abs=1e-3)
 
 
 @pytest.mark.parametrize("route", ["", "/predict"])
 def test_text_classification_returns_the_likeliest_label(
     client: InferenceClient, gateway: Gateway, route: str
 ) -> None:
-    # Of TEI's answer to one text this client gives back the first label alone.
+    # The client returns only the first label of TEI's reply to one text.
     label = client.text_classification("what a day", model=at(gateway, gateway.labels, route))
 
     assert label["label"] in {"joy", "anger", "fear"}  # type: ignore[call-overload]
@@ -82,15 +82,15 @@ def test_text_classification_returns_the_likeliest_label(
 
 
 def test_rerank_route_ranks_texts(client: InferenceClient, gateway: Gateway) -> None:
-    """The client has no method for it, but keys and errors for whoever asks."""
+    """The client has no method for reranking, but its session sends keys and raises errors."""
     from huggingface_hub.utils import get_session
 
-    asked = {"query": "fruit to eat", "texts": TEXTS}
+    body = {"query": "fruit to eat", "texts": TEXTS}
     headers = {"authorization": f"Bearer {client.token}"}
-    ranks = get_session().post(at(gateway, gateway.model, "/rerank"), json=asked, headers=headers).json()
+    ranks = get_session().post(at(gateway, gateway.model, "/rerank"), json=body, headers=headers).json()
 
     assert 1 == ranks[0]["index"]
-    assert {0, 1, 2} == {one["index"] for one in ranks}
+    assert {0, 1, 2} == {rank["index"] for rank in ranks}
 
 
 @pytest.mark.parametrize(

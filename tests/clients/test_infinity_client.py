@@ -1,4 +1,4 @@
-"""Infinity's own clients: the one made from its OpenAPI document, and the one for many calls at once."""
+"""Infinity's own clients: the one generated from its OpenAPI document, and the batching one."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ DIMENSIONS = 384
 
 @pytest.fixture
 def client(gateway: Gateway) -> AuthenticatedClient:
-    """One that raises what it would otherwise keep to itself."""
+    """Return a client that raises on unexpected statuses instead of hiding them."""
     return AuthenticatedClient(
         base_url=f"{gateway.url}/infinity", token=gateway.key, raise_on_unexpected_status=True
     )
@@ -37,8 +37,8 @@ def embedded(client: AuthenticatedClient, body: OpenAIEmbeddingInputText) -> Ope
 def test_vectors_come_in_order_with_usage(client: AuthenticatedClient, gateway: Gateway) -> None:
     reply = embedded(client, OpenAIEmbeddingInputText(input_=TEXTS, model=gateway.model))
 
-    assert [0, 1, 2] == [one.index for one in reply.data]
-    assert [DIMENSIONS] * 3 == [len(one.embedding) for one in reply.data]
+    assert [0, 1, 2] == [item.index for item in reply.data]
+    assert [DIMENSIONS] * 3 == [len(item.embedding) for item in reply.data]
     # Tokens of the model, with specials, where Infinity would count 18 characters.
     assert 12 == reply.usage.total_tokens
 
@@ -54,8 +54,8 @@ async def test_async_client_gets_the_same_vectors(client: AuthenticatedClient, g
     reply = await embeddings.asyncio(client=client, body=body)
 
     assert isinstance(reply, OpenAIEmbeddingResult)
-    for one, other in zip(embedded(client, body).data, reply.data, strict=True):
-        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+    for item, async_item in zip(embedded(client, body).data, reply.data, strict=True):
+        assert item.embedding == pytest.approx(async_item.embedding, abs=1e-6)
 
 
 def test_batching_client_gets_base64_with_a_key_in_its_url(
@@ -66,16 +66,16 @@ def test_batching_client_gets_base64_with_a_key_in_its_url(
     futures = [many.embed(gateway.model, [text]) for text in TEXTS]
 
     plain = embedded(client, OpenAIEmbeddingInputText(input_=TEXTS, model=gateway.model))
-    for one, future in zip(plain.data, futures, strict=True):
+    for item, future in zip(plain.data, futures, strict=True):
         (vectors,), _ = future.result(timeout=60)
-        np.testing.assert_allclose([one.embedding], vectors, atol=1e-3)
+        np.testing.assert_allclose([item.embedding], vectors, atol=1e-3)
 
 
 def test_rerank_puts_the_best_documents_first(client: AuthenticatedClient, gateway: Gateway) -> None:
-    asked = RerankInput(
+    body = RerankInput(
         query="fruit to eat", documents=TEXTS, model=gateway.model, top_n=2, return_documents=True
     )
-    reply = rerank.sync(client=client, body=asked)
+    reply = rerank.sync(client=client, body=body)
 
     assert not isinstance(reply, HTTPValidationError | None)
     best, second = reply.results
@@ -88,18 +88,18 @@ def test_labels_come_best_first(client: AuthenticatedClient, gateway: Gateway) -
 
     assert not isinstance(reply, HTTPValidationError | None)
     for labels in reply.data:
-        assert {"joy", "anger", "fear"} == {one.label for one in labels}
-        assert sorted((one.score for one in labels), reverse=True) == [one.score for one in labels]
+        assert {"joy", "anger", "fear"} == {label.label for label in labels}
+        assert sorted((label.score for label in labels), reverse=True) == [label.score for label in labels]
 
 
 def test_lists_models_and_reports_health(client: AuthenticatedClient, gateway: Gateway) -> None:
-    listed = models.sync(client=client)
-    told = health.sync(client=client)
+    listing = models.sync(client=client)
+    status = health.sync(client=client)
 
-    assert listed is not None
-    assert {gateway.model, gateway.cross} <= {one.id for one in listed.data}
-    assert told is not None
-    assert told["unix"] > 0
+    assert listing is not None
+    assert {gateway.model, gateway.cross} <= {model.id for model in listing.data}
+    assert status is not None
+    assert status["unix"] > 0
 
 
 def test_invalid_body_is_the_clients_validation_error(client: AuthenticatedClient, gateway: Gateway) -> None:

@@ -1,4 +1,4 @@
-"""LangChain's classes over OpenAI's, Cohere's, Jina's and Infinity's wires, and its own suite of tests."""
+"""LangChain's classes for OpenAI, Cohere, Jina and Infinity, and its own test suite."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,18 +21,18 @@ DIMENSIONS = 384
 
 
 @pytest.fixture
-def jinas(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
-    """The gateway, where LangChain thinks that Jina is: its address is a constant there."""
+def jina_gateway(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
+    """Replace Jina's address, which is a constant in LangChain, by the gateway's."""
     monkeypatch.setattr(jina_rerank, "JINA_API_URL", f"{gateway.url}/v1/rerank")
     monkeypatch.setattr(jina, "JINA_API_URL", f"{gateway.url}/v1/embeddings")
     return gateway
 
 
 def assert_fruit_first(ordered: Any) -> None:
-    """The two fruits, each with what it carried and its score."""
-    assert {"apple", "pear"} == {one.page_content for one in ordered}
-    assert {1, 3} == {one.metadata["place"] for one in ordered}
-    scores = [one.metadata["relevance_score"] for one in ordered]
+    """Check that the two fruits come first, with their metadata and scores."""
+    assert {"apple", "pear"} == {document.page_content for document in ordered}
+    assert {1, 3} == {document.metadata["place"] for document in ordered}
+    scores = [document.metadata["relevance_score"] for document in ordered]
     assert sorted(scores, reverse=True) == scores
 
 
@@ -45,7 +45,7 @@ def test_cohere_rerank_keeps_the_best(gateway: Gateway) -> None:
 def test_returns_all_of_fewer_documents_than_top_n(gateway: Gateway) -> None:
     rerank = CohereRerank(cohere_api_key=gateway.key, base_url=gateway.url, model=gateway.model)
 
-    assert {0, 1} == {one["index"] for one in rerank.rerank(["a", "b"], "fruit")}
+    assert {0, 1} == {result["index"] for result in rerank.rerank(["a", "b"], "fruit")}
 
 
 def test_cohere_embeddings_differ_for_queries_and_documents(gateway: Gateway) -> None:
@@ -56,42 +56,42 @@ def test_cohere_embeddings_differ_for_queries_and_documents(gateway: Gateway) ->
     assert document != embeddings.embed_query("an apple")
 
 
-def test_jina_rerank_keeps_the_best(jinas: Gateway) -> None:
-    rerank = jina_rerank.JinaRerank(jina_api_key=jinas.key, model=jinas.model, top_n=2)
+def test_jina_rerank_keeps_the_best(jina_gateway: Gateway) -> None:
+    rerank = jina_rerank.JinaRerank(jina_api_key=jina_gateway.key, model=jina_gateway.model, top_n=2)
 
     assert_fruit_first(rerank.compress_documents(DOCUMENTS, "fruit to eat"))
 
 
-def test_jina_rerank_error_has_the_gateways_reason(jinas: Gateway) -> None:
-    rerank = jina_rerank.JinaRerank(jina_api_key=jinas.key, model="nowhere")
+def test_jina_rerank_error_has_the_gateways_reason(jina_gateway: Gateway) -> None:
+    rerank = jina_rerank.JinaRerank(jina_api_key=jina_gateway.key, model="nowhere")
 
     with pytest.raises(RuntimeError, match="there is no model 'nowhere' here"):
         rerank.compress_documents(DOCUMENTS, "fruit")
 
 
-def test_jina_embeddings_come_in_order(jinas: Gateway) -> None:
-    embeddings = jina.JinaEmbeddings(jina_api_key=jinas.key, model_name=jinas.model)
+def test_jina_embeddings_come_in_order(jina_gateway: Gateway) -> None:
+    embeddings = jina.JinaEmbeddings(jina_api_key=jina_gateway.key, model_name=jina_gateway.model)
 
     texts = ["apple", "sea"]
     assert [embeddings.embed_query(text) for text in texts] == [
-        pytest.approx(one, abs=1e-3) for one in embeddings.embed_documents(texts)
+        pytest.approx(vector, abs=1e-3) for vector in embeddings.embed_documents(texts)
     ]
 
 
-def infinity(gateway: Gateway) -> InfinityEmbeddings:
-    """A client whose key stands in its URL: it has no other place for one."""
+def infinity_embeddings(gateway: Gateway) -> InfinityEmbeddings:
+    """Return a client with the key in its URL, the only place it has for one."""
     url = gateway.url.replace("http://", f"http://:{gateway.key}@")
     return InfinityEmbeddings(model=gateway.model, infinity_api_url=f"{url}/infinity")
 
 
-def openais(gateway: Gateway, model: str, **options: Any) -> OpenAIEmbeddings:
-    """One of OpenAI's clients."""
+def openai_embeddings(gateway: Gateway, model: str, **options: Any) -> OpenAIEmbeddings:
+    """Return LangChain's client for OpenAI."""
     return OpenAIEmbeddings(api_key=gateway.key, base_url=f"{gateway.url}/v1", model=model, **options)
 
 
 def test_infinity_embeddings_come_in_the_callers_order(gateway: Gateway) -> None:
-    embeddings = infinity(gateway)
-    # It sorts by length, cuts into calls of 128 and puts the answers back.
+    embeddings = infinity_embeddings(gateway)
+    # The client sorts texts by length, sends 128 per call and restores the order.
     texts = [f"number {'and more ' * (i % 7)}{i}" for i in range(300)]
 
     vectors = embeddings.embed_documents(texts)
@@ -100,7 +100,7 @@ def test_infinity_embeddings_come_in_the_callers_order(gateway: Gateway) -> None
 
 
 def test_openai_embeddings_as_texts(gateway: Gateway) -> None:
-    embeddings = openais(gateway, gateway.model, check_embedding_ctx_length=False)
+    embeddings = openai_embeddings(gateway, gateway.model, check_embedding_ctx_length=False)
 
     (vector,) = embeddings.embed_documents(["an apple"])
     assert DIMENSIONS == len(vector)
@@ -109,11 +109,11 @@ def test_openai_embeddings_as_texts(gateway: Gateway) -> None:
 
 @pytest.fixture
 def bytes_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LangChain's tokenizer with the vocabulary of the gateway's `token_encoding`.
+    """Give LangChain's tokenizer the vocabulary of the gateway's `token_encoding`.
 
-    The one that it would fetch from the network is not at hand.
+    Its own vocabulary would be downloaded.
     """
-    ranks = {bytes([one]): one for one in range(256)}
+    ranks = {bytes([byte]): byte for byte in range(256)}
     encoding = tiktoken.Encoding("bytes", pat_str=r"[\s\S]+", mergeable_ranks=ranks, special_tokens={})
     monkeypatch.setattr(tiktoken, "get_encoding", lambda _: encoding)
 
@@ -123,38 +123,40 @@ def test_openai_embeddings_token_ids_are_decoded_with_the_configs_vocabulary(
     gateway: Gateway,
 ) -> None:
     texts = ["an apple", "Größe und 向量\n"]
-    as_ids = openais(gateway, gateway.decoding).embed_documents(texts)
-    as_texts = openais(gateway, gateway.model, check_embedding_ctx_length=False).embed_documents(texts)
+    as_ids = openai_embeddings(gateway, gateway.decoding).embed_documents(texts)
+    as_texts = openai_embeddings(gateway, gateway.model, check_embedding_ctx_length=False).embed_documents(
+        texts
+    )
 
-    for one, other in zip(as_ids, as_texts, strict=True):
-        assert one == pytest.approx(other, abs=1e-3)
+    for from_ids, from_text in zip(as_ids, as_texts, strict=True):
+        assert from_ids == pytest.approx(from_text, abs=1e-3)
 
 
 @pytest.mark.usefixtures("bytes_for_tokens")
 def test_openai_embeddings_token_ids_are_rejected_elsewhere_with_the_remedy(gateway: Gateway) -> None:
     with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
-        openais(gateway, gateway.model).embed_query("an apple")
+        openai_embeddings(gateway, gateway.model).embed_query("an apple")
 
 
 MAKERS: dict[str, Callable[[Gateway], Embeddings]] = {
-    "openai": lambda gateway: openais(gateway, gateway.model, check_embedding_ctx_length=False),
+    "openai": lambda gateway: openai_embeddings(gateway, gateway.model, check_embedding_ctx_length=False),
     "cohere": lambda gateway: CohereEmbeddings(
         cohere_api_key=gateway.key, base_url=gateway.url, model=gateway.model
     ),
-    "infinity": infinity,
+    "infinity": infinity_embeddings,
     "jina": lambda gateway: jina.JinaEmbeddings(jina_api_key=gateway.key, model_name=gateway.model),
 }
 
 
 class TestLangChainsOwnSuite(EmbeddingsIntegrationTests):
-    """What LangChain holds against every class of embeddings."""
+    """LangChain's own tests for embeddings classes."""
 
     @property
     def embeddings_class(self) -> type[Embeddings]:
-        """Not asked: `model` makes them."""
+        """Return the base class, which is unused, because `model` creates the instances."""
         return Embeddings
 
     @pytest.fixture(params=MAKERS)
-    def model(self, request: pytest.FixtureRequest, jinas: Gateway) -> Embeddings:
-        """One of each kind."""
-        return MAKERS[request.param](jinas)
+    def model(self, request: pytest.FixtureRequest, jina_gateway: Gateway) -> Embeddings:
+        """Return the embeddings of each client."""
+        return MAKERS[request.param](jina_gateway)

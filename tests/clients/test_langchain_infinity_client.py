@@ -1,4 +1,4 @@
-"""LangChain's reranker over Infinity's wire, which calls with Infinity's own client."""
+"""LangChain's reranker for Infinity, which uses Infinity's own client."""
 
 import pytest
 from infinity_client.client import Client
@@ -12,7 +12,7 @@ DOCUMENTS = [Document(text, metadata={"place": i}) for i, text in enumerate(["ca
 
 @pytest.fixture
 def client(gateway: Gateway) -> Client:
-    """Of Infinity's two clients this class takes only the one without a token."""
+    """Return Infinity's client without a token, the only one that the class accepts."""
     headers = {"authorization": f"Bearer {gateway.key}"}
     return Client(base_url=f"{gateway.url}/infinity", headers=headers)
 
@@ -21,12 +21,14 @@ def test_rerank_keeps_the_best(client: Client, gateway: Gateway) -> None:
     rerank = InfinityRerank(client=client, model=gateway.model, top_n=2)
     ordered = rerank.compress_documents(DOCUMENTS, "fruit to eat")
 
-    assert {("apple", 1), ("pear", 3)} == {(one.page_content, one.metadata["place"]) for one in ordered}
-    scores = [one.metadata["relevance_score"] for one in ordered]
+    assert {("apple", 1), ("pear", 3)} == {
+        (document.page_content, document.metadata["place"]) for document in ordered
+    }
+    scores = [document.metadata["relevance_score"] for document in ordered]
     assert sorted(scores, reverse=True) == scores
 
 
 def test_a_cross_encoder_scores_all_of_them(client: Client, gateway: Gateway) -> None:
     rerank = InfinityRerank(client=client, model=gateway.cross)
 
-    assert {0, 1, 2, 3} == {one["index"] for one in rerank.rerank(DOCUMENTS, "fruit", top_n=None)}
+    assert {0, 1, 2, 3} == {result["index"] for result in rerank.rerank(DOCUMENTS, "fruit", top_n=None)}

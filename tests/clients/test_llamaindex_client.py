@@ -1,4 +1,4 @@
-"""LlamaIndex's classes over OpenAI's and TEI's wires."""
+"""LlamaIndex's classes for OpenAI and TEI."""
 
 from typing import Any
 
@@ -19,21 +19,21 @@ DIMENSIONS = 384
 
 
 def of_openai(gateway: Gateway, **options: Any) -> OpenAIEmbedding:
-    """Its class for OpenAI itself, which is told the name of a model of this gateway."""
+    """Return LlamaIndex's class for OpenAI, with a model of this gateway."""
     return OpenAIEmbedding(
         model_name=gateway.model, api_key=gateway.key, api_base=f"{gateway.url}/v1", **options
     )
 
 
 def like_openai(gateway: Gateway, **options: Any) -> OpenAILikeEmbedding:
-    """Its class for servers of the same API."""
+    """Return LlamaIndex's class for servers with OpenAI's API."""
     return OpenAILikeEmbedding(
         model_name=gateway.model, api_key=gateway.key, api_base=f"{gateway.url}/v1", **options
     )
 
 
 def of_tei(gateway: Gateway) -> TextEmbeddingsInference:
-    """Its class for TEI; the model is named in the URL."""
+    """Return LlamaIndex's class for TEI, with the model in the URL."""
     url = f"{gateway.url}/models/{gateway.model}"
     return TextEmbeddingsInference(
         model_name="any", base_url=url, auth_token=gateway.key, text_instruction="", query_instruction=""
@@ -42,7 +42,7 @@ def of_tei(gateway: Gateway) -> TextEmbeddingsInference:
 
 @pytest.fixture(params=[of_openai, like_openai, of_tei])
 def embedding(request: pytest.FixtureRequest, gateway: Gateway) -> BaseEmbedding:
-    """One of each kind."""
+    """Return each of the classes."""
     made: BaseEmbedding = request.param(gateway)
     return made
 
@@ -58,8 +58,8 @@ def test_batches_come_back_in_order(embedding: BaseEmbedding) -> None:
 async def test_async_batch_returns_the_same_vectors(embedding: BaseEmbedding) -> None:
     vectors = await embedding.aget_text_embedding_batch(TEXTS[:12])
 
-    for one, other in zip(embedding.get_text_embedding_batch(TEXTS[:12]), vectors, strict=True):
-        assert one == pytest.approx(other, abs=1e-6)
+    for single, async_single in zip(embedding.get_text_embedding_batch(TEXTS[:12]), vectors, strict=True):
+        assert single == pytest.approx(async_single, abs=1e-6)
 
 
 @pytest.mark.parametrize("make", [of_openai, like_openai])
@@ -67,9 +67,9 @@ def test_cuts_and_normalizes_fewer_dimensions(gateway: Gateway, make: Any) -> No
     whole = make(gateway).get_text_embedding("an apple")
     short = make(gateway, dimensions=64).get_text_embedding("an apple")
 
-    length = sum(one * one for one in whole[:64]) ** 0.5
+    length = sum(component * component for component in whole[:64]) ** 0.5
     assert DIMENSIONS == len(whole)
-    assert [one / length for one in whole[:64]] == pytest.approx(short, abs=1e-5)
+    assert [component / length for component in whole[:64]] == pytest.approx(short, abs=1e-5)
 
 
 def test_openais_errors_pass_through(gateway: Gateway) -> None:
@@ -84,16 +84,16 @@ def test_openais_errors_pass_through(gateway: Gateway) -> None:
 @pytest.mark.parametrize("prefix", ["", "Bearer "])
 @pytest.mark.parametrize("model", ["all-minilm-l6-v2", "cross"])
 def test_tei_rerank_scores_every_node(gateway: Gateway, model: str, prefix: str) -> None:
-    # It sends the token as it is given: with the scheme or without.
+    # The client sends the token unchanged, with or without the scheme.
     rerank = TextEmbeddingInference(
         base_url=f"{gateway.url}/models/{model}", auth_token=prefix + gateway.key, top_n=3
     )
     nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in FRUIT]
-    found = rerank.postprocess_nodes(nodes, query_bundle=QueryBundle("fruit to eat"))
+    ranked = rerank.postprocess_nodes(nodes, query_bundle=QueryBundle("fruit to eat"))
 
-    scores = [one.score for one in found]
-    assert 3 == len(found)
+    scores = [node.score for node in ranked]
+    assert 3 == len(ranked)
     assert sorted(scores, reverse=True) == scores
     assert all(scores)
     if model == gateway.model:
-        assert {"apple", "pear"} == {one.node.get_content() for one in found[:2]}
+        assert {"apple", "pear"} == {node.node.get_content() for node in ranked[:2]}

@@ -1,4 +1,4 @@
-"""OpenAI's own client, waiting and not waiting."""
+"""OpenAI's own client, synchronous and asynchronous."""
 
 import base64
 import struct
@@ -15,33 +15,33 @@ DIMENSIONS = 384
 
 @pytest.fixture
 def client(gateway: Gateway) -> openai.OpenAI:
-    """As its documentation makes one."""
+    """Return a client, created as in its documentation."""
     return openai.OpenAI(api_key=gateway.key, base_url=f"{gateway.url}/v1", timeout=60)
 
 
 def test_vectors_come_in_order_with_usage(client: openai.OpenAI, gateway: Gateway) -> None:
     reply = client.embeddings.create(model=gateway.model, input=TEXTS)
 
-    alone = [client.embeddings.create(model=gateway.model, input=text) for text in TEXTS]
-    assert [0, 1, 2] == [one.index for one in reply.data]
-    for one, other in zip(reply.data, alone, strict=True):
-        assert one.embedding == pytest.approx(other.data[0].embedding, abs=1e-3)
-    assert sum(one.usage.total_tokens for one in alone) == reply.usage.total_tokens
+    singles = [client.embeddings.create(model=gateway.model, input=text) for text in TEXTS]
+    assert [0, 1, 2] == [item.index for item in reply.data]
+    for item, single in zip(reply.data, singles, strict=True):
+        assert item.embedding == pytest.approx(single.data[0].embedding, abs=1e-3)
+    assert sum(single.usage.total_tokens for single in singles) == reply.usage.total_tokens
     assert gateway.model == reply.model
 
 
 async def test_async_client_gets_the_same_vectors(client: openai.OpenAI, gateway: Gateway) -> None:
     expected = client.embeddings.create(model=gateway.model, input=TEXTS)
-    async with openai.AsyncOpenAI(api_key=gateway.key, base_url=f"{gateway.url}/v1") as other:
-        reply = await other.embeddings.create(model=gateway.model, input=TEXTS)
+    async with openai.AsyncOpenAI(api_key=gateway.key, base_url=f"{gateway.url}/v1") as async_client:
+        reply = await async_client.embeddings.create(model=gateway.model, input=TEXTS)
 
-    for one, two in zip(expected.data, reply.data, strict=True):
-        assert one.embedding == pytest.approx(two.embedding, abs=1e-6)
+    for item, async_item in zip(expected.data, reply.data, strict=True):
+        assert item.embedding == pytest.approx(async_item.embedding, abs=1e-6)
 
 
 def test_numbers_and_base64_are_the_same_vectors(client: openai.OpenAI, gateway: Gateway) -> None:
-    def embedding(**asked: Any) -> Any:
-        return client.embeddings.create(model=gateway.model, input="an apple", **asked).data[0].embedding
+    def embedding(**options: Any) -> Any:
+        return client.embeddings.create(model=gateway.model, input="an apple", **options).data[0].embedding
 
     silent, numbers, packed = (
         embedding(),
@@ -58,8 +58,10 @@ def test_fewer_dimensions_are_cut_and_normalized(client: openai.OpenAI, gateway:
     whole = client.embeddings.create(model=gateway.model, input="an apple").data[0].embedding
     reply = client.embeddings.create(model=gateway.model, input="an apple", dimensions=64)
 
-    length = sum(one * one for one in whole[:64]) ** 0.5
-    assert [one / length for one in whole[:64]] == pytest.approx(reply.data[0].embedding, abs=1e-5)
+    length = sum(component * component for component in whole[:64]) ** 0.5
+    assert [component / length for component in whole[:64]] == pytest.approx(
+        reply.data[0].embedding, abs=1e-5
+    )
 
 
 def test_accepts_fields_of_other_servers_as_extras(client: openai.OpenAI, gateway: Gateway) -> None:
@@ -71,7 +73,7 @@ def test_accepts_fields_of_other_servers_as_extras(client: openai.OpenAI, gatewa
 
 
 def test_lists_and_retrieves_models(client: openai.OpenAI, gateway: Gateway) -> None:
-    assert {gateway.model, gateway.prompted, gateway.cross} <= {one.id for one in client.models.list()}
+    assert {gateway.model, gateway.prompted, gateway.cross} <= {model.id for model in client.models.list()}
     assert gateway.model == client.models.retrieve(gateway.model).id
 
 
@@ -85,12 +87,16 @@ REFUSED: list[tuple[type[openai.APIStatusError], dict[str, Any], str | None]] = 
 ]
 
 
-@pytest.mark.parametrize(("error", "asked", "code"), REFUSED, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(("error", "options", "code"), REFUSED, ids=lambda value: str(value)[:30])
 def test_errors_are_the_clients_own(
-    client: openai.OpenAI, gateway: Gateway, error: type[openai.APIStatusError], asked: Any, code: str | None
+    client: openai.OpenAI,
+    gateway: Gateway,
+    error: type[openai.APIStatusError],
+    options: Any,
+    code: str | None,
 ) -> None:
     with pytest.raises(error) as raised:
-        client.embeddings.create(**{"model": gateway.model, **asked})
+        client.embeddings.create(**{"model": gateway.model, **options})
 
     assert (code, "invalid_request_error") == (raised.value.code, raised.value.type)
     assert isinstance(raised.value.body, dict)
@@ -107,8 +113,8 @@ def test_wrong_key_is_an_authentication_error(gateway: Gateway) -> None:
     assert "invalid_api_key" == raised.value.code
 
 
-class Watched:
-    """A client with this key, the answers that it gets, and how long it would have slept after each."""
+class ObservedClient:
+    """A client with a key, the responses it receives, and the sleeps it would have made."""
 
     def __init__(self, gateway: Gateway, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: list[Any] = []
@@ -118,14 +124,14 @@ class Watched:
         door = openai.DefaultHttpxClient(event_hooks={"response": [self.answers.append]})
         self.client = openai.OpenAI(api_key=key, base_url=f"{gateway.url}/v1", http_client=door)
 
-    def refused(self) -> openai.RateLimitError:
-        """What it raises once its limit is used up."""
+    def exhaust_limit(self) -> openai.RateLimitError:
+        """Return the error that the client raises once its limit is exhausted."""
         with pytest.raises(openai.RateLimitError) as raised:
             self.call_twice()
         return raised.value
 
     def call_twice(self) -> None:
-        """Once more than it may."""
+        """Call once more than the limit allows."""
         for _ in range(2):
             self.client.embeddings.create(model=self.model, input="a")
 
@@ -133,18 +139,18 @@ class Watched:
 def test_retries_an_exhausted_rate_after_retry_after(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(gateway, gateway.slow, monkeypatch)
+    observed = ObservedClient(gateway, gateway.slow, monkeypatch)
 
-    assert "rate_limit_exceeded" == watched.refused().code
-    refusals = [one for one in watched.answers if one.status_code == 429]
-    told_s = [float(one.headers["retry-after"]) for one in refusals]
-    assert 3 == len(told_s)
-    assert told_s[:2] == watched.slept_s
-    assert all(0 < one <= 60 for one in told_s)
+    assert "rate_limit_exceeded" == observed.exhaust_limit().code
+    refusals = [response for response in observed.answers if response.status_code == 429]
+    retry_after_s = [float(response.headers["retry-after"]) for response in refusals]
+    assert 3 == len(retry_after_s)
+    assert retry_after_s[:2] == observed.slept_s
+    assert all(0 < seconds <= 60 for seconds in retry_after_s)
 
 
 def test_does_not_retry_an_exhausted_day_quota(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(gateway, gateway.spent, monkeypatch)
+    observed = ObservedClient(gateway, gateway.spent, monkeypatch)
 
-    assert "insufficient_quota" == watched.refused().code
-    assert [] == watched.slept_s
+    assert "insufficient_quota" == observed.exhaust_limit().code
+    assert [] == observed.slept_s

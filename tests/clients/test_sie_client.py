@@ -1,4 +1,4 @@
-"""SIE's own client, which speaks msgpack."""
+"""SIE's own client, which uses msgpack."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ SIZES = {
 
 @pytest.fixture
 def client(gateway: Gateway) -> SIEClient:
-    """A client that does not wait for machines to be provisioned."""
+    """Return a client that does not wait for machines to be provisioned."""
     return SIEClient(gateway.url, api_key=gateway.key)
 
 
@@ -55,7 +55,7 @@ def test_score_names_and_ranks_items(client: SIEClient, gateway: Gateway) -> Non
     )
 
     assert ("q", gateway.model) == (reply["query_id"], reply["model"])
-    assert [("b", 0), ("item-0", 1)] == [(one["item_id"], one["rank"]) for one in reply["scores"]]
+    assert [("b", 0), ("item-0", 1)] == [(score["item_id"], score["rank"]) for score in reply["scores"]]
 
 
 def test_errors_have_the_gateways_reason(client: SIEClient) -> None:

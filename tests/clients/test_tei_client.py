@@ -1,4 +1,4 @@
-"""What TEI's documentation shows with curl, sent as it stands there, to a path that names the model."""
+"""The curl examples of TEI's documentation, sent unchanged to a path that names the model."""
 
 from typing import Any
 
@@ -12,53 +12,53 @@ DEEP = "What is Deep Learning?"
 
 @pytest.fixture
 def client(gateway: Gateway) -> httpx.Client:
-    """The header that curl is given; the model is in each path."""
+    """Return a client with the headers of the examples. The model is in each path."""
     headers = {"content-type": "application/json", "authorization": f"Bearer {gateway.key}"}
     return httpx.Client(base_url=f"{gateway.url}/models/", headers=headers, timeout=60)
 
 
-def sent(client: httpx.Client, model: str, route: str, body: str) -> Any:
-    """The answer to a body that is text, as curl sends it."""
+def post(client: httpx.Client, model: str, route: str, body: str) -> Any:
+    """Return the reply to a body of text, which curl sends as is."""
     reply = client.post(f"{model}{route}", content=body)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
 def test_embed_accepts_one_text_or_many(client: httpx.Client, gateway: Gateway) -> None:
-    (one,) = sent(client, gateway.model, "/embed", '{"inputs":"What is Deep Learning?"}')
-    many = sent(client, gateway.model, "/embed", '{"inputs":["Today is a nice day", "I like you"]}')
+    (single,) = post(client, gateway.model, "/embed", '{"inputs":"What is Deep Learning?"}')
+    many = post(client, gateway.model, "/embed", '{"inputs":["Today is a nice day", "I like you"]}')
 
-    assert [384, 384, 384] == [len(row) for row in (one, *many)]
+    assert [384, 384, 384] == [len(row) for row in (single, *many)]
 
 
 def test_rerank_puts_the_best_text_first(client: httpx.Client, gateway: Gateway) -> None:
     body = '{"query":"What is Deep Learning?", "texts": ["Deep Learning is not...", "Deep learning is..."]}'
-    ranks = sent(client, gateway.cross, "/rerank", body)
+    ranks = post(client, gateway.cross, "/rerank", body)
 
-    assert {0, 1} == {one["index"] for one in ranks}
+    assert {0, 1} == {rank["index"] for rank in ranks}
     assert ranks[0]["score"] >= ranks[1]["score"]
 
 
 def test_predict_accepts_one_text_a_pair_and_many(client: httpx.Client, gateway: Gateway) -> None:
-    one = sent(client, gateway.labels, "/predict", '{"inputs":"I like you."}')
-    pair = sent(client, gateway.labels, "/predict", '{"inputs":["I like you.", "I hate pineapples"]}')
-    many = sent(client, gateway.labels, "/predict", '{"inputs":[["I like you."], ["I hate pineapples"]]}')
+    single = post(client, gateway.labels, "/predict", '{"inputs":"I like you."}')
+    pair = post(client, gateway.labels, "/predict", '{"inputs":["I like you.", "I hate pineapples"]}')
+    many = post(client, gateway.labels, "/predict", '{"inputs":[["I like you."], ["I hate pineapples"]]}')
 
     names = {"joy", "anger", "fear"}
-    assert names == {label["label"] for label in one} == {label["label"] for label in pair}
-    assert [one[0]["label"], 2] == [many[0][0]["label"], len(many)]
+    assert names == {label["label"] for label in single} == {label["label"] for label in pair}
+    assert [single[0]["label"], 2] == [many[0][0]["label"], len(many)]
 
 
 def test_similarity_is_higher_for_related_sentences(client: httpx.Client, gateway: Gateway) -> None:
     inputs = '{"source_sentence":"What is Deep Learning?","sentences":["What is Machine Learning?","pears"]}'
-    near, far = sent(client, gateway.model, "/similarity", f'{{"inputs":{inputs}}}')
+    near, far = post(client, gateway.model, "/similarity", f'{{"inputs":{inputs}}}')
 
     assert near > far
 
 
 def test_decode_reverses_tokenize(client: httpx.Client, gateway: Gateway) -> None:
-    (tokens,) = sent(client, gateway.model, "/tokenize", '{"inputs":"What is Deep Learning?"}')
-    ids = [one["id"] for one in tokens]
+    (tokens,) = post(client, gateway.model, "/tokenize", '{"inputs":"What is Deep Learning?"}')
+    ids = [token["id"] for token in tokens]
     texts = client.post(f"{gateway.model}/decode", json={"ids": ids, "skip_special_tokens": True}).json()
 
     assert [DEEP.lower()] == texts
@@ -67,7 +67,7 @@ def test_decode_reverses_tokenize(client: httpx.Client, gateway: Gateway) -> Non
 
 def test_openais_route_accepts_teis_example(client: httpx.Client, gateway: Gateway) -> None:
     body = '{"model":"text-embeddings-inference","input":"What is Deep Learning?","user":"null"}'
-    reply = sent(client, gateway.model, "/v1/embeddings", body)
+    reply = post(client, gateway.model, "/v1/embeddings", body)
 
     assert (1, 384) == (len(reply["data"]), len(reply["data"][0]["embedding"]))
 
@@ -77,9 +77,9 @@ def test_openais_route_accepts_teis_example(client: httpx.Client, gateway: Gatew
     [("all-minilm-l6-v2", "embedding"), ("cross", "reranker"), ("labels", "classifier")],
 )
 def test_info_shows_the_kind_of_model(client: httpx.Client, model: str, kind: str) -> None:
-    told = client.get(f"{model}/info").json()
+    facts = client.get(f"{model}/info").json()
 
-    assert kind in told["model_type"]
+    assert kind in facts["model_type"]
     assert 200 == client.get(f"{model}/health").status_code
 
 

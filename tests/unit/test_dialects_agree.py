@@ -53,7 +53,7 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
     call = Call(Embed(tuple(texts), dimensions=dimensions), "m", role=role)
     jina = decoded(
         {"input": [{"text": text} for text in texts], "dimensions": dimensions, "input_type": role},
-        openai.EmbeddingsRequest,
+        openai.OpenAIEmbeddingsRequest,
     )
     plain = decoded({"texts": texts, "output_dimension": dimensions}, dict)
     types = {"query": "search_query", "document": "search_document", None: None}

@@ -140,7 +140,7 @@ class InfinityQueueStats(msgspec.Struct):
     batch_size: int
 
 
-class InfinityModel(msgspec.Struct):
+class InfinityModelItem(msgspec.Struct):
     """One model, with its operations under Infinity's names."""
 
     id: str
@@ -155,7 +155,7 @@ class InfinityModel(msgspec.Struct):
 class InfinityModelList(msgspec.Struct):
     """The models that the key may use."""
 
-    data: list[InfinityModel]
+    data: list[InfinityModelItem]
     object: str = "list"
 
 
@@ -310,7 +310,7 @@ async def classify(
 CAPABILITY_NAMES = {Operation.EMBED: "embed", Operation.RERANK: "rerank", Operation.CLASSIFY: "classify"}
 
 
-def model_item(name: str, api: InferenceApi) -> InfinityModel:
+def model_item(name: str, api: InferenceApi) -> InfinityModelItem:
     """Return a model as Infinity lists it. Its queue is counted in inputs."""
     routes = api.gateway.routes
     upstream = api.gateway.upstreams[routes.upstream_of(name)]
@@ -318,7 +318,7 @@ def model_item(name: str, api: InferenceApi) -> InfinityModel:
     capabilities = [CAPABILITY_NAMES[each] for each in operations if each in CAPABILITY_NAMES]
     waiting = upstream.lane.backlog().inputs
     stats = InfinityQueueStats(min(1.0, waiting / QUEUE_SIZE), waiting, 0, upstream.bounds.inputs)
-    return InfinityModel(name, stats, upstream.settings.backend, capabilities)
+    return InfinityModelItem(name, stats, upstream.settings.backend, capabilities)
 
 
 @get("/infinity/models", tags=["Infinity"])

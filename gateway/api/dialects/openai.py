@@ -61,7 +61,7 @@ TextInput = str | InputObject
 EmbeddingsInput = TextInput | list[str | InputObject | int | list[int]]
 
 
-class EmbeddingsRequest(VllmOptions, kw_only=True):
+class OpenAIEmbeddingsRequest(VllmOptions, kw_only=True):
     """Body of /v1/embeddings.
 
     input: one text or a list of texts; or token ids, if the model's config names their vocabulary. The fields
@@ -84,7 +84,7 @@ class EmbeddingsRequest(VllmOptions, kw_only=True):
     endianness: Literal["native", "little"] | None = None
 
 
-class EmbeddingItem(msgspec.Struct):
+class OpenAIEmbeddingItem(msgspec.Struct):
     """One vector.
 
     embedding: numbers; for binary types packed bits; for base64 the little-endian float32 bytes.
@@ -95,24 +95,24 @@ class EmbeddingItem(msgspec.Struct):
     object: str = "embedding"
 
 
-class EmbeddingsUsage(msgspec.Struct):
+class OpenAIEmbeddingsUsage(msgspec.Struct):
     """Tokens after truncation, with special tokens and the prompt."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingsResponse(msgspec.Struct):
+class OpenAIEmbeddingsResponse(msgspec.Struct):
     """Vectors of length 1, in the order of the inputs."""
 
-    data: list[EmbeddingItem]
+    data: list[OpenAIEmbeddingItem]
     model: str
-    usage: EmbeddingsUsage
+    usage: OpenAIEmbeddingsUsage
     object: str = "list"
 
 
 async def decode_embeddings(
-    data: EmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
+    data: OpenAIEmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> Call:
     """Decode a body. name: the model in the path.
 
@@ -151,7 +151,7 @@ def _text_of(item: InputObject) -> str:
     return item.text
 
 
-def encoding_of(data: EmbeddingsRequest) -> EmbeddingType:
+def encoding_of(data: OpenAIEmbeddingsRequest) -> EmbeddingType:
     """Return the format of the vectors in the reply.
 
     Raises: InvalidInput.
@@ -180,11 +180,11 @@ def encode_embeddings(reply: EmbedReply, model: str, encoding: EmbeddingType) ->
     "/v1/embeddings",
     "/embeddings",
     dialect=OPENAI,
-    reply=ResponseSpec(EmbeddingsResponse, description="One vector for each input"),
+    reply=ResponseSpec(OpenAIEmbeddingsResponse, description="One vector for each input"),
     tags=["OpenAI"],
 )
 async def embeddings(
-    data: EmbeddingsRequest,
+    data: OpenAIEmbeddingsRequest,
     context: RequestContext,
     api: InferenceApi,
     name: str | None,

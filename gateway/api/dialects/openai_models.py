@@ -15,7 +15,7 @@ from gateway.upstreams.upstream import UpstreamState
 FAILURES = document_errors(OPENAI)
 
 
-class ModelItem(msgspec.Struct):
+class OpenAIModelItem(msgspec.Struct):
     """One model, with fields beyond OpenAI's.
 
     operations: that it can serve. state: whether it can serve now (refused: its only replicas are of another
@@ -34,10 +34,10 @@ class ModelItem(msgspec.Struct):
     object: str = "model"
 
 
-class ModelList(msgspec.Struct):
+class OpenAIModelList(msgspec.Struct):
     """The models that the key may use."""
 
-    data: list[ModelItem]
+    data: list[OpenAIModelItem]
     object: str = "list"
 
 
@@ -45,12 +45,12 @@ class ModelList(msgspec.Struct):
 CREATED = 1_700_000_000
 
 
-def _item(api: InferenceApi, name: str) -> ModelItem:
+def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
     routes = api.gateway.routes
     operations = [operation.value for operation in routes.operations(name)]
     upstream = api.gateway.upstreams[routes.upstream_of(name)]
     residence = upstream.residence
-    return ModelItem(
+    return OpenAIModelItem(
         name,
         CREATED,
         upstream.name,
@@ -65,16 +65,16 @@ def _item(api: InferenceApi, name: str) -> ModelItem:
 @get("/v1/models", responses=FAILURES, tags=["OpenAI"])
 async def list_models(
     context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi]
-) -> ModelList:
+) -> OpenAIModelList:
     """List the models that this key may use."""
     tenant = api.authenticator.authenticate(context)
-    return ModelList([_item(api, name) for name in api.gateway.routes.names(tenant)])
+    return OpenAIModelList([_item(api, name) for name in api.gateway.routes.names(tenant)])
 
 
 @get("/v1/models/{model:path}", responses=FAILURES, tags=["OpenAI"])
 async def get_model(
     context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi], model: FromPath[str]
-) -> ModelItem:
+) -> OpenAIModelItem:
     """Describe one model.
 
     The name may contain slashes.

@@ -66,7 +66,7 @@ class DetokenizeRequest(msgspec.Struct):
     model: ModelName | None = None
 
 
-class DetokenizeResponse(msgspec.Struct):
+class VllmDetokenizeResponse(msgspec.Struct):
     """The text of the ids."""
 
     prompt: str
@@ -175,7 +175,7 @@ async def decode(
 @inference(
     "/detokenize",
     dialect=VLLM,
-    reply=ResponseSpec(DetokenizeResponse, description="The text of the ids"),
+    reply=ResponseSpec(VllmDetokenizeResponse, description="The text of the ids"),
     tags=["vLLM"],
 )
 async def detokenize(
@@ -188,7 +188,7 @@ async def detokenize(
     ids = decode_ids([list(data.tokens)], "tokens", api)
     served = await api.serve(context, Call(Detokenize(ids, skip_special_tokens=False), name or data.model))
     (text,) = expect_reply(served.reply, DetokenizeReply).texts
-    return respond(context, served, msgspec.json.encode(DetokenizeResponse(text)))
+    return respond(context, served, msgspec.json.encode(VllmDetokenizeResponse(text)))
 
 
 HANDLERS = [tokenize, decode, detokenize]

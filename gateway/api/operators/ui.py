@@ -34,7 +34,7 @@ HEADERS = {
 HTML, SCRIPT, STYLE, ICON = "text/html", "text/javascript", "text/css", "image/svg+xml"
 
 
-def served(media_type: str, description: str) -> dict[int, ResponseSpec]:
+def file_spec(media_type: str, description: str) -> dict[int, ResponseSpec]:
     """Return the documentation of a file's response."""
     spec = ResponseSpec(str, generate_examples=False, description=description, media_type=media_type)
     return {200: spec} | FAILURES
@@ -48,7 +48,7 @@ def file_response(name: str, media_type: str) -> Response[bytes]:
 FILES = {path.name: path.read_bytes() for path in FOLDER.iterdir()}
 
 
-@get("/ui", responses=served(HTML, "The page"), tags=["Operators"], opt=PAGE)
+@get("/ui", responses=file_spec(HTML, "The page"), tags=["Operators"], opt=PAGE)
 async def page() -> Response[bytes]:
     """Show the status page, with forms to try the models.
 
@@ -57,19 +57,19 @@ async def page() -> Response[bytes]:
     return file_response("index.html", HTML)
 
 
-@get("/ui/page.js", responses=served(SCRIPT, "The page's script"), tags=["Operators"], opt=PAGE)
+@get("/ui/page.js", responses=file_spec(SCRIPT, "The page's script"), tags=["Operators"], opt=PAGE)
 async def script() -> Response[bytes]:
     """Return the script of /ui."""
     return file_response("page.js", SCRIPT)
 
 
-@get("/ui/page.css", responses=served(STYLE, "The page's stylesheet"), tags=["Operators"], opt=PAGE)
+@get("/ui/page.css", responses=file_spec(STYLE, "The page's stylesheet"), tags=["Operators"], opt=PAGE)
 async def style() -> Response[bytes]:
     """Return the stylesheet of /ui."""
     return file_response("page.css", STYLE)
 
 
-@get("/ui/icon.svg", responses=served(ICON, "The page's icon"), tags=["Operators"], opt=PAGE)
+@get("/ui/icon.svg", responses=file_spec(ICON, "The page's icon"), tags=["Operators"], opt=PAGE)
 async def icon() -> Response[bytes]:
     """Return the icon of /ui."""
     return file_response("icon.svg", ICON)
