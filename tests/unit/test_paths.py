@@ -84,6 +84,12 @@ def test_a_path_that_names_no_model_and_operation_stays_as_it_is(path: str) -> N
     assert path == routed(path)
 
 
+@pytest.mark.parametrize("path", ["/models/embed", "/models//embed", "/models/embed/"])
+def test_an_operation_alone_below_models_is_taken_for_a_models_name(path: str) -> None:
+    """The configuration refuses such a name, so that the caller gets a 404 and not the default model."""
+    assert "embed" == ROUTES.parse(path).model
+
+
 @many
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
 def test_settling_twice_changes_nothing_more(rest: str) -> None:

@@ -1,8 +1,7 @@
 """Inference endpoints: how a dialect declares them, and how one of them answers a request.
 
-Litestar routes and documents them like any other handler, but calls only their middleware, which is the
-`Endpoint` itself: Litestar's request object, dependencies and response would cost as much as the rest of
-the gateway. docs/decisions/002-litestar-routing.md has the figures.
+One declaration makes the `Endpoint`, which the middleware calls for a POST, and the Litestar handler, which
+is documented and answers other methods. docs/decisions/002-litestar-routing.md has the reasons and figures.
 """
 
 from collections.abc import Awaitable, Callable, Container, Mapping
@@ -17,10 +16,9 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from gateway.api.server.allowed_values import note_choices
-from gateway.api.server.call_io import ASGIApp, Receive, Scope, Send
 from gateway.api.server.error_bodies import Dialect, document_errors
-from gateway.api.server.paths import BELOW_MODEL, NAME, model_name, route_options
-from gateway.api.server.request_context import RequestContext, context_of
+from gateway.api.server.paths import BELOW_MODEL, NAME, route_options
+from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.errors import InvalidInput, MalformedBody
 
@@ -31,7 +29,7 @@ Handler: TypeAlias = Callable[[Any, RequestContext, Any, str | None], Awaitable[
 
 
 class Endpoint:
-    """One inference endpoint, as an ASGI application.
+    """One inference endpoint.
 
     Rule: a body is read only after its key has been checked, and decoded once, straight into its struct.
 
@@ -46,16 +44,14 @@ class Endpoint:
         self._json = msgspec.json.Decoder(self.body)
         self._msgpack = None if json_only else msgspec.msgpack.Decoder(self.body)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request that Litestar has routed here."""
-        del receive, send
-        context = context_of(scope)
-        # Litestar's application knows no gateway, therefore the type of its dependencies is lost here.
+    async def answer(self, context: RequestContext) -> None:
+        """Answer one request."""
+        # The server's modules know no gateway, therefore the type of its dependencies is lost here.
         api: Any = context.dependencies["api"]
         try:
             api.authenticator.authenticate(context)
             data = self.decode(await context.io.read_body(), context)
-            reply = await self.handler(data, context, api, model_name(scope["path_params"].get("name")))
+            reply = await self.handler(data, context, api, context.target.model)
         except Exception as error:  # noqa: BLE001 - every error becomes a reply
             reply = context.failure(error)
         await context.io.reply(reply)
@@ -113,24 +109,13 @@ def inference(
         declaration = post(
             every_path,
             status_code=200,
-            middleware=[_answered_by(endpoint)],
-            opt=route_options(dialect=dialects[0], is_inference=True, name_has_slashes=True),
+            opt=route_options(dialect=dialects[0], answer=endpoint.answer, name_has_slashes=True),
             responses={200: reply} | document_errors(*dialects),
             tags=tags,
         )
         return declaration(_documented(handler, endpoint.body, every_path))
 
     return declare
-
-
-def _answered_by(endpoint: Endpoint) -> Callable[..., Any]:
-    """Return a middleware that answers requests itself and never calls Litestar's handler."""
-
-    def middleware(app: ASGIApp) -> ASGIApp:
-        del app
-        return endpoint
-
-    return middleware
 
 
 def _documented(handler: Handler, body: Any, paths: list[str]) -> Callable[..., Awaitable[Response[bytes]]]:

@@ -87,10 +87,13 @@ class Middleware:
         if self._parts.cors is not None and scope["method"] == "OPTIONS" and context.header(b"origin"):
             await self._answer_preflight(self._parts.cors, context)
             return
-        scope["path"] = context.target.path
-        scope["state"] = {**scope.get("state", {}), STATE_KEY: context}
         try:
-            await self._app(scope, io.receive, io.send)
+            if context.target.answer is not None and scope["method"] == "POST":
+                await context.target.answer(context)
+            else:
+                scope["path"] = context.target.path
+                scope["state"] = {**scope.get("state", {}), STATE_KEY: context}
+                await self._app(scope, io.receive, io.send)
         except asyncio.CancelledError:
             io.release_connection()
             await self._end_cancelled(context)

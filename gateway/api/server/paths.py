@@ -6,8 +6,8 @@ is a declared last segment and the name is everything before it; below SIE's pre
 add models, the name is the whole rest.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import msgspec
 from litestar.handlers import HTTPRouteHandler
@@ -27,17 +27,22 @@ OTHER = "other"
 OPTIONS_KEY = "route"
 
 
+# Answers a request; called with its `RequestContext`, which this module cannot import.
+Answer: TypeAlias = Callable[[Any], Awaitable[None]]
+
+
 class RouteOptions(msgspec.Struct, frozen=True):
     """What a handler declares about its paths beyond what Litestar knows.
 
-    dialect: whose errors callers read; None: as the path's prefix says. is_inference: it runs a model.
+    dialect: whose errors callers read; None: as the path's prefix says. answer: answers a POST without
+    Litestar, for endpoints that run a model.
     for_operators: served on `admin.listen`, if there is one, and only there. needs_admin: callers need the
     scope admin. is_probe: also answered while the gateway drains, and not traced. on_both_listeners: for
     the processes that start and watch the gateway. name_has_slashes: a name at the end may hold slashes.
     """
 
     dialect: Dialect | None = None
-    is_inference: bool = False
+    answer: Answer | None = None
     for_operators: bool = False
     needs_admin: bool = False
     is_probe: bool = False
@@ -63,12 +68,15 @@ class Target(msgspec.Struct, frozen=True):
     """What a request path means.
 
     label: the route as metrics and logs show it. dialect: whose errors the caller reads. path: what
-    Litestar's router gets, where a model's name is one segment. The flags are those of `RouteOptions`.
+    Litestar's router gets, where a model's name is one segment. model: the name in it. The other fields are
+    those of `RouteOptions`.
     """
 
     label: str
     dialect: Dialect
     path: str
+    model: str | None = None
+    answer: Answer | None = None
     for_operators: bool = False
     is_probe: bool = False
     on_both_listeners: bool = False
@@ -127,6 +135,7 @@ class RouteTable:
             path,
             self._dialect_of(path, options),
             path,
+            answer=options.answer,
             for_operators=options.for_operators,
             is_probe=options.is_probe,
             on_both_listeners=options.on_both_listeners,
@@ -139,12 +148,18 @@ class RouteTable:
         normalized = normalize_path(path)
         if not name:
             template, name = self._split(normalized)
+        routed = template.replace(NAME, name.replace("/", SLASH)) if name else path
+        if not name and normalized.startswith(MODELS_PREFIX):
+            # An operation without a model before it: the router takes it for the name of a model.
+            template, name = BELOW_MODEL, normalized.removeprefix(MODELS_PREFIX)
         options = self._options.get(template)
         below_operators = normalized.startswith(self._operators_prefixes)
         return Target(
             label,
             self._dialect_of(normalized, options),
-            template.replace(NAME, name.replace("/", SLASH)) if name else path,
+            routed,
+            name or None,
+            None if options is None else options.answer,
             for_operators=below_operators if options is None else options.for_operators,
             is_probe=bool(name) and options is not None and options.is_probe,
         )
@@ -187,7 +202,7 @@ class RouteTable:
         for template, options in self._options.items():
             prefix, _, parameter = template.rpartition("/")
             if parameter.startswith("{") and template != BELOW_MODEL:
-                name = "model" if options.is_inference else parameter.strip("{}").partition(":")[0]
+                name = "model" if options.answer is not None else parameter.strip("{}").partition(":")[0]
                 yield f"{prefix}/", f"{prefix}/{{{name}}}"
 
 
