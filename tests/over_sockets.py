@@ -1,4 +1,4 @@
-"""A gateway in this process that is called over real sockets, where all that it holds can be seen."""
+"""A gateway in this process that is called over real sockets, so that tests can inspect its state."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from tests.fakes.tei import FakeTei
 
 
 class Serving:
-    """events is all that it has observed."""
+    """A running gateway. events: everything that it has observed."""
 
     def __init__(self, application: Application, port: int, events: Sequence[Event]) -> None:
         self.application = application
@@ -29,13 +29,13 @@ class Serving:
         self.events = events
 
     async def answered(self) -> httpx.Response:
-        """A call on a connection of its own, which is closed after it."""
+        """Send a call on a connection of its own, and return the reply."""
         headers = {"authorization": f"Bearer {KEY}"}
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", trust_env=False) as client:
             return await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)
 
     async def ask(self, given: object, take_bytes: int = 65536) -> socket.socket:
-        """Send a call, and read nothing. take_bytes: what the kernel takes of the answer."""
+        """Send a call and read nothing. take_bytes: size of the kernel's receive buffer."""
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, take_bytes)
         client.setblocking(False)
@@ -52,7 +52,7 @@ class Serving:
 
 @asynccontextmanager
 async def serving(server: FakeTei, config: str, send_bytes: int = 0) -> AsyncIterator[Serving]:
-    """In front of one replica, the host tei-0. send_bytes: what the kernel keeps of each answer."""
+    """Run a gateway in front of one replica, the host tei-0. send_bytes: the kernel's send buffer."""
     events: list[Event] = []
     outside = Collaborators(
         open_replica=lambda kind, spec: remote_backend(kind, spec, httpx.ASGITransport(server)),
@@ -78,7 +78,7 @@ async def serving(server: FakeTei, config: str, send_bytes: int = 0) -> AsyncIte
 
 
 async def comes_to(expected: object, look: Callable[[], object]) -> None:
-    """Wait for what tells nobody when it is so."""
+    """Poll until a value is the expected one."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(20):
             while look() != expected:  # noqa: ASYNC110

@@ -75,7 +75,7 @@ NOT_JSON = {
 
 
 @pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON.keys())
-async def test_what_is_not_json_is_400_in_both_dialects(boot: Boots, body: bytes) -> None:
+async def test_malformed_json_is_400_in_both_dialects(boot: Boots, body: bytes) -> None:
     assert_openai(await sent(boot, OPENAI, body), 400, None)
     assert_tei(await sent(boot, EMBED, body), 400, "Validation")
 
@@ -163,7 +163,7 @@ async def test_openai_refuses_an_empty_input(boot: Boots, given: Any) -> None:
     ],
     ids=str,
 )
-async def test_tei_calls_nothing_empty_and_400(boot: Boots, path: str, body: Any) -> None:
+async def test_tei_refuses_an_empty_input_with_400(boot: Boots, path: str, body: Any) -> None:
     assert_tei(await sent(boot, path, json.dumps(body).encode()), 400, "Empty")
 
 
@@ -178,11 +178,11 @@ async def test_token_ids_are_refused_with_the_way_out(boot: Boots, ids: Any) -> 
     assert "check_embedding_ctx_length=False" in tei.json()["error"]
 
 
-async def test_numbers_beside_texts_are_neither(boot: Boots) -> None:
+async def test_texts_mixed_with_numbers_are_refused(boot: Boots) -> None:
     assert_tei(await sent(boot, EMBED, b'{"inputs": ["a", 1]}'), 422, "Validation")
 
 
-async def test_2048_inputs_are_taken_and_2049_are_not(boot: Boots) -> None:
+async def test_2048_inputs_are_accepted_and_2049_refused(boot: Boots) -> None:
     most, more = ["a"] * 2048, ["a"] * 2049
 
     assert 200 == (await sent(boot, OPENAI, json.dumps({"input": most}).encode())).status_code
@@ -194,7 +194,7 @@ async def test_2048_inputs_are_taken_and_2049_are_not(boot: Boots) -> None:
     assert_tei(await sent(boot, SIMILARITY, json.dumps(body).encode()), 422, "Validation")
 
 
-async def test_more_dimensions_than_the_model_has_are_the_callers_fault(boot: Boots) -> None:
+async def test_more_dimensions_than_the_model_has_are_refused(boot: Boots) -> None:
     openai = await sent(boot, OPENAI, b'{"input": "a", "dimensions": 9}')
     assert_openai(openai, 400, None)
 
@@ -208,7 +208,7 @@ async def test_an_unknown_model_is_404(boot: Boots, model: str) -> None:
     assert_tei(tei, 404, "NotFound")
 
 
-async def test_a_model_that_the_tenant_may_not_use_is_403(boot: Boots) -> None:
+async def test_a_forbidden_model_is_403(boot: Boots) -> None:
     config = CONFIG + TENANTS
     openai = await sent(boot, OPENAI, b'{"input": "a", "model": "strict"}', config)
     tei = await sent(boot, EMBED, b'{"inputs": "a", "model": "strict"}', config)
@@ -230,7 +230,7 @@ async def test_no_key_and_a_wrong_key_are_401(boot: Boots, key: str) -> None:
     assert "wrong" not in tei.text
 
 
-async def test_a_key_that_is_no_ascii_is_401(boot: Boots) -> None:
+async def test_a_non_ascii_key_is_401(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         headers = [(b"authorization", b"Bearer \xff\xfe")]
         reply = await gateway.client.post(OPENAI, json={"input": "a"}, headers=headers)
@@ -239,7 +239,7 @@ async def test_a_key_that_is_no_ascii_is_401(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("key", [KEY, f"Bearer {KEY}", f"bearer {KEY}", f"Bearer   {KEY}"])
-async def test_a_key_is_taken_bare_or_as_a_bearer(boot: Boots, key: str) -> None:
+async def test_a_key_is_accepted_bare_or_as_bearer_token(boot: Boots, key: str) -> None:
     assert 200 == (await sent(boot, OPENAI, b'{"input": "a"}', authorization=key)).status_code
 
 
@@ -252,7 +252,7 @@ async def test_compressed_bodies_are_415(boot: Boots, encoding: str) -> None:
     assert_tei(tei, 415, "Validation")
 
 
-async def test_the_identity_encoding_is_none(boot: Boots) -> None:
+async def test_the_identity_encoding_is_accepted(boot: Boots) -> None:
     assert 200 == (await sent(boot, OPENAI, b'{"input": "a"}', content_encoding="identity")).status_code
 
 
@@ -276,7 +276,7 @@ async def too_large(gateway: Running, path: str, body: AsyncIterator[bytes], len
     return await gateway.client.post(path, content=body, headers=headers)
 
 
-async def test_a_body_declared_too_large_is_413_before_it_is_read(boot: Boots) -> None:
+async def test_an_announced_body_too_large_is_413_before_it_is_read(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         assert_openai(await too_large(gateway, OPENAI, unread(), str(40 * MEGABYTE)), 413, "body_too_large")
         assert_tei(await too_large(gateway, EMBED, unread(), str(40 * MEGABYTE)), 413, "Validation")
@@ -314,7 +314,7 @@ async def test_a_body_larger_than_all_permits_is_413_while_others_are_in_flight(
         ("GET", "/embeddings", 405),
     ],
 )
-async def test_what_is_not_there_speaks_openais_dialect_below_v1(
+async def test_unknown_paths_below_v1_answer_in_openais_dialect(
     boot: Boots, method: str, path: str, status: int
 ) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
@@ -335,19 +335,19 @@ async def test_what_is_not_there_speaks_openais_dialect_below_v1(
         ("POST", "/health", 405),
     ],
 )
-async def test_what_is_not_there_speaks_teis_dialect_elsewhere(
+async def test_other_unknown_paths_answer_in_teis_dialect(
     boot: Boots, method: str, path: str, status: int
 ) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         assert_tei(await gateway.client.request(method, path), status, "NotFound")
 
 
-async def test_what_is_no_operation_is_read_as_part_of_a_name(boot: Boots) -> None:
+async def test_an_unknown_operation_is_read_as_part_of_a_name(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         assert_tei(await gateway.post("/models/bge/nowhere", {"inputs": "a"}), 404, "NotFound")
 
 
-async def test_a_method_that_is_not_allowed_is_answered_with_those_that_are(boot: Boots) -> None:
+async def test_405_lists_the_allowed_methods(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.client.get(EMBED)
 
@@ -356,7 +356,7 @@ async def test_a_method_that_is_not_allowed_is_answered_with_those_that_are(boot
 
 
 @pytest.mark.parametrize("body", [b'{"input": "a', b'{"input": 5}', b'{"input": "a", "model": "nowhere"}'])
-async def test_no_replica_hears_of_a_bad_call(boot: Boots, body: bytes) -> None:
+async def test_no_replica_receives_a_refused_call(boot: Boots, body: bytes) -> None:
     server = FakeTei()
     async with boot({"tei-0": server}) as gateway:
         reply = await gateway.client.post(OPENAI, content=body)

@@ -1,4 +1,4 @@
-"""Pages of other origins: what a browser asks beforehand, and what it lets a page read, errors too."""
+"""CORS: preflight requests, and the headers that let a page read replies and errors."""
 
 import httpx
 import pytest
@@ -25,7 +25,7 @@ PREFLIGHT = {
 
 
 @pytest.mark.parametrize("path", [OPENAI, "/embed", "/models/org/bge/embed"])
-async def test_a_browser_is_told_beforehand_that_it_may_post_with_a_key(boot: Boots, path: str) -> None:
+async def test_preflight_allows_post_with_a_key(boot: Boots, path: str) -> None:
     async with boot({"tei-0": FakeTei()}, CONFIG + LISTED) as gateway:
         gateway.client.headers.pop("authorization")
         reply = await gateway.client.options(path, headers=PREFLIGHT)
@@ -40,7 +40,7 @@ async def test_a_browser_is_told_beforehand_that_it_may_post_with_a_key(boot: Bo
 @pytest.mark.parametrize(
     "changed", [{"origin": "https://evil.example.org"}, {"access-control-request-method": "DELETE"}]
 )
-async def test_what_is_not_allowed_fails_beforehand(boot: Boots, changed: dict[str, str]) -> None:
+async def test_preflight_refuses_other_origins_and_methods(boot: Boots, changed: dict[str, str]) -> None:
     async with boot({"tei-0": FakeTei()}, CONFIG + LISTED) as gateway:
         reply = await gateway.client.options(OPENAI, headers=PREFLIGHT | changed)
 
@@ -49,7 +49,7 @@ async def test_what_is_not_allowed_fails_beforehand(boot: Boots, changed: dict[s
 
 
 async def answers(boot: Boots, config: str, origin: str) -> dict[int, httpx.Response]:
-    """One answer of each status that a page may have to show, from every layer that gives one."""
+    """Return one reply of each status that a page may have to show, from every layer that sends replies."""
     page = {"origin": origin}
     wrong = page | {"authorization": "Bearer wrong"}
     packed = page | {"content-encoding": "gzip"}
@@ -70,7 +70,7 @@ async def answers(boot: Boots, config: str, origin: str) -> dict[int, httpx.Resp
 @pytest.mark.parametrize(
     ("origins", "told"), [(f'["{PAGE}"]', PAGE), ('["*"]', "*"), ('["https://*.example.org"]', PAGE)]
 )
-async def test_a_page_may_read_every_answer_errors_too(boot: Boots, origins: str, told: str) -> None:
+async def test_a_listed_page_may_read_every_reply(boot: Boots, origins: str, told: str) -> None:
     replies = await answers(boot, f"cors: {{origins: {origins}}}\n", PAGE)
 
     assert [200, 401, 404, 405, 413, 415, 429] == sorted(replies)
@@ -88,7 +88,7 @@ async def test_a_page_that_is_not_listed_may_read_nothing(boot: Boots, config: s
     assert all(ALLOW not in reply.headers for reply in replies.values())
 
 
-async def test_what_is_refused_while_stopping_is_readable_too(boot: Boots) -> None:
+async def test_a_listed_page_may_read_refusals_while_draining(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}, CONFIG + LISTED) as gateway:
         drain(gateway)
         reply = await gateway.client.post(OPENAI, json={"input": "a"}, headers={"origin": PAGE})
@@ -96,7 +96,7 @@ async def test_what_is_refused_while_stopping_is_readable_too(boot: Boots) -> No
     assert (503, PAGE, "Origin") == (reply.status_code, reply.headers[ALLOW], reply.headers["vary"])
 
 
-async def test_without_cors_no_header_speaks_of_it(boot: Boots) -> None:
+async def test_replies_have_no_cors_headers_without_the_setting(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.client.post(OPENAI, json={"input": "a"}, headers={"origin": PAGE})
 

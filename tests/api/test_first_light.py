@@ -1,4 +1,4 @@
-"""A call goes through every stage and comes back."""
+"""One call passes every stage and returns."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""Whatever is sent to a documented path, the answer is one that the OpenAPI document tells, and no 5xx.
+"""Every reply to a generated request is one that the OpenAPI document describes, and no 5xx.
 
 FUZZ_CASES says how many cases each operation gets (`make fuzz`); fewer of them, always the same, are part of
 `make test`.
@@ -234,7 +234,7 @@ def cases(draw: st.DrawFn, operation: Any) -> Case:
 
 @pytest.mark.timeout(3600 if CASES else 60)
 @pytest.mark.parametrize("label", operations())
-def test_every_answer_is_as_documented(target: Target, label: str) -> None:
+def test_every_reply_is_as_documented(target: Target, label: str) -> None:
     method, _, path = label.partition(" ")
     operation = target.schema[path][method]
 
@@ -253,7 +253,7 @@ def test_every_answer_is_as_documented(target: Target, label: str) -> None:
     holds()
 
 
-def test_operations_are_those_of_the_document(target: Target) -> None:
+def test_operations_equal_those_of_the_document(target: Target) -> None:
     documented = {
         f"{method.upper()} {path}" for path, item in target.document["paths"].items() for method in item
     }
@@ -261,7 +261,7 @@ def test_operations_are_those_of_the_document(target: Target) -> None:
     assert documented == set(operations())
 
 
-def test_nothing_was_skipped(target: Target, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_operation_was_skipped(target: Target, capsys: pytest.CaptureFixture[str]) -> None:
     """Last in this file: how many cases there were, for who waited for all of them."""
     if CASES:
         with capsys.disabled():

@@ -1,4 +1,4 @@
-"""What replies carry beside their bodies."""
+"""Headers of replies."""
 
 import asyncio
 from collections.abc import Sequence
@@ -51,16 +51,16 @@ tenants:
 
 
 def fakes() -> dict[str, FakeTei]:
-    """An embedding model on one replica, and a reranker."""
+    """Return an embedding model on one replica, and a reranker."""
     return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
 def drain(gateway: Running) -> None:
-    """Let the gateway behave as it does after SIGTERM."""
+    """Make the gateway behave as it does after SIGTERM."""
     gateway.application.in_flight.draining = True
 
 
-async def test_while_draining_every_answer_ends_its_connection(boot: Boots) -> None:
+async def test_every_reply_while_draining_closes_its_connection(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         before = await gateway.client.get("/livez")
         drain(gateway)
@@ -81,7 +81,7 @@ async def test_a_request_id_is_echoed(boot: Boots, sent: str) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"x" * 129, b"a\tb", b"caf\xe9", b"\x7f", b"\xff"])
-async def test_a_request_id_that_is_unfit_for_logs_is_replaced(boot: Boots, sent: bytes) -> None:
+async def test_a_malformed_request_id_is_replaced(boot: Boots, sent: bytes) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.client.post(OPENAI, json={"input": "a"}, headers=[(b"x-request-id", sent)])
 
@@ -90,7 +90,7 @@ async def test_a_request_id_that_is_unfit_for_logs_is_replaced(boot: Boots, sent
     assert 32 == len(made)
 
 
-async def test_each_call_gets_an_id_of_its_own(boot: Boots) -> None:
+async def test_each_request_gets_its_own_id(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         replies = [await gateway.post(OPENAI, {"input": "a"}) for _ in range(3)]
 
@@ -122,7 +122,7 @@ async def test_every_reply_carries_the_request_id(
 @pytest.mark.parametrize(
     ("path", "body"), [*NATIVE, (OPENAI, {"input": "a"}), ("/tokenize", {"inputs": "a"})]
 )
-async def test_server_timing_tells_every_stage(boot: Boots, path: str, body: dict[str, Any]) -> None:
+async def test_server_timing_has_every_stage(boot: Boots, path: str, body: dict[str, Any]) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post(path, body)
 
@@ -132,7 +132,7 @@ async def test_server_timing_tells_every_stage(boot: Boots, path: str, body: dic
 
 
 @pytest.mark.parametrize(("path", "body"), NATIVE)
-async def test_teis_routes_carry_teis_headers(boot: Boots, path: str, body: dict[str, Any]) -> None:
+async def test_tei_routes_carry_compute_headers(boot: Boots, path: str, body: dict[str, Any]) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post(path, body)
 
@@ -147,7 +147,7 @@ async def test_compute_headers_count_characters_and_tokens(boot: Boots) -> None:
     assert (str(12 * 3), str(7 * 3)) == (headers["x-compute-characters"], headers["x-compute-tokens"])
 
 
-async def test_openais_route_carries_no_compute_headers(boot: Boots) -> None:
+async def test_openai_route_carries_no_compute_headers(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post(OPENAI, {"input": "a"})
 
@@ -171,7 +171,7 @@ async def test_rate_limit_headers_show_the_tightest_limit_of_each_unit(boot: Boo
     assert expected == told
 
 
-async def test_a_refusal_for_quota_shows_the_limits_too(boot: Boots) -> None:
+async def test_quota_refusals_show_the_limits(boot: Boots) -> None:
     ledger = MemoryLedger(lambda: 1_700_000_000_000_000)
     async with boot(fakes(), CONFIG + LIMITED, ledger=ledger) as gateway:
         for _ in range(2):
@@ -184,7 +184,7 @@ async def test_a_refusal_for_quota_shows_the_limits_too(boot: Boots) -> None:
     )
 
 
-async def test_a_tenant_without_limits_is_shown_none(boot: Boots) -> None:
+async def test_replies_show_no_limits_to_a_tenant_without_any(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post(OPENAI, {"input": "a"})
 
@@ -213,7 +213,7 @@ async def test_retry_after_is_on_the_429_of_a_full_upstream(boot: Boots) -> None
 
 
 @pytest.mark.parametrize("path", [OPENAI, "/embed", "/readyz", "/v1/models"])
-async def test_a_stopping_gateway_says_when_to_come_back(boot: Boots, path: str) -> None:
+async def test_a_draining_gateway_sends_retry_after(boot: Boots, path: str) -> None:
     async with boot(fakes()) as gateway:
         drain(gateway)
         reply = await gateway.client.get(path)
@@ -223,14 +223,14 @@ async def test_a_stopping_gateway_says_when_to_come_back(boot: Boots, path: str)
 
 
 @pytest.mark.parametrize("path", ["/livez", "/health", "/models/bge/health", "/metrics"])
-async def test_probes_are_answered_while_stopping(boot: Boots, path: str) -> None:
+async def test_probes_are_answered_while_draining(boot: Boots, path: str) -> None:
     async with boot(fakes()) as gateway:
         drain(gateway)
 
         assert 200 == (await gateway.client.get(path)).status_code
 
 
-async def test_readyz_waits_for_the_first_attempt_to_join(boot: Boots) -> None:
+async def test_readyz_fails_until_the_first_replica_was_tried(boot: Boots) -> None:
     async def silent(*_: Any) -> None:
         await asyncio.Event().wait()
 
@@ -244,7 +244,7 @@ async def test_readyz_waits_for_the_first_attempt_to_join(boot: Boots) -> None:
 
 @pytest.mark.parametrize("dialect", ROUTES.dialects, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("kind", FACTS)
-def test_every_kind_that_is_429_or_503_says_when_to_come_back(kind: str, dialect: Dialect) -> None:
+def test_every_429_and_503_sends_retry_after(kind: str, dialect: Dialect) -> None:
     error_type = type("Any", (GatewayError,), {"kind": kind})
     reply = render_error(error_type("why"), dialect)
 
@@ -253,7 +253,7 @@ def test_every_kind_that_is_429_or_503_says_when_to_come_back(kind: str, dialect
 
 
 @pytest.mark.parametrize("path", [OPENAI, "/embed", "/v1/models", "/info"])
-async def test_a_401_says_how_to_authenticate(boot: Boots, path: str) -> None:
+async def test_401_names_the_authentication_scheme(boot: Boots, path: str) -> None:
     body = {"input": "a", "inputs": "a"}
     async with boot(fakes()) as gateway:
         method = "GET" if path in ("/v1/models", "/info") else "POST"
@@ -273,9 +273,7 @@ async def test_a_401_says_how_to_authenticate(boot: Boots, path: str) -> None:
     ],
     ids=lambda one: str(one)[:30],
 )
-async def test_truncation_that_nobody_can_tell_is_unknown(
-    boot: Boots, path: str, body: dict[str, Any]
-) -> None:
+async def test_unreported_truncation_is_unknown(boot: Boots, path: str, body: dict[str, Any]) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post(path, body)
 
@@ -284,14 +282,14 @@ async def test_truncation_that_nobody_can_tell_is_unknown(
     assert expected == reply.headers.get("x-truncated-inputs")
 
 
-async def test_one_unknown_batch_makes_the_whole_call_unknown(boot: Boots) -> None:
+async def test_one_batch_of_unknown_truncation_makes_the_call_unknown(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post(OPENAI, {"input": ["a"] * 9 + ["w " * 20]})
 
     assert "unknown" == reply.headers["x-truncated-inputs"]
 
 
-async def test_a_model_that_cuts_nothing_never_says_truncated(boot: Boots) -> None:
+async def test_a_model_that_never_truncates_sends_no_truncation_header(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post("/embed", {"inputs": ["w " * 14] * 4, "model": "strict"})
 
@@ -300,7 +298,7 @@ async def test_a_model_that_cuts_nothing_never_says_truncated(boot: Boots) -> No
 
 
 def served(truncated: tuple[int, ...] | None) -> Served:
-    """A reply of which some inputs were cut."""
+    """Return a reply of which some inputs were truncated."""
     route = Route("m", "u", Operation.EMBED, Truncate.RIGHT, 1.0)
     reply = EmbedReply(np.ones((1, 1), np.float32), 1, truncated)
     return Served(reply, Tenant("t"), route, ())
@@ -335,7 +333,7 @@ def test_ranges_read_back_as_the_same_inputs(indices: set[int]) -> None:
 
 
 @pytest.mark.parametrize("sent", ["0", "-1", "nan", "inf", "soon", "", "1e400"])
-async def test_a_time_that_is_none_is_the_callers_fault(boot: Boots, sent: str) -> None:
+async def test_a_malformed_timeout_is_refused(boot: Boots, sent: str) -> None:
     async with boot(fakes()) as gateway:
         openai = await gateway.post(OPENAI, {"input": "a"}, x_timeout_s=sent)
         tei = await gateway.post("/embed", {"inputs": "a"}, x_timeout_s=sent)
@@ -345,14 +343,14 @@ async def test_a_time_that_is_none_is_the_callers_fault(boot: Boots, sent: str) 
 
 
 @pytest.mark.parametrize("sent", ["30", "0.5", "1e3", " 5 "])
-async def test_a_time_in_seconds_is_taken(boot: Boots, sent: str) -> None:
+async def test_a_timeout_in_seconds_is_accepted(boot: Boots, sent: str) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post(OPENAI, {"input": "a"}, x_timeout_s=sent)
 
     assert 200 == reply.status_code
 
 
-async def test_the_callers_time_ends_a_call_that_waits(boot: Boots) -> None:
+async def test_the_callers_timeout_ends_a_waiting_call(boot: Boots) -> None:
     gate = Gate()
     async with boot({"tei-0": tei_with_hook(gate)}) as gateway:
         openai = await gateway.post(OPENAI, {"input": "a"}, x_timeout_s="0.05")
@@ -363,7 +361,7 @@ async def test_the_callers_time_ends_a_call_that_waits(boot: Boots) -> None:
     assert (424, "Backend") == (tei.status_code, tei.json()["error_type"])
 
 
-async def test_the_caller_cannot_have_more_time_than_the_model_gives(boot: Boots) -> None:
+async def test_the_callers_timeout_cannot_exceed_the_models_deadline(boot: Boots) -> None:
     config = CONFIG.replace("strict: {", "strict: {deadline_s: 0.05, ")
     async with boot({"tei-0": tei_with_hook(Gate())}, config) as gateway:
         reply = await gateway.post(OPENAI, {"input": "a", "model": "strict"}, x_timeout_s="600")
@@ -371,7 +369,7 @@ async def test_the_caller_cannot_have_more_time_than_the_model_gives(boot: Boots
     assert 504 == reply.status_code
 
 
-def test_no_kind_of_error_is_without_a_row() -> None:
+def test_every_error_kind_has_facts() -> None:
     kinds = {one.kind for one in _subclasses(GatewayError)}
 
     assert kinds <= FACTS.keys()
@@ -383,7 +381,7 @@ def _subclasses(kind: type[GatewayError]) -> set[type[GatewayError]]:
     return own | {deeper for one in own for deeper in _subclasses(one)}
 
 
-async def test_what_stands_for_a_slash_inside_is_none_outside(boot: Boots) -> None:
+async def test_the_internal_slash_character_is_refused_in_urls(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         for path in ("/models/a%1Fb/embed", "/v1/encode/a%1Fb", "/admin/models/a%1Fb"):
             assert 404 == (await gateway.client.post(path, json={"inputs": "a"})).status_code

@@ -1,4 +1,4 @@
-"""Connections that owe something and do not give it are ended; a head has a size."""
+"""Bounds of connections: slow and silent clients are disconnected, and heads have a size."""
 
 import asyncio
 import re
@@ -17,15 +17,15 @@ SIZES = {"/large": 30_000_000, "/small": 60_000}
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
 
 
-class Impatient(BoundedProtocol):
-    """The same with bounds that a test can wait for."""
+class ImpatientProtocol(BoundedProtocol):
+    """The protocol with timeouts that a test can wait for."""
 
     head_timeout_s = 0.2
     body_timeout_s = 0.2
     write_timeout_s = 0.2
     ended: asyncio.Event
     released: asyncio.Event
-    there: ClassVar[list["Impatient"]] = []
+    there: ClassVar[list["ImpatientProtocol"]] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -37,7 +37,7 @@ class Impatient(BoundedProtocol):
 
 
 async def large_answer(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the body, then answers with more than any buffer between two sockets holds."""
+    """Read the body, then answer with more than any buffer between two sockets holds."""
     while (await receive()).get("more_body"):
         pass
     size = SIZES.get(scope["path"], 2)
@@ -50,8 +50,8 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @asynccontextmanager
 async def connected(kernel_bytes: int = 0, application: Any = large_answer) -> AsyncIterator[Connection]:
-    Impatient.ended = asyncio.Event()
-    config = uvicorn.Config(application, port=0, http=Impatient, lifespan="off", log_config=None)
+    ImpatientProtocol.ended = asyncio.Event()
+    config = uvicorn.Config(application, port=0, http=ImpatientProtocol, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     if kernel_bytes:
@@ -59,7 +59,7 @@ async def connected(kernel_bytes: int = 0, application: Any = large_answer) -> A
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel_bytes)
     port = listener.getsockname()[1]
     serving = asyncio.create_task(server.serve([listener]))
-    while not server.started:  # noqa: ASYNC110 - uvicorn tells nobody
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.01)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -71,7 +71,7 @@ async def connected(kernel_bytes: int = 0, application: Any = large_answer) -> A
 
 
 async def answer_to(*pieces: bytes) -> bytes:
-    """All that the server says until it closes."""
+    """Return everything that the server sends until it closes."""
     async with connected() as (reader, writer), asyncio.timeout(10):
         for piece in pieces:
             writer.write(piece)
@@ -89,14 +89,14 @@ async def answer_to(*pieces: bytes) -> bytes:
         HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
     ],
 )
-async def test_half_a_request_is_answered_as_too_slow(sent: bytes) -> None:
+async def test_half_a_request_is_refused_with_408(sent: bytes) -> None:
     answer = await answer_to(sent)
 
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"error"' in answer
 
 
-async def test_a_connection_that_says_nothing_is_closed() -> None:
+async def test_a_silent_connection_is_closed() -> None:
     assert b"" == await answer_to()
 
 
@@ -106,31 +106,31 @@ async def test_a_head_that_is_too_large_is_refused_before_it_ends() -> None:
     assert (await answer_to(HEAD, *lines)).startswith(b"HTTP/1.1 431 ")
 
 
-async def test_a_large_body_right_behind_its_head_is_no_large_head() -> None:
+async def test_a_large_body_does_not_count_as_head() -> None:
     body = b"z" * 500_000
     head = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
 
     assert (await answer_to(head + body)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_requests_one_after_another_on_a_connection_are_all_answered() -> None:
+async def test_sequential_requests_on_one_connection_are_answered() -> None:
     async with connected() as (reader, writer), asyncio.timeout(10):
         for _ in range(3):
             writer.write(HEAD + b"content-length: 2\r\n\r\nab")
             await reader.readuntil(b"xx")
 
 
-async def test_a_client_that_takes_no_answer_is_closed() -> None:
+async def test_a_client_that_reads_nothing_is_disconnected() -> None:
     async with connected() as (reader, writer), asyncio.timeout(10):
         writer.write(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
         reader._transport.pause_reading()  # type: ignore[attr-defined]
-        await Impatient.ended.wait()
+        await ImpatientProtocol.ended.wait()
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
             await reader.readexactly(30_000_000)
 
 
-async def test_a_head_without_a_body_behind_it_is_sent_all_the_same() -> None:
+async def test_100_continue_is_sent_before_the_body() -> None:
     async with connected() as (reader, writer), asyncio.timeout(10):
         writer.write(HEAD + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n")
         assert b"HTTP/1.1 100 Continue\r\n\r\n" == await reader.readuntil(b"\r\n\r\n")
@@ -138,7 +138,7 @@ async def test_a_head_without_a_body_behind_it_is_sent_all_the_same() -> None:
         assert (await reader.readuntil(b"xx")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_what_is_no_http_is_refused_as_json() -> None:
+async def test_malformed_http_is_refused_with_json() -> None:
     answer = await answer_to(b"NONSENSE\r\n\r\n")
 
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -147,7 +147,7 @@ async def test_what_is_no_http_is_refused_as_json() -> None:
 
 @asynccontextmanager
 async def deaf(path: str, kernel_bytes: int = 0) -> AsyncIterator[socket.socket]:
-    """A client with little room that has asked, and reads when the test does."""
+    """Connect a client with a small buffer that has sent a request, and reads when the test does."""
     async with connected(kernel_bytes) as (_, writer), asyncio.timeout(30):
         loop = asyncio.get_running_loop()
         with socket.socket() as client:
@@ -158,7 +158,7 @@ async def deaf(path: str, kernel_bytes: int = 0) -> AsyncIterator[socket.socket]
             yield client
 
 
-async def test_a_slow_client_that_goes_on_reading_gets_its_whole_answer() -> None:
+async def test_a_slow_client_gets_its_whole_reply() -> None:
     loop = asyncio.get_running_loop()
     started_s, got = loop.time(), 0
     async with deaf("/large") as client:
@@ -169,11 +169,11 @@ async def test_a_slow_client_that_goes_on_reading_gets_its_whole_answer() -> Non
             # Slower than the bound alone would allow.
             await asyncio.sleep(max(0.0, started_s + got / 20_000_000 - loop.time()))
 
-    assert loop.time() - started_s > Impatient.write_timeout_s
+    assert loop.time() - started_s > ImpatientProtocol.write_timeout_s
 
 
 @pytest.mark.parametrize(("path", "kernel_bytes"), [("/large", 0), ("/small", 4096)])
-async def test_a_client_that_stops_in_the_middle_is_closed(path: str, kernel_bytes: int) -> None:
+async def test_a_client_that_stops_reading_is_disconnected(path: str, kernel_bytes: int) -> None:
     loop = asyncio.get_running_loop()
     got = 0
     async with deaf(path, kernel_bytes) as client:
@@ -187,7 +187,7 @@ async def test_a_client_that_stops_in_the_middle_is_closed(path: str, kernel_byt
 
 
 async def whole_answer(scope: Any, receive: Any, send: Any) -> None:
-    """Answers in one go where the server lets it, and tells in the body whether it did."""
+    """Answer at once if the server allows it, and report in the body whether it did."""
     while (await receive()).get("more_body"):
         pass
     line = scope["extensions"][CONNECTION]
@@ -207,7 +207,7 @@ async def whole_answer(scope: Any, receive: Any, send: Any) -> None:
         pytest.param(b"POST /?a HTTP/1.0\r\n\r\n", b"parts", True, id="1.0"),
     ],
 )
-async def test_an_answer_goes_whole_where_the_connection_stays(
+async def test_a_reply_is_sent_at_once_on_a_persistent_connection(
     request_: bytes, body: bytes, closed: bool
 ) -> None:
     async with connected(application=whole_answer) as (reader, writer):
@@ -220,13 +220,13 @@ async def test_an_answer_goes_whole_where_the_connection_stays(
             assert await reader.read() == b""
 
 
-async def test_a_header_of_two_lines_is_no_answer() -> None:
+async def test_a_header_with_a_line_break_is_not_sent() -> None:
     async with connected(application=whole_answer) as (reader, writer):
         writer.write(b"POST /?a%0Ab:c HTTP/1.1\r\nhost: x\r\n\r\n")
         assert await reader.read() == b""
 
 
-async def test_whole_answers_come_in_the_order_of_requests_that_were_sent_at_once() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     async with connected(application=whole_answer) as (reader, writer):
         asked = [b"POST /?%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(5)]
         writer.write(b"".join(asked))
@@ -236,7 +236,7 @@ async def test_whole_answers_come_in_the_order_of_requests_that_were_sent_at_onc
 
 
 @pytest.mark.parametrize("body_bytes", [0, 100_000])
-async def test_who_is_being_answered_hears_of_the_end_of_the_connection(body_bytes: int) -> None:
+async def test_a_waiting_call_learns_of_the_connections_end(body_bytes: int) -> None:
     asked, told, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
     answered: list[bool] = []
 
@@ -260,7 +260,7 @@ async def test_who_is_being_answered_hears_of_the_end_of_the_connection(body_byt
     assert answered == [True]
 
 
-async def test_an_answered_call_hears_nothing_of_the_end_of_the_connection() -> None:
+async def test_an_answered_call_ignores_the_connections_end() -> None:
     told: list[str] = []
 
     async def answering(scope: Any, receive: Any, send: Any) -> None:
@@ -279,7 +279,7 @@ async def test_an_answered_call_hears_nothing_of_the_end_of_the_connection() -> 
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Tells path and body; /slow waits until the test lets it."""
+    """Return path and body; /slow waits until the test releases it."""
     body = b""
     while True:
         message = await receive()
@@ -287,7 +287,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         if not message.get("more_body"):
             break
     if scope["path"] == "/slow":
-        await Impatient.released.wait()
+        await ImpatientProtocol.released.wait()
     told = scope["path"].encode() + b"=" + body
     headers = [(b"content-length", b"%d" % len(told))]
     if not scope["extensions"][CONNECTION].answer(200, headers, told):
@@ -296,7 +296,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def bodies(reader: asyncio.StreamReader, count: int) -> list[bytes]:
-    """Of so many answers, each with its status."""
+    """Return the status and body of so many replies."""
     found = []
     for _ in range(count):
         head = await reader.readuntil(b"\r\n\r\n")
@@ -311,7 +311,7 @@ HIDDEN = b"GET /admin HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 @pytest.mark.parametrize("pieces", [1, 2, 7])
 @pytest.mark.parametrize("offer", [H2C, b"connection: upgrade\r\nupgrade: websocket\r\n"])
-async def test_whoever_offers_another_protocol_is_answered_in_this_one(offer: bytes, pieces: int) -> None:
+async def test_protocol_upgrades_are_answered_in_http_1(offer: bytes, pieces: int) -> None:
     request = b"POST /a HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n%b" % (offer, len(HIDDEN), HIDDEN)
     sent = request + b"POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nb"
     async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
@@ -324,29 +324,29 @@ async def test_whoever_offers_another_protocol_is_answered_in_this_one(offer: by
         assert [b"200 /a=" + HIDDEN, b"200 /b=b"] == await bodies(reader, 2)
 
 
-async def test_many_offers_in_one_packet_are_all_answered() -> None:
+async def test_many_upgrade_requests_in_one_packet_are_answered() -> None:
     one = b"POST /%d HTTP/1.1\r\nupgrade: x\r\nconnection: upgrade\r\ncontent-length: 1\r\n\r\nz"
     async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
         writer.write(b"".join(one % number for number in range(600)))
         assert [b"200 /%d=z" % number for number in range(600)] == await bodies(reader, 600)
 
 
-async def test_a_tunnel_is_refused() -> None:
+async def test_connect_is_refused() -> None:
     assert b" 400 " in await answer_to(b"CONNECT admin:80 HTTP/1.1\r\nhost: x\r\n\r\n")
 
 
-async def test_nothing_more_is_read_while_requests_wait_for_their_turn() -> None:
+async def test_reading_pauses_while_pipelined_requests_wait() -> None:
     async with connected(application=echo) as (reader, writer), asyncio.timeout(20):
-        Impatient.released = asyncio.Event()
+        ImpatientProtocol.released = asyncio.Event()
         one = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\n" + b"x" * 4000
         writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
         sending = asyncio.create_task(_send(writer, [one % number for number in range(5000)]))
         await asyncio.sleep(0.3)
         # The kernel's buffers are full: what was read of 20 MB is one read's worth.
         assert not sending.done()
-        [protocol] = Impatient.there
+        [protocol] = ImpatientProtocol.there
         assert sum(len(cycle.body) for cycle, _ in protocol.pipeline) < 1_000_000
-        Impatient.released.set()
+        ImpatientProtocol.released.set()
         answers = await bodies(reader, 5001)
         assert [b"200 /slow=", *(b"200 /%d=" % number + b"x" * 4000 for number in range(5000))] == answers
         await sending
@@ -367,19 +367,19 @@ async def _send(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
         pytest.param(b"GET /long HTTP/1.1\r\nx: " + b"a" * 200_000, b"431", id="endless-head"),
     ],
 )
-async def test_what_came_whole_is_answered_before_what_is_behind_it_is_refused(
+async def test_complete_requests_are_answered_before_a_malformed_one_is_refused(
     behind: bytes, status: bytes
 ) -> None:
     async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
-        Impatient.released = asyncio.Event()
+        ImpatientProtocol.released = asyncio.Event()
         writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok" + behind)
-        await asyncio.sleep(Impatient.head_timeout_s * 2)
-        Impatient.released.set()
+        await asyncio.sleep(ImpatientProtocol.head_timeout_s * 2)
+        ImpatientProtocol.released.set()
         assert [b"200 /slow=ok"] == await bodies(reader, 1)
         assert (await reader.read()).startswith(b"HTTP/1.1 " + status)
 
 
-async def test_small_requests_are_no_large_head_however_many_come_at_once() -> None:
+async def test_many_small_requests_do_not_count_as_a_large_head() -> None:
     one = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
     async with connected(application=echo) as (reader, writer), asyncio.timeout(20):
         sending = asyncio.create_task(_send(writer, [b"".join(one % number for number in range(4000))]))
@@ -387,14 +387,14 @@ async def test_small_requests_are_no_large_head_however_many_come_at_once() -> N
         await sending
 
 
-async def test_a_client_that_leaves_its_requests_behind_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_abandons_requests_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
     async with connected(application=echo) as (_, writer), asyncio.timeout(10):
-        Impatient.released = asyncio.Event()
+        ImpatientProtocol.released = asyncio.Event()
         writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n" * 3)
         await asyncio.sleep(0.05)
         writer.transport.abort()
         await asyncio.sleep(0.05)
-        Impatient.released.set()
-        await Impatient.ended.wait()
+        ImpatientProtocol.released.set()
+        await ImpatientProtocol.ended.wait()
         await asyncio.sleep(0.05)
     assert "Exception" not in caplog.text

@@ -1,4 +1,4 @@
-"""/docs: the document says truly what each path takes."""
+"""The OpenAPI document describes what each path takes and returns."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
 
 
 async def document(boot: Boots) -> dict[str, Any]:
-    """The OpenAPI document as it is served."""
+    """Return the OpenAPI document as it is served."""
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.client.get("/docs/openapi.json", headers={"authorization": ""})
     assert 200 == reply.status_code
@@ -70,7 +70,7 @@ def resolved(schema: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def test_every_post_tells_its_body_and_what_it_cannot_be_without(boot: Boots) -> None:
+async def test_every_post_documents_its_body_and_required_fields(boot: Boots) -> None:
     told = await document(boot)
     posts = {path: item["post"] for path, item in told["paths"].items() if "post" in item}
     # It is asked for, and there is nothing to say of it.
@@ -93,7 +93,7 @@ async def test_every_post_that_succeeds_answers_200(boot: Boots) -> None:
             assert "201" not in operation["responses"], (method, path)
 
 
-async def test_usage_tells_of_its_sheet_too(boot: Boots) -> None:
+async def test_usage_documents_csv_as_well(boot: Boots) -> None:
     told = await document(boot)
     content = told["paths"]["/admin/usage"]["get"]["responses"]["200"]["content"]
 
@@ -107,7 +107,7 @@ async def test_operation_ids_are_unique(boot: Boots) -> None:
     assert len(ids) == len(set(ids))
 
 
-async def test_every_reference_leads_somewhere(boot: Boots) -> None:
+async def test_every_reference_resolves(boot: Boots) -> None:
     told = await document(boot)
 
     def references(value: Any) -> list[str]:
@@ -123,7 +123,7 @@ async def test_every_reference_leads_somewhere(boot: Boots) -> None:
     assert named <= told["components"]["schemas"].keys()
 
 
-async def test_documented_failures_have_the_envelopes_that_are_sent(boot: Boots) -> None:
+async def test_documented_errors_have_the_envelopes_that_are_sent(boot: Boots) -> None:
     told = await document(boot)
     for path, item in told["paths"].items():
         for status, response in item.get("post", {}).get("responses", {}).items():
@@ -138,7 +138,7 @@ async def test_documented_failures_have_the_envelopes_that_are_sent(boot: Boots)
 
 
 @pytest.mark.parametrize("path", sorted(ROUTES.plain_paths))
-async def test_every_known_path_is_served_and_documented(boot: Boots, path: str) -> None:
+async def test_every_declared_path_is_served_and_documented(boot: Boots, path: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         replies = [await gateway.client.request(method, path) for method in ("GET", "POST")]
 

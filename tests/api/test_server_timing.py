@@ -1,4 +1,4 @@
-"""The parts of `server-timing` are all of a call's time: on a clock that moves when a test moves it."""
+"""The stages of `server-timing` add up to the whole duration of a call, on a clock that the test moves."""
 
 import time
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ CALLS: Sequence[tuple[str, dict[str, Any], int]] = [
 
 
 class Clock:
-    """`time.perf_counter`, which all of a call's time is read from."""
+    """Replacement of `time.perf_counter`, from which every duration of a call is read."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -37,7 +37,7 @@ class Clock:
 
 
 class Slow:
-    """A hook: each request takes two seconds. failures: so many of them end in a 500."""
+    """Hook that lets each request take two seconds. failures: the number of requests that end in a 500."""
 
     def __init__(self, clock: Clock, failures: int = 0) -> None:
         self.requests = 0
@@ -45,7 +45,7 @@ class Slow:
         self._failures = failures
 
     async def __call__(self, path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
-        """Let the time pass."""
+        """Advance the clock by two seconds."""
         del path, sent
         self.requests += 1
         self._clock.now_s += 2
@@ -65,8 +65,8 @@ def parts_ms(header: str) -> dict[str, float]:
     return {stage: float(milliseconds) for stage, milliseconds in pairs}
 
 
-async def told(gateway: Running, path: str, body: dict[str, Any]) -> tuple[dict[str, float], float]:
-    """The parts of one call, and all that it took, in ms."""
+async def time_call(gateway: Running, path: str, body: dict[str, Any]) -> tuple[dict[str, float], float]:
+    """Return the stages of one call and its whole duration, in ms."""
     reply = await gateway.post(path, body)
     assert 200 == reply.status_code
     calls = [event for event in gateway.events if isinstance(event, CallFinished)]
@@ -75,24 +75,24 @@ async def told(gateway: Running, path: str, body: dict[str, Any]) -> tuple[dict[
 
 
 @pytest.mark.parametrize(("path", "body", "requests"), CALLS)
-async def test_the_parts_are_all_the_time_there_was(
+async def test_the_stages_add_up_to_the_whole_duration(
     boot: Boots, clock: Clock, path: str, body: dict[str, Any], requests: int
 ) -> None:
     embedder, reranker = FakeTei(), FakeTei(model_type=RERANKER)
     async with boot({"tei-0": embedder, "rerank-0": reranker}) as gateway:
         embedder.hook = reranker.hook = slow = Slow(clock)
-        parts, all_ms = await told(gateway, path, body)
+        parts, all_ms = await time_call(gateway, path, body)
 
     assert requests == slow.requests
     assert 2000 * requests == all_ms
     assert pytest.approx(all_ms, abs=0.05) == sum(parts.values())
 
 
-async def test_a_failed_attempt_is_in_the_parts_of_a_call_that_succeeds(boot: Boots, clock: Clock) -> None:
+async def test_the_stages_include_a_failed_attempt(boot: Boots, clock: Clock) -> None:
     embedder, other = FakeTei(), FakeTei()
     async with boot({"tei-0": embedder, "tei-1": other}) as gateway:
         embedder.hook = other.hook = slow = Slow(clock, failures=1)
-        parts, all_ms = await told(gateway, OPENAI, {"input": "one"})
+        parts, all_ms = await time_call(gateway, OPENAI, {"input": "one"})
 
     assert 2 == slow.requests
     assert (4000, 4000) == (all_ms, pytest.approx(sum(parts.values()), abs=0.05))

@@ -1,4 +1,4 @@
-"""A call is over when its caller has taken the answer: until then it counts, and so do its bytes."""
+"""A call and its bytes are in flight until its caller has read the reply."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ def outcomes(events: Sequence[Event]) -> list[tuple[int, str]]:
 
 
 def held(gateway: Serving) -> tuple[int, bool]:
-    """Calls in flight, and whether their bytes are held."""
+    """Return the calls in flight, and whether their bytes are held."""
     return gateway.application.in_flight.calls, gateway.application.in_flight._bytes > 0
 
 
 @pytest.mark.parametrize("reads", [True, False])
-async def test_a_call_counts_until_its_answer_was_taken(reads: bool) -> None:
+async def test_a_call_is_in_flight_until_its_reply_is_read(reads: bool) -> None:
     loop = asyncio.get_running_loop()
     async with (
         serving(FakeTei(max_client_batch_size=500), CONFIG, KERNEL_BYTES) as gateway,

@@ -1,4 +1,4 @@
-"""Which model, operation, dialect and label a path means."""
+"""The table of routes: what a request path means."""
 
 import pytest
 from hypothesis import given, settings
@@ -21,12 +21,12 @@ def routed(path: str) -> str:
     return ROUTES.parse(path).path
 
 
-def test_routes_and_their_labels_are_those_that_were_promised() -> None:
+def test_the_routes_and_labels_are_the_promised_ones() -> None:
     assert PLAIN_PATHS == ROUTES.plain_paths
     assert ROUTE_LABELS == ROUTES.labels
 
 
-def test_a_model_may_be_named_like_no_operation_below_models() -> None:
+def test_the_configuration_knows_every_operation_below_models() -> None:
     """The configuration refuses such names by a list of its own, which must be complete."""
     below = {label.removeprefix("/models/{model}/") for label in ROUTES.labels if "{model}/" in label}
     assert {path.rpartition("/")[2] for path in below} - {""} == OPERATION_SEGMENTS
@@ -34,7 +34,7 @@ def test_a_model_may_be_named_like_no_operation_below_models() -> None:
 
 @many
 @given(NAMES, OPERATIONS)
-def test_a_name_with_slashes_becomes_one_segment_and_is_read_back_whole(name: str, operation: str) -> None:
+def test_a_name_with_slashes_becomes_one_segment_and_back(name: str, operation: str) -> None:
     parts = routed(f"/models/{name}/{operation}").split("/")
 
     assert ["", "models", operation] == [*parts[:2], *parts[3:]]
@@ -80,24 +80,24 @@ def test_the_operation_is_the_last_segment_and_the_name_all_before_it(path: str,
         "/modelsorg/bge/embed",
     ],
 )
-def test_a_path_that_names_no_model_and_operation_stays_as_it_is(path: str) -> None:
+def test_a_path_without_a_model_stays_unchanged(path: str) -> None:
     assert path == routed(path)
 
 
 @pytest.mark.parametrize("path", ["/models/embed", "/models//embed", "/models/embed/"])
-def test_an_operation_alone_below_models_is_taken_for_a_models_name(path: str) -> None:
+def test_an_operation_without_a_model_is_read_as_a_model_name(path: str) -> None:
     """The configuration refuses such a name, so that the caller gets a 404 and not the default model."""
     assert "embed" == ROUTES.parse(path).model
 
 
 @many
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
-def test_settling_twice_changes_nothing_more(rest: str) -> None:
+def test_parsing_a_routed_path_changes_nothing(rest: str) -> None:
     for path in (f"/{rest}", f"/models/{rest}", f"/models/{rest}/embed", f"/v1/encode/{rest}"):
         assert routed(path) == routed(routed(path))
 
 
-def test_no_segment_is_no_name() -> None:
+def test_a_missing_segment_is_no_name() -> None:
     assert model_name(None) is None
 
 
@@ -141,13 +141,13 @@ def test_no_segment_is_no_name() -> None:
         ("/models/org/bge//classify/", "vllm"),
     ],
 )
-def test_a_path_speaks_the_errors_of_its_dialect(path: str, dialect: str) -> None:
+def test_a_path_has_the_errors_of_its_dialect(path: str, dialect: str) -> None:
     assert dialect == ROUTES.parse(path).dialect.name
 
 
 @many
 @given(NAMES.filter(lambda name: name.strip("/") == name))
-def test_sies_paths_end_in_the_name(name: str) -> None:
+def test_a_path_of_sie_ends_in_the_model_name(name: str) -> None:
     for prefix in ("/v1/encode/", "/v1/score/"):
         assert (prefix, name) == (
             routed(prefix + name)[: len(prefix)],
@@ -180,7 +180,7 @@ def test_a_path_is_labelled_by_its_template(path: str, template: str) -> None:
 
 @many
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
-def test_no_typing_mistake_makes_a_label_of_its_own(rest: str) -> None:
+def test_labels_are_a_closed_list(rest: str) -> None:
     starts = ("/", "/models/", "/models/bge/", "/models/bge/v1/", "/v1/models/", "/v1/encode/", "/v1/score/")
     for path in (start + rest for start in starts):
         assert ROUTES.parse(path).label in ROUTE_LABELS

@@ -1,4 +1,4 @@
-"""Every kind of error, provoked for real, in every dialect: its status, its envelope, nothing beside."""
+"""Every kind of error, provoked in every dialect: its status and its envelope."""
 
 import asyncio
 import re
@@ -56,8 +56,8 @@ DIALECTS = pytest.mark.parametrize("dialect", PATHS)
 ENVELOPES = {dialect.name: dialect.envelope for dialect in ROUTES.dialects}
 
 
-def assert_told(gateway: Running, reply: httpx.Response, kind: str, dialect: str) -> None:
-    """The status and the envelope of the dialect, as a client of it would read them."""
+def assert_reported(gateway: Running, reply: httpx.Response, kind: str, dialect: str) -> None:
+    """Assert the status and the envelope of the dialect, as its clients read them."""
     facts = FACTS[kind]
     status = {"tei": facts.tei_status, "infinity": facts.infinity_status}.get(dialect, facts.status)
     assert status == reply.status_code, reply.text
@@ -70,24 +70,24 @@ def assert_told(gateway: Running, reply: httpx.Response, kind: str, dialect: str
 
 
 def envelope_of(dialect: str, status: int) -> Any:
-    """Infinity has FastAPI's beside its own."""
+    """Return the envelope of a status. Infinity also has FastAPI's."""
     if dialect == "infinity":
         return FastAPIError if status in (401, 404, 405, 422) else InfinityError
     return ENVELOPES[dialect]
 
 
 def working() -> dict[str, Any]:
-    """An embedding model, and a reranker."""
+    """Return an embedding model and a reranker."""
     return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
 def path_of(dialect: str, model: str | None = None) -> str:
-    """Where a call of this dialect goes, to a model that does it or to another."""
+    """Return the path of a call of this dialect, to its usual model or to another."""
     return PATHS[dialect].format(model or ("cross" if dialect == "rerank" else "bge"))
 
 
 def body_of(dialect: str, model: str | None = None) -> dict[str, Any]:
-    """What such a call says; it names the model where the path does not."""
+    """Return the body of such a call, which names the model if the path does not."""
     return BODIES[dialect] | ({"model": model} if model and dialect == "infinity" else {})
 
 
@@ -104,11 +104,11 @@ def body_of(dialect: str, model: str | None = None) -> dict[str, Any]:
     ],
     ids=lambda one: str(one)[:20],
 )
-async def test_a_body_that_is_none(boot: Boots, dialect: str, content: bytes, kind: str) -> None:
+async def test_a_malformed_body_is_refused(boot: Boots, dialect: str, content: bytes, kind: str) -> None:
     async with boot(working(), CONFIG + LIMITED) as gateway:
         reply = await gateway.client.post(path_of(dialect), content=content)
 
-        assert_told(gateway, reply, kind, dialect)
+        assert_reported(gateway, reply, kind, dialect)
 
 
 # A field with another value than those that are allowed, and one that is.
@@ -124,17 +124,17 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @DIALECTS
-async def test_a_value_that_is_not_allowed_is_told_which_are(boot: Boots, dialect: str) -> None:
+async def test_an_invalid_value_error_lists_the_allowed_ones(boot: Boots, dialect: str) -> None:
     wrong, allowed = CHOICES[dialect]
     async with boot(working()) as gateway:
         reply = await gateway.client.post(path_of(dialect), json=body_of(dialect) | wrong)
 
-        assert_told(gateway, reply, "invalid_input", dialect)
+        assert_reported(gateway, reply, "invalid_input", dialect)
         assert re.search(rf"'x'; allowed: .*\b{re.escape(allowed)}\b", reply.text)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/msgpack"])
-async def test_what_is_allowed_is_told_however_much_was_sent(boot: Boots, kind: str) -> None:
+async def test_allowed_values_are_listed_after_a_long_value(boot: Boots, kind: str) -> None:
     body = body_of("sie") | {"params": {"output_dtype": "x" * 5000}}
     encode = msgspec.json.encode if kind == "application/json" else msgspec.msgpack.encode
     async with boot(working()) as gateway:
@@ -147,29 +147,29 @@ async def test_what_is_allowed_is_told_however_much_was_sent(boot: Boots, kind: 
 
 
 @DIALECTS
-async def test_nothing_to_work_on(boot: Boots, dialect: str) -> None:
+async def test_an_empty_input_is_refused(boot: Boots, dialect: str) -> None:
     async with boot(working()) as gateway:
         reply = await gateway.post(path_of(dialect), BODIES[dialect] | EMPTY[dialect])
 
-        assert_told(gateway, reply, "empty_input", dialect)
+        assert_reported(gateway, reply, "empty_input", dialect)
 
 
 @DIALECTS
 @pytest.mark.parametrize(("model", "kind"), [("no/where", "model_not_found"), ("strict", "model_forbidden")])
-async def test_a_model_that_cannot_be_used(boot: Boots, dialect: str, model: str, kind: str) -> None:
+async def test_an_unusable_model_is_refused(boot: Boots, dialect: str, model: str, kind: str) -> None:
     async with boot(working(), CONFIG + LIMITED) as gateway:
         reply = await gateway.post(path_of(dialect, model), body_of(dialect, model))
 
-        assert_told(gateway, reply, kind, dialect)
+        assert_reported(gateway, reply, kind, dialect)
 
 
 @DIALECTS
-async def test_a_model_of_another_kind(boot: Boots, dialect: str) -> None:
+async def test_a_model_without_the_operation_is_refused(boot: Boots, dialect: str) -> None:
     model = "no-rerank" if dialect == "rerank" else "cross"
     async with boot(working()) as gateway:
         reply = await gateway.post(path_of(dialect, model), body_of(dialect, model))
 
-        assert_told(gateway, reply, "operation_unsupported", dialect)
+        assert_reported(gateway, reply, "operation_unsupported", dialect)
 
 
 @DIALECTS
@@ -184,59 +184,59 @@ async def test_a_model_of_another_kind(boot: Boots, dialect: str) -> None:
     ],
     ids=str,
 )
-async def test_headers_that_refuse_a_call(
+async def test_invalid_headers_are_refused(
     boot: Boots, dialect: str, headers: dict[str, str], kind: str
 ) -> None:
     async with boot(working(), CONFIG + LIMITED) as gateway:
         reply = await gateway.client.post(path_of(dialect), json=BODIES[dialect], headers=headers)
 
-        assert_told(gateway, reply, kind, dialect)
+        assert_reported(gateway, reply, kind, dialect)
 
 
 @DIALECTS
-async def test_another_method(boot: Boots, dialect: str) -> None:
+async def test_another_method_is_refused(boot: Boots, dialect: str) -> None:
     async with boot(working()) as gateway:
         reply = await gateway.client.get(path_of(dialect))
 
-        assert_told(gateway, reply, "method_not_allowed", dialect)
+        assert_reported(gateway, reply, "method_not_allowed", dialect)
 
 
 @DIALECTS
-async def test_a_limit_that_is_used_up(boot: Boots, dialect: str) -> None:
+async def test_an_exceeded_limit_is_refused(boot: Boots, dialect: str) -> None:
     async with boot(working(), CONFIG + LIMITED) as gateway:
         first = await gateway.post(path_of(dialect), BODIES[dialect])
         reply = await gateway.post(path_of(dialect), BODIES[dialect])
 
         assert 200 == first.status_code
-        assert_told(gateway, reply, "quota_exceeded", dialect)
+        assert_reported(gateway, reply, "quota_exceeded", dialect)
 
 
 @DIALECTS
 @pytest.mark.parametrize(
     ("status", "kind"), [(500, "upstream_failed"), (401, "upstream_failed"), (429, "overloaded")]
 )
-async def test_a_replica_that_fails(boot: Boots, dialect: str, status: int, kind: str) -> None:
+async def test_a_failing_replica_is_reported(boot: Boots, dialect: str, status: int, kind: str) -> None:
     hook = respond_with(status, b'{"error": "no", "error_type": "Backend"}')
     servers = {"tei-0": tei_with_hook(hook), "rerank-0": tei_with_hook(hook, model_type=RERANKER)}
     async with boot(servers) as gateway:
         reply = await gateway.post(path_of(dialect), BODIES[dialect])
 
-        assert_told(gateway, reply, kind, dialect)
+        assert_reported(gateway, reply, kind, dialect)
 
 
 @DIALECTS
-async def test_no_replica_at_all(boot: Boots, dialect: str) -> None:
+async def test_a_missing_replica_is_reported(boot: Boots, dialect: str) -> None:
     async with boot({}) as gateway:
         reply = await gateway.post(path_of(dialect), BODIES[dialect])
 
-        assert_told(gateway, reply, "no_replica", dialect)
+        assert_reported(gateway, reply, "no_replica", dialect)
 
 
 @DIALECTS
-async def test_no_time_left(boot: Boots, dialect: str) -> None:
+async def test_an_expired_deadline_is_reported(boot: Boots, dialect: str) -> None:
     gate = Gate()
     servers = {"tei-0": tei_with_hook(gate), "rerank-0": tei_with_hook(gate, model_type=RERANKER)}
     async with boot(servers) as gateway, asyncio.timeout(10):
         reply = await gateway.post(path_of(dialect), BODIES[dialect], x_timeout_s="0.05")
 
-        assert_told(gateway, reply, "deadline_exceeded", dialect)
+        assert_reported(gateway, reply, "deadline_exceeded", dialect)

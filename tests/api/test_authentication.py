@@ -1,4 +1,4 @@
-"""Guessing is slowed, by address; a valid key always passes; whose forwarded address counts is configured."""
+"""Authentication: wrong keys are throttled by address, a valid key passes, proxies are configured."""
 
 import base64
 
@@ -15,7 +15,7 @@ from tests.fakes.tei import FakeTei
 WRONG = {"authorization": "Bearer wrong"}
 
 
-async def test_an_address_that_guesses_is_slowed_and_a_valid_key_passes_all_the_same(boot: Boots) -> None:
+async def test_wrong_keys_are_throttled_and_a_valid_key_passes(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         tried = [await gateway.client.get("/v1/models", headers=WRONG) for _ in range(GUESSES_MAX + 3)]
         posted = await gateway.client.post("/embed", json={"inputs": "a"}, headers=WRONG)
@@ -26,7 +26,7 @@ async def test_an_address_that_guesses_is_slowed_and_a_valid_key_passes_all_the_
     assert (429, 200) == (posted.status_code, valid.status_code)
 
 
-def test_the_bucket_refills_and_addresses_do_not_share_it() -> None:
+def test_each_address_has_its_own_bucket_which_refills() -> None:
     guesses = GuessThrottle()
     for _ in range(GUESSES_MAX):
         assert 0 == guesses.wait_s("a", 100.0)
@@ -37,7 +37,7 @@ def test_the_bucket_refills_and_addresses_do_not_share_it() -> None:
     assert 0 == guesses.wait_s("a", 100.0 + REFILL_S)
 
 
-def test_memory_stays_bounded_whatever_the_number_of_addresses() -> None:
+def test_the_number_of_addresses_in_memory_is_bounded() -> None:
     guesses = GuessThrottle()
     for number in range(ADDRESSES_MAX + 500):
         guesses.record_failure(str(number), 0.0)
@@ -69,7 +69,7 @@ def basic(text: str) -> str:
         ("", None),
     ],
 )
-def test_a_key_is_read_from_every_form_of_the_header(sent: str, key: str | None) -> None:
+def test_a_key_is_read_from_every_form_of_authorization(sent: str, key: str | None) -> None:
     assert key == api_key_of(request_with(b"authorization", sent))
 
 
@@ -84,9 +84,7 @@ def test_a_key_is_read_from_every_form_of_the_header(sent: str, key: str | None)
         ("10.0.0.1", "nonsense", "nonsense"),
     ],
 )
-def test_a_forwarded_address_counts_where_the_proxy_is_trusted(
-    peer: str, forwarded: str, address: str
-) -> None:
+def test_a_forwarded_address_counts_behind_a_trusted_proxy(peer: str, forwarded: str, address: str) -> None:
     context = request_with(b"x-forwarded-for", forwarded, peer)
     identity = Authenticator(Keyring({}, FirstKey(key_digest("k"))), ["10.0.0.0/8"])
 

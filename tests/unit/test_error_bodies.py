@@ -1,4 +1,4 @@
-"""Every kind of error in every dialect: its status and the shape that the dialect's clients read."""
+"""Rendering of every kind of error in every dialect: status and envelope."""
 
 import json
 from typing import Any
@@ -12,8 +12,8 @@ from gateway.errors import FACTS, GatewayError, InvalidInput
 BY_NAME = {dialect.name: dialect for dialect in ROUTES.dialects}
 
 
-def told(kind: str, dialect: str, param: str | None = None) -> tuple[int, Any]:
-    """Status and body of an error of one kind, whose message is "why"."""
+def render(kind: str, dialect: str, param: str | None = None) -> tuple[int, Any]:
+    """Return status and body of an error of one kind, whose message is "why"."""
     error_type = type("Any", (GatewayError,), {"kind": kind})
     reply = render_error(error_type("why", param=param), BY_NAME[dialect])
     assert "application/json" == reply.media_type
@@ -26,22 +26,22 @@ def test_every_kind_has_the_status_of_its_dialect(kind: str, dialect: str) -> No
     facts = FACTS[kind]
     own = {"tei": facts.tei_status, "infinity": facts.infinity_status}
 
-    assert own.get(dialect, facts.status) == told(kind, dialect)[0]
+    assert own.get(dialect, facts.status) == render(kind, dialect)[0]
 
 
 @pytest.mark.parametrize("kind", FACTS)
 def test_every_kind_has_the_shape_of_its_dialect(kind: str) -> None:
     facts = FACTS[kind]
-    _, openai = told(kind, "openai", "input")
-    status, vllm = told(kind, "vllm", "input")
-    _, sie = told(kind, "sie")
+    _, openai = render(kind, "openai", "input")
+    status, vllm = render(kind, "vllm", "input")
+    _, sie = render(kind, "sie")
 
     assert ("why", facts.openai_type, "input", facts.openai_code) == tuple(
         openai["error"][key] for key in ("message", "type", "param", "code")
     )
-    assert {"error": "why", "error_type": facts.tei_type} == told(kind, "tei")[1]
-    assert {"message": "why"} == told(kind, "cohere")[1]
-    assert {"message": "why", "detail": "why"} == told(kind, "rerank")[1]
+    assert {"error": "why", "error_type": facts.tei_type} == render(kind, "tei")[1]
+    assert {"message": "why"} == render(kind, "cohere")[1]
+    assert {"message": "why", "detail": "why"} == render(kind, "rerank")[1]
     assert ("why", "input", status) == tuple(vllm["error"][key] for key in ("message", "param", "code"))
     assert vllm["error"]["type"].endswith("Error")
     assert {"message": "why", "code": sie["detail"]["code"]} == sie["detail"]
@@ -60,8 +60,8 @@ def test_every_kind_has_the_shape_of_its_dialect(kind: str) -> None:
         ("internal", {"error": {"message": "why", "type": None, "param": None, "code": 500}}),
     ],
 )
-def test_infinity_speaks_as_fastapi_where_its_server_does(kind: str, body: Any) -> None:
-    assert body == told(kind, "infinity", "input")[1]
+def test_infinity_uses_fastapis_envelope_where_its_server_does(kind: str, body: Any) -> None:
+    assert body == render(kind, "infinity", "input")[1]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_infinity_speaks_as_fastapi_where_its_server_does(kind: str, body: Any) 
     ],
 )
 def test_vllm_names_the_type_after_the_status(status: str, kind: str) -> None:
-    assert status == told(kind, "vllm")[1]["error"]["type"]
+    assert status == render(kind, "vllm")[1]["error"]["type"]
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_vllm_names_the_type_after_the_status(status: str, kind: str) -> None:
     ],
 )
 def test_sie_has_its_own_codes(code: str, kind: str) -> None:
-    assert code == told(kind, "sie")[1]["detail"]["code"]
+    assert code == render(kind, "sie")[1]["detail"]["code"]
 
 
 @pytest.mark.parametrize("dialect", BY_NAME)
 def test_every_status_that_a_dialect_may_answer_is_documented(dialect: str) -> None:
     kinds = FACTS.keys() - {"not_found", "method_not_allowed"}
 
-    assert {told(kind, dialect)[0] for kind in kinds} == document_errors(BY_NAME[dialect]).keys()
+    assert {render(kind, dialect)[0] for kind in kinds} == document_errors(BY_NAME[dialect]).keys()
 
 
 def test_two_dialects_of_one_path_document_both_envelopes() -> None:
