@@ -16,7 +16,7 @@ from backends.checkpoints import locate_tokenizer
 from backends.contract import Detokenize, DetokenizeReply, Embed, Encode, Tokenize, TokenizeReply, Work
 from backends.errors import AttemptTimedOut, InvalidWork
 from backends.texts import ModelWork, model_inputs_of
-from backends.tokens import TextTokenizer, open_tokenizer
+from backends.tokens import TextTokenizer, TokenCount, open_tokenizer
 from backends.torch.checkpoint import InputRules, read_input_rules
 
 # Dedicated threads, so that a count whose caller timed out does not delay other work.
@@ -29,13 +29,6 @@ class LabelConfig(msgspec.Struct, frozen=True):
     """Class names of a transformers config.json."""
 
     id2label: dict[int, str] = {}
-
-
-class TokenCount(msgspec.Struct, frozen=True):
-    """Total tokens of all inputs as the model reads them, and the indices of the truncated inputs."""
-
-    tokens: int
-    truncated: tuple[int, ...]
 
 
 class TokenCounter:

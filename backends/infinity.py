@@ -28,7 +28,7 @@ from backends.contract import (
     Work,
     operation_of,
 )
-from backends.counting import TokenCount, TokenCounter, apply_prompt, open_token_counter
+from backends.counting import TokenCounter, apply_prompt, open_token_counter
 from backends.errors import (
     AttemptTimedOut,
     ReplicaFailed,
@@ -52,6 +52,7 @@ from backends.replies import (
     check_dimensions,
 )
 from backends.texts import ModelWork, WorkT, clip_text, map_texts
+from backends.tokens import TokenCount
 
 # Infinity refuses longer texts. A model of 8,192 tokens reads far less.
 CHARACTERS_MAX = 122_880

@@ -20,11 +20,12 @@ from backends.contract import (
     RerankReply,
     Vectors,
 )
-from backends.counting import TokenCount
 from backends.errors import BackendError, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
 from backends.http import UpstreamResponse
-from backends.openai_wire import decode_embeddings, error_of
+from backends.openai_envelope import error_of
+from backends.openai_wire import decode_embeddings
 from backends.replies import fit_vectors, label_scores, order_scores, token_matrices, translate_decode_errors
+from backends.tokens import TokenCount
 
 Body = dict[str, Any]
 

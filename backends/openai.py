@@ -22,7 +22,7 @@ from backends.contract import (
     Truncate,
     Work,
 )
-from backends.counting import TokenCount, TokenCounter, apply_prompt, open_token_counter
+from backends.counting import TokenCounter, apply_prompt, open_token_counter
 from backends.errors import (
     AttemptTimedOut,
     BackendError,
@@ -33,8 +33,10 @@ from backends.errors import (
     UnsupportedWork,
 )
 from backends.http import IDLE_S, SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
-from backends.openai_wire import choose_model, decode_embeddings, decode_models, error_of
+from backends.openai_envelope import error_of
+from backends.openai_wire import choose_model, decode_embeddings, decode_models
 from backends.replies import check_dimensions, check_tokens, fit_vectors, truncated_inputs
+from backends.tokens import TokenCount
 
 PROBE = Embed(("a",))
 # Error texts for an input that is too long: OpenAI and vLLM, llama.cpp, Ollama.

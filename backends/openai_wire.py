@@ -1,12 +1,10 @@
-"""OpenAI's embeddings reply, model list and error envelope, which many servers implement.
+"""OpenAI's embeddings reply and model list, which many servers implement.
 
 Source: OpenAI OpenAPI document 2.3.0. Decoding is strict if a vector could be assigned to the wrong input. It
-is lenient about harmless differences between servers: numbers or base64, usage with or without prompt_tokens,
-an error code that is a number or a word.
+is lenient about harmless differences between servers: numbers or base64, with or without usage.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,6 +13,7 @@ import pybase64
 from backends.contract import Vectors
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
+from backends.openai_envelope import TokenUsage
 from backends.replies import check_vectors, float32, translate_decode_errors
 
 # Most model names in an error message; a hosted server lists hundreds.
@@ -30,18 +29,6 @@ class UpstreamEmbedding(msgspec.Struct, frozen=True):
 
     index: int
     embedding: str | list[float]
-
-
-class TokenUsage(msgspec.Struct, frozen=True):
-    """Token counts with special tokens; older rerank routes report the total only."""
-
-    prompt_tokens: int | None = None
-    total_tokens: int | None = None
-
-    @property
-    def tokens(self) -> int | None:
-        """Prompt tokens, or the total if they are missing."""
-        return self.total_tokens if self.prompt_tokens is None else self.prompt_tokens
 
 
 class UpstreamEmbeddings(msgspec.Struct, frozen=True):
@@ -62,14 +49,6 @@ class UpstreamModels(msgspec.Struct, frozen=True):
     """Body of GET /v1/models."""
 
     data: list[UpstreamModel]
-
-
-class ErrorDetail(msgspec.Struct, frozen=True):
-    """Content of an error envelope. code: a word, a status, or None."""
-
-    message: str = ""
-    type: str | None = None
-    code: int | str | None = None
 
 
 def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
@@ -125,16 +104,3 @@ def choose_model(models: Sequence[str], configured: str | None) -> str:
     if len(models) != 1:
         raise ReplicaFailed(f"the server serves {names}: say which as `model`")
     return models[0]
-
-
-def error_of(response: UpstreamResponse) -> ErrorDetail:
-    """Decode an error nested in `error` or flat in `message`; an unreadable body gives an empty one."""
-    try:
-        body = msgspec.json.decode(response.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ErrorDetail()
-    detail: Any = body.get("error", body) if isinstance(body, dict) else None
-    try:
-        return msgspec.convert(detail, ErrorDetail)
-    except msgspec.ValidationError:
-        return ErrorDetail()

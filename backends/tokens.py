@@ -32,6 +32,13 @@ class TokenSequences(msgspec.Struct, frozen=True):
         return [len(ids) for ids in self.ids]
 
 
+class TokenCount(msgspec.Struct, frozen=True):
+    """Total tokens of all inputs as the model reads them, and the indices of the truncated inputs."""
+
+    tokens: int
+    truncated: tuple[int, ...]
+
+
 class Vocabulary:
     """Decoder of token ids."""
 

@@ -256,7 +256,11 @@ class VllmBackend:
             # replica out.
             if self._profile is None or not profile.same_server(self._profile):
                 raise
-        return capabilities(self._profile, self._counter)
+        rules = self._counter.rules if self._counter else None
+        return capabilities(self._profile, rules, self._labels(self._profile))
+
+    def _labels(self, profile: VllmProfile) -> tuple[str, ...]:
+        return labels_of(profile, self._counter.labels if self._counter else ())
 
     async def _version(self, timeout_s: float) -> str:
         response = await self._http.get("/version", timeout_s)
@@ -296,7 +300,7 @@ class VllmBackend:
         response = await self._post(path, body, timeout_s)
         if response.status != 200:
             raise error_for(work, failure(response))
-        return decode(work, response, profile, labels_of(profile, self._counter))
+        return decode(work, response, profile, self._labels(profile))
 
     async def _run_tokenizer(
         self, work: Tokenize | Detokenize, profile: VllmProfile, timeout_s: float

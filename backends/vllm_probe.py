@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from backends.contract import Capabilities, Operation, Output, Vectors
-from backends.counting import TokenCounter
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
 from backends.openai_wire import decode_embeddings
+from backends.torch.checkpoint import InputRules
 from backends.vectors import sigmoid
 from backends.vllm_wire import (
     BASE64,
@@ -89,25 +89,25 @@ class VllmProfile(msgspec.Struct, frozen=True):
         return own == (other.model, other.max_tokens, other.version)
 
 
-def capabilities(profile: VllmProfile, counter: TokenCounter | None) -> Capabilities:
-    """Convert a profile to capabilities; a counter adds tokenization, prompts and labels."""
+def capabilities(profile: VllmProfile, rules: InputRules | None, labels: tuple[str, ...]) -> Capabilities:
+    """Convert a profile to capabilities. rules: of the checkpoint, if its tokenizer is here."""
     return Capabilities(
         model_id=profile.model,
-        operations=frozenset(_operations(profile, counter)),
+        operations=frozenset(_operations(profile, has_tokenizer=rules is not None)),
         max_input_tokens=profile.max_tokens,
         dimensions=profile.width,
-        prompts=counter.rules.prompts if counter else {},
-        default_prompt=counter.rules.default_prompt if counter else None,
+        prompts=rules.prompts if rules else {},
+        default_prompt=rules.default_prompt if rules else None,
         version=f"vLLM {profile.version}".strip(),
         outputs=profile.outputs,
-        labels=labels_of(profile, counter),
+        labels=labels,
         notes=_notes(profile),
     )
 
 
-def _operations(profile: VllmProfile, counter: TokenCounter | None) -> set[Operation]:
+def _operations(profile: VllmProfile, *, has_tokenizer: bool) -> set[Operation]:
     operations: set[Operation] = set()
-    if counter or profile.specials:
+    if has_tokenizer or profile.specials:
         operations |= {Operation.TOKENIZE, Operation.DETOKENIZE}
     model_operations = {
         Operation.EMBED: profile.width is not None,
@@ -118,10 +118,10 @@ def _operations(profile: VllmProfile, counter: TokenCounter | None) -> set[Opera
     return operations | {operation for operation, is_offered in model_operations.items() if is_offered}
 
 
-def labels_of(profile: VllmProfile, counter: TokenCounter | None) -> tuple[str, ...]:
+def labels_of(profile: VllmProfile, checkpoint_labels: tuple[str, ...]) -> tuple[str, ...]:
     """Return the labels by class id; only a checkpoint names them, because the wire does not."""
-    if counter is not None and len(counter.labels) == profile.classes:
-        return counter.labels
+    if len(checkpoint_labels) == profile.classes:
+        return checkpoint_labels
     return tuple(f"LABEL_{index}" for index in range(profile.classes))
 
 

@@ -11,7 +11,7 @@ import msgspec
 from backends.contract import Token, Vectors
 from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
 from backends.http import UpstreamResponse
-from backends.openai_wire import TokenUsage, error_of
+from backends.openai_envelope import TokenUsage, error_of
 from backends.replies import order_scores, score_matrix, token_matrices, translate_decode_errors
 
 EMBEDDINGS, SCORE, POOLING, CLASSIFY = "/v1/embeddings", "/v1/score", "/pooling", "/classify"

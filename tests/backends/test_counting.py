@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from backends.contract import Embed, Rerank, Tokenize, Truncate, Work
-from backends.counting import TokenCount, apply_prompt, open_token_counter
+from backends.counting import apply_prompt, open_token_counter
 from backends.errors import AttemptTimedOut, InvalidWork, ModelUnavailable
+from backends.tokens import TokenCount
 from backends.torch.checkpoint import InputRules, read_input_rules
 from tests.fakes.checkpoint import write_small_files
 

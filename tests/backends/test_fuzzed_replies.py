@@ -22,9 +22,9 @@ from backends.contract import (
     RerankReply,
     Score,
 )
-from backends.counting import TokenCount
 from backends.errors import BackendError, ReplicaFailed
 from backends.http import UpstreamResponse
+from backends.tokens import TokenCount
 from tests.backends.invalid_replies import packed
 
 EMBED, RERANK = Embed(("a", "b")), Rerank("q", ("a", "b"))

@@ -19,7 +19,6 @@ from backends.contract import (
     TokenizeReply,
     Truncate,
 )
-from backends.counting import TokenCount
 from backends.errors import (
     BackendError,
     InvalidWork,
@@ -32,6 +31,7 @@ from backends.errors import (
 from backends.http import UpstreamClient, UpstreamResponse
 from backends.infinity import CHARACTERS_MAX, InfinityBackend, normalize_texts
 from backends.infinity_wire import decode, encode, failure
+from backends.tokens import TokenCount
 from backends.vectors import sigmoid
 from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.hooks import respond_with

@@ -1,0 +1,44 @@
+"""OpenAI's usage object and error envelope, which many servers implement.
+
+Source: OpenAI OpenAPI document 2.3.0. Decoding is lenient about differences between servers: usage with or
+without prompt_tokens, an error code that is a number or a word.
+"""
+
+from typing import Any
+
+import msgspec
+
+from backends.http import UpstreamResponse
+
+
+class TokenUsage(msgspec.Struct, frozen=True):
+    """Token counts with special tokens; older rerank routes report the total only."""
+
+    prompt_tokens: int | None = None
+    total_tokens: int | None = None
+
+    @property
+    def tokens(self) -> int | None:
+        """Prompt tokens, or the total if they are missing."""
+        return self.total_tokens if self.prompt_tokens is None else self.prompt_tokens
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """Content of an error envelope. code: a word, a status, or None."""
+
+    message: str = ""
+    type: str | None = None
+    code: int | str | None = None
+
+
+def error_of(response: UpstreamResponse) -> ErrorDetail:
+    """Decode an error nested in `error` or flat in `message`; an unreadable body gives an empty one."""
+    try:
+        body = msgspec.json.decode(response.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ErrorDetail()
+    detail: Any = body.get("error", body) if isinstance(body, dict) else None
+    try:
+        return msgspec.convert(detail, ErrorDetail)
+    except msgspec.ValidationError:
+        return ErrorDetail()
