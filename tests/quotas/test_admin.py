@@ -30,7 +30,7 @@ async def accepted(gateway: Running, key: str) -> bool:
 async def until_accepted(gateway: Running, key: str, expected: bool) -> None:
     async with asyncio.timeout(5):
         while await accepted(gateway, key) is not expected:  # noqa: ASYNC110 - each check is a request
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
 
 
 async def test_creates_lists_uses_and_revokes_a_key(boot: Boots, own_redis: RedisServer) -> None:

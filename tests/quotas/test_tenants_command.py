@@ -59,7 +59,7 @@ async def called(gateway: Running, key: str, model: str = "bge") -> int:
 async def until_called(gateway: Running, key: str, status: int, model: str = "bge") -> None:
     async with asyncio.timeout(5):
         while await called(gateway, key, model) != status:  # noqa: ASYNC110 - each check is a request
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow
