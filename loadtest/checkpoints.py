@@ -1,8 +1,4 @@
-"""Texts and checkpoints for runs with real models.
-
-Checkpoints with random weights have the shape of a well-known model; no time depends on the weights. Their
-tokenizer is all-MiniLM's, which is smaller than the original; the encoder does the same work.
-"""
+"""Texts for runs with real models, and a reranker with random weights."""
 
 import inspect
 import json
@@ -21,9 +17,7 @@ from backends.tokens import open_tokenizer
 
 _MAX_TOKENS = 250
 _SOURCES = ("json", "asyncio", "pathlib", "collections", "argparse", "logging", "email.message", "decimal")
-_POOLING = "1_Pooling/config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
-_SENTENCE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", _POOLING)
 
 
 def texts_for(checkpoint: Path, count: int) -> tuple[list[str], float]:
@@ -52,44 +46,21 @@ def _docstrings() -> Iterator[str]:
             yield inspect.getdoc(member) or ""
 
 
-def make_large_encoder(folder: Path) -> Path:
-    """Write an encoder of XLM-R large's shape with mean pooling and return its folder."""
-    config = _xlm_r(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
-    torch.manual_seed(0)
-    transformers.XLMRobertaModel(config).eval().save_pretrained(folder)
-    _copy(folder, *_TOKENIZER_FILES, *_SENTENCE_FILES)
-    pooling = json.loads((folder / _POOLING).read_text()) | {"word_embedding_dimension": config.hidden_size}
-    (folder / _POOLING).write_text(json.dumps(pooling))
-    return folder
-
-
 def make_reranker(folder: Path) -> Path:
-    """Write a cross-encoder of bge-reranker-base's shape (XLM-R base, one label) and return its folder."""
-    config = _xlm_r(num_labels=1)
+    """Write a cross-encoder of bge-reranker-base's shape (XLM-R base, one label) and return its folder.
+
+    No time depends on the weights. The tokenizer is all-MiniLM's, which is smaller than the original; the
+    encoder does the same work.
+    """
+    config = transformers.XLMRobertaConfig(
+        vocab_size=30522, max_position_embeddings=514, type_vocab_size=1, num_labels=1
+    )
     torch.manual_seed(0)
     model = transformers.AutoModelForSequenceClassification.from_config(config)
     model.eval().save_pretrained(folder)
-    _copy(folder, *_TOKENIZER_FILES)
+    for name in _TOKENIZER_FILES:
+        shutil.copy(locate_checkpoint(DEFAULT_MODEL) / name, folder / name)
     path = folder / "tokenizer_config.json"
     changes = {"model_max_length": 512, "model_input_names": ["input_ids", "attention_mask"]}
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder
-
-
-def _xlm_r(**shape: int) -> transformers.XLMRobertaConfig:
-    """Return a configuration of the base model's shape unless `shape` changes it."""
-    return transformers.XLMRobertaConfig(
-        vocab_size=30522,
-        max_position_embeddings=514,
-        type_vocab_size=1,
-        pad_token_id=0,
-        bos_token_id=101,
-        eos_token_id=102,
-        **shape,
-    )
-
-
-def _copy(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(locate_checkpoint(DEFAULT_MODEL) / name, folder / name)

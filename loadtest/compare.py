@@ -24,7 +24,7 @@ import uvloop
 from rich.console import Console
 
 from loadtest import corpora, results, schedules, servers, tables
-from loadtest.corpora import CallFactory, CallShape
+from loadtest.corpora import CallFactory
 from loadtest.generator import CallSender, closed_loop, open_loop
 from loadtest.processes import PinnedProcess, process_group
 from loadtest.recorder import Sample, SampleRecorder
@@ -33,6 +33,7 @@ from loadtest.servers import RunningServer
 
 CONTENDERS = ("direct", "nginx", "sglang-router", "vllm-router", "gateway", "litellm")
 CALLERS, RATE = 32, 500
+WARM_UP_S = 0.7
 CURVE_CALLERS = (1, 2, 4, 8, 16, 32, 64, 128)
 CURVE_RATES = (100, 250, 500, 1000, 2000, 3000, 4000, 6000, 8000, 12000)
 # Processes that share the load's core.
@@ -168,7 +169,7 @@ class Comparison:
     def __init__(self, options: argparse.Namespace, folder: Path, processes: list[PinnedProcess]) -> None:
         self._options = options
         self._folder = folder
-        self._seed = options.seed
+        self._seed = 1
         self.rounds: list[Round] = []
         self._stub = servers.start_stub(folder)
         processes.append(self._stub.process)
@@ -225,26 +226,22 @@ class Comparison:
         return max((r.sample.per_s for r in closed), default=0) > rate * _HEADROOM
 
     async def _measure(self, server: RunningServer, repeat: int, kind: Kind, load: int) -> None:
-        options = self._options
+        seconds = self._options.seconds
         self._seed += 1
         # Direct calls have no process but the stub's, which is watched already.
         watch = self._watch | ({} if server.name == "direct" else server.watch)
-        texts = corpora.texts(options.mixture, self._seed)
-        sender = CallSender(
-            server.target, CallFactory(texts, CallShape(form=options.format)), SampleRecorder(watch)
-        )
+        texts = corpora.texts("queries", self._seed)
+        sender = CallSender(server.target, CallFactory(texts), SampleRecorder(watch))
         if kind == "callers":
-            sample = await closed_loop(sender, load, options.seconds, options.warmup)
+            sample = await closed_loop(sender, load, seconds, WARM_UP_S)
         else:
-            arrivals_s = schedules.poisson(load, options.seconds + options.warmup, self._seed)
-            sample = await open_loop(sender, arrivals_s, options.warmup)
+            arrivals_s = schedules.poisson(load, seconds + WARM_UP_S, self._seed)
+            sample = await open_loop(sender, arrivals_s, WARM_UP_S)
         self.rounds.append(Round(server.name, repeat, kind, load, sample))
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = results.argument_parser(__doc__)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(CONTENDERS))
     parser.add_argument(
         "--tree",
@@ -255,13 +252,8 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3, help="measured period of each sample")
-    parser.add_argument("--warmup", type=float, default=0.7)
     parser.add_argument("--curves", action="store_true")
-    parser.add_argument("--format", choices=("base64", "float"), default="base64")
-    parser.add_argument("--mixture", choices=("queries", "passages", "mixed"), default="queries")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cache", type=Path, default=_CACHE, help="where peers are installed")
-    parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the JSON result")
     return parser.parse_args()
 
 
@@ -280,8 +272,7 @@ def main() -> None:
         console.print(tables.listed(versions, "this checkout, the other, and their ratio within a repeat"))
     # A comparison of versions is for its reader; it does not belong in the README's table.
     run = "versions" if options.tree else "compare"
-    result = results.new_result(run, found + versions, curves(comparison.rounds))
-    print(f"{result.cpu}, {result.platform}\nresult: {results.write(result, options.out)}")
+    results.write(results.new_result(run, found + versions, curves(comparison.rounds)), options.out)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ connections. The slope is a least squares fit over the samples after the warm-up
 accounts for autocorrelated residuals. Memory that grows and then settles shows in the slope of the last half.
 """
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -40,18 +39,6 @@ WARM_UP_SHARE = 0.2
 T95 = 1.98
 # A cancelled call ends within this time: before it is sent upstream, in the queue, or while it is computed.
 MAX_CANCEL_S = 0.012
-CONFIG = """
-quotas: {{store: "{store}"}}
-upstreams:
-  stub:
-    backend: tei
-    replicas: [{replicas}]
-    in_flight_batches: 2
-models: {{stub: {{upstream: stub}}, alias: {{upstream: stub}}}}
-defaults: {{embed: stub, rerank: stub}}
-tenants:
-{tenants}
-"""
 LIMITS = ", limits: {requests_in_flight: 500, requests_per_second: 100000, tokens_per_minute: 1000000000}"
 
 
@@ -167,22 +154,23 @@ class MixedCallSender(CallSender):
             connection.close()
 
 
-def _tenants() -> str:
-    named = [f"  t{number}: {servers.tenant(f'sk-{number}', LIMITS)}" for number in range(TENANTS)]
-    tight = servers.tenant("sk-tight", ", limits: {requests_per_minute: 30}")
-    return "\n".join([*named, f"  tight: {tight}"])
-
-
 @contextlib.contextmanager
 def _gateway() -> Iterator[RunningServer]:
-    """Run a gateway in front of two stubs that fail one request in five hundred."""
+    """Run a gateway with many tenants in front of two stubs that fail one request in five hundred."""
     flags = ("--base-ms", "1.5", "--input-ms", "0.02", "--parallel", "2", "--error-share", "0.002")
+    tenants = {f"t{number}": servers.tenant(f"sk-{number}", LIMITS) for number in range(TENANTS)}
+    tenants["tight"] = servers.tenant("sk-tight", ", limits: {requests_per_minute: 30}")
     with tempfile.TemporaryDirectory() as folder, process_group() as processes:
         testbed = Testbed(Path(folder), processes, seconds=0)
-        stubs = [testbed.stub(*flags, "--dimensions", "256") for _ in range(2)]
-        replicas = ", ".join(f"'http://127.0.0.1:{stub.target.port}'" for stub in stubs)
-        _, store = testbed.redis()
-        yield testbed.gateway_with(CONFIG.format(store=store, replicas=replicas, tenants=_tenants()))
+        ports = [testbed.stub(*flags, "--dimensions", "256").target.port for _ in range(2)]
+        replicas = ", ".join(f"'http://127.0.0.1:{port}'" for port in ports)
+        yield testbed.gateway_with(
+            f"quotas: {{store: '{testbed.redis()[1]}'}}\n"
+            f"upstreams: {{stub: {{backend: tei, replicas: [{replicas}], in_flight_batches: 2}}}}\n"
+            "models: {stub: {upstream: stub}, alias: {upstream: stub}}\n"
+            "defaults: {embed: stub, rerank: stub}\n"
+            "tenants:\n" + "".join(f"  {name}: {entry}\n" for name, entry in tenants.items())
+        )
 
 
 def run(calls: int, callers: int, seconds: float) -> tuple[list[MemorySample], dict[str, int]]:
@@ -194,7 +182,10 @@ def run(calls: int, callers: int, seconds: float) -> tuple[list[MemorySample], d
         def on_step(sent: int) -> None:
             samples.append(MemorySample(sent, memory(worker), open_files(worker)))
             if len(samples) % 10 == 0:
-                print(f"{sent:9,} calls: {samples[-1].memory}, {samples[-1].files} files", flush=True)
+                print(
+                    f"{sent:9,} calls: {samples[-1].memory.rss_mb:.1f} MB, {samples[-1].files} files",
+                    flush=True,
+                )
 
         sender = MixedCallSender(gateway.target, calls, on_step)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -203,20 +194,16 @@ def run(calls: int, callers: int, seconds: float) -> tuple[list[MemorySample], d
 
 
 def measures(samples: Sequence[MemorySample], replies: dict[str, int]) -> list[Measure]:
-    """Return memory at the start and the end, its slopes, and the open files."""
+    """Return memory at the end and the start, its slopes, and the open files.
+
+    The note holds the replies by status; 0 are the cancelled calls.
+    """
     subject, last = f"{samples[-1].calls:,} calls", samples[-1]
+    start, end = samples[0].memory, last.memory
     found = [
-        Measure(
-            subject,
-            "resident MB",
-            _single(last.memory.rss_mb),
-            _single(samples[0].memory.rss_mb),
-            note=f"by status, 0 cancelled: {replies}",
-        ),
-        Measure(
-            subject, "private MB", _single(last.memory.private_mb), _single(samples[0].memory.private_mb)
-        ),
-        Measure(subject, "peak MB", _single(max(sample.memory.peak_mb for sample in samples))),
+        Measure(subject, "resident MB", spread([end.rss_mb]), spread([start.rss_mb]), note=f"{replies}"),
+        Measure(subject, "private MB", spread([end.private_mb]), spread([start.private_mb])),
+        Measure(subject, "peak MB", spread([end.peak_mb])),
         Measure(subject, "open files", spread(sample.files for sample in samples)),
     ]
     periods = {
@@ -235,34 +222,27 @@ def measures(samples: Sequence[MemorySample], replies: dict[str, int]) -> list[M
     return found
 
 
-def _single(value: float) -> Spread:
-    return spread([value])
-
-
 def curves(samples: Sequence[MemorySample]) -> list[Curve]:
     """Return resident and private memory by calls."""
     calls = [float(sample.calls) for sample in samples]
     return [
-        Curve("resident", "MB by calls", calls, [_single(sample.memory.rss_mb) for sample in samples]),
-        Curve("private", "MB by calls", calls, [_single(sample.memory.private_mb) for sample in samples]),
+        Curve("resident", "MB by calls", calls, [spread([sample.memory.rss_mb]) for sample in samples]),
+        Curve("private", "MB by calls", calls, [spread([sample.memory.private_mb]) for sample in samples]),
     ]
 
 
 def main() -> None:
     """Run, print and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = results.argument_parser(__doc__)
     parser.add_argument("--calls", type=int, default=100_000)
     parser.add_argument("--callers", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3600, help="the run ends by then, at the latest")
-    parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the JSON result")
     options = parser.parse_args()
     os.sched_setaffinity(0, {servers.LOAD_CORE})
     samples, replies = run(options.calls, options.callers, options.seconds)
     found = measures(samples, replies)
     Console(width=170).print(tables.listed(found))
-    print(f"result: {results.write(results.new_result('endurance', found, curves(samples)), options.out)}")
+    results.write(results.new_result("endurance", found, curves(samples)), options.out)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@
 
 sentence-transformers runs in a process of its own and is called there; servers are called over HTTP on
 loopback, with vectors as base64. `python -m tests.real.servers infinity vllm` installs the servers once.
---large: a checkpoint of XLM-R large's shape with random weights. --behind also measures each server through
-the gateway, in turns with direct calls, on the same cores.
+--behind also measures each server through the gateway, in turns with direct calls, on the same cores.
 """
 
 import argparse
@@ -20,10 +19,11 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import cycle
+from itertools import cycle, repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +45,9 @@ from tests.real.servers import prepare_command, run_server
 
 KEY = "loadtest"
 CALL_TEXTS, SINGLE_CALLERS, LONE_CALLS = 32, 32, 60
+# Far more than are in flight: the gateway computes identical texts in flight only once.
+POOL_TEXTS, IN_PROCESS_TEXTS = 4096, 512
+LONE_P50, LONE_P95 = "p50 ms, lone caller", "p95 ms, lone caller"
 QUERY = "How do I read a JSON document from a file and change one of its keys?"
 SHORT = "How do I reset my password?"
 PEERS = ("sentence-transformers", "infinity", "vllm")
@@ -88,29 +91,24 @@ class Job(msgspec.Struct, frozen=True):
         return 16 if self.task == "embed" else 8
 
 
-class Rates(msgspec.Struct):
-    """Figures of one contender: one value per repeat."""
-
-    bulk_per_s: list[float] = []
-    single_per_s: list[float] = []
-    lone_p50_ms: list[float] = []
-    lone_p95_ms: list[float] = []
+# Values of the repeats, by measure.
+Figures = dict[str, list[float]]
 
 
-async def measure_turns(job: Job, servers: Sequence[Contender]) -> list[Rates]:
+async def measure_turns(job: Job, servers: Sequence[Contender]) -> list[Figures]:
     """Measure bulk, single and lone callers of each server, in turns within each repeat."""
-    rates = [Rates() for _ in servers]
-    for repeat in range(job.repeats):
-        turns = list(zip(servers, rates, strict=True))
-        for server, found in turns if repeat % 2 == 0 else reversed(turns):
+    found: list[Figures] = [defaultdict(list) for _ in servers]
+    for turn in range(job.repeats):
+        turns = list(zip(servers, found, strict=True))
+        for server, figures in turns if turn % 2 == 0 else reversed(turns):
             bulk = await _sample(job, server, job.bulk_callers, CALL_TEXTS)
             single = await _sample(job, server, SINGLE_CALLERS, 1)
             lone = await _sample(job, server, 1, 1)
-            found.bulk_per_s.append(bulk.per_s * CALL_TEXTS)
-            found.single_per_s.append(single.per_s)
-            found.lone_p50_ms.append(lone.p50_ms)
-            found.lone_p95_ms.append(lone.p95_ms)
-    return rates
+            figures[f"{job.unit}, bulk"].append(bulk.per_s * CALL_TEXTS)
+            figures[f"{job.unit}, {SINGLE_CALLERS} single callers"].append(single.per_s)
+            figures[LONE_P50].append(lone.p50_ms)
+            figures[LONE_P95].append(lone.p95_ms)
+    return found
 
 
 async def _sample(job: Job, server: Contender, callers: int, inputs: int) -> Sample:
@@ -120,14 +118,15 @@ async def _sample(job: Job, server: Contender, callers: int, inputs: int) -> Sam
     """
     query = QUERY if job.task == "rerank" else ""
     shape = CallShape(inputs, models=(server.model,), query=query)
-    sender = CallSender(server.target, CallFactory(cycle(job.texts), shape), SampleRecorder({}))
+    texts = repeat(SHORT) if callers == 1 else cycle(job.texts)
+    sender = CallSender(server.target, CallFactory(texts, shape), SampleRecorder({}))
     sample = await closed_loop(sender, callers, job.seconds, job.seconds / 5)
     if sample.failed or not sample.calls:
         raise RuntimeError(f"{server.name}: {sample.calls} calls answered, {sample.failures} failed")
     return sample
 
 
-def in_process(checkpoint: Path, job: Job, dtype: str) -> tuple[Rates, float]:
+def in_process(checkpoint: Path, job: Job, dtype: str) -> tuple[Figures, float]:
     """Measure sentence-transformers in this process: batches of 32, sorted by length; rates and peak MB."""
     from sentence_transformers import CrossEncoder, SentenceTransformer
 
@@ -138,16 +137,16 @@ def in_process(checkpoint: Path, job: Job, dtype: str) -> tuple[Rates, float]:
     else:
         cross_encoder = CrossEncoder(str(checkpoint), device="cpu", model_kwargs={"dtype": dtype})
         run = partial(cross_encoder.predict, batch_size=CALL_TEXTS, show_progress_bar=False)
-    texts = [text if job.task == "embed" else (QUERY, text) for text in job.texts]
+    texts = [text if job.task == "embed" else (QUERY, text) for text in job.texts[:IN_PROCESS_TEXTS]]
     lone = [SHORT if job.task == "embed" else (QUERY, SHORT)]
     run(texts[:CALL_TEXTS])
-    found = Rates()
+    figures: Figures = defaultdict(list)
     for _ in range(job.repeats):
-        found.bulk_per_s.append(len(texts) / _seconds(run, texts))
+        figures[f"{job.unit}, bulk"].append(len(texts) / _seconds(run, texts))
         waits_ms = sorted(_seconds(run, lone) * 1e3 for _ in range(LONE_CALLS))
-        found.lone_p50_ms.append(statistics.median(waits_ms))
-        found.lone_p95_ms.append(waits_ms[int(len(waits_ms) * 0.95)])
-    return found, peak_mb(os.getpid())
+        figures[LONE_P50].append(statistics.median(waits_ms))
+        figures[LONE_P95].append(waits_ms[int(len(waits_ms) * 0.95)])
+    return figures, peak_mb(os.getpid())
 
 
 def _seconds(run: Callable[[Any], object], texts: object) -> float:
@@ -189,14 +188,11 @@ def gateway(upstream: str, port: int, folder: Path) -> Iterator[int]:
 def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> Iterator[Contender]:
     """Yield every server of the command line."""
     path = PATHS[options.task]
-    modes = {dtype: f"dtype: {dtype}" for dtype in DTYPES}
-    if options.compile:
-        modes["bfloat16, compiled"] = "dtype: bfloat16, compile: true"
-    for name, settings in modes.items():
+    for dtype in DTYPES:
         port = free_port()
-        upstream = f"backend: torch, model: {checkpoint}, {settings}"
+        upstream = f"backend: torch, model: {checkpoint}, dtype: {dtype}"
         start = partial(gateway, upstream, port, folder)
-        yield Contender(f"this gateway {name}", _target(port, path), "m", start)
+        yield Contender(f"this gateway {dtype}", _target(port, path), "m", start)
     for peer in (peer for peer in options.peers if peer != "sentence-transformers"):
         for dtype in DTYPES if peer == "infinity" else ("bfloat16",):
             yield from _peer(options, peer, dtype, checkpoint, folder)
@@ -242,7 +238,7 @@ def measure(contender: Contender, job: Job) -> list[Measure]:
         start_s = time.perf_counter() - started_s
         turns = [contender, *([contender.direct] if contender.direct else [])]
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            found = measures(contender.name, job, *runner.run(measure_turns(job, turns)))
+            found = measures(contender.name, *runner.run(measure_turns(job, turns)))
         return [
             *found,
             Measure(contender.name, "starts in, s", spread([start_s])),
@@ -250,28 +246,20 @@ def measure(contender: Contender, job: Job) -> list[Measure]:
         ]
 
 
-def measures(name: str, job: Job, rates: Rates, baseline: Rates | None = None) -> list[Measure]:
+def measures(name: str, figures: Figures, baseline: Figures | None = None) -> list[Measure]:
     """Return the figures of one contender, with ratios to its baseline within each repeat."""
-    titles = {
-        "bulk_per_s": f"{job.unit}, bulk",
-        "single_per_s": f"{job.unit}, {SINGLE_CALLERS} single callers",
-        "lone_p50_ms": "p50 ms, lone caller",
-        "lone_p95_ms": "p95 ms, lone caller",
-    }
     found = []
-    for field, title in titles.items():
-        values: list[float] = getattr(rates, field)
-        base: list[float] = getattr(baseline, field) if baseline else []
-        if values:
-            ratios = [value / other for value, other in zip(values, base, strict=False)]
-            bases = (spread(base), spread(ratios)) if base else (None, None)
-            found.append(Measure(name, title, spread(values), *bases))
+    for title, values in figures.items():
+        base = baseline[title] if baseline else []
+        ratios = [value / other for value, other in zip(values, base, strict=False)]
+        compared = (spread(base), spread(ratios)) if base else (None, None)
+        found.append(Measure(name, title, spread(values), *compared))
     return found
 
 
 def run(options: argparse.Namespace, checkpoint: Path, folder: Path) -> list[Measure]:
     """Measure the ceiling of this machine, sentence-transformers, and every server."""
-    texts, tokens = checkpoints.texts_for(checkpoint, options.texts)
+    texts, tokens = checkpoints.texts_for(checkpoint, POOL_TEXTS)
     job = Job(options.task, texts, options.repeats, options.seconds)
     print(f"{len(texts)} texts of {tokens:.1f} tokens on average, {torch.get_num_threads()} cores")
     before = matrix_ceiling(checkpoint, tokens)
@@ -279,9 +267,9 @@ def run(options: argparse.Namespace, checkpoint: Path, folder: Path) -> list[Mea
     if "sentence-transformers" in options.peers:
         for dtype in DTYPES:
             with ProcessPoolExecutor(1, get_context("spawn")) as process:
-                rates, peak = process.submit(in_process, checkpoint, job, dtype).result()
+                figures, peak = process.submit(in_process, checkpoint, job, dtype).result()
             name = f"sentence-transformers {dtype}"
-            found += [*measures(name, job, rates), Measure(name, "peak MB", spread([peak]))]
+            found += [*measures(name, figures), Measure(name, "peak MB", spread([peak]))]
     for contender in contenders(options, checkpoint, folder):
         if not options.only or options.only in contender.name:
             print(f"{contender.name} …", file=sys.stderr)
@@ -306,34 +294,27 @@ def main() -> None:
         folder = Path(name)
         if options.task == "rerank":
             checkpoint = checkpoints.make_reranker(folder / "reranker")
-        elif options.large:
-            checkpoint = checkpoints.make_large_encoder(folder / "large")
         else:
             checkpoint = locate_checkpoint(options.model)
         found = run(options, checkpoint, folder)
     Console(width=170).print(tables.listed(found))
-    kind = "engine-rerank" if options.task == "rerank" else "engine-large" if options.large else "engine"
-    print(f"result: {results.write(results.new_result(kind, found), options.out)}")
+    kind = "engine-rerank" if options.task == "rerank" else "engine"
+    results.write(results.new_result(kind, found), options.out)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = results.argument_parser(__doc__)
     parser.add_argument("--task", choices=("embed", "rerank"), default="embed")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="hub id or folder of a BERT-shaped checkpoint")
-    parser.add_argument("--large", action="store_true", help="a checkpoint of XLM-R large's shape instead")
-    parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10, help="measured period of each sample")
-    parser.add_argument("--compile", action="store_true", help="also with `compile: true`")
+    parser.add_argument("--seconds", type=float, help="measured period of each sample; 10, reranks 60")
     parser.add_argument("--peers", type=lambda text: text.split(","), default=[], help=", ".join(PEERS))
     parser.add_argument("--behind", action="store_true", help="also each server behind the gateway")
     parser.add_argument("--only", help="servers whose name contains this")
-    parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the JSON result")
     options = parser.parse_args()
     if unknown := set(options.peers) - set(PEERS):
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    options.seconds = options.seconds or (10 if options.task == "embed" else 60)
     return options
 
 

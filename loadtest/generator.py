@@ -158,16 +158,37 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
             await event.wait()
 
 
-class ClosedLoop:
-    """One connection per caller, opened again where the server closed it."""
+class LoadLoop:
+    """Connections of one load, and the tasks that open them."""
 
-    def __init__(self, sender: CallSender, callers: int) -> None:
+    def __init__(self, sender: CallSender) -> None:
         self._sender = sender
-        self._active_callers = callers
-        self._stopping = False
         self._all_done = asyncio.Event()
         self._connections: list[ClientConnection] = []
         self._opening: set[asyncio.Task[None]] = set()
+
+    def _start_opening(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._open())
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        for task in self._opening:
+            task.cancel()
+        for connection in self._connections:
+            connection.close()
+
+
+class ClosedLoop(LoadLoop):
+    """One connection per caller, opened again where the server closed it."""
+
+    def __init__(self, sender: CallSender, callers: int) -> None:
+        super().__init__(sender)
+        self._active_callers = callers
+        self._stopping = False
 
     async def run(self, seconds: float, warmup_s: float) -> Sample:
         """Run the load with its warm-up and return the figures."""
@@ -180,16 +201,8 @@ class ClosedLoop:
         recorder.stop()
         self._stopping = True
         await _wait(self._all_done, PATIENCE_S)
-        for task in self._opening:
-            task.cancel()
-        for connection in self._connections:
-            connection.close()
+        self._close()
         return recorder.sample(self._sender.sent)
-
-    def _start_opening(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._open())
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
 
     async def _open(self) -> None:
         while not self._stopping:
@@ -220,22 +233,19 @@ class ClosedLoop:
             self._all_done.set()
 
 
-class OpenLoop:
+class OpenLoop(LoadLoop):
     """Idle connections, and a queue of calls that are due and have no connection yet."""
 
     def __init__(self, sender: CallSender, arrivals_s: Sequence[float], warmup_s: float) -> None:
-        self._sender = sender
+        super().__init__(sender)
         self._arrivals_s = arrivals_s
         self._warmup_s = warmup_s
         self._next = 0
         self._start_s = 0.0
         self._idle: deque[ClientConnection] = deque()
         self._waiting_since_s: deque[float] = deque()
-        self._connections: list[ClientConnection] = []
-        self._opening: set[asyncio.Task[None]] = set()
         self._open_calls = 0
         self._over = False
-        self._all_done = asyncio.Event()
 
     async def run(self) -> Sample:
         """Run the whole schedule and return the figures."""
@@ -248,10 +258,7 @@ class OpenLoop:
         self._sender.abandon(self._waiting_since_s)
         recorder.stop()
         self._over = True
-        for task in self._opening:
-            task.cancel()
-        for connection in self._connections:
-            connection.close()
+        self._close()
         timer.close()
         return recorder.sample(self._sender.sent)
 
@@ -283,9 +290,7 @@ class OpenLoop:
         wanted = len(self._waiting_since_s) - len(self._opening)
         room = _MAX_CONNECTIONS - len(self._connections) - len(self._opening)
         for _ in range(min(wanted, room)):
-            task = asyncio.get_running_loop().create_task(self._open())
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            self._start_opening()
 
     async def _open(self) -> None:
         connection = await connect("127.0.0.1", self._sender.target.port, self._on_reply)

@@ -200,6 +200,3 @@ async def evictions(testbed: Testbed) -> list[Finding]:
         Finding("p99 ms", disturbed.p99_ms, alone.p99_ms),
         failed(disturbed, alone),
     ]
-
-
-OVERHEADS = (quota_store, traces, two_workers, idle_connections, idle_gateways, evictions)

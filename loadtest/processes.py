@@ -66,15 +66,11 @@ def usage(pids: Sequence[int]) -> ResourceUsage:
 
 
 class MemoryUsage(msgspec.Struct, frozen=True):
-    """Memory of one process in MB. pss: shared pages by their share. peak: the most ever resident."""
+    """Memory of one process in MB. peak: the most ever resident."""
 
     rss_mb: float
-    pss_mb: float
     private_mb: float
     peak_mb: float
-
-    def __str__(self) -> str:
-        return f"{self.rss_mb:.1f} MB resident, {self.pss_mb:.1f} PSS, {self.private_mb:.1f} private"
 
 
 def memory(pid: int) -> MemoryUsage:
@@ -85,7 +81,7 @@ def memory(pid: int) -> MemoryUsage:
     kib = _kib(Path(f"/proc/{pid}/smaps_rollup"))
     private = kib["Private_Clean"] + kib["Private_Dirty"]
     peak = _kib(Path(f"/proc/{pid}/status"))["VmHWM"]
-    return MemoryUsage(*(round(size * 1024 / 1e6, 2) for size in (kib["Rss"], kib["Pss"], private, peak)))
+    return MemoryUsage(*(round(size * 1024 / 1e6, 2) for size in (kib["Rss"], private, peak)))
 
 
 def _kib(path: Path) -> dict[str, int]:

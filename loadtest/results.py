@@ -4,6 +4,7 @@ A run writes `loadtest-results/RUN-DATE.json`. `loadtest.report` merges the late
 `loadtest/results.json`, from which the table in the README is generated.
 """
 
+import argparse
 import os
 import platform
 import statistics
@@ -92,12 +93,20 @@ def new_result(run: str, measures: Sequence[Measure], curves: Sequence[Curve] = 
     )
 
 
-def write(result: RunResult, folder: Path) -> Path:
-    """Write a result as JSON and return its path."""
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the option that all runs have."""
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=kind)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the JSON result")
+    return parser
+
+
+def write(result: RunResult, folder: Path) -> None:
+    """Write a result as JSON and print its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result.run}-{result.date.translate({ord(c): None for c in '-: '})}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-    return path
+    print(f"{result.cpu}, {result.platform}\nresult: {path}")
 
 
 def read(folder: Path) -> list[RunResult]:

@@ -6,7 +6,6 @@ Each measures its baseline in the same run.
     .venv/bin/python -m loadtest.scenarios --only bulk,hung_replica --repeats 3
 """
 
-import argparse
 import asyncio
 import inspect
 import os
@@ -17,16 +16,17 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest import results, servers, tables
-from loadtest.overheads import OVERHEADS
+from loadtest import overheads, results, servers, tables, traffic, troubles
 from loadtest.processes import process_group
 from loadtest.results import Measure, spread
 from loadtest.testbed import Finding, Scenario, Testbed
-from loadtest.traffic import TRAFFIC
-from loadtest.troubles import TROUBLES
 
+# The public coroutines of these modules, in their order.
 SCENARIOS: dict[str, Scenario] = {
-    scenario.__name__: scenario for scenario in (*TRAFFIC, *TROUBLES, *OVERHEADS)
+    name: function
+    for module in (traffic, troubles, overheads)
+    for name, function in vars(module).items()
+    if inspect.iscoroutinefunction(function) and function.__module__ == module.__name__ and name[0] != "_"
 }
 
 
@@ -60,13 +60,10 @@ def measures(scenario: str, findings: Iterable[Finding]) -> list[Measure]:
 
 def main() -> None:
     """Run the scenarios in turn, print and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = results.argument_parser(__doc__)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SCENARIOS))
     parser.add_argument("--seconds", type=float, default=4, help="measured period of each sample")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the JSON result")
     options = parser.parse_args()
     if unknown := set(options.only) - SCENARIOS.keys():
         parser.error(f"no such scenario: {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
@@ -79,7 +76,7 @@ def main() -> None:
                 findings[name] += runner.run(play(name, options.seconds))
     found = [measure for name in options.only for measure in measures(name, findings[name])]
     Console(width=170).print(tables.listed(found))
-    print(f"result: {results.write(results.new_result('scenarios', found), options.out)}")
+    results.write(results.new_result("scenarios", found), options.out)
 
 
 if __name__ == "__main__":

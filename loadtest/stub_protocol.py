@@ -17,6 +17,12 @@ import pybase64
 # Number of leading components that identify a vector's text; 12 bytes are 16 characters of base64, unpadded.
 MARK_COMPONENTS = 3
 _MAX_INPUT_TOKENS = 512
+# The constant part of GET /info.
+_INFO = msgspec.json.decode(
+    b"""{"model_sha": null, "model_dtype": "float16", "max_input_length": 512, "max_batch_tokens": 16384,
+    "max_batch_requests": null, "auto_truncate": true, "tokenization_workers": 1, "version": "1.9.3",
+    "sha": null, "docker_label": null}"""
+)
 
 
 class StubSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -224,25 +230,13 @@ def info(settings: StubSettings) -> bytes:
     inner = (
         {"pooling": "cls"} if settings.kind == "embedding" else {"id2label": {"0": "x"}, "label2id": {"x": 0}}
     )
-    return msgspec.json.encode(
-        {
-            "model_id": settings.model,
-            "model_sha": None,
-            "model_dtype": "float16",
-            "served_model_name": settings.model,
-            "model_type": {settings.kind: inner},
-            "max_concurrent_requests": settings.permits,
-            "max_input_length": _MAX_INPUT_TOKENS,
-            "max_batch_tokens": 16384,
-            "max_batch_requests": None,
-            "max_client_batch_size": settings.items,
-            "auto_truncate": True,
-            "tokenization_workers": 1,
-            "version": "1.9.3",
-            "sha": None,
-            "docker_label": None,
-        }
-    )
+    limits = {"max_concurrent_requests": settings.permits, "max_client_batch_size": settings.items}
+    own = {
+        "model_id": settings.model,
+        "served_model_name": settings.model,
+        "model_type": {settings.kind: inner},
+    }
+    return msgspec.json.encode(own | limits | _INFO)
 
 
 def models(settings: StubSettings) -> bytes:

@@ -15,10 +15,15 @@ HEADER = (
 def pivoted(measures: Sequence[Measure]) -> Table:
     """Return a terminal table with a row per subject and a column per measure."""
     shown = Table(title="medians (least-greatest) of the repeats")
-    names = list(dict.fromkeys(measure.name for measure in measures))
+    subjects: dict[str, list[str]] = {}
+    for measure in measures:
+        subjects.setdefault(measure.subject, []).append(measure.name)
+    # The longest row determines the order of the columns.
+    ordered = sorted(subjects.values(), key=len, reverse=True)
+    names = list(dict.fromkeys(name for row in ordered for name in row))
     for name in ("", *names):
         shown.add_column(name, justify="right" if name else "left")
-    for subject in dict.fromkeys(measure.subject for measure in measures):
+    for subject in subjects:
         values = {measure.name: str(measure.value) for measure in measures if measure.subject == subject}
         shown.add_row(subject, *(values.get(name, "") for name in names))
     return shown

@@ -140,16 +140,3 @@ async def many_inputs(testbed: Testbed) -> list[Finding]:
         Finding("inputs/s", 2048 / through.p50_ms * 1000, direct.per_s * 32, note),
         failed(through, direct),
     ]
-
-
-TRAFFIC = (
-    trickle,
-    callers,
-    identical,
-    bulk,
-    both,
-    noisy_neighbour,
-    batch_replies,
-    huge_replies,
-    many_inputs,
-)

@@ -178,15 +178,3 @@ def _status(server: RunningServer, text: str) -> int:
         body = msgspec.json.encode({"model": "stub", "input": text})
         return servers.request(server.target.port, "/v1/embeddings", body)[0]
     return 0
-
-
-TROUBLES = (
-    dead_replica,
-    hung_replica,
-    slow_replica,
-    all_dead,
-    all_hung,
-    poison,
-    deadly,
-    dead_gateway,
-)
