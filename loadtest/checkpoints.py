@@ -52,9 +52,9 @@ def make_reranker(folder: Path) -> Path:
     No time depends on the weights. The tokenizer is all-MiniLM's, which is smaller than the original; the
     encoder does the same work.
     """
-    config = transformers.XLMRobertaConfig(
-        vocab_size=30522, max_position_embeddings=514, type_vocab_size=1, num_labels=1
-    )
+    shape = {"vocab_size": 30522, "max_position_embeddings": 514, "type_vocab_size": 1, "num_labels": 1}
+    special = {"pad_token_id": 0, "bos_token_id": 101, "eos_token_id": 102}
+    config = transformers.XLMRobertaConfig(**shape, **special)
     torch.manual_seed(0)
     model = transformers.AutoModelForSequenceClassification.from_config(config)
     model.eval().save_pretrained(folder)

@@ -36,8 +36,6 @@ CALLERS, RATE = 32, 500
 WARM_UP_S = 0.7
 CURVE_CALLERS = (1, 2, 4, 8, 16, 32, 64, 128)
 CURVE_RATES = (100, 250, 500, 1000, 2000, 3000, 4000, 6000, 8000, 12000)
-# Processes that share the load's core.
-_LOAD_CORE_PROCESSES = ("load", "stub", "redis")
 # An open loop beyond a server's capacity measures only how long its queue was allowed to grow.
 _HEADROOM = 1.1
 _CACHE = Path.home() / ".cache" / "embedding-gateway-loadtest"
@@ -73,6 +71,10 @@ def _cpu_us(measured: Round) -> float | None:
     return measured.sample.cpu_us_per_call(name) if name in measured.sample.cpu else None
 
 
+def _load_core_share(measured: Round) -> float:
+    return sum(measured.sample.cpu.get(name, 0) for name in ("load", "stub", "redis"))
+
+
 THROUGHPUT = Figure(f"requests/s, {CALLERS} callers", "callers", CALLERS, lambda r: r.sample.per_s)
 CPU = Figure("its CPU per call, µs", "callers", CALLERS, _cpu_us)
 P50 = Figure("p50 ms, 1 caller", "callers", 1, lambda r: r.sample.p50_ms)
@@ -83,12 +85,7 @@ FIGURES = (
     P50,
     P99,
     Figure("RSS MB", "callers", CALLERS, lambda r: r.sample.rss_mb.get(r.contender)),
-    Figure(
-        "load core busy",
-        "callers",
-        CALLERS,
-        lambda r: sum(r.sample.cpu.get(name, 0) for name in _LOAD_CORE_PROCESSES),
-    ),
+    Figure("load core busy", "callers", CALLERS, _load_core_share),
     Figure("CPU elsewhere, cores", "callers", CALLERS, lambda r: r.sample.cpu["elsewhere"]),
 )
 ADDED_P50 = "added p50 ms, 1 caller"

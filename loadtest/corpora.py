@@ -6,7 +6,6 @@ counts of real traffic: a search query is a few words, a passage a paragraph.
 
 import random
 from collections.abc import Iterator
-from itertools import cycle
 from typing import Literal
 
 import msgspec
@@ -66,13 +65,13 @@ class PreparedCall(msgspec.Struct, frozen=True):
 class CallShape(msgspec.Struct, frozen=True):
     """Shape of the calls of a load.
 
-    models: called in turn. query: makes the calls reranks of this query. word: prefix of each text.
+    query: makes the calls reranks of this query. word: prefix of each text.
     identical: number of consecutive calls with the same text. arrivals: of an open loop.
     """
 
     inputs: int = 1
     form: EncodingFormat = "base64"
-    models: tuple[str, ...] = ("stub",)
+    model: str = "stub"
     query: str = ""
     word: str = ""
     identical: int = 1
@@ -90,13 +89,12 @@ class CallFactory:
         self._inputs = shape.inputs
         rest = {"query": shape.query} if shape.query else {"encoding_format": shape.form}
         self._start = b'{"documents":' if shape.query else b'{"input":'
-        bodies = (msgspec.json.encode({"model": model} | rest) for model in shape.models)
-        self._ends = cycle([b"," + body[1:] for body in bodies])
+        self._end = b"," + msgspec.json.encode({"model": shape.model} | rest)[1:]
 
     def next(self, head: bytes) -> PreparedCall:
         """Return the next call; `head` comes from `request_head`."""
         inputs = tuple([next(self._source) for _ in range(self._inputs)])
-        body = self._start + msgspec.json.encode(inputs) + next(self._ends)
+        body = self._start + msgspec.json.encode(inputs) + self._end
         return PreparedCall(head % len(body) + body, inputs)
 
 

@@ -28,7 +28,7 @@ from loadtest.corpora import CallFactory
 from loadtest.generator import CallSender, LoadTarget, PendingCall, closed_loop
 from loadtest.processes import MemoryUsage, memory, open_files, process_group, workers_of
 from loadtest.recorder import SampleRecorder
-from loadtest.results import Curve, Measure, Spread, spread
+from loadtest.results import Measure, Spread, spread
 from loadtest.servers import RunningServer
 from loadtest.testbed import Testbed
 
@@ -222,15 +222,6 @@ def measures(samples: Sequence[MemorySample], replies: dict[str, int]) -> list[M
     return found
 
 
-def curves(samples: Sequence[MemorySample]) -> list[Curve]:
-    """Return resident and private memory by calls."""
-    calls = [float(sample.calls) for sample in samples]
-    return [
-        Curve("resident", "MB by calls", calls, [spread([sample.memory.rss_mb]) for sample in samples]),
-        Curve("private", "MB by calls", calls, [spread([sample.memory.private_mb]) for sample in samples]),
-    ]
-
-
 def main() -> None:
     """Run, print and write the result."""
     parser = results.argument_parser(__doc__)
@@ -242,7 +233,7 @@ def main() -> None:
     samples, replies = run(options.calls, options.callers, options.seconds)
     found = measures(samples, replies)
     Console(width=170).print(tables.listed(found))
-    results.write(results.new_result("endurance", found, curves(samples)), options.out)
+    results.write(results.new_result("endurance", found), options.out)
 
 
 if __name__ == "__main__":

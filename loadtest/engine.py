@@ -57,10 +57,13 @@ _TRIES = 20
 
 Task = Literal["embed", "rerank"]
 PATHS: dict[Task, str] = {"embed": "/v1/embeddings", "rerank": "/v1/rerank"}
+UNITS: dict[Task, str] = {"embed": "texts/s", "rerank": "pairs/s"}
+# A pair costs more than a text.
+BULK_CALLERS: dict[Task, int] = {"embed": 16, "rerank": 8}
 
 
 class Contender(msgspec.Struct, frozen=True):
-    """A server, how to start it (its process id), and where it takes calls.
+    """A server, where it takes calls, and how to start its process.
 
     direct: the server itself, where the contender is the gateway in front of it.
     """
@@ -80,16 +83,6 @@ class Job(msgspec.Struct, frozen=True):
     repeats: int
     seconds: float
 
-    @property
-    def unit(self) -> str:
-        """Unit of the throughput."""
-        return "texts/s" if self.task == "embed" else "pairs/s"
-
-    @property
-    def bulk_callers(self) -> int:
-        """Number of bulk callers; a pair costs more than a text."""
-        return 16 if self.task == "embed" else 8
-
 
 # Values of the repeats, by measure.
 Figures = dict[str, list[float]]
@@ -101,11 +94,11 @@ async def measure_turns(job: Job, servers: Sequence[Contender]) -> list[Figures]
     for turn in range(job.repeats):
         turns = list(zip(servers, found, strict=True))
         for server, figures in turns if turn % 2 == 0 else reversed(turns):
-            bulk = await _sample(job, server, job.bulk_callers, CALL_TEXTS)
+            bulk = await _sample(job, server, BULK_CALLERS[job.task], CALL_TEXTS)
             single = await _sample(job, server, SINGLE_CALLERS, 1)
             lone = await _sample(job, server, 1, 1)
-            figures[f"{job.unit}, bulk"].append(bulk.per_s * CALL_TEXTS)
-            figures[f"{job.unit}, {SINGLE_CALLERS} single callers"].append(single.per_s)
+            figures[f"{UNITS[job.task]}, bulk"].append(bulk.per_s * CALL_TEXTS)
+            figures[f"{UNITS[job.task]}, {SINGLE_CALLERS} single callers"].append(single.per_s)
             figures[LONE_P50].append(lone.p50_ms)
             figures[LONE_P95].append(lone.p95_ms)
     return found
@@ -117,7 +110,7 @@ async def _sample(job: Job, server: Contender, callers: int, inputs: int) -> Sam
     Raises: RuntimeError where a call fails.
     """
     query = QUERY if job.task == "rerank" else ""
-    shape = CallShape(inputs, models=(server.model,), query=query)
+    shape = CallShape(inputs, model=server.model, query=query)
     texts = repeat(SHORT) if callers == 1 else cycle(job.texts)
     sender = CallSender(server.target, CallFactory(texts, shape), SampleRecorder({}))
     sample = await closed_loop(sender, callers, job.seconds, job.seconds / 5)
@@ -142,7 +135,7 @@ def in_process(checkpoint: Path, job: Job, dtype: str) -> tuple[Figures, float]:
     run(texts[:CALL_TEXTS])
     figures: Figures = defaultdict(list)
     for _ in range(job.repeats):
-        figures[f"{job.unit}, bulk"].append(len(texts) / _seconds(run, texts))
+        figures[f"{UNITS[job.task]}, bulk"].append(len(texts) / _seconds(run, texts))
         waits_ms = sorted(_seconds(run, lone) * 1e3 for _ in range(LONE_CALLS))
         figures[LONE_P50].append(statistics.median(waits_ms))
         figures[LONE_P95].append(waits_ms[int(len(waits_ms) * 0.95)])
@@ -213,37 +206,27 @@ def _peer(
     yield direct
     if options.behind:
         upstream = f"backend: {peer}, replicas: ['{base}'], tokenizer: {checkpoint}"
-        both = partial(_both, start, partial(gateway, upstream, outer_port, folder))
+        outer = partial(gateway, upstream, outer_port, folder)
         target = _target(outer_port, PATHS[options.task])
-        yield Contender(f"{name} {dtype} behind this gateway", target, "m", both, direct)
+        yield Contender(f"{name} {dtype} behind this gateway", target, "m", outer, direct)
 
 
 def _target(port: int, path: str) -> LoadTarget:
     return LoadTarget(port, {"authorization": f"Bearer {KEY}"}, path, checked=False)
 
 
-@contextlib.contextmanager
-def _both(
-    inner: Callable[[], contextlib.AbstractContextManager[int]],
-    outer: Callable[[], contextlib.AbstractContextManager[int]],
-) -> Iterator[int]:
-    with inner(), outer() as pid:
-        yield pid
-
-
 def measure(contender: Contender, job: Job) -> list[Measure]:
     """Start a contender, measure it, stop it."""
+    turns = [contender, *([contender.direct] if contender.direct else [])]
     started_s = time.perf_counter()
-    with contender.start() as pid:
+    with contextlib.ExitStack() as stack:
+        # The gateway starts after the server behind it.
+        pid = [stack.enter_context(server.start()) for server in reversed(turns)][-1]
         start_s = time.perf_counter() - started_s
-        turns = [contender, *([contender.direct] if contender.direct else [])]
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found = measures(contender.name, *runner.run(measure_turns(job, turns)))
-        return [
-            *found,
-            Measure(contender.name, "starts in, s", spread([start_s])),
-            Measure(contender.name, "peak MB", spread([peak_mb(pid)])),
-        ]
+        figures = {"starts in, s": [start_s], "peak MB": [peak_mb(pid)]}
+        return found + measures(contender.name, figures)
 
 
 def measures(name: str, figures: Figures, baseline: Figures | None = None) -> list[Measure]:
@@ -268,21 +251,18 @@ def run(options: argparse.Namespace, checkpoint: Path, folder: Path) -> list[Mea
         for dtype in DTYPES:
             with ProcessPoolExecutor(1, get_context("spawn")) as process:
                 figures, peak = process.submit(in_process, checkpoint, job, dtype).result()
-            name = f"sentence-transformers {dtype}"
-            found += [*measures(name, figures), Measure(name, "peak MB", spread([peak]))]
+            found += measures(f"sentence-transformers {dtype}", figures | {"peak MB": [peak]})
     for contender in contenders(options, checkpoint, folder):
         if not options.only or options.only in contender.name:
             print(f"{contender.name} …", file=sys.stderr)
             found += measure(contender, job)
     # On a machine that others use too, the rate of the products falls between start and end.
     pairs = zip(before, matrix_ceiling(checkpoint, tokens), strict=True)
-    gflops, ceiling = (spread(pair) for pair in pairs)
-    note = "at the start and the end"
-    name = "matrix products in bfloat16 alone"
-    ours = [Measure(name, "GFLOP/s", gflops, note=note)]
-    if options.task == "embed":
-        ours.append(Measure(name, f"{job.unit}, bulk", ceiling, note=note))
-    return [*ours, *found]
+    # Of reranks the tokens of a pair are not known here.
+    titles = ("GFLOP/s", "texts/s, bulk") if options.task == "embed" else ("GFLOP/s",)
+    ceilings = zip(titles, pairs, strict=False)
+    name, note = "matrix products in bfloat16 alone", "at the start and the end"
+    return [*(Measure(name, title, spread(pair), note=note) for title, pair in ceilings), *found]
 
 
 def main() -> None:

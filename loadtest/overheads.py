@@ -1,28 +1,23 @@
-"""Scenarios that price a feature: quotas in Redis, traces, workers, idle connections, evictions."""
+"""Scenarios that price a feature: quotas in Redis, traces, workers, idle connections and gateways."""
 
 import asyncio
 import resource
-import shutil
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import msgspec
 
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
-from backends.tokens import open_tokenizer
-from backends.torch.memory import TOKENIZER_BYTES_A_WORD, files_bytes
 from gateway.quotas.heartbeat import ALIVE_S, BEAT, GATEWAYS_KEY, GATEWAYS_TTL_S
 from gateway.quotas.redis_ledger import HEARTBEAT_S
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.store import LOOK_EVERY_S, TenantStore
 from gateway.vector_spaces.space import FOLLOW_EVERY_S
 from gateway.vector_spaces.store import SPACES
-from loadtest import corpora, servers
-from loadtest.corpora import CallFactory, CallShape
+from loadtest import corpora
+from loadtest.corpora import CallFactory
 from loadtest.processes import memory, open_files, workers_of
 from loadtest.recorder import Sample
 from loadtest.servers import RunningServer
-from loadtest.testbed import Finding, Testbed, failed
+from loadtest.testbed import Finding, Testbed
 
 _LIMITS = ", limits: {requests_per_minute: 100000000, tokens_per_minute: 1000000000}"
 
@@ -134,7 +129,7 @@ async def _open_connections(gateway: RunningServer, count: int) -> list[asyncio.
 async def idle_gateways(testbed: Testbed) -> list[Finding]:
     """Measure the CPU of Redis for the periodic requests of 1,000 gateways without calls."""
     _, store = testbed.redis()
-    client, gateways, total = RedisClient(store, timeout_s=5.0), 1000, 0.0
+    client, gateways, findings = RedisClient(store, timeout_s=5.0), 1000, []
     tenants = TenantStore(client)
     # Six canaries of 1,024 numbers in float32.
     await client.execute("HSET", SPACES, "upstream", bytes(6 * 1024 * 4))
@@ -149,7 +144,6 @@ async def idle_gateways(testbed: Testbed) -> list[Finding]:
         ("version of keys and tenants", LOOK_EVERY_S, lambda _: tenants.version()),
         ("fingerprint of an upstream", FOLLOW_EVERY_S, lambda _: client.execute("HGET", SPACES, "upstream")),
     )
-    findings = []
     for name, every_s, send in periodic:
         # A first pass registers all gateways.
         for number in range(gateways):
@@ -158,45 +152,12 @@ async def idle_gateways(testbed: Testbed) -> list[Finding]:
         for number in range(gateways):
             await send(number)
         cost_us = (await _redis_cpu_s(client) - before_s) / gateways * 1e6
-        total += cost_us * gateways / every_s / 1e4
-        note = f"every {every_s:g} s from each gateway"
+        note = f"every {every_s:g} s; 1,000 gateways: {cost_us * gateways / every_s / 1e4:.1f} % of a core"
         findings.append(Finding(f"CPU of Redis per {name}, µs", cost_us, None, note))
     await client.aclose()
-    return [*findings, Finding(f"% of a Redis core, {gateways} gateways", total)]
+    return findings
 
 
 async def _redis_cpu_s(client: RedisClient) -> float:
     info = await client.execute("INFO", "cpu")
     return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
-
-
-async def evictions(testbed: Testbed) -> list[Finding]:
-    """Call one loaded model while another caller has nine others loaded in turn; baseline: undisturbed.
-
-    The engine's budget holds three of ten copies of the default model.
-    """
-    source = locate_checkpoint(DEFAULT_MODEL)
-    checkpoints = [Path(shutil.copytree(source, testbed.folder / f"model-{n}")) for n in range(10)]
-    words = open_tokenizer(checkpoints[0], 256).vocabulary_size
-    budget = 3 * (files_bytes(checkpoints[0]) + words * TOKENIZER_BYTES_A_WORD) + 2_000_000
-    upstreams = "".join(
-        f"  m{number}: {{backend: torch, model: {path}, dtype: float32, preload: false}}\n"
-        for number, path in enumerate(checkpoints)
-    )
-    models = "".join(f"  m{number}: {{upstream: m{number}}}\n" for number in range(len(checkpoints)))
-    gateway = testbed.gateway_with(
-        f"engine: {{memory_bytes: {budget}}}\nupstreams:\n{upstreams}models:\n{models}"
-        f"tenants: {{main: {servers.tenant(servers.KEY)}}}\n"
-    )
-    gateway.process.unpin()
-    target = msgspec.structs.replace(gateway.target, checked=False)
-    loaded, others = CallShape(models=("m0",)), CallShape(models=tuple(f"m{n}" for n in range(1, 10)))
-    alone = await testbed.closed(gateway, 1, loaded, target)
-    disturbed, loading = await asyncio.gather(
-        testbed.closed(gateway, 1, loaded, target), testbed.closed(gateway, 1, others, target)
-    )
-    return [
-        Finding("p50 ms", disturbed.p50_ms, alone.p50_ms, f"{loading.calls} loads meanwhile"),
-        Finding("p99 ms", disturbed.p99_ms, alone.p99_ms),
-        failed(disturbed, alone),
-    ]

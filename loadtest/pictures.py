@@ -1,4 +1,4 @@
-"""Pictures of measured curves: throughput by callers, latency by rate, a worker's memory by calls."""
+"""Pictures of measured curves: throughput by callers and latency by rate."""
 
 from pathlib import Path
 
@@ -31,7 +31,6 @@ class Picture(msgspec.Struct, frozen=True):
     title: str
     x_label: str
     y_label: str
-    logarithmic: bool = True
 
 
 PICTURES = (
@@ -40,7 +39,6 @@ PICTURES = (
     ),
     Picture("latency", "p99 ms by rate", "99th percentile of latency by rate", _RATES, _LATENCY),
     Picture("latency-p50", "p50 ms by rate", "Median latency by rate", _RATES, _LATENCY),
-    Picture("memory", "MB by calls", "Memory of an HTTP worker", "calls", "MB", logarithmic=False),
 )
 
 
@@ -57,7 +55,12 @@ def draw(result: RunResult, folder: Path) -> list[Path]:
             axes.spines[["top", "right", "left"]].set_visible(False)
             for curve in curves:
                 _draw_curve(axes, curve)
-            _scale(axes, logarithmic=picture.logarithmic)
+            axes.set(xscale="log", yscale="log")
+            for axis in (axes.xaxis, axes.yaxis):
+                # Plain numbers instead of powers of ten.
+                axis.set_major_locator(LogLocator(10, (1, 2, 5)))
+                axis.set_minor_locator(NullLocator())
+                axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
             axes.legend(frameon=False)
             paths.append(folder / f"{result.run}-{picture.file}.svg")
             figure.savefig(paths[-1])
@@ -72,16 +75,3 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
     axes.plot(curve.x, [point.median for point in curve.y], lw=width, color=color, label=curve.subject)
     lows, highs = [point.min for point in curve.y], [point.max for point in curve.y]
     axes.fill_between(curve.x, lows, highs, color=color, alpha=0.15, lw=0)
-
-
-def _scale(axes: Axes, *, logarithmic: bool) -> None:
-    if not logarithmic:
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        return
-    axes.set(xscale="log", yscale="log")
-    for axis in (axes.xaxis, axes.yaxis):
-        # Plain numbers instead of powers of ten.
-        axis.set_major_locator(LogLocator(10, (1, 2, 5)))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))

@@ -38,7 +38,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     p50_ms: float
     p95_ms: float
     p99_ms: float
-    p999_ms: float
     max_ms: float
     statuses: dict[str, int]
     wrong: int
@@ -128,7 +127,7 @@ class SampleRecorder:
         histogram = HdrHistogram(*_HISTOGRAM)
         for latency_us in self._latencies_us:
             histogram.record_value(latency_us)
-        quantile_ms = {q: _ms(histogram.get_value_at_percentile(q)) for q in (50, 95, 99, 99.9, 100)}
+        quantile_ms = {q: _ms(histogram.get_value_at_percentile(q)) for q in (50, 95, 99, 100)}
         cpu = {
             name: (self._after[name].cpu_s - before.cpu_s) / seconds for name, before in self._before.items()
         }
@@ -142,7 +141,6 @@ class SampleRecorder:
             p50_ms=quantile_ms[50],
             p95_ms=quantile_ms[95],
             p99_ms=quantile_ms[99],
-            p999_ms=quantile_ms[99.9],
             max_ms=quantile_ms[100],
             statuses=dict(self._statuses),
             wrong=self.wrong,

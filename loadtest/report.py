@@ -1,14 +1,12 @@
 """Report of the latest results: the table in loadtest/README.md, and pictures.
 
-    .venv/bin/python -m loadtest.report [--results loadtest-results]
+    .venv/bin/python -m loadtest.report [--out loadtest-results]
 
 `loadtest/results.json` keeps the latest figure of every measure. New results replace figures of the same run,
 subject and measure; all other figures stay, with their own date and commit.
 """
 
-import argparse
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -59,13 +57,10 @@ def read_latest() -> list[RunResult]:
 
 def main() -> None:
     """Merge new results, write the table, draw the pictures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--results", type=Path, default=results.FOLDER, help="folder of the JSON results")
+    parser = results.argument_parser(__doc__)
     parser.add_argument("--no-pictures", action="store_true", help="needs no matplotlib")
     options = parser.parse_args()
-    new = results.read(options.results)
+    new = results.read(options.out)
     latest = merged(read_latest(), new)
     LATEST.write_bytes(msgspec.json.format(msgspec.json.encode(latest), indent=1) + b"\n")
     README.write_text(with_table(README.read_text(), latest))
@@ -75,7 +70,7 @@ def main() -> None:
 
         newest = {result.run: result for result in new if result.curves}
         for result in newest.values():
-            print(*draw(result, options.results), sep="\n")
+            print(*draw(result, options.out), sep="\n")
 
 
 if __name__ == "__main__":

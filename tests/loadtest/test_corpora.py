@@ -31,7 +31,7 @@ def test_passages_are_longer_than_queries_and_a_mixture_holds_both() -> None:
 
 @pytest.mark.parametrize("inputs", [1, 32])
 def test_a_call_is_one_complete_request(inputs: int) -> None:
-    shape = CallShape(inputs, "float", models=("m",))
+    shape = CallShape(inputs, "float", model="m")
     calls = CallFactory(corpora.texts("queries", 4), shape)
 
     call = calls.next(corpora.request_head("127.0.0.1:1", {"authorization": "Bearer k"}))
@@ -43,15 +43,15 @@ def test_a_call_is_one_complete_request(inputs: int) -> None:
     assert len(call.inputs) == inputs
 
 
-def test_rerank_calls_alternate_their_models_and_escape_their_texts() -> None:
-    shape = CallShape(models=("a", "b"), query='what "is" it?')
+def test_rerank_calls_escape_their_texts() -> None:
+    shape = CallShape(model="a", query='what "is" it?')
     calls = CallFactory(iter(['one "two"\\', "three"]), shape)
 
     bodies = [json.loads(calls.next(b"%d\n").request.partition(b"\n")[2]) for _ in range(2)]
 
     assert bodies == [
         {"documents": ['one "two"\\'], "model": "a", "query": 'what "is" it?'},
-        {"documents": ["three"], "model": "b", "query": 'what "is" it?'},
+        {"documents": ["three"], "model": "a", "query": 'what "is" it?'},
     ]
 
 

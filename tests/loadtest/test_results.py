@@ -22,7 +22,6 @@ def sample(per_s: float, p50_ms: float, cpu: dict[str, float]) -> Sample:
         p50_ms=p50_ms,
         p95_ms=1,
         p99_ms=1,
-        p999_ms=1,
         max_ms=1,
         statuses={"200": 100},
         wrong=0,
