@@ -1,18 +1,17 @@
-"""One model's work: schedule → run → resolve, forward passes on the threads that compute.
+"""Engine of one model: schedule → run → resolve, with forward passes on the threads that compute.
 
-Engines of several models share those threads and take turns. Tokenizing happens on other threads before work
-enters the queue, but for a few words. Knows nothing of HTTP.
+Engines of several models share those threads and take turns. Work is tokenized on other threads before it
+enters the queue, except for a few words. Knows nothing of HTTP.
 Invariant: only threads that compute touch the head; only the event loop touches futures.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from time import perf_counter
-from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -28,85 +27,34 @@ from backends.contract import (
     inputs_of,
     operation_of,
 )
-from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
+from backends.errors import InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
 from backends.texts import INLINE_CHARACTERS_MAX
 from backends.torch.answering import answer
+from backends.torch.jobs import Batch, Job, Member, count_tokens, fail_jobs, failure_of
 from backends.torch.loader import Loaded
-from backends.torch.memory import give_back, is_exhausted
+from backends.torch.memory import is_exhausted, release_to_system
 from backends.torch.planner import plan
-from backends.torch.preparing import Prepared
-from backends.torch.sequences import Row
-from backends.torch.stats import Recorder, Watch
+from backends.torch.stats import Recorder, Stopwatch
 from backends.torch.threads import ForwardThreads
 
 logger = logging.getLogger(__name__)
 
-# Two keep the queues filled while one waits for the GIL; more only take cores from the forward.
+# Two threads keep the queue filled while one waits for the GIL; more only take cores from the forward pass.
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
-# However little memory there is, a forward is planned for this much.
-BATCH_TOKENS_LEAST = 64
-# Less than this is not shared out: a pass over little is done sooner by a team.
-PART_TOKENS_LEAST = 64
-# How many forwards' worth of waiting work is sorted by length together.
+# A forward pass is planned for at least this much, however little memory there is.
+BATCH_TOKENS_MIN = 64
+# Less work is not split into two passes: one team finishes a small pass sooner.
+PART_TOKENS_MIN = 64
+# Waiting work that is sorted by length together, in forward passes.
 FORWARDS_AHEAD = 2
 
 
-class Job:
-    """The sequences of one piece of work, on their way to rows."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        self.sequences = prepared.sequences
-        self.outputs = prepared.outputs
-        self.tokens = sum(len(one.ids) for one in prepared.sequences)
-        self.rows: list[Row | None] = [None] * len(prepared.sequences)
-        self.missing = len(prepared.sequences)
-        self.error: BackendError | None = None
-        self.tokenized_s = self.began_s = self.ended_s = perf_counter()
-        self.loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[None] = self.loop.create_future()
-
-    def give(self, place: int, row: Row | None) -> None:
-        """What one of its sequences became; None is nothing, after `error` was set."""
-        self.rows[place] = row
-        self.missing -= 1
-
-    def resolve(self) -> None:
-        """Tell the waiting caller; called from the loop's thread."""
-        self.ended_s = perf_counter()
-        self.loop.call_soon_threadsafe(self._settle)
-
-    def _settle(self) -> None:
-        if self.done.done():
-            return
-        if self.error is not None:
-            self.done.set_exception(self.error)
-        else:
-            self.done.set_result(None)
-
-
-# One sequence of a job.
-Member: TypeAlias = tuple[Job, int]
-
-
-class Batch(NamedTuple):
-    """What one forward pass takes, and what is read off its end."""
-
-    members: Sequence[Member]
-    outputs: frozenset[Output]
-
-    @property
-    def tokens(self) -> int:
-        """Of all its sequences."""
-        return _tokens(self.members)
-
-
 class Engine:
-    """One loaded checkpoint with a bounded queue in front of it.
+    """Loaded checkpoint with a bounded queue in front of it.
 
-    batch_tokens: tokens of one forward; less from when so many did not fit into memory. queue_tokens: the
-    bound; past it work is refused. threads: where it computes, in turns with others.
-    relieve: frees what memory it can, called there when a forward has run out of it. recorder: counts what it
-    does, for as long as the process lives.
+    batch_tokens: tokens of one forward pass, reduced when a pass ran out of memory. queue_tokens: bound of
+    the queue; work beyond it is refused. threads: shared with other engines, in turns. relieve: called on
+    such a thread to free memory after a pass ran out of it. recorder: counters that outlive this engine.
     """
 
     def __init__(
@@ -116,7 +64,7 @@ class Engine:
         batch_tokens: int,
         queue_tokens: int,
         threads: ForwardThreads | None = None,
-        relieve: Callable[[], None] = give_back,
+        relieve: Callable[[], None] = release_to_system,
         recorder: Recorder | None = None,
     ) -> None:
         self.batch_tokens = batch_tokens
@@ -126,24 +74,24 @@ class Engine:
         self._queued_tokens = 0
         self._queue: deque[Job] = deque()
         self._planned: deque[Batch] = deque()
-        # Guards the queue, what is planned, what jobs lack, how many turns are asked for or taken,
-        # and whether one has yet to begin.
+        # Guards the queue, the planned batches, the jobs' missing rows, the number of turns that are queued
+        # or running, and whether a queued turn has not begun yet.
         self._lock = Lock()
         self._turns = 0
         self._is_due = False
         self._threads = threads or ForwardThreads(torch.device("cpu"))
-        self._turns_most = self._threads.count if loaded.reentrant else 1
+        self._turns_max = self._threads.count if loaded.reentrant else 1
         self._relieve = relieve
         self.recorder = recorder or Recorder()
 
     @property
     def waiting_inputs(self) -> int:
-        """Inputs in the queue, not yet begun."""
+        """Number of inputs in the queue."""
         with self._lock:
             return sum(len(job.rows) for job in self._queue)
 
-    async def run(self, work: Work, watch: Watch | None = None) -> Reply:
-        """Carry out one piece of work. watch: told where its time went.
+    async def run(self, work: Work, stopwatch: Stopwatch | None = None) -> Reply:
+        """Run one piece of work. stopwatch: records where its time goes.
 
         Raises: InvalidWork, UnsupportedWork, ReplicaOverloaded, ReplicaFailed.
         """
@@ -161,21 +109,22 @@ class Engine:
         job = Job(prepared)
         self._enqueue(job)
         await job.done
-        if watch is not None:
-            watch.note(job.tokenized_s, job.began_s, job.ended_s, [len(one.ids) for one in job.sequences])
+        if stopwatch is not None:
+            lengths = [len(sequence.ids) for sequence in job.sequences]
+            stopwatch.note(job.tokenized_s, job.began_s, job.ended_s, lengths)
         rows = [row for row in job.rows if row is not None]
         if not prepared.compared:
             return answer(self._loaded.recipe, work, prepared, rows)
-        # Comparing takes milliseconds, in which the event loop would answer nobody.
+        # Comparing takes milliseconds, which would block the event loop.
         return await loop.run_in_executor(TOKENIZING, answer, self._loaded.recipe, work, prepared, rows)
 
     def _characters(self, work: Embed) -> int:
-        """At most, with the longest prompt before each input."""
+        """Return an upper bound of the characters, with the longest prompt before each input."""
         prompts = self._loaded.recipe.prompts.values()
         return sum(map(len, work.inputs)) + len(work.inputs) * max(map(len, prompts), default=0)
 
     def _translate(self, work: Tokenize | Detokenize) -> Reply:
-        """What the tokenizer does alone."""
+        """Do what needs the tokenizer only."""
         preparer = self._loaded.preparer
         tokenizer = preparer.tokenizer
         if isinstance(work, Detokenize):
@@ -190,17 +139,17 @@ class Engine:
                 raise ReplicaOverloaded("the engine's queue is full")
             self._queue.append(job)
             self._queued_tokens += job.tokens
-            self._ask_for_turn()
+            self._request_turn()
 
-    def _ask_for_turn(self) -> None:
-        """One more, if fewer are taken than can be at once; one that has yet to begin finds what is there."""
-        if self._turns < self._turns_most and not self._is_due:
+    def _request_turn(self) -> None:
+        """Queue a turn, unless one has not begun yet or as many run as can."""
+        if self._turns < self._turns_max and not self._is_due:
             self._turns += 1
             self._is_due = True
             self._threads.enter(self._turn)
 
     def _turn(self) -> bool:
-        """One forward pass; then whoever else waits for a thread goes first. False: nothing is left."""
+        """Run one forward pass; return False if there is none. Other engines' turns go before the next."""
         with self._lock:
             self._is_due = False
             batch = self._next()
@@ -209,7 +158,7 @@ class Engine:
                 return False
             self.recorder.batch(len(batch.members), batch.tokens)
             if self._planned or self._queue:
-                self._ask_for_turn()
+                self._request_turn()
         self._threads.take_cores()
         self._forward(batch)
         return True
@@ -220,17 +169,14 @@ class Engine:
                 self._planned.extend(list(self._batches(jobs)))
             except Exception:
                 logger.exception("batches could not be planned")
-                _break(jobs)
+                fail_jobs(jobs)
         return self._planned.popleft() if self._planned else None
 
     def _schedule(self) -> list[Job]:
-        """Take jobs in order, enough for a few forwards.
-
-        More than one forward's worth, because likes can then share one.
-        """
+        """Take jobs in order, enough for a few forward passes, so that similar lengths can share one."""
         jobs: list[Job] = []
-        tokens, most = 0, self.batch_tokens * FORWARDS_AHEAD
-        while self._queue and (not jobs or tokens + self._queue[0].tokens <= most):
+        tokens, tokens_max = 0, self.batch_tokens * FORWARDS_AHEAD
+        while self._queue and (not jobs or tokens + self._queue[0].tokens <= tokens_max):
             job = self._queue.popleft()
             self._queued_tokens -= job.tokens
             if not job.done.cancelled():
@@ -241,60 +187,64 @@ class Engine:
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[Batch]:
         for outputs in {job.outputs for job in jobs}:
-            alike = [(job, i) for job in jobs if job.outputs == outputs for i in range(job.missing)]
-            lengths = [len(job.sequences[i].ids) for job, i in alike]
-            most = self.batch_tokens if self._turns_most == 1 else min(self.batch_tokens, self._part(lengths))
-            for batch in plan(lengths, most, packed=self._loaded.packed):
-                yield Batch([alike[index] for index in batch], outputs)
+            members = [(job, i) for job in jobs if job.outputs == outputs for i in range(job.missing)]
+            lengths = [len(job.sequences[i].ids) for job, i in members]
+            budget = self.batch_tokens
+            if self._turns_max > 1:
+                budget = min(budget, self._tokens_per_pass(lengths))
+            for batch in plan(lengths, budget, packed=self._loaded.packed):
+                yield Batch([members[index] for index in batch], outputs)
 
-    def _part(self, lengths: Sequence[int]) -> int:
-        """Tokens of each of two passes, as alike as lengths allow; the second has room for the rest."""
-        return max(PART_TOKENS_LEAST, (sum(lengths) + max(lengths)) // self._turns_most + 1)
+    def _tokens_per_pass(self, lengths: Sequence[int]) -> int:
+        """Return the tokens of each of two passes of similar size; the second has room for the rest."""
+        return max(PART_TOKENS_MIN, (sum(lengths) + max(lengths)) // self._turns_max + 1)
 
     def _forward(self, batch: Batch) -> None:
         jobs = {job for job, _ in batch.members}
         try:
             self._compute(batch.members, batch.outputs)
         except Exception:
-            # Whoever waits for these hears of it, and the engine goes on.
-            logger.exception("a turn broke")
-            _break(jobs)
+            # The jobs fail, and the engine continues.
+            logger.exception("a turn failed")
+            fail_jobs(jobs)
         for job in jobs:
-            # What is done leaves at once, while the next forward runs.
+            # Finished jobs are resolved at once, while the next pass runs.
             if job.missing == 0:
                 job.resolve()
 
     def _compute(self, members: Sequence[Member], outputs: frozenset[Output]) -> None:
-        """Give every member its row. If together they fail, halves are tried until the guilty are alone."""
-        failed = self._run(members, outputs)
-        if failed is None:
+        """Compute the row of every member; a batch that fails is halved until the faulty inputs are alone."""
+        error = self._run(members, outputs)
+        if error is None:
             return
-        if is_exhausted(failed):
+        if is_exhausted(error):
             self._out_of_memory(members)
         if len(members) > 1:
             half = len(members) // 2
             self._compute(members[:half], outputs)
             self._compute(members[half:], outputs)
-        elif not is_exhausted(failed) or (failed := self._run(members, outputs)) is not None:
-            self._fail(members[0], failed)
+        elif not is_exhausted(error) or (error := self._run(members, outputs)) is not None:
+            self._fail(members[0], error)
 
     def _out_of_memory(self, members: Sequence[Member]) -> None:
-        """Make room, and plan smaller from now on: what did not fit once will not the next time."""
-        tokens = _tokens(members)
+        """Free memory, and plan smaller passes from now on."""
+        tokens = count_tokens(members)
         self.out_of_memory += 1
         if len(members) > 1:
-            self.batch_tokens = min(self.batch_tokens, max(tokens // 2, BATCH_TOKENS_LEAST))
+            self.batch_tokens = min(self.batch_tokens, max(tokens // 2, BATCH_TOKENS_MIN))
         logger.warning(
-            "a forward pass of %d tokens found no memory; from now on %d", tokens, self.batch_tokens
+            "a forward pass of %d tokens ran out of memory; from now on the limit is %d",
+            tokens,
+            self.batch_tokens,
         )
         self._relieve()
 
     def _run(self, members: Sequence[Member], outputs: frozenset[Output]) -> Exception | None:
-        """Why nothing was computed; None where every member has its row."""
+        """Run one pass; return the error if it failed, None if every member has its row."""
         try:
             rows = self._loaded.head.run([job.sequences[i] for job, i in members], outputs)
-        except Exception as error:  # noqa: BLE001 - someone waits for each of these, whatever went wrong
-            # Its frames hold what the pass had computed so far: memory, where that is what is missing.
+        except Exception as error:  # noqa: BLE001 - a caller waits for each member, whatever the error
+            # The frames of the traceback hold the tensors of the failed pass, and with them the memory.
             return error.with_traceback(None) if is_exhausted(error) else error
         for (job, place), row in zip(members, rows, strict=True):
             if not row.is_finite():
@@ -304,28 +254,8 @@ class Engine:
                 job.give(place, row)
         return None
 
-    def _fail(self, member: Member, failed: Exception) -> None:
+    def _fail(self, member: Member, error: Exception) -> None:
         job, place = member
-        job.error = _failure(member, failed)
+        job.error = failure_of(member, error)
         with self._lock:
             job.give(place, None)
-
-
-def _break(jobs: Iterable[Job]) -> None:
-    """Tell whoever waits for these that nothing more comes."""
-    for job in jobs:
-        job.error = job.error or ReplicaFailed("the engine broke")
-        job.resolve()
-
-
-def _tokens(members: Sequence[Member]) -> int:
-    return sum(len(job.sequences[i].ids) for job, i in members)
-
-
-def _failure(member: Member, failed: Exception) -> ReplicaFailed:
-    job, place = member
-    if is_exhausted(failed):
-        tokens = len(job.sequences[place].ids)
-        return ReplicaFailed(f"there is not enough memory for input {place}, of {tokens} tokens, even alone")
-    logger.error("a forward pass failed", exc_info=failed)
-    return ReplicaFailed(f"the model failed: {type(failed).__name__}")

@@ -1,4 +1,4 @@
-"""From what the parent says of a model to the model, on a thread that ends with it."""
+"""Loading of a model from its settings, on a thread that ends with the load."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,18 +16,24 @@ from backends.torch.kinds import Said
 from backends.torch.loader import Loaded, describe, load
 
 T = TypeVar("T")
-There: TypeAlias = Callable[[Callable[[], int]], int]
-Opens: TypeAlias = Callable[[wire.ModelBoot, Path, Callable[[str], None], There], Loaded]
+# Runs a function on a thread that computes, and returns its result.
+RunOnDevice: TypeAlias = Callable[[Callable[[], int]], int]
+LoadModel: TypeAlias = Callable[[wire.ModelBoot, Path, Callable[[str], None], RunOnDevice], Loaded]
 
 
-def described(boot: wire.ModelBoot) -> Capabilities:
-    """What a model will be able to do, told without its weights. Raises: ModelUnavailable."""
+def describe_model(boot: wire.ModelBoot) -> Capabilities:
+    """Return the capabilities of a model, read without its weights. Raises: ModelUnavailable."""
     folder = locate_tokenizer(boot.model, boot.revision)
     return describe(folder, boot.model, boot.dtype, boot.device, Said(boot.task, boot.pooling))
 
 
-def opened(boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], there: There) -> Loaded:
-    """A model with its network. there: where its first batches run. Raises: ModelUnavailable."""
+def load_model(
+    boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
+) -> Loaded:
+    """Load a model with its network.
+
+    report: called with each step. run_on_device: runs its first batches. Raises: ModelUnavailable.
+    """
     return load(
         folder,
         boot.model,
@@ -37,27 +43,27 @@ def opened(boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], th
         said=Said(boot.task, boot.pooling),
         trusted=boot.trust_remote_code,
         report=report,
-        there=there,
+        there=run_on_device,
     )
 
 
-async def in_a_thread_of_its_own(function: Callable[[], T]) -> T:
-    """Run there what is done once: OpenMP keeps a team for every thread that computes until it ends.
+async def run_in_new_thread(function: Callable[[], T]) -> T:
+    """Run a function once, on a thread that ends with it and has no OpenMP team.
 
-    Here it gets none: one beside that of the forward passes makes both slow, and reading weights gains
-    little by it.
+    OpenMP keeps a team for every thread that computes, as long as the thread lives. A second team next to
+    that of the forward passes makes both slow, and reading weights gains little from one.
     """
     future: Future[T] = Future()
 
     def run() -> None:
-        every = torch.get_num_threads()
+        threads_before = torch.get_num_threads()
         try:
             torch.set_num_threads(1)
             future.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
             future.set_exception(error)
         finally:
-            torch.set_num_threads(every)
+            torch.set_num_threads(threads_before)
 
     Thread(target=run, name="load", daemon=True).start()
     return await asyncio.wrap_future(future)

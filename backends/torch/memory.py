@@ -1,7 +1,7 @@
-"""What a model holds in memory, how that goes back to the system, and how running out of it is told.
+"""Memory of models: how much each holds, how it returns to the system, and how exhaustion is recognised.
 
-Rule: what a model leaves is given back. What one forward pass frees is kept for the next, save
-large pieces.
+Rule: memory of an unloaded model returns to the system. Memory that one forward pass frees is kept for the
+next, except large pieces.
 """
 
 import ctypes
@@ -15,20 +15,20 @@ from torch import Tensor, nn
 
 # The processor's allocator raises a plain RuntimeError.
 EXHAUSTED = ("can't allocate memory", "not enough memory")
-# A tokenizer that cuts either side is held three times; measured with all-MiniLM's 30,522 words.
-TOKENIZER_BYTES_A_WORD = 620
+# A tokenizer that can cut either side is held three times; measured with all-MiniLM's 30,522 words.
+TOKENIZER_BYTES_PER_WORD = 620
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
-# glibc's names for what is set with `mallopt`, and how much is kept free at the heap's top. By itself it
-# gives what lies there back at once, and has it anew from the system, page by page, in every pass.
+# Parameters of glibc's `mallopt`, and the memory that stays free at the top of the heap. By default glibc
+# returns it at once, and gets it again from the system, page by page, in every pass.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 KEPT_BYTES = 256 * 1024 * 1024
-# Larger pieces come from the system and go back to it: the most that glibc takes for this.
+# Larger pieces come from the system and return to it; this is the greatest value that glibc accepts.
 LARGE_BYTES = 32 * 1024 * 1024
 
 
 def held_bytes(root: Any) -> int:
-    """The bytes of all tensors that a network holds, each storage once, weights in oneDNN's order too."""
+    """Return the bytes of all tensors of a network, each storage once, oneDNN's weights included."""
     storages: dict[int, int] = {}
     for tensor in _tensors(root, set()):
         if tensor.is_mkldnn:
@@ -40,28 +40,29 @@ def held_bytes(root: Any) -> int:
 
 
 def files_bytes(checkpoint: Path) -> int:
-    """What the files of a checkpoint's weights hold: as much as loading them takes, before it is known."""
+    """Return the size of a checkpoint's weight files: an estimate of the memory that a load takes."""
     for pattern in WEIGHT_FILES:
-        found = sum(path.stat().st_size for path in checkpoint.glob(pattern))
-        if found:
-            return found
+        size = sum(path.stat().st_size for path in checkpoint.glob(pattern))
+        if size:
+            return size
     return 0
 
 
 def keep_freed() -> None:
-    """Have what a forward pass frees stay with the process until `give_back`. For the whole process,
-    and best before it computes: arenas that threads have already stay.
+    """Keep memory that a forward pass frees in the process, until `release_to_system`.
+
+    Applies to the whole process. Call it before anything computes: arenas that threads already have stay.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
-        # A thread's own arena consists of heaps of 64 MiB, which are given back whatever is set here.
+        # The arena of a thread consists of heaps of 64 MiB, which are returned whatever is set here.
         set_option(M_ARENA_MAX, 1)
         set_option(M_MMAP_THRESHOLD, LARGE_BYTES)
         set_option(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
-def give_back() -> None:
-    """Have everything that nobody refers to returned to the system."""
+def release_to_system() -> None:
+    """Return all unreferenced memory to the system."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -71,10 +72,10 @@ def give_back() -> None:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether memory ran out, of the device or of the machine."""
+    """Return whether the device or the machine ran out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(one in str(error) for one in EXHAUSTED)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in EXHAUSTED)
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
@@ -84,12 +85,12 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
         return
-    for inner in _inside(value):
+    for inner in _children(value):
         yield from _tensors(inner, seen)
 
 
-def _inside(value: Any) -> Iterator[Any]:
-    """What may hold tensors: containers, modules, and this engine's own objects around them."""
+def _children(value: Any) -> Iterator[Any]:
+    """Yield what may hold tensors: contents of containers, modules, and this engine's own objects."""
     if isinstance(value, Mapping):
         yield from value.values()
     elif isinstance(value, list | tuple | set | frozenset):

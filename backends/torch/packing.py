@@ -124,7 +124,7 @@ class Packed(nn.Module):
         pooled = None if self.pooler is None else self.pooler(hidden)
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
 
-    def give_back(self) -> None:
+    def release_to_system(self) -> None:
         """Leave the encoder as it was."""
         if self.pooler is not None:
             self.encoder.pooler = self.pooler
@@ -154,7 +154,7 @@ def pack(encoder: Any, first_position: int) -> Packed | None:
             return packed
         reason = f"its token vectors differ by {worst:.1e}"
     logger.info("%s computes padding too: %s", type(encoder).__name__, reason)
-    packed.give_back()
+    packed.release_to_system()
     encoder.set_attn_implementation(stock)
     return None
 

@@ -1,4 +1,4 @@
-"""The engine's process: reads its boot message, serves its models on a Unix socket, loads them.
+"""Engine process: reads its boot message, loads its models and serves them on a Unix socket.
 
 Rule: it lives as long as the parent's pipe; end of file on standard input ends it at once.
 """
@@ -22,8 +22,9 @@ import uvloop
 from backends.errors import AttemptTimedOut, BackendError, ModelNotLoaded, ReplicaFailed, ReplicaOverloaded
 from backends.torch import wire
 from backends.torch.memory import keep_freed
-from backends.torch.models import Models, Report
-from backends.torch.stats import Watch
+from backends.torch.memory_budget import Report
+from backends.torch.model_host import ModelHost
+from backends.torch.stats import Stopwatch
 from backends.tracing import PHASES_HEADER, is_sampled
 
 Message = Mapping[str, Any]
@@ -33,27 +34,29 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class EngineApp:
-    """ASGI, below a model's name: POST /run takes a `wire.Request`, GET /info tells its capabilities, GET
-    /residence whether it is in memory, GET /stats its counts.
+    """ASGI application with four paths below each model's name.
+
+    POST /run takes a `wire.Request`. GET /info returns the model's capabilities, GET /residence whether it is
+    in memory, GET /stats its statistics.
     """
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ModelHost) -> None:
         self._models = models
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """UpstreamResponse one request."""
-        # Names may hold slashes; the last segment is what is asked of the model.
-        name, _, asked = scope["path"].removeprefix("/").rpartition("/")
+        """Answer one request."""
+        # Names may contain slashes; the last segment is the action.
+        name, _, action = scope["path"].removeprefix("/").rpartition("/")
         if name not in self._models:
             await _answer(send, 404, b"")
-        elif asked == "run":
+        elif action == "run":
             body = await _body(receive)
             await _answer(send, *await self._run(name, body, receive, recorded=_is_recorded(scope)))
-        elif asked == "stats":
+        elif action == "stats":
             await _answer(send, 200, wire.encoder.encode(self._models.stats(name)))
-        elif asked == "info":
-            told = self._models.capabilities(name)
-            await _answer(send, 503 if told is None else 200, wire.encoder.encode(told))
+        elif action == "info":
+            capabilities = self._models.capabilities(name)
+            await _answer(send, 503 if capabilities is None else 200, wire.encoder.encode(capabilities))
         else:
             await _answer(send, 200, wire.encoder.encode(self._models.residence(name)))
 
@@ -62,7 +65,7 @@ class EngineApp:
     ) -> tuple[int, bytes, Headers]:
         try:
             request = wire.request_decoder.decode(body)
-            return await self._answered(name, request, receive, recorded=recorded)
+            return await self._run_request(name, request, receive, recorded=recorded)
         except BackendError as error:
             refusal = error
         except TimeoutError:
@@ -72,21 +75,21 @@ class EngineApp:
         except msgspec.DecodeError as error:
             refusal = ReplicaFailed(f"the engine could not read the request: {error}")
         self._models.recorder(name).failed(refusal.kind)
-        return *_refused(refusal), ()
+        return *_refusal_reply(refusal), ()
 
-    async def _answered(
+    async def _run_request(
         self, name: str, request: wire.Request, receive: Receive, *, recorded: bool
     ) -> tuple[int, bytes, Headers]:
-        recorder, watch = self._models.recorder(name), Watch()
+        recorder, stopwatch = self._models.recorder(name), Stopwatch()
         recorder.began(request.work)
         async with asyncio.timeout(request.timeout_s):
-            reply = await _while_connected(self._models.run(name, request.work, watch), receive)
-        recorder.finished(request.work, watch)
-        phases = watch.phases
-        told: Headers = ()
+            reply = await _while_connected(self._models.run(name, request.work, stopwatch), receive)
+        recorder.finished(request.work, stopwatch)
+        phases = stopwatch.phases
+        headers: Headers = ()
         if recorded and phases is not None:
-            told = ((PHASES_HEADER.encode(), msgspec.json.encode(phases)),)
-        return 200, wire.encoder.encode(reply), told
+            headers = ((PHASES_HEADER.encode(), msgspec.json.encode(phases)),)
+        return 200, wire.encoder.encode(reply), headers
 
 
 def _is_recorded(scope: Message) -> bool:
@@ -94,20 +97,20 @@ def _is_recorded(scope: Message) -> bool:
 
 
 async def _while_connected(work: Awaitable[Any], receive: Receive) -> Any:
-    """Wait for the reply, or stop when the gateway hangs up: nobody would read it."""
+    """Wait for the reply, or stop when the gateway disconnects, because no one would read it."""
     running = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(receive())
+    disconnect = asyncio.ensure_future(receive())
     try:
-        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            raise ReplicaOverloaded("the caller has gone")
+            raise ReplicaOverloaded("the caller has disconnected")
         return running.result()
     finally:
         running.cancel()
-        gone.cancel()
+        disconnect.cancel()
 
 
-def _refused(error: BackendError) -> tuple[int, bytes]:
+def _refusal_reply(error: BackendError) -> tuple[int, bytes]:
     status = 400 if error.source == "caller" else 503
     return status, wire.encoder.encode(wire.Refusal(error.kind, error.message))
 
@@ -121,34 +124,34 @@ async def _body(receive: Receive) -> bytes:
             return b"".join(chunks)
 
 
-async def _answer(send: Send, status: int, body: bytes, told: Headers = ()) -> None:
+async def _answer(send: Send, status: int, body: bytes, extra: Headers = ()) -> None:
     headers = [(b"content-type", wire.MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, *told]})
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *extra]})
     await send({"type": "http.response.body", "body": body})
 
 
 def main() -> None:
-    """Entry point of the child process."""
+    """Run the engine process."""
     keep_freed()
-    # The terminal's Ctrl-C is the parent's to handle; it stops its children itself, last.
+    # The parent handles the terminal's Ctrl-C, and stops its children itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.Boot)
+    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.EngineBoot)
     Thread(target=_end_with_parent, args=(boot.socket_path,), daemon=True).start()
 
     def report(state: wire.State) -> None:
-        # A parent that has just gone hears nothing any more; this process ends with its pipe.
+        # The parent may just have ended; then this process ends with its pipe.
         with contextlib.suppress(OSError):
             os.write(boot.status_fd, msgspec.json.encode(state) + b"\n")
 
-    # What is imported stays: looking through it for garbage after every load would hold up all threads.
+    # Imported modules stay: a garbage collector that walks them after every load would stall all threads.
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(boot, report))
 
 
-async def _serve(boot: wire.Boot, report: Report) -> None:
-    models = Models(boot, report)
+async def _serve(boot: wire.EngineBoot, report: Report) -> None:
+    models = ModelHost(boot, report)
     config = uvicorn.Config(
         EngineApp(models),
         uds=boot.socket_path,
@@ -159,8 +162,8 @@ async def _serve(boot: wire.Boot, report: Report) -> None:
         timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
-    async with asyncio.TaskGroup() as beside:
-        tasks = [beside.create_task(models.start()), beside.create_task(models.keep())]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(models.start()), group.create_task(models.evict_idle_forever())]
         await server.serve()
         for task in tasks:
             task.cancel()
@@ -171,7 +174,7 @@ def _end_with_parent(socket_path: str) -> None:
         pass
     socket = Path(socket_path)
     socket.unlink(missing_ok=True)
-    # Another engine's socket may still be there: the last one out removes the folder.
+    # Another engine's socket may still be in the folder: the last engine removes it.
     with contextlib.suppress(OSError):
         socket.parent.rmdir()
     os._exit(0)

@@ -1,7 +1,7 @@
-"""What an engine counts of itself, under the names that TEI gives it, and how that travels to the gateway.
+"""Statistics of an engine, under TEI's names, and their wire format. Knows nothing of torch.
 
-Source: text-embeddings-inference 1.9.3, its /metrics: names, labels and the bounds of durations. A request
-there is a piece of work here; `te_embed_*` and `te_predict_*` count inputs. Knows nothing of torch.
+Source: /metrics of text-embeddings-inference 1.9.3: names, labels and the bounds of durations. A request of
+TEI is a piece of work here; `te_embed_*` and `te_predict_*` count inputs.
 """
 
 import time
@@ -13,7 +13,7 @@ import msgspec
 from backends.contract import Classify, Embed, Encode, Rerank, Score, Work, inputs_of
 from backends.tracing import EnginePhases
 
-# TEI's own: 35 bounds from 15 µs on, each 1.5 times the one before.
+# As in TEI: 35 bounds from 15 µs on, each 1.5 times its predecessor.
 DURATION_BOUNDS_S = tuple(1.5e-5 * 1.5**step for step in range(35))
 LENGTH_BOUNDS = tuple(float(2**step) for step in range(17))
 SIZE_BOUNDS = tuple(float(2**step) for step in range(14))
@@ -30,7 +30,7 @@ BOUNDS: dict[str, tuple[float, ...]] = {
     "te_batch_next_size": SIZE_BOUNDS,
     "te_batch_next_tokens": TOKENS_BOUNDS,
 }
-# The label that tells the parts of a counter apart.
+# Label of each counter; "" for none.
 COUNTERS: dict[str, str] = {
     "te_request_count": "method",
     "te_request_success": "method",
@@ -40,7 +40,7 @@ COUNTERS: dict[str, str] = {
     "te_predict_count": "",
     "te_predict_success": "",
 }
-# A BackendError's kind as TEI names it.
+# TEI's names of BackendError kinds.
 FAILURES = {
     "invalid_input": "validation",
     "unsupported": "model_type",
@@ -50,22 +50,22 @@ FAILURES = {
 
 
 class Distribution(msgspec.Struct):
-    """counts: one for each bound and one past the last; not cumulative. total: the sum of what was seen."""
+    """Histogram. counts: per bucket, not cumulative, one more than bounds. total: sum of all values."""
 
     counts: list[int]
     total: float = 0.0
 
 
-class Stats(msgspec.Struct, frozen=True):
-    """Everything since the engine's start. queue_size: inputs that wait now; counters: by label's value."""
+class EngineStats(msgspec.Struct, frozen=True):
+    """Statistics since the engine's start. queue_size: inputs queued now. counters: by name and label."""
 
     queue_size: int
     counters: dict[str, dict[str, int]]
     distributions: dict[str, Distribution]
 
 
-class Watch:
-    """Where one piece of work's time goes, on this process' clock; the engine notes each moment."""
+class Stopwatch:
+    """Times of one piece of work on this process' clocks. lengths: tokens of each input."""
 
     def __init__(self) -> None:
         self._started_ns = time.time_ns()
@@ -74,13 +74,13 @@ class Watch:
         self.lengths: list[int] = []
 
     def note(self, tokenized_s: float, began_s: float, ended_s: float, lengths: list[int]) -> None:
-        """It has been computed. lengths: tokens of each input."""
+        """Record the moments of computed work, in seconds of time.perf_counter."""
         self._moments_s = (tokenized_s, began_s, ended_s)
         self.lengths = lengths
 
     @property
     def phases(self) -> EnginePhases | None:
-        """None where nothing was computed."""
+        """Duration of each phase, None if nothing was computed."""
         if self._moments_s is None:
             return None
         tokenized_s, began_s, ended_s = self._moments_s
@@ -90,27 +90,30 @@ class Watch:
 
 
 class Recorder:
-    """Counts. Invariant: one thread at a time calls `batch`, the event loop alone all else."""
+    """Counters of one model.
+
+    Invariant: one thread at a time calls `batch`; only the event loop calls the rest.
+    """
 
     def __init__(self) -> None:
         self._counters: dict[str, Counter[str]] = {name: Counter() for name in COUNTERS}
         self._distributions = {name: Distribution([0] * (len(b) + 1)) for name, b in BOUNDS.items()}
 
     def began(self, work: Work) -> None:
-        """A piece of work has come."""
+        """Count work that has arrived."""
         self._counters["te_request_count"][_method(work)] += 1
         if (kind := _kind(work)) is not None:
             self._counters[f"te_{kind}_count"][""] += len(inputs_of(work))
 
-    def finished(self, work: Work, watch: Watch) -> None:
-        """It was answered well."""
+    def finished(self, work: Work, stopwatch: Stopwatch) -> None:
+        """Count work that has succeeded."""
         self._counters["te_request_success"][_method(work)] += 1
-        kind, phases = _kind(work), watch.phases
+        kind, phases = _kind(work), stopwatch.phases
         if kind is None or phases is None:
             return
         inputs = len(inputs_of(work))
         self._counters[f"te_{kind}_success"][""] += inputs
-        for length in watch.lengths:
+        for length in stopwatch.lengths:
             self._add("te_request_input_length", length)
         seconds = {"tokenize": phases.tokenize_s, "queue": phases.queue_s, "forward": phases.forward_s}
         seconds["total"] = sum(seconds.values())
@@ -119,18 +122,18 @@ class Recorder:
             self._add(f"te_{kind}{step}_duration", seconds[phase], inputs)
 
     def failed(self, kind: str) -> None:
-        """It was refused, or failed. kind: a BackendError's."""
+        """Count work that was refused or has failed. kind: of a BackendError."""
         self._counters["te_request_failure"][FAILURES.get(kind, "inference")] += 1
 
     def batch(self, inputs: int, tokens: int) -> None:
-        """A forward pass begins."""
+        """Count a forward pass."""
         self._add("te_batch_next_size", inputs)
         self._add("te_batch_next_tokens", tokens)
 
-    def snapshot(self, queue_size: int) -> Stats:
-        """All of it now."""
+    def snapshot(self, queue_size: int) -> EngineStats:
+        """Return the statistics of this moment."""
         counters = {name: dict(counter) for name, counter in self._counters.items()}
-        return Stats(queue_size, counters, self._distributions)
+        return EngineStats(queue_size, counters, self._distributions)
 
     def _add(self, name: str, value: float, times: int = 1) -> None:
         distribution = self._distributions[name]
@@ -148,4 +151,4 @@ def _kind(work: Work) -> str | None:
     return "predict" if isinstance(work, Rerank | Score | Classify) else None
 
 
-decoder = msgspec.msgpack.Decoder(Stats)
+decoder = msgspec.msgpack.Decoder(EngineStats)

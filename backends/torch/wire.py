@@ -1,6 +1,6 @@
-"""What travels between gateway and engine: the contract's structs as msgpack over HTTP.
+"""Wire between gateway and engine: the contract's structs as msgpack over HTTP.
 
-The boot message and the state lines between the parent process and the engine live here too.
+The boot message and the state lines between the parent process and the engine are defined here too.
 """
 
 from typing import Any, Literal
@@ -13,15 +13,16 @@ from backends.contract import Capabilities, ModelState, Reply, Residence, Work
 from backends.torch.options import Pooling, Task
 
 MEDIA_TYPE = "application/msgpack"
-# What arrays may hold: float32 and int32, as both ends' processors have them.
-NUMBERS = frozenset({"<f4", "<i4"})
+# Types of array elements: float32 and int32, little-endian as both ends' processors store them.
+DTYPES = frozenset({"<f4", "<i4"})
 
 
 class ModelBoot(msgspec.Struct, frozen=True):
-    """One model that an engine's process is to serve. name: its upstream's; model: a hub id or a path.
+    """Settings of one model that an engine process serves.
 
-    batch_tokens: tokens of one forward pass; None is by the device. queue_tokens: the most that may
-    wait. preload: whether it is loaded before anybody asks. waits: whether who asks earlier waits for it.
+    name: its upstream's. model: hub id or path. batch_tokens: tokens of one forward pass, None for the
+    device's default. queue_tokens: bound of the queue. preload: load it at start. waits: work that arrives
+    before it is loaded waits for the load, and is refused otherwise.
     """
 
     name: str
@@ -39,11 +40,11 @@ class ModelBoot(msgspec.Struct, frozen=True):
     waits: bool = True
 
 
-class Boot(msgspec.Struct, frozen=True):
-    """What the parent tells an engine on its first line of standard input, as JSON.
+class EngineBoot(msgspec.Struct, frozen=True):
+    """Boot message of an engine, the first line of its standard input, as JSON.
 
-    memory_bytes: the most that models in memory may hold together. idle_s: after how long without work one
-    leaves it. None is no bound.
+    memory_bytes: the most that all loaded models may hold together. idle_s: time without work after which a
+    model is unloaded. None is no bound.
     """
 
     socket_path: str
@@ -54,7 +55,7 @@ class Boot(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """An engine's report on one of its models to its parent, one JSON line each."""
+    """State of one model as the engine reports it to its parent, one JSON line each."""
 
     model: str
     state: ModelState
@@ -62,31 +63,31 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One piece of work; timeout_s is what is left of the attempt when it is sent."""
+    """One piece of work. timeout_s: remaining time of the attempt."""
 
     work: Work
     timeout_s: float
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why there is no reply; kind is a BackendError's."""
+    """Reason that there is no reply. kind: of a BackendError."""
 
     kind: str
     message: str
 
 
 def _pack(value: Any) -> Any:
-    # msgspec hands over only what it does not know: arrays.
-    if isinstance(value, np.ndarray) and value.dtype.str in NUMBERS:
+    # msgspec calls this for types that it does not know: arrays.
+    if isinstance(value, np.ndarray) and value.dtype.str in DTYPES:
         return (value.dtype.str, value.shape, np.ascontiguousarray(value).data)
     raise TypeError(f"cannot send {getattr(value, 'dtype', type(value).__name__)}")
 
 
 def _unpack(_type: type, value: Any) -> Any:
-    number, shape, data = value
-    if number not in NUMBERS:
-        raise ValueError(f"unknown numbers: {number}")
-    return np.frombuffer(data, dtype=number).reshape(shape)
+    dtype, shape, data = value
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown numbers: {dtype}")
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
 
 
 encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
@@ -98,11 +99,11 @@ residence_decoder = msgspec.msgpack.Decoder(Residence)
 
 
 def address_of(socket_path: str, model: str) -> str:
-    """Where a model of an engine is: the socket as a URL's host, the model as its path."""
+    """Return the address of an engine's model: the socket as the host of a URL, the model as its path."""
     return f"http+unix://{quote(socket_path, safe='')}/{quote(model, safe='')}"
 
 
 def socket_and_base(address: str) -> tuple[str, str]:
-    """The socket's path, and the base URL of the model behind it."""
+    """Return the socket's path, and the base URL of the model behind it."""
     parts = urlsplit(address)
     return unquote(parts.netloc), f"http://engine{parts.path}"

@@ -73,7 +73,7 @@ def engine_child(
             _model_boot(name, settings, preload=preload[name]) for name, settings in group.upstreams.items()
         )
         return msgspec.json.encode(
-            wire.Boot(group.socket_path, status_fd, models, bounds.memory_bytes, bounds.idle_s)
+            wire.EngineBoot(group.socket_path, status_fd, models, bounds.memory_bytes, bounds.idle_s)
         )
 
     def on_line(line: bytes) -> None:

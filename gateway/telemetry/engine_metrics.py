@@ -10,12 +10,12 @@ from itertools import accumulate
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 
-from backends.torch.stats import BOUNDS, COUNTERS, Distribution, Stats
+from backends.torch.stats import BOUNDS, COUNTERS, Distribution, EngineStats
 
 LABEL = "upstream"
 
 
-def families(stats: Mapping[str, Stats], waiting: Mapping[str, float]) -> Iterator[Metric]:
+def families(stats: Mapping[str, EngineStats], waiting: Mapping[str, float]) -> Iterator[Metric]:
     """Yield the metrics of all engines that answered. waiting: inputs in each upstream's lane."""
     if not stats:
         return
@@ -39,7 +39,7 @@ def waiting_inputs(metrics: Iterable[Metric]) -> dict[str, float]:
     }
 
 
-def _counter(name: str, label: str, stats: Mapping[str, Stats]) -> Metric:
+def _counter(name: str, label: str, stats: Mapping[str, EngineStats]) -> Metric:
     # Untyped: names of counters end in _total in this format, and TEI's do not.
     family = Metric(name, "TEI's counter of that name.", "untyped")
     for upstream, engine in stats.items():
@@ -49,7 +49,7 @@ def _counter(name: str, label: str, stats: Mapping[str, Stats]) -> Metric:
     return family
 
 
-def _histogram(name: str, stats: Mapping[str, Stats]) -> Metric:
+def _histogram(name: str, stats: Mapping[str, EngineStats]) -> Metric:
     family = HistogramMetricFamily(name, "TEI's histogram of that name.", labels=[LABEL])
     for upstream, engine in stats.items():
         distribution = engine.distributions[name]

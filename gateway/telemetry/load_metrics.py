@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 
-from backends.torch.stats import Stats
+from backends.torch.stats import EngineStats
 from gateway.events import LaneBacklog, ReplicaChanged, SpaceChecked
 from gateway.telemetry.metric_factory import MetricFactory
 
@@ -27,7 +27,7 @@ class Sources(msgspec.Struct, frozen=True):
     lanes: Mapping[str, Callable[[], LaneBacklog]] = {}
     replicas: Callable[[], Iterable[ReplicaLoad]] = tuple
     in_flight: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    engines: Mapping[str, Callable[[float], Awaitable[Stats | None]]] = {}
+    engines: Mapping[str, Callable[[float], Awaitable[EngineStats | None]]] = {}
 
 
 class LoadMetrics:

@@ -10,7 +10,7 @@ PROGRAM = """
 import resource, torch
 from pathlib import Path
 from threading import Thread
-from backends.torch.memory import give_back, keep_freed
+from backends.torch.memory import release_to_system, keep_freed
 
 def round_of():
     # As much as a batch's activations: pieces of several sizes, all of them gone at its end.
@@ -35,7 +35,7 @@ before = pages()
 run(round_of)
 after = pages()
 full = held()
-give_back()
+release_to_system()
 print(after - before, full - held())
 """
 

@@ -15,8 +15,8 @@ from backends.contract import Embed, EmbedReply, Output, Residence
 from backends.errors import ModelNotLoaded, ModelUnavailable
 from backends.torch import wire
 from backends.torch.loader import Loaded
-from backends.torch.loading import There, opened
-from backends.torch.models import Models
+from backends.torch.loading import RunOnDevice, load_model
+from backends.torch.model_host import ModelHost
 from backends.torch.sequences import Row, Sequence
 from tests.engine.checkpoints import ENCODERS, make_encoder
 
@@ -31,7 +31,7 @@ def checkpoint(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def weight(checkpoint: Path) -> int:
     """What one holds."""
-    models = Models(boot_of(checkpoint, "a"), lambda _: None)
+    models = ModelHost(boot_of(checkpoint, "a"), lambda _: None)
     await embed(models, "a")
     return models.residence("a").memory_bytes
 
@@ -44,27 +44,27 @@ class Told(list[wire.State]):
         return [state for i, state in enumerate(found) if i == 0 or found[i - 1] != state]
 
 
-def boot_of(checkpoint: Path, names: str, **options: bool) -> wire.Boot:
+def boot_of(checkpoint: Path, names: str, **options: bool) -> wire.EngineBoot:
     lazy = {"preload": False, **options}
     models = tuple(
         wire.ModelBoot(name, str(checkpoint), dtype="float32", device="cpu", **lazy) for name in names
     )
-    return wire.Boot("", 0, models)
+    return wire.EngineBoot("", 0, models)
 
 
-async def embed(models: Models, name: str) -> EmbedReply:
+async def embed(models: ModelHost, name: str) -> EmbedReply:
     reply = await models.run(name, HELLO)
     assert isinstance(reply, EmbedReply)
     return reply
 
 
-def states(models: Models, names: str) -> list[str]:
+def states(models: ModelHost, names: str) -> list[str]:
     return [models.residence(name).state for name in names]
 
 
 async def test_a_model_is_described_at_once_and_loaded_when_first_asked(checkpoint: Path) -> None:
     told = Told()
-    models = Models(boot_of(checkpoint, "a"), told.append)
+    models = ModelHost(boot_of(checkpoint, "a"), told.append)
     await models.start()
     foretold = models.capabilities("a")
     reply = await embed(models, "a")
@@ -77,7 +77,7 @@ async def test_a_model_is_described_at_once_and_loaded_when_first_asked(checkpoi
 
 
 async def test_many_that_ask_at_once_cause_one_load(checkpoint: Path) -> None:
-    models = Models(boot_of(checkpoint, "a"), lambda _: None)
+    models = ModelHost(boot_of(checkpoint, "a"), lambda _: None)
     await asyncio.gather(*(embed(models, "a") for _ in range(20)))
 
     assert models.residence("a").loads == 1
@@ -85,7 +85,7 @@ async def test_many_that_ask_at_once_cause_one_load(checkpoint: Path) -> None:
 
 async def test_the_least_recently_used_makes_room(checkpoint: Path, weight: int) -> None:
     boot = replace(boot_of(checkpoint, "abcd"), memory_bytes=3 * weight + 1000)
-    models = Models(boot, lambda _: None)
+    models = ModelHost(boot, lambda _: None)
     for name in "abcad":
         await embed(models, name)
 
@@ -96,7 +96,7 @@ async def test_the_least_recently_used_makes_room(checkpoint: Path, weight: int)
 
 async def test_with_room_for_one_everybody_gets_through(checkpoint: Path, weight: int) -> None:
     boot = replace(boot_of(checkpoint, "abcd"), memory_bytes=weight + 1000)
-    models = Models(boot, lambda _: None)
+    models = ModelHost(boot, lambda _: None)
     replies = await asyncio.gather(*(embed(models, name) for name in "abcd" * 5))
 
     assert len({one.vectors.tobytes() for one in replies}) == 1
@@ -106,7 +106,7 @@ async def test_with_room_for_one_everybody_gets_through(checkpoint: Path, weight
 
 async def test_preloading_stops_where_the_room_ends(checkpoint: Path, weight: int) -> None:
     boot = replace(boot_of(checkpoint, "abc", preload=True), memory_bytes=2 * weight + 1000)
-    models = Models(boot, lambda _: None)
+    models = ModelHost(boot, lambda _: None)
     await models.start()
 
     assert states(models, "abc") == ["loaded", "loaded", "unloaded"]
@@ -119,7 +119,7 @@ async def test_one_that_is_larger_than_the_budget_is_refused_with_both_sizes(
     file_bytes = (checkpoint / "model.safetensors").stat().st_size
     for needed in (weight, file_bytes):
         boot = replace(boot_of(checkpoint, "a"), memory_bytes=needed - 1)
-        models = Models(boot, lambda _: None)
+        models = ModelHost(boot, lambda _: None)
         megabytes = f"{needed / 1e6:.0f} MB"
         with pytest.raises(ModelUnavailable, match=f"it needs {megabytes} .* is {megabytes}"):
             await embed(models, "a")
@@ -136,7 +136,7 @@ async def test_who_is_not_to_wait_is_told_so_and_finds_it_later(checkpoint: Path
         if said.state == "loaded":
             loop.call_soon_threadsafe(told.set)
 
-    models = Models(boot_of(checkpoint, "a", waits=False), report)
+    models = ModelHost(boot_of(checkpoint, "a", waits=False), report)
     with pytest.raises(ModelNotLoaded):
         await embed(models, "a")
     await told.wait()
@@ -152,11 +152,11 @@ class Gate:
         self.open = Event()
 
     def __call__(
-        self, boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], there: There
+        self, boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
     ) -> Loaded:
         if boot.name == self.shut:
             assert self.open.wait(15)
-        return opened(boot, folder, report, there)
+        return load_model(boot, folder, report, run_on_device)
 
 
 @pytest.fixture
@@ -166,13 +166,13 @@ def gate() -> Iterator[Gate]:
     one.open.set()
 
 
-def with_slow(checkpoint: Path) -> wire.Boot:
+def with_slow(checkpoint: Path) -> wire.EngineBoot:
     boot = boot_of(checkpoint, "a")
     return replace(boot, models=(*boot.models, replace(boot.models[0], name="slow")))
 
 
 async def test_loading_one_never_holds_up_another(checkpoint: Path, gate: Gate) -> None:
-    models = Models(with_slow(checkpoint), lambda _: None, gate)
+    models = ModelHost(with_slow(checkpoint), lambda _: None, gate)
     await embed(models, "a")
     waiting = asyncio.create_task(embed(models, "slow"))
     for _ in range(5):
@@ -184,7 +184,7 @@ async def test_loading_one_never_holds_up_another(checkpoint: Path, gate: Gate) 
 
 
 async def test_whoever_leaves_while_it_loads_leaves_nothing_behind(checkpoint: Path, gate: Gate) -> None:
-    models = Models(with_slow(checkpoint), lambda _: None, gate)
+    models = ModelHost(with_slow(checkpoint), lambda _: None, gate)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await embed(models, "slow")
@@ -203,8 +203,8 @@ async def test_nobody_asks_and_it_leaves(checkpoint: Path) -> None:
         if said.state == "unloaded":
             gone.set()
 
-    models = Models(replace(boot_of(checkpoint, "a"), idle_s=0.02), report)
-    keeping = asyncio.create_task(models.keep())
+    models = ModelHost(replace(boot_of(checkpoint, "a"), idle_s=0.02), report)
+    keeping = asyncio.create_task(models.evict_idle_forever())
     await embed(models, "a")
     await gone.wait()
     keeping.cancel()
@@ -218,7 +218,7 @@ async def test_what_cannot_be_loaded_tells_why_and_leaves_the_others_alone(
 ) -> None:
     boot = boot_of(checkpoint, "ab")
     broken = replace(boot.models[1], model=str(tmp_path))
-    models = Models(replace(boot, models=(boot.models[0], broken)), lambda _: None)
+    models = ModelHost(replace(boot, models=(boot.models[0], broken)), lambda _: None)
     for _ in range(2):
         with pytest.raises(ModelUnavailable, match="not a whole checkpoint"):
             await embed(models, "b")
@@ -242,8 +242,10 @@ class SmallMemory:
 
 
 def short_of_memory(tokens_most: int, error: type[Exception]) -> Callable[..., Loaded]:
-    def opens(boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], there: There) -> Loaded:
-        one = opened(boot, folder, report, there)
+    def opens(
+        boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
+    ) -> Loaded:
+        one = load_model(boot, folder, report, run_on_device)
         return replace(one, head=SmallMemory(one.head, tokens_most, error)) if boot.name == "a" else one
 
     return opens
@@ -253,7 +255,7 @@ def short_of_memory(tokens_most: int, error: type[Exception]) -> Callable[..., L
 async def test_a_batch_that_finds_no_memory_is_split_and_the_ceiling_learnt(
     error: type[Exception], checkpoint: Path
 ) -> None:
-    models = Models(boot_of(checkpoint, "ab"), lambda _: None, short_of_memory(100, error))
+    models = ModelHost(boot_of(checkpoint, "ab"), lambda _: None, short_of_memory(100, error))
     await embed(models, "b")
     work = Embed(tuple(f"word {i} " * 10 for i in range(20)))
     first = await models.run("a", work)
@@ -271,7 +273,7 @@ async def test_a_batch_that_finds_no_memory_is_split_and_the_ceiling_learnt(
 
 
 async def test_an_input_that_does_not_fit_alone_fails_alone(checkpoint: Path) -> None:
-    models = Models(boot_of(checkpoint, "a"), lambda _: None, short_of_memory(50, MemoryError))
+    models = ModelHost(boot_of(checkpoint, "a"), lambda _: None, short_of_memory(50, MemoryError))
     texts = ["short", "word " * 80, "also short"]
     replies = await asyncio.gather(
         *(models.run("a", Embed((text,))) for text in texts), return_exceptions=True
@@ -284,13 +286,15 @@ async def test_an_input_that_does_not_fit_alone_fails_alone(checkpoint: Path) ->
 async def test_loading_that_runs_out_of_memory_is_tried_again_without_the_others(checkpoint: Path) -> None:
     tries = []
 
-    def opens(boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], there: There) -> Loaded:
+    def opens(
+        boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
+    ) -> Loaded:
         tries.append(boot.name)
         if tries.count("b") == 1 and boot.name == "b":
             raise torch.OutOfMemoryError
-        return opened(boot, folder, report, there)
+        return load_model(boot, folder, report, run_on_device)
 
-    models = Models(boot_of(checkpoint, "ab"), lambda _: None, opens)
+    models = ModelHost(boot_of(checkpoint, "ab"), lambda _: None, opens)
     await embed(models, "a")
     await embed(models, "b")
 
@@ -299,7 +303,7 @@ async def test_loading_that_runs_out_of_memory_is_tried_again_without_the_others
 
 
 async def test_what_left_memory_is_given_back(checkpoint: Path, weight: int) -> None:
-    models = Models(replace(boot_of(checkpoint, "ab"), memory_bytes=weight + 1000), lambda _: None)
+    models = ModelHost(replace(boot_of(checkpoint, "ab"), memory_bytes=weight + 1000), lambda _: None)
     await embed(models, "a")
     engine = models._models["a"].engine
     assert engine is not None

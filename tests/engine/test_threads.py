@@ -262,7 +262,7 @@ async def test_what_cannot_be_planned_is_told_and_the_rest_is_computed(
 
     monkeypatch.setattr("backends.torch.engine.plan", planned)
 
-    for _ in range(engine._turns_most + 1):
+    for _ in range(engine._turns_max + 1):
         with pytest.raises(ReplicaFailed):
             await asyncio.wait_for(engine.run(Embed(("x " * 50,))), LONG_S)
     assert isinstance(await asyncio.wait_for(engine.run(Embed(("x",))), LONG_S), EmbedReply)

@@ -9,8 +9,8 @@ from gateway.processes.child import Child
 from gateway.processes.engine_process import EngineGroup, engine_child
 
 
-def boot(child: Child) -> wire.Boot:
-    return msgspec.json.decode(child._boot(3), type=wire.Boot)
+def boot(child: Child) -> wire.EngineBoot:
+    return msgspec.json.decode(child._boot(3), type=wire.EngineBoot)
 
 
 def say(child: Child, model: str, state: ModelState) -> None:

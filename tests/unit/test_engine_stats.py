@@ -4,14 +4,14 @@ import pytest
 from prometheus_client import Metric
 
 from backends.contract import Embed, Rerank, Tokenize, Work
-from backends.torch.stats import BOUNDS, Recorder, Watch
+from backends.torch.stats import BOUNDS, Recorder, Stopwatch
 from backends.tracing import is_sampled
 from gateway.telemetry.engine_metrics import families
 
 
-def watched(*lengths: int) -> Watch:
+def watched(*lengths: int) -> Stopwatch:
     """A piece of work that took 1 s to tokenize, 2 s to wait and 4 s to run."""
-    watch = Watch()
+    watch = Stopwatch()
     start_s = watch._started_s
     watch.note(start_s + 1, start_s + 3, start_s + 7, list(lengths))
     return watch
@@ -86,7 +86,7 @@ def test_tokenizing_is_a_request_and_nothing_else() -> None:
     recorder, work = Recorder(), Tokenize(("a",))
     assert isinstance(work, Work)
     recorder.began(work)
-    recorder.finished(work, Watch())
+    recorder.finished(work, Stopwatch())
     told = shown(recorder)
 
     assert 1 == sample(told["te_request_success"], method="single")

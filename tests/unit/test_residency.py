@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.torch.residency import Resident, who_is_idle, who_leaves
+from backends.torch.eviction import Resident, idle_models, models_to_evict
 
 RESIDENTS = st.lists(
     st.builds(
@@ -23,29 +23,29 @@ def three(*, busy: str = "") -> list[Resident]:
 
 
 def test_nobody_leaves_while_there_is_room() -> None:
-    assert who_leaves(three(), 10, 40) == []
+    assert models_to_evict(three(), 10, 40) == []
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    assert who_leaves(three(), 10, 30) == ["a"]
-    assert who_leaves(three(), 20, 30) == ["a", "b"]
+    assert models_to_evict(three(), 10, 30) == ["a"]
+    assert models_to_evict(three(), 20, 30) == ["a", "b"]
 
 
 def test_who_has_work_goes_after_all_who_have_none() -> None:
-    assert who_leaves(three(busy="a"), 10, 30) == ["b"]
-    assert who_leaves(three(busy="ab"), 20, 30) == ["c", "a"]
+    assert models_to_evict(three(busy="a"), 10, 30) == ["b"]
+    assert models_to_evict(three(busy="ab"), 20, 30) == ["c", "a"]
 
 
 def test_for_what_never_fits_nobody_has_to_leave() -> None:
-    assert who_leaves(three(), 31, 30) is None
-    assert who_leaves([], 30, 30) == []
+    assert models_to_evict(three(), 31, 30) is None
+    assert models_to_evict([], 30, 30) == []
 
 
 @given(RESIDENTS, st.integers(0, 100), st.integers(1, 100))
 def test_there_is_room_afterwards_and_nobody_left_in_vain(
     residents: list[Resident], needed: int, budget: int
 ) -> None:
-    leaving = who_leaves(residents, needed, budget)
+    leaving = models_to_evict(residents, needed, budget)
 
     if leaving is None:
         assert needed > budget
@@ -59,4 +59,4 @@ def test_there_is_room_afterwards_and_nobody_left_in_vain(
 
 
 def test_who_has_had_no_work_for_so_long_is_idle() -> None:
-    assert who_is_idle(three(busy="a"), now_s=11.0, idle_s=10.0) == ["b"]
+    assert idle_models(three(busy="a"), now_s=11.0, idle_s=10.0) == ["b"]

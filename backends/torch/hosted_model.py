@@ -1,4 +1,4 @@
-"""One model of an engine's process, in memory or not, and a load of it on its way.
+"""State of one model in an engine process, loaded or not, and of a load in progress.
 
 Rule: only the event loop's thread touches it.
 """
@@ -14,8 +14,11 @@ from backends.torch.loader import Loaded
 from backends.torch.stats import Recorder
 
 
-class Arrival:
-    """One load on its way. waiting: whose work waits for it; granted: whether they hold the model by now."""
+class PendingLoad:
+    """Load in progress.
+
+    waiting: number of works that wait for it. granted: they hold the model now.
+    """
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -23,42 +26,46 @@ class Arrival:
         self.granted = False
 
 
-class Model:
-    """One model of the process, in memory or not."""
+class HostedModel:
+    """One model of the process.
+
+    in_flight: works that hold it. used_s: end of its last work, on the event loop's clock. memory_bytes: what
+    it held when it was last loaded. is_leaving: it is about to be unloaded and takes no new work. idle_event:
+    set whenever its last work ends.
+    """
 
     def __init__(self, boot: wire.ModelBoot) -> None:
         self.boot = boot
         self.folder: Path | None = None
-        self.told: Capabilities | None = None
+        self.capabilities: Capabilities | None = None
         self.engine: Engine | None = None
-        self.arrival: Arrival | None = None
+        self.pending: PendingLoad | None = None
         self.is_leaving = False
         self.in_flight = 0
         self.used_s = 0.0
-        # What it held when it was last in memory.
         self.memory_bytes = 0
         self.error: str | None = None
         self.failed_s = 0.0
         self.loads = 0
         self.failed_loads = 0
         self.unloads: Counter[UnloadReason] = Counter()
-        self.ended = asyncio.Event()
+        self.idle_event = asyncio.Event()
         self.recorder = Recorder()
         self._batch_tokens: int | None = None
         self._out_of_memory = 0
 
     @property
     def state(self) -> ModelState:
-        """Whether it is in memory."""
+        """State of the model, by its engine and its pending load."""
         if self.engine is not None:
             return "loaded"
-        if self.arrival is not None:
+        if self.pending is not None:
             return "loading"
         return "unloaded" if self.error is None else "failed"
 
     @property
     def residence(self) -> Residence:
-        """What is told of it."""
+        """Report of the model to the gateway."""
         return Residence(
             self.state,
             self.error,
@@ -70,32 +77,32 @@ class Model:
         )
 
     def needed_bytes(self, folder: Path) -> int:
-        """What it may take to load it: the files' weights as they are, and then what it holds."""
+        """Return the memory that a load may take: the weights in their files, or what it held last time."""
         return max(self.memory_bytes, memory.files_bytes(folder))
 
     def batch_tokens(self, loaded: Loaded) -> int:
-        """Tokens of one forward; what was learnt from running out of memory holds on."""
-        told = self.boot.batch_tokens or loaded.batch_tokens
-        return min(told, self._batch_tokens or told)
+        """Return the tokens of one forward pass, reduced for good after running out of memory."""
+        configured = self.boot.batch_tokens or loaded.batch_tokens
+        return min(configured, self._batch_tokens or configured)
 
     def failed(self, message: str, now_s: float) -> None:
-        """It could not be loaded."""
+        """Record a failed load."""
         self.error = message
         self.failed_s = now_s
         self.failed_loads += 1
 
-    def forget(self, why: UnloadReason) -> None:
-        """It has left memory."""
+    def unload(self, reason: UnloadReason) -> None:
+        """Drop the engine, which frees the model's memory."""
         assert self.engine is not None
         self._out_of_memory += self.engine.out_of_memory
         if self.engine.out_of_memory:
             self._batch_tokens = self.engine.batch_tokens
         self.engine = None
-        self.unloads[why] += 1
+        self.unloads[reason] += 1
 
     def release(self, now_s: float) -> None:
-        """One piece of work no longer needs it."""
+        """Record that one piece of work no longer holds it."""
         self.in_flight -= 1
         self.used_s = now_s
         if not self.in_flight:
-            self.ended.set()
+            self.idle_event.set()

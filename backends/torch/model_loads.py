@@ -1,0 +1,144 @@
+"""Loads of the models of one engine process, one at a time.
+
+Rule: only the event loop's thread touches it; reading weights happens on a thread that ends with the load.
+"""
+
+import asyncio
+import logging
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from backends.checkpoints import locate_checkpoint
+from backends.errors import ModelUnavailable
+from backends.torch import memory, wire
+from backends.torch.engine import Engine
+from backends.torch.hosted_model import HostedModel, PendingLoad
+from backends.torch.loader import Loaded, best_device
+from backends.torch.loading import LoadModel, RunOnDevice, describe_model, run_in_new_thread
+from backends.torch.memory_budget import MemoryBudget, megabytes
+from backends.torch.threads import ForwardThreads
+
+logger = logging.getLogger(__name__)
+
+
+class ModelLoads:
+    """Loads models into a memory budget. load_model: creates one, on a thread of its own."""
+
+    def __init__(self, budget: MemoryBudget, load_model: LoadModel) -> None:
+        self._budget = budget
+        self._load_model = load_model
+        self._loop = asyncio.get_running_loop()
+        self._threads: dict[torch.device, ForwardThreads] = {}
+        self._one_load = asyncio.Lock()
+
+    async def has_room(self, model: HostedModel) -> bool:
+        """Return whether a model could be loaded without evicting another."""
+        try:
+            folder = await self._folder(model)
+        except ModelUnavailable as error:
+            self._fail(model, error.message)
+            return False
+        # A model that does not fit even alone is to be loaded: the load reports why it cannot be.
+        return not self._budget.to_evict(model.needed_bytes(folder))
+
+    async def describe(self, model: HostedModel) -> None:
+        """Read the capabilities of a model that is not loaded."""
+        try:
+            model.capabilities = await asyncio.to_thread(describe_model, model.boot)
+        except ModelUnavailable as error:
+            if model.error is None:
+                self._fail(model, error.message)
+        else:
+            if model.error is None:
+                self._budget.report(model, "unloaded", "it is loaded when it is asked for")
+
+    async def load(self, model: HostedModel, pending: PendingLoad) -> None:
+        """Load a model; the work that waits holds it when this returns. Raises: ModelUnavailable."""
+        try:
+            self._budget.report(model, "loading", f"looking for {model.boot.model}")
+            # Outside the lock: other models need not wait for a download.
+            folder = await self._folder(model)
+            async with self._one_load:
+                # A model that was about to be evicted may still be loaded.
+                if model.engine is None:
+                    await self._budget.make_room(model.needed_bytes(folder))
+                    await self._install(model, await self._open(model, folder))
+                model.in_flight += pending.waiting
+                pending.granted = True
+        except ModelUnavailable as error:
+            self._fail(model, error.message)
+            raise
+        except Exception as error:
+            logger.exception("loading %s failed", model.boot.name)
+            message = f"loading the model failed: {type(error).__name__}"
+            self._fail(model, message)
+            raise ModelUnavailable(message) from error
+        finally:
+            model.pending = None
+            # A load leaves as much garbage behind as the model itself holds.
+            await asyncio.to_thread(memory.release_to_system)
+
+    async def _folder(self, model: HostedModel) -> Path:
+        if model.folder is None:
+            boot = model.boot
+            model.folder = await asyncio.to_thread(
+                locate_checkpoint, boot.model, boot.revision, with_code=boot.trust_remote_code
+            )
+        return model.folder
+
+    async def _open(self, model: HostedModel, folder: Path) -> Loaded:
+        """Open the checkpoint, a second time after other models made room. Raises: ModelUnavailable."""
+
+        def report(detail: str) -> None:
+            self._budget.report(model, "loading", detail)
+
+        opening = partial(self._load_model, model.boot, folder, report, self._run_on_device(model.boot))
+        try:
+            return await run_in_new_thread(opening)
+        except Exception as error:
+            if not memory.is_exhausted(error):
+                raise
+        await self._budget.relieve(model)
+        try:
+            return await run_in_new_thread(opening)
+        except Exception as error:
+            if not memory.is_exhausted(error):
+                raise
+            raise ModelUnavailable("there is not enough memory to load it") from error
+
+    async def _install(self, model: HostedModel, loaded: Loaded) -> None:
+        """Put an engine in front of the loaded model. Raises: ModelUnavailable if it is too large."""
+        words = loaded.preparer.tokenizer.vocabulary_size
+        model.memory_bytes = memory.held_bytes(loaded.head) + words * memory.TOKENIZER_BYTES_PER_WORD
+        await self._budget.make_room(model.memory_bytes)
+        model.engine = Engine(
+            loaded,
+            batch_tokens=model.batch_tokens(loaded),
+            queue_tokens=model.boot.queue_tokens,
+            threads=self._threads_of(model.boot),
+            relieve=partial(self._budget.relieve_from_thread, model),
+            recorder=model.recorder,
+        )
+        model.capabilities = loaded.capabilities
+        model.used_s = self._loop.time()
+        model.error = None
+        model.loads += 1
+        detail = f"{loaded.capabilities.dtype}, {megabytes(model.memory_bytes)}"
+        self._budget.report(model, "loaded", detail)
+
+    def _fail(self, model: HostedModel, message: str) -> None:
+        model.failed(message, self._loop.time())
+        self._budget.report(model, "failed", message)
+
+    def _threads_of(self, boot: wire.ModelBoot) -> ForwardThreads:
+        device = best_device(boot.device)
+        if device not in self._threads:
+            self._threads[device] = ForwardThreads(device)
+        return self._threads[device]
+
+    def _run_on_device(self, boot: wire.ModelBoot) -> RunOnDevice:
+        """Return what runs a model's first batches, and compiles them."""
+        threads = self._threads_of(boot)
+        return lambda warm_up: threads.warm_up(warm_up).result()
