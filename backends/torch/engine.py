@@ -19,7 +19,6 @@ from backends.contract import (
     Detokenize,
     DetokenizeReply,
     Embed,
-    Output,
     Reply,
     Tokenize,
     TokenizeReply,
@@ -27,12 +26,13 @@ from backends.contract import (
     inputs_of,
     operation_of,
 )
-from backends.errors import InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
+from backends.errors import InvalidWork, ReplicaOverloaded, UnsupportedWork
 from backends.texts import INLINE_CHARACTERS_MAX
 from backends.torch.answering import answer
-from backends.torch.jobs import Batch, Job, Member, count_tokens, fail_jobs, failure_of
+from backends.torch.batch_runner import BatchRunner
+from backends.torch.jobs import Batch, Job, fail_jobs
 from backends.torch.loader import Loaded
-from backends.torch.memory import is_exhausted, release_to_system
+from backends.torch.memory import release_to_system
 from backends.torch.planner import plan
 from backends.torch.stats import Recorder, Stopwatch
 from backends.torch.threads import ForwardThreads
@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 
 # Two threads keep the queue filled while one waits for the GIL; more only take cores from the forward pass.
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
-# A forward pass is planned for at least this much, however little memory there is.
-BATCH_TOKENS_MIN = 64
 # Less work is not split into two passes: one team finishes a small pass sooner.
 PART_TOKENS_MIN = 64
 # Waiting work that is sorted by length together, in forward passes.
@@ -52,9 +50,9 @@ FORWARDS_AHEAD = 2
 class Engine:
     """Loaded checkpoint with a bounded queue in front of it.
 
-    batch_tokens: tokens of one forward pass, reduced when a pass ran out of memory. queue_tokens: bound of
-    the queue; work beyond it is refused. threads: shared with other engines, in turns. relieve: called on
-    such a thread to free memory after a pass ran out of it. recorder: counters that outlive this engine.
+    batch_tokens: tokens of one forward pass. queue_tokens: bound of the queue; work beyond it is refused.
+    threads: shared with other engines, in turns. relieve: called on such a thread to free memory after a pass
+    ran out of it. recorder: counters that outlive this engine.
     """
 
     def __init__(
@@ -67,8 +65,6 @@ class Engine:
         relieve: Callable[[], None] = release_to_system,
         recorder: Recorder | None = None,
     ) -> None:
-        self.batch_tokens = batch_tokens
-        self.out_of_memory = 0
         self._loaded = loaded
         self._queue_tokens = queue_tokens
         self._queued_tokens = 0
@@ -81,8 +77,18 @@ class Engine:
         self._is_due = False
         self._threads = threads or ForwardThreads(torch.device("cpu"))
         self._turns_max = self._threads.count if loaded.reentrant else 1
-        self._relieve = relieve
+        self._runner = BatchRunner(loaded.head, self._lock, batch_tokens, relieve)
         self.recorder = recorder or Recorder()
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of one forward pass, reduced when a pass ran out of memory."""
+        return self._runner.batch_tokens
+
+    @property
+    def out_of_memory(self) -> int:
+        """Number of batches that did not fit into memory."""
+        return self._runner.out_of_memory
 
     @property
     def waiting_inputs(self) -> int:
@@ -102,7 +108,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         if isinstance(work, Tokenize | Detokenize):
             return await loop.run_in_executor(TOKENIZING, self._translate, work)
-        if isinstance(work, Embed) and self._characters(work) <= INLINE_CHARACTERS_MAX:
+        if isinstance(work, Embed) and _characters(self._loaded, work) <= INLINE_CHARACTERS_MAX:
             prepared = self._loaded.preparer.prepare(work)
         else:
             prepared = await loop.run_in_executor(TOKENIZING, self._loaded.preparer.prepare, work)
@@ -117,11 +123,6 @@ class Engine:
             return answer(self._loaded.recipe, work, prepared, rows)
         # Comparing takes milliseconds, which would block the event loop.
         return await loop.run_in_executor(TOKENIZING, answer, self._loaded.recipe, work, prepared, rows)
-
-    def _characters(self, work: Embed) -> int:
-        """Return an upper bound of the characters, with the longest prompt before each input."""
-        prompts = self._loaded.recipe.prompts.values()
-        return sum(map(len, work.inputs)) + len(work.inputs) * max(map(len, prompts), default=0)
 
     def _translate(self, work: Tokenize | Detokenize) -> Reply:
         """Do what needs the tokenizer only."""
@@ -202,7 +203,7 @@ class Engine:
     def _forward(self, batch: Batch) -> None:
         jobs = {job for job, _ in batch.members}
         try:
-            self._compute(batch.members, batch.outputs)
+            self._runner.compute(batch.members, batch.outputs)
         except Exception:
             # The jobs fail, and the engine continues.
             logger.exception("a turn failed")
@@ -212,50 +213,8 @@ class Engine:
             if job.missing == 0:
                 job.resolve()
 
-    def _compute(self, members: Sequence[Member], outputs: frozenset[Output]) -> None:
-        """Compute the row of every member; a batch that fails is halved until the faulty inputs are alone."""
-        error = self._run(members, outputs)
-        if error is None:
-            return
-        if is_exhausted(error):
-            self._out_of_memory(members)
-        if len(members) > 1:
-            half = len(members) // 2
-            self._compute(members[:half], outputs)
-            self._compute(members[half:], outputs)
-        elif not is_exhausted(error) or (error := self._run(members, outputs)) is not None:
-            self._fail(members[0], error)
 
-    def _out_of_memory(self, members: Sequence[Member]) -> None:
-        """Free memory, and plan smaller passes from now on."""
-        tokens = count_tokens(members)
-        self.out_of_memory += 1
-        if len(members) > 1:
-            self.batch_tokens = min(self.batch_tokens, max(tokens // 2, BATCH_TOKENS_MIN))
-        logger.warning(
-            "a forward pass of %d tokens ran out of memory; from now on the limit is %d",
-            tokens,
-            self.batch_tokens,
-        )
-        self._relieve()
-
-    def _run(self, members: Sequence[Member], outputs: frozenset[Output]) -> Exception | None:
-        """Run one pass; return the error if it failed, None if every member has its row."""
-        try:
-            rows = self._loaded.head.run([job.sequences[i] for job, i in members], outputs)
-        except Exception as error:  # noqa: BLE001 - a caller waits for each member, whatever the error
-            # The frames of the traceback hold the tensors of the failed pass, and with them the memory.
-            return error.with_traceback(None) if is_exhausted(error) else error
-        for (job, place), row in zip(members, rows, strict=True):
-            if not row.is_finite():
-                job.error = ReplicaFailed(f"the model gave no finite numbers for input {place}")
-        with self._lock:
-            for (job, place), row in zip(members, rows, strict=True):
-                job.give(place, row)
-        return None
-
-    def _fail(self, member: Member, error: Exception) -> None:
-        job, place = member
-        job.error = failure_of(member, error)
-        with self._lock:
-            job.give(place, None)
+def _characters(loaded: Loaded, work: Embed) -> int:
+    """Return an upper bound of the characters, with the longest prompt before each input."""
+    prompts = loaded.recipe.prompts.values()
+    return sum(map(len, work.inputs)) + len(work.inputs) * max(map(len, prompts), default=0)

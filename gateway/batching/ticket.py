@@ -84,7 +84,7 @@ class Ticket:
 
     @property
     def may_have_run(self) -> bool:
-        """Whether a replica may have computed the slice: it does, it has, or its attempt timed out."""
+        """True if a replica may have computed the slice: it does, it has, or its attempt timed out."""
         return bool(self.running) or self.was_answered or isinstance(self.last_error, AttemptTimedOut)
 
     def resolve(self, result: Reply | Exception) -> None:

@@ -37,7 +37,7 @@ def _head(url: str, snapshot: Snapshot | None) -> Text:
         return head
     facts = [f"version {plain(snapshot.version)}", f"up {span(snapshot.uptime_s)}"]
     if snapshot.workers > 1:
-        facts.append(f"{snapshot.workers} workers, told by number {snapshot.worker}")
+        facts.append(f"{snapshot.workers} workers, reported by number {snapshot.worker}")
     head.append(" · " + " · ".join(facts), "default not bold")
     return head.append(" · ").append_text(_store(snapshot.store))
 

@@ -94,10 +94,10 @@ def _selected_upstreams(config: Config, names: Sequence[str]) -> Sequence[str]:
 def _check_acceptable(config: Config, names: Sequence[str]) -> None:
     """Check the conditions of `--accept`. Raises: CannotVerify."""
     if not names:
-        raise CannotVerify("--accept: name the upstreams whose fingerprints are to be made anew")
+        raise CannotVerify("--accept: name the upstreams whose fingerprints are to be made again")
     if config.quotas.store == "memory":
         raise CannotVerify(
-            "--accept: fingerprints are kept in the gateway's memory here, and made anew when it starts; "
+            "--accept: fingerprints are kept in the gateway's memory here, and made again when it starts; "
             "a Redis in `quotas.store` would keep them"
         )
 

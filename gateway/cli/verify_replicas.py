@@ -60,7 +60,7 @@ class UpstreamReader:
             return
         addresses = [address for url in self._settings.replicas for address in await self._resolve(url)]
         if len(addresses) == 1:
-            # An upstream with a single replica needs no URL to tell its replicas apart.
+            # An upstream with a single replica needs no URL to identify them.
             addresses = [msgspec.structs.replace(addresses[0], name=self._name)]
         yield addresses
 

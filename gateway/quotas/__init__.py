@@ -1,1 +1,1 @@
-"""How much a tenant may use: limits as pure arithmetic, ledgers that hold the state."""
+"""Quotas of tenants: limits as pure arithmetic, and ledgers that hold the state."""

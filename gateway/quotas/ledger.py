@@ -269,7 +269,7 @@ def refusal(
     remaining = next((_remaining_text(status) for status in limit_statuses if status.limit == limit), "")
     restart = ""
     if calendar and at_us is not None:
-        restart = f"it starts anew on {day_of(period_end_us(limit.period, at_us))} (UTC), "
+        restart = f"it starts again on {day_of(period_end_us(limit.period, at_us))} (UTC), "
     headers = rate_limit_headers(limit_statuses)
     if exact_s > RETRY_AFTER_MAX_S:
         headers["x-should-retry"] = "false"

@@ -55,17 +55,17 @@ class Replica:
 
     @property
     def slots(self) -> int:
-        """How many batches may be in flight to it now."""
+        """Number of batches that may be in flight now."""
         return 1 if self.state is State.PROBATION else self.window.size
 
     @property
     def is_full(self) -> bool:
-        """Whether no more batches may be in flight."""
+        """True if no further batch may be in flight."""
         return self.batches >= self.slots
 
     @property
     def is_proven(self) -> bool:
-        """Whether it has completed enough batches since it rejoined."""
+        """True once it has completed enough batches since it rejoined."""
         return self._successes >= PROBATION_BATCHES
 
     def admits(self, inputs: int, tenant: str, *, is_only_tenant: bool) -> bool:

@@ -13,7 +13,7 @@ class SpaceCheck(Protocol):
 
     @property
     def refuses(self) -> bool:
-        """Whether a replica with other vectors is kept out."""
+        """True if replicas with different vectors are kept out."""
 
     async def check(self, replica: str, backend: Backend, capabilities: Capabilities, /) -> bool:
         """Embed the canaries on a replica and return whether its vectors belong to the space.

@@ -1,4 +1,4 @@
-"""Gauges that are read only when somebody scrapes: lanes, replicas and calls in flight."""
+"""Gauges that are read only for a scrape: lanes, replicas and calls in flight."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 

@@ -21,7 +21,7 @@ COUNTING = ThreadPoolExecutor(2, "count")
 
 
 class ModelInputs:
-    """What an upstream knows of its model's inputs; the tokenizer is opened at the first count.
+    """Inputs of one upstream's model; the tokenizer is opened at the first count.
 
     capabilities: returns what the replicas report now, None while none has joined.
     """

@@ -38,12 +38,12 @@ class Upstream:
 
     @property
     def idle(self) -> bool:
-        """Whether no call is in progress and nothing is in flight to any replica."""
+        """True if no call is in progress and nothing is in flight to any replica."""
         return not self.calls and not any(replica.batches for replica in self.pool.replicas)
 
     @property
     def capabilities(self) -> Capabilities | None:
-        """What its replicas can do; None while none has joined."""
+        """Capabilities of its replicas; None while none has joined."""
         return self.pool.capabilities()
 
     @property
@@ -53,7 +53,7 @@ class Upstream:
 
     @property
     def settled(self) -> bool:
-        """Whether it no longer delays readiness: its engine has loaded, or each replica was tried once."""
+        """True once it no longer delays readiness: its engine has loaded, or each replica was tried."""
         if self.settings.is_hosted:
             return self.capabilities is not None or self.pool.has_rejected()
         return not self.pool.is_joining()
@@ -65,7 +65,7 @@ class Upstream:
 
     @property
     def state(self) -> UpstreamState:
-        """Whether it can serve calls, and if not, why."""
+        """State for operators: `ready` if it can serve calls, else the reason."""
         if self.pool.usable():
             return "ready"
         if self.pool.has_rejected():
@@ -74,7 +74,7 @@ class Upstream:
 
     @property
     def residence(self) -> Residence | None:
-        """Whether its model is in memory; None where the backend does not report it."""
+        """Residence of its model in memory; None where the backend does not report it."""
         return next((replica.residence for replica in self.pool.replicas), None)
 
 

@@ -388,7 +388,7 @@ async def test_refusal_message_names_remaining_cost_and_wait(
     with pytest.raises(QuotaExceeded) as caught:
         await ledger.reserve(request)
 
-    when = "it starts anew on 2024-03-01 (UTC), try again in 12h0m0s" if back else "try again in 59s"
+    when = "it starts again on 2024-03-01 (UTC), try again in 12h0m0s" if back else "try again in 59s"
     assert f"limit {limit} (40): {expected}; {when}" == caught.value.message
 
 

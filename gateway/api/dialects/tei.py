@@ -119,7 +119,7 @@ async def info(
     )
     upstream = gateway.upstreams[route.upstream]
     if upstream.capabilities is None:
-        raise ModelLoading("the model has not told what it is yet")
+        raise ModelLoading("the model has not reported its capabilities yet")
     facts = info_of(
         route.model,
         upstream.capabilities,

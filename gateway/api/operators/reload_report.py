@@ -40,7 +40,7 @@ async def report(pending: Awaitable[ReloadOutcome]) -> ReloadReport:
     try:
         outcome = await pending
     except TimeoutError as error:
-        raise DeadlineExceeded("the reload takes long and goes on; the log tells how it ends") from error
+        raise DeadlineExceeded("the reload takes long and goes on; the log reports how it ends") from error
     if outcome.problems:
         raise problems_error(outcome.problems, PROBLEM_ERRORS[outcome.kind])
     return ReloadReport(_reported(outcome.changes), _reported(outcome.needs_restart))

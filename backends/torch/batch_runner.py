@@ -1,0 +1,82 @@
+"""Forward passes of one engine: rows for the sequences of a batch, and recovery from failed passes.
+
+Runs on the threads that compute.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from threading import Lock
+
+from backends.contract import Output
+from backends.errors import ReplicaFailed
+from backends.torch.heads import Head
+from backends.torch.jobs import Member, count_tokens, failure_of
+from backends.torch.memory import is_exhausted
+
+logger = logging.getLogger(__name__)
+
+# A forward pass is planned for at least this much, however little memory there is.
+BATCH_TOKENS_MIN = 64
+
+
+class BatchRunner:
+    """Computes batches with one head.
+
+    lock: guards the jobs' missing rows. batch_tokens: tokens of one pass, reduced when a pass ran out of
+    memory. relieve: frees memory after that.
+    """
+
+    def __init__(self, head: Head, lock: Lock, batch_tokens: int, relieve: Callable[[], None]) -> None:
+        self.batch_tokens = batch_tokens
+        self.out_of_memory = 0
+        self._head = head
+        self._lock = lock
+        self._relieve = relieve
+
+    def compute(self, members: Sequence[Member], outputs: frozenset[Output]) -> None:
+        """Compute the row of every member; a batch that fails is halved until the faulty inputs are alone."""
+        error = self._run(members, outputs)
+        if error is None:
+            return
+        if is_exhausted(error):
+            self._out_of_memory(members)
+        if len(members) > 1:
+            half = len(members) // 2
+            self.compute(members[:half], outputs)
+            self.compute(members[half:], outputs)
+        elif not is_exhausted(error) or (error := self._run(members, outputs)) is not None:
+            self._fail(members[0], error)
+
+    def _out_of_memory(self, members: Sequence[Member]) -> None:
+        """Free memory, and plan smaller passes from now on."""
+        tokens = count_tokens(members)
+        self.out_of_memory += 1
+        if len(members) > 1:
+            self.batch_tokens = min(self.batch_tokens, max(tokens // 2, BATCH_TOKENS_MIN))
+        logger.warning(
+            "a forward pass of %d tokens ran out of memory; from now on the limit is %d",
+            tokens,
+            self.batch_tokens,
+        )
+        self._relieve()
+
+    def _run(self, members: Sequence[Member], outputs: frozenset[Output]) -> Exception | None:
+        """Run one pass; return the error if it failed, None if every member has its row."""
+        try:
+            rows = self._head.run([job.sequences[i] for job, i in members], outputs)
+        except Exception as error:  # noqa: BLE001 - a caller waits for each member, whatever the error
+            # The frames of the traceback hold the tensors of the failed pass, and with them the memory.
+            return error.with_traceback(None) if is_exhausted(error) else error
+        for (job, place), row in zip(members, rows, strict=True):
+            if not row.is_finite():
+                job.error = ReplicaFailed(f"the model gave no finite numbers for input {place}")
+        with self._lock:
+            for (job, place), row in zip(members, rows, strict=True):
+                job.give(place, row)
+        return None
+
+    def _fail(self, member: Member, error: Exception) -> None:
+        job, place = member
+        job.error = failure_of(member, error)
+        with self._lock:
+            job.give(place, None)
