@@ -1,1 +1,1 @@
-"""Tests of the files that others run."""
+"""Tests of the deployment files."""

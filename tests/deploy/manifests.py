@@ -1,4 +1,4 @@
-"""What `kubectl apply -k` would be given, by the few of kustomize's rules that are used here."""
+"""The objects of `kubectl apply -k`, built by the few rules of kustomize that the project uses."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,48 +15,48 @@ Manifest = dict[str, Any]
 
 
 class Bundle(msgspec.Struct, frozen=True):
-    """One overlay. configs: the files of each ConfigMap that is made, by its name and then theirs."""
+    """One overlay. configs: name of a generated ConfigMap → name of a file in it → its path."""
 
     manifests: list[Manifest]
     configs: dict[str, dict[str, Path]]
 
     def of_kind(self, *kinds: str) -> list[Manifest]:
-        """Those of some kinds."""
-        return [one for one in self.manifests if one["kind"] in kinds]
+        """Return the manifests of some kinds."""
+        return [manifest for manifest in self.manifests if manifest["kind"] in kinds]
 
     def named(self, kind: str, name: str) -> Manifest:
-        """The one of a kind with a name."""
-        [found] = [one for one in self.of_kind(kind) if one["metadata"]["name"] == name]
+        """Return the only manifest of a kind with a name."""
+        [found] = [manifest for manifest in self.of_kind(kind) if manifest["metadata"]["name"] == name]
         return found
 
     def pods(self) -> list[Manifest]:
-        """What makes pods."""
+        """Return the manifests that create pods."""
         return self.of_kind("Deployment", "StatefulSet")
 
 
 def bundle(folder: Path) -> Bundle:
-    """Everything that a folder's kustomization names, patches left out."""
-    told = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    """Read everything that a folder's kustomization names, except patches."""
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     read = Bundle([], {})
-    for name in [*told["resources"], *told.get("components", [])]:
+    for name in [*kustomization["resources"], *kustomization.get("components", [])]:
         if (path := folder / name).is_dir():
             inner = bundle(path)
             read.manifests.extend(inner.manifests)
             read.configs.update(inner.configs)
         else:
             read.manifests.extend(yaml.safe_load_all(path.read_text()))
-    for made in told.get("configMapGenerator", []):
-        read.configs[made["name"]] = dict(_file(folder, one) for one in made["files"])
+    for generator in kustomization.get("configMapGenerator", []):
+        read.configs[generator["name"]] = dict(_file(folder, written) for written in generator["files"])
     return read
 
 
 def containers(manifest: Manifest) -> Iterator[Manifest]:
-    """The containers of what makes pods."""
+    """Yield the containers of a manifest that creates pods."""
     yield from manifest["spec"]["template"]["spec"]["containers"]
 
 
 def labels_of(manifest: Manifest) -> dict[str, str]:
-    """What the pods carry."""
+    """Return the labels of the pods that a manifest creates."""
     labels: dict[str, str] = manifest["spec"]["template"]["metadata"]["labels"]
     return labels
 

@@ -17,16 +17,16 @@ from gateway.config.schema import Config, host_and_port
 from gateway.processes.engine_process import KILL_AFTER_S
 from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Bundle, Manifest, bundle, containers, labels_of
 
-# The oldest release that is held.
+# The oldest supported release of Kubernetes.
 RELEASE = "1.30"
 SECRETS = {
     "redis-password": "made at random",
     "upstream-key": "made at random too",
     "metrics-key-digest": f"sha256:{'0' * 64}",
 }
-# Of others: no schema of Kubernetes' own.
+# Kinds of other projects, for which Kubernetes has no schema.
 FOREIGN = {"ScaledObject", "ServiceMonitor"}
-# Workers, engines and what is left of them are given so long each; see the supervisor.
+# Time for workers, engines and a final kill, each of which the supervisor bounds.
 ENDING_S = 3 * KILL_AFTER_S
 
 
@@ -36,7 +36,7 @@ def overlay(request: pytest.FixtureRequest) -> Bundle:
 
 
 def config_of(files: dict[str, Path], tmp_path: Path) -> Config:
-    """A router.yaml of a ConfigMap, with secrets where the pods have them."""
+    """Parse the router.yaml of a ConfigMap, with secrets in files as the pods have them."""
     for name, value in SECRETS.items():
         (tmp_path / name).write_text(value)
     text = files["router.yaml"].read_text().replace("/secrets/", f"{tmp_path}/")
@@ -44,16 +44,16 @@ def config_of(files: dict[str, Path], tmp_path: Path) -> Config:
 
 
 def gateways(overlay: Bundle) -> Iterator[tuple[Manifest, str]]:
-    """The deployments that run this project's image, each with its ConfigMap's name."""
+    """Yield the deployments of this project's image, each with the name of its ConfigMap."""
     for manifest in overlay.pods():
         [container] = containers(manifest)
         if container["image"] == "embedding-gateway":
-            volumes = {one["name"]: one for one in manifest["spec"]["template"]["spec"]["volumes"]}
+            volumes = {volume["name"]: volume for volume in manifest["spec"]["template"]["spec"]["volumes"]}
             yield manifest, volumes["config"]["configMap"]["name"]
 
 
 def test_manifests_fit_the_kubernetes_schemas(overlay: Bundle) -> None:
-    ours = [one for one in overlay.manifests if one["kind"] not in FOREIGN]
+    ours = [manifest for manifest in overlay.manifests if manifest["kind"] not in FOREIGN]
 
     assert len(ours) > 10
     for manifest in ours:
@@ -77,16 +77,16 @@ def test_kubectl_builds_the_same_objects(name: str) -> None:
     )
     manifests = [one for one in yaml.safe_load_all(built.stdout) if one["kind"] != "ConfigMap"]
 
-    assert {(one["kind"], one["metadata"]["name"]) for one in bundle(folder).manifests} == {
-        (one["kind"], one["metadata"]["name"]) for one in manifests
+    assert {(manifest["kind"], manifest["metadata"]["name"]) for manifest in bundle(folder).manifests} == {
+        (manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests
     }
     assert {"embedding-gateway"} == {
-        one["metadata"].get("namespace", "embedding-gateway") for one in manifests
+        manifest["metadata"].get("namespace", "embedding-gateway") for manifest in manifests
     }
-    for one in manifests:
-        if one["kind"] not in FOREIGN:
-            kubernetes_validate.validate(one, RELEASE, strict=True)
-    fixed = {one["metadata"]["name"] for one in manifests if "replicas" in one.get("spec", {})}
+    for manifest in manifests:
+        if manifest["kind"] not in FOREIGN:
+            kubernetes_validate.validate(manifest, RELEASE, strict=True)
+    fixed = {manifest["metadata"]["name"] for manifest in manifests if "replicas" in manifest.get("spec", {})}
     assert ({"redis"} if name.endswith("-scaled") else {"redis", "gateway", name}) == fixed
 
 
@@ -102,7 +102,7 @@ def test_container_ports_match_the_config(overlay: Bundle, tmp_path: Path) -> No
     for manifest, name in gateways(overlay):
         config = config_of(overlay.configs[name], tmp_path)
         [container] = containers(manifest)
-        ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert config.admin.listen is not None
         assert {
             "http": host_and_port(config.listen)[1],
@@ -113,11 +113,11 @@ def test_container_ports_match_the_config(overlay: Bundle, tmp_path: Path) -> No
 def test_probe_paths_are_served(overlay: Bundle) -> None:
     for manifest, _ in gateways(overlay):
         [container] = containers(manifest)
-        probes = {name: one["httpGet"] for name, one in container.items() if name.endswith("Probe")}
+        probes = {name: probe["httpGet"] for name, probe in container.items() if name.endswith("Probe")}
         assert {"readinessProbe", "livenessProbe"} == set(probes)
         assert ("/readyz", "/livez") == (probes["readinessProbe"]["path"], probes["livenessProbe"]["path"])
         assert all(ROUTES.parse(probe["path"]).on_both_listeners for probe in probes.values())
-        assert {"http"} == {one["port"] for one in probes.values()}
+        assert {"http"} == {probe["port"] for probe in probes.values()}
 
 
 def test_grace_period_covers_pause_drain_and_exit(overlay: Bundle, tmp_path: Path) -> None:
@@ -135,21 +135,21 @@ def test_selectors_match_their_pods(overlay: Bundle) -> None:
         assert manifest["spec"]["selector"]["matchLabels"].items() <= labels_of(manifest).items()
         for spread in manifest["spec"]["template"]["spec"].get("topologySpreadConstraints", []):
             assert spread["labelSelector"]["matchLabels"].items() <= labels_of(manifest).items()
-    for one in overlay.of_kind("Service", "PodDisruptionBudget", "NetworkPolicy"):
-        for selector in _pod_selectors(one["spec"]):
-            assert any(selector.items() <= labels_of(manifest).items() for manifest in pods), selector
+    for manifest in overlay.of_kind("Service", "PodDisruptionBudget", "NetworkPolicy"):
+        for selector in _pod_selectors(manifest["spec"]):
+            assert any(selector.items() <= labels_of(pod).items() for pod in pods), selector
 
 
 def test_services_target_existing_ports(overlay: Bundle) -> None:
     for service in overlay.of_kind("Service"):
         selector = service["spec"]["selector"].items()
-        [target] = [one for one in overlay.pods() if selector <= labels_of(one).items()]
-        there = {port["name"] for one in containers(target) for port in one["ports"]}
-        assert {one["targetPort"] for one in service["spec"]["ports"]} <= there
+        [target] = [pod for pod in overlay.pods() if selector <= labels_of(pod).items()]
+        ports = {port["name"] for container in containers(target) for port in container["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
 
 
 def test_every_deployment_has_a_disruption_budget(overlay: Bundle) -> None:
-    budgets = [one["spec"]["selector"]["matchLabels"] for one in overlay.of_kind("PodDisruptionBudget")]
+    budgets = [budget["spec"]["selector"]["matchLabels"] for budget in overlay.of_kind("PodDisruptionBudget")]
     deployments = overlay.of_kind("Deployment")
 
     assert len(deployments) == len(budgets)
@@ -159,7 +159,7 @@ def test_every_deployment_has_a_disruption_budget(overlay: Bundle) -> None:
 
 def test_replicas_and_store_are_services_of_the_namespace(overlay: Bundle, tmp_path: Path) -> None:
     config = config_of(overlay.configs["gateway-config"], tmp_path)
-    services = {one["metadata"]["name"]: one["spec"] for one in overlay.of_kind("Service")}
+    services = {service["metadata"]["name"]: service["spec"] for service in overlay.of_kind("Service")}
 
     assert config.quotas.store.endswith("@redis:6379/0")
     for upstream in config.upstreams.values():
@@ -170,12 +170,12 @@ def test_replicas_and_store_are_services_of_the_namespace(overlay: Bundle, tmp_p
             service = services[found[1]]
             # Only a headless service's name has each pod's address.
             assert "None" == service["clusterIP"]
-            assert int(found[2]) in {one["port"] for one in service["ports"]}
+            assert int(found[2]) in {port["port"] for port in service["ports"]}
 
 
 def test_network_policies_allow_the_traffic_of_pods(overlay: Bundle) -> None:
-    policies = {one["metadata"]["name"]: one["spec"] for one in overlay.of_kind("NetworkPolicy")}
-    upstreams = [one for one in overlay.pods() if "app.kubernetes.io/component" in labels_of(one)]
+    policies = {policy["metadata"]["name"]: policy["spec"] for policy in overlay.of_kind("NetworkPolicy")}
+    upstreams = [pod for pod in overlay.pods() if "app.kubernetes.io/component" in labels_of(pod)]
 
     assert {"nothing", "names", "gateway", "redis", "upstream"} == set(policies)
     assert {} == policies["nothing"]["podSelector"]
@@ -221,17 +221,17 @@ def test_scalers_query_existing_metrics_of_existing_upstreams(name: str, tmp_pat
     queries = [trigger["metadata"]["query"] for trigger in scaler["spec"]["triggers"]]
 
     assert scaler["spec"]["scaleTargetRef"]["name"] in {
-        one["metadata"]["name"] for one in scaled.of_kind("Deployment")
+        deployment["metadata"]["name"] for deployment in scaled.of_kind("Deployment")
     }
     assert 0 == scaler["spec"]["minReplicaCount"]
     for query in queries:
         assert set(re.findall(r"gateway_\w+", query)) <= documented
         assert set(re.findall(r'upstream="([^"]+)"', query)) == set(config.upstreams)
-    # What an engine's own lane holds has been sent already, and would be counted twice.
+    # The gateway has already counted the requests that wait in an engine's own lane.
     for other in set(scaled.configs) - {"gateway-config"}:
         assert not set(config.upstreams) & set(config_of(scaled.configs[other], tmp_path).upstreams)
-    # Who refuses what comes while nobody is there would never be seen to need anybody.
-    assert {"wait"} == {one.when_unavailable for one in config.upstreams.values()}
+    # A gateway that refused requests without a replica would never show a demand for one.
+    assert {"wait"} == {upstream.when_unavailable for upstream in config.upstreams.values()}
 
 
 def test_prometheus_scrapes_with_the_configured_key(tmp_path: Path) -> None:
@@ -240,12 +240,14 @@ def test_prometheus_scrapes_with_the_configured_key(tmp_path: Path) -> None:
     [endpoint] = monitor["spec"]["endpoints"]
     selector = monitor["spec"]["selector"]["matchLabels"].items()
     scraped = [
-        one for one in scaled.of_kind("Service") if selector <= one["metadata"].get("labels", {}).items()
+        service
+        for service in scaled.of_kind("Service")
+        if selector <= service["metadata"].get("labels", {}).items()
     ]
 
-    assert {"gateway-operators", "engine"} == {one["metadata"]["name"] for one in scraped}
+    assert {"gateway-operators", "engine"} == {service["metadata"]["name"] for service in scraped}
     for service in scraped:
-        assert endpoint["port"] in {one["name"] for one in service["spec"]["ports"]}
+        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert {"name": "gateway-secrets", "key": "metrics-key"} == endpoint["authorization"]["credentials"]
     [key] = config_of(scaled.configs["gateway-config"], tmp_path).admin.keys
     assert not isinstance(key, str)
@@ -253,27 +255,27 @@ def test_prometheus_scrapes_with_the_configured_key(tmp_path: Path) -> None:
 
 
 def _pod_selectors(spec: Any) -> Iterator[dict[str, str]]:
-    """The labels of every pod selector below, and of a service's own."""
+    """Yield the labels of every pod selector in a spec, and of a service's own selector."""
     if isinstance(spec, list):
-        for one in spec:
-            yield from _pod_selectors(one)
+        for item in spec:
+            yield from _pod_selectors(item)
     elif isinstance(spec, dict):
-        for name, one in spec.items():
+        for name, item in spec.items():
             if name in {"selector", "podSelector"}:
-                yield one.get("matchLabels", {} if name == "podSelector" or "matchLabels" in one else one)
+                yield item.get("matchLabels", {} if name == "podSelector" or "matchLabels" in item else item)
             else:
-                yield from _pod_selectors(one)
+                yield from _pod_selectors(item)
 
 
 def _secret_keys(value: Any) -> Iterator[str]:
-    """The keys of the secret that environments and volumes name."""
+    """Yield the keys of the secret that environments and volumes refer to."""
     if isinstance(value, list):
-        for one in value:
-            yield from _secret_keys(one)
+        for item in value:
+            yield from _secret_keys(item)
     elif isinstance(value, dict):
         if value.get("name") == "gateway-secrets" and "key" in value:
             yield value["key"]
         elif value.get("secretName") == "gateway-secrets":
             yield from (item["key"] for item in value["items"])
-        for one in value.values():
-            yield from _secret_keys(one)
+        for item in value.values():
+            yield from _secret_keys(item)

@@ -1,4 +1,4 @@
-"""Operators add upstreams and models to running gateways: shared in Redis, or kept in memory."""
+"""Operators add upstreams and models to running gateways, shared in Redis or in one gateway's memory."""
 
 import itertools
 import os
@@ -36,7 +36,7 @@ OF_FILE, OF_ENVIRONMENT, WRITTEN = "secret-of-a-file", "secret-of-the-environmen
 
 
 class Place:
-    """A server for upstreams, a Redis, and files that gateways are started with."""
+    """A server for upstreams, a Redis, and the files that gateways start with."""
 
     def __init__(self, folder: Path, url: str, fake: FakeTei, redis: RedisServer) -> None:
         self.url, self.fake, self.redis = url, fake, redis
@@ -45,7 +45,7 @@ class Place:
         (folder / "files" / "token").write_text(f"{OF_FILE}\n")
 
     def write(self, *, shared: bool = True, upstreams: str = "", models: str = "") -> None:
-        """What router.yaml says beside `one` and `m`. shared: in Redis, two workers; else it is watched."""
+        """Write router.yaml with `one`, `m` and more. shared: two workers on Redis; else one, watched."""
         store, workers = (self.redis.url, 2) if shared else ("memory", 1)
         text = CONFIG.format(
             workers=workers,
@@ -55,13 +55,13 @@ class Place:
             upstreams=upstreams,
             models=models,
         )
-        beside = self.file.with_suffix(".new")
-        beside.write_text(text)
-        beside.replace(self.file)
+        new_file = self.file.with_suffix(".new")
+        new_file.write_text(text)
+        new_file.replace(self.file)
 
     @contextmanager
     def gateway(self, **environment: str) -> Iterator[Served]:
-        """One more, until the block ends."""
+        """Run a gateway until the block ends."""
         running = Served(self.file, environment).wait_until_up()
         try:
             yield running
@@ -69,7 +69,7 @@ class Place:
             running.stop()
 
     def tei(self, **more: Any) -> dict[str, Any]:
-        """An upstream on the server."""
+        """Return the settings of an upstream on the server."""
         return {"backend": "tei", "replicas": [self.url], **more}
 
 
@@ -77,9 +77,9 @@ class Place:
 def place(tmp_path: Path) -> Iterator[Place]:
     fake, redis = FakeTei(), RedisServer(tmp_path)
     with serve_in_thread(fake) as url:
-        one = Place(tmp_path, url, fake, redis)
-        one.write()
-        yield one
+        setup = Place(tmp_path, url, fake, redis)
+        setup.write()
+        yield setup
     redis.stop()
 
 
@@ -95,7 +95,7 @@ def removed(gateway: Served, path: str) -> httpx.Response:
 
 def listed(gateway: Served, part: str) -> dict[str, dict[str, Any]]:
     with gateway.client() as client:
-        return {one["name"]: one for one in client.get(f"/admin/{part}").json()}
+        return {entry["name"]: entry for entry in client.get(f"/admin/{part}").json()}
 
 
 def reloaded(gateway: Served) -> httpx.Response:
@@ -104,12 +104,12 @@ def reloaded(gateway: Served) -> httpx.Response:
 
 
 def statuses(gateway: Served, model: str) -> set[int]:
-    """Of calls on connections of their own: they meet all workers."""
+    """Return the statuses of requests on separate connections, which reach every worker."""
     return {status(gateway, model) for _ in range(12)}
 
 
 def answers(gateway: Served, model: str) -> bool:
-    """Also where workers are just being started again."""
+    """Return True if every worker serves the model; False also while a worker restarts."""
     try:
         return statuses(gateway, model) == {200}
     except httpx.TransportError:
@@ -118,95 +118,96 @@ def answers(gateway: Served, model: str) -> bool:
 
 def test_additions_reach_every_worker_of_every_gateway(place: Place) -> None:
     secrets = {"UPSTREAM_KEY": OF_ENVIRONMENT}
-    with place.gateway(**secrets) as one, place.gateway() as two:
+    with place.gateway(**secrets) as first, place.gateway() as second:
         headers = {"x-key": "${UPSTREAM_KEY}"}
         upstream = place.tei(api_key="${file:token}")
-        assert 200 == put(one, "upstreams/shared", upstream).status_code
-        told = put(one, "models/org/shared", {"upstream": "shared"})
-        assert [{"path": "models.org/shared", "how": "added", "detail": ""}] == told.json()["changes"]
-        assert {200} == statuses(one, "org/shared")
+        assert 200 == put(first, "upstreams/shared", upstream).status_code
+        reply = put(first, "models/org/shared", {"upstream": "shared"})
+        assert [{"path": "models.org/shared", "how": "added", "detail": ""}] == reply.json()["changes"]
+        assert {200} == statuses(first, "org/shared")
         assert f"Bearer {OF_FILE}" in {sent.get("authorization") for sent in place.fake.headers}
-        assert wait_until(lambda: statuses(two, "org/shared") == {200}, 10)
-        # A secret that one of them has not keeps it from serving that alone.
-        assert 200 == put(one, "upstreams/apart", place.tei(headers=headers)).status_code
-        assert 200 == put(one, "models/apart", {"upstream": "apart"}).status_code
-        assert {200} == statuses(one, "apart")
+        assert wait_until(lambda: statuses(second, "org/shared") == {200}, 10)
+        # A secret that only first gateway has keeps the other from serving only this upstream.
+        assert 200 == put(first, "upstreams/apart", place.tei(headers=headers)).status_code
+        assert 200 == put(first, "models/apart", {"upstream": "apart"}).status_code
+        assert {200} == statuses(first, "apart")
         assert OF_ENVIRONMENT in {sent.get("x-key") for sent in place.fake.headers}
-        assert wait_until(lambda: listed(two, "models").get("apart", {}).get("problem"), 10)
-        shown = [listed(gateway, "upstreams") for gateway in (one, two)]
+        assert wait_until(lambda: listed(second, "models").get("apart", {}).get("problem"), 10)
+        shown = [listed(gateway, "upstreams") for gateway in (first, second)]
         assert [None, True] == [
-            told["apart"]["problem"] and "UPSTREAM_KEY" in told["apart"]["problem"] for told in shown
+            upstreams["apart"]["problem"] and "UPSTREAM_KEY" in upstreams["apart"]["problem"]
+            for upstreams in shown
         ]
-        assert [upstream, upstream] == [told["shared"]["settings"] for told in shown]
-        assert ({404}, 200) == (statuses(two, "apart"), status(two))
+        assert [upstream, upstream] == [upstreams["shared"]["settings"] for upstreams in shown]
+        assert ({404}, 200) == (statuses(second, "apart"), status(second))
 
         stored = place.redis.command("HGETALL", ADDED)
-        refused = removed(two, "upstreams/shared")
+        refused = removed(second, "upstreams/shared")
         assert (422, True) == (refused.status_code, "org/shared" in refused.json()["error"])
         for path in ("models/org/shared", "upstreams/shared", "models/apart", "upstreams/apart"):
-            assert 200 == removed(two, path).status_code
-        assert {404} == statuses(two, "org/shared")
-        assert wait_until(lambda: statuses(one, "org/shared") == {404}, 10)
-        assert 404 == removed(one, "models/org/shared").status_code
-    logs = "".join([*one.log, *two.log])
-    assert not [one for one in (OF_FILE, OF_ENVIRONMENT) if one in f"{logs}{stored}{shown}"]
+            assert 200 == removed(second, path).status_code
+        assert {404} == statuses(second, "org/shared")
+        assert wait_until(lambda: statuses(first, "org/shared") == {404}, 10)
+        assert 404 == removed(first, "models/org/shared").status_code
+    logs = "".join([*first.log, *second.log])
+    assert not [secret for secret in (OF_FILE, OF_ENVIRONMENT) if secret in f"{logs}{stored}{shown}"]
     assert "${file:token}" in stored
-    assert "upstreams.apart.headers.x-key: left out of what was added" in "".join(two.log)
+    assert "upstreams.apart.headers.x-key: left out of what was added" in "".join(second.log)
 
 
 def test_rejects_invalid_additions_without_storing_secrets(place: Place) -> None:
     with place.gateway() as gateway:
         wrong = put(gateway, "upstreams/x", place.tei(api_key=WRITTEN, tls={"ca": "/etc/passwd"}))
         unknown = put(gateway, "models/x", {"upstream": "none"})
-        mine = put(gateway, "models/m", {"upstream": "one"})
-        left = [listed(gateway, part) for part in ("upstreams", "models")]
-        told = [wrong.json()["error"], unknown.json()["error"], mine.json()["error"]]
+        duplicate = put(gateway, "models/m", {"upstream": "one"})
+        stored = [listed(gateway, part) for part in ("upstreams", "models")]
+        errors = [wrong.json()["error"], unknown.json()["error"], duplicate.json()["error"]]
 
-    assert [422, 422, 422] == [reply.status_code for reply in (wrong, unknown, mine)]
-    assert all(path in told[0] for path in ("upstreams.x.api_key", "upstreams.x.tls.ca"))
-    assert "there is no upstream 'none'; there are: one" in told[1]
-    assert "models.m: router.yaml defines it" in told[2]
-    assert [{}, {}] == left
-    assert not [one for one in (*told, *gateway.log) if WRITTEN in one]
+    assert [422, 422, 422] == [reply.status_code for reply in (wrong, unknown, duplicate)]
+    assert all(path in errors[0] for path in ("upstreams.x.api_key", "upstreams.x.tls.ca"))
+    assert "there is no upstream 'none'; there are: one" in errors[1]
+    assert "models.m: router.yaml defines it" in errors[2]
+    assert [{}, {}] == stored
+    assert not [line for line in (*errors, *gateway.log) if WRITTEN in line]
     assert WRITTEN not in place.redis.command("HGETALL", ADDED)
 
 
 def test_keeps_all_concurrent_additions_of_two_gateways(place: Place) -> None:
-    with place.gateway() as one, place.gateway() as two:
+    with place.gateway() as first, place.gateway() as second:
         names = [f"x{number}" for number in range(16)]
         with ThreadPoolExecutor(8) as pool:
-            gateways = itertools.cycle((one, two))
+            gateways = itertools.cycle((first, second))
             puts = [
                 pool.submit(put, gateway, f"models/{name}", {"upstream": "one"})
                 for name, gateway in zip(names, gateways, strict=False)
             ]
-            puts += [pool.submit(reloaded, gateway) for gateway in (one, two)]
+            puts += [pool.submit(reloaded, gateway) for gateway in (first, second)]
             assert {200} == {each.result(60).status_code for each in puts}
-        for gateway in (one, two):
+        for gateway in (first, second):
             assert wait_until(lambda gateway=gateway: set(names) <= listed(gateway, "models").keys(), 10)
             assert {200} == {status(gateway, name) for name in names}
 
 
 def test_restores_additions_after_restart(place: Place) -> None:
-    with place.gateway(UPSTREAM_KEY="x") as one:
-        put(one, "upstreams/x", place.tei(api_key="${UPSTREAM_KEY}"))
-        put(one, "models/x", {"upstream": "x"})
-        put(one, "models/y", {"upstream": "one"})
-        killed = {pid for pid, line in one.children().items() if "gateway.processes.worker" in line}
+    with place.gateway(UPSTREAM_KEY="x") as first:
+        put(first, "upstreams/x", place.tei(api_key="${UPSTREAM_KEY}"))
+        put(first, "models/x", {"upstream": "x"})
+        put(first, "models/y", {"upstream": "one"})
+        killed = {pid for pid, line in first.children().items() if "gateway.processes.worker" in line}
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: not killed & one.children().keys() and answers(one, "x"))
-        assert {200} == statuses(one, "x")
-    # Where a secret is gone the gateway starts all the same, and says what it leaves out.
-    with place.gateway() as two:
-        assert ({200}, {404}, {200}) == tuple(statuses(two, model) for model in ("y", "x", "m"))
-        assert "UPSTREAM_KEY" in listed(two, "upstreams")["x"]["problem"]
-        assert "there is no upstream 'x'" in listed(two, "models")["x"]["problem"]
-        assert is_logged(two, "upstreams.x.api_key: left out of what was added")
+        assert wait_until(lambda: not killed & first.children().keys() and answers(first, "x"))
+        assert {200} == statuses(first, "x")
+    # Without a secret the gateway still starts, and reports the addition that it excludes.
+    with place.gateway() as second:
+        assert ({200}, {404}, {200}) == tuple(statuses(second, model) for model in ("y", "x", "m"))
+        assert "UPSTREAM_KEY" in listed(second, "upstreams")["x"]["problem"]
+        assert "there is no upstream 'x'" in listed(second, "models")["x"]["problem"]
+        assert is_logged(second, "upstreams.x.api_key: left out of what was added")
     place.redis.command("HSET", ADDED, "version", "other", "additions", "nothing that can be read")
-    with place.gateway() as three:
-        assert 200 == status(three)
-        assert 503 == put(three, "models/z", {"upstream": "one"}).status_code
+    with place.gateway() as third:
+        assert 200 == status(third)
+        assert 503 == put(third, "models/z", {"upstream": "one"}).status_code
 
 
 def test_file_overrides_additions_and_restores_them_when_it_changes_back(place: Place) -> None:
@@ -215,7 +216,7 @@ def test_file_overrides_additions_and_restores_them_when_it_changes_back(place: 
         assert 200 == put(gateway, "models/x", {"upstream": "two"}).status_code
         assert 200 == put(gateway, "upstreams/y", place.tei()).status_code
         assert 200 == put(gateway, "models/y", {"upstream": "y"}).status_code
-        # The file comes to define a name, and takes away what another goes by.
+        # The file now defines the name of one addition, and removes the upstream of another.
         place.write(shared=False, models=", y: {upstream: one}")
         gateway.process.send_signal(signal.SIGHUP)
         assert wait_until(
@@ -227,7 +228,7 @@ def test_file_overrides_additions_and_restores_them_when_it_changes_back(place: 
         assert 200 == status(gateway, "y")
 
         place.write(shared=False, upstreams=f', two: {{backend: tei, replicas: ["{place.url}"]}}')
-        # Nobody asks: the file is watched.
+        # No reload is requested: the file is watched.
         assert wait_until(lambda: status(gateway, "x") == 200)
         assert [200, 200] == [status(gateway, model) for model in ("x", "y")]
         assert [None, None] == [listed(gateway, "models")[name]["problem"] for name in ("x", "y")]
@@ -245,10 +246,10 @@ def test_keeps_serving_and_rejects_additions_while_redis_is_unavailable(place: P
             assert ["x"] == list(listed(gateway, "models"))
         finally:
             place.redis.thaw()
-        # Whether the one in between was heard after all or not, this one is.
+        # The edit during the outage may have been stored or not; this one is.
         assert wait_until(lambda: put(gateway, "models/z", {"upstream": "one"}).status_code == 200)
         assert {200} == statuses(gateway, "z")
-        # A Redis that was emptied holds nothing.
+        # An emptied Redis holds no additions.
         place.redis.command("FLUSHALL")
         assert wait_until(lambda: statuses(gateway, "z") == {404})
         assert ({}, 200) == (listed(gateway, "models"), status(gateway))
@@ -269,7 +270,7 @@ def test_adding_and_removing_under_load_loses_no_request(place: Place) -> None:
                 assert [200, 200] == [
                     removed(gateway, f"{part}/x").status_code for part in ("models", "upstreams")
                 ]
-            # A call that is in flight when its model and its upstream go ends as it would have.
+            # A request in flight completes although its model and its upstream are removed.
             put(gateway, "upstreams/slow", place.tei(replicas=[stub.url]))
             put(gateway, "models/slow", {"upstream": "slow"})
             caller = threading.Thread(target=lambda: held.append(_called(gateway, "slow", HELD)))
@@ -305,7 +306,7 @@ def test_loads_added_torch_upstream_first_and_restores_it_after_restart(place: P
         assert 200 == put(gateway, "upstreams/t", torch).status_code
         assert 200 == put(gateway, "models/t", {"upstream": "t"}).status_code
         assert 200 == status(gateway, "t")
-        # One that can be read and not loaded: as it stood in Redis before a release, or a card, was changed.
+        # A valid addition that cannot be loaded, such as one stored before the release or GPU changed.
         stored = place.redis.command("HGET", ADDED, "additions").split("\r\n")[1]
     broken = stored.replace('"upstreams":{', '"upstreams":{"broken":{"backend":"torch","model":"org/none"},')
     place.redis.command("HSET", ADDED, "version", "other", "additions", broken)

@@ -1,4 +1,4 @@
-"""`admin.listen`: operators' paths are there and nowhere else, and it is as open as its own address."""
+"""`admin.listen`: operators' paths exist only there, and its own address decides how open they are."""
 
 import socket
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Sides(NamedTuple):
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
-    """Callers everywhere, operators on the loopback interface."""
+    """Serve callers on every interface, and operators on the loopback interface."""
     path = tmp_path_factory.mktemp("admin") / "router.yaml"
     operators = f"127.0.0.1:{free_port()}"
     path.write_text(config(operators))
@@ -57,9 +57,9 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
 
 
 OPERATORS_PATHS = ["/metrics", "/admin/usage?tenant=acme", "/admin/status", "/ui"]
-# Counters harm nobody on this machine, and the page holds nothing; all else is told with a key.
+# On the loopback interface, counters and the empty page need no key; everything else does.
 OPEN_HERE = {"/metrics", "/ui"}
-# The router overlooks these slashes; what guards the listener must too.
+# The router ignores these slashes, and the guard of the listener must ignore them too.
 DISGUISED = [
     "//metrics",
     "/metrics/",
@@ -113,27 +113,27 @@ def test_callers_listener_serves_callers(sides: Sides) -> None:
 
 async def test_admin_keys_beyond_loopback_permit_admin_and_metrics_only(boot: Boots) -> None:
     text = config("0.0.0.0:9090", "127.0.0.1:8080")
-    told = [path for path in OPERATORS_PATHS if path != "/ui"]
+    paths = [path for path in OPERATORS_PATHS if path != "/ui"]
     as_operator = {"authorization": f"Bearer {OPERATOR}"}
     async with boot({"tei-0": FakeTei()}, text) as gateway:
         get = gateway.client.get
-        of_operator = [(await get(path, headers=as_operator)).status_code for path in told]
-        of_tenant = [(await get(path)).status_code for path in told]
+        of_operator = [(await get(path, headers=as_operator)).status_code for path in paths]
+        of_tenant = [(await get(path)).status_code for path in paths]
         called = [
             await gateway.client.post(path, json={"input": "a", "inputs": "a"}, headers=as_operator)
             for path in ("/v1/embeddings", "/embed", "/tokenize")
         ]
         gateway.client.headers.pop("authorization")
-        of_nobody = [(await get(path)).status_code for path in told]
+        without_key = [(await get(path)).status_code for path in paths]
 
-    assert ([200] * 3, [403] * 3, [401] * 3) == (of_operator, of_tenant, of_nobody)
+    assert ([200] * 3, [403] * 3, [401] * 3) == (of_operator, of_tenant, without_key)
     assert [403, 403, 403] == [reply.status_code for reply in called]
     assert "scope_forbidden" == called[0].json()["error"]["code"]
 
 
 def test_reports_admin_port_in_use(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
         path = tmp_path / "router.yaml"
         path.write_text(config(f"127.0.0.1:{port}"))
         ended = run_serve(path)

@@ -1,4 +1,4 @@
-"""`gateway serve` takes another router.yaml while it runs, by a signal, the admin API or by itself."""
+"""A running gateway reloads router.yaml on a signal, on request, or when the file has changed."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ SECRET = "a-secret-that-no-log-may-hold"
 
 
 class Operator:
-    """Writes router.yaml, whole or broken, and asks for it to be taken."""
+    """Writer of valid and invalid versions of router.yaml."""
 
     def __init__(self, path: Path, urls: list[str], store: str, workers: int) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class Operator:
         self._fixed = {"store": store, "workers": workers}
 
     def write(self, number: int = 0, *, models: tuple[str, ...] = ("m",), watch: bool = False) -> None:
-        """The number tells which replicas, how the upstream is set, and what else is there."""
+        """Write a valid file. number: selects the replicas, the settings and a second upstream."""
         first = f"backend: tei, replicas: {self._replicas(number)}, queue_tokens: {4000 + number // 3}"
         upstreams = f'{{one: {{{first}, api_key: "{SECRET}"}}, x{number % 2}: {{backend: tei, replicas: '
         upstreams += f"{self._replicas(number + 1)}}}}}"
@@ -49,13 +49,13 @@ class Operator:
         self._put(text)
 
     def write_broken(self) -> None:
-        """Two problems."""
+        """Write a file with two problems."""
         self._put(self.path.read_text().replace("upstream: one", "upstream: none") + "\nno_such_key: 1\n")
 
     def _put(self, text: str) -> None:
-        beside = self.path.with_suffix(".new")
-        beside.write_text(text)
-        beside.replace(self.path)
+        new_file = self.path.with_suffix(".new")
+        new_file.write_text(text)
+        new_file.replace(self.path)
 
     def _replicas(self, number: int) -> str:
         chosen = [self._urls, self._urls[:1], self._urls[1:]][number % 3]
@@ -70,9 +70,9 @@ def urls() -> Iterator[list[str]]:
 
 @pytest.fixture
 def operator(urls: list[str], tmp_path: Path) -> Operator:
-    one = Operator(tmp_path / "router.yaml", urls, "memory", 1)
-    one.write()
-    return one
+    writer = Operator(tmp_path / "router.yaml", urls, "memory", 1)
+    writer.write()
+    return writer
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_invalid_file_changes_nothing_and_reports_why(gateway: Served, operator:
         refused = client.post("/admin/reload")
 
     assert 422 == refused.status_code
-    assert all(one in refused.json()["error"] for one in ("models.m.upstream", "no_such_key"))
+    assert all(path in refused.json()["error"] for path in ("models.m.upstream", "no_such_key"))
     assert 200 == status(gateway)
     assert SECRET not in refused.text
 
@@ -110,11 +110,11 @@ def test_invalid_file_changes_nothing_and_reports_why(gateway: Served, operator:
 def test_admin_reload_answers_once_new_requests_use_the_config(gateway: Served, operator: Operator) -> None:
     operator.write(0, models=("n",))
     with gateway.client() as client:
-        told = client.post("/admin/reload").json()
+        outcome = client.post("/admin/reload").json()
         again = client.post("/admin/reload").json()
 
     assert {("models.m", "removed"), ("models.n", "added")} == {
-        (one["path"], one["how"]) for one in told["changes"]
+        (change["path"], change["how"]) for change in outcome["changes"]
     }
     assert {"changes": [], "needs_restart": []} == again
     assert [404, 200] == [status(gateway), status(gateway, "n")]
@@ -156,12 +156,12 @@ def test_thirty_reloads_under_load_lose_no_request(urls: list[str], tmp_path: Pa
     operator.write()
     gateway = Served(operator.path).wait_until_up()
     callers = Callers(gateway, 8)
-    taken = []
+    reload_statuses = []
     try:
         with gateway.client() as client:
             for number in itertools.chain(range(1, 31)):
                 operator.write_broken() if number % 5 == 0 else operator.write(number)
-                taken.append(client.post("/admin/reload").status_code)
+                reload_statuses.append(client.post("/admin/reload").status_code)
                 before = len(callers.statuses)
                 assert wait_until(lambda before=before: len(callers.statuses) > before + 8)
     finally:
@@ -169,7 +169,7 @@ def test_thirty_reloads_under_load_lose_no_request(urls: list[str], tmp_path: Pa
         gateway.stop()
         redis.stop()
 
-    assert [422 if number % 5 == 0 else 200 for number in range(1, 31)] == taken
+    assert [422 if number % 5 == 0 else 200 for number in range(1, 31)] == reload_statuses
     assert {200} == set(callers.statuses)
     assert not any(KEY in line or SECRET in line for line in gateway.log)
 
@@ -193,16 +193,16 @@ def put(path: Path, more: str = "", others: str = "", models: str = "") -> None:
     path.write_text(ENGINES.format(more=more, others=others, models=models))
 
 
-def tells(gateway: Served, line: str) -> bool:
+def has_metric(gateway: Served, line: str) -> bool:
     with gateway.client() as client:
         return line in client.get("/metrics").text
 
 
 def residence(gateway: Served, model: str) -> str | None:
     with gateway.client() as client:
-        told = client.get(f"/v1/models/{model}").json()["residence"]
-    assert told is None or isinstance(told, str)
-    return told
+        found = client.get(f"/v1/models/{model}").json()["residence"]
+    assert found is None or isinstance(found, str)
+    return found
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def engine_config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def called(engine_config: Path) -> Iterator[Served]:
-    """A gateway with an engine that is called all the time, and loses no call."""
+    """Serve an engine under constant load, and check that no request was lost."""
     gateway = Served(engine_config).wait_until_up()
     callers = Callers(gateway, 1)
     try:
@@ -227,7 +227,7 @@ def called(engine_config: Path) -> Iterator[Served]:
 
 def reloaded(gateway: Served) -> httpx.Response:
     with gateway.client() as client:
-        # A model has to load before some of these are answered.
+        # Some of these replies wait for a model to load.
         return client.post("/admin/reload", timeout=120)
 
 
@@ -236,21 +236,21 @@ def test_reload_keeps_unchanged_engine_while_another_starts_and_stops(
     called: Served, engine_config: Path
 ) -> None:
     first = engines(called)
-    # What concerns its lane alone starts no engine, nor does a model in a process of its own.
+    # Neither a lane setting nor a model in its own process restarts the engine.
     put(engine_config, ", queue_tokens: 9000", SECOND % "apart", "n: {upstream: second}")
     assert 200 == reloaded(called).status_code
     assert (2, True) == (len(engines(called)), first < engines(called))
     assert 200 == status(called, "n")
-    # Its model's place in memory is followed, and what its engine counts is shown.
+    # The new model's residence and its engine's counters are reported.
     assert wait_until(lambda: residence(called, "n") == "loaded")
-    assert tells(called, 'gateway_model_loaded{upstream="second"} 1.0')
-    assert tells(called, 'te_queue_size{upstream="second"}')
+    assert has_metric(called, 'gateway_model_loaded{upstream="second"} 1.0')
+    assert has_metric(called, 'te_queue_size{upstream="second"}')
 
     put(engine_config)
     assert 200 == reloaded(called).status_code
     assert wait_until(lambda: engines(called) == first)
-    assert not tells(called, 'gateway_model_loaded{upstream="second"}')
-    assert not tells(called, 'te_queue_size{upstream="second"}')
+    assert not has_metric(called, 'gateway_model_loaded{upstream="second"}')
+    assert not has_metric(called, 'te_queue_size{upstream="second"}')
 
 
 @pytest.mark.timeout(300)
@@ -264,7 +264,7 @@ def test_changed_engine_takes_over_once_all_its_models_are_loaded(
     assert wait_until(lambda: len(engines(called)) == 1)
     second = engines(called)
     assert first != second
-    # One that cannot load changes nothing.
+    # A model that cannot be loaded changes nothing.
     put(engine_config, ", task: rerank")
     refused = reloaded(called)
     assert (422, second) == (refused.status_code, engines(called))

@@ -1,4 +1,4 @@
-"""Many models in one engine process: a budget that holds three of ten, states that callers see, a crash."""
+"""Many models in one engine process: a memory budget for three of ten, their states, and a crash."""
 
 import os
 import random
@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_of(
     folder: Path, checkpoint: Path, count: int, bounds: str, first: bool = False, more: str = ""
 ) -> Path:
-    """Upstreams and models m0, m1, …; first: whether the first is loaded at the start."""
+    """Write a config of upstreams and models m0, m1, …; first: preload m0."""
     upstreams = "".join(
         CONNECTION.format(n=n, path=checkpoint, preload=str(first and n == 0).lower(), more=more)
         for n in range(count)
@@ -49,11 +49,11 @@ def embed(client: httpx.Client, model: str) -> httpx.Response:
 
 
 def residences(client: httpx.Client) -> dict[str, str]:
-    return {one["id"]: one["residence"] for one in client.get("/v1/models").json()["data"]}
+    return {model["id"]: model["residence"] for model in client.get("/v1/models").json()["data"]}
 
 
 def measured(client: httpx.Client, metric: str) -> dict[str, float]:
-    """A metric's values by its labels."""
+    """Return a metric's values by its labels."""
     lines = client.get("/metrics").text.splitlines()
     found = (line.rpartition(" ") for line in lines if line.startswith(metric + "{"))
     return {name: float(value) for name, _, value in found}
@@ -66,7 +66,7 @@ def resident_bytes(pid: int) -> int:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Served]:
-    """One gateway for the tests that use it, in their order."""
+    """Serve ten models to the tests of this module, which run in order."""
     folder = tmp_path_factory.mktemp("ten")
     # A tiny model holds 23 MB, most of it its tokenizer.
     config = config_of(folder, checkpoint, MODELS, "{memory_bytes: 72000000}", first=True)
@@ -78,7 +78,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterat
 def test_lists_unrequested_model_as_unloaded(served: Served) -> None:
     with served.client() as client:
         assert client.get("/readyz").status_code == 200
-        listed = {one["id"]: one for one in client.get("/v1/models").json()["data"]}
+        listed = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
         assert wait_until(lambda: residences(client)["m0"] == "loaded")
 
         assert listed["m7"]["residence"] == "unloaded"
@@ -103,17 +103,17 @@ def test_serves_ten_models_at_random_within_a_budget_for_three(served: Served) -
     most_bytes = 0
     with ThreadPoolExecutor(4) as callers, served.client() as operator:
         running = [callers.submit(caller, seed) for seed in range(4)]
-        while not all(one.done() for one in running):
+        while not all(future.done() for future in running):
             most_bytes = max(most_bytes, resident_bytes(engine))
             time.sleep(0.05)
-        replies = [one for caller in running for one in caller.result()]
+        replies = [reply for future in running for reply in future.result()]
         assert wait_until(lambda: sum(measured(operator, "gateway_model_unloads_total").values()) > 3)
 
     assert {reply.status_code for _, reply in replies} == {200}
     assert len({name for name, _ in replies}) == MODELS
     vectors = np.array([reply.json()["data"][0]["embedding"] for _, reply in replies])
     np.testing.assert_allclose(vectors, vectors[:1].repeat(len(vectors), axis=0), atol=1e-5)
-    # One was there before. All ten would hold 200 MB more; three, and one on its way, less than half of that.
+    # m0 was loaded before. All ten would add 200 MB; three, and a fourth while it loads, add less than half.
     assert most_bytes - before_bytes < 100_000_000
     assert engine == served.child("backends.torch.server")
 
@@ -123,7 +123,7 @@ def test_requests_wait_for_a_killed_engine(served: Served) -> None:
         assert embed(client, "m3").status_code == 200
         engine = served.child("backends.torch.server")
         os.kill(engine, signal.SIGKILL)
-        # In memory at the start, when it died, and never.
+        # Loaded at start, loaded when the engine died, and never loaded.
         assert [embed(client, name).status_code for name in ("m0", "m3", "m7")] == [200, 200, 200]
 
         assert engine != served.child("backends.torch.server")
@@ -155,11 +155,11 @@ def test_model_that_never_fits_fails_and_the_others_serve(tmp_path: Path, checkp
             refused = embed(client, "big")
             assert embed(client, "m0").status_code == 200
             assert wait_until(lambda: residences(client)["big"] == "failed")
-            (told,) = [one for one in client.get("/v1/models").json()["data"] if one["id"] == "big"]
+            (big,) = [model for model in client.get("/v1/models").json()["data"] if model["id"] == "big"]
 
         assert refused.status_code == 502
         assert "`engine.memory_bytes` is 30 MB" in refused.json()["error"]["message"]
-        assert "`engine.memory_bytes` is 30 MB" in told["last_error"]
+        assert "`engine.memory_bytes` is 30 MB" in big["last_error"]
     finally:
         gateway.stop()
 

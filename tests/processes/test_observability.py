@@ -1,4 +1,4 @@
-"""Dashboards and alerts, held against a real Prometheus that scrapes a gateway under load."""
+"""Dashboards and alerts, tested with a real Prometheus that scrapes a gateway under load."""
 
 import json
 import math
@@ -51,7 +51,7 @@ scrape_configs:
 
 
 def promtool(*arguments: str, cwd: Path = OBSERVABILITY, given: str = "") -> str:
-    """What it says; it must be content."""
+    """Return the output of promtool, which must succeed."""
     ended = subprocess.run(
         ["promtool", *arguments],
         cwd=cwd,
@@ -66,13 +66,13 @@ def promtool(*arguments: str, cwd: Path = OBSERVABILITY, given: str = "") -> str
 
 
 def expressions(board: dict[str, Any]) -> list[tuple[str, str]]:
-    """Each panel's title with each of its queries."""
-    return [(one["title"], target["expr"]) for one in board["panels"] for target in one["targets"]]
+    """Return each query of a dashboard, with the title of its panel."""
+    return [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
 
 
 @contextmanager
 def running(*command: str, port: int) -> Iterator[None]:
-    """A process that is up when its port is."""
+    """Run a process, and wait until it listens on its port."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             assert wait_until(lambda: listens(port))
@@ -83,7 +83,7 @@ def running(*command: str, port: int) -> Iterator[None]:
 
 @contextmanager
 def under_load(gateway: Served) -> Iterator[None]:
-    """Calls of both upstreams, singly and many at once; some of them over a quota, some for no model."""
+    """Send requests to both upstreams, some of them over a quota or for an unknown model."""
     over = threading.Event()
 
     def call() -> None:
@@ -91,25 +91,25 @@ def under_load(gateway: Served) -> Iterator[None]:
             number = 0
             while not over.is_set():
                 number += 1
-                texts = [f"text {number} {one}" for one in range(1 + number % 3)]
+                texts = [f"text {number} {index}" for index in range(1 + number % 3)]
                 body = {"input": texts, "model": ("minilm", "remote", "nowhere")[number % 3]}
                 client.post("/v1/embeddings", json=body)
                 client.post("/v1/embeddings", json=body, headers={"authorization": "Bearer small-key"})
 
     threads = [threading.Thread(target=call, daemon=True) for _ in range(2)]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         over.set()
-        for one in threads:
-            one.join(20)
+        for thread in threads:
+            thread.join(20)
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One with an engine, a stub that speaks TEI, and a replica that is not there."""
+    """Serve an engine, a TEI stub, and a replica that cannot be reached."""
     port = free_port()
     file = tmp_path_factory.mktemp("gateway") / "router.yaml"
     digests = {"digest": key_digest(KEY), "other": key_digest("small-key")}
@@ -122,7 +122,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def prometheus(gateway: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Its API, while it scrapes the gateway every second."""
+    """Open the API of a Prometheus that scrapes the gateway every second."""
     folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     file = folder / "prometheus.yaml"
     file.write_text(
@@ -137,23 +137,25 @@ def prometheus(gateway: Served, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def answer(prometheus: httpx.Client, expression: str) -> list[float]:
-    """The finite values of an instant query, written as Grafana would."""
+    """Return the finite values of an instant query, with variables filled as Grafana fills them."""
     filled = re.sub(r"\$(tenant|upstream)", ".*", expression.replace("$__rate_interval", "10s"))
     reply = prometheus.get("/api/v1/query", params={"query": filled}).json()
     assert "success" == reply["status"], (filled, reply)
-    return [v for one in reply["data"]["result"] if math.isfinite(v := float(one["value"][1]))]
+    return [v for result in reply["data"]["result"] if math.isfinite(v := float(result["value"][1]))]
 
 
 @pytest.mark.timeout(120)
 def test_every_panel_query_returns_data(gateway: Served, prometheus: httpx.Client) -> None:
-    asked = [(path.stem, *one) for path in DASHBOARDS for one in expressions(json.loads(path.read_text()))]
-    silent = asked
-    assert len(asked) > 40
+    queries = [
+        (path.stem, *query) for path in DASHBOARDS for query in expressions(json.loads(path.read_text()))
+    ]
+    silent = queries
+    assert len(queries) > 40
     with under_load(gateway):
         end_s = time.monotonic() + 60
         while silent and time.monotonic() < end_s:
             time.sleep(1)
-            silent = [one for one in silent if not answer(prometheus, one[2])]
+            silent = [query for query in silent if not answer(prometheus, query[2])]
 
     assert [] == silent
 
@@ -164,10 +166,10 @@ def test_every_alert_is_evaluated_without_error(prometheus: httpx.Client) -> Non
 
     def evaluated() -> bool:
         groups[:] = prometheus.get("/api/v1/rules").json()["data"]["groups"]
-        return all(one["lastEvaluation"] > "2000" for group in groups for one in group["rules"])
+        return all(rule["lastEvaluation"] > "2000" for group in groups for rule in group["rules"])
 
     assert wait_until(evaluated)
-    assert [] == [one["lastError"] for group in groups for one in group["rules"] if one.get("lastError")]
+    assert [] == [rule["lastError"] for group in groups for rule in group["rules"] if rule.get("lastError")]
 
 
 def test_metrics_pass_the_linter(gateway: Served) -> None:

@@ -1,4 +1,4 @@
-"""Starting, stopping, killing: what callers see and what is left behind."""
+"""Start, stop and kill of a gateway, as seen by callers and by the operating system."""
 
 import re
 import signal
@@ -45,9 +45,9 @@ def test_killed_engine_delays_twenty_callers_without_an_error(config: Path) -> N
         texts = [[f"some words of a text {n} {i} " * 12 for i in range(16)] for n in range(20)]
         with ThreadPoolExecutor(20) as callers:
             waiting = [callers.submit(embed, gateway.url, own) for own in texts]
-            assert wait_until(lambda: any(one.done() for one in waiting))
+            assert wait_until(lambda: any(future.done() for future in waiting))
             engine_process_kill(engine)
-            statuses = [one.result().status_code for one in waiting]
+            statuses = [future.result().status_code for future in waiting]
 
         assert statuses == [200] * 20
         assert engine != gateway.child("backends.torch.server")
@@ -56,7 +56,7 @@ def test_killed_engine_delays_twenty_callers_without_an_error(config: Path) -> N
 
 
 def engine_process_kill(pid: int) -> None:
-    """SIGKILL, as the kernel does when memory runs out."""
+    """Send SIGKILL, as the kernel does when memory runs out."""
     import os
 
     os.kill(pid, signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_sigterm_finishes_requests_in_flight_and_refuses_new_ones(config: Path) 
 
 
 def in_flight_at_engine(client: httpx.Client) -> bool:
-    """Whether the long call has been admitted: its cost is counted before it is sent."""
+    """Return True once the long request has been admitted; its cost is counted before it is sent."""
     text = client.get("/metrics").text
     return 'gateway_quota_decisions_total{decision="admitted",tenant="default"}' in text
 
@@ -134,9 +134,9 @@ def test_gateway_is_a_tei_upstream_of_another_without_torch(config: Path, tmp_pa
 
 
 def test_reports_port_in_use(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
         path = tmp_path / "router.yaml"
-        port = taken.getsockname()[1]
+        port = occupied.getsockname()[1]
         path.write_text(ENGINE.format(deadline_s=1).replace("127.0.0.1:0", f"127.0.0.1:{port}"))
         ended = run_serve(path)
 

@@ -1,4 +1,4 @@
-"""What one caller may hold of a real `gateway serve`, seen from a plain socket."""
+"""Bounds on one caller of a real `gateway serve`, tested with a plain socket."""
 
 import json
 import socket
@@ -22,7 +22,7 @@ BODY = json.dumps({"input": "a" * 800}).encode()
 
 
 class Answer(NamedTuple):
-    """What came back: the status, and the code in OpenAI's envelope, where there is one."""
+    """Status of a reply, and the code in its OpenAI error, if it has one."""
 
     status: int
     code: str | None
@@ -42,7 +42,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int
 
 @contextmanager
 def begun(address: tuple[str, int], body: bytes, *headers: str) -> Iterator[socket.socket]:
-    """A connection that has sent a head and a body, or a part of one."""
+    """Open a connection and send a head with a body, or with a part of it."""
     lines = ["POST /v1/embeddings HTTP/1.1", "host: x", f"authorization: Bearer {KEY}", *headers]
     with socket.create_connection(address, timeout=10) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
@@ -70,7 +70,7 @@ def test_bounds_the_bytes_of_all_bodies_in_flight_and_releases_them(address: tup
         with begun(address, BODY, length) as second:
             assert Answer(503, "gateway_full") == answer_on(second)
         first.sendall(BODY[-1:])
-        # Past every bound: what is missing now is a replica.
+        # Every bound is passed; only a replica is missing.
         assert Answer(503, "no_replica") == answer_on(first)
     with begun(address, BODY, length) as third:
         assert Answer(503, "no_replica") == answer_on(third)
@@ -110,7 +110,7 @@ def test_bounds_json_nesting(address: tuple[str, int]) -> None:
 
 
 def test_connection_timeouts_are_the_documented_ones() -> None:
-    # What happens when they pass is in tests/api/test_http_protocol.py, with shorter ones.
+    # tests/api/test_http_protocol.py tests their effect, with shorter timeouts.
     promised = (
         BoundedProtocol.head_timeout_s,
         BoundedProtocol.body_timeout_s,

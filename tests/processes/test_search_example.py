@@ -1,4 +1,4 @@
-"""The example finds what a person would expect it to find."""
+"""The search example finds the functions that a person would expect."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The gateway as a new user meets it: real weights, real clients, the printed curl line."""
+"""The gateway as a new user starts it: real weights, real clients, the printed curl command."""
 
 import base64
 import json
@@ -58,12 +58,12 @@ def test_readme_programs_run(served: Served, repository: Path) -> None:
     programs = re.findall(
         r"^```python\n(.*?)^```", (repository / "README.md").read_text(), re.DOTALL | re.MULTILINE
     )
-    left: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for program in programs:
-        exec(program.replace("http://127.0.0.1:8080", served.url).replace("<the key>", KEY), left)
+        exec(program.replace("http://127.0.0.1:8080", served.url).replace("<the key>", KEY), variables)
 
-    assert 2 == len(left["reply"].data)
-    assert (2, 384) == left["vectors"].shape
+    assert 2 == len(variables["reply"].data)
+    assert (2, 384) == variables["vectors"].shape
 
 
 def test_hugging_face_inference_client_works(served: Served) -> None:
@@ -110,7 +110,7 @@ def test_rerank_tokenize_and_info_answer(served: Served) -> None:
 
 
 def verified(config: Path) -> "subprocess.CompletedProcess[str]":
-    """`gateway verify --json`, ended."""
+    """Run `gateway verify --json` until it exits."""
     words = [sys.executable, "-m", "gateway", "verify", "-c", str(config), "--json"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     return subprocess.run(words, capture_output=True, text=True, timeout=55, check=False, env=environment)
@@ -118,10 +118,10 @@ def verified(config: Path) -> "subprocess.CompletedProcess[str]":
 
 def test_verify_starts_its_own_engine(repository: Path) -> None:
     ended = verified(repository / "router.yaml")
-    told = json.loads(ended.stdout)
+    report = json.loads(ended.stdout)
 
-    assert (0, True) == (ended.returncode, told["agrees"])
-    [member] = told["members"]
+    assert (0, True) == (ended.returncode, report["agrees"])
+    [member] = report["members"]
     assert ("torch", 384) == (member["backend"], member["dimensions"])
     assert member["least_norm"] == pytest.approx(1, abs=1e-3)
 

@@ -1,4 +1,4 @@
-"""`gateway status`: against gateways that run, that are not there, that go away and come back."""
+"""`gateway status` with a gateway that runs, that cannot be reached, and that restarts."""
 
 import os
 import pty
@@ -66,7 +66,7 @@ def upstream() -> Iterator[str]:
 
 @pytest.fixture
 def config(tmp_path: Path, upstream: str) -> Path:
-    """Of a gateway that is not running yet."""
+    """Return the config of a gateway that does not run yet."""
     path = tmp_path / "router.yaml"
     path.write_text(CONFIG.format(port=free_port(), workers=1, store="memory", keys="", url=upstream))
     return path
@@ -74,7 +74,7 @@ def config(tmp_path: Path, upstream: str) -> Path:
 
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory: pytest.TempPathFactory, upstream: str) -> Iterator[Path]:
-    """The config of a running gateway of two workers, after some calls, whose operators have keys."""
+    """Return the config of a running gateway with two workers and admin keys, after some requests."""
     folder = tmp_path_factory.mktemp("status")
     redis = RedisServer(folder)
     path = folder / "router.yaml"
@@ -85,7 +85,7 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory, upstream: str) -> Iter
     )
     gateway = Served(path).wait_until_up()
     for _ in range(CALLS):
-        # A connection each, so that both workers get some.
+        # On separate connections, so that both workers receive some.
         with gateway.client() as client:
             assert 200 == client.post("/v1/embeddings", json={"input": "a b", "model": "bge"}).status_code
     yield path
@@ -96,13 +96,17 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory, upstream: str) -> Iter
 def test_snapshot_adds_up_all_workers(two_workers: Path) -> None:
     for _ in range(4):
         ended = status(two_workers, "--json", GATEWAY_API_KEY=OPERATOR)
-        told = msgspec.json.decode(ended.stdout, type=Snapshot)
+        snapshot = msgspec.json.decode(ended.stdout, type=Snapshot)
 
         assert 0 == ended.returncode
-        assert (2, "redis") == (told.workers, told.store.kind)
-        assert {"ok": CALLS} == told.calls.outcomes
-        assert [("default", CALLS, 4 * CALLS)] == [(one.name, one.calls, one.tokens) for one in told.tenants]
-        assert [("one", "up", CALLS)] == [(one.upstream, one.state, one.attempts) for one in told.replicas]
+        assert (2, "redis") == (snapshot.workers, snapshot.store.kind)
+        assert {"ok": CALLS} == snapshot.calls.outcomes
+        assert [("default", CALLS, 4 * CALLS)] == [
+            (tenant.name, tenant.calls, tenant.tokens) for tenant in snapshot.tenants
+        ]
+        assert [("one", "up", CALLS)] == [
+            (replica.upstream, replica.state, replica.attempts) for replica in snapshot.replicas
+        ]
 
 
 def test_reads_the_key_from_a_file(two_workers: Path, tmp_path: Path) -> None:
@@ -133,7 +137,7 @@ def test_once_shows_every_table(two_workers: Path) -> None:
 
 
 def cut_off(*words: str) -> tuple[int, str]:
-    """Exit status and errors of a command whose reader has gone before it writes."""
+    """Return the exit status and errors of a command whose output pipe is closed before it writes."""
     with unread() as writing:
         ended = subprocess.run(
             [sys.executable, "-m", "gateway", *words],
@@ -149,7 +153,7 @@ def cut_off(*words: str) -> tuple[int, str]:
 
 @contextmanager
 def unread() -> Iterator[int]:
-    """A pipe that nobody reads any more."""
+    """Open a pipe whose reading end is closed."""
     reading, writing = os.pipe()
     os.close(reading)
     yield writing
@@ -213,7 +217,7 @@ def test_replaces_terminal_control_characters() -> None:
 
 
 class Terminal:
-    """`gateway status` on a terminal; seen: all that it has drawn."""
+    """`gateway status` on a terminal. seen: everything that it has drawn."""
 
     def __init__(self, config: Path) -> None:
         self._ours, theirs = pty.openpty()
@@ -233,12 +237,12 @@ class Terminal:
         self._reader.start()
 
     def shows(self, words: str) -> bool:
-        """Whether it comes to draw these words from here on."""
+        """Return True once the command draws these words, from now on."""
         begun = len(self.seen)
         return wait_until(lambda: words in self.seen[begun:])
 
     def stop(self) -> int:
-        """Ctrl-C, and its exit status."""
+        """Press Ctrl-C and return the exit status."""
         self.process.send_signal(signal.SIGINT)
         try:
             return self.process.wait(10)
@@ -275,15 +279,15 @@ def test_follows_a_restarting_gateway_until_ctrl_c(config: Path) -> None:
 
 
 def test_keeps_the_last_snapshot_while_the_gateway_is_unavailable() -> None:
-    look = StatusDisplay("http://127.0.0.1:1")
-    look.fail("gone")
-    assert look.snapshot is None
+    display = StatusDisplay("http://127.0.0.1:1")
+    display.fail("gone")
+    assert display.snapshot is None
 
-    told = {"version": "1", "at_s": 1.0, "uptime_s": 1.0, "worker": 0, "workers": 1, "calls_in_flight": 0}
-    told |= {"in_flight_bytes": 0, "store": {"kind": "memory", "away": False}, "lanes": (), "replicas": ()}
-    told |= {"calls": {"outcomes": {}, "durations": {}}, "models": (), "tenants": (), "changes": ()}
-    look.update(msgspec.convert(told, Snapshot))
-    look.fail("gone")
+    fields = {"version": "1", "at_s": 1.0, "uptime_s": 1.0, "worker": 0, "workers": 1, "calls_in_flight": 0}
+    fields |= {"in_flight_bytes": 0, "store": {"kind": "memory", "away": False}, "lanes": (), "replicas": ()}
+    fields |= {"calls": {"outcomes": {}, "durations": {}}, "models": (), "tenants": (), "changes": ()}
+    display.update(msgspec.convert(fields, Snapshot))
+    display.fail("gone")
 
-    assert look.snapshot is not None
-    assert (None, "gone") == (look.rates, look.problem)
+    assert display.snapshot is not None
+    assert (None, "gone") == (display.rates, display.problem)

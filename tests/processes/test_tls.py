@@ -1,4 +1,4 @@
-"""TLS on both sides: callers by https, with certificates of their own or none, and replicas by https."""
+"""TLS with callers, with and without certificates of their own, and with replicas."""
 
 import asyncio
 import ssl
@@ -34,19 +34,19 @@ models: {{bge: {{upstream: one}}}}
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Whom both sides trust."""
+    """Create the authority that both sides trust."""
     return Authority(tmp_path_factory.mktemp("ours"))
 
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Whom nobody trusts."""
+    """Create an authority that neither side trusts."""
     return Authority(tmp_path_factory.mktemp("strangers"))
 
 
 @pytest.fixture(scope="module")
 def served_by_tls(ours: Authority) -> Iterator[Served]:
-    """A gateway whose callers show certificates; its files are named relative to its config."""
+    """Serve callers with certificates; the config names its files by relative paths."""
     ours.sign("server")
     path = ours.ca.parent / "router.yaml"
     path.write_text(
@@ -102,7 +102,7 @@ def test_listener_without_client_ca_needs_no_caller_certificate(
 
 @asynccontextmanager
 async def replica(server: FakeTei, certificate: tuple[Path, Path], client_ca: Path) -> AsyncIterator[str]:
-    """The fake behind a real TLS listener that demands a certificate; its base URL."""
+    """Run the fake server behind a TLS listener that demands a certificate, and yield its base URL."""
     config = uvicorn.Config(
         server,
         port=0,
@@ -126,7 +126,7 @@ async def replica(server: FakeTei, certificate: tuple[Path, Path], client_ca: Pa
 
 @asynccontextmanager
 async def gateway(url: str, tls: str, folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, list[Event]]]:
-    """The production application, adapters and all, on one replica, after its first attempt to join."""
+    """Run the production application on one replica, and wait for its first attempt to join."""
     path = folder / "router.yaml"
     path.write_text(f"""
 upstreams: {{one: {{backend: tei, replicas: ["{url}"], tls: {tls}}}}}
@@ -226,11 +226,11 @@ def test_reports_every_file_that_is_not_pem(tmp_path: Path, content: str) -> Non
     (tmp_path / "x.pem").write_text(content)
     found = problems(tmp_path, "{certificate: x.pem, private_key: x.pem, client_ca: x.pem}")
 
-    assert ["tls.certificate", "tls.client_ca"] == [one.path for one in found]
-    assert all("PEM" in one.message for one in found)
+    assert ["tls.certificate", "tls.client_ca"] == [problem.path for problem in found]
+    assert all("PEM" in problem.message for problem in found)
 
 
 def test_reports_a_folder_in_place_of_a_certificate(tmp_path: Path) -> None:
     found = problems(tmp_path, "{certificate: ., private_key: ., client_ca: .}")
 
-    assert ["tls.certificate", "tls.client_ca"] == [one.path for one in found]
+    assert ["tls.certificate", "tls.client_ca"] == [problem.path for problem in found]

@@ -1,4 +1,4 @@
-"""A gateway with its engine, seen from outside: one trace through both, and TEI's metrics."""
+"""A gateway with its engine: one trace through both, metrics under TEI's names, and log lines."""
 
 import json
 import os
@@ -22,16 +22,16 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
-    """Where the gateway of these tests sends its spans."""
-    with collecting() as one:
-        yield one
+    """Run the collector that receives the spans of these tests."""
+    with collecting() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def traced(
     repository: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
 ) -> Iterator[Served]:
-    """The project's own router.yaml, with traces."""
+    """Serve the project's own router.yaml with tracing."""
     file = tmp_path_factory.mktemp("traced") / "router.yaml"
     tracing = f"tracing: {{endpoint: '{collector.url}', sample: 0, headers: {{x-token: t}}}}\n"
     file.write_text(tracing + (repository / "router.yaml").read_text())
@@ -43,11 +43,11 @@ def traced(
 def families(gateway: Served) -> dict[str, Metric]:
     with gateway.client() as client:
         text = client.get("/metrics").text
-    return {one.name: one for one in text_string_to_metric_families(text)}
+    return {family.name: family for family in text_string_to_metric_families(text)}
 
 
 def total(family: Metric, sample: str = "") -> float:
-    return sum(one.value for one in family.samples if one.name == (sample or family.name))
+    return sum(value.value for value in family.samples if value.name == (sample or family.name))
 
 
 def test_one_trace_spans_gateway_and_engine(traced: Served, collector: Collector) -> None:
@@ -59,10 +59,10 @@ def test_one_trace_spans_gateway_and_engine(traced: Served, collector: Collector
     engine = {"engine tokenize", "engine queue", "engine forward"}
     assert wait_until(lambda: {"POST /v1/embeddings", *engine} <= collector.names())
 
-    assert {TRACE} == {one.trace_id.hex() for one in collector.spans}
+    assert {TRACE} == {span.trace_id.hex() for span in collector.spans}
     assert "t" == collector.headers["x-token"]
-    by_name = {one.name: one for one in collector.spans}
-    attempt = next(one for one in collector.spans if one.kind == Span.SPAN_KIND_CLIENT)
+    by_name = {span.name: span for span in collector.spans}
+    attempt = next(span for span in collector.spans if span.kind == Span.SPAN_KIND_CLIENT)
     for name in engine:
         inside = by_name[name]
         assert attempt.span_id == inside.parent_span_id
@@ -86,7 +86,7 @@ def test_engine_counts_under_tei_metric_names(traced: Served) -> None:
     )
     assert 3 == grown
     assert 0 == total(after["te_queue_size"])
-    assert {"validation"} <= {one.labels["err"] for one in after["te_request_failure"].samples}
+    assert {"validation"} <= {value.labels["err"] for value in after["te_request_failure"].samples}
     longest = after["te_request_duration"]
     assert total(longest, "te_request_duration_count") > 0
 
@@ -110,11 +110,11 @@ def test_log_lines_are_json_without_a_terminal(traced: Served) -> None:
         return bool(found)
 
     assert wait_until(logged)
-    told = json.loads(found[0])
+    fields = json.loads(found[0])
     assert ("call", "/embed", 200, "default") == (
-        told["event"],
-        told["route"],
-        told["status"],
-        told["tenant"],
+        fields["event"],
+        fields["route"],
+        fields["status"],
+        fields["tenant"],
     )
-    assert 32 == len(told["trace_id"])
+    assert 32 == len(fields["trace_id"])

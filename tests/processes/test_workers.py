@@ -1,4 +1,4 @@
-"""Several HTTP workers behind one address: they share its callers, its metrics and its end."""
+"""Several HTTP workers behind one address share its callers, its metrics and its shutdown."""
 
 import os
 import re
@@ -53,7 +53,7 @@ def config(stub: HoldingServer, redis: RedisServer, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gateway(config: Path, tmp_path: Path) -> Iterator[Served]:
-    """Two workers; what they leave behind would be in the folder `left`."""
+    """Serve two workers, whose temporary files are in the folder `left`."""
     (tmp_path / "left").mkdir()
     running = Served(config, {"TMPDIR": str(tmp_path / "left")}).wait_until_up()
     yield running
@@ -65,7 +65,7 @@ def workers(gateway: Served) -> list[int]:
 
 
 def call(gateway: Served, text: str = "a") -> int:
-    """The status of one call on a connection of its own; 0: the connection broke."""
+    """Return the status of a request on its own connection, or 0 if the connection broke."""
     headers = {"authorization": f"Bearer {KEY}"}
     try:
         reply = httpx.post(
@@ -77,40 +77,40 @@ def call(gateway: Served, text: str = "a") -> int:
 
 
 def value(gateway: Served, sample: str, **labels: str) -> float:
-    """The sum of a metric's samples, as whichever worker answers tells it."""
+    """Return the sum of a metric's samples, as reported by any worker."""
     text = httpx.get(f"{gateway.url}/metrics", timeout=40, trust_env=False).text
     return sum(
-        one.value
+        sample_value.value
         for family in text_string_to_metric_families(text)
-        for one in family.samples
-        if one.name == sample and labels.items() <= one.labels.items()
+        for sample_value in family.samples
+        if sample_value.name == sample and labels.items() <= sample_value.labels.items()
     )
 
 
 def connections(pid: int) -> int:
-    """How many sockets a process has open."""
+    """Count the open sockets of a process."""
     return sum(target.startswith("socket:") for target in opened(pid))
 
 
 def opened(pid: int) -> Iterator[str]:
-    """What a process' file descriptors are."""
-    for one in Path(f"/proc/{pid}/fd").iterdir():
+    """Yield the targets of a process' file descriptors."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
-            yield str(one.readlink())
+            yield str(link.readlink())
 
 
 def test_workers_share_connections_and_each_reports_all_metrics(gateway: Served) -> None:
     before = {pid: connections(pid) for pid in workers(gateway)}
     with ExitStack() as held:
         clients = [held.enter_context(gateway.client()) for _ in range(32)]
-        statuses = [one.post(OPENAI, json={"input": ["a b", "c"]}).status_code for one in clients]
+        statuses = [client.post(OPENAI, json={"input": ["a b", "c"]}).status_code for client in clients]
         grown = [connections(pid) - sockets for pid, sockets in before.items()]
 
     assert statuses == [200] * 32
     assert len(grown) == 2
-    # Each has at least a few of the callers' connections, beside those that it opens itself.
+    # Each has some of the callers' connections, in addition to those that it opens itself.
     assert min(grown) >= 4
-    # The other worker's last calls are counted within milliseconds.
+    # The other worker's last requests are counted within milliseconds.
     assert wait_until(lambda: 32 == value(gateway, "gateway_calls_total", route=OPENAI, status="200"))
     for _ in range(6):
         assert 32 == value(gateway, "gateway_calls_total", route=OPENAI, status="200")
@@ -134,22 +134,22 @@ def test_killed_worker_loses_only_its_own_requests_and_no_counts(
         held = [callers.submit(call, gateway, f"{HELD} {number}") for number in range(24)]
         assert wait_until(lambda: stub.waiting == 24)
         os.kill(pids[0], signal.SIGKILL)
-        assert wait_until(lambda: any(one.done() for one in held))
-        while_it_is_gone = [call(gateway) for _ in range(10)]
-        # What another worker has counted is seen some 20 ms later.
+        assert wait_until(lambda: any(future.done() for future in held))
+        statuses_without_it = [call(gateway) for _ in range(10)]
+        # The counts of another worker are visible about 20 ms later.
         assert wait_until(lambda: answered(gateway) == 30)
         stub.release()
-        ends = [one.result() for one in held]
+        ends = [future.result() for future in held]
     assert wait_until(lambda: len(workers(gateway)) == 2)
 
-    assert while_it_is_gone == [200] * 10
+    assert statuses_without_it == [200] * 10
     assert set(ends) == {0, 200}
     assert pids[1] in workers(gateway)
     assert pids[0] not in workers(gateway)
     assert wait_until(lambda: answered(gateway) == 30 + ends.count(200))
     assert 1 == value(gateway, "gateway_process_restarts_total")
     assert 1 == value(gateway, "gateway_process_restarts_total", reason="ended", process=ended(gateway))
-    # The new one takes its part again, and counts on where the other ended.
+    # The new worker serves again, and continues the counts of the killed one.
     new = next(pid for pid in workers(gateway) if pid not in pids)
     assert wait_until(lambda: listens(gateway, new))
     assert [call(gateway) for _ in range(32)] == [200] * 32
@@ -157,12 +157,12 @@ def test_killed_worker_loses_only_its_own_requests_and_no_counts(
 
 
 def answered(gateway: Served) -> float:
-    """Calls that went well, as any worker tells for all."""
+    """Return the number of successful requests of all workers, as reported by any of them."""
     return value(gateway, "gateway_calls_total", route=OPENAI, status="200")
 
 
 def ended(gateway: Served) -> str:
-    """Which process the log says was started again."""
+    """Return the name of the process that was restarted, from the log."""
     (name,) = re.findall(r"(worker \d) ended \(signal SIGKILL\); starting it again", "".join(gateway.log))
     return str(name)
 
@@ -175,18 +175,18 @@ def test_hung_worker_is_restarted_and_every_worker_reports_it(gateway: Served) -
     new = next(pid for pid in workers(gateway) if pid not in pids)
     assert wait_until(lambda: listens(gateway, new))
     name = ended(gateway)
-    tellers = set()
+    reporting_workers = set()
     for _ in range(200):
-        told = httpx.get(f"{gateway.url}/admin/status", timeout=40, trust_env=False).json()
-        (change,) = [one for one in told["changes"] if one["subject"].startswith("worker")]
+        status = httpx.get(f"{gateway.url}/admin/status", timeout=40, trust_env=False).json()
+        (change,) = [change for change in status["changes"] if change["subject"].startswith("worker")]
         assert (name, "hung, started again", "signal SIGKILL") == (
             change["subject"],
             change["what"],
             change["reason"],
         )
-        tellers.add(told["worker"])
+        reporting_workers.add(status["worker"])
 
-    assert {0, 1} == tellers
+    assert {0, 1} == reporting_workers
     assert pids[1] in workers(gateway)
     assert any(f"{name} answers nothing; ending it" in line for line in gateway.log)
     assert 1 == value(gateway, "gateway_process_restarts_total", reason="hung", process=name)
@@ -195,7 +195,7 @@ def test_hung_worker_is_restarted_and_every_worker_reports_it(gateway: Served) -
 
 
 def listens(gateway: Served, pid: int) -> bool:
-    """Whether a process has a listening socket on the gateway's port."""
+    """Return True if a process listens on the gateway's port."""
     port = int(gateway.url.rpartition(":")[2])
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
@@ -203,7 +203,7 @@ def listens(gateway: Served, pid: int) -> bool:
 
 
 def hold(gateway: Served, stub: HoldingServer, callers: ThreadPoolExecutor) -> list[Future[int]]:
-    """Sixteen calls, on both workers, that wait at the stub."""
+    """Send sixteen requests, to both workers, that the stub holds."""
     held = [callers.submit(call, gateway, f"{HELD} {number}") for number in range(16)]
     assert wait_until(lambda: stub.waiting == 16)
     return held
@@ -220,18 +220,18 @@ def test_removed_upstream_leaves_no_gauges(gateway: Served, config: Path, stub: 
 
     assert wait_until(lambda: all(not gauges_of(gateway, "stub") for _ in range(16)))
     assert {"replica_up", "lane_queued_tokens"} <= gauges_of(gateway, "other")
-    # What was counted stays.
+    # Counters keep their values.
     assert 1 == value(gateway, "gateway_attempts_total", upstream="stub")
 
 
 def gauges_of(gateway: Served, upstream: str) -> set[str]:
-    """Which gauges an upstream has, as whichever worker answers tells it."""
+    """Return the names of an upstream's gauges, as reported by any worker."""
     text = httpx.get(f"{gateway.url}/metrics", timeout=40, trust_env=False).text
     return {
         family.name.removeprefix("gateway_")
         for family in text_string_to_metric_families(text)
-        for one in family.samples
-        if family.type == "gauge" and one.labels.get("upstream") == upstream
+        for sample in family.samples
+        if family.type == "gauge" and sample.labels.get("upstream") == upstream
     }
 
 
@@ -241,13 +241,13 @@ def test_drains_all_workers_together_and_leaves_nothing_behind(
     children = gateway.children()
     with ThreadPoolExecutor(16) as callers, ExitStack() as clients:
         late = [clients.enter_context(gateway.client()) for _ in range(16)]
-        assert {one.get("/readyz").status_code for one in late} == {200}
+        assert {client.get("/readyz").status_code for client in late} == {200}
         held = hold(gateway, stub, callers)
         gateway.process.send_signal(signal.SIGTERM)
-        assert wait_until(lambda: {one.get("/readyz").status_code for one in late} == {503})
-        assert not any(one.done() for one in held)
+        assert wait_until(lambda: {client.get("/readyz").status_code for client in late} == {503})
+        assert not any(future.done() for future in held)
         stub.release()
-        ends = [one.result() for one in held]
+        ends = [future.result() for future in held]
 
     assert ends == [200] * 16
     assert gateway.stop() == 0
@@ -260,9 +260,9 @@ def test_second_interrupt_does_not_wait_for_requests_in_flight(gateway: Served, 
         held = hold(gateway, stub, callers)
         gateway.process.send_signal(signal.SIGINT)
         assert wait_until(lambda: any("stopping" in line for line in gateway.log))
-        assert not any(one.done() for one in held)
+        assert not any(future.done() for future in held)
         gateway.process.send_signal(signal.SIGINT)
-        ends = [one.result() for one in held]
+        ends = [future.result() for future in held]
 
     assert ends == [0] * 16
     assert gateway.process.wait(20) == 0
@@ -294,8 +294,8 @@ def test_reports_another_gateway_on_the_same_port(
 def test_reports_another_process_on_the_same_port(
     config: Path, stub: HoldingServer, redis: RedisServer
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        address = f"127.0.0.1:{occupied.getsockname()[1]}"
         config.write_text(CONFIG.format(listen=address, workers=2, store=redis.url, url=stub.url))
         ended = run_serve(config)
 

@@ -1,4 +1,4 @@
-"""What a parent hears of its children."""
+"""A parent receives the lines that its children write."""
 
 import asyncio
 import os
@@ -6,18 +6,18 @@ import signal
 
 from gateway.processes.child import Child, ChildSpec
 
-# Says two lines to the number that its first line of standard input holds.
+# Writes two lines to the file descriptor that its first line of standard input names.
 TALKER = "tests.fakes.talker"
 
 
 async def test_receives_lines_of_any_length() -> None:
-    heard: list[bytes] = []
-    child = Child(ChildSpec("talker", TALKER, os.environ), lambda fd: str(fd).encode(), heard.append)
+    lines: list[bytes] = []
+    child = Child(ChildSpec("talker", TALKER, os.environ), lambda fd: str(fd).encode(), lines.append)
     running = asyncio.create_task(child.keep_running())
     async with asyncio.timeout(30):
-        while len(heard) < 2:  # noqa: ASYNC110 - nobody tells of it
+        while len(lines) < 2:  # noqa: ASYNC110 - no event signals it
             await asyncio.sleep(0.01)
     await child.stop(signal.SIGTERM, 10)
     await running
 
-    assert [1_000_001, 6] == [len(line) for line in heard[:2]]
+    assert [1_000_001, 6] == [len(line) for line in lines[:2]]

@@ -1,4 +1,4 @@
-"""What is asked of the parent is done one after the other, and what fails has changed nothing."""
+"""A failed reload or edit changes nothing, and workers are updated only for a change."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,102 +22,109 @@ TWO, MORE = Put("upstreams", "two", TEI), Put("models", "more", {"upstream": "tw
 
 
 class Store(AdditionsInMemory):
-    """Others are faster so often; away: nobody answers."""
+    """Store with a number of lost races. away: the store is unavailable."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.outrun = 0
+        self.lost_races = 0
         self.away = False
 
     async def load(self) -> StoredAdditions:
-        """As it is told."""
+        """Load the additions, unless the store is unavailable."""
         if self.away:
             raise StoreUnavailable("no answer")
         return await super().load()
 
     async def replace(self, expected: str, additions: Additions) -> StoredAdditions | None:
-        """As it is told."""
-        if self.outrun:
-            self.outrun -= 1
+        """Replace the additions, unless a race is lost."""
+        if self.lost_races:
+            self.lost_races -= 1
             return None
         return await super().replace(expected, additions)
 
 
 class Parent:
-    """The real one without processes. handed: which models workers were told of, each time."""
+    """The applier without processes. updates: names of the models in each update of the workers."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "router.yaml"
         self.file.write_text(FILE)
         self.store = Store()
-        self.handed: list[list[str]] = []
+        self.updates: list[list[str]] = []
         source = ConfigSource(self.file, {})
-        self.kept = AdditionsState(self.store, {})
+        self.additions = AdditionsState(self.store, {})
         self._source = source
-        self.now: ConfigApplier
+        self.applier: ConfigApplier
 
     async def start(self) -> None:
-        """From the file and what stands."""
+        """Start from the file and the stored additions."""
         file = await self._source.read()
-        self.now = ConfigApplier(file, self._source, self.kept, self._hand_over, has_first_key=True)
-        await self.now.start(EnginePool(lambda: "/nowhere", {}, lambda _: None, Restarts(lambda *_: None)))
+        self.applier = ConfigApplier(
+            file, self._source, self.additions, self._update_workers, has_first_key=True
+        )
+        await self.applier.start(
+            EnginePool(lambda: "/nowhere", {}, lambda _: None, Restarts(lambda *_: None))
+        )
 
-    async def _hand_over(self, _: Config, left: Sequence[EngineProcess]) -> None:
-        assert not left
-        self.handed.append(sorted(self.now.config.models))
+    async def _update_workers(self, _: Config, unneeded: Sequence[EngineProcess]) -> None:
+        assert not unneeded
+        self.updates.append(sorted(self.applier.config.models))
 
     async def refused(self, work: ReloadJob) -> ReloadOutcome:
-        """What came of it, which is nothing."""
-        before = len(self.handed), self.now.config, await AdditionsInMemory.load(self.store)
-        outcome = await self.now.apply(work)
-        assert before == (len(self.handed), self.now.config, await AdditionsInMemory.load(self.store))
+        """Apply a job and return its outcome, which must have changed nothing."""
+        before = len(self.updates), self.applier.config, await AdditionsInMemory.load(self.store)
+        outcome = await self.applier.apply(work)
+        assert before == (len(self.updates), self.applier.config, await AdditionsInMemory.load(self.store))
         assert outcome.problems
         return outcome
 
 
 @pytest.fixture
 async def parent(tmp_path: Path) -> Parent:
-    one = Parent(tmp_path)
-    await one.start()
-    return one
+    started = Parent(tmp_path)
+    await started.start()
+    return started
 
 
 async def test_retries_an_edit_that_lost_a_race(parent: Parent) -> None:
-    parent.store.outrun = EDIT_ATTEMPTS_MAX - 1
-    assert ["upstreams.two"] == [one.path for one in (await parent.now.apply(TWO)).changes]
-    parent.store.outrun = EDIT_ATTEMPTS_MAX
+    parent.store.lost_races = EDIT_ATTEMPTS_MAX - 1
+    assert ["upstreams.two"] == [change.path for change in (await parent.applier.apply(TWO)).changes]
+    parent.store.lost_races = EDIT_ATTEMPTS_MAX
     assert "unavailable" == (await parent.refused(MORE)).kind
 
 
 async def test_checks_an_edit_against_the_changes_of_other_gateways(parent: Parent) -> None:
-    await parent.now.apply(TWO)
+    await parent.applier.apply(TWO)
     await parent.store.replace(await parent.store.version(), Additions())
 
-    assert ["models.more.upstream"] == [one.path for one in (await parent.refused(MORE)).problems]
+    assert ["models.more.upstream"] == [problem.path for problem in (await parent.refused(MORE)).problems]
     assert "unknown" == (await parent.refused(Remove("upstreams", "two"))).kind
-    # It is still served until the change is followed.
-    assert "two" in parent.now.config.upstreams
-    await parent.now.apply("added")
-    assert "two" not in parent.now.config.upstreams
+    # It is served until the change of the other gateway is applied.
+    assert "two" in parent.applier.config.upstreams
+    await parent.applier.apply("added")
+    assert "two" not in parent.applier.config.upstreams
 
 
 async def test_does_not_update_workers_without_a_change(parent: Parent) -> None:
     for work in (TWO, TWO, MORE, "file", "added"):
-        assert () == (await parent.now.apply(work)).problems
+        assert () == (await parent.applier.apply(work)).problems
 
-    assert [["bge"], ["bge", "more"]] == parent.handed
+    assert [["bge"], ["bge", "more"]] == parent.updates
 
 
 async def test_invalid_file_and_unavailable_store_change_nothing(parent: Parent) -> None:
-    await parent.now.apply(TWO)
+    await parent.applier.apply(TWO)
     parent.store.away = True
     assert ["unavailable", "unavailable"] == [(await parent.refused(work)).kind for work in (MORE, "added")]
     parent.file.write_text(FILE.replace("upstream: one", "upstream: none"))
     assert "invalid" == (await parent.refused("file")).kind
-    # The file alone needs no store, and what was added stays.
+    # The file by itself needs no store, and the additions stay.
     parent.file.write_text(FILE.replace("bge:", "bge2:"))
-    assert () == (await parent.now.apply("file")).problems
-    assert ({"one", "two"}, {"bge2"}) == (parent.now.config.upstreams.keys(), parent.now.config.models.keys())
+    assert () == (await parent.applier.apply("file")).problems
+    assert ({"one", "two"}, {"bge2"}) == (
+        parent.applier.config.upstreams.keys(),
+        parent.applier.config.models.keys(),
+    )
 
 
 async def test_start_without_store_serves_the_file_first(tmp_path: Path) -> None:
@@ -125,8 +132,8 @@ async def test_start_without_store_serves_the_file_first(tmp_path: Path) -> None
     await parent.store.replace("", Additions({"two": TEI}, {"more": MORE.settings}))
     parent.store.away = True
     await parent.start()
-    assert ["bge"] == list(parent.now.config.models)
+    assert ["bge"] == list(parent.applier.config.models)
     parent.store.away = False
-    await parent.now.apply("added")
+    await parent.applier.apply("added")
 
-    assert [["bge", "more"]] == parent.handed
+    assert [["bge", "more"]] == parent.updates

@@ -1,4 +1,4 @@
-"""What a reload would change is told by path, and never by a value that may be secret."""
+"""Differences of two configs are reported by path, without any value that may be secret."""
 
 from pathlib import Path
 
@@ -29,11 +29,13 @@ def parsed(text: str) -> Config:
 
 
 def changes(old: str, new: str) -> list[str]:
-    return [str(one) for one in compare_configs(parsed(CONFIG), parsed(CONFIG.replace(old, new))).changes]
+    return [
+        str(change) for change in compare_configs(parsed(CONFIG), parsed(CONFIG.replace(old, new))).changes
+    ]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         ("http://a", "http://c", ["upstreams.one.replicas changed"]),
         ("  two: {", "  three: {backend: tei, replicas: ['http://c']}\n  two: {", ["upstreams.three added"]),
@@ -48,14 +50,14 @@ def changes(old: str, new: str) -> list[str]:
         ("backend: tei", "backend: tei", []),
     ],
 )
-def test_reports_each_difference_by_its_path(old: str, new: str, told: list[str]) -> None:
-    assert told == changes(old, new)
+def test_reports_each_difference_by_its_path(old: str, new: str, expected: list[str]) -> None:
+    assert expected == changes(old, new)
 
 
 def test_reports_no_text_value() -> None:
-    told = changes("old-secret", "new-secret")
+    found = changes("old-secret", "new-secret")
 
-    assert ["upstreams.one.api_key changed", "upstreams.one.headers.x-token changed"] == told
+    assert ["upstreams.one.api_key changed", "upstreams.one.headers.x-token changed"] == found
 
 
 def test_settings_of_sockets_and_processes_need_a_restart() -> None:
@@ -68,9 +70,9 @@ def test_settings_of_sockets_and_processes_need_a_restart() -> None:
     found = compare_configs(running, wanted)
     merged = with_live_settings(running, wanted)
 
-    assert ["limits.inputs", "upstreams.two.replicas"] == [one.path for one in found.changes]
+    assert ["limits.inputs", "upstreams.two.replicas"] == [change.path for change in found.changes]
     assert {"listen", "drain_s", "logs.access", "tracing", "limits.body_bytes", "admin.listen"} == {
-        one.path for one in found.needs_restart
+        change.path for change in found.needs_restart
     }
     assert () == compare_configs(merged, wanted).changes
     assert found.needs_restart == compare_configs(merged, wanted).needs_restart
@@ -82,8 +84,8 @@ def test_never_shows_a_changed_text(old: str, new: str) -> None:
     config = parsed(CONFIG)
 
     def with_key(key: str) -> Config:
-        one = msgspec.structs.replace(config.upstreams["one"], api_key=key)
-        return msgspec.structs.replace(config, upstreams={**config.upstreams, "one": one})
+        upstream = msgspec.structs.replace(config.upstreams["one"], api_key=key)
+        return msgspec.structs.replace(config, upstreams={**config.upstreams, "one": upstream})
 
     expected = () if old == new else (ConfigChange("upstreams.one.api_key", "changed"),)
     assert expected == compare_configs(with_key(old), with_key(new)).changes

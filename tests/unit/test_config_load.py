@@ -1,4 +1,4 @@
-"""router.yaml: read, filled and typed, or refused with every problem at once and no secret repeated."""
+"""router.yaml is read, filled and typed, or refused with every problem at once and without secrets."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ BASE = Path("/srv/gateway")
 UPSTREAMS = 'upstreams: {tei: {backend: tei, replicas: ["http://tei:8080"]}}\n'
 MINIMAL = UPSTREAMS + "models: {bge: {upstream: tei}}\n"
 
-# Each file under configs/invalid, and the paths of all its problems.
+# Each file in configs/invalid, and the paths of all its problems.
 FAULTS: dict[str, set[str]] = {
     "admin_on_the_callers_port": {"admin.listen", "admin.keys[0]"},
     "admin_without_a_port": {"admin.listen"},
@@ -152,19 +152,19 @@ def faults_of(name: str) -> list[Problem]:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_reports_every_problem_once_at_its_path(name: str) -> None:
-    assert sorted(FAULTS[name]) == sorted(one.path for one in faults_of(name))
+    assert sorted(FAULTS[name]) == sorted(problem.path for problem in faults_of(name))
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_no_message_repeats_a_secret(name: str) -> None:
-    assert SECRET not in "\n".join(f"{one.path} {one.message}" for one in faults_of(name))
+    assert SECRET not in "\n".join(f"{problem.path} {problem.message}" for problem in faults_of(name))
 
 
 @pytest.mark.parametrize(("package", "paths"), [("no.such.package", ["tracing"]), ("opentelemetry.sdk", [])])
 def test_tracing_needs_the_exporter_package(package: str, paths: list[str]) -> None:
     config = parse_config("tracing: {}\n" + MINIMAL, {}, BASE)
 
-    assert paths == [one.path for one in missing_exporter(config, package)]
+    assert paths == [problem.path for problem in missing_exporter(config, package)]
     assert [] == list(missing_exporter(parse_config(MINIMAL, {}, BASE), package))
 
 
@@ -200,7 +200,7 @@ def test_message_names_the_allowed_values(name: str, allowed: str) -> None:
 def test_reports_an_unreadable_file(name: str, reason: str) -> None:
     found = faults_of(name)
 
-    assert [str(INVALID / f"{name}.yaml")] == [one.path for one in found]
+    assert [str(INVALID / f"{name}.yaml")] == [problem.path for problem in found]
     assert reason in found[0].message
 
 
@@ -253,7 +253,7 @@ def test_converts_filled_text_to_the_type_of_its_setting() -> None:
 
 
 def test_reports_filled_text_of_the_wrong_type() -> None:
-    assert ["workers"] == [one.path for one in problems_of(MINIMAL + "workers: ${W}\n", W="two")]
+    assert ["workers"] == [problem.path for problem in problems_of(MINIMAL + "workers: ${W}\n", W="two")]
 
 
 def test_fills_placeholders_in_values_only() -> None:
@@ -265,7 +265,7 @@ def test_fills_placeholders_in_values_only() -> None:
 def test_entry_with_a_problem_can_still_be_referred_to() -> None:
     text = "upstreams: {tei: {backend: tie}}\nmodels: {bge: {upstream: tei, x: 1}}\ndefaults: {embed: bge}\n"
 
-    assert {"upstreams.tei.backend", "models.bge.x"} == {one.path for one in problems_of(text)}
+    assert {"upstreams.tei.backend", "models.bge.x"} == {problem.path for problem in problems_of(text)}
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_resolves_paths_from_the_folder_of_the_file(written: str, expected: str)
 
     assert expected == config.upstreams["engine"].model
     assert expected == config.upstreams["tei"].tokenizer
-    # For a remote upstream it is the name it serves, not a place on this machine.
+    # The model of a remote upstream is its served name, not a path on this machine.
     assert written == config.upstreams["tei"].model
 
 
@@ -308,7 +308,7 @@ def test_merged_mapping_can_be_overridden() -> None:
         "models: {bge: {upstream: one}}\n"
     )
 
-    assert [4, 8, 16] == [one.batch_inputs for one in config.upstreams.values()]
+    assert [4, 8, 16] == [upstream.batch_inputs for upstream in config.upstreams.values()]
     assert ("http://one",) == config.upstreams["three"].replicas
 
 
@@ -316,7 +316,7 @@ def test_merged_mapping_can_be_overridden() -> None:
 def test_refuses_a_duplicate_key_at_any_depth(place: str) -> None:
     found = problems_of(MINIMAL + f"defaults: {place}\n")
 
-    assert ["line 3"] == [one.path for one in found]
+    assert ["line 3"] == [problem.path for problem in found]
     assert "given twice" in found[0].message
 
 
@@ -351,10 +351,10 @@ def test_absent_settings_have_defaults() -> None:
 
 
 def test_tenant_lists_keys_with_and_without_an_id() -> None:
-    one, two = key_digest("one"), key_digest("two")
-    config = parsed(MINIMAL + f"tenants: {{acme: {{keys: ['{one}', {{digest: '{two}', id: ci}}]}}}}\n")
+    plain, named = key_digest("one"), key_digest("two")
+    config = parsed(MINIMAL + f"tenants: {{acme: {{keys: ['{plain}', {{digest: '{named}', id: ci}}]}}}}\n")
 
-    assert (one, Key(two, "ci")) == config.tenants["acme"].keys
+    assert (plain, Key(named, "ci")) == config.tenants["acme"].keys
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_reports_a_port_that_is_too_large() -> None:
 
 @pytest.mark.parametrize("listen", ["", "8080", "host", "host:", "host:http", "host:70000", "::1:80", "a:-1"])
 def test_refuses_an_invalid_listen_address(listen: str) -> None:
-    assert ["listen"] == [one.path for one in problems_of(MINIMAL + f"listen: '{listen}'\n")]
+    assert ["listen"] == [problem.path for problem in problems_of(MINIMAL + f"listen: '{listen}'\n")]
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_refuses_an_invalid_listen_address(listen: str) -> None:
 def test_message_hides_a_secret_of_the_wrong_type(key: str, value: Any) -> None:
     found = problems_of(MINIMAL.replace("backend: tei", f"backend: tei, {key}: {value}"))
 
-    assert [f"upstreams.tei.{key}"] == [one.path for one in found]
+    assert [f"upstreams.tei.{key}"] == [problem.path for problem in found]
     assert SECRET not in found[0].message
 
 

@@ -1,4 +1,4 @@
-"""An engine's process goes on for as long as nothing changes that it was started with."""
+"""An engine process keeps running until a setting changes that it was started with."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ async def test_waits_for_every_model_preloaded_or_not() -> None:
 async def test_reports_a_model_that_does_not_load_in_time() -> None:
     running = engine(one=ONE, two=TWO)
     running.record_state(wire.State("one", "loaded"))
-    # Started again after a crash, it tells once more.
+    # A restarted engine reports its models again.
     running.record_state(wire.State("one", "loaded"))
 
     assert {"two": "its model has not loaded within 0.01 s"} == await load_problems([running], 0.01)

@@ -1,4 +1,4 @@
-"""What the parent tells an engine when it starts it, and starts it again."""
+"""The boot message of an engine, at its first start and at a restart."""
 
 import msgspec
 
@@ -13,12 +13,12 @@ def boot(child: Child) -> wire.EngineBoot:
     return msgspec.json.decode(child._boot(3), type=wire.EngineBoot)
 
 
-def say(child: Child, model: str, state: ModelState) -> None:
+def report(child: Child, model: str, state: ModelState) -> None:
     child._on_line(msgspec.json.encode(wire.State(model, state)))
 
 
 def preloaded(child: Child) -> dict[str, bool]:
-    return {one.name: one.preload for one in boot(child).models}
+    return {model.name: model.preload for model in boot(child).models}
 
 
 def test_restarted_engine_loads_the_models_that_were_loaded() -> None:
@@ -28,12 +28,12 @@ def test_restarted_engine_loads_the_models_that_were_loaded() -> None:
     }
     child = engine_child(EngineGroup("engine", "s", upstreams), EngineSettings(), {}, lambda _: None)
     first = preloaded(child)
-    say(child, "lazy", "loading")
-    say(child, "lazy", "loaded")
-    say(child, "left", "loaded")
-    say(child, "left", "unloaded")
-    say(child, "broken", "loading")
-    say(child, "broken", "failed")
+    report(child, "lazy", "loading")
+    report(child, "lazy", "loaded")
+    report(child, "left", "loaded")
+    report(child, "left", "unloaded")
+    report(child, "broken", "loading")
+    report(child, "broken", "failed")
 
     assert first == {"eager": True, "lazy": False, "left": True, "broken": False}
     assert preloaded(child) == {"eager": True, "lazy": True, "left": False, "broken": False}
@@ -42,10 +42,10 @@ def test_restarted_engine_loads_the_models_that_were_loaded() -> None:
 def test_boot_message_has_bounds_and_model_settings() -> None:
     settings = UpstreamSettings(backend="torch", model="m", when_loading="refuse", dtype="float32")
     group = EngineGroup("engine", "/run/x.sock", {"a/b": settings})
-    told = boot(engine_child(group, EngineSettings(10, 2.5), {}, lambda _: None))
+    message = boot(engine_child(group, EngineSettings(10, 2.5), {}, lambda _: None))
 
-    assert (told.socket_path, told.memory_bytes, told.idle_s) == ("/run/x.sock", 10, 2.5)
-    assert told.models == (wire.ModelBoot("a/b", "m", dtype="float32", waits=False),)
+    assert (message.socket_path, message.memory_bytes, message.idle_s) == ("/run/x.sock", 10, 2.5)
+    assert message.models == (wire.ModelBoot("a/b", "m", dtype="float32", waits=False),)
 
 
 def test_model_address_round_trips_any_name_and_path() -> None:

@@ -1,4 +1,4 @@
-"""What a worker loads: a gateway of remote upstreams is light."""
+"""A worker of remote upstreams imports no heavy library."""
 
 import subprocess
 import sys
@@ -22,9 +22,9 @@ print(*{name.partition(".")[0] for name in sys.modules})
 
 
 def test_worker_of_remote_upstreams_imports_nothing_heavy() -> None:
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", BUILT], check=True, capture_output=True, text=True, timeout=60
     )
-    loaded = set(told.stdout.split())
+    loaded = set(ended.stdout.split())
     assert {"gateway", "litestar", "numpy"} <= loaded
     assert not {"torch", "transformers", "tokenizers", "pydantic", "attr"} & loaded

@@ -1,4 +1,4 @@
-"""Who no longer answers is killed; who never did, and a parent that was paused itself, is left alone."""
+"""A child that stops responding is killed, unless it is still starting or the watcher itself was paused."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ EVERY_S = 0.01
 
 
 class Watched:
-    """A child that is killed for hanging: another process takes its place."""
+    """A child whose next process starts as soon as it is killed."""
 
     name = "worker"
 
@@ -19,23 +19,23 @@ class Watched:
         self.killed: list[int] = []
 
     def kill_hung(self) -> None:
-        """Take its place."""
+        """Record the kill and start the next process."""
         self.killed.append(self.pid)
         self.pid += 1
 
 
-async def watched(answer: Callable[[int, Watched], bool], looks: int, grace: int | None = None) -> list[int]:
-    """Which processes were killed, given what each look found."""
+async def watched(answer: Callable[[int, Watched], bool], checks: int, grace: int | None = None) -> list[int]:
+    """Return the ids of killed processes. answer: result of a check, by its number. checks: their number."""
     child, seen, over = Watched(), 0, asyncio.Event()
 
-    async def answers() -> bool:
+    async def is_alive() -> bool:
         nonlocal seen
         seen += 1
-        if seen >= looks:
+        if seen >= checks:
             over.set()
         return answer(seen, child)
 
-    watching = asyncio.create_task(watch_liveness(child, answers, EVERY_S, grace))  # type: ignore[arg-type]
+    watching = asyncio.create_task(watch_liveness(child, is_alive, EVERY_S, grace))  # type: ignore[arg-type]
     async with asyncio.timeout(30):
         await over.wait()
     watching.cancel()
@@ -75,7 +75,7 @@ async def test_ignores_checks_during_its_own_pause() -> None:
     def answer(seen: int, _: Watched) -> bool:
         if seen == 1:
             return True
-        # As long as a stopped process is: nothing else runs meanwhile.
+        # Blocks the event loop, as a stopped process is blocked.
         time.sleep(3 * EVERY_S)
         return False
 
@@ -83,16 +83,16 @@ async def test_ignores_checks_during_its_own_pause() -> None:
 
 
 async def test_message_counts_as_heartbeat_once() -> None:
-    signs = Heartbeats()
-    signs.record()
-    signs.record()
+    heartbeats = Heartbeats()
+    heartbeats.record()
+    heartbeats.record()
 
-    assert [True, False] == [await signs.is_alive() for _ in range(2)]
+    assert [True, False] == [await heartbeats.is_alive() for _ in range(2)]
 
 
 async def test_message_of_the_previous_process_does_not_count() -> None:
-    signs = Heartbeats()
-    signs.record()
-    signs.reset()
+    heartbeats = Heartbeats()
+    heartbeats.record()
+    heartbeats.reset()
 
-    assert not await signs.is_alive()
+    assert not await heartbeats.is_alive()

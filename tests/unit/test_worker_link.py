@@ -12,8 +12,8 @@ from gateway.processes.liveness import WORKER_CHECK_EVERY_S
 from gateway.processes.worker_link import HEARTBEAT_EVERY_S, ParentLink
 
 
-async def said(read_fd: int, lines: int) -> list[object]:
-    """The next lines of a worker's pipe."""
+async def read_messages(read_fd: int, lines: int) -> list[object]:
+    """Read the next messages from a worker's pipe."""
     found: list[bytes] = []
     while len(found) < lines:
         found += (await asyncio.to_thread(os.read, read_fd, 65536)).splitlines()
@@ -22,10 +22,10 @@ async def said(read_fd: int, lines: int) -> list[object]:
 
 async def test_sends_heartbeats_more_often_than_they_are_checked() -> None:
     read_fd, write_fd = os.pipe()
-    telling = asyncio.create_task(ParentLink(write_fd).send_heartbeats())
+    sending = asyncio.create_task(ParentLink(write_fd).send_heartbeats())
     async with asyncio.timeout(30):
-        assert [messages.Heartbeat()] * 2 == await said(read_fd, 2)
-    telling.cancel()
+        assert [messages.Heartbeat()] * 2 == await read_messages(read_fd, 2)
+    sending.cancel()
     os.close(read_fd)
     os.close(write_fd)
 
@@ -36,15 +36,15 @@ async def test_full_pipe_does_not_block_the_worker(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("gateway.processes.worker_link.HEARTBEAT_EVERY_S", 0)
     read_fd, write_fd = os.pipe()
     room = fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ)
-    telling = asyncio.create_task(ParentLink(write_fd).send_heartbeats())
-    # More turns than there is room for: one that waited would end none of them.
+    sending = asyncio.create_task(ParentLink(write_fd).send_heartbeats())
+    # More turns than the pipe has room for: a write that waited would block the loop.
     async with asyncio.timeout(30):
         for _ in range(room // len(msgspec.json.encode(messages.Heartbeat())) + 1):
             await asyncio.sleep(0)
-        # Once it is read again, it hears more.
+        # Once the pipe is read again, heartbeats continue.
         read = 0
         while read < 2 * room:
             read += len(await asyncio.to_thread(os.read, read_fd, room))
-    telling.cancel()
+    sending.cancel()
     os.close(read_fd)
     os.close(write_fd)

@@ -1,4 +1,4 @@
-"""A worker's part of what is bounded for the whole gateway."""
+"""One worker's share of the bounds of the whole gateway."""
 
 from pathlib import Path
 
