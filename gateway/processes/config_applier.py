@@ -66,7 +66,7 @@ class ConfigApplier:
         try:
             stored = await self._additions.load()
         except StoreUnavailable as error:
-            logger.warning("what was added is not known yet, and comes when Redis is back: %s", error)
+            logger.warning("additions are unknown until Redis is back: %s", error)
         else:
             composed = await self._additions.compose(self._file, stored.additions, with_engines=False)
             self.config = composed.config

@@ -93,7 +93,7 @@ def log_outcome(path: Path, job: ReloadJob, outcome: ReloadOutcome) -> None:
     for change in outcome.changes:
         logger.info("%s", change)
     for change in outcome.needs_restart:
-        logger.warning("%s: needs a restart; it is left as it was", change)
+        logger.warning("%s: needs a restart; it was not applied", change)
 
 
 def _count(items: Sized, noun: str) -> str:

@@ -181,7 +181,7 @@ class Supervisor:
             worker_share(self._applier.config), self._engines.addresses, UPDATE_TIMEOUT_S
         )
         for worker, problem in problems.items():
-            logger.error("worker %d did not follow, and serves on as before: %s", worker, problem)
+            logger.error("worker %d did not apply the config, and serves the old one: %s", worker, problem)
         if not unneeded:
             self._workers.ignore_drain(number)
             return
