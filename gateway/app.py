@@ -42,11 +42,11 @@ from gateway.api.server.cors import CorsPolicy
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.middleware import Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
+from gateway.config.boot import AppBoot
 from gateway.config.schema import Config, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
 from gateway.in_flight import InFlight
-from gateway.processes.messages import AppBoot
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolver, resolve

@@ -20,9 +20,9 @@ from backends.vllm import VllmBackend
 from gateway.api.operators.added_models import AdditionsClient
 from gateway.api.operators.admin import Reload
 from gateway.app import Application, Collaborators, build
+from gateway.config.boot import AppBoot
 from gateway.config.load import parse_config
 from gateway.events import Event
-from gateway.processes.messages import AppBoot
 from gateway.quotas.ledger import Ledger
 from gateway.routing.discovery import Resolver, resolve
 from gateway.telemetry.tracing import CallTraces

@@ -13,9 +13,9 @@ import uvicorn
 
 from gateway.api.server.http_protocol import BoundedProtocol
 from gateway.app import Application, Collaborators, build
+from gateway.config.boot import AppBoot
 from gateway.config.load import parse_config
 from gateway.events import Event
-from gateway.processes.messages import AppBoot
 from tests.conftest import KEY, remote_backend
 from tests.fakes.tei import FakeTei
 

@@ -11,11 +11,12 @@ from rich.markup import escape
 
 from gateway.cli.banner import FirstKey, show_banner
 from gateway.cli.check import show_problems
+from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.processes.config_source import ConfigSource
-from gateway.processes.messages import AppBoot, WorkerReady
+from gateway.processes.messages import WorkerReady
 from gateway.processes.supervisor import StartError, Supervisor
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient

@@ -10,26 +10,10 @@ from typing import TypeAlias
 import msgspec
 
 from gateway.additions.entries import Edit, Listing
+from gateway.config.boot import AppBoot
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
 from gateway.events import ProcessRestarted
-
-
-class AppBoot(msgspec.Struct, frozen=True):
-    """Settings that one worker's application is built from.
-
-    first_key_digest: digest of the key that is valid while no tenant is configured. first_key_waits: Redis
-    was unavailable at start and may hold tenants, in which case the first key is not valid. engines: upstream
-    name → address of its model in an engine. admin_port: port of the operators' listener, if it has its own.
-    worker: index of this worker; None if there is only one.
-    """
-
-    config: Config
-    first_key_digest: str | None = None
-    first_key_waits: bool = False
-    engines: Mapping[str, str] = {}
-    admin_port: int | None = None
-    worker: int | None = None
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):

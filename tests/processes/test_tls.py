@@ -12,10 +12,10 @@ import uvicorn
 from cryptography.hazmat.primitives import serialization
 
 from gateway.app import Collaborators, build
+from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError, Problem
 from gateway.events import Event, ReplicaChanged
-from gateway.processes.messages import AppBoot
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
 from tests.fakes.hooks import until

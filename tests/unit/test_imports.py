@@ -9,7 +9,7 @@ from pathlib import Path
 import gateway.processes.worker
 from gateway.app import build
 from gateway.config.load import parse_config
-from gateway.processes.messages import AppBoot
+from gateway.config.boot import AppBoot
 
 CONFIG = "upstreams: {u: {backend: tei, replicas: ['http://tei']}}\\nmodels: {m: {upstream: u}}"
 

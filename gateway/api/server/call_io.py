@@ -24,7 +24,7 @@ LENGTH_DIGITS_MAX = 18
 class CallIO:
     """The connection of one request, as far as this request uses it.
 
-    headers: what every reply carries beside its own headers. status: of the reply, 500 until there is one.
+    headers: added to every reply. status: of the reply, 500 until there is one.
     caller_gone: the client has closed the connection before it was answered.
     """
 
@@ -89,7 +89,7 @@ class CallIO:
         return message
 
     async def read_body(self) -> bytes:
-        """Return the whole body. Raises: what `receive` raises."""
+        """Return the whole body. Raises: the errors of `receive`."""
         message = await self.receive()
         if not message.get("more_body", False):
             body: bytes = message["body"]

@@ -17,7 +17,7 @@ from gateway.serve import Caller, Gateway, Served
 
 
 class InferenceApi:
-    """What inference handlers are given: the gateway, the check of keys, and the bound on inputs."""
+    """Collaborators of inference handlers: gateway, authentication, and the bound on inputs."""
 
     def __init__(self, gateway: Gateway, authenticator: Authenticator, inputs_max: int) -> None:
         self.gateway = gateway
@@ -40,7 +40,7 @@ class InferenceApi:
     ) -> list[str]:
         """Decode token ids with the vocabulary that the model's config names.
 
-        Raises: what `Routes.resolve` and `IdDecoder.decode` raise.
+        Raises: the errors of `Routes.resolve` and `IdDecoder.decode`.
         """
         tenant = self.authenticator.authenticate(context)
         route = self.gateway.routes.resolve(tenant, model, operation)

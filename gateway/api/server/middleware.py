@@ -29,9 +29,9 @@ CALLER_GONE = 499
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What the middleware works with.
+    """Settings and collaborators of the middleware.
 
-    dependencies: what handlers are given, by name. body_bytes_max: `limits.body_bytes`. admin_port: of
+    dependencies: collaborators of the handlers, by name. body_bytes_max: `limits.body_bytes`. admin_port: of
     `admin.listen`, if there is one. cors, traces: None where the configuration has no such section.
     """
 

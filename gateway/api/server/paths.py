@@ -32,7 +32,7 @@ Answer: TypeAlias = Callable[[Any], Awaitable[None]]
 
 
 class RouteOptions(msgspec.Struct, frozen=True):
-    """What a handler declares about its paths beyond what Litestar knows.
+    """Declaration of a handler about its paths, beyond what Litestar knows.
 
     dialect: whose errors callers read; None: as the path's prefix says. answer: answers a POST without
     Litestar, for endpoints that run a model.
@@ -65,7 +65,7 @@ def options_of(handler: Any) -> RouteOptions:
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a request path means.
+    """Meaning of a request path.
 
     label: the route as metrics and logs show it. dialect: whose errors the caller reads. path: what
     Litestar's router gets, where a model's name is one segment. model: the name in it. The other fields are

@@ -1,4 +1,4 @@
-"""What is known about one HTTP request, from its head to its last byte."""
+"""State of one HTTP request, from its head to its last byte."""
 
 import logging
 import re
@@ -31,7 +31,7 @@ class RequestContext:
 
     target: what its path means. headers: as sent, names in lower case. address: of the peer of the
     connection. dialect: whose errors the caller reads; on a path that dialects share, the body decides it.
-    dependencies: what handlers are given of the gateway, by name.
+    dependencies: collaborators of the handlers, by name.
     """
 
     io: CallIO
