@@ -18,6 +18,7 @@ import msgspec
 from backends.torch import wire
 from gateway.additions.state import AdditionsState
 from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
+from gateway.config.boot import AppBoot
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
 from gateway.config.worker_share import worker_share
@@ -55,7 +56,7 @@ class Supervisor:
 
     def __init__(
         self,
-        boot: messages.AppBoot,
+        boot: AppBoot,
         source: ConfigSource,
         progress: Callable[[str], None],
         on_ready: Callable[[messages.WorkerReady, str], None],
@@ -166,7 +167,7 @@ class Supervisor:
         else:
             self._reloads.enqueue()
 
-    def _app_boot(self) -> messages.AppBoot:
+    def _app_boot(self) -> AppBoot:
         """Return the current settings, so that a restarted worker has what the others serve."""
         return msgspec.structs.replace(
             self._boot, config=worker_share(self._applier.config), engines=self._engines.addresses

@@ -9,6 +9,7 @@ from itertools import count
 
 import msgspec
 
+from gateway.config.boot import AppBoot
 from gateway.config.schema import Config
 from gateway.events import EndReason, ProcessRestarted
 from gateway.processes import messages
@@ -44,7 +45,7 @@ class WorkerCallbacks(msgspec.Struct, frozen=True):
     the last worker that became ready. on_request: called with a worker's index and its request.
     """
 
-    app_boot: Callable[[], messages.AppBoot]
+    app_boot: Callable[[], AppBoot]
     on_ready: Callable[[messages.WorkerReady], None]
     on_request: Callable[[int, messages.ReloadRequest | messages.ListingRequest], None]
 
