@@ -9,7 +9,7 @@ from gateway.events import CallFinished, Event
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
 from tests.fakes.tei import FakeTei
-from tests.over_sockets import Serving, comes_to, serving
+from tests.socket_gateway import Serving, comes_to, serving
 
 CONFIG = f"""
 upstreams: {{one: {{backend: tei, replicas: ["http://tei-0"]}}}}

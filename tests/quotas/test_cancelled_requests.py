@@ -8,7 +8,7 @@ from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
 from tests.fakes.hooks import Gate
 from tests.fakes.tei import FakeTei
-from tests.over_sockets import comes_to, serving
+from tests.socket_gateway import comes_to, serving
 from tests.quotas.redis_server import RedisServer
 
 CALLERS = 500
