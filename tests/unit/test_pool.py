@@ -1,0 +1,104 @@
+"""Choice of a replica from a pool, and the pool's view of its replicas."""
+
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.contract import Backend, Capabilities, Operation, ReplicaSpec
+from backends.tei import open_replica
+from gateway.events import Event, ReplicaChanged
+from gateway.routing.health import ReplicaEvent, State
+from gateway.routing.policies import Policy
+from gateway.routing.pool import Pool
+from gateway.routing.replica import BatchLoad, Replica
+from gateway.routing.window import Window
+
+
+class PoolBench:
+    """Pool of replicas that are never contacted, and the events that it reports."""
+
+    def __init__(self, count: int, policy: Policy = "least_tokens", window: int = 2) -> None:
+        self.events: list[Event] = []
+        backend: Backend = open_replica(ReplicaSpec("http://nowhere"))
+        self.replicas = [Replica(f"r{index}", backend, Window(window)) for index in range(count)]
+        self.pool = Pool("up", self.replicas, policy, self.events.append)
+
+    def join_all(self, **limits: int) -> "PoolBench":
+        """Let every replica join."""
+        for replica in self.replicas:
+            capabilities = Capabilities(replica.name, frozenset(Operation), **limits)
+            self.pool.transition(replica, ReplicaEvent.JOINED, "", capabilities)
+        return self
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(get_args(Policy)),
+    st.lists(st.tuples(st.sampled_from(State), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=6),
+)
+def test_picked_replica_is_usable_and_has_room(policy: Policy, states: list[tuple[State, int, int]]) -> None:
+    bench = PoolBench(len(states), policy)
+    for replica, (state, batches, tokens) in zip(bench.replicas, states, strict=True):
+        replica.state, replica.batches, replica.tokens = state, batches, tokens
+    picked = bench.pool.pick(1, ())
+
+    slots = {State.UP: 2, State.PROBATION: 1}
+    candidates = [replica for replica in bench.replicas if replica.batches < slots.get(replica.state, 0)]
+    assert (picked in candidates) if candidates else picked is None
+
+
+def test_pick_avoids_replicas_that_failed_the_slice() -> None:
+    bench = PoolBench(2).join_all()
+
+    assert bench.replicas[1] is bench.pool.pick(1, {bench.replicas[0]})
+    assert bench.pool.pick(1, set(bench.replicas)) is None
+
+
+def test_full_window_has_room_after_a_batch_ends() -> None:
+    bench = PoolBench(1).join_all()
+    for _ in range(2):
+        bench.replicas[0].add_batch(BatchLoad(4, 100, ["acme"]), 0)
+    assert bench.pool.pick(1, ()) is None
+    bench.replicas[0].remove_batch(BatchLoad(4, 100, ["acme"]))
+
+    assert bench.replicas[0] is bench.pool.pick(1, ())
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "more", "room"), [(0, 9, True), (3, 5, True), (4, 5, False), (8, 1, False)]
+)
+def test_permits_bound_inputs_in_flight_except_of_a_single_large_batch(
+    in_flight: int, more: int, *, room: bool
+) -> None:
+    replica = PoolBench(1).join_all(concurrent_inputs=8).replicas[0]
+    replica.add_batch(BatchLoad(in_flight, 0, ["acme"]), 0)
+
+    assert room == replica.has_room(more, slots=9)
+
+
+def test_state_change_is_observed_and_reported_once() -> None:
+    bench, states = PoolBench(1), []
+    bench.pool.on_change = lambda: states.append(bench.replicas[0].state)
+    for event in (ReplicaEvent.JOINED, ReplicaEvent.JOINED, ReplicaEvent.LOST, ReplicaEvent.UNREACHED):
+        bench.pool.transition(bench.replicas[0], event, event.value)
+
+    assert [
+        ReplicaChanged("up", "r0", "up", "joined"),
+        ReplicaChanged("up", "r0", "down", "lost"),
+    ] == bench.events
+    assert [State.UP, State.DOWN] == states
+
+
+def test_capabilities_of_a_down_replica_still_count() -> None:
+    bench = PoolBench(2)
+    assert bench.pool.is_joining()
+    assert bench.pool.capabilities() is None
+    bench.join_all()
+    bench.pool.transition(bench.replicas[0], ReplicaEvent.LOST, "")
+
+    capabilities = bench.pool.capabilities()
+    assert "r0" == (capabilities.model_id if capabilities else None)
+    assert [bench.replicas[1]] == bench.pool.usable()
+    assert not bench.pool.is_joining()

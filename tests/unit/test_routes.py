@@ -1,0 +1,170 @@
+"""Resolution of model names to upstreams, with defaults and permissions."""
+
+import pytest
+
+from backends.contract import Operation, Truncate
+from gateway.config import schema as config
+from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, OperationUnsupported
+from gateway.routing.routes import Route, Routes
+from gateway.tenants.keyring import Tenant
+
+EMBEDS = frozenset({Operation.EMBED, Operation.TOKENIZE})
+RERANKS = frozenset({Operation.RERANK, Operation.TOKENIZE})
+UNRESTRICTED = Tenant("anyone")
+MODELS = {
+    "bge": config.ModelSettings("embedder", truncate="left", deadline_s=7.5),
+    "org/bge": config.ModelSettings("embedder"),
+    "plain": config.ModelSettings("embedder", rerank=False),
+    "cross": config.ModelSettings("reranker"),
+    "new": config.ModelSettings("loading"),
+}
+OFFERED: dict[str, frozenset[Operation] | None] = {"embedder": EMBEDS, "reranker": RERANKS, "loading": None}
+
+
+def routes(*names: str, embed: str | None = None, rerank: str | None = None) -> Routes:
+    """Return routes of some models, or of all."""
+    models = {name: MODELS[name] for name in names or MODELS}
+    return Routes(models, config.Defaults(embed, rerank), OFFERED.__getitem__)
+
+
+def test_route_has_the_models_options() -> None:
+    expected = Route("bge", "embedder", Operation.EMBED, Truncate.LEFT, 7.5)
+
+    assert expected == routes().resolve(UNRESTRICTED, "bge", Operation.EMBED)
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("org/bge", Operation.EMBED),
+        ("bge", Operation.TOKENIZE),
+        ("bge", Operation.RERANK),
+        ("cross", Operation.RERANK),
+        ("new", Operation.RERANK),
+        ("new", Operation.EMBED),
+    ],
+)
+def test_resolves_operations_that_are_offered_or_not_yet_known(name: str, operation: Operation) -> None:
+    assert (name, operation) == (
+        (route := routes().resolve(UNRESTRICTED, name, operation)).model,
+        route.operation,
+    )
+
+
+@pytest.mark.parametrize(("name", "operation"), [("plain", Operation.RERANK), ("cross", Operation.EMBED)])
+def test_unsupported_operation_names_the_model(name: str, operation: Operation) -> None:
+    with pytest.raises(OperationUnsupported, match=name) as caught:
+        routes().resolve(UNRESTRICTED, name, operation)
+
+    assert "model" == caught.value.param
+
+
+@pytest.mark.parametrize("name", ["", "BGE", "bge/", "unknown"])
+def test_unknown_model_is_not_found(name: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        routes(embed="bge").resolve(UNRESTRICTED, name, Operation.EMBED)
+    with pytest.raises(ModelNotFound):
+        routes().upstream_of(name)
+
+    assert "model" == caught.value.param
+
+
+def test_tenant_may_use_only_its_own_models() -> None:
+    tenant = Tenant("acme", models=frozenset({"bge", "cross"}))
+
+    assert ["bge", "cross"] == routes().names(tenant)
+    assert list(MODELS) == routes().names(UNRESTRICTED)
+    with pytest.raises(ModelForbidden, match="org/bge"):
+        routes().resolve(tenant, "org/bge", Operation.EMBED)
+
+
+def test_tenant_with_an_empty_list_may_use_no_model() -> None:
+    tenant = Tenant("acme", models=frozenset())
+
+    assert [] == routes().names(tenant)
+    with pytest.raises(ModelForbidden):
+        routes("bge").resolve(tenant, "bge", Operation.EMBED)
+
+
+def test_forbidden_default_model_is_forbidden() -> None:
+    tenant = Tenant("acme", models=frozenset({"cross"}))
+
+    with pytest.raises(ModelForbidden):
+        routes(embed="bge").resolve(tenant, None, Operation.EMBED)
+
+
+def test_forbidden_takes_precedence_over_unsupported() -> None:
+    with pytest.raises(ModelForbidden):
+        routes().resolve(Tenant("acme", models=frozenset()), "cross", Operation.EMBED)
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [(Operation.EMBED, "bge"), (Operation.TOKENIZE, "bge"), (Operation.RERANK, "cross")],
+)
+def test_request_without_model_uses_the_operations_default(operation: Operation, expected: str) -> None:
+    route = routes(embed="bge", rerank="cross").resolve(UNRESTRICTED, None, operation)
+
+    assert expected == route.model
+
+
+@pytest.mark.parametrize(
+    ("names", "operation", "expected"),
+    [
+        (["bge"], Operation.EMBED, "bge"),
+        (["plain", "cross"], Operation.EMBED, "plain"),
+        (["plain", "cross"], Operation.RERANK, "cross"),
+        (["bge"], Operation.RERANK, "bge"),
+        (["new"], Operation.RERANK, "new"),
+    ],
+)
+def test_only_capable_model_is_the_default(names: list[str], operation: Operation, expected: str) -> None:
+    assert expected == routes(*names).default_model(operation)
+
+
+@pytest.mark.parametrize(
+    ("names", "operation"),
+    [
+        (["bge", "org/bge"], Operation.EMBED),
+        (["bge", "cross"], Operation.RERANK),
+        (["bge", "new"], Operation.EMBED),
+    ],
+)
+def test_several_capable_models_require_a_name(names: list[str], operation: Operation) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        routes(*names).default_model(operation)
+
+    assert "model" == caught.value.param
+    assert f"`defaults.{operation}`" in caught.value.message
+
+
+def test_no_capable_model_is_unsupported() -> None:
+    with pytest.raises(OperationUnsupported, match="no model here does embed"):
+        routes("cross").default_model(Operation.EMBED)
+
+
+def test_configured_classifier_is_the_default() -> None:
+    defaults = config.Defaults(embed="bge", rerank="cross", classify="new")
+    all_routes = Routes(MODELS, defaults, OFFERED.__getitem__)
+
+    assert ["bge", "cross", "new", "bge"] == [
+        all_routes.default_model(operation)
+        for operation in (Operation.EMBED, Operation.RERANK, Operation.CLASSIFY, Operation.DETOKENIZE)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bge", {Operation.EMBED, Operation.RERANK, Operation.TOKENIZE}),
+        ("plain", EMBEDS),
+        ("cross", RERANKS),
+        ("new", set(Operation)),
+    ],
+)
+def test_model_lists_its_operations(name: str, expected: set[Operation]) -> None:
+    assert expected == set(routes().operations(name))
+
+
+def test_alias_has_the_upstream_of_its_model() -> None:
+    assert "embedder" == routes().upstream_of("org/bge") == routes().upstream_of("bge")
