@@ -1,4 +1,4 @@
-"""One line a call, by the logging module like every other line."""
+"""Log lines of calls and of state changes."""
 
 import logging
 
@@ -10,7 +10,7 @@ from gateway.telemetry.access_log import log_event
 CALL = CallFinished("id-1", "POST", "/embed", 200, "ok", 0.01234, "acme", "bge", 3, 57)
 
 
-def test_a_call_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_one_line_per_call(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway")
     log_event(CALL)
     log_event(CallFinished("id-2", "GET", "/v1/models", 401, "unauthenticated", 0.0001))
@@ -22,14 +22,14 @@ def test_a_call_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     assert {("gateway", logging.INFO)} == {(record.name, record.levelno) for record in caplog.records}
 
 
-def test_a_line_is_written_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_does_not_interpret_percent_signs_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway")
     log_event(CallFinished("50%s", "GET", "/embed", 404, "%d", 0.0))
 
     assert "id=50%s" in caplog.records[0].getMessage()
 
 
-def test_nothing_is_written_below_the_level_and_for_who_only_watches(
+def test_logs_nothing_below_the_level_or_for_health_probes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "gateway")
@@ -41,18 +41,18 @@ def test_nothing_is_written_below_the_level_and_for_who_only_watches(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "level", "told"),
+    ("outcome", "level", "message"),
     [
         ("fits", logging.INFO, "upstream up: r0 is in vector space abc"),
         ("differs", logging.ERROR, "upstream up: r0 gives other vectors: abc"),
         ("unchecked", logging.WARNING, "upstream up: the vectors of r0 cannot be checked (abc)"),
     ],
 )
-def test_what_changed_of_a_replicas_vectors_is_told_once(
-    caplog: pytest.LogCaptureFixture, outcome: SpaceOutcome, level: int, told: str
+def test_logs_a_change_of_a_replicas_vector_space_once(
+    caplog: pytest.LogCaptureFixture, outcome: SpaceOutcome, level: int, message: str
 ) -> None:
     caplog.set_level(logging.INFO, "gateway")
     for changed in (True, False):
         log_event(SpaceChecked("up", "r0", outcome, 0.5, "abc", changed=changed))
 
-    assert [(level, told)] == [(record.levelno, record.getMessage()) for record in caplog.records]
+    assert [(level, message)] == [(record.levelno, record.getMessage()) for record in caplog.records]

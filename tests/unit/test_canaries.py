@@ -1,4 +1,4 @@
-"""Tests of the fixed texts that identify a vector space, and of fingerprints."""
+"""Canary texts that identify a vector space, and fingerprints of their vectors."""
 
 import numpy as np
 import pytest

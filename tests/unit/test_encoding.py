@@ -1,4 +1,4 @@
-"""Vectors in every form that a dialect asks for."""
+"""Encodings of vectors in replies."""
 
 import base64
 
@@ -21,17 +21,17 @@ VECTORS = arrays(
 
 @many
 @given(VECTORS)
-def test_what_is_read_back_from_floats_and_base64_is_the_same(vectors: np.ndarray) -> None:
+def test_floats_and_base64_decode_to_the_same_vectors(vectors: np.ndarray) -> None:
     floats = np.array(msgspec.json.decode(json_bytes(vector_items(vectors, "float"))), np.float32)
-    packed = [np.frombuffer(base64.b64decode(one), "<f4") for one in vector_items(vectors, "base64")]
+    decoded = [np.frombuffer(base64.b64decode(item), "<f4") for item in vector_items(vectors, "base64")]
 
     np.testing.assert_array_equal(vectors, floats)
-    np.testing.assert_array_equal(vectors, packed)
+    np.testing.assert_array_equal(vectors, decoded)
 
 
 @many
 @given(VECTORS)
-def test_eight_bits_are_never_further_off_than_half_a_step(vectors: np.ndarray) -> None:
+def test_8_bit_quantization_errs_by_at_most_half_a_step(vectors: np.ndarray) -> None:
     signed = quantize(vectors, "int8").astype(np.float32) / 127
     unsigned = quantize(vectors, "uint8").astype(np.float32) / 127.5 - 1
 
@@ -41,7 +41,7 @@ def test_eight_bits_are_never_further_off_than_half_a_step(vectors: np.ndarray) 
 
 @many
 @given(VECTORS)
-def test_a_bit_is_the_sign_of_its_component(vectors: np.ndarray) -> None:
+def test_binary_quantization_keeps_the_sign_of_each_component(vectors: np.ndarray) -> None:
     bits = np.unpackbits(quantize(vectors, "ubinary"), axis=1)
     signed = quantize(vectors, "binary")
 
@@ -51,18 +51,18 @@ def test_a_bit_is_the_sign_of_its_component(vectors: np.ndarray) -> None:
     assert (np.int8, np.uint8) == (signed.dtype, quantize(vectors, "ubinary").dtype)
 
 
-@pytest.mark.parametrize(("kind", "ends"), [("int8", [-127, 127, 127]), ("uint8", [0, 255, 255])])
-def test_what_is_outside_the_range_is_clipped(kind: EmbeddingType, ends: list[int]) -> None:
+@pytest.mark.parametrize(("kind", "expected"), [("int8", [-127, 127, 127]), ("uint8", [0, 255, 255])])
+def test_clips_components_outside_the_range(kind: EmbeddingType, expected: list[int]) -> None:
     vector = np.array([[-1.0, 1.0, 7.0]], np.float32)
 
-    assert [ends] == quantize(vector, kind).tolist()
+    assert [expected] == quantize(vector, kind).tolist()
 
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [("ubinary", [0b10100000, 0b10000000]), ("binary", [0b10100000 - 128, 0])],
 )
-def test_the_first_component_is_the_highest_bit_and_the_last_byte_is_filled_with_zeros(
+def test_packs_bits_from_the_highest_and_pads_the_last_byte_with_zeros(
     kind: EmbeddingType, expected: list[int]
 ) -> None:
     vector = np.array([[0.1, -0.1, 0.1, 0.0, -1, -1, -1, -1, 0.5]], np.float32)
@@ -70,12 +70,12 @@ def test_the_first_component_is_the_highest_bit_and_the_last_byte_is_filled_with
     assert [expected] == quantize(vector, kind).tolist()
 
 
-def test_an_array_in_msgpack_is_as_numpys_clients_read_it() -> None:
-    told = msgspec.msgpack.decode(
+def test_encodes_a_msgpack_array_in_the_format_of_msgpack_numpy() -> None:
+    fields = msgspec.msgpack.decode(
         msgpack_bytes(np.array([[1, 2]], np.float32)), type=dict[bytes, msgspec.Raw]
     )
 
-    assert {b"nd", b"type", b"kind", b"shape", b"data"} == told.keys()
-    assert "<f4" == msgspec.msgpack.decode(told[b"type"])
-    assert [1, 2] == msgspec.msgpack.decode(told[b"shape"])
-    assert np.array([1, 2], "<f4").tobytes() == msgspec.msgpack.decode(told[b"data"])
+    assert {b"nd", b"type", b"kind", b"shape", b"data"} == fields.keys()
+    assert "<f4" == msgspec.msgpack.decode(fields[b"type"])
+    assert [1, 2] == msgspec.msgpack.decode(fields[b"shape"])
+    assert np.array([1, 2], "<f4").tobytes() == msgspec.msgpack.decode(fields[b"data"])

@@ -1,4 +1,4 @@
-"""Rendering of every kind of error in every dialect: status and envelope."""
+"""Status and envelope of every kind of error in every dialect."""
 
 import json
 from typing import Any
@@ -92,7 +92,7 @@ def test_sie_has_its_own_codes(code: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", BY_NAME)
-def test_every_status_that_a_dialect_may_answer_is_documented(dialect: str) -> None:
+def test_every_error_status_of_a_dialect_is_documented(dialect: str) -> None:
     kinds = FACTS.keys() - {"not_found", "method_not_allowed"}
 
     assert {render(kind, dialect)[0] for kind in kinds} == document_errors(BY_NAME[dialect]).keys()

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-BUILT = """
+SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 import gateway.processes.worker
@@ -23,7 +23,7 @@ print(*{name.partition(".")[0] for name in sys.modules})
 
 def test_worker_of_remote_upstreams_imports_nothing_heavy() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", BUILT], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=60
     )
     loaded = set(ended.stdout.split())
     assert {"gateway", "litestar", "numpy"} <= loaded

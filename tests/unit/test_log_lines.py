@@ -1,4 +1,4 @@
-"""Lines as JSON or text, and a flood of equal ones as one with a count."""
+"""Format of log lines as JSON or text, and suppression of repeated lines."""
 
 import asyncio
 import io
@@ -27,7 +27,7 @@ CALL = CallFinished(
 
 
 class Bench:
-    """A handler whose clock and timer the test moves."""
+    """Log handler with a clock and timers that the test controls."""
 
     def __init__(self, formatter: logging.Formatter) -> None:
         self.now_s = 0.0
@@ -36,7 +36,7 @@ class Bench:
         self.handler = FloodHandler(self._out, lambda: self.now_s, lambda _, run: self.timers.append(run))
         self.handler.setFormatter(formatter)
 
-    def say(self, message: object, level: int = logging.INFO) -> None:
+    def log(self, message: object, level: int = logging.INFO) -> None:
         self.handler.handle(logging.LogRecord("gateway", level, "", 0, message, None, None))
 
     @property
@@ -44,16 +44,16 @@ class Bench:
         return self._out.getvalue().splitlines()
 
     @property
-    def told(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.lines]
 
 
-def test_a_call_is_flat_json_with_its_timings_and_its_trace() -> None:
+def test_logs_a_call_as_flat_json_with_timings_and_trace_id() -> None:
     bench = Bench(JsonLines())
-    bench.say(EventLine(CALL))
+    bench.log(EventLine(CALL))
 
-    (told,) = bench.told
-    assert told.pop("time").endswith("+00:00")
+    (record,) = bench.records
+    assert record.pop("time").endswith("+00:00")
     assert {
         "level": "info",
         "event": "call",
@@ -70,25 +70,25 @@ def test_a_call_is_flat_json_with_its_timings_and_its_trace() -> None:
         "tokens": 57,
         "duration_ms": 12.3,
         "queue_ms": 10.0,
-    } == told
+    } == record
 
 
-def test_changes_of_state_have_fields_and_words() -> None:
-    events: list[Event] = [ReplicaChanged("up", "http://a", "down", "gone"), StoreChanged(True, "late")]
+def test_logs_state_changes_as_json_fields_or_as_text() -> None:
+    events: list[Event] = [ReplicaChanged("up", "http://a", "down", "reset"), StoreChanged(True, "late")]
     json_lines, text_lines = Bench(JsonLines()), Bench(TextLines())
     for event in events:
         assert isinstance(event, ReplicaChanged | StoreChanged)
-        json_lines.say(EventLine(event))
-        text_lines.say(EventLine(event))
+        json_lines.log(EventLine(event))
+        text_lines.log(EventLine(event))
 
-    assert [("replica", "gone"), ("store", "late")] == [
-        (one["event"], one["reason"]) for one in json_lines.told
+    assert [("replica", "reset"), ("store", "late")] == [
+        (record["event"], record["reason"]) for record in json_lines.records
     ]
-    assert text_lines.lines[0].endswith("upstream up: http://a is down (gone)")
+    assert text_lines.lines[0].endswith("upstream up: http://a is down (reset)")
     assert text_lines.lines[1].endswith("the quota store is unreachable (late): counting without it")
 
 
-def test_an_exception_stays_in_its_line() -> None:
+def test_logs_an_exception_in_the_line_of_its_record() -> None:
     bench = Bench(JsonLines())
     try:
         int("broken")
@@ -96,67 +96,65 @@ def test_an_exception_stays_in_its_line() -> None:
         info = (type(error), error, error.__traceback__)
     bench.handler.handle(logging.LogRecord("x", logging.ERROR, "", 0, "it %s", ("failed",), info))
 
-    (told,) = bench.told
-    assert ("x", "it failed", "error") == (told["logger"], told["message"], told["level"])
-    assert "ValueError: invalid literal" in told["exception"]
+    (record,) = bench.records
+    assert ("x", "it failed", "error") == (record["logger"], record["message"], record["level"])
+    assert "ValueError: invalid literal" in record["exception"]
 
 
-def test_a_flood_of_equal_lines_is_one_line_and_a_count() -> None:
+def test_writes_repeated_lines_once_with_a_count() -> None:
     bench = Bench(JsonLines())
     for _ in range(1000):
-        bench.say("the same")
-    bench.say("another")
-    before = len(bench.lines)
+        bench.log("the same")
+    bench.log("another")
+    lines_before = len(bench.lines)
     bench.now_s = FLOOD_S
     (timer,) = bench.timers
     timer()
 
-    assert 2 == before
-    assert [("the same", 999)] == [(one["message"], one["repeated"]) for one in bench.told[2:]]
-    bench.say("the same")
+    assert 2 == lines_before
+    assert [("the same", 999)] == [(record["message"], record["repeated"]) for record in bench.records[2:]]
+    bench.log("the same")
     assert 4 == len(bench.lines)
 
 
-def test_the_count_is_told_at_the_end_too() -> None:
+def test_close_writes_the_pending_count() -> None:
     bench = Bench(TextLines())
-    bench.say("the same")
-    bench.say("the same")
+    bench.log("the same")
+    bench.log("the same")
     bench.handler.close()
 
     assert bench.lines[1].endswith("the same (1 more like this within 10 s)")
 
 
-def test_other_levels_and_calls_are_never_equal() -> None:
+def test_never_suppresses_calls_or_lines_of_another_level() -> None:
     bench = Bench(TextLines())
-    bench.say("the same")
-    bench.say("the same", logging.WARNING)
+    bench.log("the same")
+    bench.log("the same", logging.WARNING)
     for _ in range(3):
-        bench.say(EventLine(CALL))
+        bench.log(EventLine(CALL))
 
     assert 5 == len(bench.lines)
 
 
-def test_what_is_remembered_is_bounded_and_nothing_counted_is_lost() -> None:
+def test_bounds_the_remembered_lines_without_losing_counts() -> None:
     bench = Bench(JsonLines())
     for number in range(2 * REMEMBERED_MAX):
-        bench.say(f"line {number}")
-        bench.say(f"line {number}")
+        bench.log(f"line {number}")
+        bench.log(f"line {number}")
     assert REMEMBERED_MAX == len(bench.handler._recent)
     bench.handler.close()
 
-    assert 2 * REMEMBERED_MAX == sum(one.get("repeated", 0) for one in bench.told)
+    assert 2 * REMEMBERED_MAX == sum(record.get("repeated", 0) for record in bench.records)
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-async def test_lines_of_calls_are_what_the_logging_module_would_write_and_leave_together(
-    *, as_text: bool
-) -> None:
+async def test_writes_call_lines_together_in_the_format_of_the_logging_module(*, as_text: bool) -> None:
     out = io.StringIO()
     lines = CallLines(out, as_text=as_text, delay_s=0)
     bench = Bench(TextLines() if as_text else JsonLines())
     for event in (CALL, msgspec.structs.replace(CALL, request_id="id-2")):
         lines.observe(event)
-        bench.say(EventLine(event))
+        bench.log(EventLine(event))
     assert not out.getvalue()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -169,7 +167,7 @@ async def test_lines_of_calls_are_what_the_logging_module_would_write_and_leave_
     ]
 
 
-async def test_what_is_asked_by_those_who_watch_has_no_line() -> None:
+async def test_does_not_log_health_probes() -> None:
     out = io.StringIO()
     lines = CallLines(out, as_text=False)
     lines.observe(msgspec.structs.replace(CALL, route="/livez"))
