@@ -1,4 +1,4 @@
-"""The one way to boot: the production application with its collaborators swapped."""
+"""Boot the production application with fakes in place of its collaborators."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -30,7 +30,7 @@ from gateway.tenants.keyring import key_digest
 
 KEY = "test-key"
 
-# Two replicas of one embedding model, one of a reranker; the hosts are names of fakes.
+# Two replicas of an embedding model and one replica of a reranker. The hosts are names of fakes.
 CONFIG = """
 upstreams:
   embedder: {backend: tei, replicas: ["http://tei-0", "http://tei-1"]}
@@ -46,7 +46,7 @@ defaults: {embed: bge, rerank: cross}
 
 
 class Running:
-    """A booted gateway: client speaks to it with a valid key; events is all that it has observed."""
+    """Booted gateway. client: sends a valid key. events: all events that the gateway has observed."""
 
     def __init__(self, client: httpx.AsyncClient, events: list[Event], application: Application) -> None:
         self.client = client
@@ -54,11 +54,11 @@ class Running:
         self.application = application
 
     def follow(self, config: str) -> "asyncio.Task[None]":
-        """Serve another config from now on; the task ends when what it left out is closed."""
+        """Apply another config. The returned task ends when everything that it removes is closed."""
         return self.application.follow(parse_config(config, {}, Path.cwd()), {})
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        """POST plain values as JSON."""
+        """Send a POST with a JSON body. headers: underscores in names stand for hyphens."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.client.post(path, json=body, headers=named)
 
@@ -79,11 +79,12 @@ async def running_gateway(
     reload: Reload | None = None,
     adding: AdditionsClient | None = None,
 ) -> AsyncIterator[Running]:
-    """Boot on a config whose replicas are ASGI apps, by host name; a host that is missing is dead.
+    """Boot with a config whose replicas are ASGI apps.
 
-    wait: until every replica has had its attempt to join. sockets: replicas are servers on ports. resolver:
-    names to addresses, where a config discovers replicas; they are ASGI apps by address then. traces: what is
-    told of each call. reload: has the file read again. adding: has something added to it.
+    servers: app of each replica by host name, or by address if the config discovers replicas. A missing host
+    is unreachable. wait: return only once `/readyz` answers 200. sockets: replicas are servers on real ports.
+    resolver: resolves host names for discovery. traces: records traces of calls. reload: reads the
+    configuration file again. adding: changes the added models.
     """
     events: list[Event] = []
 
@@ -95,9 +96,9 @@ async def running_gateway(
         return remote_backend(kind, spec, transport)
 
     parsed = parse_config(config, {}, Path.cwd())
-    first = None if parsed.tenants else key_digest(KEY)
-    outside = Collaborators(open_replica, resolver, ledger, events.append, traces, reload, adding)
-    application = build(AppBoot(parsed, first), outside)
+    bootstrap_digest = None if parsed.tenants else key_digest(KEY)
+    collaborators = Collaborators(open_replica, resolver, ledger, events.append, traces, reload, adding)
+    application = build(AppBoot(parsed, bootstrap_digest), collaborators)
     async with (
         application.lifespan(),
         httpx.AsyncClient(
@@ -114,16 +115,16 @@ async def running_gateway(
 
 
 def remote_backend(kind: BackendKind, spec: ReplicaSpec, transport: httpx.AsyncBaseTransport) -> Backend:
-    """A remote replica's backend, as its module opens it, over a transport of the test's."""
-    door = UpstreamClient(spec.address, spec.headers, transport=transport)
+    """Return the backend of a remote replica, over the transport of a test."""
+    client = UpstreamClient(spec.address, spec.headers, transport=transport)
     match kind:
         case "infinity":
-            return InfinityBackend(door, spec.model, spec.tokenizer)
+            return InfinityBackend(client, spec.model, spec.tokenizer)
         case "vllm":
-            return VllmBackend(door, spec.model, spec.tokenizer)
+            return VllmBackend(client, spec.model, spec.tokenizer)
         case "openai":
-            return OpenAIBackend(door, spec.model, spec.tokenizer)
-    return TeiBackend(door)
+            return OpenAIBackend(client, spec.model, spec.tokenizer)
+    return TeiBackend(client)
 
 
 def _refuse(request: httpx.Request) -> httpx.Response:
@@ -132,5 +133,5 @@ def _refuse(request: httpx.Request) -> httpx.Response:
 
 @pytest.fixture
 def boot() -> Boots:
-    """Boot a gateway on fakes, by host name."""
+    """Return the function that boots a gateway on fakes."""
     return running_gateway

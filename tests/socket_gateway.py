@@ -1,4 +1,4 @@
-"""A gateway in this process that is called over real sockets, so that tests can inspect its state."""
+"""Gateway in the test process that is called over real sockets, so that tests can inspect its state."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import httpx
 import msgspec
@@ -20,28 +21,36 @@ from tests.conftest import KEY, remote_backend
 from tests.fakes.tei import FakeTei
 
 
-class Serving:
-    """A running gateway. events: everything that it has observed."""
+class SocketGateway:
+    """Running gateway. connections: its open connections. events: all events that it has observed."""
 
-    def __init__(self, application: Application, port: int, events: Sequence[Event]) -> None:
+    def __init__(
+        self, application: Application, port: int, connections: set[BoundedProtocol], events: Sequence[Event]
+    ) -> None:
         self.application = application
-        self.port = port
+        self.connections = connections
+        self._port = port
         self.events = events
 
-    async def answered(self) -> httpx.Response:
-        """Send a call on a connection of its own, and return the reply."""
+    async def call(self) -> httpx.Response:
+        """Send a call on a new connection, and return the reply."""
         headers = {"authorization": f"Bearer {KEY}"}
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", trust_env=False) as client:
+        async with self._client() as client:
             return await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)
 
-    async def ask(self, given: object, take_bytes: int = 65536) -> socket.socket:
-        """Send a call and read nothing. take_bytes: size of the kernel's receive buffer."""
+    async def probe(self) -> httpx.Response:
+        """Send a liveness probe on a new connection, and return the reply."""
+        async with self._client() as client:
+            return await client.get("/livez")
+
+    async def send_call(self, inputs: object, receive_bytes: int = 65536) -> socket.socket:
+        """Send a call and read nothing. receive_bytes: size of the kernel's receive buffer."""
         client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, take_bytes)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         client.setblocking(False)
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(client, ("127.0.0.1", self.port))
-        body = msgspec.json.encode({"input": given, "encoding_format": "float"})
+        await loop.sock_connect(client, ("127.0.0.1", self._port))
+        body = msgspec.json.encode({"input": inputs, "encoding_format": "float"})
         head = (
             f"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
             f"content-length: {len(body)}\r\n\r\n"
@@ -49,16 +58,19 @@ class Serving:
         await loop.sock_sendall(client, head.encode() + body)
         return client
 
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self._port}", trust_env=False)
+
 
 @asynccontextmanager
-async def serving(server: FakeTei, config: str, send_bytes: int = 0) -> AsyncIterator[Serving]:
-    """Run a gateway in front of one replica, the host tei-0. send_bytes: the kernel's send buffer."""
+async def socket_gateway(server: FakeTei, config: str, send_bytes: int = 0) -> AsyncIterator[SocketGateway]:
+    """Run a gateway with one replica, the host tei-0. send_bytes: size of the kernel's send buffer."""
     events: list[Event] = []
-    outside = Collaborators(
+    collaborators = Collaborators(
         open_replica=lambda kind, spec: remote_backend(kind, spec, httpx.ASGITransport(server)),
         observe=events.append,
     )
-    application = build(AppBoot(parse_config(config, {}, Path.cwd()), None), outside)
+    application = build(AppBoot(parse_config(config, {}, Path.cwd()), None), collaborators)
     web = uvicorn.Server(
         uvicorn.Config(application.asgi, http=BoundedProtocol, lifespan="off", log_config=None)
     )
@@ -66,21 +78,24 @@ async def serving(server: FakeTei, config: str, send_bytes: int = 0) -> AsyncIte
     if send_bytes:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
     async with application.lifespan():
-        running = asyncio.create_task(web.serve([listener]))
+        serving = asyncio.create_task(web.serve([listener]))
         try:
             (upstream,) = application.gateway.upstreams.values()
-            await comes_to(1, lambda: len(upstream.lane._pool.usable()))
-            await comes_to(True, lambda: web.started)
-            yield Serving(application, listener.getsockname()[1], events)
+            await wait_for_value(1, lambda: len(upstream.lane._pool.usable()))
+            await wait_for_value(True, lambda: web.started)
+            port = listener.getsockname()[1]
+            # Every connection of this server has the protocol of its configuration.
+            connections = cast("set[BoundedProtocol]", web.server_state.connections)
+            yield SocketGateway(application, port, connections, events)
         finally:
             web.should_exit = True
-            await running
+            await serving
 
 
-async def comes_to(expected: object, look: Callable[[], object]) -> None:
-    """Poll until a value is the expected one."""
+async def wait_for_value(expected: object, read: Callable[[], object]) -> None:
+    """Poll until a value equals the expected one, for at most 20 seconds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(20):
-            while look() != expected:  # noqa: ASYNC110
+            while read() != expected:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-    assert expected == look()
+    assert expected == read()

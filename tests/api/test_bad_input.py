@@ -1,4 +1,4 @@
-"""Every way to ask wrongly, and what each dialect answers."""
+"""Invalid requests, and the error that each dialect answers."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ MEGABYTE = 1_000_000
 
 
 def assert_openai(reply: httpx.Response, status: int, code: str | None, param: str | None = None) -> None:
-    """OpenAI's envelope: four keys, two of them string or null."""
+    """Assert OpenAI's envelope: four keys, of which two are a string or null."""
     assert "application/json" == reply.headers["content-type"]
     error = reply.json()["error"]
     assert ["error"] == list(reply.json())
@@ -39,15 +39,17 @@ def assert_openai(reply: httpx.Response, status: int, code: str | None, param: s
 
 
 def assert_tei(reply: httpx.Response, status: int, error_type: str) -> None:
-    """TEI's envelope: two keys."""
+    """Assert TEI's envelope: two keys."""
     assert "application/json" == reply.headers["content-type"]
     assert {"error", "error_type"} == reply.json().keys()
     assert (status, error_type) == (reply.status_code, reply.json()["error_type"])
     assert reply.json()["error"]
 
 
-async def sent(boot: Boots, path: str, body: bytes, config: str = CONFIG, **headers: str) -> httpx.Response:
-    """One POST of raw bytes."""
+async def post_bytes(
+    boot: Boots, path: str, body: bytes, config: str = CONFIG, **headers: str
+) -> httpx.Response:
+    """Send one POST of raw bytes and return the reply."""
     servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with boot(servers, config) as gateway:
@@ -69,15 +71,15 @@ NOT_JSON = {
     "lone_low_surrogate": b'{"input": "\\udc00 a", "inputs": "\\udc00 a"}',
     "utf16": '{"input": "a", "inputs": "a"}'.encode("utf-16"),
     "form": b"input=a&inputs=a",
-    "deep_list": b'{"unheard_of": ' + b"[" * 100_000 + b"]" * 100_000 + b', "input": "a", "inputs": "a"}',
+    "deep_list": b'{"unknown_field": ' + b"[" * 100_000 + b"]" * 100_000 + b', "input": "a", "inputs": "a"}',
     "deep_object": b'{"x":' * 100_000 + b"1" + b"}" * 100_000,
 }
 
 
 @pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON.keys())
 async def test_malformed_json_is_400_in_both_dialects(boot: Boots, body: bytes) -> None:
-    assert_openai(await sent(boot, OPENAI, body), 400, None)
-    assert_tei(await sent(boot, EMBED, body), 400, "Validation")
+    assert_openai(await post_bytes(boot, OPENAI, body), 400, None)
+    assert_tei(await post_bytes(boot, EMBED, body), 400, "Validation")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ async def test_malformed_json_is_400_in_both_dialects(boot: Boots, body: bytes) 
     ids=str,
 )
 async def test_openai_names_the_field_of_the_wrong_type(boot: Boots, body: Any, param: str | None) -> None:
-    assert_openai(await sent(boot, OPENAI, json.dumps(body).encode()), 400, None, param)
+    assert_openai(await post_bytes(boot, OPENAI, json.dumps(body).encode()), 400, None, param)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +139,13 @@ async def test_openai_names_the_field_of_the_wrong_type(boot: Boots, body: Any, 
     ids=str,
 )
 async def test_tei_answers_422_to_a_wrong_value(boot: Boots, path: str, body: Any) -> None:
-    assert_tei(await sent(boot, path, json.dumps(body).encode()), 422, "Validation")
+    assert_tei(await post_bytes(boot, path, json.dumps(body).encode()), 422, "Validation")
 
 
-@pytest.mark.parametrize("given", ["", [], ["a", ""], [""]], ids=str)
-async def test_openai_refuses_an_empty_input(boot: Boots, given: Any) -> None:
+@pytest.mark.parametrize("inputs", ["", [], ["a", ""], [""]], ids=str)
+async def test_openai_refuses_an_empty_input(boot: Boots, inputs: Any) -> None:
     assert_openai(
-        await sent(boot, OPENAI, json.dumps({"input": given}).encode()), 400, "empty_input", "input"
+        await post_bytes(boot, OPENAI, json.dumps({"input": inputs}).encode()), 400, "empty_input", "input"
     )
 
 
@@ -164,13 +166,13 @@ async def test_openai_refuses_an_empty_input(boot: Boots, given: Any) -> None:
     ids=str,
 )
 async def test_tei_refuses_an_empty_input_with_400(boot: Boots, path: str, body: Any) -> None:
-    assert_tei(await sent(boot, path, json.dumps(body).encode()), 400, "Empty")
+    assert_tei(await post_bytes(boot, path, json.dumps(body).encode()), 400, "Empty")
 
 
 @pytest.mark.parametrize("ids", [[1, 2, 3], [[1, 2], [3]], ["a", [1]]], ids=str)
 async def test_token_ids_are_refused_with_the_way_out(boot: Boots, ids: Any) -> None:
-    openai = await sent(boot, OPENAI, json.dumps({"input": ids}).encode())
-    tei = await sent(boot, EMBED, json.dumps({"inputs": ids}).encode())
+    openai = await post_bytes(boot, OPENAI, json.dumps({"input": ids}).encode())
+    tei = await post_bytes(boot, EMBED, json.dumps({"inputs": ids}).encode())
 
     assert_openai(openai, 400, None, "input")
     assert_tei(tei, 422, "Validation")
@@ -179,30 +181,30 @@ async def test_token_ids_are_refused_with_the_way_out(boot: Boots, ids: Any) -> 
 
 
 async def test_texts_mixed_with_numbers_are_refused(boot: Boots) -> None:
-    assert_tei(await sent(boot, EMBED, b'{"inputs": ["a", 1]}'), 422, "Validation")
+    assert_tei(await post_bytes(boot, EMBED, b'{"inputs": ["a", 1]}'), 422, "Validation")
 
 
 async def test_2048_inputs_are_accepted_and_2049_refused(boot: Boots) -> None:
-    most, more = ["a"] * 2048, ["a"] * 2049
+    allowed, excess = ["a"] * 2048, ["a"] * 2049
 
-    assert 200 == (await sent(boot, OPENAI, json.dumps({"input": most}).encode())).status_code
-    assert_openai(await sent(boot, OPENAI, json.dumps({"input": more}).encode()), 400, None, "input")
-    assert_tei(await sent(boot, EMBED, json.dumps({"inputs": more}).encode()), 422, "Validation")
-    body = {"query": "q", "texts": more}
-    assert_tei(await sent(boot, RERANK, json.dumps(body).encode()), 422, "Validation")
-    body = {"inputs": {"source_sentence": "a", "sentences": more}}
-    assert_tei(await sent(boot, SIMILARITY, json.dumps(body).encode()), 422, "Validation")
+    assert 200 == (await post_bytes(boot, OPENAI, json.dumps({"input": allowed}).encode())).status_code
+    assert_openai(await post_bytes(boot, OPENAI, json.dumps({"input": excess}).encode()), 400, None, "input")
+    assert_tei(await post_bytes(boot, EMBED, json.dumps({"inputs": excess}).encode()), 422, "Validation")
+    body = {"query": "q", "texts": excess}
+    assert_tei(await post_bytes(boot, RERANK, json.dumps(body).encode()), 422, "Validation")
+    body = {"inputs": {"source_sentence": "a", "sentences": excess}}
+    assert_tei(await post_bytes(boot, SIMILARITY, json.dumps(body).encode()), 422, "Validation")
 
 
 async def test_more_dimensions_than_the_model_has_are_refused(boot: Boots) -> None:
-    openai = await sent(boot, OPENAI, b'{"input": "a", "dimensions": 9}')
+    openai = await post_bytes(boot, OPENAI, b'{"input": "a", "dimensions": 9}')
     assert_openai(openai, 400, None)
 
 
 @pytest.mark.parametrize("model", ["nowhere", "", "BGE", "bge ", "/bge", "\x00"])
 async def test_an_unknown_model_is_404(boot: Boots, model: str) -> None:
-    openai = await sent(boot, OPENAI, json.dumps({"input": "a", "model": model}).encode())
-    tei = await sent(boot, EMBED, json.dumps({"inputs": "a", "model": model}).encode())
+    openai = await post_bytes(boot, OPENAI, json.dumps({"input": "a", "model": model}).encode())
+    tei = await post_bytes(boot, EMBED, json.dumps({"inputs": "a", "model": model}).encode())
 
     assert_openai(openai, 404, "model_not_found", "model")
     assert_tei(tei, 404, "NotFound")
@@ -210,8 +212,8 @@ async def test_an_unknown_model_is_404(boot: Boots, model: str) -> None:
 
 async def test_a_forbidden_model_is_403(boot: Boots) -> None:
     config = CONFIG + TENANTS
-    openai = await sent(boot, OPENAI, b'{"input": "a", "model": "strict"}', config)
-    tei = await sent(boot, EMBED, b'{"inputs": "a", "model": "strict"}', config)
+    openai = await post_bytes(boot, OPENAI, b'{"input": "a", "model": "strict"}', config)
+    tei = await post_bytes(boot, EMBED, b'{"inputs": "a", "model": "strict"}', config)
 
     assert_openai(openai, 403, "model_forbidden", "model")
     assert_tei(tei, 403, "Forbidden")
@@ -221,8 +223,8 @@ async def test_a_forbidden_model_is_403(boot: Boots) -> None:
     "key", ["", "Bearer", "Bearer ", "Bearer wrong", "wrong", "Basic dGVzdC1rZXk=", f"Bearer {KEY}x"]
 )
 async def test_no_key_and_a_wrong_key_are_401(boot: Boots, key: str) -> None:
-    openai = await sent(boot, OPENAI, b'{"input": "a"}', authorization=key)
-    tei = await sent(boot, EMBED, b'{"inputs": "a"}', authorization=key)
+    openai = await post_bytes(boot, OPENAI, b'{"input": "a"}', authorization=key)
+    tei = await post_bytes(boot, EMBED, b'{"inputs": "a"}', authorization=key)
 
     assert_openai(openai, 401, "invalid_api_key")
     assert_tei(tei, 401, "Unauthenticated")
@@ -240,64 +242,68 @@ async def test_a_non_ascii_key_is_401(boot: Boots) -> None:
 
 @pytest.mark.parametrize("key", [KEY, f"Bearer {KEY}", f"bearer {KEY}", f"Bearer   {KEY}"])
 async def test_a_key_is_accepted_bare_or_as_bearer_token(boot: Boots, key: str) -> None:
-    assert 200 == (await sent(boot, OPENAI, b'{"input": "a"}', authorization=key)).status_code
+    assert 200 == (await post_bytes(boot, OPENAI, b'{"input": "a"}', authorization=key)).status_code
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "GZIP", "deflate", "br", "zstd", "gzip, identity"])
 async def test_compressed_bodies_are_415(boot: Boots, encoding: str) -> None:
-    openai = await sent(boot, OPENAI, b'{"input": "a"}', content_encoding=encoding)
-    tei = await sent(boot, EMBED, b'{"inputs": "a"}', content_encoding=encoding)
+    openai = await post_bytes(boot, OPENAI, b'{"input": "a"}', content_encoding=encoding)
+    tei = await post_bytes(boot, EMBED, b'{"inputs": "a"}', content_encoding=encoding)
 
     assert_openai(openai, 415, "unsupported_media")
     assert_tei(tei, 415, "Validation")
 
 
 async def test_the_identity_encoding_is_accepted(boot: Boots) -> None:
-    assert 200 == (await sent(boot, OPENAI, b'{"input": "a"}', content_encoding="identity")).status_code
+    assert 200 == (await post_bytes(boot, OPENAI, b'{"input": "a"}', content_encoding="identity")).status_code
 
 
-async def unread() -> AsyncIterator[bytes]:
-    """A body that nobody may ask for."""
+async def unreadable_body() -> AsyncIterator[bytes]:
+    """Fail the test if the gateway reads the body."""
     raise AssertionError("the body was read")
     yield b""
 
 
-async def megabytes(count: int, given: list[int]) -> AsyncIterator[bytes]:
-    """A body of a size that nobody is told; given counts what was read of it."""
+async def streamed_body(megabytes: int, read: list[int]) -> AsyncIterator[bytes]:
+    """Yield a body of unannounced size. read: counts the megabytes that were read of it, in its only item."""
     yield b'{"input": "'
-    for _ in range(count):
-        given[0] += 1
+    for _ in range(megabytes):
+        read[0] += 1
         yield b"a" * MEGABYTE
     yield b'"}'
 
 
-async def too_large(gateway: Running, path: str, body: AsyncIterator[bytes], length: str) -> httpx.Response:
+async def post_stream(gateway: Running, path: str, body: AsyncIterator[bytes], length: str) -> httpx.Response:
     headers = {"content-length": length} if length else {"transfer-encoding": "chunked"}
     return await gateway.client.post(path, content=body, headers=headers)
 
 
 async def test_an_announced_body_too_large_is_413_before_it_is_read(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
-        assert_openai(await too_large(gateway, OPENAI, unread(), str(40 * MEGABYTE)), 413, "body_too_large")
-        assert_tei(await too_large(gateway, EMBED, unread(), str(40 * MEGABYTE)), 413, "Validation")
+        assert_openai(
+            await post_stream(gateway, OPENAI, unreadable_body(), str(40 * MEGABYTE)), 413, "body_too_large"
+        )
+        assert_tei(
+            await post_stream(gateway, EMBED, unreadable_body(), str(40 * MEGABYTE)), 413, "Validation"
+        )
 
 
-async def test_a_body_streamed_too_large_is_413_and_not_read_to_its_end(boot: Boots) -> None:
-    given = [0]
+async def test_a_streamed_body_too_large_is_413_and_not_read_to_its_end(boot: Boots) -> None:
+    read = [0]
     async with boot({"tei-0": FakeTei()}) as gateway:
-        assert_openai(await too_large(gateway, OPENAI, megabytes(40, given), ""), 413, "body_too_large")
-        assert 40 > given[0]
-        assert_tei(await too_large(gateway, EMBED, megabytes(40, given), ""), 413, "Validation")
+        assert_openai(await post_stream(gateway, OPENAI, streamed_body(40, read), ""), 413, "body_too_large")
+        assert 40 > read[0]
+        assert_tei(await post_stream(gateway, EMBED, streamed_body(40, read), ""), 413, "Validation")
 
 
-async def test_a_body_larger_than_all_permits_is_413_while_others_are_in_flight(boot: Boots) -> None:
+async def test_a_body_above_the_total_is_413_while_another_call_is_in_flight(boot: Boots) -> None:
     gate = Gate()
     async with boot({"tei-0": tei_with_hook(gate)}) as gateway:
-        held = asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))
+        waiting_call = asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))
         await until(lambda: gate.waiting == 1)
-        reply = await too_large(gateway, OPENAI, unread(), str(600 * MEGABYTE))
+        reply = await post_stream(gateway, OPENAI, unreadable_body(), str(600 * MEGABYTE))
         gate.opened.set()
-        await held
+        await waiting_call
 
     assert_openai(reply, 413, "body_too_large")
 

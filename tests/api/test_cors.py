@@ -1,4 +1,4 @@
-"""CORS: preflight requests, and the headers that let a page read replies and errors."""
+"""CORS: preflight requests, and the headers that allow a page to read replies and errors."""
 
 import httpx
 import pytest
@@ -48,41 +48,41 @@ async def test_preflight_refuses_other_origins_and_methods(boot: Boots, changed:
     assert ALLOW not in reply.headers
 
 
-async def answers(boot: Boots, config: str, origin: str) -> dict[int, httpx.Response]:
-    """Return one reply of each status that a page may have to show, from every layer that sends replies."""
-    page = {"origin": origin}
-    wrong = page | {"authorization": "Bearer wrong"}
-    packed = page | {"content-encoding": "gzip"}
+async def replies_by_status(boot: Boots, config: str, origin: str) -> dict[int, httpx.Response]:
+    """Return one reply of each status, from every layer that sends replies."""
+    from_page = {"origin": origin}
+    wrong_key = from_page | {"authorization": "Bearer wrong"}
+    compressed = from_page | {"content-encoding": "gzip"}
     async with boot({"tei-0": FakeTei()}, CONFIG + TENANT + config, ledger=MemoryLedger(Clock())) as gateway:
         post = gateway.client.post
         replies = [
-            await post(OPENAI, json={"input": "a"}, headers=page),
-            await post(OPENAI, json={"input": "a"}, headers=page),
-            await post(OPENAI, json={"input": "a"}, headers=wrong),
-            await post("/v1/nowhere", json={}, headers=page),
-            await post(OPENAI, json={"input": "a" * 200}, headers=page),
-            await post(OPENAI, json={"input": "a"}, headers=packed),
-            await gateway.client.get(OPENAI, headers=page),
+            await post(OPENAI, json={"input": "a"}, headers=from_page),
+            await post(OPENAI, json={"input": "a"}, headers=from_page),
+            await post(OPENAI, json={"input": "a"}, headers=wrong_key),
+            await post("/v1/nowhere", json={}, headers=from_page),
+            await post(OPENAI, json={"input": "a" * 200}, headers=from_page),
+            await post(OPENAI, json={"input": "a"}, headers=compressed),
+            await gateway.client.get(OPENAI, headers=from_page),
         ]
     return {reply.status_code: reply for reply in replies}
 
 
 @pytest.mark.parametrize(
-    ("origins", "told"), [(f'["{PAGE}"]', PAGE), ('["*"]', "*"), ('["https://*.example.org"]', PAGE)]
+    ("origins", "allowed"), [(f'["{PAGE}"]', PAGE), ('["*"]', "*"), ('["https://*.example.org"]', PAGE)]
 )
-async def test_a_listed_page_may_read_every_reply(boot: Boots, origins: str, told: str) -> None:
-    replies = await answers(boot, f"cors: {{origins: {origins}}}\n", PAGE)
+async def test_a_listed_page_may_read_every_reply(boot: Boots, origins: str, allowed: str) -> None:
+    replies = await replies_by_status(boot, f"cors: {{origins: {origins}}}\n", PAGE)
 
     assert [200, 401, 404, 405, 413, 415, 429] == sorted(replies)
-    assert {told} == {reply.headers.get(ALLOW) for reply in replies.values()}
+    assert {allowed} == {reply.headers.get(ALLOW) for reply in replies.values()}
     exposed = {reply.headers.get("access-control-expose-headers") for reply in replies.values()}
     assert {"*"} == exposed
-    assert all(reply.headers.get_list(ALLOW) == [told] for reply in replies.values())
+    assert all(reply.headers.get_list(ALLOW) == [allowed] for reply in replies.values())
 
 
 @pytest.mark.parametrize(("config", "origin"), [("", PAGE), (LISTED, "https://evil.example.org")])
 async def test_a_page_that_is_not_listed_may_read_nothing(boot: Boots, config: str, origin: str) -> None:
-    replies = await answers(boot, config, origin)
+    replies = await replies_by_status(boot, config, origin)
 
     assert 200 in replies
     assert all(ALLOW not in reply.headers for reply in replies.values())

@@ -1,4 +1,4 @@
-"""Every kind of error, provoked in every dialect: its status and its envelope."""
+"""Status and envelope of every kind of error, provoked in every dialect."""
 
 import asyncio
 import re
@@ -23,8 +23,8 @@ tenants:
   acme: {{keys: ["{key_digest(KEY)}"], models: [bge, cross], limits: {{requests_per_day: 1}}}}
   closed: {{keys: [{{digest: "{key_digest("closed")}", scopes: [metrics]}}]}}
 """
-# Where a call of each dialect goes and what it says, and what is wrong with it. All but Infinity's, whose
-# path has no place for one, name the model in the path.
+# Path, valid body and empty input of each dialect. The model is part of the path, except for Infinity, whose
+# paths have no place for it.
 PATHS: dict[str, str] = {
     "openai": "/models/{}/v1/embeddings",
     "tei": "/models/{}/embed",
@@ -62,10 +62,10 @@ def assert_reported(gateway: Running, reply: httpx.Response, kind: str, dialect:
     status = {"tei": facts.tei_status, "infinity": facts.infinity_status}.get(dialect, facts.status)
     assert status == reply.status_code, reply.text
     assert "application/json" == reply.headers["content-type"]
-    told = msgspec.json.decode(reply.content, type=envelope_of(dialect, status))
-    assert reply.json() == msgspec.to_builtins(told)
+    envelope = msgspec.json.decode(reply.content, type=envelope_of(dialect, status))
+    assert reply.json() == msgspec.to_builtins(envelope)
     assert (status in (429, 503)) is ("retry-after" in reply.headers)
-    (*_, finished) = (one for one in gateway.events if isinstance(one, CallFinished))
+    (*_, finished) = (event for event in gateway.events if isinstance(event, CallFinished))
     assert kind == finished.outcome
 
 
@@ -76,18 +76,18 @@ def envelope_of(dialect: str, status: int) -> Any:
     return ENVELOPES[dialect]
 
 
-def working() -> dict[str, Any]:
+def healthy_replicas() -> dict[str, Any]:
     """Return an embedding model and a reranker."""
     return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
 def path_of(dialect: str, model: str | None = None) -> str:
-    """Return the path of a call of this dialect, to its usual model or to another."""
+    """Return the path of a call in this dialect, to its default model or to `model`."""
     return PATHS[dialect].format(model or ("cross" if dialect == "rerank" else "bge"))
 
 
 def body_of(dialect: str, model: str | None = None) -> dict[str, Any]:
-    """Return the body of such a call, which names the model if the path does not."""
+    """Return the body of a call in this dialect, which names the model if the path does not."""
     return BODIES[dialect] | ({"model": model} if model and dialect == "infinity" else {})
 
 
@@ -97,21 +97,21 @@ def body_of(dialect: str, model: str | None = None) -> dict[str, Any]:
     [
         (b"{", "malformed_body"),
         (b"\xff\xfe", "malformed_body"),
-        (b'{"unheard_of": ' + b"[" * 3000 + b"]" * 3000 + b"}", "malformed_body"),
+        (b'{"unknown_field": ' + b"[" * 3000 + b"]" * 3000 + b"}", "malformed_body"),
         (b"[]", "invalid_input"),
         (b"{}", "invalid_input"),
         (b"x" * 20_000, "body_too_large"),
     ],
-    ids=lambda one: str(one)[:20],
+    ids=lambda value: str(value)[:20],
 )
 async def test_a_malformed_body_is_refused(boot: Boots, dialect: str, content: bytes, kind: str) -> None:
-    async with boot(working(), CONFIG + LIMITED) as gateway:
+    async with boot(healthy_replicas(), CONFIG + LIMITED) as gateway:
         reply = await gateway.client.post(path_of(dialect), content=content)
 
         assert_reported(gateway, reply, kind, dialect)
 
 
-# A field with another value than those that are allowed, and one that is.
+# A field with an invalid value, and one of its allowed values.
 CHOICES: dict[str, tuple[dict[str, Any], str]] = {
     "openai": ({"task": "x"}, "retrieval.query"),
     "tei": ({"truncation_direction": "x"}, "left"),
@@ -124,9 +124,9 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @DIALECTS
-async def test_an_invalid_value_error_lists_the_allowed_ones(boot: Boots, dialect: str) -> None:
+async def test_an_invalid_value_error_lists_the_allowed_values(boot: Boots, dialect: str) -> None:
     wrong, allowed = CHOICES[dialect]
-    async with boot(working()) as gateway:
+    async with boot(healthy_replicas()) as gateway:
         reply = await gateway.client.post(path_of(dialect), json=body_of(dialect) | wrong)
 
         assert_reported(gateway, reply, "invalid_input", dialect)
@@ -137,7 +137,7 @@ async def test_an_invalid_value_error_lists_the_allowed_ones(boot: Boots, dialec
 async def test_allowed_values_are_listed_after_a_long_value(boot: Boots, kind: str) -> None:
     body = body_of("sie") | {"params": {"output_dtype": "x" * 5000}}
     encode = msgspec.json.encode if kind == "application/json" else msgspec.msgpack.encode
-    async with boot(working()) as gateway:
+    async with boot(healthy_replicas()) as gateway:
         reply = await gateway.client.post(
             path_of("sie"), content=encode(body), headers={"content-type": kind}
         )
@@ -148,7 +148,7 @@ async def test_allowed_values_are_listed_after_a_long_value(boot: Boots, kind: s
 
 @DIALECTS
 async def test_an_empty_input_is_refused(boot: Boots, dialect: str) -> None:
-    async with boot(working()) as gateway:
+    async with boot(healthy_replicas()) as gateway:
         reply = await gateway.post(path_of(dialect), BODIES[dialect] | EMPTY[dialect])
 
         assert_reported(gateway, reply, "empty_input", dialect)
@@ -157,7 +157,7 @@ async def test_an_empty_input_is_refused(boot: Boots, dialect: str) -> None:
 @DIALECTS
 @pytest.mark.parametrize(("model", "kind"), [("no/where", "model_not_found"), ("strict", "model_forbidden")])
 async def test_an_unusable_model_is_refused(boot: Boots, dialect: str, model: str, kind: str) -> None:
-    async with boot(working(), CONFIG + LIMITED) as gateway:
+    async with boot(healthy_replicas(), CONFIG + LIMITED) as gateway:
         reply = await gateway.post(path_of(dialect, model), body_of(dialect, model))
 
         assert_reported(gateway, reply, kind, dialect)
@@ -166,7 +166,7 @@ async def test_an_unusable_model_is_refused(boot: Boots, dialect: str, model: st
 @DIALECTS
 async def test_a_model_without_the_operation_is_refused(boot: Boots, dialect: str) -> None:
     model = "no-rerank" if dialect == "rerank" else "cross"
-    async with boot(working()) as gateway:
+    async with boot(healthy_replicas()) as gateway:
         reply = await gateway.post(path_of(dialect, model), body_of(dialect, model))
 
         assert_reported(gateway, reply, "operation_unsupported", dialect)
@@ -187,15 +187,15 @@ async def test_a_model_without_the_operation_is_refused(boot: Boots, dialect: st
 async def test_invalid_headers_are_refused(
     boot: Boots, dialect: str, headers: dict[str, str], kind: str
 ) -> None:
-    async with boot(working(), CONFIG + LIMITED) as gateway:
+    async with boot(healthy_replicas(), CONFIG + LIMITED) as gateway:
         reply = await gateway.client.post(path_of(dialect), json=BODIES[dialect], headers=headers)
 
         assert_reported(gateway, reply, kind, dialect)
 
 
 @DIALECTS
-async def test_another_method_is_refused(boot: Boots, dialect: str) -> None:
-    async with boot(working()) as gateway:
+async def test_a_wrong_method_is_refused(boot: Boots, dialect: str) -> None:
+    async with boot(healthy_replicas()) as gateway:
         reply = await gateway.client.get(path_of(dialect))
 
         assert_reported(gateway, reply, "method_not_allowed", dialect)
@@ -203,7 +203,7 @@ async def test_another_method_is_refused(boot: Boots, dialect: str) -> None:
 
 @DIALECTS
 async def test_an_exceeded_limit_is_refused(boot: Boots, dialect: str) -> None:
-    async with boot(working(), CONFIG + LIMITED) as gateway:
+    async with boot(healthy_replicas(), CONFIG + LIMITED) as gateway:
         first = await gateway.post(path_of(dialect), BODIES[dialect])
         reply = await gateway.post(path_of(dialect), BODIES[dialect])
 

@@ -1,7 +1,6 @@
-"""Every reply to a generated request is one that the OpenAPI document describes, and no 5xx.
+"""Replies to generated requests: each matches the OpenAPI document and none is a 5xx.
 
-FUZZ_CASES says how many cases each operation gets (`make fuzz`); fewer of them, always the same, are part of
-`make test`.
+FUZZ_CASES is the number of cases per operation (`make fuzz`). `make test` runs fewer cases, always the same.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ from tests.fakes.vllm import FakeVllm
 from tests.quotas.redis_server import RedisServer
 
 CASES = int(os.environ.get("FUZZ_CASES", "0"))
-# Of each operation in `make test`; one that has nothing to choose has fewer.
+# Cases per operation in `make test`. An operation without parameters has fewer.
 FEW = 20
 CHECKS = [
     not_a_server_error,
@@ -46,7 +45,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-# Most names that chance makes up name nothing: these do, and one is refused.
+# Almost all generated names are unknown. These models exist, except for the last one.
 MODELS = (
     "bge",
     "org/bge",
@@ -58,22 +57,22 @@ MODELS = (
     "moods",
     "late",
     "labels",
-    "nobody",
+    "unknown",
 )
 TEXTS = st.lists(
     st.sampled_from(["a", "red", "ü", "w " * 20, "\0", "向量", "{}"]) | st.text(max_size=20),
     min_size=1,
     max_size=70,
 )
-NAMED = {
+NAMES = {
     "name": MODELS,
     "model": MODELS,
-    "tenant": ("acme", "nobody"),
-    "key_id": ("k1", "nobody"),
+    "tenant": ("acme", "unknown"),
+    "key_id": ("k1", "unknown"),
     "upstream": ("embedder", "bge"),
 }
 CONFIG = """
-# A machine that does other things too is no finding.
+# A slow store on a busy machine is not a finding.
 quotas: {store: "%s", timeout_ms: 2000}
 limits: {inputs: 64}
 upstreams:
@@ -101,7 +100,7 @@ defaults: {embed: bge, rerank: cross, classify: moods}
 
 
 class Target:
-    """A gateway on fakes that lives for all cases, on an event loop of its own."""
+    """Gateway on fakes that runs for all cases, on its own event loop."""
 
     def __init__(self, store: str) -> None:
         self._runner = asyncio.Runner()
@@ -116,74 +115,75 @@ class Target:
             "vllm-late": FakeVllm(task="token_embed"),
             "labels-0": FakeTei(model_type=CLASSIFIER),
         }
-        self._leaves = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._running: asyncio.Future[Running] = self._runner.get_loop().create_future()
-        self._life = self._runner.get_loop().create_task(self._live(servers, CONFIG % store))
-        self._gateway = self._runner.run(self._entered())
+        self._task = self._runner.get_loop().create_task(self._serve(servers, CONFIG % store))
+        self._gateway = self._runner.run(self._wait_until_started())
         self.document = self._runner.run(self._gateway.client.get("/docs/openapi.json")).json()
         self.schema = from_dict(self.document)
         self.sent = 0
 
-    def send(self, case: Case, *, packs: bool = False) -> httpx.Response:
-        """What a case says, with a key that may do everything; packs: as msgpack, where it is JSON."""
-        words = case.as_transport_kwargs(base_url="http://gateway")
-        words = {name: value for name, value in words.items() if value is not None}
-        content, kind = _content(words, packs=packs)
-        sent = httpx.Request(
-            words["method"],
-            words["url"],
-            params=words.get("params"),
-            headers=self._headers({**words.get("headers", {}), **kind}),
-            cookies=words.get("cookies"),
+    def send(self, case: Case, *, as_msgpack: bool = False) -> httpx.Response:
+        """Send a case with a key that has every permission. as_msgpack: encode a JSON body as msgpack."""
+        arguments = case.as_transport_kwargs(base_url="http://gateway")
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        content, content_type = _content(arguments, as_msgpack=as_msgpack)
+        request = httpx.Request(
+            arguments["method"],
+            arguments["url"],
+            params=arguments.get("params"),
+            headers=self._headers({**arguments.get("headers", {}), **content_type}),
+            cookies=arguments.get("cookies"),
             **content,
         )
-        return self._runner.run(self._answer(sent))
+        return self._runner.run(self._exchange(request))
 
-    async def _answer(self, sent: httpx.Request) -> httpx.Response:
+    async def _exchange(self, request: httpx.Request) -> httpx.Response:
         async with asyncio.timeout(10):
-            return await self._gateway.client.send(sent)
+            return await self._gateway.client.send(request)
 
-    def _headers(self, made: dict[str, Any]) -> dict[str, Any]:
-        return {**made, "authorization": self._gateway.client.headers["authorization"], "host": "127.0.0.1"}
+    def _headers(self, generated: dict[str, Any]) -> dict[str, Any]:
+        key = self._gateway.client.headers["authorization"]
+        return {**generated, "authorization": key, "host": "127.0.0.1"}
 
-    async def _live(self, servers: dict[str, Any], config: str) -> None:
-        """What is entered and left in one task."""
+    async def _serve(self, servers: dict[str, Any], config: str) -> None:
+        """Run the gateway until it is stopped; a task group must be entered and left in the same task."""
         parent = ReadingParent(parse_config(config, {}, Path.cwd()))
         async with running_gateway(servers, config, adding=parent.adding) as gateway:
             self._running.set_result(gateway)
-            await self._leaves.wait()
+            await self._stopping.wait()
 
-    async def _entered(self) -> Running:
-        await asyncio.wait({self._life, self._running}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    async def _wait_until_started(self) -> Running:
+        await asyncio.wait({self._task, self._running}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
         return self._running.result()
 
-    async def _left(self) -> None:
-        self._leaves.set()
+    async def _stop(self) -> None:
+        self._stopping.set()
         async with asyncio.timeout(20):
-            await self._life
+            await self._task
 
     def close(self) -> None:
-        """End it."""
-        self._runner.run(self._left())
+        """Stop the gateway and its event loop."""
+        self._runner.run(self._stop())
         self._runner.close()
 
 
-def _content(words: dict[str, Any], *, packs: bool) -> tuple[dict[str, Any], dict[str, str]]:
-    """The body, and the header that tells its kind where httpx does not."""
-    if "json" in words and packs:
-        kind = {"content-type": "application/msgpack"}
-        return {"content": msgspec.msgpack.encode(_packable(words["json"]))}, kind
-    if "json" in words:
-        return {"json": words["json"]}, {}
-    return ({"content": words["data"]} if isinstance(words.get("data"), str | bytes) else {}), {}
+def _content(arguments: dict[str, Any], *, as_msgpack: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the body, and a content-type header if httpx does not set it."""
+    if "json" in arguments and as_msgpack:
+        content_type = {"content-type": "application/msgpack"}
+        return {"content": msgspec.msgpack.encode(_packable(arguments["json"]))}, content_type
+    if "json" in arguments:
+        return {"json": arguments["json"]}, {}
+    return ({"content": arguments["data"]} if isinstance(arguments.get("data"), str | bytes) else {}), {}
 
 
 def _packable(value: Any) -> Any:
-    """The same without integers that msgpack has no room for."""
+    """Replace integers and strings that msgpack cannot encode."""
     if isinstance(value, dict):
-        return {_packable(name): _packable(one) for name, one in value.items()}
+        return {_packable(name): _packable(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_packable(one) for one in value]
+        return [_packable(item) for item in value]
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     return float(value) if isinstance(value, int) and not -(2**63) <= value < 2**64 else value
@@ -199,7 +199,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def operations() -> list[str]:
-    """Every method and path that is documented, from the handlers themselves, such as `GET /livez`."""
+    """Return method and path of every operation of the handlers, such as `GET /livez`."""
     return sorted(
         f"{method} {re.sub(r':[a-z]+}', '}', path)}"
         for handler in HANDLERS
@@ -208,17 +208,17 @@ def operations() -> list[str]:
     )
 
 
-def with_names(draw: st.DrawFn, case: Case) -> Case:
-    """A case that mostly speaks of what is there."""
-    for place in (case.path_parameters, case.query, case.body):
-        for name, known in NAMED.items():
-            if isinstance(place, dict) and name in place and draw(st.integers(0, 3)):
-                place[name] = draw(st.sampled_from(known))
+def with_known_names(draw: st.DrawFn, case: Case) -> Case:
+    """Replace most names in a case by names that exist."""
+    for part in (case.path_parameters, case.query, case.body):
+        for name, values in NAMES.items():
+            if isinstance(part, dict) and name in part and draw(st.integers(0, 3)):
+                part[name] = draw(st.sampled_from(values))
     return case
 
 
 def with_texts(draw: st.DrawFn, case: Case) -> Case:
-    """A case whose inputs are mostly some: made up, they are mostly none, or empty."""
+    """Replace most inputs in a case, because generated inputs are mostly invalid or empty."""
     if isinstance(case.body, dict):
         for name in ("input", "inputs", "texts", "documents", "queries"):
             if isinstance(case.body.get(name), str | list) and draw(st.integers(0, 3)):
@@ -229,12 +229,12 @@ def with_texts(draw: st.DrawFn, case: Case) -> Case:
 @st.composite
 def cases(draw: st.DrawFn, operation: Any) -> Case:
     mode = draw(st.sampled_from([GenerationMode.POSITIVE, GenerationMode.POSITIVE, GenerationMode.NEGATIVE]))
-    return with_texts(draw, with_names(draw, draw(operation.as_strategy(mode))))
+    return with_texts(draw, with_known_names(draw, draw(operation.as_strategy(mode))))
 
 
 @pytest.mark.timeout(3600 if CASES else 60)
 @pytest.mark.parametrize("label", operations())
-def test_every_reply_is_as_documented(target: Target, label: str) -> None:
+def test_every_reply_matches_the_document(target: Target, label: str) -> None:
     method, _, path = label.partition(" ")
     operation = target.schema[path][method]
 
@@ -246,11 +246,11 @@ def test_every_reply_is_as_documented(target: Target, label: str) -> None:
         suppress_health_check=list(HealthCheck),
     )
     @given(cases(operation), st.booleans() if path.startswith(SIE.prefixes) else st.just(value=False))
-    def holds(case: Case, packs: bool) -> None:
-        case.validate_response(target.send(case, packs=packs), checks=CHECKS)
+    def check(case: Case, as_msgpack: bool) -> None:
+        case.validate_response(target.send(case, as_msgpack=as_msgpack), checks=CHECKS)
         target.sent += 1
 
-    holds()
+    check()
 
 
 def test_operations_equal_those_of_the_document(target: Target) -> None:
@@ -262,8 +262,8 @@ def test_operations_equal_those_of_the_document(target: Target) -> None:
 
 
 def test_no_operation_was_skipped(target: Target, capsys: pytest.CaptureFixture[str]) -> None:
-    """Last in this file: how many cases there were, for who waited for all of them."""
+    """Report the number of cases. This test must be the last of the file."""
     if CASES:
         with capsys.disabled():
-            sys.stdout.write(f"\n{target.sent} cases, every answer as documented\n")
+            sys.stdout.write(f"\n{target.sent} cases, every reply matches the document\n")
     assert target.sent > len(operations())

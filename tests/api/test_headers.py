@@ -1,4 +1,4 @@
-"""Headers of replies."""
+"""Request and reply headers: ids, timings, limits, retries, truncation and timeouts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -85,9 +85,9 @@ async def test_a_malformed_request_id_is_replaced(boot: Boots, sent: bytes) -> N
     async with boot(fakes()) as gateway:
         reply = await gateway.client.post(OPENAI, json={"input": "a"}, headers=[(b"x-request-id", sent)])
 
-    (made,) = reply.headers.get_list("x-request-id")
-    assert sent.decode("latin-1") != made
-    assert 32 == len(made)
+    (request_id,) = reply.headers.get_list("x-request-id")
+    assert sent.decode("latin-1") != request_id
+    assert 32 == len(request_id)
 
 
 async def test_each_request_gets_its_own_id(boot: Boots) -> None:
@@ -159,7 +159,7 @@ async def test_rate_limit_headers_show_the_tightest_limit_of_each_unit(boot: Boo
     async with boot(fakes(), CONFIG + LIMITED, ledger=ledger) as gateway:
         reply = await gateway.post(OPENAI, {"input": "one two"})
 
-    told = {name: value for name, value in reply.headers.items() if name.startswith("x-ratelimit-")}
+    limits = {name: value for name, value in reply.headers.items() if name.startswith("x-ratelimit-")}
     expected = {
         "x-ratelimit-limit-requests": "2",
         "x-ratelimit-remaining-requests": "1",
@@ -168,7 +168,7 @@ async def test_rate_limit_headers_show_the_tightest_limit_of_each_unit(boot: Boo
         "x-ratelimit-remaining-tokens": "996",
         "x-ratelimit-reset-tokens": "240ms",
     }
-    assert expected == told
+    assert expected == limits
 
 
 async def test_quota_refusals_show_the_limits(boot: Boots) -> None:
@@ -180,7 +180,7 @@ async def test_quota_refusals_show_the_limits(boot: Boots) -> None:
 
     assert (429, "30") == (reply.status_code, reply.headers["retry-after"])
     assert ("2", "0", "1m0s") == tuple(
-        reply.headers[f"x-ratelimit-{what}-requests"] for what in ("limit", "remaining", "reset")
+        reply.headers[f"x-ratelimit-{field}-requests"] for field in ("limit", "remaining", "reset")
     )
 
 
@@ -230,7 +230,7 @@ async def test_probes_are_answered_while_draining(boot: Boots, path: str) -> Non
         assert 200 == (await gateway.client.get(path)).status_code
 
 
-async def test_readyz_fails_until_the_first_replica_was_tried(boot: Boots) -> None:
+async def test_readyz_fails_until_a_replica_has_been_tried(boot: Boots) -> None:
     async def silent(*_: Any) -> None:
         await asyncio.Event().wait()
 
@@ -271,7 +271,7 @@ async def test_401_names_the_authentication_scheme(boot: Boots, path: str) -> No
         ("/rerank", {"query": "q", "texts": ["w " * 20]}),
         ("/similarity", {"inputs": {"source_sentence": "w " * 20, "sentences": ["a"]}}),
     ],
-    ids=lambda one: str(one)[:30],
+    ids=lambda value: str(value)[:30],
 )
 async def test_unreported_truncation_is_unknown(boot: Boots, path: str, body: dict[str, Any]) -> None:
     async with boot(fakes()) as gateway:
@@ -282,7 +282,7 @@ async def test_unreported_truncation_is_unknown(boot: Boots, path: str, body: di
     assert expected == reply.headers.get("x-truncated-inputs")
 
 
-async def test_one_batch_of_unknown_truncation_makes_the_call_unknown(boot: Boots) -> None:
+async def test_unknown_truncation_of_one_batch_makes_the_reply_unknown(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         reply = await gateway.post(OPENAI, {"input": ["a"] * 9 + ["w " * 20]})
 
@@ -370,15 +370,17 @@ async def test_the_callers_timeout_cannot_exceed_the_models_deadline(boot: Boots
 
 
 def test_every_error_kind_has_facts() -> None:
-    kinds = {one.kind for one in _subclasses(GatewayError)}
+    kinds = {error.kind for error in _subclasses(GatewayError)}
 
     assert kinds <= FACTS.keys()
     assert all(isinstance(row, msgspec.Struct) for row in FACTS.values())
 
 
 def _subclasses(kind: type[GatewayError]) -> set[type[GatewayError]]:
-    own = {one for one in kind.__subclasses__() if one.__module__ == GatewayError.__module__}
-    return own | {deeper for one in own for deeper in _subclasses(one)}
+    direct = {
+        subclass for subclass in kind.__subclasses__() if subclass.__module__ == GatewayError.__module__
+    }
+    return direct | {indirect for subclass in direct for indirect in _subclasses(subclass)}
 
 
 async def test_the_internal_slash_character_is_refused_in_urls(boot: Boots) -> None:

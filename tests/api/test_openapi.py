@@ -1,4 +1,4 @@
-"""The OpenAPI document describes what each path takes and returns."""
+"""The OpenAPI document: bodies, replies and errors of each path."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from gateway.app import ROUTES
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
 
-# The struct that each POST decodes, by its path, that of one model like that at the root.
+# Path of each POST → struct that it decodes. Paths below /models/{name} decode the same as at the root.
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
     "/v1/embeddings": openai.OpenAIEmbeddingsRequest,
@@ -59,80 +59,82 @@ async def document(boot: Boots) -> dict[str, Any]:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.client.get("/docs/openapi.json", headers={"authorization": ""})
     assert 200 == reply.status_code
-    told: dict[str, Any] = reply.json()
-    return told
+    openapi: dict[str, Any] = reply.json()
+    return openapi
 
 
-def resolved(schema: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
-    """A schema, or the one that its reference names."""
+def resolve(schema: dict[str, Any], openapi: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema, with a reference replaced by the schema that it names."""
     name = schema.get("$ref", "").rpartition("/")[2]
-    found: dict[str, Any] = told["components"]["schemas"][name] if name else schema
-    return found
+    target: dict[str, Any] = openapi["components"]["schemas"][name] if name else schema
+    return target
 
 
 async def test_every_post_documents_its_body_and_required_fields(boot: Boots) -> None:
-    told = await document(boot)
-    posts = {path: item["post"] for path, item in told["paths"].items() if "post" in item}
-    # It is asked for, and there is nothing to say of it.
+    openapi = await document(boot)
+    posts = {path: item["post"] for path, item in openapi["paths"].items() if "post" in item}
+    # A reload has no body.
     assert "requestBody" not in posts.pop("/admin/reload")
 
     assert BODIES.keys() == {path.removeprefix("/models/{name}") for path in posts}
     for path, post in posts.items():
         assert post["requestBody"]["required"] is True, path
-        schema = resolved(post["requestBody"]["content"]["application/json"]["schema"], told)
+        schema = resolve(post["requestBody"]["content"]["application/json"]["schema"], openapi)
         fields = msgspec.structs.fields(BODIES[path.removeprefix("/models/{name}")])
-        assert {one.encode_name for one in fields} == schema["properties"].keys(), path
-        assert {one.encode_name for one in fields if one.required} == set(schema.get("required", [])), path
+        assert {field.encode_name for field in fields} == schema["properties"].keys(), path
+        assert {field.encode_name for field in fields if field.required} == set(schema.get("required", [])), (
+            path
+        )
 
 
-async def test_every_post_that_succeeds_answers_200(boot: Boots) -> None:
-    told = await document(boot)
-    for path, item in told["paths"].items():
+async def test_every_operation_documents_200_and_not_201(boot: Boots) -> None:
+    openapi = await document(boot)
+    for path, item in openapi["paths"].items():
         for method, operation in item.items():
             assert "200" in operation["responses"], (method, path)
             assert "201" not in operation["responses"], (method, path)
 
 
 async def test_usage_documents_csv_as_well(boot: Boots) -> None:
-    told = await document(boot)
-    content = told["paths"]["/admin/usage"]["get"]["responses"]["200"]["content"]
+    openapi = await document(boot)
+    content = openapi["paths"]["/admin/usage"]["get"]["responses"]["200"]["content"]
 
     assert {"application/json", "text/csv"} == content.keys()
 
 
 async def test_operation_ids_are_unique(boot: Boots) -> None:
-    told = await document(boot)
-    ids = [one["operationId"] for item in told["paths"].values() for one in item.values()]
+    openapi = await document(boot)
+    ids = [operation["operationId"] for item in openapi["paths"].values() for operation in item.values()]
 
     assert len(ids) == len(set(ids))
 
 
 async def test_every_reference_resolves(boot: Boots) -> None:
-    told = await document(boot)
+    openapi = await document(boot)
 
     def references(value: Any) -> list[str]:
         if isinstance(value, list):
-            return [one for item in value for one in references(item)]
+            return [reference for item in value for reference in references(item)]
         if isinstance(value, dict):
             own = [value["$ref"]] if "$ref" in value else []
-            return own + [one for item in value.values() for one in references(item)]
+            return own + [reference for item in value.values() for reference in references(item)]
         return []
 
-    named = {one.rpartition("/")[2] for one in references(told)}
-    assert named
-    assert named <= told["components"]["schemas"].keys()
+    names = {reference.rpartition("/")[2] for reference in references(openapi)}
+    assert names
+    assert names <= openapi["components"]["schemas"].keys()
 
 
 async def test_documented_errors_have_the_envelopes_that_are_sent(boot: Boots) -> None:
-    told = await document(boot)
-    for path, item in told["paths"].items():
+    openapi = await document(boot)
+    for path, item in openapi["paths"].items():
         for status, response in item.get("post", {}).get("responses", {}).items():
             if status.startswith("2"):
                 continue
             schema = response["content"]["application/json"]["schema"]
-            for one in schema.get("oneOf", [schema]):
-                # Litestar would document its own body, which no caller ever gets.
-                properties = resolved(one, told)["properties"].keys()
+            for variant in schema.get("oneOf", [schema]):
+                # Litestar documents its own error body by default, which the gateway never sends.
+                properties = resolve(variant, openapi)["properties"].keys()
                 assert properties & {"error", "message", "detail"}, (path, status)
                 assert "status_code" not in properties, (path, status)
 
@@ -147,7 +149,7 @@ async def test_every_declared_path_is_served_and_documented(boot: Boots, path: s
     assert path in (await document(boot))["paths"]
 
 
-async def test_every_documented_path_has_a_label_of_its_own(boot: Boots) -> None:
+async def test_every_documented_path_has_its_own_label(boot: Boots) -> None:
     paths = (await document(boot))["paths"]
     plain = {path for path in paths if "{" not in path}
 

@@ -1,4 +1,4 @@
-"""The stages of `server-timing` add up to the whole duration of a call, on a clock that the test moves."""
+"""The stages of `server-timing` add up to the duration of a call, on a fake clock."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei
 
 OPENAI = "/v1/embeddings"
-# Each path, its body, and how many requests a replica gets for it.
+# Path, body, and the number of requests that replicas receive for the call.
 CALLS: Sequence[tuple[str, dict[str, Any], int]] = [
     (OPENAI, {"input": "one two"}, 1),
     (OPENAI, {"input": ["one", "two", "three"], "encoding_format": "base64"}, 1),
@@ -27,7 +27,7 @@ CALLS: Sequence[tuple[str, dict[str, Any], int]] = [
 
 
 class Clock:
-    """Replacement of `time.perf_counter`, from which every duration of a call is read."""
+    """Replacement of `time.perf_counter`, the clock of every duration of a call."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -36,8 +36,8 @@ class Clock:
         return self.now_s
 
 
-class Slow:
-    """Hook that lets each request take two seconds. failures: the number of requests that end in a 500."""
+class SlowHook:
+    """Hook that makes each request take two seconds. failures: number of requests answered with 500."""
 
     def __init__(self, clock: Clock, failures: int = 0) -> None:
         self.requests = 0
@@ -55,12 +55,12 @@ class Slow:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(time, "perf_counter", made)
-    return made
+    fake = Clock()
+    monkeypatch.setattr(time, "perf_counter", fake)
+    return fake
 
 
-def parts_ms(header: str) -> dict[str, float]:
+def stages_ms(header: str) -> dict[str, float]:
     pairs = (entry.split(";dur=") for entry in header.split(", "))
     return {stage: float(milliseconds) for stage, milliseconds in pairs}
 
@@ -71,7 +71,7 @@ async def time_call(gateway: Running, path: str, body: dict[str, Any]) -> tuple[
     assert 200 == reply.status_code
     calls = [event for event in gateway.events if isinstance(event, CallFinished)]
     (finished,) = (call for call in calls if call.method == "POST")
-    return parts_ms(reply.headers["server-timing"]), finished.duration_s * 1000
+    return stages_ms(reply.headers["server-timing"]), finished.duration_s * 1000
 
 
 @pytest.mark.parametrize(("path", "body", "requests"), CALLS)
@@ -80,19 +80,19 @@ async def test_the_stages_add_up_to_the_whole_duration(
 ) -> None:
     embedder, reranker = FakeTei(), FakeTei(model_type=RERANKER)
     async with boot({"tei-0": embedder, "rerank-0": reranker}) as gateway:
-        embedder.hook = reranker.hook = slow = Slow(clock)
-        parts, all_ms = await time_call(gateway, path, body)
+        embedder.hook = reranker.hook = slow = SlowHook(clock)
+        stages, duration_ms = await time_call(gateway, path, body)
 
     assert requests == slow.requests
-    assert 2000 * requests == all_ms
-    assert pytest.approx(all_ms, abs=0.05) == sum(parts.values())
+    assert 2000 * requests == duration_ms
+    assert pytest.approx(duration_ms, abs=0.05) == sum(stages.values())
 
 
 async def test_the_stages_include_a_failed_attempt(boot: Boots, clock: Clock) -> None:
     embedder, other = FakeTei(), FakeTei()
     async with boot({"tei-0": embedder, "tei-1": other}) as gateway:
-        embedder.hook = other.hook = slow = Slow(clock, failures=1)
-        parts, all_ms = await time_call(gateway, OPENAI, {"input": "one"})
+        embedder.hook = other.hook = slow = SlowHook(clock, failures=1)
+        stages, duration_ms = await time_call(gateway, OPENAI, {"input": "one"})
 
     assert 2 == slow.requests
-    assert (4000, 4000) == (all_ms, pytest.approx(sum(parts.values()), abs=0.05))
+    assert (4000, 4000) == (duration_ms, pytest.approx(sum(stages.values()), abs=0.05))

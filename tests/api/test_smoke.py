@@ -1,4 +1,4 @@
-"""One call passes every stage and returns."""
+"""A call passes through every stage and returns vectors."""
 
 import base64
 
@@ -8,7 +8,7 @@ from tests.conftest import Boots
 from tests.fakes.tei import FakeTei, vector_of
 
 
-async def test_openai_embeddings_in_base64(boot: Boots) -> None:
+async def test_returns_openai_embeddings_in_base64(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.post(
             "/v1/embeddings", {"input": ["a", "b"], "model": "bge", "encoding_format": "base64"}
@@ -16,7 +16,7 @@ async def test_openai_embeddings_in_base64(boot: Boots) -> None:
 
     assert reply.status_code == 200
     body = reply.json()
-    vectors = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in body["data"]]
+    vectors = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in body["data"]]
     np.testing.assert_array_equal(vector_of("a"), vectors[0])
     np.testing.assert_array_equal(vector_of("b"), vectors[1])
     assert body["usage"] == {"prompt_tokens": 6, "total_tokens": 6}

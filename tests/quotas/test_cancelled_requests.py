@@ -8,8 +8,8 @@ from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
 from tests.fakes.hooks import Gate
 from tests.fakes.tei import FakeTei
-from tests.socket_gateway import comes_to, serving
 from tests.quotas.redis_server import RedisServer
+from tests.socket_gateway import socket_gateway, wait_for_value
 
 CALLERS = 500
 CONFIG = """
@@ -59,30 +59,30 @@ NOTHING = {
 async def test_cancelled_requests_release_all_resources(own_redis: RedisServer) -> None:
     server = FakeTei(max_client_batch_size=32)
     config = CONFIG.format(store=own_redis.url, digest=key_digest(KEY))
-    async with serving(server, config) as gateway, asyncio.timeout(60):
+    async with socket_gateway(server, config) as gateway, asyncio.timeout(60):
         application = gateway.application
         # The first request opens the connections to Redis.
-        assert (await gateway.answered()).status_code == 200
+        assert (await gateway.call()).status_code == 200
         tasks, files = len(asyncio.all_tasks()), open_files()
         for joined in (False, True):
             first, second = Gate(), Gate()
             server.hook = first
-            clients = [await gateway.ask(f"{joined} {number}") for number in range(CALLERS)]
-            await comes_to((CALLERS, 8), lambda gate=first: (application.in_flight.calls, gate.waiting))
+            clients = [await gateway.send_call(f"{joined} {number}") for number in range(CALLERS)]
+            await wait_for_value((CALLERS, 8), lambda gate=first: (application.in_flight.calls, gate.waiting))
             if joined:
                 # The queued inputs are sent as full batches, which the second gate holds.
                 server.hook = second
                 first.opened.set()
-                await comes_to(8, lambda gate=second: gate.waiting)
+                await wait_for_value(8, lambda gate=second: gate.waiting)
             for client in clients:
                 client.close()
-            await comes_to(NOTHING, lambda: resources_of(application, own_redis))
+            await wait_for_value(NOTHING, lambda: resources_of(application, own_redis))
         # The connection of the first request may still be open.
-        await comes_to(
+        await wait_for_value(
             (0, 0), lambda: (max(0, len(asyncio.all_tasks()) - tasks), max(0, open_files() - files))
         )
         server.hook = None
-        reply = await gateway.answered()
+        reply = await gateway.call()
 
     assert reply.status_code == 200
     assert reply.headers["x-ratelimit-limit-requests"] == "600"
