@@ -17,7 +17,8 @@ from backends.contract import Detokenize, DetokenizeReply, Embed, Encode, Tokeni
 from backends.errors import AttemptTimedOut, InvalidWork
 from backends.texts import ModelWork, model_inputs_of
 from backends.tokens import TextTokenizer, TokenCount, open_tokenizer
-from backends.torch.checkpoint import InputRules, read_input_rules
+from backends.torch.checkpoint import read_input_rules
+from backends.torch.recipe import InputRules
 
 # Dedicated threads, so that a count whose caller timed out does not delay other work.
 COUNTING = ThreadPoolExecutor(2, "count")

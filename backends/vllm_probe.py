@@ -14,7 +14,7 @@ from backends.contract import Capabilities, Operation, Output, Vectors
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
 from backends.openai_wire import decode_embeddings
-from backends.torch.checkpoint import InputRules
+from backends.torch.recipe import InputRules
 from backends.vectors import sigmoid
 from backends.vllm_wire import (
     BASE64,

@@ -34,7 +34,7 @@ import uvloop
 from rich.console import Console
 
 from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
-from backends.torch.precision import TYPICAL_TOKENS, best_kind
+from backends.torch.precision import TYPICAL_TOKENS, fastest_linear
 from loadtest import checkpoints, results, tables
 from loadtest.corpora import CallFactory, CallShape
 from loadtest.generator import CallSender, LoadTarget, closed_loop
@@ -160,7 +160,9 @@ def matrix_ceiling(checkpoint: Path, tokens: float) -> tuple[float, float]:
 
 @torch.inference_mode()
 def _product_s(inputs: int, outputs: int) -> float:
-    layer = best_kind(torch.device("cpu"), torch.bfloat16)(torch.nn.Linear(inputs, outputs), torch.bfloat16)
+    layer = fastest_linear(torch.device("cpu"), torch.bfloat16)(
+        torch.nn.Linear(inputs, outputs), torch.bfloat16
+    )
     rows = torch.randn(TYPICAL_TOKENS, inputs, dtype=torch.bfloat16)
     return min(_seconds(layer, rows) for _ in range(_TRIES))
 

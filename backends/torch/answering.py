@@ -1,9 +1,9 @@
-"""From the rows that the network gave to the reply: scaling, scores, labels.
+"""Conversion of the network's rows to the reply: scaling, scores, labels.
 
-Rule: a score is squeezed once, here. Knows nothing of torch, queues or texts.
+Rule: the sigmoid or softmax of a score is applied once, here. Knows nothing of torch, queues or texts.
 """
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,48 +23,47 @@ from backends.contract import (
     Work,
 )
 from backends.errors import UnsupportedWork
-from backends.torch.checkpoint import Recipe
-from backends.torch.preparing import Prepared
-from backends.torch.sequences import Row
+from backends.torch.recipe import Recipe
+from backends.torch.sequences import PreparedSequences, Row
 from backends.vectors import shape_vectors, sigmoid, softmax
 
 
-def answer(recipe: Recipe, work: Work, prepared: Prepared, rows: Many[Row]) -> Reply:
-    """The reply to a piece of work; rows are those of its sequences, in their order."""
-    tokens, cut = sum(prepared.lengths), prepared.truncated
+def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequence[Row]) -> Reply:
+    """Return the reply to a piece of work. rows: of its sequences, in their order."""
+    tokens, truncated = sum(prepared.lengths), prepared.truncated
     match work:
         case Embed():
-            vectors = shape_vectors(_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
-            return EmbedReply(vectors, tokens, cut, prepared.lengths)
+            vectors = shape_vectors(_stack_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
+            return EmbedReply(vectors, tokens, truncated, prepared.lengths)
         case Encode():
-            return _encoded(work, prepared, rows)
+            return _encode_reply(work, prepared, rows)
         case Rerank() | Score():
             raw = work.raw_scores
             if prepared.compared:
-                return RerankReply(_late_scores(prepared.compared, rows, raw=raw), tokens, cut)
-            logits = np.ascontiguousarray(_dense(rows)[:, 0])
-            return RerankReply(logits if raw else sigmoid(logits), tokens, cut)
+                return RerankReply(_late_scores(prepared.compared, rows, raw=raw), tokens, truncated)
+            logits = np.ascontiguousarray(_stack_dense(rows)[:, 0])
+            return RerankReply(logits if raw else sigmoid(logits), tokens, truncated)
         case Classify():
-            logits = _dense(rows)
+            logits = _stack_dense(rows)
             scores = logits if work.raw_scores else _label_scores(recipe, logits)
-            return ClassifyReply(recipe.labels, scores, tokens, cut)
+            return ClassifyReply(recipe.labels, scores, tokens, truncated)
     raise UnsupportedWork("this engine does not do that")
 
 
-def max_similarity(query: Vectors, documents: Many[Vectors]) -> Vectors:
-    """For each document the sum, over the query's vectors, of the best product with one of the document's.
+def max_similarity(query: Vectors, documents: Sequence[Vectors]) -> Vectors:
+    """Return, for each document, the sum over the query's vectors of the best product with a document vector.
 
     query: (its tokens, dim), documents: each (its tokens, dim), at least one. Returns (n_documents,) float32.
     Source: ColBERT (Khattab and Zaharia, 2020), MaxSim.
     """
     products = query @ np.concatenate(documents).T
-    starts = np.cumsum([0, *(len(one) for one in documents[:-1])])
+    starts = np.cumsum([0, *(len(vectors) for vectors in documents[:-1])])
     best: Vectors = np.maximum.reduceat(products, starts, axis=1).sum(axis=0, dtype=np.float32)
     return best
 
 
-def _late_scores(compared: Many[tuple[int, int]], rows: Many[Row], *, raw: bool) -> Vectors:
-    vectors = [one.multivector for one in rows if one.multivector is not None]
+def _late_scores(compared: Sequence[tuple[int, int]], rows: Sequence[Row], *, raw: bool) -> Vectors:
+    vectors = [row.multivector for row in rows if row.multivector is not None]
     scores = np.zeros(len(compared), dtype=np.float32)
     for query in dict.fromkeys(first for first, _ in compared):
         places = [i for i, (first, second) in enumerate(compared) if first == query and len(vectors[second])]
@@ -80,25 +79,25 @@ def _label_scores(recipe: Recipe, logits: Vectors) -> Vectors:
     return softmax(logits)
 
 
-def _encoded(work: Encode, prepared: Prepared, rows: Many[Row]) -> EncodeReply:
-    wanted = work.outputs
+def _encode_reply(work: Encode, prepared: PreparedSequences, rows: Sequence[Row]) -> EncodeReply:
+    outputs = work.outputs
     dense = None
-    if Output.DENSE in wanted:
-        dense = shape_vectors(_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
+    if Output.DENSE in outputs:
+        dense = shape_vectors(_stack_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
     return EncodeReply(
         sum(prepared.lengths),
         dense,
-        tuple(one.terms for one in rows if one.terms is not None) if Output.SPARSE in wanted else None,
-        _each([one.multivector for one in rows]) if Output.MULTIVECTOR in wanted else None,
-        _each([one.token_vectors for one in rows]) if Output.TOKENS in wanted else None,
+        tuple(row.terms for row in rows if row.terms is not None) if Output.SPARSE in outputs else None,
+        _without_none([row.multivector for row in rows]) if Output.MULTIVECTOR in outputs else None,
+        _without_none([row.token_vectors for row in rows]) if Output.TOKENS in outputs else None,
         prepared.truncated,
         prepared.lengths,
     )
 
 
-def _each(vectors: Many[Vectors | None]) -> tuple[Vectors, ...]:
-    return tuple(one for one in vectors if one is not None)
+def _without_none(vectors: Sequence[Vectors | None]) -> tuple[Vectors, ...]:
+    return tuple(array for array in vectors if array is not None)
 
 
-def _dense(rows: Many[Row]) -> Vectors:
-    return np.stack([one.dense for one in rows if one.dense is not None])
+def _stack_dense(rows: Sequence[Row]) -> Vectors:
+    return np.stack([row.dense for row in rows if row.dense is not None])

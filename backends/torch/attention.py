@@ -1,10 +1,10 @@
-"""Attention over sequences that lie end to end, without padding: the one function every packed model runs.
+"""Attention over concatenated sequences without padding: the one function that every packed model runs.
 
-Registered with transformers under `PACKED`; a model calls it with query, key and value of all tokens at once,
-(1, heads, tokens, dim), and `cu_seq_lens_q`, where each sequence starts and the last one ends, as in
-FlashAttention. Where none looks at some tokens (a query's fillers), `seen` are the indices of the others, and
-`cu_seq_lens_k` tells where each sequence starts among them. Rule: a sequence is computed alike whatever lies
-beside it, so that its vector does not depend on its batch.
+Registered with transformers under `PACKED`. A model calls it with query, key and value of all tokens at once,
+(1, heads, tokens, dim), and with `cu_seq_lens_q`, the start of each sequence and the end of the last, as in
+FlashAttention. If some tokens are not attended to (a query's fillers), `attended` holds the indices of the
+others, and `cu_seq_lens_k` the starts of the sequences among them. Rule: a sequence is computed in the same
+way next to any other, so that its vector does not depend on its batch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,12 +19,20 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 PACKED = "packed"
 HALF = (torch.float16, torch.bfloat16)
-CAPABLE = torch.cpu.get_capabilities()
-# The numbers that this processor's matrix units multiply.
-IN_UNITS = {
-    torch.bfloat16: CAPABLE.get("amx_bf16") or CAPABLE.get("sve_bf16"),
-    torch.float16: CAPABLE.get("amx_fp16"),
+CPU_CAPABILITIES = torch.cpu.get_capabilities()
+# Number formats that this processor's matrix units multiply.
+HAS_MATRIX_UNIT = {
+    torch.bfloat16: CPU_CAPABILITIES.get("amx_bf16") or CPU_CAPABILITIES.get("sve_bf16"),
+    torch.float16: CPU_CAPABILITIES.get("amx_fp16"),
 }
+
+
+class AttentionOptions(NamedTuple):
+    """Scale of the scores, causality, and the distance below which a key is visible; 0 is any distance."""
+
+    scale: float
+    causal: bool = False
+    window: int = 0
 
 
 def packed_attention(
@@ -35,41 +43,42 @@ def packed_attention(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers' models call, with `cu_seq_lens_q`, `max_length_q` and options of their own.
+    """Compute attention for a model of transformers; options are `cu_seq_lens_q`, `max_length_q` and its own.
 
-    Returns (1, tokens, heads, dim), and no weights. Raises: NotImplementedError for what only some models ask
-    of their attention; such a model takes the padded path.
+    Returns (1, tokens, heads, dim), and no weights. Raises: NotImplementedError for features that only some
+    models use; such a model takes the padded path.
     """
     if attention_mask is not None or options.get("softcap") or options.get("position_bias") is not None:
         raise NotImplementedError("packed attention has no masks, soft caps or position biases")
-    # Rotary embeddings turn queries and keys in float32; values are still as the matrix product left them.
-    q, k, v = (one[0].transpose(0, 1).to(value.dtype) for one in (query, key, value))
+    # Rotary embeddings return float32 queries and keys; values have the dtype of the matrix product.
+    q, k, v = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
     scale = options.get("scaling") or q.shape[-1] ** -0.5
     window = options.get("sliding_window") or 0
     starts, longest = options["cu_seq_lens_q"], options["max_length_q"]
-    seen = options.get("seen")
-    if seen is not None:
-        k, v = k[seen], v[seen]
-    key_starts = starts if seen is None else options["cu_seq_lens_k"]
+    attended = options.get("attended")
+    if attended is not None:
+        k, v = k[attended], v[attended]
+    key_starts = starts if attended is None else options["cu_seq_lens_k"]
     out = compute(q, k, v, starts, key_starts, longest, scale, _is_causal(module, options), window)
     return out.unsqueeze(0), None
 
 
 def register() -> None:
-    """Make `PACKED` a name that transformers knows, with no mask at all."""
+    """Register the attention with transformers as `PACKED`, without any mask."""
     AttentionInterface.register(PACKED, packed_attention)
     AttentionMaskInterface.register(PACKED, lambda *_, **__: None)
 
 
 def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
-    asked = options.get("is_causal")
-    if asked is not None:
-        return bool(asked)
-    # A decoder that was trained to look both ways says so in its config, not in its layers.
+    requested = options.get("is_causal")
+    if requested is not None:
+        return bool(requested)
+    # A decoder trained with bidirectional attention is marked in its config, not in its layers.
     allowed = getattr(getattr(module, "config", None), "is_causal", True)
     return bool(getattr(module, "is_causal", False) and allowed)
 
 
+# More than five parameters: an operator of torch takes tensors and scalars, no structs.
 def attend(
     q: Tensor,
     k: Tensor,
@@ -81,10 +90,10 @@ def attend(
     causal: bool,  # noqa: FBT001 - an operator of torch takes no keywords
     window: int,
 ) -> Tensor:
-    """q: (tokens, heads, dim); k, v: (seen tokens, key heads, dim). Returns the shape of q.
+    """Compute attention of q (tokens, heads, dim) to k and v (attended tokens, key heads, dim).
 
-    starts, key_starts: where each sequence starts in q, and in k and v, whose tokens are its first ones.
-    window: how near a key must be (distance < window); 0 is any distance.
+    Returns the shape of q. starts, key_starts: start of each sequence in q, and in k and v, which hold the
+    first tokens of each sequence. window: keys at a smaller distance are visible; 0 is any distance.
     """
     if q.is_cuda and q.dtype in HALF:
         reach = window - 1
@@ -102,93 +111,101 @@ def attend(
         )
         assert isinstance(out, Tensor)
         return out
-    own = runs(starts.tolist(), key_starts.tolist())
-    tokens = [run.sequences * run.length for run in own]
-    keys = [run.sequences * run.key_length for run in own]
-    pieces = zip(own, q.split(tokens), k.split(keys), v.split(keys), strict=True)
-    each = (tuple(one.view(run.sequences, -1, *one.shape[1:]) for one in three) for run, *three in pieces)
-    return _computed(q.new_empty(q.shape), tokens, each, scale, causal, window)
+    runs = group_runs(starts.tolist(), key_starts.tolist())
+    tokens = [run.sequences * run.length for run in runs]
+    keys = [run.sequences * run.key_length for run in runs]
+    pieces = zip(runs, q.split(tokens), k.split(keys), v.split(keys), strict=True)
+    qkv_of_runs = (
+        tuple(tensor.view(run.sequences, -1, *tensor.shape[1:]) for tensor in qkv) for run, *qkv in pieces
+    )
+    return _compute_runs(q.new_empty(q.shape), tokens, qkv_of_runs, AttentionOptions(scale, causal, window))
 
 
 def attend_joined(joined: Tensor, starts: Tensor, longest: int, scale: float) -> Tensor:
-    """`attend` where all look at all of their sequence, and query, key and value lie beside each other.
+    """Compute attention of all tokens to their whole sequence, with query, key and value in one tensor.
 
     joined: (tokens, 3, heads, dim). Returns (tokens, heads, dim).
     """
     if joined.device.type != "cpu":
         q, k, v = joined.unbind(1)
         return attend(q, k, v, starts, starts, longest, scale, causal=False, window=0)
-    places = starts.tolist()
-    own = runs(places, places)
-    tokens = [run.sequences * run.length for run in own]
-    number = _number(joined)
-    pieces = zip(own, joined.split(tokens), strict=True)
-    each = (one.to(number).view(run.sequences, -1, *one.shape[1:]).unbind(2) for run, one in pieces)
-    return _computed(joined.new_empty(joined.shape[0], *joined.shape[2:]), tokens, each, scale)
+    sequence_starts = starts.tolist()
+    runs = group_runs(sequence_starts, sequence_starts)
+    tokens = [run.sequences * run.length for run in runs]
+    dtype = _fastest_dtype(joined)
+    pieces = zip(runs, joined.split(tokens), strict=True)
+    qkv_of_runs = (
+        piece.to(dtype).view(run.sequences, -1, *piece.shape[1:]).unbind(2) for run, piece in pieces
+    )
+    out = joined.new_empty(joined.shape[0], *joined.shape[2:])
+    return _compute_runs(out, tokens, qkv_of_runs, AttentionOptions(scale))
 
 
-def _computed(
+def _compute_runs(
     out: Tensor,
     tokens: Sequence[int],
-    each: Iterable[tuple[Tensor, ...]],
-    scale: float,
-    causal: bool = False,  # noqa: FBT001, FBT002
-    window: int = 0,
+    qkv_of_runs: Iterable[tuple[Tensor, ...]],
+    options: AttentionOptions,
 ) -> Tensor:
-    """Fill `out` run by run: what a run needs stays in the processor's caches."""
-    number = _number(out)
-    for place, three in zip(out.split(tokens), each, strict=True):
-        q, k, v = (one.to(number) for one in three)
-        place.copy_(_attend_run(q, k, v, scale, causal, window))
+    """Fill `out` run by run: the tensors of one run stay in the processor's caches."""
+    dtype = _fastest_dtype(out)
+    for run_out, qkv in zip(out.split(tokens), qkv_of_runs, strict=True):
+        q, k, v = (tensor.to(dtype) for tensor in qkv)
+        run_out.copy_(_attend_run(q, k, v, options))
     return out
 
 
-def _number(tensor: Tensor) -> torch.dtype:
-    """In which numbers attention is computed fastest: bfloat16 gains nothing in products as small as those of
-    a short sequence, except by matrix units.
+def _fastest_dtype(tensor: Tensor) -> torch.dtype:
+    """Return the number format in which attention is fastest.
+
+    Without matrix units, bfloat16 gains nothing in products as small as those of a short sequence.
     """
-    return tensor.dtype if tensor.device.type != "cpu" or IN_UNITS.get(tensor.dtype) else torch.float32
+    is_fast = tensor.device.type != "cpu" or HAS_MATRIX_UNIT.get(tensor.dtype)
+    return tensor.dtype if is_fast else torch.float32
 
 
-class Run(NamedTuple):
-    """Neighbors of equal lengths, which one call computes."""
+class SequenceRun(NamedTuple):
+    """Neighboring sequences of equal lengths, which one kernel call computes."""
 
     length: int
     key_length: int
     sequences: int
 
 
-def runs(starts: list[int], key_starts: list[int]) -> list[Run]:
-    """In the order of the sequences. starts, key_starts: as `attend` is told them."""
+def group_runs(starts: list[int], key_starts: list[int]) -> list[SequenceRun]:
+    """Group the sequences into runs, in order. starts, key_starts: as in `attend`."""
     pairs = zip(pairwise(starts), pairwise(key_starts), strict=True)
     lengths = ((end - start, key_end - key_start) for (start, end), (key_start, key_end) in pairs)
-    return [Run(*both, sum(1 for _ in equals)) for both, equals in groupby(lengths)]
+    return [SequenceRun(*both, sum(1 for _ in equals)) for both, equals in groupby(lengths)]
 
 
-def _attend_run(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int) -> Tensor:  # noqa: FBT001
-    """q, k, v: (sequences, length, heads, dim). Returns (sequences · length of q, heads, dim)."""
+def _attend_run(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+    """Compute attention of one run. q, k, v: (sequences, length, heads, dim).
+
+    Returns (sequences · length of q, heads, dim).
+    """
     length = q.shape[1]
-    mask = _band(length, k.shape[1], causal, window, q.device) if 0 < window < length else None
+    mask = _band(length, k.shape[1], options, q.device) if 0 < options.window < length else None
     out = scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=mask,
-        is_causal=causal and mask is None,
-        scale=scale,
+        is_causal=options.causal and mask is None,
+        scale=options.scale,
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return out.transpose(1, 2).flatten(0, 1)
 
 
-def _band(length: int, keys: int, causal: bool, window: int, device: torch.device) -> Tensor:  # noqa: FBT001
-    """(length, keys) bool, true where a token sees another."""
+def _band(length: int, keys: int, options: AttentionOptions, device: torch.device) -> Tensor:
+    """Return (length, keys) bool, True for each key that a token attends to."""
     ahead = torch.arange(keys, device=device) - torch.arange(length, device=device)[:, None]
-    return (ahead.abs() < window) & (ahead <= 0 if causal else True)
+    return (ahead.abs() < options.window) & (ahead <= 0 if options.causal else True)
 
 
 def _opaque(name: str, function: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """To torch.compile the split by sequence is one operator: no lengths are baked into its graph."""
+    """Register a function as one operator for torch.compile, so that its graph contains no lengths."""
     operator = torch.library.custom_op(f"gateway::{name}", function, mutates_args=())
     operator.register_fake(fake)
 

@@ -9,9 +9,9 @@ from threading import Lock
 
 from backends.contract import Output
 from backends.errors import ReplicaFailed
-from backends.torch.heads import Head
 from backends.torch.jobs import Member, count_tokens, failure_of
 from backends.torch.memory import is_exhausted
+from backends.torch.sequences import Head
 
 logger = logging.getLogger(__name__)
 

@@ -67,7 +67,7 @@ class TorchBackend:
         raise REFUSALS.get(refusal.kind, errors.ReplicaFailed)(refusal.message)
 
     async def stats(self, timeout_s: float) -> EngineStats | None:
-        """What the engine has counted since it started; None while it does not response."""
+        """Return the statistics since the engine started, None while it does not respond."""
         try:
             response = await self._http.get("/stats", timeout_s)
             return stats_decoder.decode(response.body) if response.status == 200 else None

@@ -31,7 +31,7 @@ from backends.texts import INLINE_CHARACTERS_MAX
 from backends.torch.answering import answer
 from backends.torch.batch_runner import BatchRunner
 from backends.torch.jobs import Batch, Job, fail_jobs
-from backends.torch.loader import Loaded
+from backends.torch.loaded_model import LoadedModel
 from backends.torch.memory import release_to_system
 from backends.torch.planner import plan
 from backends.torch.stats import Recorder, Stopwatch
@@ -57,7 +57,7 @@ class Engine:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         *,
         batch_tokens: int,
         queue_tokens: int,
@@ -214,7 +214,7 @@ class Engine:
                 job.resolve()
 
 
-def _characters(loaded: Loaded, work: Embed) -> int:
+def _characters(loaded: LoadedModel, work: Embed) -> int:
     """Return an upper bound of the characters, with the longest prompt before each input."""
     prompts = loaded.recipe.prompts.values()
     return sum(map(len, work.inputs)) + len(work.inputs) * max(map(len, prompts), default=0)

@@ -1,6 +1,6 @@
-"""What lies in a checkpoint's folder, as JSON: its config and what sentence-transformers puts beside it.
+"""JSON files of a checkpoint's folder: its config and the files that sentence-transformers adds.
 
-Knows nothing of what any of it means, and loads no weights.
+Does not interpret them, and loads no weights.
 """
 
 from functools import cached_property
@@ -14,17 +14,17 @@ from backends.errors import ModelUnavailable
 Json = dict[str, Any]
 
 
-class Module(NamedTuple):
-    """One line of modules.json: the last word of its class, and its folder."""
+class ListedModule(NamedTuple):
+    """Entry of modules.json: the last word of its class, and its folder."""
 
     kind: str
     folder: str
 
 
-class Files:
-    """A checkpoint's small files, each read when it is first asked for; {} where there is none.
+class CheckpointFiles:
+    """Small files of a checkpoint, each read on first use; {} for a missing file.
 
-    Raises: ModelUnavailable for one that is no JSON.
+    Raises: ModelUnavailable for a file that is not valid JSON.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -32,55 +32,58 @@ class Files:
 
     @cached_property
     def config(self) -> Json:
-        """What transformers says: config.json."""
-        return self.json("config.json")
+        """Configuration of transformers: config.json."""
+        return self.read_json("config.json")
 
     @cached_property
-    def sentence(self) -> Json:
-        """What sentence-transformers, or PyLate, says of the whole model: prompts and kind."""
-        return self.json("config_sentence_transformers.json")
+    def sentence_config(self) -> Json:
+        """Prompts and kind of the whole model, by sentence-transformers or PyLate."""
+        return self.read_json("config_sentence_transformers.json")
 
     @cached_property
-    def modules(self) -> list[Module]:
-        """modules.json in order; empty for a plain transformers checkpoint."""
+    def modules(self) -> list[ListedModule]:
+        """Entries of modules.json in order; empty for a plain transformers checkpoint."""
         path = self.checkpoint / "modules.json"
         if not path.is_file():
             return []
-        listed = _decoded(path, list[Json])
-        return [Module(str(one["type"]).rsplit(".", 1)[-1], str(one.get("path", ""))) for one in listed]
+        entries = _decode(path, list[Json])
+        return [
+            ListedModule(str(entry["type"]).rsplit(".", 1)[-1], str(entry.get("path", "")))
+            for entry in entries
+        ]
 
     @cached_property
-    def transformer(self) -> Json:
-        """What sentence-transformers says of the network itself: lengths, lower case."""
-        return self.of_module("Transformer", "sentence_bert_config.json")
+    def transformer_config(self) -> Json:
+        """Settings of sentence-transformers for the network itself: lengths, lower case."""
+        return self.module_config("Transformer", "sentence_bert_config.json")
 
     @cached_property
-    def tokenizer(self) -> Json:
-        """tokenizer_config.json, where the network is."""
-        return self.of_module("Transformer", "tokenizer_config.json")
+    def tokenizer_config(self) -> Json:
+        """Content of tokenizer_config.json in the network's folder."""
+        return self.module_config("Transformer", "tokenizer_config.json")
 
-    def folder(self, kind: str) -> str | None:
-        """Where a module lies; None where there is none of its kind."""
-        return next((one.folder for one in self.modules if one.kind == kind), None)
+    def module_folder(self, kind: str) -> str | None:
+        """Return the folder of a module, None if no module of its kind is listed."""
+        return next((module.folder for module in self.modules if module.kind == kind), None)
 
-    def of_module(self, kind: str, name: str = "config.json") -> Json:
-        """A file in a module's folder. The network's are at the top where no module is listed."""
-        folder = self.folder(kind)
+    def module_config(self, kind: str, name: str = "config.json") -> Json:
+        """Return a file of a module's folder. The network's folder is the top if no module is listed."""
+        folder = self.module_folder(kind)
         if folder is None and kind != "Transformer":
             return {}
-        return self.json(f"{folder or '.'}/{name}")
+        return self.read_json(f"{folder or '.'}/{name}")
 
-    def json(self, name: str) -> Json:
-        """A file by its path in the checkpoint."""
+    def read_json(self, name: str) -> Json:
+        """Return a file by its path in the checkpoint."""
         path = self.checkpoint / name
-        return _decoded(path, Json) if path.is_file() else {}
+        return _decode(path, Json) if path.is_file() else {}
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of that name."""
+        """Return True if there is a file of that name."""
         return (self.checkpoint / name).is_file()
 
 
-def _decoded(path: Path, kind: Any) -> Any:
+def _decode(path: Path, kind: Any) -> Any:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from backends.contract import Capabilities, ModelState, Residence, UnloadReason
 from backends.torch import memory, wire
 from backends.torch.engine import Engine
-from backends.torch.loader import Loaded
+from backends.torch.loaded_model import LoadedModel
 from backends.torch.stats import Recorder
 
 
@@ -80,7 +80,7 @@ class HostedModel:
         """Return the memory that a load may take: the weights in their files, or what it held last time."""
         return max(self.memory_bytes, memory.files_bytes(folder))
 
-    def batch_tokens(self, loaded: Loaded) -> int:
+    def batch_tokens(self, loaded: LoadedModel) -> int:
         """Return the tokens of one forward pass, reduced for good after running out of memory."""
         configured = self.boot.batch_tokens or loaded.batch_tokens
         return min(configured, self._batch_tokens or configured)

@@ -9,8 +9,7 @@ from typing import NamedTuple, TypeAlias
 from backends.contract import Output
 from backends.errors import BackendError, ReplicaFailed
 from backends.torch.memory import is_exhausted
-from backends.torch.preparing import Prepared
-from backends.torch.sequences import Row
+from backends.torch.sequences import PreparedSequences, Row
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +20,7 @@ class Job:
     missing: number of rows that are not computed yet. tokenized_s, began_s, ended_s: on time.perf_counter.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedSequences) -> None:
         self.sequences = prepared.sequences
         self.outputs = prepared.outputs
         self.tokens = sum(len(sequence.ids) for sequence in prepared.sequences)

@@ -1,64 +1,53 @@
-"""Which kind of model a checkpoint is: one table, read from the top, of what its files show.
+"""Recognition of a checkpoint's kind: one table of rules over its files, read from the top.
 
-Pure. docs/backends.md tells the same table to users.
+Pure. docs/backends.md shows the same table to users.
 """
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
-
-import msgspec
+from typing import TypeAlias
 
 from backends.errors import ModelUnavailable
-from backends.torch.files import Files
-from backends.torch.options import Pooling, Task
+from backends.torch.files import CheckpointFiles
+from backends.torch.options import TaskSettings
+from backends.torch.recipe import ModelKind
 
-# dense: token vectors are pooled. sparse: a masked language model's weights for terms. multivector: a vector
-# a token. classifier: a sequence classifier; with one label it reranks. language: a causal language model
-# whose next word is yes or no.
-ModelKind: TypeAlias = Literal["dense", "sparse", "multivector", "classifier", "language"]
+Condition: TypeAlias = Callable[[CheckpointFiles, TaskSettings], bool]
 
 
-class Said(msgspec.Struct, frozen=True):
-    """What the operator said of a checkpoint."""
-
-    task: Task | None = None
-    pooling: Pooling | None = None
-
-
-Sign: TypeAlias = Callable[[Files, Said], bool]
-
-
-def _is_a(ending: str) -> Sign:
+def _has_architecture(ending: str) -> Condition:
     return lambda files, _: any(
         str(name).endswith(ending) for name in files.config.get("architectures") or []
     )
 
 
-def _lists(module: str) -> Sign:
-    return lambda files, _: files.folder(module) is not None
+def _lists_module(kind: str) -> Condition:
+    return lambda files, _: files.module_folder(kind) is not None
 
 
-def _both(one: Sign, other: Sign) -> Sign:
-    return lambda files, said: one(files, said) and other(files, said)
+def _all_of(*conditions: Condition) -> Condition:
+    return lambda files, settings: all(condition(files, settings) for condition in conditions)
 
 
-# The first that holds decides.
-SIGNS: tuple[tuple[Sign, ModelKind], ...] = (
-    (lambda _, said: said.pooling == "splade", "sparse"),
-    (lambda _, said: said.pooling is not None or said.task == "embed", "dense"),
-    (_lists("LogitScore"), "language"),
-    (_both(lambda _, said: said.task == "rerank", _is_a("ForCausalLM")), "language"),
-    (_lists("SpladePooling"), "sparse"),
-    # PyLate says ColBERT, sentence-transformers MultiVectorEncoder; the original has no such file.
-    (lambda files, _: files.sentence.get("model_type") in {"ColBERT", "MultiVectorEncoder"}, "multivector"),
-    (_is_a("HF_ColBERT"), "multivector"),
-    (_lists("Pooling"), "dense"),
-    (_is_a("ForSequenceClassification"), "classifier"),
+# The first rule whose condition holds decides.
+KIND_RULES: tuple[tuple[Condition, ModelKind], ...] = (
+    (lambda _, settings: settings.pooling == "splade", "sparse"),
+    (lambda _, settings: settings.pooling is not None or settings.task == "embed", "dense"),
+    (_lists_module("LogitScore"), "language"),
+    (_all_of(lambda _, settings: settings.task == "rerank", _has_architecture("ForCausalLM")), "language"),
+    (_lists_module("SpladePooling"), "sparse"),
+    # PyLate writes ColBERT, sentence-transformers MultiVectorEncoder; the original has no such file.
+    (
+        lambda files, _: files.sentence_config.get("model_type") in {"ColBERT", "MultiVectorEncoder"},
+        "multivector",
+    ),
+    (_has_architecture("HF_ColBERT"), "multivector"),
+    (_lists_module("Pooling"), "dense"),
+    (_has_architecture("ForSequenceClassification"), "classifier"),
     (lambda *_: True, "dense"),
 )
 
-# The modules of sentence-transformers that are understood in each kind.
-MODULES: dict[ModelKind, set[str]] = {
+# Modules of sentence-transformers that the engine implements for each kind.
+SUPPORTED_MODULES: dict[ModelKind, set[str]] = {
     "dense": {"Transformer", "Pooling", "Dense", "Normalize"},
     "sparse": {"Transformer", "MLMTransformer", "SpladePooling"},
     "multivector": {"Transformer", "Dense", "Normalize", "MultiVectorMask"},
@@ -67,18 +56,21 @@ MODULES: dict[ModelKind, set[str]] = {
 }
 
 
-def recognize(files: Files, said: Said) -> ModelKind:
-    """Raises: ModelUnavailable where a module is not understood, or cannot be what the operator said."""
-    kind = next(kind for sign, kind in SIGNS if sign(files, said))
-    unknown = {one.kind for one in files.modules} - MODULES[kind]
+def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
+    """Return the kind of a checkpoint.
+
+    Raises: ModelUnavailable if a module is not supported, or the files contradict the operator's settings.
+    """
+    kind = next(kind for condition, kind in KIND_RULES if condition(files, settings))
+    unknown = {module.kind for module in files.modules} - SUPPORTED_MODULES[kind]
     if unknown:
         raise ModelUnavailable(
             f"{files.checkpoint} uses the sentence-transformers module {', '.join(sorted(unknown))}, which "
             "the built-in engine does not have; serve it with TEI or Infinity behind this gateway"
         )
-    if said.task == "rerank" and kind not in {"classifier", "language", "multivector"}:
+    if settings.task == "rerank" and kind not in {"classifier", "language", "multivector"}:
         raise ModelUnavailable(
-            f"{files.checkpoint} is no reranker, though `task: rerank` says so: it has no classifier, no "
+            f"{files.checkpoint} is no reranker, though `task: rerank` is set: it has no classifier, no "
             "language model and no vectors of late interaction"
         )
     return kind

@@ -1,6 +1,6 @@
-"""The end of a language model, apart from its encoder: token vectors in, logits of the vocabulary out.
+"""Language model without its encoder: token vectors in, logits of the vocabulary out.
 
-Whatever stands between the two is the architecture's own code. Knows nothing of batches or padding.
+The layers between the two are the architecture's own code. Knows nothing of batches or padding.
 """
 
 from threading import local
@@ -11,50 +11,50 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 
-class Handed(nn.Module):
-    """Stands where the encoder was, and hands on the token vectors that it is given in the same thread."""
+class EncoderStandIn(nn.Module):
+    """Replacement of the encoder that returns token vectors computed before, separately for each thread."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.given = local()
+        self.thread = local()
 
     def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
-        """What an encoder would return."""
-        return BaseModelOutputWithPast(last_hidden_state=self.given.hidden)
+        """Return the thread's token vectors as an encoder would."""
+        return BaseModelOutputWithPast(last_hidden_state=self.thread.hidden)
 
 
 def _widen(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(one.float() for one in inputs)
+    return tuple(tensor.float() for tensor in inputs)
 
 
 class LanguageHead(nn.Module):
-    """A transformers language model without its encoder, which `take` gives."""
+    """Language model of transformers without its encoder, which `take_encoder` returns."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self._model = model
-        self._handed = Handed()
+        self._stand_in = EncoderStandIn()
 
-    def take(self) -> Any:
-        """The encoder, whose place is then empty."""
+    def take_encoder(self) -> Any:
+        """Return the encoder and put the stand-in into its place."""
         prefix = self._model.base_model_prefix
         encoder = getattr(self._model, prefix)
-        setattr(self._model, prefix, self._handed)
+        setattr(self._model, prefix, self._stand_in)
         for layer in self._model.modules():
             if isinstance(layer, nn.LayerNorm):
-                # A product before it may give half precision; a GPU refuses that beside float32 weights.
+                # The layer before it may return half precision, which a GPU rejects with float32 weights.
                 layer.register_forward_pre_hook(_widen)
         return encoder
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(tokens, dim) of any float dtype → (tokens, vocabulary)."""
-        self._handed.given.hidden = hidden.unsqueeze(0)
+        """Compute the logits (tokens, vocabulary) of (tokens, dim), any float dtype."""
+        self._stand_in.thread.hidden = hidden.unsqueeze(0)
         try:
-            # No architecture looks at the ids but to hand them to its encoder.
-            return self._model(input_ids=self._ids(hidden)).logits[0]
+            # Architectures only pass the ids on to their encoder.
+            return self._model(input_ids=self._placeholder_ids(hidden)).logits[0]
         finally:
-            self._handed.given.hidden = None
+            self._stand_in.thread.hidden = None
 
     @staticmethod
-    def _ids(hidden: Tensor) -> Tensor:
+    def _placeholder_ids(hidden: Tensor) -> Tensor:
         return torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)

@@ -1,10 +1,10 @@
-"""From a checkpoint folder to everything that the engine runs with."""
+"""Loading of a checkpoint folder into a model that the engine can run."""
 
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 import torch
@@ -12,113 +12,114 @@ import torch
 from backends.contract import Capabilities, Operation, Output, ScoreKind
 from backends.texts import SPECIAL_TOKENS
 from backends.tokens import TextTokenizer, open_tokenizer
-from backends.torch.checkpoint import Recipe, dense_width, outputs_of, read_recipe
-from backends.torch.heads import Head
-from backends.torch.kinds import ModelKind, Said
-from backends.torch.networks import Placing, Source, open_head
-from backends.torch.preparing import Preparer, Template, template_tokens
-from backends.torch.sequences import LOGITS, Sequence
+from backends.torch.checkpoint import dense_width, outputs_of, read_recipe
+from backends.torch.loaded_model import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, LoadedModel
+from backends.torch.networks import NetworkSource, Placement, open_network
+from backends.torch.options import TaskSettings
+from backends.torch.preparing import PairTemplate, Preparer, template_tokens
+from backends.torch.recipe import ModelKind, Recipe
+from backends.torch.sequences import LOGITS, Head, InputSequence
 from backends.torch.template import pair_template
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
-# Tokens of one forward pass. A processor gains nothing from more, and whoever comes next waits for the whole
-# batch; a GPU is kept busy only by many.
-CPU_BATCH_TOKENS = 1024
-GPU_BATCH_TOKENS = 16384
-# A later slice of a bigger call must not wait for long behind an earlier one.
+# Reports a step of a load.
+ReportStep: TypeAlias = Callable[[str], None]
+# Runs a function on a thread that computes, and returns its result.
+RunOnDevice: TypeAlias = Callable[[Callable[[], int]], int]
+# A later slice of a larger request must not wait long behind an earlier one.
 BATCH_INPUTS = 32
 
-NOTHING_SAID = Said()
 
+class LoadOptions(msgspec.Struct, frozen=True):
+    """Options of loading a checkpoint.
 
-class Loaded(msgspec.Struct, frozen=True):
-    """Everything the engine runs with: recipe, ways with texts, network, and what to say about them.
-
-    packed: whether a forward pass computes no padding. batch_tokens: how many tokens one should hold.
-    reentrant: whether two may run at once.
+    dtype: None is bfloat16 if the processor multiplies it in hardware, else float32. device: None is cuda if
+    there is one, else cpu. compiled: True to run torch.compile. trust_remote_code: True if code that comes
+    with the weights may run.
     """
 
-    recipe: Recipe
-    preparer: Preparer
-    head: Head
-    capabilities: Capabilities
-    packed: bool = False
-    batch_tokens: int = CPU_BATCH_TOKENS
-    reentrant: bool = True
+    dtype: DTypeName | None = None
+    device: str | None = None
+    compiled: bool = False
+    trust_remote_code: bool = False
+    settings: TaskSettings = TaskSettings()
 
 
 def load(
     checkpoint: Path,
     model_id: str,
-    *,
-    dtype: DTypeName | None,
-    device: str | None,
-    report: Callable[[str], None],
-    compiled: bool = False,
-    said: Said = NOTHING_SAID,
-    trusted: bool = False,
-    there: Callable[[Callable[[], int]], int] = lambda warm_up: warm_up(),
-) -> Loaded:
+    options: LoadOptions,
+    report: ReportStep = lambda _: None,
+    run_on_device: RunOnDevice = lambda warm_up: warm_up(),
+) -> LoadedModel:
     """Read a checkpoint and put its network on a device.
 
-    dtype: None is bfloat16 where the processor multiplies it in hardware, else float32.
-    device: None is cuda where there is one, else cpu.
-    said: what the operator says of the checkpoint. trusted: whether code beside its weights may run.
-    there: runs the first batches where others will be.
+    report: called with each step. run_on_device: runs the first batches where later batches run.
     Raises: ModelUnavailable.
     """
-    recipe = read_recipe(checkpoint, said)
-    place = best_device(device)
-    number = _dtype(dtype, place)
-    report(f"loading weights as {str(number).removeprefix('torch.')} on {place}")
+    recipe = read_recipe(checkpoint, options.settings)
+    device = best_device(options.device)
+    dtype = _dtype(options.dtype, device)
+    report(f"loading weights as {_dtype_name(dtype)} on {device}")
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
-    opened = open_head(Source(checkpoint, recipe, tokenizer, trusted), Placing(number, place, compiled))
-    template = pair_template(checkpoint) if recipe.kind == "language" else None
-    report("compiling; this takes a minute or two" if compiled else "warming up")
-    started_s = time.perf_counter()
-    width = there(partial(_warm_up, opened.head, tokenizer, recipe, opened.outputs or LOGITS))
-    if compiled:
-        report(f"compiled in {time.perf_counter() - started_s:.0f} s")
-    preparer = Preparer(recipe, tokenizer, opened.outputs, width, template)
-    told = msgspec.structs.replace(
-        _capabilities(recipe, opened.outputs, width),
-        model_id=model_id,
-        dtype=str(number).removeprefix("torch."),
-        checkpoint=str(checkpoint),
-        overhead_tokens=_overhead(recipe, tokenizer, template),
+    network = open_network(
+        NetworkSource(checkpoint, recipe, tokenizer, options.trust_remote_code),
+        Placement(dtype, device, options.compiled),
     )
-    batch_tokens = CPU_BATCH_TOKENS if place.type == "cpu" else GPU_BATCH_TOKENS
-    return Loaded(recipe, preparer, opened.head, told, opened.packed, batch_tokens, opened.reentrant)
+    template = pair_template(checkpoint) if recipe.kind == "language" else None
+    report("compiling; this takes a minute or two" if options.compiled else "warming up")
+    started_s = time.perf_counter()
+    width = run_on_device(partial(_warm_up, network.head, tokenizer, recipe, network.outputs or LOGITS))
+    if options.compiled:
+        report(f"compiled in {time.perf_counter() - started_s:.0f} s")
+    capabilities = msgspec.structs.replace(
+        _capabilities(recipe, network.outputs, width),
+        model_id=model_id,
+        dtype=_dtype_name(dtype),
+        checkpoint=str(checkpoint),
+        overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
+    )
+    return LoadedModel(
+        recipe,
+        Preparer(recipe, tokenizer, network.outputs, width, template),
+        network.head,
+        capabilities,
+        packed=network.packed,
+        batch_tokens=CPU_BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS,
+        reentrant=network.reentrant,
+    )
 
 
-def describe(
-    checkpoint: Path, model_id: str, dtype: DTypeName | None, device: str | None, said: Said
-) -> Capabilities:
-    """What a model will be able to do, told by its small files alone.
+def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilities:
+    """Return the capabilities that a model will have, read from its small files only.
 
     Raises: ModelUnavailable.
     """
-    recipe = read_recipe(checkpoint, said)
+    recipe = read_recipe(checkpoint, options.settings)
     template = pair_template(checkpoint) if recipe.kind == "language" else None
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
     return msgspec.structs.replace(
         _capabilities(recipe, outputs_of(recipe), dense_width(checkpoint, recipe)),
         model_id=model_id,
-        dtype=str(_dtype(dtype, best_device(device))).removeprefix("torch."),
+        dtype=_dtype_name(_dtype(options.dtype, best_device(options.device))),
         checkpoint=str(checkpoint),
-        overhead_tokens=_overhead(recipe, tokenizer, template),
+        overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
         loaded=False,
     )
 
 
 def best_device(device: str | None) -> torch.device:
-    """The device that is named, or cuda where there is one."""
+    """Return the configured device, by default cuda if there is one."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _dtype(name: DTypeName | None, place: torch.device) -> torch.dtype:
-    named: torch.dtype = getattr(torch, name) if name else _best_dtype(place)
-    return named
+def _dtype(name: DTypeName | None, device: torch.device) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name) if name else _best_dtype(device)
+    return dtype
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _best_dtype(device: torch.device) -> torch.dtype:
@@ -126,27 +127,27 @@ def _best_dtype(device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     if device.type != "cpu":
         return torch.float32
-    capable = torch.cpu.get_capabilities()
-    in_hardware = capable.get("amx_bf16") or capable.get("avx512_bf16") or capable.get("sve_bf16")
+    processor = torch.cpu.get_capabilities()
+    in_hardware = processor.get("amx_bf16") or processor.get("avx512_bf16") or processor.get("sve_bf16")
     return torch.bfloat16 if in_hardware else torch.float32
 
 
 def _warm_up(head: Head, tokenizer: TextTokenizer, recipe: Recipe, outputs: frozenset[Output]) -> int:
-    """Run a few batches, so that no caller pays for what is done once; tells the width of a dense row.
+    """Run a few batches, so that no caller pays for one-time costs; return the width of a dense row.
 
-    Several shapes: only when a size has changed does the compiler learn that it can.
+    They have several shapes: the compiler treats a size as variable only after it has changed.
     """
     (word,) = tokenizer.explain(["ready"], add_special_tokens=True)
     ids = [token.id for token in word][: recipe.max_tokens]
     width = 0
     for repeats in ((1,), (2, 1, 1), (3, 2)):
         batch = [(ids * times)[: recipe.max_tokens] for times in repeats]
-        row = head.run([Sequence(one, [0] * len(one)) for one in batch], outputs)[0]
+        row = head.run([InputSequence(text_ids, [0] * len(text_ids)) for text_ids in batch], outputs)[0]
         width = 0 if row.dense is None else len(row.dense)
     return width
 
 
-OWN_OPERATIONS: dict[ModelKind, set[Operation]] = {
+OPERATIONS: dict[ModelKind, set[Operation]] = {
     "dense": {Operation.EMBED, Operation.ENCODE},
     "sparse": {Operation.ENCODE},
     "multivector": {Operation.ENCODE, Operation.RERANK},
@@ -158,38 +159,42 @@ SCORE_KINDS: dict[ModelKind, ScoreKind] = {
     "classifier": ScoreKind.SIGMOID,
     "language": ScoreKind.SIGMOID,
 }
-POOLING_TOLD: dict[ModelKind, str] = {"sparse": "splade", "language": "last_token"}
+# Pooling that the capabilities report for kinds whose recipe has none.
+REPORTED_POOLINGS: dict[ModelKind, str] = {"sparse": "splade", "language": "last_token"}
 
 
 def _capabilities(recipe: Recipe, outputs: frozenset[Output], width: int | None) -> Capabilities:
-    """What follows from a recipe."""
-    own = OWN_OPERATIONS[recipe.kind] | {Operation.TOKENIZE, Operation.DETOKENIZE}
+    """Derive the capabilities that follow from a recipe."""
+    operations = OPERATIONS[recipe.kind] | {Operation.TOKENIZE, Operation.DETOKENIZE}
     if len(recipe.labels) == 1:
-        own |= {Operation.RERANK}
-    dense = recipe.kind == "dense"
+        operations |= {Operation.RERANK}
+    is_dense = recipe.kind == "dense"
     return Capabilities(
         model_id="",
-        operations=frozenset(own),
+        operations=frozenset(operations),
         max_input_tokens=recipe.max_tokens,
         batch_inputs=BATCH_INPUTS,
-        dimensions=width if dense else None,
-        pooling="+".join(recipe.pooling) if dense else POOLING_TOLD.get(recipe.kind),
+        dimensions=width if is_dense else None,
+        pooling="+".join(recipe.pooling) if is_dense else REPORTED_POOLINGS.get(recipe.kind),
         prompts=recipe.prompts,
         default_prompt=recipe.default_prompt,
         reports_input_tokens=True,
         outputs=outputs,
         labels=recipe.labels,
-        score_kind=SCORE_KINDS.get(recipe.kind) if Operation.RERANK in own else None,
+        score_kind=SCORE_KINDS.get(recipe.kind) if Operation.RERANK in operations else None,
     )
 
 
-def _overhead(recipe: Recipe, tokenizer: TextTokenizer, template: Template | None) -> int:
-    """What a pair is beside its texts' tokens. A query of late interaction is a sequence of its own."""
+def _overhead_tokens(recipe: Recipe, tokenizer: TextTokenizer, template: PairTemplate | None) -> int:
+    """Return the tokens of a pair beyond those of its texts.
+
+    For late interaction, a query is a sequence of its own.
+    """
     if template is not None:
         return template_tokens(tokenizer, template)
     if recipe.kind != "multivector":
         return 0
     prompts = tokenizer.ids([recipe.prompts["query"], recipe.prompts["document"]])
-    # Together the two may be longer than the network takes at a time.
-    most = sum(recipe.late.lengths(recipe.max_tokens)) - recipe.max_tokens
-    return SPECIAL_TOKENS * 2 + sum(len(ids) for ids in prompts) + max(0, most)
+    # Together, query and document may be longer than one sequence.
+    beyond_one = sum(recipe.late.lengths(recipe.max_tokens)) - recipe.max_tokens
+    return SPECIAL_TOKENS * 2 + sum(len(ids) for ids in prompts) + max(0, beyond_one)

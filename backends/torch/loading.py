@@ -12,39 +12,33 @@ import torch
 from backends.checkpoints import locate_tokenizer
 from backends.contract import Capabilities
 from backends.torch import wire
-from backends.torch.kinds import Said
-from backends.torch.loader import Loaded, describe, load
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.loader import LoadOptions, ReportStep, RunOnDevice, describe, load
+from backends.torch.options import TaskSettings
 
 T = TypeVar("T")
-# Runs a function on a thread that computes, and returns its result.
-RunOnDevice: TypeAlias = Callable[[Callable[[], int]], int]
-LoadModel: TypeAlias = Callable[[wire.ModelBoot, Path, Callable[[str], None], RunOnDevice], Loaded]
+LoadModel: TypeAlias = Callable[[wire.ModelBoot, Path, ReportStep, RunOnDevice], LoadedModel]
 
 
 def describe_model(boot: wire.ModelBoot) -> Capabilities:
     """Return the capabilities of a model, read without its weights. Raises: ModelUnavailable."""
     folder = locate_tokenizer(boot.model, boot.revision)
-    return describe(folder, boot.model, boot.dtype, boot.device, Said(boot.task, boot.pooling))
+    return describe(folder, boot.model, _options_of(boot))
 
 
 def load_model(
-    boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
-) -> Loaded:
+    boot: wire.ModelBoot, folder: Path, report: ReportStep, run_on_device: RunOnDevice
+) -> LoadedModel:
     """Load a model with its network.
 
     report: called with each step. run_on_device: runs its first batches. Raises: ModelUnavailable.
     """
-    return load(
-        folder,
-        boot.model,
-        dtype=boot.dtype,
-        device=boot.device,
-        compiled=boot.compiled,
-        said=Said(boot.task, boot.pooling),
-        trusted=boot.trust_remote_code,
-        report=report,
-        there=run_on_device,
-    )
+    return load(folder, boot.model, _options_of(boot), report, run_on_device)
+
+
+def _options_of(boot: wire.ModelBoot) -> LoadOptions:
+    settings = TaskSettings(boot.task, boot.pooling)
+    return LoadOptions(boot.dtype, boot.device, boot.compiled, boot.trust_remote_code, settings)
 
 
 async def run_in_new_thread(function: Callable[[], T]) -> T:

@@ -15,8 +15,9 @@ from backends.errors import ModelUnavailable
 from backends.torch import memory, wire
 from backends.torch.engine import Engine
 from backends.torch.hosted_model import HostedModel, PendingLoad
-from backends.torch.loader import Loaded, best_device
-from backends.torch.loading import LoadModel, RunOnDevice, describe_model, run_in_new_thread
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.loader import RunOnDevice, best_device
+from backends.torch.loading import LoadModel, describe_model, run_in_new_thread
 from backends.torch.memory_budget import MemoryBudget, megabytes
 from backends.torch.threads import ForwardThreads
 
@@ -88,7 +89,7 @@ class ModelLoads:
             )
         return model.folder
 
-    async def _open(self, model: HostedModel, folder: Path) -> Loaded:
+    async def _open(self, model: HostedModel, folder: Path) -> LoadedModel:
         """Open the checkpoint, a second time after other models made room. Raises: ModelUnavailable."""
 
         def report(detail: str) -> None:
@@ -108,7 +109,7 @@ class ModelLoads:
                 raise
             raise ModelUnavailable("there is not enough memory to load it") from error
 
-    async def _install(self, model: HostedModel, loaded: Loaded) -> None:
+    async def _install(self, model: HostedModel, loaded: LoadedModel) -> None:
         """Put an engine in front of the loaded model. Raises: ModelUnavailable if it is too large."""
         words = loaded.preparer.tokenizer.vocabulary_size
         model.memory_bytes = memory.held_bytes(loaded.head) + words * memory.TOKENIZER_BYTES_PER_WORD

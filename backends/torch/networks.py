@@ -1,4 +1,4 @@
-"""From a checkpoint's weights to a network with what is read off its end, one way for each kind of model."""
+"""Construction of a network and its readers from a checkpoint's weights, one function per kind of model."""
 
 import inspect
 import shutil
@@ -14,46 +14,51 @@ from torch import nn
 from backends.contract import Output
 from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer
-from backends.torch.checkpoint import COLBERT_FILE, LEXICAL_FILE, OFFSET_POSITIONS, Recipe
+from backends.torch.checkpoint import COLBERT_FILE, LEXICAL_FILE, OFFSET_POSITIONS
 from backends.torch.fusing import fuse
-from backends.torch.heads import Classifier, Encoder, Head, Rectangle
-from backends.torch.kinds import ModelKind
+from backends.torch.heads import Classifier, Encoder, InputBuilder
 from backends.torch.language import LanguageHead
-from backends.torch.packing import Packed, pack
-from backends.torch.precision import Autocast, Product, best_kind, convert
+from backends.torch.packing import PackedEncoder, pack
+from backends.torch.precision import Autocast, CastLinear, fastest_linear, replace_linears
 from backends.torch.projection import read_inline_linear, read_linear, read_projections
 from backends.torch.readers import (
-    LateVectors,
-    LexicalTerms,
-    NextWord,
-    Pooled,
+    LateReader,
+    LexicalReader,
+    NextTokenReader,
+    PooledReader,
     Reader,
-    SpladeTerms,
-    token_vectors,
+    SpladeReader,
+    read_token_vectors,
 )
+from backends.torch.recipe import ModelKind, Recipe
+from backends.torch.sequences import Head
 
 
-class Source(NamedTuple):
-    """A checkpoint and what is known of it. trusted: whether code that lies beside its weights may run."""
+class NetworkSource(NamedTuple):
+    """Checkpoint with its recipe and tokenizer.
+
+    trust_remote_code: True if code that comes with the weights may run.
+    """
 
     checkpoint: Path
     recipe: Recipe
     tokenizer: TextTokenizer
-    trusted: bool = False
+    trust_remote_code: bool = False
 
 
-class Placing(msgspec.Struct, frozen=True):
-    """How a network is to run: its products' number format, where, and whether compiled."""
+class Placement(msgspec.Struct, frozen=True):
+    """Number format of a network's matrix products, its device, and True if it is compiled."""
 
     dtype: torch.dtype
     device: torch.device
     compiled: bool = False
 
 
-class Opened(NamedTuple):
-    """A network ready to run. packed: whether it computes no padding. outputs: what `Encode` may ask for.
+class OpenedNetwork(NamedTuple):
+    """Network ready to run.
 
-    reentrant: whether two passes may run at once.
+    packed: True if it computes no padding. outputs: those that `Encode` may request. reentrant: True if two
+    passes may run at once.
     """
 
     head: Head
@@ -62,39 +67,40 @@ class Opened(NamedTuple):
     reentrant: bool = True
 
 
-# Where transformers puts code that comes with a checkpoint.
-CODE_BESIDE_WEIGHTS = "transformers_modules"
-UPDATED_ROTATIONS = frozenset({"dynamic", "longrope"})
-# Models that keep something of a pass in themselves.
-REMEMBERING = frozenset({"big_bird", "recurrent_gemma"})
+# Package into which transformers puts code that comes with a checkpoint.
+REMOTE_CODE_PACKAGE = "transformers_modules"
+# Rotary embeddings that store the frequencies of the lengths of each batch.
+STATEFUL_ROTATIONS = frozenset({"dynamic", "longrope"})
+# Types of models that keep state of a pass.
+STATEFUL_TYPES = frozenset({"big_bird", "recurrent_gemma"})
 
 Readers: TypeAlias = Mapping[Output, Reader]
 
 
-def open_head(source: Source, placing: Placing) -> Opened:
-    """The network with what is read off its end. Raises: ModelUnavailable."""
-    model = _stock(source).to(placing.device).eval()
+def open_network(source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    """Load a network with its readers. Raises: ModelUnavailable."""
+    model = _stock_model(source).to(placement.device).eval()
     reentrant = _is_reentrant(model)
-    return OPENERS[source.recipe.kind](model, source, placing)._replace(reentrant=reentrant)
+    return OPENERS[source.recipe.kind](model, source, placement)._replace(reentrant=reentrant)
 
 
-def _open_dense(model: Any, source: Source, placing: Placing) -> Opened:
+def _open_dense(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     recipe, checkpoint = source.recipe, source.checkpoint
-    # A sentence's vector is pooled from token vectors; what BERT calls its pooler serves classifiers.
+    # A sentence's vector is pooled from token vectors; BERT's own pooler is a layer for classifiers.
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-    after = read_projections(checkpoint, recipe.projections).to(placing.device)
-    readers: dict[Output, Reader] = {Output.DENSE: Pooled(recipe.pooling, after)}
+    projections = read_projections(checkpoint, recipe.projections).to(placement.device)
+    readers: dict[Output, Reader] = {Output.DENSE: PooledReader(recipe.pooling, projections)}
     if recipe.lexical:
-        layer = read_linear(checkpoint / LEXICAL_FILE).to(placing.device)
-        readers[Output.SPARSE] = LexicalTerms(layer, _special_ids(source.tokenizer))
+        layer = read_linear(checkpoint / LEXICAL_FILE).to(placement.device)
+        readers[Output.SPARSE] = LexicalReader(layer, _special_ids(source.tokenizer))
     if recipe.colbert:
-        layer = read_linear(checkpoint / COLBERT_FILE).to(placing.device)
-        readers[Output.MULTIVECTOR] = LateVectors(layer, drop_first=True, skipped=frozenset())
-    return _encoder(model, placing, readers)
+        layer = read_linear(checkpoint / COLBERT_FILE).to(placement.device)
+        readers[Output.MULTIVECTOR] = LateReader(layer, drop_first=True, skipped=frozenset())
+    return _encoder(model, placement, readers)
 
 
-def _open_multivector(model: Any, source: Source, placing: Placing) -> Opened:
+def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     recipe, checkpoint = source.recipe, source.checkpoint
@@ -102,51 +108,53 @@ def _open_multivector(model: Any, source: Source, placing: Placing) -> Opened:
         read_projections(checkpoint, recipe.projections, of_tokens=True)
         if recipe.projections
         else read_inline_linear(checkpoint)
-    ).to(placing.device)
-    known = (source.tokenizer.token_id(word) for word in recipe.late.skipped)
+    ).to(placement.device)
+    ids = (source.tokenizer.token_id(word) for word in recipe.late.skipped)
     unknown = source.tokenizer.token_id("[UNK]")
-    skipped = frozenset(one for one in known if one not in {None, unknown})
-    readers = {Output.MULTIVECTOR: LateVectors(projection, drop_first=False, skipped=skipped)}
-    return _encoder(model, placing, readers)
+    skipped = frozenset(id_ for id_ in ids if id_ not in {None, unknown})
+    readers = {Output.MULTIVECTOR: LateReader(projection, drop_first=False, skipped=skipped)}
+    return _encoder(model, placement, readers)
 
 
-def _open_sparse(model: Any, source: Source, placing: Placing) -> Opened:
+def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     head = LanguageHead(model)
-    encoder = head.take()
-    convert(head, _product(placing), placing.dtype)
-    terms = SpladeTerms(head, model.config.vocab_size, source.recipe.splade)
-    return _encoder(encoder, placing, {Output.SPARSE: terms})
+    encoder = head.take_encoder()
+    replace_linears(head, _linear_type(placement), placement.dtype)
+    terms = SpladeReader(head, model.config.vocab_size, source.recipe.splade)
+    return _encoder(encoder, placement, {Output.SPARSE: terms})
 
 
-def _open_language(model: Any, source: Source, placing: Placing) -> Opened:
-    # Its last layer stays in float32: the difference of two logits is what is left of them.
+def _open_language(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    # Its last layer stays in float32: a score is the small difference of two logits.
     head = LanguageHead(model)
-    true_id, false_id = _words(source)
-    opened = _encoder(head.take(), placing, {Output.DENSE: NextWord(head, true_id, false_id)})
+    true_id, false_id = _answer_ids(source)
+    readers = {Output.DENSE: NextTokenReader(head, true_id, false_id)}
+    opened = _encoder(head.take_encoder(), placement, readers)
     return opened._replace(outputs=frozenset())
 
 
-def _open_classifier(model: Any, source: Source, placing: Placing) -> Opened:
-    """The stock classifier around an encoder without padding; what it does with token vectors is its own."""
+def _open_classifier(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    """Open the stock classifier, around an encoder without padding if its architecture supports that."""
     del source
     prefix = model.base_model_prefix
-    packed = _packed(getattr(model, prefix), placing)
-    batch = _rectangle(model, placing.device)
+    packed = _packed(getattr(model, prefix), placement)
+    inputs = _input_builder(model, placement.device)
     if packed is None:
-        return Opened(Classifier(Autocast(model, placing.dtype), batch), packed=False, outputs=frozenset())
+        classifier = Classifier(Autocast(model, placement.dtype), inputs)
+        return OpenedNetwork(classifier, packed=False, outputs=frozenset())
     setattr(model, prefix, packed)
-    return Opened(Classifier(model, batch), packed=True, outputs=frozenset())
+    return OpenedNetwork(Classifier(model, inputs), packed=True, outputs=frozenset())
 
 
-OPENERS: dict[ModelKind, Callable[[Any, Source, Placing], Opened]] = {
+OPENERS: dict[ModelKind, Callable[[Any, NetworkSource, Placement], OpenedNetwork]] = {
     "dense": _open_dense,
     "sparse": _open_sparse,
     "multivector": _open_multivector,
     "classifier": _open_classifier,
     "language": _open_language,
 }
-# With which of its ends transformers makes a network.
-ENDS: dict[ModelKind, Any] = {
+# Class of transformers that builds each kind of network.
+MODEL_CLASSES: dict[ModelKind, Any] = {
     "dense": transformers.AutoModel,
     "sparse": transformers.AutoModelForMaskedLM,
     "multivector": transformers.AutoModel,
@@ -155,17 +163,20 @@ ENDS: dict[ModelKind, Any] = {
 }
 
 
-def _stock(source: Source) -> Any:
-    """The network as transformers makes it, in float32."""
+def _stock_model(source: NetworkSource) -> Any:
+    """Load the network as transformers builds it, in float32."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     try:
-        return ENDS[source.recipe.kind].from_pretrained(
-            source.checkpoint, dtype=torch.float32, local_files_only=True, trust_remote_code=source.trusted
+        return MODEL_CLASSES[source.recipe.kind].from_pretrained(
+            source.checkpoint,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=source.trust_remote_code,
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError) as error:
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        if source.recipe.has_code and not source.trusted:
+        if source.recipe.has_code and not source.trust_remote_code:
             reason = (
                 "it comes with code of its own, which runs only where its upstream says "
                 "`trust_remote_code: true`"
@@ -173,32 +184,32 @@ def _stock(source: Source) -> Any:
         raise ModelUnavailable(f"{source.checkpoint} could not be loaded: {reason}") from error
 
 
-def _encoder(network: Any, placing: Placing, readers: Readers) -> Opened:
-    packed = _packed(network, placing)
-    batch = _rectangle(network, placing.device, tells_tokens=packed is not None)
-    runs = packed or Autocast(network, placing.dtype)
-    every = {**readers, Output.TOKENS: token_vectors}
-    return Opened(Encoder(runs, batch, every), packed is not None, frozenset(every))
+def _encoder(network: Any, placement: Placement, readers: Readers) -> OpenedNetwork:
+    packed = _packed(network, placement)
+    inputs = _input_builder(network, placement.device, passes_tokens=packed is not None)
+    runnable = packed or Autocast(network, placement.dtype)
+    all_readers = {**readers, Output.TOKENS: read_token_vectors}
+    return OpenedNetwork(Encoder(runnable, inputs, all_readers), packed is not None, frozenset(all_readers))
 
 
-def _packed(encoder: Any, placing: Placing) -> Packed | None:
-    """The encoder without padding, where its architecture takes that."""
+def _packed(encoder: Any, placement: Placement) -> PackedEncoder | None:
+    """Return the encoder without padding, None if its architecture does not support that."""
     config = encoder.config
     first = (config.pad_token_id or 0) + 1 if config.model_type in OFFSET_POSITIONS else 0
     packed = pack(encoder, first)
     if packed is None:
-        if placing.compiled:
+        if placement.compiled:
             raise ModelUnavailable(f"`compile` does not serve models of type {config.model_type}")
         return None
     fuse(packed.encoder)
-    convert(packed.encoder, _product(placing), placing.dtype)
-    if placing.compiled:
-        packed.encoder = _compiled(packed.encoder, placing.device)
+    replace_linears(packed.encoder, _linear_type(placement), placement.dtype)
+    if placement.compiled:
+        packed.encoder = _compiled(packed.encoder, placement.device)
     return packed
 
 
-def _product(placing: Placing) -> Any:
-    return Product if placing.compiled else best_kind(placing.device, placing.dtype)
+def _linear_type(placement: Placement) -> Any:
+    return CastLinear if placement.compiled else fastest_linear(placement.device, placement.dtype)
 
 
 def _compiled(encoder: nn.Module, device: torch.device) -> Any:
@@ -206,47 +217,46 @@ def _compiled(encoder: nn.Module, device: torch.device) -> Any:
         raise ModelUnavailable(
             "`compile: true` needs a C++ compiler (g++ or clang++) on the path; install one, or leave it out"
         )
-    # Frozen weights can be laid out for the matrix units, as `ArrangedProduct` does without a compiler.
-    # Passes beside each other have fewer threads than one that is alone.
+    # Frozen weights can be laid out for the matrix units, as `PrepackedLinear` does without a compiler.
+    # Concurrent passes have fewer threads each than a single pass.
     options: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
     return torch.compile(encoder, dynamic=True, options=options)
 
 
 def _is_reentrant(model: Any) -> bool:
-    """Whether a pass leaves everything as it was: nothing is known of code beside weights, and some rotary
-    embeddings write down what the lengths of each batch make of their frequencies.
-    """
-    if model.config.model_type in REMEMBERING:
+    """Return True if no pass changes the model's state; code that comes with weights may do anything."""
+    if model.config.model_type in STATEFUL_TYPES:
         return False
     for module in model.modules():
-        told = getattr(module, "rope_type", None)
-        kinds = set(told.values()) if isinstance(told, dict) else {told}
-        if kinds & UPDATED_ROTATIONS or type(module).__module__.startswith(CODE_BESIDE_WEIGHTS):
+        rope_type = getattr(module, "rope_type", None)
+        rotations = set(rope_type.values()) if isinstance(rope_type, dict) else {rope_type}
+        if rotations & STATEFUL_ROTATIONS or type(module).__module__.startswith(REMOTE_CODE_PACKAGE):
             return False
     return True
 
 
-def _rectangle(model: Any, device: torch.device, *, tells_tokens: bool = False) -> Rectangle:
+def _input_builder(model: Any, device: torch.device, *, passes_tokens: bool = False) -> InputBuilder:
     config = model.config
     has_type_ids = (
         "token_type_ids" in inspect.signature(model.forward).parameters
         and getattr(config, "type_vocab_size", 0) > 1
     )
-    return Rectangle(device, config.pad_token_id or 0, has_type_ids=has_type_ids, tells_tokens=tells_tokens)
+    pad_id = config.pad_token_id or 0
+    return InputBuilder(device, pad_id, has_type_ids=has_type_ids, passes_tokens=passes_tokens)
 
 
 def _special_ids(tokenizer: TextTokenizer) -> frozenset[int]:
-    """What stands for no word of a text: a text's ends, padding and the unknown."""
+    """Return the ids that stand for no word: a text's ends, padding and the unknown token."""
     names = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
-    found = (tokenizer.token_id(name) for name in names)
-    return frozenset(one for one in found if one is not None)
+    ids = (tokenizer.token_id(name) for name in names)
+    return frozenset(id_ for id_ in ids if id_ is not None)
 
 
-def _words(source: Source) -> tuple[int, int | None]:
-    """The ids of the next tokens that speak for a document, and against it."""
-    told = source.recipe.yes_no
-    if told.true_id is not None:
-        return told.true_id, told.false_id
+def _answer_ids(source: NetworkSource) -> tuple[int, int | None]:
+    """Return the ids of the next tokens that accept and reject a document. Raises: ModelUnavailable."""
+    configured = source.recipe.answer_tokens
+    if configured.true_id is not None:
+        return configured.true_id, configured.false_id
     yes, no = source.tokenizer.token_id("yes"), source.tokenizer.token_id("no")
     if yes is None or no is None:
         raise ModelUnavailable(

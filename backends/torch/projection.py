@@ -1,7 +1,7 @@
-"""What checkpoints do to a pooled vector, or to each token's, before anyone sees it.
+"""Projection of pooled vectors, or of token vectors, with a checkpoint's own layers.
 
 (rows, dim) float32 → (rows, out) float32. Source: sentence-transformers 6, `Dense` and `Normalize`; the
-weights that ColBERT and BGE-M3 keep outside of it. Rule: of a file of weights nothing is ever run.
+weights that ColBERT and BGE-M3 keep outside of it. Rule: code in a file of weights is never run.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from backends.errors import ModelUnavailable
-from backends.torch.checkpoint import Projection
+from backends.torch.recipe import Projection
 
-# As sentence-transformers writes their full names; only torch's own are ever made from a file's word.
+# Full names as sentence-transformers writes them. A file can only select torch's own classes from this list.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "torch.nn.modules.linear.Identity": nn.Identity,
     "torch.nn.modules.activation.Tanh": nn.Tanh,
@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class DenseConfig(msgspec.Struct, frozen=True):
-    """The module's config.json."""
+    """Content of the module's config.json."""
 
     in_features: int
     out_features: int
@@ -40,7 +40,7 @@ class DenseConfig(msgspec.Struct, frozen=True):
 
 
 class Dense(nn.Module):
-    """A linear layer and an activation, with a way around both where the config asks for it."""
+    """Linear layer and activation, with a residual connection if the config asks for it."""
 
     def __init__(self, config: DenseConfig) -> None:
         super().__init__()
@@ -48,65 +48,69 @@ class Dense(nn.Module):
         self.activation_function = ACTIVATIONS[config.activation_function]()
         self.residual: nn.Module | None = None
         if config.use_residual:
-            same = config.in_features == config.out_features
+            same_width = config.in_features == config.out_features
             self.residual = (
-                nn.Identity() if same else nn.Linear(config.in_features, config.out_features, bias=False)
+                nn.Identity()
+                if same_width
+                else nn.Linear(config.in_features, config.out_features, bias=False)
             )
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """(batch, in) → (batch, out)."""
+        """Project (batch, in) to (batch, out)."""
         out: Tensor = self.activation_function(self.linear(vectors))
         return out if self.residual is None else out + self.residual(vectors)
 
 
 class Normalize(nn.Module):
-    """Scales each row to length 1."""
+    """Scaling of each row to length 1."""
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """(batch, dim) → (batch, dim)."""
+        """Scale (batch, dim); the shape stays."""
         return nn.functional.normalize(vectors, dim=-1)
 
 
 def read_projections(
     checkpoint: Path, projections: Sequence[Projection], *, of_tokens: bool = False
 ) -> nn.Module:
-    """The modules with their weights, in order. of_tokens: whether they are for each token's vector.
+    """Load the modules with their weights, in order. of_tokens: True if they project each token's vector.
 
     Raises: ModelUnavailable.
     """
     return nn.Sequential(
         *(
-            _dense(checkpoint / one.folder, of_tokens=of_tokens) if one.kind == "Dense" else Normalize()
-            for one in projections
+            _load_dense(checkpoint / projection.folder, of_tokens=of_tokens)
+            if projection.kind == "Dense"
+            else Normalize()
+            for projection in projections
         )
     ).eval()
 
 
 def read_linear(path: Path) -> nn.Linear:
-    """One linear layer in a file of its own, as torch saves a state dict. Raises: ModelUnavailable."""
+    """Load a linear layer from a file that holds its state dict. Raises: ModelUnavailable."""
     try:
-        return _linear(torch.load(path, map_location="cpu", weights_only=True))
+        return _linear_of(torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, KeyError, UnpicklingError) as error:
         raise ModelUnavailable(f"the weights in {path} could not be read: {_first_line(error)}") from error
 
 
 def read_inline_linear(checkpoint: Path) -> nn.Linear:
-    """`linear.weight` among the network's own weights, as ColBERT keeps it. Raises: ModelUnavailable."""
+    """Load ColBERT's projection, `linear.weight` among the network's weights. Raises: ModelUnavailable."""
     try:
-        return _linear({"weight": _tensor(checkpoint, "linear.weight")})
+        return _linear_of({"weight": _load_tensor(checkpoint, "linear.weight")})
     except (OSError, RuntimeError, KeyError, SafetensorError, UnpicklingError) as error:
         raise ModelUnavailable(f"{checkpoint} has no weight `linear.weight`, ColBERT's projection") from error
 
 
-def _tensor(checkpoint: Path, name: str) -> Tensor:
+def _load_tensor(checkpoint: Path, name: str) -> Tensor:
     if not (checkpoint / "model.safetensors").is_file():
-        return _weights(checkpoint)[name]
+        return _load_weights(checkpoint)[name]
     with safe_open(checkpoint / "model.safetensors", "pt") as file:
-        found: Tensor = file.get_tensor(name)
-    return found
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
 
 
-def _linear(state: dict[str, Tensor]) -> nn.Linear:
+def _linear_of(state: dict[str, Tensor]) -> nn.Linear:
     rows, columns = state["weight"].shape
     layer = nn.Linear(columns, rows, bias="bias" in state)
     layer.load_state_dict({name: tensor.float() for name, tensor in state.items()})
@@ -117,24 +121,24 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
-def _dense(folder: Path, *, of_tokens: bool) -> Dense:
+def _load_dense(folder: Path, *, of_tokens: bool) -> Dense:
     try:
         config = msgspec.json.decode((folder / "config.json").read_bytes(), type=DenseConfig)
-        # What has no such name is a sentence's or a token's by the kind of its model.
+        # Without such a name, the kind of the model decides between sentence and token vectors.
         if not of_tokens and config.module_input_name != "sentence_embedding":
             raise ModelUnavailable(f"{folder} projects {config.module_input_name}, not the pooled vector")
         if config.activation_function not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise ModelUnavailable(f"{folder} asks for {config.activation_function}; known are {known}")
+            names = ", ".join(ACTIVATIONS)
+            raise ModelUnavailable(f"{folder} asks for {config.activation_function}; known are {names}")
         module = Dense(config)
-        module.load_state_dict({name: tensor.float() for name, tensor in _weights(folder).items()})
+        module.load_state_dict({name: tensor.float() for name, tensor in _load_weights(folder).items()})
     except (OSError, RuntimeError, msgspec.DecodeError, UnpicklingError) as error:
         raise ModelUnavailable(f"the Dense module in {folder} could not be read: {error}") from error
     return module
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
+def _load_weights(folder: Path) -> dict[str, Tensor]:
     if (folder / "model.safetensors").is_file():
         return load_file(folder / "model.safetensors")
-    found: dict[str, Tensor] = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    return found
+    state: dict[str, Tensor] = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    return state

@@ -1,12 +1,12 @@
-"""What can be read off a network's token vectors: one way for each kind of output, and a next word.
+"""Readers of a network's token vectors: one per kind of output, and one for a language model's next word.
 
-Every reader takes `Hidden` and returns one value a sequence, in order. Rule: no Python loop over tokens.
+Every reader takes `HiddenStates` and returns one value per sequence, in order. Rule: no Python loop over
+tokens.
 Sources: SPLADE (Formal et al., 2021) as sentence-transformers 6.2 pools it; BGE-M3 (Chen et al., 2024) as
 FlagEmbedding 1.3 reads its weights; ColBERT (Khattab and Zaharia, 2020).
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,18 +15,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from backends.contract import TermWeights, Vectors
-from backends.torch.checkpoint import PoolingMode, Splade
 from backends.torch.pooling import pool
-from backends.torch.sequences import Sequence
+from backends.torch.recipe import PoolingMode, Splade
+from backends.torch.sequences import InputSequence
 
-# Logits of the whole vocabulary that are held at a time: a batch's would take gigabytes.
+# Logits of the whole vocabulary that are held at a time: those of a batch would take gigabytes.
 CHUNK_BYTES = 64 * 1024 * 1024
 
 
-class Hidden:
-    """A batch's last hidden states. vectors: (rows, longest, dim). tokens: (rows, longest), 1 = a token."""
+class HiddenStates:
+    """Last hidden states of a batch.
 
-    def __init__(self, vectors: Tensor, tokens: Tensor, sequences: Many[Sequence]) -> None:
+    vectors: (rows, longest, dim). tokens: (rows, longest), 1 = a token.
+    """
+
+    def __init__(self, vectors: Tensor, tokens: Tensor, sequences: Sequence[InputSequence]) -> None:
         self.vectors = vectors
         self.tokens = tokens
         self.sequences = sequences
@@ -34,46 +37,46 @@ class Hidden:
     @property
     def lengths(self) -> list[int]:
         """Tokens of each sequence."""
-        return [len(one.ids) for one in self.sequences]
+        return [len(sequence.ids) for sequence in self.sequences]
 
     def flat(self) -> Tensor:
-        """(all tokens, dim), without padding."""
+        """Return the vectors without padding: (all tokens, dim)."""
         return self.vectors[self.tokens.bool()]
 
     def split(self, values: Tensor) -> list[Vectors]:
-        """(all tokens, …) → for each sequence (its tokens, …) float32 on the CPU."""
+        """Split (all tokens, …) by sequence: each (its tokens, …) float32 on the CPU."""
         ends = np.cumsum(self.lengths)[:-1]
         return np.split(values.float().cpu().numpy(), ends)
 
 
-Reader: TypeAlias = Callable[[Hidden], Any]
+Reader: TypeAlias = Callable[[HiddenStates], Any]
 
 
-class Pooled:
-    """One vector a text, and what sentence-transformers does to it: (dim,) float32."""
+class PooledReader:
+    """Reader of one vector per text, pooled and projected: (dim,) float32."""
 
-    def __init__(self, modes: tuple[PoolingMode, ...], after: nn.Module) -> None:
+    def __init__(self, modes: tuple[PoolingMode, ...], projections: nn.Module) -> None:
         self._modes = modes
-        self._after = after
+        self._projections = projections
 
-    def __call__(self, hidden: Hidden) -> Vectors:
-        """(rows, dim)."""
+    def __call__(self, hidden: HiddenStates) -> Vectors:
+        """Return (rows, dim)."""
         mask = hidden.tokens
-        if any(one.skip for one in hidden.sequences):
+        if any(sequence.skip for sequence in hidden.sequences):
             mask = mask.clone()
-            for row, one in enumerate(hidden.sequences):
-                mask[row, : one.skip] = 0
-        vectors: Vectors = self._after(pool(hidden.vectors, mask, self._modes)).cpu().numpy()
+            for row, sequence in enumerate(hidden.sequences):
+                mask[row, : sequence.skip] = 0
+        vectors: Vectors = self._projections(pool(hidden.vectors, mask, self._modes)).cpu().numpy()
         return vectors
 
 
-def token_vectors(hidden: Hidden) -> list[Vectors]:
-    """The last hidden state of each token."""
+def read_token_vectors(hidden: HiddenStates) -> list[Vectors]:
+    """Return the last hidden state of each token."""
     return hidden.split(hidden.flat())
 
 
-class SpladeTerms:
-    """A masked language model's logits as weights of terms: the largest, or the sum, over a text's tokens."""
+class SpladeReader:
+    """Reader of term weights from a masked language model's logits: maximum or sum over a text's tokens."""
 
     def __init__(self, head: nn.Module, vocabulary: int, splade: Splade) -> None:
         self._head = head
@@ -81,8 +84,8 @@ class SpladeTerms:
         self._splade = splade
         self._step = max(1, CHUNK_BYTES // (4 * vocabulary))
 
-    def __call__(self, hidden: Hidden) -> list[TermWeights]:
-        """For each sequence its terms."""
+    def __call__(self, hidden: HiddenStates) -> list[TermWeights]:
+        """Return the terms of each sequence."""
         flat = hidden.flat()
         ends = np.cumsum(hidden.lengths).tolist()
         bounds = list(zip([0, *ends], ends, strict=False))
@@ -94,46 +97,50 @@ class SpladeTerms:
                 if len(part):
                     self._add(pooled[row], part)
         if self._splade.strategy == "max":
-            pooled = self._weight(pooled)
-        return [_nonzero(row) for row in pooled.cpu().numpy()]
+            pooled = self._weigh(pooled)
+        return [_nonzero_terms(row) for row in pooled.cpu().numpy()]
 
     def _add(self, pooled: Tensor, logits: Tensor) -> None:
         if self._splade.strategy == "max":
-            # Weights rise with their logits, so one of each pair need be computed; zeros stand for the relu.
+            # Weights grow with their logits: only the maximum is weighed. The initial zeros act as relu.
             torch.maximum(pooled, logits.amax(dim=0).float(), out=pooled)
         else:
-            pooled += self._weight(logits.float()).sum(dim=0)
+            pooled += self._weigh(logits.float()).sum(dim=0)
 
-    def _weight(self, logits: Tensor) -> Tensor:
-        once = logits.relu().log1p()
-        return once.log1p() if self._splade.twice else once
+    def _weigh(self, logits: Tensor) -> Tensor:
+        weights = logits.relu().log1p()
+        return weights.log1p() if self._splade.twice else weights
 
 
-class LexicalTerms:
-    """A weight for each token by one linear layer: the largest of each id, specials left out (BGE-M3)."""
+class LexicalReader:
+    """Reader of BGE-M3's term weights: one linear layer, maximum per token id, special tokens excluded."""
 
-    def __init__(self, layer: nn.Module, unused: frozenset[int]) -> None:
+    def __init__(self, layer: nn.Module, special_ids: frozenset[int]) -> None:
         self._layer = layer
-        self._unused = np.array(sorted(unused), dtype=np.int32)
+        self._special_ids = np.array(sorted(special_ids), dtype=np.int32)
 
-    def __call__(self, hidden: Hidden) -> list[TermWeights]:
-        """For each sequence its terms."""
+    def __call__(self, hidden: HiddenStates) -> list[TermWeights]:
+        """Return the terms of each sequence."""
         weights = hidden.split(self._layer(hidden.flat().float()).relu().squeeze(-1))
-        return [self._largest(one.ids, row) for one, row in zip(hidden.sequences, weights, strict=True)]
+        return [
+            self._max_per_id(sequence.ids, row)
+            for sequence, row in zip(hidden.sequences, weights, strict=True)
+        ]
 
-    def _largest(self, ids: list[int], weights: Vectors) -> TermWeights:
+    def _max_per_id(self, ids: list[int], weights: Vectors) -> TermWeights:
         indices, places = np.unique(np.array(ids, dtype=np.int32), return_inverse=True)
         values = np.zeros(len(indices), dtype=np.float32)
         np.maximum.at(values, places, weights)
-        kept = (values > 0) & ~np.isin(indices, self._unused) | ~np.isfinite(values)
-        return TermWeights(indices[kept], values[kept])
+        # Infinite and NaN weights pass, so that the engine reports them.
+        included = (values > 0) & ~np.isin(indices, self._special_ids) | ~np.isfinite(values)
+        return TermWeights(indices[included], values[included])
 
 
-class LateVectors:
-    """A projected vector a token, of length 1, as late interaction compares them.
+class LateReader:
+    """Reader of one projected vector of length 1 per token, as late interaction compares them.
 
-    drop_first: whether the first token, the text's own, gets none (BGE-M3). skipped: ids that get none in
-    a document.
+    drop_first: True if the first token, which stands for the text, gets no vector (BGE-M3). skipped: ids that
+    get no vector in a document.
     """
 
     def __init__(self, projection: nn.Module, *, drop_first: bool, skipped: frozenset[int]) -> None:
@@ -141,24 +148,24 @@ class LateVectors:
         self._drop_first = drop_first
         self._skipped = np.array(sorted(skipped), dtype=np.int64)
 
-    def __call__(self, hidden: Hidden) -> list[Vectors]:
-        """For each sequence (its tokens that count, dim)."""
+    def __call__(self, hidden: HiddenStates) -> list[Vectors]:
+        """Return for each sequence (its tokens that count, dim)."""
         projected = nn.functional.normalize(self._projection(hidden.flat().float()), dim=-1)
         pairs = zip(hidden.sequences, hidden.split(projected), strict=True)
-        return [self._counting(one, vectors) for one, vectors in pairs]
+        return [self._counted(sequence, vectors) for sequence, vectors in pairs]
 
-    def _counting(self, one: Sequence, vectors: Vectors) -> Vectors:
+    def _counted(self, sequence: InputSequence, vectors: Vectors) -> Vectors:
         if self._drop_first:
             return vectors[1:]
-        if one.is_query or not len(self._skipped):
+        if sequence.is_query or not len(self._skipped):
             return vectors
-        return vectors[~np.isin(one.ids, self._skipped)]
+        return vectors[~np.isin(sequence.ids, self._skipped)]
 
 
-class NextWord:
-    """How much likelier a language model's next token is the one that speaks for a document: (1,) logits.
+class NextTokenReader:
+    """Reader of a language model's preference for the token that accepts a document: (1,) logits.
 
-    false_id: the token that speaks against it; None compares with nothing.
+    false_id: the token that rejects it, whose logit is subtracted; None subtracts nothing.
     """
 
     def __init__(self, head: nn.Module, true_id: int, false_id: int | None) -> None:
@@ -166,19 +173,19 @@ class NextWord:
         self._true_id = true_id
         self._false_id = false_id
 
-    def __call__(self, hidden: Hidden) -> Vectors:
-        """(rows, 1)."""
+    def __call__(self, hidden: HiddenStates) -> Vectors:
+        """Return (rows, 1)."""
         last = torch.tensor(hidden.lengths, device=hidden.vectors.device) - 1
         rows = torch.arange(len(last), device=last.device)
         logits = self._head(hidden.vectors[rows, last].float())
         scores = logits[:, self._true_id]
         if self._false_id is not None:
             scores = scores - logits[:, self._false_id]
-        found: Vectors = scores.float().unsqueeze(1).cpu().numpy()
-        return found
+        column: Vectors = scores.float().unsqueeze(1).cpu().numpy()
+        return column
 
 
-def _nonzero(weights: Vectors) -> TermWeights:
-    """weights: (vocabulary,)."""
+def _nonzero_terms(weights: Vectors) -> TermWeights:
+    """Return the terms of (vocabulary,) weights."""
     indices: NDArray[np.int32] = np.flatnonzero(weights).astype(np.int32)
     return TermWeights(indices, weights[indices])

@@ -1,40 +1,56 @@
-"""One input on its way through the network: what goes in, and what comes out of it.
+"""Inputs on their way through the network: token sequences in, rows of outputs out.
 
-Knows nothing of torch.
+Does not need torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from backends.contract import Output, TermWeights, Vectors
 
-# What a reranker and a classifier are asked for: their logits, which travel as the dense row.
+# Output requested from a reranker or a classifier: its logits, which travel as the dense row.
 LOGITS = frozenset({Output.DENSE})
 
 
-class Sequence(msgspec.Struct, frozen=True):
+class InputSequence(msgspec.Struct, frozen=True):
     """Token ids as the network takes them.
 
-    skip: leading prompt tokens that pooling leaves out. seen: how many tokens, from the first, others
-    attend to; the rest are a query's fillers. is_query: its role, where a model treats the two otherwise.
+    skip: leading prompt tokens that pooling leaves out. attended_tokens: number of tokens, from the first,
+    that others attend to, None for all; the rest are a query's fillers. is_query: True for the query of a
+    model that treats queries and documents differently.
     """
 
     ids: list[int]
     type_ids: list[int]
     skip: int = 0
-    seen: int | None = None
+    attended_tokens: int | None = None
     is_query: bool = False
 
     @property
-    def attended(self) -> int:
-        """How many tokens others attend to."""
-        return len(self.ids) if self.seen is None else self.seen
+    def attention_length(self) -> int:
+        """Number of tokens that others attend to."""
+        return len(self.ids) if self.attended_tokens is None else self.attended_tokens
+
+
+class PreparedSequences(msgspec.Struct, frozen=True):
+    """Sequences of one piece of work, and the outputs requested of each.
+
+    lengths: tokens of each sequence as callers count them, without fillers. truncated: indices of inputs that
+    were cut. compared: for late interaction, the two sequences that each score compares.
+    """
+
+    sequences: Sequence[InputSequence]
+    outputs: frozenset[Output]
+    truncated: tuple[int, ...]
+    lengths: tuple[int, ...]
+    compared: tuple[tuple[int, int], ...] = ()
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What one sequence became; None is what was not asked for.
+    """Outputs of one sequence; None for an output that was not requested.
 
     dense: (dim,) float32, the pooled vector, or (labels,), the logits. multivector, token_vectors:
     (tokens, dim) float32.
@@ -46,12 +62,19 @@ class Row(msgspec.Struct, frozen=True):
     token_vectors: Vectors | None = None
 
     def is_finite(self) -> bool:
-        """Whether every number in it is one."""
-        return all(bool(np.isfinite(one).all()) for one in self._arrays())
+        """Return True if no number is infinite or NaN."""
+        return all(bool(np.isfinite(array).all()) for array in self._arrays())
 
     def _arrays(self) -> Iterator[Vectors]:
-        for one in (self.dense, self.multivector, self.token_vectors):
-            if one is not None:
-                yield one
+        for array in (self.dense, self.multivector, self.token_vectors):
+            if array is not None:
+                yield array
         if self.terms is not None:
             yield self.terms.values
+
+
+class Head(Protocol):
+    """Loaded network that computes one row per sequence."""
+
+    def run(self, sequences: Sequence[InputSequence], outputs: frozenset[Output]) -> list[Row]:
+        """Compute the rows of some sequences, each with exactly these outputs. Logits count as dense."""

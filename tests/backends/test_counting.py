@@ -9,7 +9,8 @@ from backends.contract import Embed, Rerank, Tokenize, Truncate, Work
 from backends.counting import apply_prompt, open_token_counter
 from backends.errors import AttemptTimedOut, InvalidWork, ModelUnavailable
 from backends.tokens import TokenCount
-from backends.torch.checkpoint import InputRules, read_input_rules
+from backends.torch.checkpoint import read_input_rules
+from backends.torch.recipe import InputRules
 from tests.fakes.checkpoint import write_small_files
 
 RULES = InputRules(16, {"query": "query: ", "passage": ""}, None)

@@ -10,7 +10,7 @@ import pytest
 from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import Vectors
 from backends.torch.engine import Engine
-from backends.torch.loader import DTypeName, load
+from backends.torch.loader import DTypeName, LoadOptions, load
 from tests.engine.cross_encoder import make_cross_encoder
 from tests.engine.texts import real_texts
 
@@ -35,7 +35,7 @@ def engine_of() -> Iterator[Engines]:
 
     @cache
     def open_engine(checkpoint: Path, dtype: DTypeName) -> Engine:
-        loaded = load(checkpoint, "model", dtype=dtype, device="cpu", report=lambda _: None)
+        loaded = load(checkpoint, "model", LoadOptions(dtype, "cpu"))
         return Engine(loaded, batch_tokens=4096, queue_tokens=10**9)
 
     yield open_engine

@@ -1,4 +1,4 @@
-"""Opening an engine on a tiny checkpoint, and what its numbers are compared by."""
+"""Helpers to open an engine on a tiny checkpoint, run work on it and compare its numbers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from backends.contract import Encode, EncodeReply, Output, Reply, TermWeights, Vectors, Work
 from backends.torch.engine import Engine
-from backends.torch.kinds import Said
-from backends.torch.loader import DTypeName, Loaded, describe, load
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.loader import DTypeName, LoadOptions, describe, load
+from backends.torch.options import TaskSettings
 from tests.engine.texts import real_texts
 
 Kind = TypeVar("Kind", bound=Reply)
@@ -19,21 +20,27 @@ Kind = TypeVar("Kind", bound=Reply)
 TEXTS = [text for text in real_texts() if len(text) > 12][:24]
 
 
-def loaded(folder: Path, dtype: DTypeName = "float32", said: Said | None = None, **options: bool) -> Loaded:
-    """The checkpoint, opened; what its small files alone tell of it must be what it then is."""
-    one = load(
-        folder, "tiny", dtype=dtype, device="cpu", report=lambda _: None, said=said or Said(), **options
+def load_tiny(
+    folder: Path,
+    dtype: DTypeName = "float32",
+    settings: TaskSettings | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a checkpoint, and check that its description without weights is the same."""
+    options = LoadOptions(
+        dtype, "cpu", trust_remote_code=trust_remote_code, settings=settings or TaskSettings()
     )
-    foretold = describe(folder, "tiny", dtype, "cpu", said or Said())
-    assert foretold == replace(one.capabilities, loaded=False)
-    return one
+    model = load(folder, "tiny", options)
+    assert describe(folder, "tiny", options) == replace(model.capabilities, loaded=False)
+    return model
 
 
-def engine_on(one: Loaded) -> Engine:
-    return Engine(one, batch_tokens=256, queue_tokens=10**9)
+def engine_on(model: LoadedModel) -> Engine:
+    return Engine(model, batch_tokens=256, queue_tokens=10**9)
 
 
-async def ask(engine: Engine, work: Work, kind: type[Kind]) -> Kind:
+async def run_work(engine: Engine, work: Work, kind: type[Kind]) -> Kind:
     reply = await engine.run(work)
     assert isinstance(reply, kind)
     return reply
@@ -42,18 +49,20 @@ async def ask(engine: Engine, work: Work, kind: type[Kind]) -> Kind:
 async def encode(
     engine: Engine, texts: Sequence[str], *outputs: Output, prompt_name: str | None = None
 ) -> EncodeReply:
-    return await ask(engine, Encode(tuple(texts), frozenset(outputs), prompt_name=prompt_name), EncodeReply)
+    return await run_work(
+        engine, Encode(tuple(texts), frozenset(outputs), prompt_name=prompt_name), EncodeReply
+    )
 
 
-async def alone(
+async def encode_singly(
     engine: Engine, texts: Sequence[str], *outputs: Output, prompt_name: str | None = None
 ) -> list[EncodeReply]:
-    """Each text in a call of its own, one after the other."""
+    """Encode each text with a call of its own, one after the other."""
     return [await encode(engine, [text], *outputs, prompt_name=prompt_name) for text in texts]
 
 
 def dense_of(terms: TermWeights, vocabulary: int = 30522) -> Vectors:
-    """Terms as one weight for each of the vocabulary, after a look at their form."""
+    """Return terms as one weight per entry of the vocabulary, after checking their form."""
     assert terms.indices.dtype == np.int32
     assert (np.diff(terms.indices) > 0).all()
     assert (terms.values > 0).all()
@@ -62,10 +71,10 @@ def dense_of(terms: TermWeights, vocabulary: int = 30522) -> Vectors:
     return weights
 
 
-def cosines(one: Vectors, other: Vectors) -> Vectors:
-    """Of rows with rows: (n,)."""
-    lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
-    return (one * other).sum(axis=-1) / np.maximum(lengths, 1e-9)
+def cosines(first: Vectors, second: Vectors) -> Vectors:
+    """Return the cosine of each pair of rows: (n,)."""
+    lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+    return (first * second).sum(axis=-1) / np.maximum(lengths, 1e-9)
 
 
 def gather(*works: Work, engine: Engine) -> "asyncio.Future[list[Reply]]":

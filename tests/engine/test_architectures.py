@@ -11,7 +11,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Vectors
 from backends.torch.engine import Engine
-from backends.torch.loader import Loaded, load
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.loader import DTypeName, LoadOptions, load
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier, make_encoder, make_sentence_model
 from tests.engine.texts import real_texts
 
@@ -19,12 +20,12 @@ TEXTS = [text for text in real_texts() if len(text) > 12][:40]
 QUERY, DOCUMENTS = TEXTS[0], TEXTS[1:20]
 
 
-def loaded(folder: Path, dtype: str = "float32") -> Loaded:
-    return load(folder, "tiny", dtype=dtype, device="cpu", report=lambda _: None)
+def load_tiny(folder: Path, dtype: DTypeName = "float32") -> LoadedModel:
+    return load(folder, "tiny", LoadOptions(dtype, "cpu"))
 
 
-async def vectors_of(one: Loaded, texts: list[str], size: int = 8) -> Vectors:
-    engine = Engine(one, batch_tokens=256, queue_tokens=10**9)
+async def vectors_of(model: LoadedModel, texts: list[str], size: int = 8) -> Vectors:
+    engine = Engine(model, batch_tokens=256, queue_tokens=10**9)
     replies = await asyncio.gather(
         *(engine.run(Embed(tuple(texts[i : i + size]))) for i in range(0, len(texts), size))
     )
@@ -44,20 +45,20 @@ async def test_encoders_agree_with_sentence_transformers(name: str, minilm: Path
     config, without_padding = ENCODERS[name]
     encoder = make_encoder(config(), minilm, tmp_path / "encoder")
     stock = make_sentence_model(encoder, tmp_path / "sentence", "mean")
-    one = loaded(tmp_path / "sentence")
+    model = load_tiny(tmp_path / "sentence")
 
-    assert without_padding == one.packed
-    assert_alike(await vectors_of(one, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
+    assert without_padding == model.packed
+    assert_alike(await vectors_of(model, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
 
 
 @pytest.mark.parametrize("name", DECODERS)
 async def test_decoders_agree_with_sentence_transformers(name: str, minilm: Path, tmp_path: Path) -> None:
     encoder = make_encoder(DECODERS[name](), minilm, tmp_path / "encoder")
     stock = make_sentence_model(encoder, tmp_path / "sentence", "lasttoken")
-    one = loaded(tmp_path / "sentence")
+    model = load_tiny(tmp_path / "sentence")
 
-    assert one.packed
-    assert_alike(await vectors_of(one, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
+    assert model.packed
+    assert_alike(await vectors_of(model, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
 
 
 @pytest.mark.parametrize("name", ["bert", "mpnet", "modernbert"])
@@ -65,10 +66,10 @@ async def test_in_bfloat16_a_vector_does_not_depend_on_its_batch(
     name: str, minilm: Path, tmp_path: Path
 ) -> None:
     make_encoder(ENCODERS[name][0](), minilm, tmp_path)
-    one = loaded(tmp_path, "bfloat16")
+    model = load_tiny(tmp_path, "bfloat16")
 
-    together = await vectors_of(one, TEXTS)
-    alone = await vectors_of(one, TEXTS, size=1)
+    together = await vectors_of(model, TEXTS)
+    alone = await vectors_of(model, TEXTS, size=1)
 
     assert (together * alone).sum(axis=1).min() > 0.9999
 
@@ -80,7 +81,7 @@ async def test_poolings_agree_with_sentence_transformers(pooling: str, minilm: P
     encoder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
     stock = make_sentence_model(encoder, tmp_path / "sentence", pooling)
 
-    vectors = await vectors_of(loaded(tmp_path / "sentence"), TEXTS)
+    vectors = await vectors_of(load_tiny(tmp_path / "sentence"), TEXTS)
 
     assert_alike(vectors, stock.encode(TEXTS, normalize_embeddings=True))
 
@@ -95,11 +96,11 @@ async def test_what_follows_pooling_is_applied_in_order(minilm: Path, tmp_path: 
         modules.Normalize(),
     ]
     stock = make_sentence_model(encoder, tmp_path / "sentence", "mean", after)
-    one = loaded(tmp_path / "sentence")
+    model = load_tiny(tmp_path / "sentence")
 
-    vectors = await vectors_of(one, TEXTS)
+    vectors = await vectors_of(model, TEXTS)
 
-    assert one.capabilities.dimensions == 16
+    assert model.capabilities.dimensions == 16
     np.testing.assert_allclose(vectors, stock.encode(TEXTS), atol=1e-5)
 
 
@@ -107,7 +108,7 @@ async def test_prompts_by_name_agree_with_sentence_transformers(minilm: Path, tm
     encoder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
     prompts = {"query": "search for this: ", "document": "a passage: "}
     stock = make_sentence_model(encoder, tmp_path / "sentence", "mean", prompts=prompts)
-    engine = Engine(loaded(tmp_path / "sentence"), batch_tokens=256, queue_tokens=10**9)
+    engine = Engine(load_tiny(tmp_path / "sentence"), batch_tokens=256, queue_tokens=10**9)
 
     for name in prompts:
         reply = await engine.run(Embed(tuple(TEXTS), prompt_name=name))
@@ -122,15 +123,15 @@ async def test_prompts_by_name_agree_with_sentence_transformers(minilm: Path, tm
 async def test_cross_encoders_agree_with_transformers(name: str, minilm: Path, tmp_path: Path) -> None:
     config, without_padding = ENCODERS[name]
     make_classifier(config(), minilm, tmp_path)
-    one = loaded(tmp_path)
+    model = load_tiny(tmp_path)
 
-    reply = await Engine(one, batch_tokens=256, queue_tokens=10**9).run(
+    reply = await Engine(model, batch_tokens=256, queue_tokens=10**9).run(
         Rerank(QUERY, tuple(DOCUMENTS), raw_scores=True)
     )
 
     assert isinstance(reply, RerankReply)
-    assert without_padding == one.packed
-    expected = logits_of(tmp_path, one.recipe.max_tokens)
+    assert without_padding == model.packed
+    expected = logits_of(tmp_path, model.recipe.max_tokens)
     np.testing.assert_allclose(reply.scores, expected, atol=1e-4)
     assert expected.std() > 0.05
 

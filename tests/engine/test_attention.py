@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.torch.attention import Run, attend, attend_joined, runs
+from backends.torch.attention import SequenceRun, attend, attend_joined, group_runs
 
 LENGTHS = (3, 7, 7, 1, 9)
 
@@ -38,9 +38,14 @@ def test_every_sequence_sees_itself_alone(causal: bool, window: int, key_heads: 
 
 
 def test_neighbors_of_equal_lengths_are_one_run() -> None:
-    found = runs([0, 3, 10, 17, 18, 27], [0, 3, 8, 13, 14, 20])
+    runs = group_runs([0, 3, 10, 17, 18, 27], [0, 3, 8, 13, 14, 20])
 
-    assert found == [Run(3, 3, 1), Run(7, 5, 2), Run(1, 1, 1), Run(9, 6, 1)]
+    assert runs == [
+        SequenceRun(3, 3, 1),
+        SequenceRun(7, 5, 2),
+        SequenceRun(1, 1, 1),
+        SequenceRun(9, 6, 1),
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -13,7 +13,7 @@ from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Ve
 from backends.errors import ModelUnavailable
 from backends.torch.loader import DTypeName
 from tests.engine.checkpoints import ENCODERS, make_encoder, make_sentence_model
-from tests.engine.engines import TEXTS, ask, cosines, encode, engine_on, loaded
+from tests.engine.engines import TEXTS, cosines, encode, engine_on, load_tiny, run_work
 
 ALL = (Output.DENSE, Output.SPARSE, Output.MULTIVECTOR, Output.TOKENS)
 # [PAD], [UNK], [CLS] and [SEP] of the tokenizer that the tiny model has.
@@ -48,12 +48,12 @@ async def test_all_outputs_come_from_one_pass_as_flagembedding_defines_them(
     checkpoint: tuple[Path, SentenceTransformer],
 ) -> None:
     folder, reference = checkpoint
-    one = loaded(folder)
+    model = load_tiny(folder)
 
-    reply = await encode(engine_on(one), TEXTS, *ALL)
+    reply = await encode(engine_on(model), TEXTS, *ALL)
 
-    assert one.packed
-    assert frozenset(ALL) == one.capabilities.outputs
+    assert model.packed
+    assert frozenset(ALL) == model.capabilities.outputs
     np.testing.assert_allclose(reply.dense, reference.encode(TEXTS), atol=1e-4)
     for i, text in enumerate(TEXTS):
         features = reference.preprocess([text])
@@ -75,10 +75,10 @@ async def test_what_is_asked_for_beside_it_changes_no_output(
     dtype: DTypeName, checkpoint: tuple[Path, SentenceTransformer]
 ) -> None:
     folder, reference = checkpoint
-    engine = engine_on(loaded(folder, dtype))
+    engine = engine_on(load_tiny(folder, dtype))
 
     everything = await encode(engine, TEXTS, *ALL)
-    dense = await ask(engine, Embed(tuple(TEXTS)), EmbedReply)
+    dense = await run_work(engine, Embed(tuple(TEXTS)), EmbedReply)
     late = await encode(engine, TEXTS, Output.MULTIVECTOR)
 
     assert everything.dense is not None
@@ -95,9 +95,9 @@ def flat(reply: EncodeReply) -> Vectors:
 
 
 async def test_dimensions_cut_the_dense_vector_alone(checkpoint: tuple[Path, SentenceTransformer]) -> None:
-    engine = engine_on(loaded(checkpoint[0]))
+    engine = engine_on(load_tiny(checkpoint[0]))
 
-    reply = await ask(engine, Encode(("a",), frozenset(ALL), dimensions=5), EncodeReply)
+    reply = await run_work(engine, Encode(("a",), frozenset(ALL), dimensions=5), EncodeReply)
 
     assert reply.dense is not None
     assert reply.dense.shape == (1, 5)
@@ -118,5 +118,5 @@ async def test_code_in_a_file_of_weights_is_refused(
     torch.save({"weight": Harmful()}, checkpoint[0] / "sparse_linear.pt")
 
     with pytest.raises(ModelUnavailable, match=r"sparse_linear\.pt could not be read"):
-        loaded(checkpoint[0])
+        load_tiny(checkpoint[0])
     assert not (tmp_path / "harmed").exists()

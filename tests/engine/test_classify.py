@@ -21,7 +21,7 @@ from backends.contract import (
 from backends.errors import UnsupportedWork
 from backends.torch.loader import DTypeName
 from tests.engine.checkpoints import ENCODERS, make_classifier
-from tests.engine.engines import TEXTS, ask, engine_on, loaded
+from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 
 INPUTS = (*TEXTS[:8], *zip(TEXTS[8:16], TEXTS[16:24], strict=True))
 
@@ -46,17 +46,17 @@ async def test_scores_of_texts_and_pairs_are_those_of_transformers(
     config.problem_type = problem
     config.id2label = {0: "sad", 1: "glad", 2: "mad"}
     make_classifier(config, minilm, tmp_path, labels=3)
-    one = loaded(tmp_path)
-    engine = engine_on(one)
+    model = load_tiny(tmp_path)
+    engine = engine_on(model)
 
-    raw = await ask(engine, Classify(INPUTS, raw_scores=True), ClassifyReply)
-    scores = await ask(engine, Classify(INPUTS), ClassifyReply)
+    raw = await run_work(engine, Classify(INPUTS, raw_scores=True), ClassifyReply)
+    scores = await run_work(engine, Classify(INPUTS), ClassifyReply)
 
-    logits = torch.tensor(logits_of(tmp_path, one.recipe.max_tokens))
+    logits = torch.tensor(logits_of(tmp_path, model.recipe.max_tokens))
     many = problem.startswith("multi")
     np.testing.assert_allclose(raw.scores, logits, atol=1e-4)
     np.testing.assert_allclose(scores.scores, logits.sigmoid() if many else logits.softmax(1), atol=1e-4)
-    assert scores.labels == one.capabilities.labels
+    assert scores.labels == model.capabilities.labels
     assert len(scores.labels) == 3
     assert raw.scores.std(axis=0).max() > 0.05
 
@@ -66,24 +66,24 @@ async def test_labels_have_the_names_and_order_of_the_checkpoint(minilm: Path, t
     config.num_labels = 3
     config.id2label = {2: "mad", 0: "sad", 1: "glad"}
     make_classifier(config, minilm, tmp_path, labels=3)
-    one = loaded(tmp_path)
+    model = load_tiny(tmp_path)
 
-    assert one.capabilities.labels == ("sad", "glad", "mad")
-    assert Operation.RERANK not in one.capabilities.operations
+    assert model.capabilities.labels == ("sad", "glad", "mad")
+    assert Operation.RERANK not in model.capabilities.operations
     with pytest.raises(UnsupportedWork):
-        await engine_on(one).run(Rerank("a", ("b",)))
+        await engine_on(model).run(Rerank("a", ("b",)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_one_label_reranks_and_classifies(dtype: DTypeName, minilm: Path, tmp_path: Path) -> None:
     make_classifier(ENCODERS["bert"][0](), minilm, tmp_path)
-    engine = engine_on(loaded(tmp_path, dtype))
+    engine = engine_on(load_tiny(tmp_path, dtype))
     pairs = tuple(zip(TEXTS[:8], TEXTS[8:16], strict=True))
 
-    classified = await ask(engine, Classify(pairs), ClassifyReply)
-    scored = await ask(engine, Score(pairs), RerankReply)
-    single = [await ask(engine, Rerank(q, (d,), raw_scores=True), RerankReply) for q, d in pairs]
-    raw = await ask(engine, Score(pairs, raw_scores=True), RerankReply)
+    classified = await run_work(engine, Classify(pairs), ClassifyReply)
+    scored = await run_work(engine, Score(pairs), RerankReply)
+    single = [await run_work(engine, Rerank(q, (d,), raw_scores=True), RerankReply) for q, d in pairs]
+    raw = await run_work(engine, Score(pairs, raw_scores=True), RerankReply)
 
     stock = CrossEncoder(str(tmp_path), device="cpu")
     close = 1e-4 if dtype == "float32" else 2e-2
@@ -96,8 +96,8 @@ async def test_one_label_reranks_and_classifies(dtype: DTypeName, minilm: Path, 
 async def test_a_cut_input_is_told(minilm: Path, tmp_path: Path) -> None:
     make_classifier(ENCODERS["bert"][0](), minilm, tmp_path, labels=2)
 
-    reply = await ask(
-        engine_on(loaded(tmp_path)), Classify(("short", "word " * 300, ("a", "b " * 300))), ClassifyReply
+    reply = await run_work(
+        engine_on(load_tiny(tmp_path)), Classify(("short", "word " * 300, ("a", "b " * 300))), ClassifyReply
     )
 
     assert reply.truncated == (1, 2)

@@ -10,7 +10,8 @@ import pytest
 from backends.contract import Embed, EmbedReply
 from backends.errors import ModelUnavailable
 from backends.torch.engine import Engine
-from backends.torch.loader import Loaded, load
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.loader import LoadOptions, load
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.engine.texts import real_texts
 
@@ -21,18 +22,18 @@ from pathlib import Path
 from torch._dynamo.utils import counters
 from backends.contract import Embed
 from backends.torch.engine import Engine
-from backends.torch.loader import load
+from backends.torch.loader import LoadOptions, load
 from backends.torch.threads import ForwardThreads
 import torch
 
 async def main():
     threads = ForwardThreads(torch.device("cpu"), cores=2)
-    one = load(
-        Path(sys.argv[1]), "tiny", dtype="float32", device="cpu", report=lambda _: None, compiled=True,
-        there=lambda warm_up: threads.warm_up(warm_up).result(),
+    model = load(
+        Path(sys.argv[1]), "tiny", LoadOptions("float32", "cpu", compiled=True),
+        run_on_device=lambda warm_up: threads.warm_up(warm_up).result(),
     )
     print(counters["stats"]["unique_graphs"], flush=True)
-    engine = Engine(one, batch_tokens=256, queue_tokens=10**9, threads=threads)
+    engine = Engine(model, batch_tokens=256, queue_tokens=10**9, threads=threads)
     for words in range(2, 14):
         await engine.run(Embed(("word " * words, "word " * (words // 2))))
     # Two passes at once, on half of the cores each.
@@ -45,8 +46,8 @@ os._exit(0)
 """
 
 
-def loaded(folder: Path, *, compiled: bool) -> Loaded:
-    return load(folder, "tiny", dtype="float32", device="cpu", report=lambda _: None, compiled=compiled)
+def load_tiny(folder: Path, *, compiled: bool) -> LoadedModel:
+    return load(folder, "tiny", LoadOptions("float32", "cpu", compiled=compiled))
 
 
 @pytest.mark.timeout(180)
@@ -55,7 +56,7 @@ async def test_a_compiled_model_gives_the_same_vectors(minilm: Path, tmp_path: P
     texts = tuple(real_texts()[:40])
     both = []
     for compiled in (False, True):
-        engine = Engine(loaded(tmp_path, compiled=compiled), batch_tokens=256, queue_tokens=10**9)
+        engine = Engine(load_tiny(tmp_path, compiled=compiled), batch_tokens=256, queue_tokens=10**9)
         reply = await engine.run(Embed(texts))
         assert isinstance(reply, EmbedReply)
         both.append(reply.vectors)
@@ -89,11 +90,11 @@ def test_without_a_compiler_the_engine_says_what_is_missing(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(ModelUnavailable, match=r"needs a C\+\+ compiler"):
-        loaded(tmp_path, compiled=True)
+        load_tiny(tmp_path, compiled=True)
 
 
 def test_an_architecture_with_attention_of_its_own_is_not_compiled(minilm: Path, tmp_path: Path) -> None:
     make_encoder(ENCODERS["mpnet"][0](), minilm, tmp_path)
 
     with pytest.raises(ModelUnavailable, match="mpnet"):
-        loaded(tmp_path, compiled=True)
+        load_tiny(tmp_path, compiled=True)

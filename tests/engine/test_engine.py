@@ -11,8 +11,9 @@ import pytest
 from backends.contract import Embed, EmbedReply, Output, Rerank, Tokenize, TokenizeReply, Truncate
 from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
 from backends.torch.engine import Engine
-from backends.torch.loader import Loaded, load
-from backends.torch.sequences import Row, Sequence
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.loader import LoadOptions, load
+from backends.torch.sequences import InputSequence, Row
 from tests.engine.conftest import Engines
 
 LONG = "word " * 1000
@@ -104,7 +105,7 @@ async def test_a_full_queue_refuses_more(minilm: Path, engine_of: Engines) -> No
 class BrokenHead:
     """Fails on a text of seven tokens, gives no finite numbers for one of eight."""
 
-    def run(self, sequences: list[Sequence], outputs: frozenset[Output]) -> list[Row]:
+    def run(self, sequences: list[InputSequence], outputs: frozenset[Output]) -> list[Row]:
         assert outputs == {Output.DENSE}
         lengths = [len(one.ids) for one in sequences]
         if 7 in lengths:
@@ -114,7 +115,7 @@ class BrokenHead:
 
 def with_broken_head(minilm: Path, engine_of: Engines) -> Engine:
     whole = engine_of(minilm, "float32")._loaded
-    loaded = Loaded(whole.recipe, whole.preparer, BrokenHead(), whole.capabilities)
+    loaded = LoadedModel(whole.recipe, whole.preparer, BrokenHead(), whole.capabilities)
     return Engine(loaded, batch_tokens=4096, queue_tokens=10**6)
 
 
@@ -149,7 +150,7 @@ def with_files(minilm: Path, folder: Path, **files: object) -> Path:
 async def test_prompts_come_from_the_checkpoint(minilm: Path, tmp_path: Path) -> None:
     prompts = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"}
     folder = with_files(minilm, tmp_path, config_sentence_transformers_json=prompts)
-    loaded = load(folder, "m", dtype="float32", device="cpu", report=lambda _: None)
+    loaded = load(folder, "m", LoadOptions("float32", "cpu"))
     engine = Engine(loaded, batch_tokens=4096, queue_tokens=10**6)
 
     default = await embed(engine, Embed(("hello",)))

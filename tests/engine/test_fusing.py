@@ -8,7 +8,13 @@ from transformers.activations import ACT2FN
 
 from backends.torch.fusing import FusedLayer, fuse
 from backends.torch.packing import pack
-from backends.torch.precision import INSIDE, ActivatedLinear, ArrangedProduct, Product, convert
+from backends.torch.precision import (
+    FUSED_ACTIVATIONS,
+    ActivatedLinear,
+    CastLinear,
+    PrepackedLinear,
+    replace_linears,
+)
 from tests.engine.checkpoints import ENCODERS, SMALL
 
 DESCENDANTS = {"bert", "roberta", "xlm-roberta", "electra"}
@@ -72,19 +78,19 @@ def test_a_decoder_whose_tokens_look_back_only_stays() -> None:
     assert fused_layers(packed) == 0
 
 
-@pytest.mark.parametrize("kind", [Product, ArrangedProduct])
+@pytest.mark.parametrize("kind", [CastLinear, PrepackedLinear])
 @pytest.mark.parametrize(
     "name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu", "relu", "tanh", "mish"]
 )
 @torch.inference_mode()
-def test_an_activation_inside_a_product_is_the_one_beside_it(name: str, kind: type[Product]) -> None:
+def test_an_activation_inside_a_product_is_the_one_beside_it(name: str, kind: type[CastLinear]) -> None:
     torch.manual_seed(0)
     linear, activation = nn.Linear(24, 40), ACT2FN[name]
     network = nn.Sequential(ActivatedLinear(linear, activation))
     rows = torch.randn(7, 24) * 3
     expected = activation(linear(rows))
 
-    convert(network, kind, torch.float32)
+    replace_linears(network, kind, torch.float32)
 
     assert type(network[0]) is kind
     torch.testing.assert_close(network(rows), expected, atol=1e-5, rtol=1e-5)
@@ -96,4 +102,4 @@ def test_every_activation_that_onednn_computes_is_held_against_its_own() -> None
         for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu", "relu", "tanh")
     }
 
-    assert set(INSIDE) <= tried | {nn.SiLU}
+    assert set(FUSED_ACTIVATIONS) <= tried | {nn.SiLU}

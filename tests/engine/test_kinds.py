@@ -19,12 +19,14 @@ from backends.contract import (
 )
 from backends.errors import InvalidWork, ModelUnavailable
 from backends.torch import wire
-from backends.torch.files import Files
-from backends.torch.kinds import ModelKind, Said, recognize
+from backends.torch.files import CheckpointFiles
+from backends.torch.kinds import recognize
+from backends.torch.options import TaskSettings
+from backends.torch.recipe import ModelKind
 from tests.engine.checkpoints import ENCODERS, make_classifier, make_encoder, make_sentence_model
-from tests.engine.engines import TEXTS, ask, encode, engine_on, loaded
+from tests.engine.engines import TEXTS, encode, engine_on, load_tiny, run_work
 
-NOTHING = Said()
+NOTHING = TaskSettings()
 
 
 def modules(*kinds: str) -> str:
@@ -36,49 +38,54 @@ def modules(*kinds: str) -> str:
     [
         ("BertModel", [], None, NOTHING, "dense"),
         ("BertForMaskedLM", [], None, NOTHING, "dense"),
-        ("BertForMaskedLM", [], None, Said(pooling="splade"), "sparse"),
+        ("BertForMaskedLM", [], None, TaskSettings(pooling="splade"), "sparse"),
         ("BertForMaskedLM", ["MLMTransformer", "SpladePooling"], "SparseEncoder", NOTHING, "sparse"),
         ("BertModel", ["Transformer", "Dense"], "ColBERT", NOTHING, "multivector"),
         ("HF_ColBERT", [], None, NOTHING, "multivector"),
         ("BertForSequenceClassification", [], None, NOTHING, "classifier"),
         ("BertForSequenceClassification", ["Transformer"], "CrossEncoder", NOTHING, "classifier"),
         ("BertForSequenceClassification", ["Transformer", "Pooling"], None, NOTHING, "dense"),
-        ("BertForSequenceClassification", [], None, Said(task="embed"), "dense"),
+        ("BertForSequenceClassification", [], None, TaskSettings(task="embed"), "dense"),
         ("Qwen3ForCausalLM", [], None, NOTHING, "dense"),
-        ("Qwen3ForCausalLM", [], None, Said(task="rerank"), "language"),
+        ("Qwen3ForCausalLM", [], None, TaskSettings(task="rerank"), "language"),
         ("Qwen3ForCausalLM", ["Transformer", "LogitScore"], "CrossEncoder", NOTHING, "language"),
     ],
 )
 def test_the_files_show_what_kind_of_model_it_is(
-    architecture: str, listed: list[str], model_type: str | None, said: Said, kind: ModelKind, tmp_path: Path
+    architecture: str,
+    listed: list[str],
+    model_type: str | None,
+    said: TaskSettings,
+    kind: ModelKind,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     if listed:
         (tmp_path / "modules.json").write_text(modules(*listed))
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"model_type": model_type}))
 
-    assert kind == recognize(Files(tmp_path), said)
+    assert kind == recognize(CheckpointFiles(tmp_path), said)
 
 
 def test_a_module_that_is_not_understood_is_named(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(modules("Transformer", "SpladePooling", "Router"))
 
     with pytest.raises(ModelUnavailable, match="module Router"):
-        recognize(Files(tmp_path), NOTHING)
+        recognize(CheckpointFiles(tmp_path), NOTHING)
 
 
 async def test_pooling_can_be_said(minilm: Path, tmp_path: Path) -> None:
     encoder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
     stock = make_sentence_model(encoder, tmp_path / "sentence", "lasttoken")
-    one = loaded(encoder, said=Said(pooling="last_token"))
+    model = load_tiny(encoder, settings=TaskSettings(pooling="last_token"))
 
-    reply = await ask(engine_on(one), Embed(tuple(TEXTS[:8])), EmbedReply)
+    reply = await run_work(engine_on(model), Embed(tuple(TEXTS[:8])), EmbedReply)
 
     expected = stock.encode(TEXTS[:8], normalize_embeddings=True)
     short = [i for i, n in enumerate(reply.input_tokens or ()) if n < 64]
     np.testing.assert_allclose(reply.vectors[short], expected[short], atol=1e-5)
     assert len(short) > 4
-    assert one.capabilities.pooling == "lasttoken"
+    assert model.capabilities.pooling == "lasttoken"
 
 
 @pytest.mark.parametrize("document", ["document", "passage", "corpus"])
@@ -92,36 +99,36 @@ async def test_prompts_by_role_are_those_of_sentence_transformers(
     # Written by hand, as older checkpoints have them: today's library adds empty ones of every role.
     (tmp_path / "sentence" / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
     reference.prompts = prompts
-    engine = engine_on(loaded(tmp_path / "sentence"))
+    engine = engine_on(load_tiny(tmp_path / "sentence"))
 
     for role, encoded in (
         ("query", reference.encode_query(TEXTS, normalize_embeddings=True)),
         ("document", reference.encode_document(TEXTS, normalize_embeddings=True)),
     ):
-        reply = await ask(engine, Embed(tuple(TEXTS), prompt_name=role), EmbedReply)
+        reply = await run_work(engine, Embed(tuple(TEXTS), prompt_name=role), EmbedReply)
         np.testing.assert_allclose(reply.vectors, encoded, atol=1e-5)
 
 
 async def test_token_vectors_are_the_last_hidden_states(minilm: Path, tmp_path: Path) -> None:
     encoder = make_encoder(ENCODERS["mpnet"][0](), minilm, tmp_path / "encoder")
     stock = make_sentence_model(encoder, tmp_path / "sentence", "mean")
-    one = loaded(tmp_path / "sentence")
+    model = load_tiny(tmp_path / "sentence")
 
-    reply = await encode(engine_on(one), TEXTS, Output.TOKENS)
+    reply = await encode(engine_on(model), TEXTS, Output.TOKENS)
 
     expected = stock.encode(TEXTS, output_value="token_embeddings")
     for found, other in zip(reply.token_vectors or (), expected, strict=True):
         np.testing.assert_allclose(found, other, atol=1e-4)
-    assert {Output.DENSE, Output.TOKENS} == one.capabilities.outputs
-    assert not one.packed
+    assert {Output.DENSE, Output.TOKENS} == model.capabilities.outputs
+    assert not model.packed
 
 
 async def test_ids_become_text_again(minilm: Path, tmp_path: Path) -> None:
-    engine = engine_on(loaded(make_classifier(ENCODERS["bert"][0](), minilm, tmp_path)))
+    engine = engine_on(load_tiny(make_classifier(ENCODERS["bert"][0](), minilm, tmp_path)))
     ids = tuple(engine._loaded.preparer.tokenizer.encode(["Hello world"], "right").ids[0])
 
-    kept = await ask(engine, Detokenize((ids,), skip_special_tokens=False), DetokenizeReply)
-    skipped = await ask(engine, Detokenize((ids, ())), DetokenizeReply)
+    kept = await run_work(engine, Detokenize((ids,), skip_special_tokens=False), DetokenizeReply)
+    skipped = await run_work(engine, Detokenize((ids, ())), DetokenizeReply)
 
     assert kept.texts == ("[CLS] hello world [SEP]",)
     assert skipped.texts == ("hello world", "")
@@ -155,12 +162,12 @@ async def test_code_beside_the_weights_runs_only_where_it_is_trusted(
     make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "plain")
 
     with pytest.raises(ModelUnavailable, match="trust_remote_code: true"):
-        loaded(folder)
+        load_tiny(folder)
     assert not list(cache.rglob("ran"))
-    own = loaded(folder, trusted=True)
-    trusted = await ask(engine_on(own), Embed(("a",)), EmbedReply)
+    own = load_tiny(folder, trust_remote_code=True)
+    trusted = await run_work(engine_on(own), Embed(("a",)), EmbedReply)
 
-    plain = await ask(engine_on(loaded(tmp_path / "plain")), Embed(("a",)), EmbedReply)
+    plain = await run_work(engine_on(load_tiny(tmp_path / "plain")), Embed(("a",)), EmbedReply)
     assert list(cache.rglob("ran"))
     # Whether its passes may overlap is not known.
     assert not own.reentrant
@@ -193,13 +200,13 @@ def test_work_survives_the_socket() -> None:
 
 
 async def test_what_a_dense_model_can_do_is_told(minilm: Path, tmp_path: Path) -> None:
-    one = loaded(make_encoder(ENCODERS["bert"][0](), minilm, tmp_path))
+    model = load_tiny(make_encoder(ENCODERS["bert"][0](), minilm, tmp_path))
 
-    assert one.capabilities.operations == {
+    assert model.capabilities.operations == {
         Operation.EMBED,
         Operation.ENCODE,
         Operation.TOKENIZE,
         Operation.DETOKENIZE,
     }
     with pytest.raises(InvalidWork, match="no inputs"):
-        await engine_on(one).run(Embed(()))
+        await engine_on(model).run(Embed(()))

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from backends.contract import Embed, EmbedReply, Output, Residence
 from backends.errors import ModelNotLoaded, ModelUnavailable
 from backends.torch import wire
-from backends.torch.loader import Loaded
+from backends.torch.loaded_model import LoadedModel
 from backends.torch.loading import RunOnDevice, load_model
 from backends.torch.model_host import ModelHost
-from backends.torch.sequences import Row, Sequence
+from backends.torch.sequences import InputSequence, Row
 from tests.engine.checkpoints import ENCODERS, make_encoder
 
 HELLO = Embed(("hello",))
@@ -153,7 +153,7 @@ class Gate:
 
     def __call__(
         self, boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
-    ) -> Loaded:
+    ) -> LoadedModel:
         if boot.name == self.shut:
             assert self.open.wait(15)
         return load_model(boot, folder, report, run_on_device)
@@ -235,16 +235,16 @@ class SmallMemory:
         self.tokens_most = tokens_most
         self.error = error
 
-    def run(self, sequences: list[Sequence], outputs: frozenset[Output]) -> list[Row]:
+    def run(self, sequences: list[InputSequence], outputs: frozenset[Output]) -> list[Row]:
         if sum(len(one.ids) for one in sequences) > self.tokens_most:
             raise self.error("no memory for that many tokens")
         return self.head.run(sequences, outputs)  # type: ignore[attr-defined, no-any-return]
 
 
-def short_of_memory(tokens_most: int, error: type[Exception]) -> Callable[..., Loaded]:
+def short_of_memory(tokens_most: int, error: type[Exception]) -> Callable[..., LoadedModel]:
     def opens(
         boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
-    ) -> Loaded:
+    ) -> LoadedModel:
         one = load_model(boot, folder, report, run_on_device)
         return replace(one, head=SmallMemory(one.head, tokens_most, error)) if boot.name == "a" else one
 
@@ -288,7 +288,7 @@ async def test_loading_that_runs_out_of_memory_is_tried_again_without_the_others
 
     def opens(
         boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
-    ) -> Loaded:
+    ) -> LoadedModel:
         tries.append(boot.name)
         if tries.count("b") == 1 and boot.name == "b":
             raise torch.OutOfMemoryError

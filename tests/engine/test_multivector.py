@@ -14,10 +14,10 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
 from backends.contract import Operation, Output, Rerank, RerankReply, Score, ScoreKind, Vectors
-from backends.torch.loader import Loaded
+from backends.torch.loaded_model import LoadedModel
 from gateway.batching.slices import token_bounds
 from tests.engine.checkpoints import ENCODERS, make_encoder
-from tests.engine.engines import TEXTS, alone, ask, cosines, encode, engine_on, loaded
+from tests.engine.engines import TEXTS, cosines, encode, encode_singly, engine_on, load_tiny, run_work
 
 QUERIES = ["parse json", "What is a socket?", *TEXTS[:4]]
 PROMPTS = {"query": "[Q] ", "document": "[D] "}
@@ -93,9 +93,9 @@ def make_original(minilm: Path, folder: Path) -> MultiVectorEncoder:
     return MultiVectorEncoder(str(late), device="cpu")
 
 
-async def check(one: Loaded, reference: MultiVectorEncoder) -> None:
-    """Both roles, vector by vector."""
-    engine = engine_on(one)
+async def assert_same_vectors(model: LoadedModel, reference: MultiVectorEncoder) -> None:
+    """Compare queries and documents, vector by vector."""
+    engine = engine_on(model)
     queries = await encode(engine, QUERIES, Output.MULTIVECTOR, prompt_name="query")
     documents = await encode(engine, TEXTS, Output.MULTIVECTOR, prompt_name="document")
     assert_alike(queries.multivector, reference.encode_query(QUERIES))
@@ -115,12 +115,12 @@ async def test_tokens_stay_below_what_is_reserved_for_them(
     expansion: str, minilm: Path, tmp_path: Path
 ) -> None:
     make_native("bert", minilm, tmp_path, expansion)
-    one = loaded(tmp_path / "late")
-    told = one.capabilities
+    model = load_tiny(tmp_path / "late")
+    told = model.capabilities
 
     for query, document in (("a", "b"), ("a " * 300, "b " * 300)):
         work = Rerank(query, (document,))
-        reply = await ask(engine_on(one), work, RerankReply)
+        reply = await run_work(engine_on(model), work, RerankReply)
         (most,) = token_bounds(work, told.max_input_tokens, pair_overhead=told.overhead_tokens)
         assert reply.tokens <= most
 
@@ -130,45 +130,45 @@ async def test_vectors_are_those_of_sentence_transformers(
     expansion: str, minilm: Path, tmp_path: Path
 ) -> None:
     reference = make_native("bert", minilm, tmp_path, expansion)
-    one = loaded(tmp_path / "late")
+    model = load_tiny(tmp_path / "late")
 
-    assert one.packed
-    await check(one, reference)
+    assert model.packed
+    await assert_same_vectors(model, reference)
 
 
 @pytest.mark.parametrize("name", ["modernbert", "xlm-roberta", "mpnet"])
 async def test_other_networks_and_the_padded_way_agree(name: str, minilm: Path, tmp_path: Path) -> None:
     reference = make_native(name, minilm, tmp_path)
-    one = loaded(tmp_path / "late")
+    model = load_tiny(tmp_path / "late")
 
-    assert one.packed == ENCODERS[name][1]
-    await check(one, reference)
+    assert model.packed == ENCODERS[name][1]
+    await assert_same_vectors(model, reference)
 
 
 async def test_checkpoints_as_pylate_writes_them(minilm: Path, tmp_path: Path) -> None:
     reference = make_pylate(minilm, tmp_path)
 
-    await check(loaded(tmp_path / "late"), reference)
+    await assert_same_vectors(load_tiny(tmp_path / "late"), reference)
 
 
 async def test_checkpoints_of_the_original_colbert(minilm: Path, tmp_path: Path) -> None:
     reference = make_original(minilm, tmp_path)
 
-    await check(loaded(tmp_path / "late"), reference)
+    await assert_same_vectors(load_tiny(tmp_path / "late"), reference)
 
 
 async def test_in_bfloat16_vectors_stay_close_and_do_not_depend_on_the_batch(
     minilm: Path, tmp_path: Path
 ) -> None:
     reference = make_native("bert", minilm, tmp_path)
-    engine = engine_on(loaded(tmp_path / "late", "bfloat16"))
+    engine = engine_on(load_tiny(tmp_path / "late", "bfloat16"))
 
     for role, texts, stock in (
         ("query", QUERIES, reference.encode_query(QUERIES)),
         ("document", TEXTS, reference.encode_document(TEXTS)),
     ):
         together = await encode(engine, texts, Output.MULTIVECTOR, prompt_name=role)
-        single = await alone(engine, texts, Output.MULTIVECTOR, prompt_name=role)
+        single = await encode_singly(engine, texts, Output.MULTIVECTOR, prompt_name=role)
         each = [one.multivector[0] for one in single if one.multivector]
         assert least_alike(together.multivector or (), stock) > 0.999
         assert least_alike(together.multivector or (), each) > 0.9999
@@ -182,42 +182,42 @@ def least_alike(found: Sequence[Vectors], expected: Sequence[Vectors | torch.Ten
 
 async def test_it_reranks_by_the_best_match_of_each_query_vector(minilm: Path, tmp_path: Path) -> None:
     reference = make_native("bert", minilm, tmp_path)
-    one = loaded(tmp_path / "late")
-    engine = engine_on(one)
+    model = load_tiny(tmp_path / "late")
+    engine = engine_on(model)
     query, documents = QUERIES[0], TEXTS[:12]
 
-    raw = await ask(engine, Rerank(query, tuple(documents), raw_scores=True), RerankReply)
-    mean = await ask(engine, Rerank(query, tuple(documents)), RerankReply)
+    raw = await run_work(engine, Rerank(query, tuple(documents), raw_scores=True), RerankReply)
+    mean = await run_work(engine, Rerank(query, tuple(documents)), RerankReply)
 
     expected = reference.similarity(reference.encode_query([query]), reference.encode_document(documents))[
         0
     ].numpy()
     np.testing.assert_allclose(raw.scores, expected, atol=1e-3)
     np.testing.assert_allclose(mean.scores, expected / 16, atol=1e-4)
-    assert Operation.RERANK in one.capabilities.operations
-    assert one.capabilities.score_kind is ScoreKind.COSINE
+    assert Operation.RERANK in model.capabilities.operations
+    assert model.capabilities.score_kind is ScoreKind.COSINE
 
 
 async def test_pairs_of_several_queries_are_scored_as_each_by_itself(minilm: Path, tmp_path: Path) -> None:
     make_native("bert", minilm, tmp_path)
-    engine = engine_on(loaded(tmp_path / "late"))
+    engine = engine_on(load_tiny(tmp_path / "late"))
     pairs = tuple((QUERIES[i % 3], TEXTS[i]) for i in range(9))
 
-    together = await ask(engine, Score(pairs), RerankReply)
+    together = await run_work(engine, Score(pairs), RerankReply)
 
     for i, (query, document) in enumerate(pairs):
-        single = await ask(engine, Rerank(query, (document,)), RerankReply)
+        single = await run_work(engine, Rerank(query, (document,)), RerankReply)
         np.testing.assert_allclose(together.scores[i], single.scores[0], atol=1e-5)
     assert together.scores.std() > 0.01
 
 
 async def test_fillers_cost_nothing_and_cuts_are_told(minilm: Path, tmp_path: Path) -> None:
     make_native("bert", minilm, tmp_path)
-    engine = engine_on(loaded(tmp_path / "late"))
+    engine = engine_on(load_tiny(tmp_path / "late"))
 
     query = await encode(engine, ["hi"], Output.MULTIVECTOR, prompt_name="query")
     long = await encode(engine, ["hi", "word " * 100], Output.MULTIVECTOR)
-    scored = await ask(engine, Rerank("hi", ("word " * 100, "a")), RerankReply)
+    scored = await run_work(engine, Rerank("hi", ("word " * 100, "a")), RerankReply)
 
     assert (query.input_tokens, len((query.multivector or ())[0])) == ((6,), 16)
     assert long.truncated == (1,)

@@ -5,43 +5,48 @@ from itertools import pairwise
 import pytest
 import torch
 
-from backends.torch.packing import Rows, spare
+from backends.torch.packing import PackedLayout, spare_tokens
 
 
 def test_the_tokens_of_a_batch_are_one_of_few_numbers() -> None:
-    numbers = {tokens + spare(tokens) for tokens in range(1, 1025)}
+    numbers = {tokens + spare_tokens(tokens) for tokens in range(1, 1025)}
 
     assert len(numbers) < 80
     # A few words are computed as they are.
-    assert all(spare(tokens) == 0 for tokens in range(1, 16))
-    assert all(0 <= spare(tokens) <= tokens / 8 for tokens in range(1, 5000))
+    assert all(spare_tokens(tokens) == 0 for tokens in range(1, 16))
+    assert all(0 <= spare_tokens(tokens) <= tokens / 8 for tokens in range(1, 5000))
 
 
 @pytest.mark.parametrize("lengths", [(1,), (9,), (5, 33, 2), (3,) * 300, (130, 127), (31, 1)])
 def test_what_is_packed_is_unpacked_where_it_was(lengths: tuple[int, ...]) -> None:
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)).long()
     ids = torch.arange(1, mask.numel() + 1).view(mask.shape) * mask
-    rows = Rows(mask)
+    layout = PackedLayout(mask)
 
-    tokens = rows.pack(ids)
+    tokens = layout.pack(ids)
 
-    whole = rows.unpack(tokens.unsqueeze(-1).float()).squeeze(-1)
+    whole = layout.unpack(tokens.unsqueeze(-1).float()).squeeze(-1)
     assert (whole == ids).all()
-    assert tokens.shape == rows.positions().shape == (1, sum(lengths) + spare(sum(lengths)))
-    starts = rows.starts.tolist()
+    assert tokens.shape == layout.positions().shape == (1, sum(lengths) + spare_tokens(sum(lengths)))
+    starts = layout.starts.tolist()
     assert starts[: len(lengths) + 1] == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     assert starts[-1] == tokens.shape[1]
-    assert rows.longest >= max(end - start for start, end in pairwise(starts))
+    assert layout.longest >= max(end - start for start, end in pairwise(starts))
 
 
 def test_every_token_belongs_to_a_sequence_of_what_is_looked_at() -> None:
     tokens = (torch.arange(20) < torch.tensor([20, 13, 8]).unsqueeze(1)).long()
     attended = (torch.arange(20) < torch.tensor([4, 13, 5]).unsqueeze(1)).long()
-    rows = Rows(tokens)
+    layout = PackedLayout(tokens)
 
-    told = rows.seen(attended)
+    options = layout.key_options(attended)
 
-    behind = spare(41)
+    behind = spare_tokens(41)
     assert behind > 0
-    assert told["seen"].tolist() == [*range(4), *range(20, 33), *range(33, 38), *range(41, 41 + behind)]
-    assert told["cu_seq_lens_k"].tolist() == [0, 4, 17, 22, 22 + behind]
+    assert options["attended"].tolist() == [
+        *range(4),
+        *range(20, 33),
+        *range(33, 38),
+        *range(41, 41 + behind),
+    ]
+    assert options["cu_seq_lens_k"].tolist() == [0, 4, 17, 22, 22 + behind]

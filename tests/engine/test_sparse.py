@@ -13,9 +13,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from backends.contract import Embed, Operation, Output, Vectors
 from backends.errors import UnsupportedWork
 from backends.torch import readers
-from backends.torch.kinds import Said
+from backends.torch.options import TaskSettings
 from tests.engine.checkpoints import ENCODERS, make_language_model
-from tests.engine.engines import TEXTS, alone, cosines, dense_of, encode, engine_on, loaded
+from tests.engine.engines import TEXTS, cosines, dense_of, encode, encode_singly, engine_on, load_tiny
 
 
 def make_splade(name: str, minilm: Path, folder: Path, **pooling: str) -> SparseEncoder:
@@ -34,11 +34,11 @@ def stock(model: SparseEncoder) -> Vectors:
 @pytest.mark.parametrize("name", ["bert", "distilbert", "xlm-roberta", "modernbert", "electra", "mpnet"])
 async def test_weights_are_those_of_sentence_transformers(name: str, minilm: Path, tmp_path: Path) -> None:
     reference = make_splade(name, minilm, tmp_path)
-    one = loaded(tmp_path / "splade")
+    model = load_tiny(tmp_path / "splade")
 
-    reply = await encode(engine_on(one), TEXTS, Output.SPARSE)
+    reply = await encode(engine_on(model), TEXTS, Output.SPARSE)
 
-    assert one.packed == ENCODERS[name][1]
+    assert model.packed == ENCODERS[name][1]
     assert reply.sparse is not None
     found = np.stack([dense_of(terms) for terms in reply.sparse])
     np.testing.assert_allclose(found, stock(reference), atol=1e-4)
@@ -56,7 +56,7 @@ async def test_ways_of_pooling_agree_in_pieces_too(
     # So few bytes that a text's logits are computed in several pieces.
     monkeypatch.setattr(readers, "CHUNK_BYTES", 7 * 4 * 30522)
 
-    reply = await encode(engine_on(loaded(tmp_path / "splade")), TEXTS, Output.SPARSE)
+    reply = await encode(engine_on(load_tiny(tmp_path / "splade")), TEXTS, Output.SPARSE)
 
     found = np.stack([dense_of(terms) for terms in reply.sparse or ()])
     np.testing.assert_allclose(found, stock(reference), atol=1e-4, rtol=1e-5)
@@ -66,10 +66,10 @@ async def test_in_bfloat16_weights_stay_close_and_do_not_depend_on_the_batch(
     minilm: Path, tmp_path: Path
 ) -> None:
     reference = stock(make_splade("bert", minilm, tmp_path))
-    engine = engine_on(loaded(tmp_path / "splade", "bfloat16"))
+    engine = engine_on(load_tiny(tmp_path / "splade", "bfloat16"))
 
     together = await encode(engine, TEXTS, Output.SPARSE)
-    single = await alone(engine, TEXTS, Output.SPARSE)
+    single = await encode_singly(engine, TEXTS, Output.SPARSE)
 
     found = np.stack([dense_of(terms) for terms in together.sparse or ()])
     each = np.stack([dense_of(one.sparse[0]) for one in single if one.sparse])
@@ -81,29 +81,29 @@ async def test_a_plain_masked_language_model_is_one_where_the_operator_says_so(
     minilm: Path, tmp_path: Path
 ) -> None:
     make_language_model(ENCODERS["bert"][0](), minilm, tmp_path, AutoModelForMaskedLM)
-    one = loaded(tmp_path, said=Said(pooling="splade"))
+    model = load_tiny(tmp_path, settings=TaskSettings(pooling="splade"))
 
-    reply = await encode(engine_on(one), TEXTS[:3], Output.SPARSE, Output.TOKENS)
+    reply = await encode(engine_on(model), TEXTS[:3], Output.SPARSE, Output.TOKENS)
 
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    reference = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     for i, text in enumerate(TEXTS[:3]):
-        inputs = tokenizer(text, truncation=True, max_length=one.recipe.max_tokens, return_tensors="pt")
+        inputs = tokenizer(text, truncation=True, max_length=model.recipe.max_tokens, return_tensors="pt")
         with torch.no_grad():
-            out = model(**inputs, output_hidden_states=True)
+            out = reference(**inputs, output_hidden_states=True)
         expected = out.logits[0].relu().log1p().amax(dim=0).numpy()
         np.testing.assert_allclose(dense_of((reply.sparse or ())[i]), expected, atol=1e-4)
         np.testing.assert_allclose((reply.token_vectors or ())[i], out.hidden_states[-1][0], atol=1e-4)
-    assert {Output.SPARSE, Output.TOKENS} == one.capabilities.outputs
-    assert one.capabilities.pooling == "splade"
+    assert {Output.SPARSE, Output.TOKENS} == model.capabilities.outputs
+    assert model.capabilities.pooling == "splade"
 
 
 async def test_it_gives_no_dense_vectors(minilm: Path, tmp_path: Path) -> None:
     make_splade("bert", minilm, tmp_path)
-    one = loaded(tmp_path / "splade")
+    model = load_tiny(tmp_path / "splade")
 
-    assert Operation.EMBED not in one.capabilities.operations
+    assert Operation.EMBED not in model.capabilities.operations
     with pytest.raises(UnsupportedWork):
-        await engine_on(one).run(Embed(("a",)))
+        await engine_on(model).run(Embed(("a",)))
     with pytest.raises(UnsupportedWork, match="sparse, tokens"):
-        await encode(engine_on(one), ["a"], Output.DENSE, Output.SPARSE)
+        await encode(engine_on(model), ["a"], Output.DENSE, Output.SPARSE)

@@ -18,14 +18,13 @@ from transformers import Qwen3Config
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output
 from backends.errors import ReplicaFailed
 from backends.torch.engine import Engine
-from backends.torch.heads import Head
-from backends.torch.loader import Loaded
+from backends.torch.loaded_model import LoadedModel
 from backends.torch.planner import plan
-from backends.torch.sequences import Row, Sequence
+from backends.torch.sequences import Head, InputSequence, Row
 from backends.torch.threads import ForwardThreads
 from tests.engine.checkpoints import DECODERS, make_encoder
 from tests.engine.conftest import Engines
-from tests.engine.engines import loaded
+from tests.engine.engines import load_tiny
 from tests.engine.test_sparse import make_splade
 from tests.engine.texts import real_texts
 
@@ -123,7 +122,7 @@ class Counting:
         self._lock = Lock()
         self._both = both
 
-    def run(self, sequences: list[Sequence], outputs: frozenset[Output]) -> list[Row]:
+    def run(self, sequences: list[InputSequence], outputs: frozenset[Output]) -> list[Row]:
         assert outputs == {Output.DENSE}
         with self._lock:
             self._now += 1
@@ -145,8 +144,10 @@ def eager_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def engine_with(head: Head, whole: Loaded, *, reentrant: bool = True) -> Engine:
-    one = Loaded(whole.recipe, whole.preparer, head, whole.capabilities, packed=True, reentrant=reentrant)
+def engine_with(head: Head, whole: LoadedModel, *, reentrant: bool = True) -> Engine:
+    one = LoadedModel(
+        whole.recipe, whole.preparer, head, whole.capabilities, packed=True, reentrant=reentrant
+    )
     return Engine(one, batch_tokens=64, queue_tokens=10**9, threads=ForwardThreads(CPU, cores=2))
 
 
@@ -187,7 +188,7 @@ def test_a_network_that_changes_with_what_it_computes_computes_one_pass_at_a_tim
     assert isinstance(config, Qwen3Config)
     config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
 
-    assert loaded(make_encoder(config, minilm, tmp_path)).reentrant is reentrant
+    assert load_tiny(make_encoder(config, minilm, tmp_path)).reentrant is reentrant
 
 
 def test_a_thread_that_rests_holds_nothing_of_what_it_did() -> None:
@@ -235,8 +236,8 @@ async def test_passes_of_a_language_models_end_do_not_see_each_others_tokens(
     minilm: Path, tmp_path: Path
 ) -> None:
     make_splade("bert", minilm, tmp_path)
-    one = loaded(tmp_path / "splade")
-    engine = Engine(one, batch_tokens=64, queue_tokens=10**9, threads=ForwardThreads(CPU, cores=2))
+    model = load_tiny(tmp_path / "splade")
+    engine = Engine(model, batch_tokens=64, queue_tokens=10**9, threads=ForwardThreads(CPU, cores=2))
     works = [Encode((text,), frozenset({Output.SPARSE})) for text in real_texts() if len(text) > 12][:60]
     expected = [await engine.run(work) for work in works]
 
@@ -270,7 +271,7 @@ async def test_what_cannot_be_planned_is_told_and_the_rest_is_computed(
 
 async def test_a_turn_that_breaks_is_told_and_the_next_is_taken(minilm: Path, engine_of: Engines) -> None:
     class Odd:
-        def run(self, sequences: list[Sequence], outputs: frozenset[Output]) -> list[Row]:
+        def run(self, sequences: list[InputSequence], outputs: frozenset[Output]) -> list[Row]:
             assert outputs == {Output.DENSE}
             lengths = [len(one.ids) for one in sequences]
             # Too few rows: nothing that the engine looks for.

@@ -11,14 +11,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from backends.contract import Operation, Rerank, RerankReply, Score, ScoreKind, Truncate
 from backends.errors import InvalidWork, ModelUnavailable
-from backends.torch.kinds import Said
 from backends.torch.loader import DTypeName
+from backends.torch.options import TaskSettings
 from backends.torch.template import QWEN3
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_encoder, make_language_model
-from tests.engine.engines import TEXTS, ask, engine_on, loaded
+from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 
 QUERY, DOCUMENTS = "how to parse json", tuple(TEXTS[:10])
-RERANK = Said(task="rerank")
+RERANK = TaskSettings(task="rerank")
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'system' %}Task {{ message['content'] }} "
     "{% elif message['role'] == 'query' %}Query {{ message['content'] }} "
@@ -50,14 +50,18 @@ def by_card(folder: Path, query: str, document: str) -> float:
 
 
 async def test_a_template_that_knows_no_queries_is_not_used(checkpoint: Path) -> None:
-    before = (await ask(engine_on(loaded(checkpoint, said=RERANK)), Rerank("q", ("d",)), RerankReply)).scores
+    before = (
+        await run_work(engine_on(load_tiny(checkpoint, settings=RERANK)), Rerank("q", ("d",)), RerankReply)
+    ).scores
     for other in (
         "{{ raise_exception('no such role') }}",
         "{% for m in messages %}{{ m['role'] }}{% endfor %}",
     ):
         (checkpoint / "chat_template.jinja").write_text(other)
 
-        reply = await ask(engine_on(loaded(checkpoint, said=RERANK)), Rerank("q", ("d",)), RerankReply)
+        reply = await run_work(
+            engine_on(load_tiny(checkpoint, settings=RERANK)), Rerank("q", ("d",)), RerankReply
+        )
 
         np.testing.assert_allclose(reply.scores, before, atol=1e-6)
 
@@ -66,19 +70,19 @@ async def test_a_template_that_knows_no_queries_is_not_used(checkpoint: Path) ->
 async def test_without_a_template_the_pair_is_put_as_the_model_card_says(
     dtype: DTypeName, checkpoint: Path
 ) -> None:
-    one = loaded(checkpoint, dtype, RERANK)
-    engine = engine_on(one)
+    model = load_tiny(checkpoint, dtype, RERANK)
+    engine = engine_on(model)
 
-    raw = await ask(engine, Rerank(QUERY, DOCUMENTS, raw_scores=True), RerankReply)
-    squeezed = await ask(engine, Rerank(QUERY, DOCUMENTS), RerankReply)
+    raw = await run_work(engine, Rerank(QUERY, DOCUMENTS, raw_scores=True), RerankReply)
+    squeezed = await run_work(engine, Rerank(QUERY, DOCUMENTS), RerankReply)
 
     expected = np.array([by_card(checkpoint, QUERY, document) for document in DOCUMENTS])
     close = 1e-4 if dtype == "float32" else 0.1
     np.testing.assert_allclose(raw.scores, expected, atol=close)
     np.testing.assert_allclose(squeezed.scores, 1 / (1 + np.exp(-raw.scores)), atol=1e-6)
-    assert one.packed
+    assert model.packed
     assert expected.std() > 0.2
-    assert one.capabilities.score_kind is ScoreKind.SIGMOID
+    assert model.capabilities.score_kind is ScoreKind.SIGMOID
 
 
 async def test_a_checkpoint_of_sentence_transformers_brings_its_template_and_words(
@@ -91,31 +95,31 @@ async def test_a_checkpoint_of_sentence_transformers_brings_its_template_and_wor
         str(checkpoint), device="cpu", prompts={"web": "find passages"}, default_prompt_name="web"
     )
     stock.save(str(tmp_path / "stock"))
-    one = loaded(tmp_path / "stock")
+    model = load_tiny(tmp_path / "stock")
     pairs = tuple(zip(TEXTS[:8], TEXTS[8:16], strict=True))
 
-    scored = await ask(engine_on(one), Score(pairs), RerankReply)
+    scored = await run_work(engine_on(model), Score(pairs), RerankReply)
 
     np.testing.assert_allclose(scored.scores, stock.predict(list(pairs)), atol=1e-4)
     assert scored.scores.std() > 0.01
-    assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == one.capabilities.operations
+    assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == model.capabilities.operations
 
 
 async def test_a_document_that_is_too_long_leaves_the_question_whole(checkpoint: Path) -> None:
-    one = loaded(checkpoint, said=RERANK)
-    engine = engine_on(one)
+    model = load_tiny(checkpoint, settings=RERANK)
+    engine = engine_on(model)
     long = "apple " * 500 + "stone " * 500
-    room = one.recipe.max_tokens
+    room = model.recipe.max_tokens
 
-    right = await ask(engine, Rerank("q", ("short", long)), RerankReply)
-    left = await ask(engine, Rerank("q", ("short", long), truncate=Truncate.LEFT), RerankReply)
+    right = await run_work(engine, Rerank("q", ("short", long)), RerankReply)
+    left = await run_work(engine, Rerank("q", ("short", long), truncate=Truncate.LEFT), RerankReply)
     pieces = [
-        one.preparer.prepare(Rerank("q", (long,), truncate=side)).sequences[0].ids
+        model.preparer.prepare(Rerank("q", (long,), truncate=side)).sequences[0].ids
         for side in (Truncate.RIGHT, Truncate.LEFT)
     ]
 
-    first, last = (one.preparer.tokenizer.token_id(name) for name in ("apple", "stone"))
-    (closing,) = one.preparer.tokenizer.ids([QWEN3.after])
+    first, last = (model.preparer.tokenizer.token_id(name) for name in ("apple", "stone"))
+    (closing,) = model.preparer.tokenizer.ids([QWEN3.after])
     assert right.truncated == left.truncated == (1,)
     assert [room, room] == [len(ids) for ids in pieces]
     assert all(ids[-len(closing) :] == closing for ids in pieces)
@@ -126,12 +130,12 @@ async def test_a_document_that_is_too_long_leaves_the_question_whole(checkpoint:
 
 
 async def test_tokens_stay_below_what_is_reserved_for_them(checkpoint: Path) -> None:
-    one = loaded(checkpoint, said=RERANK)
+    model = load_tiny(checkpoint, settings=RERANK)
 
-    reply = await ask(engine_on(one), Rerank(QUERY, ("a", "b c")), RerankReply)
+    reply = await run_work(engine_on(model), Rerank(QUERY, ("a", "b c")), RerankReply)
 
-    counted = one.preparer.tokenizer.encode_pairs(QUERY, ("a", "b c"), Truncate.RIGHT).lengths
-    most = sum(counted) + 2 * one.capabilities.overhead_tokens
+    counted = model.preparer.tokenizer.encode_pairs(QUERY, ("a", "b c"), Truncate.RIGHT).lengths
+    most = sum(counted) + 2 * model.capabilities.overhead_tokens
     assert sum(counted) < reply.tokens <= most
 
 
@@ -139,4 +143,4 @@ def test_a_model_that_cannot_rerank_is_refused(minilm: Path, tmp_path: Path) -> 
     make_encoder(ENCODERS["bert"][0](), minilm, tmp_path)
 
     with pytest.raises(ModelUnavailable, match="is no reranker"):
-        loaded(tmp_path, said=RERANK)
+        load_tiny(tmp_path, settings=RERANK)

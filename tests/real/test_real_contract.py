@@ -23,7 +23,7 @@ from backends.contract import (
 )
 from backends.registry import open_replica
 from backends.torch.engine import Engine
-from backends.torch.loader import load
+from backends.torch.loader import LoadOptions, load
 from tests.engine.cross_encoder import labelled_pairs
 from tests.engine.texts import real_texts
 from tests.real.outcomes import outcome_of
@@ -61,7 +61,7 @@ class Running:
         self.url = url
         self.model = model
         self.engine = Engine(
-            load(model.resolve(), "model", dtype="float32", device="cpu", report=lambda _: None),
+            load(model.resolve(), "model", LoadOptions("float32", "cpu")),
             batch_tokens=4096,
             queue_tokens=10**9,
         )

@@ -1,0 +1,29 @@
+"""Loaded checkpoint as the engine runs it."""
+
+import msgspec
+
+from backends.contract import Capabilities
+from backends.torch.preparing import Preparer
+from backends.torch.recipe import Recipe
+from backends.torch.sequences import Head
+
+# Tokens of one forward pass. A processor gains nothing from more, and the next request waits for the whole
+# batch; only a large batch keeps a GPU busy.
+CPU_BATCH_TOKENS = 1024
+GPU_BATCH_TOKENS = 16384
+
+
+class LoadedModel(msgspec.Struct, frozen=True):
+    """Recipe, preparation of texts, network and capabilities of a loaded checkpoint.
+
+    packed: True if a forward pass computes no padding. batch_tokens: tokens that a pass should hold.
+    reentrant: True if two passes may run at once.
+    """
+
+    recipe: Recipe
+    preparer: Preparer
+    head: Head
+    capabilities: Capabilities
+    packed: bool = False
+    batch_tokens: int = CPU_BATCH_TOKENS
+    reentrant: bool = True

@@ -1,0 +1,110 @@
+"""Recipe of a checkpoint: kind, pooling, prompts, length, labels and all else that turns texts into outputs.
+
+Pure data. `checkpoint` reads it from files; everything that computes takes it from here.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+# dense: token vectors are pooled. sparse: a masked language model's weights for terms. multivector: a vector
+# per token. classifier: a sequence classifier; with one label it reranks. language: a causal language model
+# whose next word is yes or no.
+ModelKind: TypeAlias = Literal["dense", "sparse", "multivector", "classifier", "language"]
+PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+
+class Projection(msgspec.Struct, frozen=True):
+    """Module of sentence-transformers after pooling: a `Dense` layer, or scaling to length 1."""
+
+    kind: Literal["Dense", "Normalize"]
+    folder: str = ""
+
+
+class Splade(msgspec.Struct, frozen=True):
+    """Conversion of a masked language model's logits to term weights: log(1 + relu), once or twice."""
+
+    strategy: Literal["max", "sum"] = "max"
+    twice: bool = False
+
+
+class AnswerTokens(msgspec.Struct, frozen=True):
+    """Next tokens that count for and against a document; None for "yes" and "no"."""
+
+    true_id: int | None = None
+    false_id: int | None = None
+
+
+class QueryExpansion(msgspec.Struct, frozen=True):
+    """Padding of queries shorter than `length` tokens; the vector of each filler token counts.
+
+    cuts: True if longer queries are cut to `length`. attended: True if other tokens attend to the fillers.
+    token: the filler; None is the mask token.
+    """
+
+    length: int
+    cuts: bool = True
+    attended: bool = False
+    token: str | None = None
+
+
+class LateInteraction(msgspec.Struct, frozen=True):
+    """Preparation of queries and documents for late interaction; None is no limit but the network's own.
+
+    prompts: text put before an input of each role. markers: prompts that are one token. skipped: words of
+    documents that get no vector.
+    """
+
+    query_tokens: int | None = None
+    document_tokens: int | None = None
+    expansion: QueryExpansion | None = None
+    prompts: dict[str, str] = {}
+    markers: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+    def lengths(self, max_tokens: int) -> tuple[int, int]:
+        """Return the most tokens of a query and of a document, without fillers.
+
+        max_tokens: the limit of the network.
+        """
+        expansion = self.expansion
+        query = expansion.length if expansion is not None and expansion.cuts else self.query_tokens
+        return min(query or max_tokens, max_tokens), min(self.document_tokens or max_tokens, max_tokens)
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """Steps that turn texts into vectors, weights or scores with one checkpoint.
+
+    projections: modules after pooling, in order; the last scaling is left to the caller's `normalize`. For
+    multivector they are applied to each token.
+    prompts: name → text that is put before an input.
+    include_prompt: True if the prompt's tokens take part in pooling.
+    lexical, colbert: True if BGE-M3's weights for terms and for token vectors lie next to a dense model.
+    has_code: True if the checkpoint comes with code of its own.
+    """
+
+    kind: ModelKind
+    model_type: str
+    max_tokens: int
+    pooling: tuple[PoolingMode, ...] = ("mean",)
+    projections: tuple[Projection, ...] = ()
+    include_prompt: bool = True
+    lower_case: bool = False
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+    labels: tuple[str, ...] = ()
+    multi_label: bool = False
+    splade: Splade = Splade()
+    late: LateInteraction = LateInteraction()
+    answer_tokens: AnswerTokens = AnswerTokens()
+    lexical: bool = False
+    colbert: bool = False
+    has_code: bool = False
+
+
+class InputRules(msgspec.Struct, frozen=True):
+    """Preparation of inputs that every server of a checkpoint applies: its length limit and its prompts."""
+
+    max_tokens: int
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
