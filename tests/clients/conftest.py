@@ -88,7 +88,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 def _make_models() -> None:
     """Write the models other than the default one, once for all environments."""
-    command = [ROOT / ".venv/bin/python", "-m", "tests.clients.served", MODELS]
+    command = [ROOT / ".venv/bin/python", "-m", "tests.clients.small_models", MODELS]
     if not all((MODELS / name).exists() for name in ("cross-encoder", "classifier", "bytes")):
         subprocess.run(command, check=True, cwd=ROOT, timeout=START_S)
 
