@@ -72,22 +72,24 @@ async def test_every_reply_while_draining_closes_its_connection(boot: Boots) -> 
     assert (200, "close") == (probed.status_code, probed.headers["connection"])
 
 
-@pytest.mark.parametrize("sent", ["a", "trace-1/2:3", "x" * 128])
-async def test_a_request_id_is_echoed(boot: Boots, sent: str) -> None:
+@pytest.mark.parametrize("request_id", ["a", "trace-1/2:3", "x" * 128])
+async def test_a_request_id_is_echoed(boot: Boots, request_id: str) -> None:
     async with boot(fakes()) as gateway:
-        reply = await gateway.post(OPENAI, {"input": "a"}, x_request_id=sent)
+        reply = await gateway.post(OPENAI, {"input": "a"}, x_request_id=request_id)
 
-    assert [sent] == reply.headers.get_list("x-request-id")
+    assert [request_id] == reply.headers.get_list("x-request-id")
 
 
-@pytest.mark.parametrize("sent", [b"", b"x" * 129, b"a\tb", b"caf\xe9", b"\x7f", b"\xff"])
-async def test_a_malformed_request_id_is_replaced(boot: Boots, sent: bytes) -> None:
+@pytest.mark.parametrize("request_id", [b"", b"x" * 129, b"a\tb", b"caf\xe9", b"\x7f", b"\xff"])
+async def test_a_malformed_request_id_is_replaced(boot: Boots, request_id: bytes) -> None:
     async with boot(fakes()) as gateway:
-        reply = await gateway.client.post(OPENAI, json={"input": "a"}, headers=[(b"x-request-id", sent)])
+        reply = await gateway.client.post(
+            OPENAI, json={"input": "a"}, headers=[(b"x-request-id", request_id)]
+        )
 
-    (request_id,) = reply.headers.get_list("x-request-id")
-    assert sent.decode("latin-1") != request_id
-    assert 32 == len(request_id)
+    (generated,) = reply.headers.get_list("x-request-id")
+    assert request_id.decode("latin-1") != generated
+    assert 32 == len(generated)
 
 
 async def test_each_request_gets_its_own_id(boot: Boots) -> None:
@@ -332,20 +334,20 @@ def test_ranges_read_back_as_the_same_inputs(indices: set[int]) -> None:
     assert sorted(indices) == [i for first, last in bounds for i in range(int(first), int(last) + 1)]
 
 
-@pytest.mark.parametrize("sent", ["0", "-1", "nan", "inf", "soon", "", "1e400"])
-async def test_a_malformed_timeout_is_refused(boot: Boots, sent: str) -> None:
+@pytest.mark.parametrize("timeout_s", ["0", "-1", "nan", "inf", "soon", "", "1e400"])
+async def test_a_malformed_timeout_is_refused(boot: Boots, timeout_s: str) -> None:
     async with boot(fakes()) as gateway:
-        openai = await gateway.post(OPENAI, {"input": "a"}, x_timeout_s=sent)
-        tei = await gateway.post("/embed", {"inputs": "a"}, x_timeout_s=sent)
+        openai = await gateway.post(OPENAI, {"input": "a"}, x_timeout_s=timeout_s)
+        tei = await gateway.post("/embed", {"inputs": "a"}, x_timeout_s=timeout_s)
 
     assert (400, "x-timeout-s") == (openai.status_code, openai.json()["error"]["param"])
     assert (422, "Validation") == (tei.status_code, tei.json()["error_type"])
 
 
-@pytest.mark.parametrize("sent", ["30", "0.5", "1e3", " 5 "])
-async def test_a_timeout_in_seconds_is_accepted(boot: Boots, sent: str) -> None:
+@pytest.mark.parametrize("timeout_s", ["30", "0.5", "1e3", " 5 "])
+async def test_a_timeout_in_seconds_is_accepted(boot: Boots, timeout_s: str) -> None:
     async with boot(fakes()) as gateway:
-        reply = await gateway.post(OPENAI, {"input": "a"}, x_timeout_s=sent)
+        reply = await gateway.post(OPENAI, {"input": "a"}, x_timeout_s=timeout_s)
 
     assert 200 == reply.status_code
 

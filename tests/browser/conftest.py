@@ -65,7 +65,7 @@ def browser() -> Iterator[Any]:
     """Start one browser process for all pages."""
     api = pytest.importorskip("playwright.sync_api", reason="pip install -r requirements/browser.txt")
     executable = chromium()
-    # Its sandbox does not run as root.
+    # Chromium's sandbox does not run as root.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with api.sync_playwright() as running:
         launched = running.chromium.launch(executable_path=executable, args=arguments)

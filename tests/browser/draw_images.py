@@ -1,9 +1,9 @@
-"""Images of `gateway status` and of the page at /ui under load, for docs/images.
+"""Draw images of `gateway status` and of the page at /ui under load, for docs/images.
 
     .venv/bin/python -m tests.browser.draw_images --folder docs/images
 
-The gateway has the built-in engine with the default model, three stubs of which one has ended, and three
-tenants, one of which exceeds its limit. Needs `requirements/browser.txt` and a Chromium.
+The gateway has the built-in engine with the default model, three stubs, one of them stopped, and three
+tenants, one of them over its limit. Needs `requirements/browser.txt` and a Chromium.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from loadtest.servers import start_gateway, start_stub
 
 KEYS = {name: f"sk-{name}" for name in ("search", "ingest", "trial")}
 ENGINE, STUB = "all-minilm-l6-v2", "bge-m3"
-# The load runs this long before an image is taken: windows are learnt and rates have settled by then.
+# Time under load before an image is taken, in which windows and rates settle.
 SETTLE_S = 6.0
 WIDE = {"width": 1180, "height": 860}
 PHONE = {"width": 390, "height": 844}
@@ -56,7 +56,7 @@ def config(stubs: list[int]) -> str:
 
 
 async def keep_calling(client: httpx.AsyncClient, tenant: str, texts: int, pause_s: float) -> None:
-    """Call until cancelled; refusals are part of the picture."""
+    """Send calls until cancelled, whether they succeed or are refused."""
     number = 0
     while True:
         number += 1
@@ -67,7 +67,7 @@ async def keep_calling(client: httpx.AsyncClient, tenant: str, texts: int, pause
 
 @contextlib.asynccontextmanager
 async def load(url: str) -> AsyncIterator[None]:
-    """Run many callers with one text, a few with many, and one that is refused."""
+    """Run callers of three tenants: many with one text, a few with many, and one over its limit."""
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
         callers = [keep_calling(client, "search", 1, 0.05) for _ in range(12)]
         callers += [keep_calling(client, "ingest", 256, 0.0) for _ in range(4)]
@@ -92,7 +92,7 @@ async def draw_terminal(url: str, folder: Path) -> None:
     console = Console(record=True, width=TERMINAL_COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(display)
     console.print()
-    # Without the fonts that it would load from another host.
+    # Remove the fonts, which a browser would load from another host.
     drawn = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="gateway status"), flags=re.DOTALL)
     await asyncio.to_thread((folder / "status.svg").write_text, drawn, encoding="utf-8")
 
@@ -101,9 +101,9 @@ async def draw_pages(url: str, folder: Path) -> None:
     """Draw the status and the playground: wide and on a phone, light and dark."""
     from playwright.async_api import async_playwright
 
-    words = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     async with async_playwright() as running:
-        browser = await running.chromium.launch(executable_path=chromium(), args=words)
+        browser = await running.chromium.launch(executable_path=chromium(), args=arguments)
         for name, size, scheme, place in (
             ("ui-status", WIDE, "light", "#status"),
             ("ui-playground", WIDE, "light", "#embed"),
@@ -123,7 +123,7 @@ async def draw_pages(url: str, folder: Path) -> None:
 
 
 async def fill(page: Any) -> None:
-    """Enter a key, and get an answer in every part of the playground."""
+    """Enter a key, and request a result in every part of the playground."""
     await page.get_by_label("API key").fill(KEYS["search"])
     await page.get_by_role("button", name="Use").click()
     await page.wait_for_selector("#embed-model option", state="attached")
@@ -140,25 +140,25 @@ async def fill(page: Any) -> None:
 def chromium() -> str:
     """Return the path of the browser.
 
-    Raises: SystemExit where there is none.
+    Raises: SystemExit if there is none.
     """
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
         sys.exit("no chromium on the path")
-    return found
+    return path
 
 
-async def draw(url: str, folder: Path, ending: PinnedProcess) -> None:
-    """Draw all images under load. ending: a stub that is stopped once the load runs."""
+async def draw(url: str, folder: Path, stopped_stub: PinnedProcess) -> None:
+    """Draw all images under load. stopped_stub: a stub that is stopped once the load runs."""
     async with load(url):
-        await asyncio.to_thread(ending.stop)
+        await asyncio.to_thread(stopped_stub.stop)
         await asyncio.sleep(2)
         await draw_terminal(url, folder)
         await draw_pages(url, folder)
 
 
 def main() -> None:
-    """Start the servers and draw."""
+    """Start the servers and draw all images."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--folder", type=Path, default=Path("loadtest-results"))
     arguments = parser.parse_args()
@@ -170,14 +170,14 @@ def main() -> None:
             )
             for number in range(3)
         ]
-        ending = stubs.pop()
-        processes += [stub.process for stub in (*stubs, ending)]
-        ports = [stub.target.port for stub in (*stubs, ending)]
+        stopped_stub = stubs.pop()
+        processes += [stub.process for stub in (*stubs, stopped_stub)]
+        ports = [stub.target.port for stub in (*stubs, stopped_stub)]
         gateway = start_gateway(Path(name), config(ports))
         processes.append(gateway.process)
         gateway.process.unpin()
         url = f"http://127.0.0.1:{gateway.target.port}"
-        asyncio.run(draw(url, arguments.folder, ending.process))
+        asyncio.run(draw(url, arguments.folder, stopped_stub.process))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The gateway that clients call: one process with small models for all tests of an environment.
+"""Gateway that the clients call: one process with small models for all tests of an environment.
 
 Rule: this file and the tests next to it run in a client's own environment. They import nothing of the
 project, only the standard library, pytest and the client.
@@ -17,10 +17,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / ".clients" / "models"
-KEY = "a-key-of-clients"
+KEY = "clients-key"
 # Keys limited to one call per minute and one call per day.
-SLOW_KEY = "a-key-of-slow-ones"
-SPENT_KEY = "a-key-of-spent-ones"
+SLOW_KEY = "minute-limited-key"
+SPENT_KEY = "day-limited-key"
 START_S = 120.0
 STOP_S = 30.0
 CONFIG = """

@@ -1,8 +1,8 @@
-"""Each client library in an environment of its own, and its tests there.
+"""Run the tests of each client library in its own environment.
 
 `python -m tests.clients.environments [name …]` creates missing environments below `.clients` and runs the
 tests of all clients, or of the named ones. A client is a file `requirements/<name>.txt`, made by `make lock`
-from `<name>.in`, and a file `test_<name>_client.py`.
+from `<name>.in`, plus a file `test_<name>_client.py`.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ def environment(name: str) -> Path:
     target = HOME / name
     requirements = HERE / "requirements" / f"{name}.txt"
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
-    made = target / "made"
+    stamp = target / "made"
     python = target / "bin" / "python"
-    if made.exists() and made.read_text() == digest:
+    if stamp.exists() and stamp.read_text() == digest:
         return python
     shutil.rmtree(target, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", target], check=True)
     pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
-    # sie-sdk asks for Python 3.12 and runs on 3.11; all else is pinned to what runs on both.
+    # sie-sdk requires Python 3.12 but runs on 3.11. All other packages are pinned to versions for both.
     flags = ["--require-hashes", "--no-deps", "--ignore-requires-python"]
     subprocess.run([*pip, *flags, "-r", requirements], check=True)
-    made.write_text(digest)
+    stamp.write_text(digest)
     return python
 
 

@@ -1,4 +1,4 @@
-"""Models of the clients' gateway other than the default one: `python -m tests.clients.small_models FOLDER`.
+"""Models of the clients' gateway other than the default model: `python -m tests.clients.small_models FOLDER`.
 
 Writes a cross-encoder, a classifier, and a vocabulary of token ids, each to a folder of its name. Existing
 folders stay. Runs with the project's own Python.

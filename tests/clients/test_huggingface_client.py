@@ -17,7 +17,7 @@ def client(gateway: Gateway) -> InferenceClient:
     return InferenceClient(provider="hf-inference", token=gateway.key, timeout=60)
 
 
-def at(gateway: Gateway, model: str, route: str = "") -> str:
+def model_url(gateway: Gateway, model: str, route: str = "") -> str:
     """Return the URL of a model's route, or of its default operation."""
     return f"{gateway.url}/models/{model}{route}"
 
@@ -26,14 +26,14 @@ def at(gateway: Gateway, model: str, route: str = "") -> str:
 def test_feature_extraction_returns_vectors_of_length_1(
     client: InferenceClient, gateway: Gateway, route: str
 ) -> None:
-    vectors = client.feature_extraction(TEXTS, model=at(gateway, gateway.model, route))  # type: ignore[arg-type]
+    vectors = client.feature_extraction(TEXTS, model=model_url(gateway, gateway.model, route))  # type: ignore[arg-type]
 
     assert ((3, DIMENSIONS), np.float32) == (vectors.shape, vectors.dtype)
     np.testing.assert_allclose(1, np.linalg.norm(vectors, axis=1), atol=1e-5)
 
 
 async def test_async_client_gets_the_same_vectors(client: InferenceClient, gateway: Gateway) -> None:
-    url = at(gateway, gateway.model)
+    url = model_url(gateway, gateway.model)
     async_client = AsyncInferenceClient(provider="hf-inference", token=gateway.key, timeout=60)
     vectors = await async_client.feature_extraction("an apple", model=url)
 
@@ -41,7 +41,7 @@ async def test_async_client_gets_the_same_vectors(client: InferenceClient, gatew
 
 
 def test_feature_extraction_applies_its_options(client: InferenceClient, gateway: Gateway) -> None:
-    url = at(gateway, gateway.prompted, "/embed")
+    url = model_url(gateway, gateway.prompted, "/embed")
     plain = client.feature_extraction("an apple", model=url)
     (long,) = client.feature_extraction("an apple", model=url, normalize=False)
     (short,) = client.feature_extraction("an apple", model=url, dimensions=64, encoding_format="float")
@@ -63,7 +63,7 @@ def test_feature_extraction_applies_its_options(client: InferenceClient, gateway
 
 @pytest.mark.parametrize("route", ["", "/similarity"])
 def test_sentence_similarity_is_the_cosine(client: InferenceClient, gateway: Gateway, route: str) -> None:
-    url = at(gateway, gateway.model)
+    url = model_url(gateway, gateway.model)
     source, *vectors = client.feature_extraction(TEXTS, model=url)  # type: ignore[arg-type]
     scores = client.sentence_similarity(TEXTS[0], TEXTS[1:], model=url + route)
 
@@ -75,7 +75,7 @@ def test_text_classification_returns_the_likeliest_label(
     client: InferenceClient, gateway: Gateway, route: str
 ) -> None:
     # The client returns only the first label of TEI's reply to one text.
-    label = client.text_classification("what a day", model=at(gateway, gateway.labels, route))
+    label = client.text_classification("what a day", model=model_url(gateway, gateway.labels, route))
 
     assert label["label"] in {"joy", "anger", "fear"}  # type: ignore[call-overload]
     assert 1 / 3 < label["score"] <= 1  # type: ignore[call-overload]
@@ -87,7 +87,9 @@ def test_rerank_route_ranks_texts(client: InferenceClient, gateway: Gateway) -> 
 
     body = {"query": "fruit to eat", "texts": TEXTS}
     headers = {"authorization": f"Bearer {client.token}"}
-    ranks = get_session().post(at(gateway, gateway.model, "/rerank"), json=body, headers=headers).json()
+    ranks = (
+        get_session().post(model_url(gateway, gateway.model, "/rerank"), json=body, headers=headers).json()
+    )
 
     assert 1 == ranks[0]["index"]
     assert {0, 1, 2} == {rank["index"] for rank in ranks}
@@ -106,7 +108,7 @@ def test_errors_are_the_clients_own(
     client: InferenceClient, gateway: Gateway, model: str, route: str, text: str, status: int
 ) -> None:
     with pytest.raises(HfHubHTTPError) as raised:
-        client.feature_extraction(text, model=at(gateway, model, route))
+        client.feature_extraction(text, model=model_url(gateway, model, route))
 
     assert status == raised.value.response.status_code
     assert {"error", "error_type"} == raised.value.response.json().keys()
@@ -115,4 +117,4 @@ def test_errors_are_the_clients_own(
 def test_wrong_key_is_rejected(gateway: Gateway) -> None:
     client = InferenceClient(provider="hf-inference", token="wrong", timeout=60)
     with pytest.raises(HfHubHTTPError, match="401"):
-        client.feature_extraction("a", model=at(gateway, gateway.model))
+        client.feature_extraction("a", model=model_url(gateway, gateway.model))

@@ -1,4 +1,4 @@
-"""Infinity's own clients: the one generated from its OpenAPI document, and the batching one."""
+"""Infinity's own clients: the client generated from its OpenAPI document, and the batching client."""
 
 import numpy as np
 import pytest
@@ -28,14 +28,14 @@ def client(gateway: Gateway) -> AuthenticatedClient:
     )
 
 
-def embedded(client: AuthenticatedClient, body: OpenAIEmbeddingInputText) -> OpenAIEmbeddingResult:
+def embed(client: AuthenticatedClient, body: OpenAIEmbeddingInputText) -> OpenAIEmbeddingResult:
     reply = embeddings.sync(client=client, body=body)
     assert isinstance(reply, OpenAIEmbeddingResult)
     return reply
 
 
 def test_vectors_come_in_order_with_usage(client: AuthenticatedClient, gateway: Gateway) -> None:
-    reply = embedded(client, OpenAIEmbeddingInputText(input_=TEXTS, model=gateway.model))
+    reply = embed(client, OpenAIEmbeddingInputText(input_=TEXTS, model=gateway.model))
 
     assert [0, 1, 2] == [item.index for item in reply.data]
     assert [DIMENSIONS] * 3 == [len(item.embedding) for item in reply.data]
@@ -44,7 +44,7 @@ def test_vectors_come_in_order_with_usage(client: AuthenticatedClient, gateway: 
 
 
 def test_uses_the_default_model_without_a_name(client: AuthenticatedClient, gateway: Gateway) -> None:
-    reply = embedded(client, OpenAIEmbeddingInputText(input_="a car"))
+    reply = embed(client, OpenAIEmbeddingInputText(input_="a car"))
 
     assert gateway.model == reply.model
 
@@ -54,7 +54,7 @@ async def test_async_client_gets_the_same_vectors(client: AuthenticatedClient, g
     reply = await embeddings.asyncio(client=client, body=body)
 
     assert isinstance(reply, OpenAIEmbeddingResult)
-    for item, async_item in zip(embedded(client, body).data, reply.data, strict=True):
+    for item, async_item in zip(embed(client, body).data, reply.data, strict=True):
         assert item.embedding == pytest.approx(async_item.embedding, abs=1e-6)
 
 
@@ -65,7 +65,7 @@ def test_batching_client_gets_base64_with_a_key_in_its_url(
     many = InfinityVisionAPI(f"{url}/infinity", model=gateway.model)
     futures = [many.embed(gateway.model, [text]) for text in TEXTS]
 
-    plain = embedded(client, OpenAIEmbeddingInputText(input_=TEXTS, model=gateway.model))
+    plain = embed(client, OpenAIEmbeddingInputText(input_=TEXTS, model=gateway.model))
     for item, future in zip(plain.data, futures, strict=True):
         (vectors,), _ = future.result(timeout=60)
         np.testing.assert_allclose([item.embedding], vectors, atol=1e-3)

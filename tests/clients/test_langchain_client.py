@@ -79,7 +79,7 @@ def test_jina_embeddings_come_in_order(jina_gateway: Gateway) -> None:
 
 
 def infinity_embeddings(gateway: Gateway) -> InfinityEmbeddings:
-    """Return a client with the key in its URL, the only place it has for one."""
+    """Return a client with the key in its URL, the only place where it accepts a key."""
     url = gateway.url.replace("http://", f"http://:{gateway.key}@")
     return InfinityEmbeddings(model=gateway.model, infinity_api_url=f"{url}/infinity")
 

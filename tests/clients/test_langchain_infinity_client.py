@@ -12,7 +12,7 @@ DOCUMENTS = [Document(text, metadata={"place": i}) for i, text in enumerate(["ca
 
 @pytest.fixture
 def client(gateway: Gateway) -> Client:
-    """Return Infinity's client without a token, the only one that the class accepts."""
+    """Return Infinity's client without a token, the only client that LangChain's class accepts."""
     headers = {"authorization": f"Bearer {gateway.key}"}
     return Client(base_url=f"{gateway.url}/infinity", headers=headers)
 
@@ -28,7 +28,7 @@ def test_rerank_keeps_the_best(client: Client, gateway: Gateway) -> None:
     assert sorted(scores, reverse=True) == scores
 
 
-def test_a_cross_encoder_scores_all_of_them(client: Client, gateway: Gateway) -> None:
+def test_a_cross_encoder_scores_all_documents(client: Client, gateway: Gateway) -> None:
     rerank = InfinityRerank(client=client, model=gateway.cross)
 
     assert {0, 1, 2, 3} == {result["index"] for result in rerank.rerank(DOCUMENTS, "fruit", top_n=None)}

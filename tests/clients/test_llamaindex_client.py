@@ -18,21 +18,21 @@ FRUIT = ["car", "apple", "sea", "pear"]
 DIMENSIONS = 384
 
 
-def of_openai(gateway: Gateway, **options: Any) -> OpenAIEmbedding:
+def openai_embedding(gateway: Gateway, **options: Any) -> OpenAIEmbedding:
     """Return LlamaIndex's class for OpenAI, with a model of this gateway."""
     return OpenAIEmbedding(
         model_name=gateway.model, api_key=gateway.key, api_base=f"{gateway.url}/v1", **options
     )
 
 
-def like_openai(gateway: Gateway, **options: Any) -> OpenAILikeEmbedding:
+def openai_like_embedding(gateway: Gateway, **options: Any) -> OpenAILikeEmbedding:
     """Return LlamaIndex's class for servers with OpenAI's API."""
     return OpenAILikeEmbedding(
         model_name=gateway.model, api_key=gateway.key, api_base=f"{gateway.url}/v1", **options
     )
 
 
-def of_tei(gateway: Gateway) -> TextEmbeddingsInference:
+def tei_embedding(gateway: Gateway) -> TextEmbeddingsInference:
     """Return LlamaIndex's class for TEI, with the model in the URL."""
     url = f"{gateway.url}/models/{gateway.model}"
     return TextEmbeddingsInference(
@@ -40,11 +40,11 @@ def of_tei(gateway: Gateway) -> TextEmbeddingsInference:
     )
 
 
-@pytest.fixture(params=[of_openai, like_openai, of_tei])
+@pytest.fixture(params=[openai_embedding, openai_like_embedding, tei_embedding])
 def embedding(request: pytest.FixtureRequest, gateway: Gateway) -> BaseEmbedding:
     """Return each of the classes."""
-    made: BaseEmbedding = request.param(gateway)
-    return made
+    embedding: BaseEmbedding = request.param(gateway)
+    return embedding
 
 
 def test_batches_come_back_in_order(embedding: BaseEmbedding) -> None:
@@ -62,7 +62,7 @@ async def test_async_batch_returns_the_same_vectors(embedding: BaseEmbedding) ->
         assert single == pytest.approx(async_single, abs=1e-6)
 
 
-@pytest.mark.parametrize("make", [of_openai, like_openai])
+@pytest.mark.parametrize("make", [openai_embedding, openai_like_embedding])
 def test_cuts_and_normalizes_fewer_dimensions(gateway: Gateway, make: Any) -> None:
     whole = make(gateway).get_text_embedding("an apple")
     short = make(gateway, dimensions=64).get_text_embedding("an apple")

@@ -43,15 +43,15 @@ def test_numbers_and_base64_are_the_same_vectors(client: openai.OpenAI, gateway:
     def embedding(**options: Any) -> Any:
         return client.embeddings.create(model=gateway.model, input="an apple", **options).data[0].embedding
 
-    silent, numbers, packed = (
+    default, numbers, encoded = (
         embedding(),
         embedding(encoding_format="float"),
         embedding(encoding_format="base64"),
     )
-    unpacked = struct.unpack(f"<{DIMENSIONS}f", base64.b64decode(packed))
-    assert DIMENSIONS == len(silent)
-    assert silent == pytest.approx(numbers, abs=1e-6)
-    assert silent == pytest.approx(unpacked, abs=1e-6)
+    decoded = struct.unpack(f"<{DIMENSIONS}f", base64.b64decode(encoded))
+    assert DIMENSIONS == len(default)
+    assert default == pytest.approx(numbers, abs=1e-6)
+    assert default == pytest.approx(decoded, abs=1e-6)
 
 
 def test_fewer_dimensions_are_cut_and_normalized(client: openai.OpenAI, gateway: Gateway) -> None:
@@ -117,12 +117,12 @@ class ObservedClient:
     """A client with a key, the responses it receives, and the sleeps it would have made."""
 
     def __init__(self, gateway: Gateway, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.answers: list[Any] = []
+        self.responses: list[Any] = []
         self.slept_s: list[float] = []
         monkeypatch.setattr("openai._base_client.time.sleep", self.slept_s.append)
         self.model = gateway.model
-        door = openai.DefaultHttpxClient(event_hooks={"response": [self.answers.append]})
-        self.client = openai.OpenAI(api_key=key, base_url=f"{gateway.url}/v1", http_client=door)
+        http_client = openai.DefaultHttpxClient(event_hooks={"response": [self.responses.append]})
+        self.client = openai.OpenAI(api_key=key, base_url=f"{gateway.url}/v1", http_client=http_client)
 
     def exhaust_limit(self) -> openai.RateLimitError:
         """Return the error that the client raises once its limit is exhausted."""
@@ -142,7 +142,7 @@ def test_retries_an_exhausted_rate_after_retry_after(
     observed = ObservedClient(gateway, gateway.slow, monkeypatch)
 
     assert "rate_limit_exceeded" == observed.exhaust_limit().code
-    refusals = [response for response in observed.answers if response.status_code == 429]
+    refusals = [response for response in observed.responses if response.status_code == 429]
     retry_after_s = [float(response.headers["retry-after"]) for response in refusals]
     assert 3 == len(retry_after_s)
     assert retry_after_s[:2] == observed.slept_s

@@ -26,8 +26,8 @@ class Bundle(msgspec.Struct, frozen=True):
 
     def named(self, kind: str, name: str) -> Manifest:
         """Return the only manifest of a kind with a name."""
-        [found] = [manifest for manifest in self.of_kind(kind) if manifest["metadata"]["name"] == name]
-        return found
+        [match] = [manifest for manifest in self.of_kind(kind) if manifest["metadata"]["name"] == name]
+        return match
 
     def pods(self) -> list[Manifest]:
         """Return the manifests that create pods."""

@@ -20,8 +20,8 @@ from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Bundle, Manifest,
 # The oldest supported release of Kubernetes.
 RELEASE = "1.30"
 SECRETS = {
-    "redis-password": "made at random",
-    "upstream-key": "made at random too",
+    "redis-password": "random text",
+    "upstream-key": "another random text",
     "metrics-key-digest": f"sha256:{'0' * 64}",
 }
 # Kinds of other projects, for which Kubernetes has no schema.
@@ -72,10 +72,10 @@ def test_validation_detects_a_wrong_manifest() -> None:
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_kubectl_builds_the_same_objects(name: str) -> None:
     folder = KUBERNETES / "overlays" / name
-    built = subprocess.run(
+    kustomize = subprocess.run(
         ["kubectl", "kustomize", str(folder)], capture_output=True, check=True, timeout=30, text=True
     )
-    manifests = [one for one in yaml.safe_load_all(built.stdout) if one["kind"] != "ConfigMap"]
+    manifests = [built for built in yaml.safe_load_all(kustomize.stdout) if built["kind"] != "ConfigMap"]
 
     assert {(manifest["kind"], manifest["metadata"]["name"]) for manifest in bundle(folder).manifests} == {
         (manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests
@@ -165,12 +165,12 @@ def test_replicas_and_store_are_services_of_the_namespace(overlay: Bundle, tmp_p
     for upstream in config.upstreams.values():
         assert "dns" == upstream.discover
         for url in upstream.replicas:
-            found = re.fullmatch(r"http://([\w-]+):(\d+)", url)
-            assert found is not None
-            service = services[found[1]]
+            address = re.fullmatch(r"http://([\w-]+):(\d+)", url)
+            assert address is not None
+            service = services[address[1]]
             # Only a headless service's name has each pod's address.
             assert "None" == service["clusterIP"]
-            assert int(found[2]) in {port["port"] for port in service["ports"]}
+            assert int(address[2]) in {port["port"] for port in service["ports"]}
 
 
 def test_network_policies_allow_the_traffic_of_pods(overlay: Bundle) -> None:
@@ -201,7 +201,7 @@ def test_files_hold_no_secret_and_the_documented_command_creates_all(
     overlay: Bundle,
 ) -> None:
     document = (ROOT / "docs/kubernetes.md").read_text()
-    made = set(re.findall(r"--from-literal=([\w-]+)=", document))
+    created = set(re.findall(r"--from-literal=([\w-]+)=", document))
     used = set(_secret_keys(overlay.manifests))
     for files in overlay.configs.values():
         for path in files.values():
@@ -209,7 +209,7 @@ def test_files_hold_no_secret_and_the_documented_command_creates_all(
 
     assert not overlay.of_kind("Secret")
     assert {"redis-password", "upstream-key", "first-key", "metrics-key-digest"} <= used
-    assert used <= made
+    assert used <= created
 
 
 @pytest.mark.parametrize("name", ["engine", "tei"])
