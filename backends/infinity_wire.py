@@ -125,7 +125,7 @@ def decode(
 ) -> Reply:
     """Decode the reply in a response of status 200. labels: those of a classifier.
 
-    Raises: ReplicaFailed, if the response does not response this work.
+    Raises: ReplicaFailed if the response does not belong to this work.
     """
     match work:
         case Embed():

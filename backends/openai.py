@@ -98,7 +98,7 @@ def decode(
 ) -> EmbedReply:
     """Decode the reply in a response of status 200. count: from the model's tokenizer, if available here.
 
-    Raises: ReplicaFailed, if the response does not response this work.
+    Raises: ReplicaFailed if the response does not belong to this work.
     """
     vectors, tokens = decode_embeddings(response.body, len(work.inputs))
     if count is not None:

@@ -234,7 +234,7 @@ def _prompt(name: str | None) -> Body:
 def decode(work: Work, path: str, response: UpstreamResponse, info: TeiInfo) -> Reply:
     """Decode the reply in a response of status 200.
 
-    Raises: ReplicaFailed, if the response does not response this work.
+    Raises: ReplicaFailed if the response does not belong to this work.
     """
     with translate_decode_errors():
         match work:

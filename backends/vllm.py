@@ -159,7 +159,7 @@ def decode(
 ) -> Reply:
     """Decode the reply in a response of status 200. labels: those of a classifier.
 
-    Raises: ReplicaFailed, if the response does not response this work.
+    Raises: ReplicaFailed if the response does not belong to this work.
     """
     expected = len(inputs_of(work))
     match work:

@@ -78,7 +78,7 @@ FINGERPRINTS_TIMEOUT_S = 1.0
 LAST_SPANS_S = 2.5
 
 # A new dialect is one more line here.
-MODULES = (
+DIALECTS = (
     openai,
     tei,
     tei_outputs,
@@ -92,6 +92,8 @@ MODULES = (
     cohere,
     sie,
     openai_models,
+)
+OPERATOR_MODULES = (
     probes,
     keys,
     tenants,
@@ -100,7 +102,7 @@ MODULES = (
     status,
     ui,
 )
-HANDLERS = [handler for module in MODULES for handler in module.HANDLERS]
+HANDLERS = [handler for module in (*DIALECTS, *OPERATOR_MODULES) for handler in module.HANDLERS]
 ROUTES = RouteTable(HANDLERS)
 
 

@@ -90,10 +90,10 @@ class Gateway:
         timeline.lap("auth")
         deadline = _deadline(route, caller)
         with serving.upstreams[route.upstream].hold() as upstream:
-            prepared = await prepare(upstream.inputs, tenant, route, call, deadline)
+            prepared = await prepare(upstream.model_inputs, tenant, route, call, deadline)
             with await self._admission.admit(tenant, prepared, deadline) as grant:
                 timeline.lap("quota")
-                reply = await self._dispatcher.dispatch(grant, upstream.lane, upstream.inputs, timeline)
+                reply = await self._dispatcher.dispatch(grant, upstream.lane, upstream.model_inputs, timeline)
             fingerprint = upstream.fingerprint if _has_vectors(reply) else None
         return Served(reply, tenant, route, grant.limit_statuses, grant.degraded, fingerprint)
 

@@ -8,7 +8,7 @@ tickets and queue, and `routing.health` decides what an error means for the repl
 - A joined batch that a replica refuses or fails with an error of its own is split in halves, until the slice
   that causes the error is alone.
 - A slice that was in flight when two connections broke may be their cause. It runs alone once more, then
-fails.
+  fails.
 """
 
 from collections.abc import Callable

@@ -183,7 +183,7 @@ class Scheduler:
         )
         is_suspect = self._activity.is_suspect
         are_trusted = not (is_suspect(owner.tenant, now_s) or is_suspect(other_owner.tenant, now_s))
-        return are_counted and owner.join and other_owner.join and are_trusted
+        return are_counted and owner.shares_batches and other_owner.shares_batches and are_trusted
 
     def _admits(self, replica: Replica, totals: BatchTotals, ticket: Ticket, now_s: float) -> bool:
         tenant = ticket.owner.tenant

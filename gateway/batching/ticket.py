@@ -18,8 +18,8 @@ from gateway.routing.replica import BatchLoad, Replica
 class Owner(msgspec.Struct, frozen=True):
     """Tenant and call that a slice belongs to.
 
-    flow: identifies the call. queue_tokens: the tenant's own bound. join: the slice may share a batch with
-    other tenants' slices. trace: the call's, if calls are traced.
+    flow: identifies the call. queue_tokens: the tenant's own bound. shares_batches: the slice may share a
+    batch with other tenants' slices. trace: the call's, if calls are traced.
     """
 
     tenant: str
@@ -27,7 +27,7 @@ class Owner(msgspec.Struct, frozen=True):
     weight: int = 1
     priority: Priority = "interactive"
     queue_tokens: int | None = None
-    join: bool = True
+    shares_batches: bool = True
     trace: SliceTrace | None = None
 
 

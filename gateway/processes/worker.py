@@ -164,7 +164,7 @@ def _tls_options(tls: ListenerTls) -> dict[str, Any]:
 async def _report_ready(application: Application, link: ParentLink, server: uvicorn.Server) -> None:
     gateway = application.gateway
     # Polled, and only while starting, so that the prober need not signal each replica's first attempt.
-    while not server.started or not all(upstream.settled for upstream in gateway.upstreams.values()):  # noqa: ASYNC110
+    while not server.started or not all(upstream.startup_done for upstream in gateway.upstreams.values()):  # noqa: ASYNC110
         await asyncio.sleep(READY_POLL_S)
     models = gateway.serving.config.models
     link.send(WorkerReady(tuple(_summary(application, name) for name in models)))

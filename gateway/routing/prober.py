@@ -47,6 +47,11 @@ class ProbeIntervals(msgspec.Struct, frozen=True):
     stall_timeout_s: float | None = None
 
 
+# An engine restarts on this machine and is cheap to probe; a remote server is not ours to load.
+ENGINE_PROBES = ProbeIntervals(0.05, 0.25, awaits_first_join=True)
+REMOTE_PROBES = ProbeIntervals(0.5, 5.0)
+
+
 class Prober:
     """Probes of one replica. space: the vector space that its vectors are compared with."""
 

@@ -15,7 +15,7 @@ from gateway.events import Observe
 from gateway.routing.discovery import Discovery, Resolver
 from gateway.routing.model_state import follow_model_state
 from gateway.routing.pool import Pool
-from gateway.routing.prober import ProbeIntervals, Prober
+from gateway.routing.prober import ENGINE_PROBES, REMOTE_PROBES, ProbeIntervals, Prober
 from gateway.routing.replica import Replica
 from gateway.routing.window import Window
 from gateway.upstreams.batch_bounds import BatchBounds
@@ -25,9 +25,6 @@ from gateway.vector_spaces.store import FingerprintStore
 
 OpenReplica = Callable[[BackendKind, ReplicaSpec], Backend]
 
-# An engine restarts on this machine and is cheap to probe; a remote server is not ours to load.
-ENGINE_PROBES = ProbeIntervals(0.05, 0.25, awaits_first_join=True)
-REMOTE_PROBES = ProbeIntervals(0.5, 5.0)
 # One batch runs and one is ready, or two run. A third would wait in the engine, out of reach of the lane's
 # priorities.
 ENGINE_WINDOW = 2

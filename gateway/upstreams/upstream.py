@@ -27,7 +27,7 @@ class Upstream:
         self.pool = pool
         self.lane = lane
         self.space = space
-        self.inputs = ModelInputs(settings, pool.capabilities)
+        self.model_inputs = ModelInputs(settings, pool.capabilities)
         self.ids = IdDecoder(settings.token_encoding)
         # Calls in progress, from the route to the reply; the upstream may be closed when there are none.
         self.calls = 0
@@ -52,7 +52,7 @@ class Upstream:
         return self.lane.bounds()
 
     @property
-    def settled(self) -> bool:
+    def startup_done(self) -> bool:
         """True once it no longer delays readiness: its engine has loaded, or each replica was tried."""
         if self.settings.is_hosted:
             return self.capabilities is not None or self.pool.has_rejected()
@@ -70,7 +70,7 @@ class Upstream:
             return "ready"
         if self.pool.has_rejected():
             return "refused"
-        return "unavailable" if self.settled else "loading"
+        return "unavailable" if self.startup_done else "loading"
 
     @property
     def residence(self) -> Residence | None:

@@ -239,7 +239,7 @@ class World:
         """Return the work as replicas receive it."""
         route = Route("m", "up", Operation.EMBED, Truncate.RIGHT, 60)
         deadline = Deadline(asyncio.get_running_loop().time() + 30)
-        return await prepare(self.upstream.inputs, Tenant("any"), route, Call(work), deadline)
+        return await prepare(self.upstream.model_inputs, Tenant("any"), route, Call(work), deadline)
 
     async def call(self, index: int, work: Work) -> tuple[Reply, int] | None:
         """Return the reply and its counted tokens, or None if the replicas failed it."""
@@ -250,7 +250,9 @@ class World:
         with Grant(tenant, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:
                 upstream = self.upstream
-                reply = await self.dispatcher.dispatch(grant, upstream.lane, upstream.inputs, Timeline())
+                reply = await self.dispatcher.dispatch(
+                    grant, upstream.lane, upstream.model_inputs, Timeline()
+                )
             except GatewayError:
                 return None
             return reply, grant._tokens

@@ -107,7 +107,7 @@ async def test_tenants_share_a_batch_only_if_tokens_are_known_and_both_allow_it(
 ) -> None:
     rig = Rig(reports_tokens=reports_tokens)
     calls = await held_and_waiting(rig)
-    calls += [rig.call("mine", tenant="one"), rig.call("yours", tenant="two", join=join)]
+    calls += [rig.call("mine", tenant="one"), rig.call("yours", tenant="two", shares_batches=join)]
     await rig.queued(tokens_of("mine") + tokens_of("yours"))
     replies = await all_answered(rig, calls)
 

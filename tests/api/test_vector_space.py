@@ -335,11 +335,11 @@ async def test_requests_do_not_wait_for_a_refused_engine() -> None:
     upstream = Upstream("up", upstream_settings, pool, lane, space)
     waiting = asyncio.create_task(lane.wait_for_replica(clock() + 60))
     await asyncio.sleep(0)
-    assert ("loading", False) == (upstream.state, upstream.settled)
+    assert ("loading", False) == (upstream.state, upstream.startup_done)
     engine.is_foreign = True
     pool.transition(engine, ReplicaEvent.FOREIGN, "another model")
 
     with pytest.raises(NoReplica, match="another space"):
         async with asyncio.timeout(10):
             await waiting
-    assert ("refused", True) == (upstream.state, upstream.settled)
+    assert ("refused", True) == (upstream.state, upstream.startup_done)

@@ -36,7 +36,7 @@ async def readyz(api: NamedDependency[InferenceApi], in_flight: NamedDependency[
     """Answer 200 once all engines have loaded and all remote replicas were tried, until the drain."""
     if in_flight.draining:
         raise ShuttingDown("this gateway is stopping")
-    waiting = [name for name, upstream in api.gateway.upstreams.items() if not upstream.settled]
+    waiting = [name for name, upstream in api.gateway.upstreams.items() if not upstream.startup_done]
     if waiting:
         raise ModelLoading(f"waiting for: {', '.join(waiting)}")
     return empty()
