@@ -138,7 +138,7 @@ def test_only_interactive_batches_are_kept_short(priority: str, count: int) -> N
         ({}, True, True),
         ({"tenant": "acme"}, False, True),
         ({}, False, False),
-        ({"join": False}, True, False),
+        ({"shares_batches": False}, True, False),
         ({"priority": "bulk"}, True, False),
     ],
 )
