@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,11 +23,13 @@ from gateway.api.operators.admin import Reload
 from gateway.app import Application, Collaborators, build
 from gateway.config.boot import AppBoot
 from gateway.config.load import parse_config
+from gateway.config.schema import Config
 from gateway.events import Event
 from gateway.quotas.ledger import Ledger
 from gateway.routing.discovery import Resolver, resolve
 from gateway.telemetry.tracing import CallTraces
 from gateway.tenants.keyring import key_digest
+from tests.rooms import belongs, rooms
 
 KEY = "test-key"
 
@@ -43,6 +46,26 @@ models:
   cross: {upstream: reranker}
 defaults: {embed: bge, rerank: cross}
 """
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --room, which selects the test files of one room."""
+    parser.addoption("--room", help="run only the test files of this room, such as batching or api/dialects")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a room that does not exist."""
+    room = config.getoption("room")
+    if room and room not in rooms():
+        raise pytest.UsageError(f"there is no room {room!r}; the rooms are: {', '.join(rooms())}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files of other rooms before they are imported, which would take most of the time."""
+    room = config.getoption("room")
+    if room and collection_path.match("test_*.py") and not belongs(collection_path, room):
+        return True
+    return None
 
 
 class Running:
@@ -95,7 +118,7 @@ async def running_gateway(
         transport = httpx.ASGITransport(servers[host]) if host in servers else httpx.MockTransport(_refuse)
         return remote_backend(kind, spec, transport)
 
-    parsed = parse_config(config, {}, Path.cwd())
+    parsed = _parse(config, Path.cwd())
     bootstrap_digest = None if parsed.tenants else key_digest(KEY)
     collaborators = Collaborators(open_replica, resolver, ledger, events.append, traces, reload, adding)
     application = build(AppBoot(parsed, bootstrap_digest), collaborators)
@@ -125,6 +148,12 @@ def remote_backend(kind: BackendKind, spec: ReplicaSpec, transport: httpx.AsyncB
         case "openai":
             return OpenAIBackend(client, spec.model, spec.tokenizer)
     return TeiBackend(client)
+
+
+@lru_cache(maxsize=64)
+def _parse(config: str, folder: Path) -> Config:
+    """Parse each text once: PyYAML took a quarter of the time of the API tests, which share their configs."""
+    return parse_config(config, {}, folder)
 
 
 def _refuse(request: httpx.Request) -> httpx.Response:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -98,6 +99,14 @@ json_values = st.recursive(
     ),
     max_leaves=8,
 )
+json_bodies = json_values.map(lambda value: json.dumps(value).encode())
+
+
+# Hypothesis validates each new strategy, which takes longer than drawing from it.
+@cache
+def damaged_or_other(whole: bytes) -> st.SearchStrategy[bytes]:
+    """Return damaged forms of a body, and bodies of any other JSON."""
+    return damaged(whole) | json_bodies
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -105,7 +114,7 @@ json_values = st.recursive(
 @given(data=st.data())
 def test_no_damaged_body_becomes_a_vector(decoder: str, data: st.DataObject) -> None:
     whole, decode = DECODERS[decoder]
-    body = data.draw(damaged(whole) | json_values.map(lambda value: json.dumps(value).encode()))
+    body = data.draw(damaged_or_other(whole))
     try:
         reply = decode(UpstreamResponse(200, {"x-compute-tokens": "6"}, body))
     except ReplicaFailed:
@@ -119,15 +128,13 @@ def test_no_damaged_body_becomes_a_vector(decoder: str, data: st.DataObject) -> 
 
 @pytest.mark.parametrize("adapter", FAILURES)
 @settings(max_examples=300, deadline=None)
-@given(
-    status=st.integers(201, 599), body=st.binary() | json_values.map(lambda value: json.dumps(value).encode())
-)
+@given(status=st.integers(201, 599), body=st.binary() | json_bodies)
 def test_every_error_status_becomes_a_backend_error(adapter: str, status: int, body: bytes) -> None:
     assert isinstance(FAILURES[adapter](UpstreamResponse(status, {}, body)), BackendError)
 
 
 @settings(max_examples=300, deadline=None)
-@given(body=st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+@given(body=st.binary() | json_bodies)
 def test_restores_a_valid_status_for_any_body(body: bytes) -> None:
     assert vllm_wire.restore_status(UpstreamResponse(200, {}, body)).status in {200, *range(400, 600)}
 
@@ -155,7 +162,7 @@ def test_restores_a_valid_status_for_any_body(body: bytes) -> None:
 def test_no_damaged_body_becomes_terms_or_token_vectors(
     whole: bytes, decode: Decode, data: st.DataObject
 ) -> None:
-    body = data.draw(damaged(whole) | json_values.map(lambda value: json.dumps(value).encode()))
+    body = data.draw(damaged_or_other(whole))
     try:
         reply = decode(UpstreamResponse(200, {"x-compute-tokens": "6"}, body))
     except ReplicaFailed:

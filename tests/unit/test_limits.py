@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from functools import cache
 from math import ceil
 from random import Random
 
@@ -112,6 +113,8 @@ DOWN = (0, 1, 37, 100)
 BOTH_WAYS = (0, 50, 400, 1000)
 
 
+# Hypothesis validates each new strategy, which takes longer than drawing from it.
+@cache
 def steps(limit: Limit, percents: Sequence[int] = DOWN) -> st.SearchStrategy[list[Step]]:
     """Return histories whose pauses and amounts match the size of the window."""
     window_us = WINDOWS_US.get(limit.period, DAY_US)
