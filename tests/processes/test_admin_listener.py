@@ -11,7 +11,7 @@ import pytest
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots
 from tests.fakes.tei import FakeTei
-from tests.processes.conftest import Served, run_serve
+from tests.processes.conftest import TLS_CONTEXT, Served, run_serve
 
 OPERATOR = "operator-key"
 CONFIG = """
@@ -42,7 +42,9 @@ class Sides(NamedTuple):
     operators: str
 
     def get(self, side: str, path: str, **headers: str) -> httpx.Response:
-        return httpx.get(getattr(self, side) + path, headers=headers, timeout=10, trust_env=False)
+        return httpx.get(
+            getattr(self, side) + path, headers=headers, timeout=10, trust_env=False, verify=TLS_CONTEXT
+        )
 
 
 @pytest.fixture(scope="module")

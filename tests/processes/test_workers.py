@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.processes.conftest import KEY, Served, alive, run_serve, wait_until
+from tests.processes.conftest import KEY, TLS_CONTEXT, Served, alive, run_serve, wait_until
 from tests.processes.holding_server import HELD, HoldingServer
 from tests.quotas.redis_server import RedisServer
 
@@ -69,7 +69,12 @@ def call(gateway: Served, text: str = "a") -> int:
     headers = {"authorization": f"Bearer {KEY}"}
     try:
         reply = httpx.post(
-            f"{gateway.url}{OPENAI}", json={"input": text}, headers=headers, timeout=40, trust_env=False
+            f"{gateway.url}{OPENAI}",
+            json={"input": text},
+            headers=headers,
+            timeout=40,
+            trust_env=False,
+            verify=TLS_CONTEXT,
         )
     except httpx.TransportError:
         return 0
@@ -78,7 +83,7 @@ def call(gateway: Served, text: str = "a") -> int:
 
 def value(gateway: Served, sample: str, **labels: str) -> float:
     """Return the sum of a metric's samples, as reported by any worker."""
-    text = httpx.get(f"{gateway.url}/metrics", timeout=40, trust_env=False).text
+    text = httpx.get(f"{gateway.url}/metrics", timeout=40, trust_env=False, verify=TLS_CONTEXT).text
     return sum(
         sample_value.value
         for family in text_string_to_metric_families(text)
@@ -177,7 +182,9 @@ def test_hung_worker_is_restarted_and_every_worker_reports_it(gateway: Served) -
     name = ended(gateway)
     reporting_workers = set()
     for _ in range(200):
-        status = httpx.get(f"{gateway.url}/admin/status", timeout=40, trust_env=False).json()
+        status = httpx.get(
+            f"{gateway.url}/admin/status", timeout=40, trust_env=False, verify=TLS_CONTEXT
+        ).json()
         (change,) = [change for change in status["changes"] if change["subject"].startswith("worker")]
         assert (name, "hung, started again", "signal SIGKILL") == (
             change["subject"],
@@ -226,7 +233,7 @@ def test_removed_upstream_leaves_no_gauges(gateway: Served, config: Path, stub: 
 
 def gauges_of(gateway: Served, upstream: str) -> set[str]:
     """Return the names of an upstream's gauges, as reported by any worker."""
-    text = httpx.get(f"{gateway.url}/metrics", timeout=40, trust_env=False).text
+    text = httpx.get(f"{gateway.url}/metrics", timeout=40, trust_env=False, verify=TLS_CONTEXT).text
     return {
         family.name.removeprefix("gateway_")
         for family in text_string_to_metric_families(text)

@@ -18,7 +18,7 @@ from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
 from gateway.tenants.store import TenantStore, keep_up_to_date
-from tests.processes.conftest import KEY, Served, wait_until
+from tests.processes.conftest import KEY, TLS_CONTEXT, Served, wait_until
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer
 
@@ -44,7 +44,12 @@ def gateway(*words: str) -> subprocess.CompletedProcess[str]:
 
 def accepted(url: str, key: str) -> bool:
     """Return True if a key is accepted; the model's upstream is not running, which does not matter here."""
-    return httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+    return (
+        httpx.get(
+            f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}, verify=TLS_CONTEXT
+        ).status_code
+        == 200
+    )
 
 
 @pytest.mark.slow
