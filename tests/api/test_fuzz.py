@@ -36,6 +36,8 @@ from tests.fakes.tei import FakeTei
 from tests.fakes.vllm import FakeVllm
 from tests.quotas.redis_server import RedisServer
 
+pytestmark = pytest.mark.slow
+
 CASES = int(os.environ.get("FUZZ_CASES", "0"))
 # Cases per operation in `make test`. An operation without parameters has fewer.
 FEW = 20

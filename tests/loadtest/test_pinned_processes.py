@@ -9,6 +9,8 @@ import pytest
 
 from loadtest.processes import PinnedProcess, family, process_group, usage
 
+pytestmark = pytest.mark.slow
+
 # A parent whose child ignores SIGTERM; the parent prints the child's id.
 PARENT = """
 import subprocess, sys, time
