@@ -1,7 +1,7 @@
 """Tiny randomly initialised checkpoints of many architectures, written as their libraries write them.
 
-Weights are drawn wide: with the usual 0.02 a layer hardly changes what passes through it, and a comparison
-would show nothing.
+Weights have a large standard deviation: with the usual 0.02 a layer hardly changes its input, and a
+comparison would prove nothing.
 """
 
 import shutil
@@ -29,7 +29,7 @@ DECODER = SMALL | {"num_key_value_heads": 2, "bos_token_id": 101, "eos_token_id"
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 6}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 
-# name → (config, whether it is computed without padding).
+# name → (config, True if it is computed without padding).
 ENCODERS: dict[str, tuple[Callable[[], PretrainedConfig], bool]] = {
     "bert": (lambda: transformers.BertConfig(**SMALL), True),
     "roberta": (lambda: transformers.RobertaConfig(**SMALL | {"type_vocab_size": 1}), True),
@@ -75,14 +75,14 @@ DECODERS: dict[str, Callable[[], PretrainedConfig]] = {
 
 
 def make_encoder(config: PretrainedConfig, tokenizer: Path, folder: Path) -> Path:
-    """A plain transformers checkpoint with another one's tokenizer."""
+    """Write a plain transformers checkpoint with the tokenizer of another checkpoint."""
     torch.manual_seed(0)
     AutoModel.from_config(config, dtype=torch.float32).eval().save_pretrained(folder)
     return _with_tokenizer(tokenizer, folder)
 
 
 def make_classifier(config: PretrainedConfig, tokenizer: Path, folder: Path, labels: int = 1) -> Path:
-    """A sequence classifier."""
+    """Write a sequence classifier."""
     torch.manual_seed(0)
     config.num_labels = labels
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
@@ -91,7 +91,7 @@ def make_classifier(config: PretrainedConfig, tokenizer: Path, folder: Path, lab
 
 
 def make_language_model(config: PretrainedConfig, tokenizer: Path, folder: Path, end: object) -> Path:
-    """A language model, masked or causal: end is transformers' AutoModelFor… of it."""
+    """Write a language model, masked or causal. end: its AutoModelFor… class of transformers."""
     torch.manual_seed(0)
     end.from_config(config, dtype=torch.float32).eval().save_pretrained(folder)
     return _with_tokenizer(tokenizer, folder)
@@ -104,7 +104,7 @@ def make_sentence_model(
     after: Sequence[torch.nn.Module] = (),
     prompts: dict[str, str] | None = None,
 ) -> SentenceTransformer:
-    """A sentence-transformers checkpoint around an encoder; the model that wrote it is the reference."""
+    """Write a sentence-transformers checkpoint around an encoder; return its model as the reference."""
     transformer = modules.Transformer(str(encoder), max_seq_length=64)
     pool = modules.Pooling(transformer.get_embedding_dimension(), pooling_mode=pooling)
     model = SentenceTransformer(modules=[transformer, pool, *after], device="cpu", prompts=prompts)

@@ -1,4 +1,4 @@
-"""Engines on real weights, one a session for each checkpoint and dtype."""
+"""Engines on real weights, loaded once per session for each checkpoint and dtype."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -19,13 +19,13 @@ Engines = Callable[[Path, DTypeName], Engine]
 
 @pytest.fixture(scope="session")
 def minilm() -> Path:
-    """The real all-MiniLM-L6-v2."""
+    """Return the real all-MiniLM-L6-v2."""
     return locate_checkpoint(DEFAULT_MODEL)
 
 
 @pytest.fixture(scope="session")
 def cross_encoder(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fitted cross-encoder of MiniLM's shape."""
+    """Return a fitted cross-encoder of MiniLM's shape."""
     return make_cross_encoder(minilm, tmp_path_factory.mktemp("cross-encoder"))
 
 
@@ -44,7 +44,7 @@ def engine_of() -> Iterator[Engines]:
 
 @pytest.fixture(scope="session")
 def reference(minilm: Path) -> Vectors:
-    """The real texts by sentence-transformers in float32: (n, 384), each row of length 1."""
+    """Encode the real texts with sentence-transformers in float32: (n, 384), rows of length 1."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(minilm), device="cpu", model_kwargs={"dtype": "float32"})

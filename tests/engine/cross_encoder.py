@@ -1,6 +1,6 @@
-"""A cross-encoder whose scores spread: MiniLM's encoder with a head fitted on pairs of docstrings.
+"""Cross-encoder with a wide range of scores: MiniLM's encoder with a head fitted on pairs of docstrings.
 
-A head that is random scores every pair alike, and a comparison of such scores shows nothing.
+A random head gives every pair the same score, and a comparison of such scores proves nothing.
 """
 
 import shutil
@@ -15,7 +15,7 @@ Pair = tuple[str, str]
 
 
 def labelled_pairs() -> list[tuple[Pair, float]]:
-    """A docstring's first line with its own rest (1) and with another's (0)."""
+    """Pair the first line of each docstring with its own rest (1) and with another's (0)."""
     texts = [text for text in real_texts() if "\n\n" in text][:80]
     halves = [text.split("\n\n", 1) for text in texts]
     pairs: list[tuple[Pair, float]] = []
@@ -38,7 +38,7 @@ def make_cross_encoder(encoder: Path, target: Path) -> Path:
 
 
 def _fit_head(model: PreTrainedModel, tokenizer: object, pairs: list[tuple[Pair, float]]) -> None:
-    """Train pooler and classifier on the encoder's first tokens, which are computed once."""
+    """Train pooler and classifier on the encoder's first tokens, computed once."""
     firsts = torch.cat(
         [
             _first_tokens(model, tokenizer, [pair for pair, _ in pairs[i : i + 16]])

@@ -1,4 +1,4 @@
-"""Every architecture that is promised, against the stock libraries in float32, with and without padding."""
+"""Supported architectures against the stock libraries in float32, with and without padding."""
 
 import asyncio
 from pathlib import Path
@@ -32,23 +32,23 @@ async def vectors_of(model: LoadedModel, texts: list[str], size: int = 8) -> Vec
     return np.concatenate([reply.vectors for reply in replies if isinstance(reply, EmbedReply)])
 
 
-def assert_alike(vectors: Vectors, expected: Vectors) -> None:
+def assert_same_vectors(vectors: Vectors, expected: Vectors) -> None:
     cosines = (vectors * expected).sum(axis=1)
     assert len(cosines) == len(TEXTS)
     assert cosines.min() > 0.99999
-    # Vectors that all point one way would agree whatever is computed.
+    # Vectors that all point in one direction would agree after any computation.
     assert (expected @ expected.T).min() < 0.95
 
 
 @pytest.mark.parametrize("name", ENCODERS)
 async def test_encoders_agree_with_sentence_transformers(name: str, minilm: Path, tmp_path: Path) -> None:
-    config, without_padding = ENCODERS[name]
+    config, packed = ENCODERS[name]
     encoder = make_encoder(config(), minilm, tmp_path / "encoder")
     stock = make_sentence_model(encoder, tmp_path / "sentence", "mean")
     model = load_tiny(tmp_path / "sentence")
 
-    assert without_padding == model.packed
-    assert_alike(await vectors_of(model, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
+    assert packed == model.packed
+    assert_same_vectors(await vectors_of(model, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -58,13 +58,11 @@ async def test_decoders_agree_with_sentence_transformers(name: str, minilm: Path
     model = load_tiny(tmp_path / "sentence")
 
     assert model.packed
-    assert_alike(await vectors_of(model, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
+    assert_same_vectors(await vectors_of(model, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
 
 
 @pytest.mark.parametrize("name", ["bert", "mpnet", "modernbert"])
-async def test_in_bfloat16_a_vector_does_not_depend_on_its_batch(
-    name: str, minilm: Path, tmp_path: Path
-) -> None:
+async def test_bfloat16_vectors_do_not_depend_on_their_batch(name: str, minilm: Path, tmp_path: Path) -> None:
     make_encoder(ENCODERS[name][0](), minilm, tmp_path)
     model = load_tiny(tmp_path, "bfloat16")
 
@@ -83,10 +81,10 @@ async def test_poolings_agree_with_sentence_transformers(pooling: str, minilm: P
 
     vectors = await vectors_of(load_tiny(tmp_path / "sentence"), TEXTS)
 
-    assert_alike(vectors, stock.encode(TEXTS, normalize_embeddings=True))
+    assert_same_vectors(vectors, stock.encode(TEXTS, normalize_embeddings=True))
 
 
-async def test_what_follows_pooling_is_applied_in_order(minilm: Path, tmp_path: Path) -> None:
+async def test_modules_after_pooling_are_applied_in_order(minilm: Path, tmp_path: Path) -> None:
     encoder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
     torch.manual_seed(1)
     after = [
@@ -121,7 +119,7 @@ async def test_prompts_by_name_agree_with_sentence_transformers(minilm: Path, tm
     "name", ["bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert", "mpnet"]
 )
 async def test_cross_encoders_agree_with_transformers(name: str, minilm: Path, tmp_path: Path) -> None:
-    config, without_padding = ENCODERS[name]
+    config, packed = ENCODERS[name]
     make_classifier(config(), minilm, tmp_path)
     model = load_tiny(tmp_path)
 
@@ -130,7 +128,7 @@ async def test_cross_encoders_agree_with_transformers(name: str, minilm: Path, t
     )
 
     assert isinstance(reply, RerankReply)
-    assert without_padding == model.packed
+    assert packed == model.packed
     expected = logits_of(tmp_path, model.recipe.max_tokens)
     np.testing.assert_allclose(reply.scores, expected, atol=1e-4)
     assert expected.std() > 0.05

@@ -1,4 +1,4 @@
-"""Packed attention against one sequence at a time, written out."""
+"""Packed attention against a plain implementation for single sequences."""
 
 import pytest
 import torch
@@ -9,14 +9,14 @@ from backends.torch.attention import SequenceRun, attend, attend_joined, group_r
 LENGTHS = (3, 7, 7, 1, 9)
 
 
-def by_hand(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int) -> Tensor:
-    """(length, heads, dim) of one sequence, in float64."""
-    k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], dim=1) for one in (k, v))
+def attend_plainly(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int) -> Tensor:
+    """Compute attention of one sequence in float64: (length, heads, dim)."""
+    k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], dim=1) for tensor in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * scale
     for row in range(len(q)):
         for column in range(len(k)):
-            far = window and abs(row - column) >= window
-            if far or (causal and column > row):
+            is_far = window and abs(row - column) >= window
+            if is_far or (causal and column > row):
                 scores[:, row, column] = -torch.inf
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double()).float()
 
@@ -24,7 +24,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [0, 1, 3, 100])
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_every_sequence_sees_itself_alone(causal: bool, window: int, key_heads: int) -> None:
+def test_every_sequence_attends_only_to_itself(causal: bool, window: int, key_heads: int) -> None:
     torch.manual_seed(0)
     tokens = sum(LENGTHS)
     q, k, v = (torch.randn(tokens, heads, 8) for heads in (4, key_heads, key_heads))
@@ -32,12 +32,12 @@ def test_every_sequence_sees_itself_alone(causal: bool, window: int, key_heads: 
 
     out = attend(q, k, v, starts, starts, max(LENGTHS), 0.3, causal, window)
 
-    pieces = zip(*(one.split(LENGTHS) for one in (q, k, v)), strict=True)
-    expected = torch.cat([by_hand(*piece, 0.3, causal, window) for piece in pieces])
+    pieces = zip(*(tensor.split(LENGTHS) for tensor in (q, k, v)), strict=True)
+    expected = torch.cat([attend_plainly(*piece, 0.3, causal, window) for piece in pieces])
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_neighbors_of_equal_lengths_are_one_run() -> None:
+def test_groups_neighbors_of_equal_lengths_into_one_run() -> None:
     runs = group_runs([0, 3, 10, 17, 18, 27], [0, 3, 8, 13, 14, 20])
 
     assert runs == [
@@ -49,7 +49,7 @@ def test_neighbors_of_equal_lengths_are_one_run() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_queries_keys_and_values_may_lie_beside_each_other(dtype: torch.dtype) -> None:
+def test_joined_queries_keys_and_values_give_the_same_attention(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     joined = torch.randn(sum(LENGTHS), 3, 4, 8).to(dtype)
     starts = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
@@ -63,19 +63,19 @@ def test_queries_keys_and_values_may_lie_beside_each_other(dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("window", [0, 3])
-def test_tokens_that_none_looks_at_look_at_the_others(window: int) -> None:
+def test_unattended_tokens_attend_to_the_others(window: int) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(sum(LENGTHS), 4, 8) for _ in range(3))
     starts = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
-    seen = [max(1, length - 2) for length in LENGTHS]
-    key_starts = torch.tensor([0, *torch.tensor(seen).cumsum(0)], dtype=torch.int32)
-    first = [one[:n] for tensor in (k, v) for one, n in zip(tensor.split(LENGTHS), seen, strict=True)]
-    keys, values = first[: len(seen)], first[len(seen) :]
+    attended = [max(1, length - 2) for length in LENGTHS]
+    key_starts = torch.tensor([0, *torch.tensor(attended).cumsum(0)], dtype=torch.int32)
+    first = [piece[:n] for tensor in (k, v) for piece, n in zip(tensor.split(LENGTHS), attended, strict=True)]
+    keys, values = first[: len(attended)], first[len(attended) :]
 
     out = attend(q, torch.cat(keys), torch.cat(values), starts, key_starts, max(LENGTHS), 0.3, False, window)
 
     pieces = zip(q.split(LENGTHS), keys, values, strict=True)
-    expected = torch.cat([by_hand(*piece, 0.3, False, window) for piece in pieces])
+    expected = torch.cat([attend_plainly(*piece, 0.3, False, window) for piece in pieces])
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
@@ -83,14 +83,14 @@ def test_tokens_that_none_looks_at_look_at_the_others(window: int) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [0, 3])
-def test_the_kernel_for_a_gpu_agrees(causal: bool, window: int) -> None:
+def test_gpu_kernel_agrees_with_the_cpu(causal: bool, window: int) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(sum(LENGTHS), heads, 32, dtype=torch.bfloat16) for heads in (4, 2, 2))
     starts = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
 
-    here = attend(q.float(), k.float(), v.float(), starts, starts, max(LENGTHS), 0.2, causal, window)
-    there = attend(
+    on_cpu = attend(q.float(), k.float(), v.float(), starts, starts, max(LENGTHS), 0.2, causal, window)
+    on_gpu = attend(
         q.cuda(), k.cuda(), v.cuda(), starts.cuda(), starts.cuda(), max(LENGTHS), 0.2, causal, window
     )
 
-    torch.testing.assert_close(there.float().cpu(), here, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(on_gpu.float().cpu(), on_cpu, atol=2e-2, rtol=2e-2)

@@ -16,8 +16,8 @@ from tests.engine.checkpoints import ENCODERS, make_encoder, make_sentence_model
 from tests.engine.engines import TEXTS, cosines, encode, engine_on, load_tiny, run_work
 
 ALL = (Output.DENSE, Output.SPARSE, Output.MULTIVECTOR, Output.TOKENS)
-# [PAD], [UNK], [CLS] and [SEP] of the tokenizer that the tiny model has.
-UNUSED = {0, 100, 101, 102}
+# [PAD], [UNK], [CLS] and [SEP] of the tiny model's tokenizer.
+SPECIAL_IDS = {0, 100, 101, 102}
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def lexical(folder: Path, ids: list[int], hidden: Tensor) -> dict[int, float]:
     weights: dict[int, float] = {}
     values = linear(folder, "sparse_linear.pt", hidden).relu()[:, 0].tolist()
     for token, weight in zip(ids, values, strict=True):
-        if token not in UNUSED and weight > weights.get(token, 0):
+        if token not in SPECIAL_IDS and weight > weights.get(token, 0):
             weights[token] = weight
     return weights
 
 
-async def test_all_outputs_come_from_one_pass_as_flagembedding_defines_them(
+async def test_one_pass_gives_all_outputs_as_flagembedding_defines_them(
     checkpoint: tuple[Path, SentenceTransformer],
 ) -> None:
     folder, reference = checkpoint
@@ -67,11 +67,11 @@ async def test_all_outputs_come_from_one_pass_as_flagembedding_defines_them(
         late = nn.functional.normalize(linear(folder, "colbert_linear.pt", hidden[1:]), dim=-1)
         np.testing.assert_allclose((reply.multivector or ())[i], late, atol=1e-4)
         np.testing.assert_allclose((reply.token_vectors or ())[i], hidden, atol=1e-4)
-    assert sum(len(one.indices) for one in reply.sparse or ()) > 100
+    assert sum(len(terms.indices) for terms in reply.sparse or ()) > 100
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_what_is_asked_for_beside_it_changes_no_output(
+async def test_an_output_does_not_depend_on_the_other_requested_outputs(
     dtype: DTypeName, checkpoint: tuple[Path, SentenceTransformer]
 ) -> None:
     folder, reference = checkpoint
@@ -94,7 +94,7 @@ def flat(reply: EncodeReply) -> Vectors:
     return np.concatenate(reply.multivector or ())
 
 
-async def test_dimensions_cut_the_dense_vector_alone(checkpoint: tuple[Path, SentenceTransformer]) -> None:
+async def test_dimensions_cut_only_the_dense_vector(checkpoint: tuple[Path, SentenceTransformer]) -> None:
     engine = engine_on(load_tiny(checkpoint[0]))
 
     reply = await run_work(engine, Encode(("a",), frozenset(ALL), dimensions=5), EncodeReply)
@@ -105,13 +105,13 @@ async def test_dimensions_cut_the_dense_vector_alone(checkpoint: tuple[Path, Sen
 
 
 class Harmful:
-    """What a file of weights must never be able to do."""
+    """Object that runs code when a file of weights is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return Path.touch, (Path("harmed"),)
 
 
-async def test_code_in_a_file_of_weights_is_refused(
+async def test_rejects_code_in_a_weights_file(
     checkpoint: tuple[Path, SentenceTransformer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -30,8 +30,8 @@ def logits_of(folder: Path, max_tokens: int) -> Vectors:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     rows = []
-    for one in INPUTS:
-        parts = (one,) if isinstance(one, str) else one
+    for item in INPUTS:
+        parts = (item,) if isinstance(item, str) else item
         inputs = tokenizer(*parts, truncation=True, max_length=max_tokens, return_tensors="pt")
         with torch.no_grad():
             rows.append(model(**inputs).logits[0].numpy())
@@ -39,7 +39,7 @@ def logits_of(folder: Path, max_tokens: int) -> Vectors:
 
 
 @pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification"])
-async def test_scores_of_texts_and_pairs_are_those_of_transformers(
+async def test_scores_of_texts_and_pairs_equal_those_of_transformers(
     problem: str, minilm: Path, tmp_path: Path
 ) -> None:
     config = ENCODERS["bert"][0]()
@@ -75,7 +75,9 @@ async def test_labels_have_the_names_and_order_of_the_checkpoint(minilm: Path, t
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_one_label_reranks_and_classifies(dtype: DTypeName, minilm: Path, tmp_path: Path) -> None:
+async def test_model_with_one_label_reranks_and_classifies(
+    dtype: DTypeName, minilm: Path, tmp_path: Path
+) -> None:
     make_classifier(ENCODERS["bert"][0](), minilm, tmp_path)
     engine = engine_on(load_tiny(tmp_path, dtype))
     pairs = tuple(zip(TEXTS[:8], TEXTS[8:16], strict=True))
@@ -89,11 +91,11 @@ async def test_one_label_reranks_and_classifies(dtype: DTypeName, minilm: Path, 
     close = 1e-4 if dtype == "float32" else 2e-2
     np.testing.assert_allclose(scored.scores, stock.predict(list(pairs)), atol=close)
     np.testing.assert_allclose(classified.scores[:, 0], scored.scores, atol=1e-6)
-    np.testing.assert_allclose(raw.scores, [one.scores[0] for one in single], atol=close)
+    np.testing.assert_allclose(raw.scores, [reply.scores[0] for reply in single], atol=close)
     assert engine._loaded.capabilities.score_kind is ScoreKind.SIGMOID
 
 
-async def test_a_cut_input_is_told(minilm: Path, tmp_path: Path) -> None:
+async def test_reply_reports_truncated_inputs(minilm: Path, tmp_path: Path) -> None:
     make_classifier(ENCODERS["bert"][0](), minilm, tmp_path, labels=2)
 
     reply = await run_work(

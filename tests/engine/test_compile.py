@@ -1,4 +1,4 @@
-"""`compile: true`: the same vectors, or a clear word on why not."""
+"""`compile: true`: the same vectors, or an error that names the reason."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ async def main():
 
 asyncio.run(main())
 print(counters["stats"]["unique_graphs"], flush=True)
-# As the engine ends: its thread of forward passes does not outlive what it stands on.
+# The engine ends in the same way: its threads must not run during the interpreter's shutdown.
 os._exit(0)
 """
 
@@ -51,7 +51,7 @@ def load_tiny(folder: Path, *, compiled: bool) -> LoadedModel:
 
 
 @pytest.mark.timeout(180)
-async def test_a_compiled_model_gives_the_same_vectors(minilm: Path, tmp_path: Path) -> None:
+async def test_compiled_model_gives_the_same_vectors(minilm: Path, tmp_path: Path) -> None:
     make_encoder(ENCODERS["bert"][0](), minilm, tmp_path)
     texts = tuple(real_texts()[:40])
     both = []
@@ -65,10 +65,10 @@ async def test_a_compiled_model_gives_the_same_vectors(minilm: Path, tmp_path: P
 
 
 @pytest.mark.timeout(180)
-def test_a_compiled_model_is_compiled_once_for_all_lengths(minilm: Path, tmp_path: Path) -> None:
+def test_model_is_compiled_once_for_all_lengths(minilm: Path, tmp_path: Path) -> None:
     make_encoder(ENCODERS["bert"][0](), minilm, tmp_path)
 
-    # In a process of its own: what else was compiled counts towards the compiler's bound.
+    # In a process of its own: graphs of other tests would count towards the compiler's limit.
     done = subprocess.run(
         [sys.executable, "-c", MANY_LENGTHS, str(tmp_path)],
         capture_output=True,
@@ -78,12 +78,12 @@ def test_a_compiled_model_is_compiled_once_for_all_lengths(minilm: Path, tmp_pat
     )
 
     loaded, served = (int(line) for line in done.stdout.split())
-    # The first batch's shape, and then any; once more for half of the cores. Nothing while it serves.
+    # One graph for the first shape and one for all others, again for half of the cores. None while serving.
     assert 1 <= loaded <= 4
     assert served == loaded
 
 
-def test_without_a_compiler_the_engine_says_what_is_missing(
+def test_error_names_the_missing_compiler(
     minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_encoder(ENCODERS["bert"][0](), minilm, tmp_path)
@@ -93,7 +93,7 @@ def test_without_a_compiler_the_engine_says_what_is_missing(
         load_tiny(tmp_path, compiled=True)
 
 
-def test_an_architecture_with_attention_of_its_own_is_not_compiled(minilm: Path, tmp_path: Path) -> None:
+def test_refuses_to_compile_an_architecture_with_its_own_attention(minilm: Path, tmp_path: Path) -> None:
     make_encoder(ENCODERS["mpnet"][0](), minilm, tmp_path)
 
     with pytest.raises(ModelUnavailable, match="mpnet"):

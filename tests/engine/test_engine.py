@@ -1,4 +1,4 @@
-"""What the engine does with options, long inputs, odd models and failures."""
+"""Engine with options, long inputs, odd models and failures."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ async def embed(engine: Engine, work: Embed) -> EmbedReply:
     return reply
 
 
-async def test_dimensions_are_cut_before_normalizing(engine: Engine) -> None:
+async def test_vectors_are_cut_before_they_are_normalized(engine: Engine) -> None:
     whole = await embed(engine, Embed(("hello",), normalize=False))
     short = await embed(engine, Embed(("hello",), dimensions=10))
 
@@ -38,20 +38,20 @@ async def test_dimensions_are_cut_before_normalizing(engine: Engine) -> None:
     np.testing.assert_allclose(short.vectors[0], expected, rtol=1e-5)
 
 
-async def test_without_normalize_a_vector_keeps_its_length(engine: Engine) -> None:
+async def test_vector_keeps_its_length_without_normalize(engine: Engine) -> None:
     reply = await embed(engine, Embed(("hello",), normalize=False))
 
     assert abs(np.linalg.norm(reply.vectors[0]) - 1) > 0.1
 
 
-async def test_a_cut_input_is_told_and_counts_the_models_length(engine: Engine) -> None:
+async def test_truncated_input_is_reported_and_counts_the_maximum_length(engine: Engine) -> None:
     reply = await embed(engine, Embed(("short", LONG)))
 
     assert reply.truncated == (1,)
     assert reply.tokens == 256 + 3
 
 
-async def test_the_side_that_is_cut_is_the_callers_choice(engine: Engine) -> None:
+async def test_caller_chooses_the_side_that_is_cut(engine: Engine) -> None:
     text = "first " * 300 + "last " * 300
     right = await embed(engine, Embed((text, "first " * 254)))
     left = await embed(engine, Embed((text, "last " * 254), truncate=Truncate.LEFT))
@@ -71,7 +71,7 @@ async def test_the_side_that_is_cut_is_the_callers_choice(engine: Engine) -> Non
         (Rerank("a", ("b",)), UnsupportedWork),
     ],
 )
-async def test_what_the_model_cannot_do_is_the_callers_fault(
+async def test_unsupported_work_is_an_error_of_the_caller(
     engine: Engine, work: Embed | Rerank, error: type[BackendError]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -80,34 +80,34 @@ async def test_what_the_model_cannot_do_is_the_callers_fault(
     assert caught.value.source == "caller"
 
 
-async def test_tokens_are_shown_with_byte_offsets(engine: Engine) -> None:
+async def test_tokens_have_byte_offsets(engine: Engine) -> None:
     reply = await engine.run(Tokenize(("Größe 😀 x",)))
 
     assert isinstance(reply, TokenizeReply)
     text = "Größe 😀 x".encode()
-    pieces = [text[one.start : one.stop].decode() for one in reply.inputs[0] if not one.special]
+    pieces = [text[token.start : token.stop].decode() for token in reply.inputs[0] if not token.special]
     assert "".join(pieces) == "Größe😀x"
-    assert [one.start for one in reply.inputs[0] if one.special] == [None, None]
+    assert [token.start for token in reply.inputs[0] if token.special] == [None, None]
 
 
-async def test_a_full_queue_refuses_more(minilm: Path, engine_of: Engines) -> None:
+async def test_full_queue_refuses_more_work(minilm: Path, engine_of: Engines) -> None:
     loaded = engine_of(minilm, "float32")._loaded
     engine = Engine(loaded, batch_tokens=64, queue_tokens=300)
     replies = await asyncio.gather(*(engine.run(Embed((LONG,))) for _ in range(20)), return_exceptions=True)
 
-    refused = [one for one in replies if isinstance(one, ReplicaOverloaded)]
-    served = [one for one in replies if isinstance(one, EmbedReply)]
+    refused = [reply for reply in replies if isinstance(reply, ReplicaOverloaded)]
+    served = [reply for reply in replies if isinstance(reply, EmbedReply)]
     assert refused
     assert served
     assert len(refused) + len(served) == 20
 
 
 class BrokenHead:
-    """Fails on a text of seven tokens, gives no finite numbers for one of eight."""
+    """Head that fails on a text of seven tokens and returns NaN for a text of eight."""
 
     def run(self, sequences: list[InputSequence], outputs: frozenset[Output]) -> list[Row]:
         assert outputs == {Output.DENSE}
-        lengths = [len(one.ids) for one in sequences]
+        lengths = [len(sequence.ids) for sequence in sequences]
         if 7 in lengths:
             raise RuntimeError("boom")
         return [Row(np.full(384, np.nan if n == 8 else 1.0, dtype=np.float32)) for n in lengths]
@@ -119,7 +119,7 @@ def with_broken_head(minilm: Path, engine_of: Engines) -> Engine:
     return Engine(loaded, batch_tokens=4096, queue_tokens=10**6)
 
 
-async def test_a_failing_forward_is_told_and_the_engine_goes_on(minilm: Path, engine_of: Engines) -> None:
+async def test_engine_reports_a_failed_pass_and_continues(minilm: Path, engine_of: Engines) -> None:
     engine = with_broken_head(minilm, engine_of)
 
     for words in (5, 6):
@@ -128,19 +128,19 @@ async def test_a_failing_forward_is_told_and_the_engine_goes_on(minilm: Path, en
     assert isinstance(await engine.run(Embed(("x",))), EmbedReply)
 
 
-async def test_a_text_that_fails_takes_nobody_along(minilm: Path, engine_of: Engines) -> None:
+async def test_failing_text_does_not_fail_the_others_of_its_batch(minilm: Path, engine_of: Engines) -> None:
     engine = with_broken_head(minilm, engine_of)
 
     replies = await asyncio.gather(
         *(engine.run(Embed(("x " * words,))) for words in range(1, 12)), return_exceptions=True
     )
 
-    assert [words for words, one in enumerate(replies, 1) if isinstance(one, ReplicaFailed)] == [5, 6]
-    assert sum(isinstance(one, EmbedReply) for one in replies) == 9
+    assert [words for words, reply in enumerate(replies, 1) if isinstance(reply, ReplicaFailed)] == [5, 6]
+    assert sum(isinstance(reply, EmbedReply) for reply in replies) == 9
 
 
 def with_files(minilm: Path, folder: Path, **files: object) -> Path:
-    """A copy of the checkpoint with some of its files written anew."""
+    """Copy the checkpoint and replace some of its files."""
     shutil.copytree(minilm, folder, dirs_exist_ok=True)
     for name, content in files.items():
         (folder / name.replace("__", "/").replace("_json", ".json")).write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""The engine's numbers against sentence-transformers and transformers in float32."""
+"""Vectors and scores of the engine against sentence-transformers and transformers in float32."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.engine.cross_encoder import labelled_pairs
 from tests.engine.texts import real_texts
 
 
-async def embedded(engine: Engine, texts: list[str], size: int) -> Vectors:
+async def embed_texts(engine: Engine, texts: list[str], size: int) -> Vectors:
     replies = await asyncio.gather(
         *(engine.run(Embed(tuple(texts[i : i + size]))) for i in range(0, len(texts), size))
     )
@@ -26,10 +26,10 @@ async def embedded(engine: Engine, texts: list[str], size: int) -> Vectors:
 @pytest.mark.parametrize(
     ("dtype", "least"), [("float32", 0.99999), ("bfloat16", 0.9995), ("float16", 0.9999)]
 )
-async def test_vectors_are_those_of_sentence_transformers(
+async def test_vectors_equal_those_of_sentence_transformers(
     dtype: DTypeName, least: float, minilm: Path, engine_of: Engines, reference: Vectors
 ) -> None:
-    vectors = await embedded(engine_of(minilm, dtype), real_texts(), 32)
+    vectors = await embed_texts(engine_of(minilm, dtype), real_texts(), 32)
 
     assert len(real_texts()) >= 200
     cosines = (vectors * reference).sum(axis=1)
@@ -39,14 +39,14 @@ async def test_vectors_are_those_of_sentence_transformers(
 @pytest.mark.parametrize(
     ("dtype", "least"), [("float32", 0.999999), ("bfloat16", 0.9999), ("float16", 0.9999)]
 )
-async def test_a_text_has_the_same_vector_alone_and_in_any_batch(
+async def test_text_has_the_same_vector_alone_and_in_any_batch(
     dtype: DTypeName, least: float, minilm: Path, engine_of: Engines
 ) -> None:
     engine = engine_of(minilm, dtype)
     texts = real_texts()[:60]
 
-    together = await embedded(engine, texts, len(texts))
-    alone = await embedded(engine, texts, 1)
+    together = await embed_texts(engine, texts, len(texts))
+    alone = await embed_texts(engine, texts, 1)
 
     assert least <= (together * alone).sum(axis=1).min()
 
@@ -62,19 +62,19 @@ def reference_scores(checkpoint: Path, query: str, documents: list[str]) -> Vect
     return scores
 
 
-async def test_rerank_scores_are_those_of_transformers(cross_encoder: Path, engine_of: Engines) -> None:
+async def test_rerank_scores_equal_those_of_transformers(cross_encoder: Path, engine_of: Engines) -> None:
     engine = engine_of(cross_encoder, "float32")
     documents = [pair[1] for pair, _ in labelled_pairs()][:60]
-    everything = []
+    all_scores = []
     for query in [pair[0] for pair, _ in labelled_pairs()][:6:2]:
         reply = await engine.run(Rerank(query, tuple(documents)))
         assert isinstance(reply, RerankReply)
         expected = reference_scores(cross_encoder, query, documents)
         np.testing.assert_allclose(reply.scores, expected, atol=1e-4, rtol=0)
-        everything.append(reply.scores)
+        all_scores.append(reply.scores)
 
-    # The comparison shows something only if the scores are not all alike.
-    assert np.concatenate(everything).std() > 0.15
+    # The comparison proves something only if the scores differ.
+    assert np.concatenate(all_scores).std() > 0.15
 
 
 async def test_raw_scores_are_the_logits_before_the_sigmoid(cross_encoder: Path, engine_of: Engines) -> None:

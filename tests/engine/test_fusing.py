@@ -1,4 +1,4 @@
-"""Layers in fewer operations: which are replaced, and that they give what they gave."""
+"""Fused layers: which layers are replaced, and that their outputs stay the same."""
 
 import pytest
 import torch
@@ -21,13 +21,13 @@ DESCENDANTS = {"bert", "roberta", "xlm-roberta", "electra"}
 PLACES = tuple(f"encoder.encoder.layer.{number}" for number in range(3))
 
 
-def packed_of(config: transformers.PretrainedConfig) -> nn.Module:
+def pack_model(config: transformers.PretrainedConfig) -> nn.Module:
     torch.manual_seed(0)
     encoder = transformers.AutoModel.from_config(config, dtype=torch.float32).eval()
     encoder.pooler = None
-    found = pack(encoder, first_position=config.pad_token_id + 1 if "roberta" in config.model_type else 0)
-    assert found is not None
-    return found
+    packed = pack(encoder, first_position=config.pad_token_id + 1 if "roberta" in config.model_type else 0)
+    assert packed is not None
+    return packed
 
 
 def fused_layers(network: nn.Module) -> int:
@@ -35,19 +35,19 @@ def fused_layers(network: nn.Module) -> int:
 
 
 def inputs_of(filled: int = 0) -> dict[str, torch.Tensor]:
-    """Sequences of 4, 9 and 2 tokens; the last `filled` of each are looked at by none."""
+    """Build sequences of 4, 9 and 2 tokens; no token attends to the last `filled` of each."""
     lengths = torch.tensor([4, 9, 2])
     mask = (torch.arange(9) < lengths[:, None]).long()
     ids = torch.randint(5, 900, mask.shape, generator=torch.Generator().manual_seed(1)) * mask
-    seen = (torch.arange(9) < (lengths - filled)[:, None]).long()
-    told = {"input_ids": ids, "attention_mask": seen}
-    return told | ({"tokens": mask} if filled else {})
+    attended = (torch.arange(9) < (lengths - filled)[:, None]).long()
+    inputs = {"input_ids": ids, "attention_mask": attended}
+    return inputs | ({"tokens": mask} if filled else {})
 
 
 @pytest.mark.parametrize("name", sorted(name for name, (_, is_packed) in ENCODERS.items() if is_packed))
 @torch.inference_mode()
-def test_layers_of_berts_family_are_replaced_by_ones_that_give_the_same(name: str) -> None:
-    packed = packed_of(ENCODERS[name][0]())
+def test_fused_layers_of_the_bert_family_give_the_same_vectors(name: str) -> None:
+    packed = pack_model(ENCODERS[name][0]())
     expected = [packed(**inputs_of(filled)).last_hidden_state for filled in (0, 1)]
 
     fuse(packed)
@@ -58,11 +58,11 @@ def test_layers_of_berts_family_are_replaced_by_ones_that_give_the_same(name: st
 
 
 @torch.inference_mode()
-def test_a_layer_that_does_more_than_its_parts_tell_stays() -> None:
-    packed = packed_of(ENCODERS["bert"][0]())
+def test_keeps_a_layer_that_does_more_than_its_parts() -> None:
+    packed = pack_model(ENCODERS["bert"][0]())
     layer = packed.get_submodule(PLACES[1])
     stock = layer.forward
-    layer.forward = lambda *given, **options: stock(*given, **options) + 0.01
+    layer.forward = lambda *inputs, **options: stock(*inputs, **options) + 0.01
 
     fuse(packed)
 
@@ -70,8 +70,8 @@ def test_a_layer_that_does_more_than_its_parts_tell_stays() -> None:
 
 
 @torch.inference_mode()
-def test_a_decoder_whose_tokens_look_back_only_stays() -> None:
-    packed = packed_of(transformers.BertConfig(**SMALL, is_decoder=True))
+def test_keeps_the_layers_of_a_causal_decoder() -> None:
+    packed = pack_model(transformers.BertConfig(**SMALL, is_decoder=True))
 
     fuse(packed)
 
@@ -83,7 +83,7 @@ def test_a_decoder_whose_tokens_look_back_only_stays() -> None:
     "name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu", "relu", "tanh", "mish"]
 )
 @torch.inference_mode()
-def test_an_activation_inside_a_product_is_the_one_beside_it(name: str, kind: type[CastLinear]) -> None:
+def test_activation_inside_a_product_equals_a_separate_one(name: str, kind: type[CastLinear]) -> None:
     torch.manual_seed(0)
     linear, activation = nn.Linear(24, 40), ACT2FN[name]
     network = nn.Sequential(ActivatedLinear(linear, activation))
@@ -96,7 +96,7 @@ def test_an_activation_inside_a_product_is_the_one_beside_it(name: str, kind: ty
     torch.testing.assert_close(network(rows), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_every_activation_that_onednn_computes_is_held_against_its_own() -> None:
+def test_every_fused_activation_is_covered() -> None:
     tried = {
         type(ACT2FN[name])
         for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu", "relu", "tanh")

@@ -1,4 +1,4 @@
-"""How a checkpoint is recognized, what the operator may say instead, and what is never run."""
+"""Recognition of checkpoints, settings of the operator, and code that must not run."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ from backends.torch.recipe import ModelKind
 from tests.engine.checkpoints import ENCODERS, make_classifier, make_encoder, make_sentence_model
 from tests.engine.engines import TEXTS, encode, engine_on, load_tiny, run_work
 
-NOTHING = TaskSettings()
+NO_SETTINGS = TaskSettings()
 
 
 def modules(*kinds: str) -> str:
@@ -34,28 +34,28 @@ def modules(*kinds: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "listed", "model_type", "said", "kind"),
+    ("architecture", "listed", "model_type", "settings", "kind"),
     [
-        ("BertModel", [], None, NOTHING, "dense"),
-        ("BertForMaskedLM", [], None, NOTHING, "dense"),
+        ("BertModel", [], None, NO_SETTINGS, "dense"),
+        ("BertForMaskedLM", [], None, NO_SETTINGS, "dense"),
         ("BertForMaskedLM", [], None, TaskSettings(pooling="splade"), "sparse"),
-        ("BertForMaskedLM", ["MLMTransformer", "SpladePooling"], "SparseEncoder", NOTHING, "sparse"),
-        ("BertModel", ["Transformer", "Dense"], "ColBERT", NOTHING, "multivector"),
-        ("HF_ColBERT", [], None, NOTHING, "multivector"),
-        ("BertForSequenceClassification", [], None, NOTHING, "classifier"),
-        ("BertForSequenceClassification", ["Transformer"], "CrossEncoder", NOTHING, "classifier"),
-        ("BertForSequenceClassification", ["Transformer", "Pooling"], None, NOTHING, "dense"),
+        ("BertForMaskedLM", ["MLMTransformer", "SpladePooling"], "SparseEncoder", NO_SETTINGS, "sparse"),
+        ("BertModel", ["Transformer", "Dense"], "ColBERT", NO_SETTINGS, "multivector"),
+        ("HF_ColBERT", [], None, NO_SETTINGS, "multivector"),
+        ("BertForSequenceClassification", [], None, NO_SETTINGS, "classifier"),
+        ("BertForSequenceClassification", ["Transformer"], "CrossEncoder", NO_SETTINGS, "classifier"),
+        ("BertForSequenceClassification", ["Transformer", "Pooling"], None, NO_SETTINGS, "dense"),
         ("BertForSequenceClassification", [], None, TaskSettings(task="embed"), "dense"),
-        ("Qwen3ForCausalLM", [], None, NOTHING, "dense"),
+        ("Qwen3ForCausalLM", [], None, NO_SETTINGS, "dense"),
         ("Qwen3ForCausalLM", [], None, TaskSettings(task="rerank"), "language"),
-        ("Qwen3ForCausalLM", ["Transformer", "LogitScore"], "CrossEncoder", NOTHING, "language"),
+        ("Qwen3ForCausalLM", ["Transformer", "LogitScore"], "CrossEncoder", NO_SETTINGS, "language"),
     ],
 )
-def test_the_files_show_what_kind_of_model_it_is(
+def test_recognizes_the_kind_of_a_model_from_its_files(
     architecture: str,
     listed: list[str],
     model_type: str | None,
-    said: TaskSettings,
+    settings: TaskSettings,
     kind: ModelKind,
     tmp_path: Path,
 ) -> None:
@@ -64,17 +64,17 @@ def test_the_files_show_what_kind_of_model_it_is(
         (tmp_path / "modules.json").write_text(modules(*listed))
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"model_type": model_type}))
 
-    assert kind == recognize(CheckpointFiles(tmp_path), said)
+    assert kind == recognize(CheckpointFiles(tmp_path), settings)
 
 
-def test_a_module_that_is_not_understood_is_named(tmp_path: Path) -> None:
+def test_error_names_an_unsupported_module(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(modules("Transformer", "SpladePooling", "Router"))
 
     with pytest.raises(ModelUnavailable, match="module Router"):
-        recognize(CheckpointFiles(tmp_path), NOTHING)
+        recognize(CheckpointFiles(tmp_path), NO_SETTINGS)
 
 
-async def test_pooling_can_be_said(minilm: Path, tmp_path: Path) -> None:
+async def test_operator_can_set_the_pooling(minilm: Path, tmp_path: Path) -> None:
     encoder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
     stock = make_sentence_model(encoder, tmp_path / "sentence", "lasttoken")
     model = load_tiny(encoder, settings=TaskSettings(pooling="last_token"))
@@ -89,14 +89,14 @@ async def test_pooling_can_be_said(minilm: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", ["document", "passage", "corpus"])
-async def test_prompts_by_role_are_those_of_sentence_transformers(
+async def test_prompts_by_role_equal_those_of_sentence_transformers(
     document: str, minilm: Path, tmp_path: Path
 ) -> None:
-    # As EmbeddingGemma has them.
+    # The prompts of EmbeddingGemma.
     prompts = {"query": "task: search result | query: ", document: "title: none | text: "}
     encoder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
     reference = make_sentence_model(encoder, tmp_path / "sentence", "mean")
-    # Written by hand, as older checkpoints have them: today's library adds empty ones of every role.
+    # Written by hand as in older checkpoints: the current library adds empty prompts for every role.
     (tmp_path / "sentence" / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
     reference.prompts = prompts
     engine = engine_on(load_tiny(tmp_path / "sentence"))
@@ -123,7 +123,7 @@ async def test_token_vectors_are_the_last_hidden_states(minilm: Path, tmp_path: 
     assert not model.packed
 
 
-async def test_ids_become_text_again(minilm: Path, tmp_path: Path) -> None:
+async def test_detokenizes_ids(minilm: Path, tmp_path: Path) -> None:
     engine = engine_on(load_tiny(make_classifier(ENCODERS["bert"][0](), minilm, tmp_path)))
     ids = tuple(engine._loaded.preparer.tokenizer.encode(["Hello world"], "right").ids[0])
 
@@ -138,7 +138,7 @@ async def test_ids_become_text_again(minilm: Path, tmp_path: Path) -> None:
 
 
 def with_code(minilm: Path, folder: Path) -> Path:
-    """A checkpoint whose network is in a file of its own."""
+    """Write a checkpoint whose network is defined by code of its own."""
     make_encoder(ENCODERS["bert"][0](), minilm, folder)
     config = json.loads((folder / "config.json").read_text())
     named = {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"}
@@ -153,7 +153,7 @@ def with_code(minilm: Path, folder: Path) -> Path:
     return folder
 
 
-async def test_code_beside_the_weights_runs_only_where_it_is_trusted(
+async def test_code_of_a_checkpoint_runs_only_if_it_is_trusted(
     minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
@@ -169,12 +169,12 @@ async def test_code_beside_the_weights_runs_only_where_it_is_trusted(
 
     plain = await run_work(engine_on(load_tiny(tmp_path / "plain")), Embed(("a",)), EmbedReply)
     assert list(cache.rglob("ran"))
-    # Whether its passes may overlap is not known.
+    # Unknown code may keep state, therefore its passes must not overlap.
     assert not own.reentrant
     np.testing.assert_allclose(trusted.vectors, plain.vectors, atol=1e-5)
 
 
-def test_every_array_of_a_reply_survives_the_socket() -> None:
+def test_arrays_of_a_reply_survive_the_socket() -> None:
     floats = [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((1, 3), dtype=np.float32)]
     terms = TermWeights(np.array([3, 70000], dtype=np.int32), np.array([0.5, 2], dtype=np.float32))
     empty = TermWeights(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
@@ -187,7 +187,7 @@ def test_every_array_of_a_reply_survives_the_socket() -> None:
     np.testing.assert_array_equal(got.dense, floats[0])
     np.testing.assert_array_equal(got.sparse[0].indices, [3, 70000])
     assert (got.sparse[0].indices.dtype, got.sparse[1].values.dtype) == (np.int32, np.float32)
-    assert [(2, 3), (1, 3)] == [one.shape for one in got.multivector or ()]
+    assert [(2, 3), (1, 3)] == [vectors.shape for vectors in got.multivector or ()]
     assert (got.truncated, got.input_tokens) == ((1,), (2, 3))
     with pytest.raises(TypeError):
         wire.encoder.encode(np.zeros(2))
@@ -199,7 +199,7 @@ def test_work_survives_the_socket() -> None:
     assert work == wire.request_decoder.decode(wire.encoder.encode(wire.Request(work, 1.0))).work
 
 
-async def test_what_a_dense_model_can_do_is_told(minilm: Path, tmp_path: Path) -> None:
+async def test_reports_the_operations_of_a_dense_model(minilm: Path, tmp_path: Path) -> None:
     model = load_tiny(make_encoder(ENCODERS["bert"][0](), minilm, tmp_path))
 
     assert model.capabilities.operations == {

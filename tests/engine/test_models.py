@@ -1,4 +1,4 @@
-"""Several models in one engine: who is in memory, who waits, and what running out of memory costs."""
+"""Several models in one engine process: loading, waiting, eviction and lack of memory."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -30,17 +30,17 @@ def checkpoint(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def weight(checkpoint: Path) -> int:
-    """What one holds."""
+    """Return the memory of one loaded model."""
     models = ModelHost(boot_of(checkpoint, "a"), lambda _: None)
     await embed(models, "a")
     return models.residence("a").memory_bytes
 
 
-class Told(list[wire.State]):
-    """What an engine reported."""
+class Reports(list[wire.State]):
+    """States that an engine reported."""
 
     def states(self, model: str) -> list[str]:
-        found = [one.state for one in self if one.model == model]
+        found = [report.state for report in self if report.model == model]
         return [state for i, state in enumerate(found) if i == 0 or found[i - 1] != state]
 
 
@@ -62,28 +62,28 @@ def states(models: ModelHost, names: str) -> list[str]:
     return [models.residence(name).state for name in names]
 
 
-async def test_a_model_is_described_at_once_and_loaded_when_first_asked(checkpoint: Path) -> None:
-    told = Told()
-    models = ModelHost(boot_of(checkpoint, "a"), told.append)
+async def test_model_is_described_at_start_and_loaded_by_its_first_request(checkpoint: Path) -> None:
+    reports = Reports()
+    models = ModelHost(boot_of(checkpoint, "a"), reports.append)
     await models.start()
-    foretold = models.capabilities("a")
+    described = models.capabilities("a")
     reply = await embed(models, "a")
 
-    assert foretold is not None
-    assert not foretold.loaded
-    assert replace(foretold, loaded=True) == models.capabilities("a")
+    assert described is not None
+    assert not described.loaded
+    assert replace(described, loaded=True) == models.capabilities("a")
     assert reply.vectors.shape == (1, 32)
-    assert told.states("a") == ["unloaded", "loading", "loaded"]
+    assert reports.states("a") == ["unloaded", "loading", "loaded"]
 
 
-async def test_many_that_ask_at_once_cause_one_load(checkpoint: Path) -> None:
+async def test_concurrent_requests_cause_one_load(checkpoint: Path) -> None:
     models = ModelHost(boot_of(checkpoint, "a"), lambda _: None)
     await asyncio.gather(*(embed(models, "a") for _ in range(20)))
 
     assert models.residence("a").loads == 1
 
 
-async def test_the_least_recently_used_makes_room(checkpoint: Path, weight: int) -> None:
+async def test_evicts_the_least_recently_used_model(checkpoint: Path, weight: int) -> None:
     boot = replace(boot_of(checkpoint, "abcd"), memory_bytes=3 * weight + 1000)
     models = ModelHost(boot, lambda _: None)
     for name in "abcad":
@@ -94,17 +94,17 @@ async def test_the_least_recently_used_makes_room(checkpoint: Path, weight: int)
     assert sum(models.residence(name).memory_bytes for name in "abcd") <= 3 * weight + 1000
 
 
-async def test_with_room_for_one_everybody_gets_through(checkpoint: Path, weight: int) -> None:
+async def test_serves_all_models_with_room_for_one(checkpoint: Path, weight: int) -> None:
     boot = replace(boot_of(checkpoint, "abcd"), memory_bytes=weight + 1000)
     models = ModelHost(boot, lambda _: None)
     replies = await asyncio.gather(*(embed(models, name) for name in "abcd" * 5))
 
-    assert len({one.vectors.tobytes() for one in replies}) == 1
+    assert len({reply.vectors.tobytes() for reply in replies}) == 1
     assert states(models, "abcd").count("loaded") == 1
     assert sum(models.residence(name).loads for name in "abcd") < 20
 
 
-async def test_preloading_stops_where_the_room_ends(checkpoint: Path, weight: int) -> None:
+async def test_preloading_stops_when_the_budget_is_used_up(checkpoint: Path, weight: int) -> None:
     boot = replace(boot_of(checkpoint, "abc", preload=True), memory_bytes=2 * weight + 1000)
     models = ModelHost(boot, lambda _: None)
     await models.start()
@@ -113,7 +113,7 @@ async def test_preloading_stops_where_the_room_ends(checkpoint: Path, weight: in
     assert models.capabilities("c") is not None
 
 
-async def test_one_that_is_larger_than_the_budget_is_refused_with_both_sizes(
+async def test_error_of_a_model_larger_than_the_budget_names_both_sizes(
     checkpoint: Path, weight: int
 ) -> None:
     file_bytes = (checkpoint / "model.safetensors").stat().st_size
@@ -128,24 +128,24 @@ async def test_one_that_is_larger_than_the_budget_is_refused_with_both_sizes(
         assert megabytes in (models.residence("a").error or "")
 
 
-async def test_who_is_not_to_wait_is_told_so_and_finds_it_later(checkpoint: Path) -> None:
-    told = asyncio.Event()
+async def test_request_that_does_not_wait_fails_until_the_model_is_loaded(checkpoint: Path) -> None:
+    loaded = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def report(said: wire.State) -> None:
-        if said.state == "loaded":
-            loop.call_soon_threadsafe(told.set)
+    def report(state: wire.State) -> None:
+        if state.state == "loaded":
+            loop.call_soon_threadsafe(loaded.set)
 
     models = ModelHost(boot_of(checkpoint, "a", waits=False), report)
     with pytest.raises(ModelNotLoaded):
         await embed(models, "a")
-    await told.wait()
+    await loaded.wait()
 
     assert (await embed(models, "a")).tokens == 3
 
 
 class Gate:
-    """Opens checkpoints, one of them only when told to."""
+    """Loader that holds back the load of one model until the gate opens."""
 
     def __init__(self, shut: str) -> None:
         self.shut = shut
@@ -161,9 +161,9 @@ class Gate:
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    one = Gate("slow")
-    yield one
-    one.open.set()
+    gate = Gate("slow")
+    yield gate
+    gate.open.set()
 
 
 def with_slow(checkpoint: Path) -> wire.EngineBoot:
@@ -171,7 +171,7 @@ def with_slow(checkpoint: Path) -> wire.EngineBoot:
     return replace(boot, models=(*boot.models, replace(boot.models[0], name="slow")))
 
 
-async def test_loading_one_never_holds_up_another(checkpoint: Path, gate: Gate) -> None:
+async def test_loading_a_model_does_not_delay_another(checkpoint: Path, gate: Gate) -> None:
     models = ModelHost(with_slow(checkpoint), lambda _: None, gate)
     await embed(models, "a")
     waiting = asyncio.create_task(embed(models, "slow"))
@@ -183,7 +183,7 @@ async def test_loading_one_never_holds_up_another(checkpoint: Path, gate: Gate) 
     assert (await waiting).tokens == 3
 
 
-async def test_whoever_leaves_while_it_loads_leaves_nothing_behind(checkpoint: Path, gate: Gate) -> None:
+async def test_request_cancelled_during_a_load_releases_the_model(checkpoint: Path, gate: Gate) -> None:
     models = ModelHost(with_slow(checkpoint), lambda _: None, gate)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
@@ -196,24 +196,24 @@ async def test_whoever_leaves_while_it_loads_leaves_nothing_behind(checkpoint: P
     assert models.residence("slow").loads == 1
 
 
-async def test_nobody_asks_and_it_leaves(checkpoint: Path) -> None:
-    gone = asyncio.Event()
+async def test_idle_model_is_unloaded(checkpoint: Path) -> None:
+    unloaded = asyncio.Event()
 
-    def report(said: wire.State) -> None:
-        if said.state == "unloaded":
-            gone.set()
+    def report(state: wire.State) -> None:
+        if state.state == "unloaded":
+            unloaded.set()
 
     models = ModelHost(replace(boot_of(checkpoint, "a"), idle_s=0.02), report)
-    keeping = asyncio.create_task(models.evict_idle_forever())
+    evicting = asyncio.create_task(models.evict_idle_forever())
     await embed(models, "a")
-    await gone.wait()
-    keeping.cancel()
+    await unloaded.wait()
+    evicting.cancel()
 
     assert models.residence("a") == Residence("unloaded", loads=1, unloads={"idle": 1})
     assert (await embed(models, "a")).tokens == 3
 
 
-async def test_what_cannot_be_loaded_tells_why_and_leaves_the_others_alone(
+async def test_failed_load_reports_its_reason_and_spares_other_models(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     boot = boot_of(checkpoint, "ab")
@@ -228,7 +228,7 @@ async def test_what_cannot_be_loaded_tells_why_and_leaves_the_others_alone(
 
 
 class SmallMemory:
-    """A head that has memory for so many tokens at a time."""
+    """Head with memory for `tokens_most` tokens at a time."""
 
     def __init__(self, head: object, tokens_most: int, error: type[Exception]) -> None:
         self.head = head
@@ -236,23 +236,24 @@ class SmallMemory:
         self.error = error
 
     def run(self, sequences: list[InputSequence], outputs: frozenset[Output]) -> list[Row]:
-        if sum(len(one.ids) for one in sequences) > self.tokens_most:
+        if sum(len(sequence.ids) for sequence in sequences) > self.tokens_most:
             raise self.error("no memory for that many tokens")
         return self.head.run(sequences, outputs)  # type: ignore[attr-defined, no-any-return]
 
 
 def short_of_memory(tokens_most: int, error: type[Exception]) -> Callable[..., LoadedModel]:
-    def opens(
+    def open_model(
         boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
     ) -> LoadedModel:
-        one = load_model(boot, folder, report, run_on_device)
-        return replace(one, head=SmallMemory(one.head, tokens_most, error)) if boot.name == "a" else one
+        model = load_model(boot, folder, report, run_on_device)
+        head = SmallMemory(model.head, tokens_most, error)
+        return replace(model, head=head) if boot.name == "a" else model
 
-    return opens
+    return open_model
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
-async def test_a_batch_that_finds_no_memory_is_split_and_the_ceiling_learnt(
+async def test_batch_without_memory_is_split_and_later_batches_are_smaller(
     error: type[Exception], checkpoint: Path
 ) -> None:
     models = ModelHost(boot_of(checkpoint, "ab"), lambda _: None, short_of_memory(100, error))
@@ -272,21 +273,21 @@ async def test_a_batch_that_finds_no_memory_is_split_and_the_ceiling_learnt(
     assert models.residence("b").unloads == {"out_of_memory": 1}
 
 
-async def test_an_input_that_does_not_fit_alone_fails_alone(checkpoint: Path) -> None:
+async def test_input_too_large_for_memory_fails_alone(checkpoint: Path) -> None:
     models = ModelHost(boot_of(checkpoint, "a"), lambda _: None, short_of_memory(50, MemoryError))
     texts = ["short", "word " * 80, "also short"]
     replies = await asyncio.gather(
         *(models.run("a", Embed((text,))) for text in texts), return_exceptions=True
     )
 
-    assert [isinstance(one, EmbedReply) for one in replies] == [True, False, True]
+    assert [isinstance(reply, EmbedReply) for reply in replies] == [True, False, True]
     assert "not enough memory for input 0, of 82 tokens" in str(replies[1])
 
 
-async def test_loading_that_runs_out_of_memory_is_tried_again_without_the_others(checkpoint: Path) -> None:
+async def test_load_without_memory_is_retried_after_unloading_the_others(checkpoint: Path) -> None:
     tries = []
 
-    def opens(
+    def open_model(
         boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
     ) -> LoadedModel:
         tries.append(boot.name)
@@ -294,7 +295,7 @@ async def test_loading_that_runs_out_of_memory_is_tried_again_without_the_others
             raise torch.OutOfMemoryError
         return load_model(boot, folder, report, run_on_device)
 
-    models = ModelHost(boot_of(checkpoint, "ab"), lambda _: None, opens)
+    models = ModelHost(boot_of(checkpoint, "ab"), lambda _: None, open_model)
     await embed(models, "a")
     await embed(models, "b")
 
@@ -302,7 +303,7 @@ async def test_loading_that_runs_out_of_memory_is_tried_again_without_the_others
     assert states(models, "ab") == ["unloaded", "loaded"]
 
 
-async def test_what_left_memory_is_given_back(checkpoint: Path, weight: int) -> None:
+async def test_unloaded_model_releases_its_network(checkpoint: Path, weight: int) -> None:
     models = ModelHost(replace(boot_of(checkpoint, "ab"), memory_bytes=weight + 1000), lambda _: None)
     await embed(models, "a")
     engine = models._models["a"].engine

@@ -45,7 +45,7 @@ def make_native(name: str, minilm: Path, folder: Path, expansion: str = "fixed")
 
 
 def make_pylate(minilm: Path, folder: Path) -> MultiVectorEncoder:
-    """As PyLate 1 writes it: two modules, everything else in one file."""
+    """Write a checkpoint of PyLate 1: two modules, everything else in one file."""
     make_native("bert", minilm, folder)
     late = folder / "late"
     listed = json.loads((late / "modules.json").read_text())[:2]
@@ -76,11 +76,11 @@ def make_pylate(minilm: Path, folder: Path) -> MultiVectorEncoder:
 
 
 def make_original(minilm: Path, folder: Path) -> MultiVectorEncoder:
-    """As colbert-ir/colbertv2.0 lies at the Hub."""
+    """Write a checkpoint in the layout of colbert-ir/colbertv2.0."""
     late = make_encoder(ENCODERS["bert"][0](), minilm, folder / "late")
     config = json.loads((late / "config.json").read_text())
     (late / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
-    weights = {f"bert.{name}": one for name, one in load_file(late / "model.safetensors").items()}
+    weights = {f"bert.{name}": tensor for name, tensor in load_file(late / "model.safetensors").items()}
     weights["linear.weight"] = projection().linear.weight.detach()
     save_file(weights, late / "model.safetensors", {"format": "pt"})
     metadata = {
@@ -104,29 +104,31 @@ async def assert_same_vectors(model: LoadedModel, reference: MultiVectorEncoder)
 
 def assert_alike(found: tuple[Vectors, ...] | None, expected: list[torch.Tensor]) -> None:
     assert found is not None
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, np.asarray(other), atol=1e-4)
+    for vectors, reference in zip(found, expected, strict=True):
+        np.testing.assert_allclose(vectors, np.asarray(reference), atol=1e-4)
     some = np.concatenate(found)[::7]
     assert (some @ some.T).min() < 0.9
 
 
 @pytest.mark.parametrize("expansion", EXPANSIONS)
-async def test_tokens_stay_below_what_is_reserved_for_them(
+async def test_counted_tokens_stay_within_the_reserved_bound(
     expansion: str, minilm: Path, tmp_path: Path
 ) -> None:
     make_native("bert", minilm, tmp_path, expansion)
     model = load_tiny(tmp_path / "late")
-    told = model.capabilities
+    capabilities = model.capabilities
 
     for query, document in (("a", "b"), ("a " * 300, "b " * 300)):
         work = Rerank(query, (document,))
         reply = await run_work(engine_on(model), work, RerankReply)
-        (most,) = token_bounds(work, told.max_input_tokens, pair_overhead=told.overhead_tokens)
-        assert reply.tokens <= most
+        (bound,) = token_bounds(
+            work, capabilities.max_input_tokens, pair_overhead=capabilities.overhead_tokens
+        )
+        assert reply.tokens <= bound
 
 
 @pytest.mark.parametrize("expansion", EXPANSIONS)
-async def test_vectors_are_those_of_sentence_transformers(
+async def test_vectors_equal_those_of_sentence_transformers(
     expansion: str, minilm: Path, tmp_path: Path
 ) -> None:
     reference = make_native("bert", minilm, tmp_path, expansion)
@@ -137,7 +139,7 @@ async def test_vectors_are_those_of_sentence_transformers(
 
 
 @pytest.mark.parametrize("name", ["modernbert", "xlm-roberta", "mpnet"])
-async def test_other_networks_and_the_padded_way_agree(name: str, minilm: Path, tmp_path: Path) -> None:
+async def test_other_networks_and_the_padded_path_agree(name: str, minilm: Path, tmp_path: Path) -> None:
     reference = make_native(name, minilm, tmp_path)
     model = load_tiny(tmp_path / "late")
 
@@ -145,19 +147,19 @@ async def test_other_networks_and_the_padded_way_agree(name: str, minilm: Path, 
     await assert_same_vectors(model, reference)
 
 
-async def test_checkpoints_as_pylate_writes_them(minilm: Path, tmp_path: Path) -> None:
+async def test_loads_checkpoints_of_pylate(minilm: Path, tmp_path: Path) -> None:
     reference = make_pylate(minilm, tmp_path)
 
     await assert_same_vectors(load_tiny(tmp_path / "late"), reference)
 
 
-async def test_checkpoints_of_the_original_colbert(minilm: Path, tmp_path: Path) -> None:
+async def test_loads_checkpoints_of_the_original_colbert(minilm: Path, tmp_path: Path) -> None:
     reference = make_original(minilm, tmp_path)
 
     await assert_same_vectors(load_tiny(tmp_path / "late"), reference)
 
 
-async def test_in_bfloat16_vectors_stay_close_and_do_not_depend_on_the_batch(
+async def test_bfloat16_vectors_stay_close_and_do_not_depend_on_their_batch(
     minilm: Path, tmp_path: Path
 ) -> None:
     reference = make_native("bert", minilm, tmp_path)
@@ -169,18 +171,18 @@ async def test_in_bfloat16_vectors_stay_close_and_do_not_depend_on_the_batch(
     ):
         together = await encode(engine, texts, Output.MULTIVECTOR, prompt_name=role)
         single = await encode_singly(engine, texts, Output.MULTIVECTOR, prompt_name=role)
-        each = [one.multivector[0] for one in single if one.multivector]
+        each = [reply.multivector[0] for reply in single if reply.multivector]
         assert least_alike(together.multivector or (), stock) > 0.999
         assert least_alike(together.multivector or (), each) > 0.9999
 
 
 def least_alike(found: Sequence[Vectors], expected: Sequence[Vectors | torch.Tensor]) -> float:
-    """The worst mean cosine of a text's vectors: scores are made of all of them together."""
+    """Return the lowest mean cosine of a text's vectors, because a score uses all of them."""
     pairs = zip(found, map(np.asarray, expected), strict=True)
-    return min(float(cosines(one, other).mean()) for one, other in pairs)
+    return min(float(cosines(vectors, reference).mean()) for vectors, reference in pairs)
 
 
-async def test_it_reranks_by_the_best_match_of_each_query_vector(minilm: Path, tmp_path: Path) -> None:
+async def test_reranks_by_the_best_match_of_each_query_vector(minilm: Path, tmp_path: Path) -> None:
     reference = make_native("bert", minilm, tmp_path)
     model = load_tiny(tmp_path / "late")
     engine = engine_on(model)
@@ -198,7 +200,7 @@ async def test_it_reranks_by_the_best_match_of_each_query_vector(minilm: Path, t
     assert model.capabilities.score_kind is ScoreKind.COSINE
 
 
-async def test_pairs_of_several_queries_are_scored_as_each_by_itself(minilm: Path, tmp_path: Path) -> None:
+async def test_scores_of_several_queries_equal_separate_scores(minilm: Path, tmp_path: Path) -> None:
     make_native("bert", minilm, tmp_path)
     engine = engine_on(load_tiny(tmp_path / "late"))
     pairs = tuple((QUERIES[i % 3], TEXTS[i]) for i in range(9))
@@ -211,7 +213,7 @@ async def test_pairs_of_several_queries_are_scored_as_each_by_itself(minilm: Pat
     assert together.scores.std() > 0.01
 
 
-async def test_fillers_cost_nothing_and_cuts_are_told(minilm: Path, tmp_path: Path) -> None:
+async def test_fillers_are_not_counted_and_truncation_is_reported(minilm: Path, tmp_path: Path) -> None:
     make_native("bert", minilm, tmp_path)
     engine = engine_on(load_tiny(tmp_path / "late"))
 

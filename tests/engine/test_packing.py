@@ -1,4 +1,4 @@
-"""Where the tokens of a rectangle lie when they lie end to end."""
+"""Layout of a padded batch's tokens when they are concatenated."""
 
 from itertools import pairwise
 
@@ -8,7 +8,7 @@ import torch
 from backends.torch.packing import PackedLayout, spare_tokens
 
 
-def test_the_tokens_of_a_batch_are_one_of_few_numbers() -> None:
+def test_rounds_batches_to_few_numbers_of_tokens() -> None:
     numbers = {tokens + spare_tokens(tokens) for tokens in range(1, 1025)}
 
     assert len(numbers) < 80
@@ -18,7 +18,7 @@ def test_the_tokens_of_a_batch_are_one_of_few_numbers() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(1,), (9,), (5, 33, 2), (3,) * 300, (130, 127), (31, 1)])
-def test_what_is_packed_is_unpacked_where_it_was(lengths: tuple[int, ...]) -> None:
+def test_unpacking_restores_the_packed_batch(lengths: tuple[int, ...]) -> None:
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)).long()
     ids = torch.arange(1, mask.numel() + 1).view(mask.shape) * mask
     layout = PackedLayout(mask)
@@ -34,7 +34,7 @@ def test_what_is_packed_is_unpacked_where_it_was(lengths: tuple[int, ...]) -> No
     assert layout.longest >= max(end - start for start, end in pairwise(starts))
 
 
-def test_every_token_belongs_to_a_sequence_of_what_is_looked_at() -> None:
+def test_attended_tokens_are_indexed_by_sequence() -> None:
     tokens = (torch.arange(20) < torch.tensor([20, 13, 8]).unsqueeze(1)).long()
     attended = (torch.arange(20) < torch.tensor([4, 13, 5]).unsqueeze(1)).long()
     layout = PackedLayout(tokens)

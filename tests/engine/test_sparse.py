@@ -19,7 +19,7 @@ from tests.engine.engines import TEXTS, cosines, dense_of, encode, encode_singly
 
 
 def make_splade(name: str, minilm: Path, folder: Path, **pooling: str) -> SparseEncoder:
-    """The model that writes the checkpoint is the reference."""
+    """Write a checkpoint; return the model that wrote it as the reference."""
     make_language_model(ENCODERS[name][0](), minilm, folder / "network", AutoModelForMaskedLM)
     network = Transformer(str(folder / "network"), transformer_task="fill-mask", max_seq_length=64)
     model = SparseEncoder(modules=[network, SpladePooling(**pooling)], device="cpu")
@@ -32,7 +32,7 @@ def stock(model: SparseEncoder) -> Vectors:
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "xlm-roberta", "modernbert", "electra", "mpnet"])
-async def test_weights_are_those_of_sentence_transformers(name: str, minilm: Path, tmp_path: Path) -> None:
+async def test_weights_equal_those_of_sentence_transformers(name: str, minilm: Path, tmp_path: Path) -> None:
     reference = make_splade(name, minilm, tmp_path)
     model = load_tiny(tmp_path / "splade")
 
@@ -47,13 +47,13 @@ async def test_weights_are_those_of_sentence_transformers(name: str, minilm: Pat
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
-async def test_ways_of_pooling_agree_in_pieces_too(
+async def test_all_poolings_agree_when_logits_are_computed_in_chunks(
     strategy: str, activation: str, minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = make_splade(
         "bert", minilm, tmp_path, pooling_strategy=strategy, activation_function=activation
     )
-    # So few bytes that a text's logits are computed in several pieces.
+    # A limit so small that a text's logits are computed in several pieces.
     monkeypatch.setattr(readers, "CHUNK_BYTES", 7 * 4 * 30522)
 
     reply = await encode(engine_on(load_tiny(tmp_path / "splade")), TEXTS, Output.SPARSE)
@@ -62,7 +62,7 @@ async def test_ways_of_pooling_agree_in_pieces_too(
     np.testing.assert_allclose(found, stock(reference), atol=1e-4, rtol=1e-5)
 
 
-async def test_in_bfloat16_weights_stay_close_and_do_not_depend_on_the_batch(
+async def test_bfloat16_weights_stay_close_and_do_not_depend_on_their_batch(
     minilm: Path, tmp_path: Path
 ) -> None:
     reference = stock(make_splade("bert", minilm, tmp_path))
@@ -72,14 +72,12 @@ async def test_in_bfloat16_weights_stay_close_and_do_not_depend_on_the_batch(
     single = await encode_singly(engine, TEXTS, Output.SPARSE)
 
     found = np.stack([dense_of(terms) for terms in together.sparse or ()])
-    each = np.stack([dense_of(one.sparse[0]) for one in single if one.sparse])
+    each = np.stack([dense_of(reply.sparse[0]) for reply in single if reply.sparse])
     assert cosines(found, reference).min() > 0.999
     assert cosines(found, each).min() > 0.9999
 
 
-async def test_a_plain_masked_language_model_is_one_where_the_operator_says_so(
-    minilm: Path, tmp_path: Path
-) -> None:
+async def test_operator_can_serve_a_masked_language_model_as_splade(minilm: Path, tmp_path: Path) -> None:
     make_language_model(ENCODERS["bert"][0](), minilm, tmp_path, AutoModelForMaskedLM)
     model = load_tiny(tmp_path, settings=TaskSettings(pooling="splade"))
 
@@ -98,7 +96,7 @@ async def test_a_plain_masked_language_model_is_one_where_the_operator_says_so(
     assert model.capabilities.pooling == "splade"
 
 
-async def test_it_gives_no_dense_vectors(minilm: Path, tmp_path: Path) -> None:
+async def test_rejects_requests_for_dense_vectors(minilm: Path, tmp_path: Path) -> None:
     make_splade("bert", minilm, tmp_path)
     model = load_tiny(tmp_path / "splade")
 

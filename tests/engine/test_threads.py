@@ -1,4 +1,4 @@
-"""The threads that compute: who comes next, on how many cores, and what two passes at once may not do."""
+"""Threads that compute forward passes: order of turns, cores, and isolation of concurrent passes."""
 
 import asyncio
 import sys
@@ -32,21 +32,21 @@ CPU = torch.device("cpu")
 LONG_S = 20.0
 
 
-def test_who_is_alone_has_all_cores_and_who_is_not_a_share() -> None:
+def test_single_pass_uses_all_cores_and_concurrent_passes_share_them() -> None:
     threads = ForwardThreads(CPU, cores=2)
-    one_began, two_ended = Event(), Event()
+    first_began, second_ended = Event(), Event()
 
-    def one() -> int:
+    def count_cores() -> int:
         cores = torch.get_num_threads()
-        one_began.set()
-        assert two_ended.wait(LONG_S)
+        first_began.set()
+        assert second_ended.wait(LONG_S)
         return cores
 
-    first = threads.submit(one)
-    assert one_began.wait(LONG_S)
+    first = threads.submit(count_cores)
+    assert first_began.wait(LONG_S)
     second = threads.submit(torch.get_num_threads)
     assert second.result(LONG_S) == 1
-    two_ended.set()
+    second_ended.set()
 
     assert first.result(LONG_S) == 2
     assert threads.submit(torch.get_num_threads).result(LONG_S) == 2
@@ -55,53 +55,53 @@ def test_who_is_alone_has_all_cores_and_who_is_not_a_share() -> None:
 @pytest.mark.parametrize(
     ("cores", "alone", "share"), [(1, 1, 1), (2, 2, 1), (3, 3, 1), (8, 5, 4), (16, 9, 8)]
 )
-def test_their_teams_have_no_more_threads_than_there_are_cores(cores: int, alone: int, share: int) -> None:
+def test_teams_have_no_more_threads_than_cores(cores: int, alone: int, share: int) -> None:
     threads = ForwardThreads(CPU, cores)
     both = Barrier(threads.count)
 
-    def beside() -> int:
+    def count_shared() -> int:
         both.wait(LONG_S)
         threads.take_cores()
         both.wait(LONG_S)
         return torch.get_num_threads()
 
     assert threads.submit(torch.get_num_threads).result(LONG_S) == alone
-    together = [threads.submit(beside) for _ in range(threads.count)]
-    assert [one.result(LONG_S) for one in together] == [share] * threads.count
-    # What their teams hold beside themselves: the one's while it is alone, the others' while they rest.
+    together = [threads.submit(count_shared) for _ in range(threads.count)]
+    assert [future.result(LONG_S) for future in together] == [share] * threads.count
+    # Threads of all teams: those of a single pass, and the idle ones of the other teams.
     assert alone + (threads.count - 1) * (share - 1) <= cores
 
 
-def test_another_device_computes_one_pass_at_a_time() -> None:
+def test_gpu_computes_one_pass_at_a_time() -> None:
     assert ForwardThreads(torch.device("cuda"), cores=8).count == 1
 
 
-def test_who_wants_more_waits_behind_the_others() -> None:
+def test_turns_alternate_between_engines() -> None:
     threads = ForwardThreads(CPU, cores=1)
     order: list[str] = []
     hold, done = Event(), Event()
 
     def twice() -> bool:
         hold.wait(LONG_S)
-        order.append("one")
-        return order.count("one") < 2
+        order.append("first")
+        return order.count("first") < 2
 
     def last() -> bool:
         done.set()
         return False
 
     threads.enter(twice)
-    threads.enter(lambda: order.append("other") is not None)
+    threads.enter(lambda: order.append("second") is not None)
     hold.set()
-    while order.count("one") < 2:
+    while order.count("first") < 2:
         sleep(0.001)
     threads.enter(last)
 
     assert done.wait(LONG_S)
-    assert order == ["one", "other", "one"]
+    assert order == ["first", "second", "first"]
 
 
-def test_what_breaks_takes_no_thread_along() -> None:
+def test_thread_survives_a_failing_turn() -> None:
     threads = ForwardThreads(CPU, cores=1)
 
     def broken() -> bool:
@@ -115,7 +115,7 @@ def test_what_breaks_takes_no_thread_along() -> None:
 
 
 class Counting:
-    """Tells each sequence's length as its row. most: how many passes there ever were at once."""
+    """Head that returns the length of each sequence. most: maximum of concurrent passes."""
 
     def __init__(self, both: Barrier | None = None) -> None:
         self.most = self._now = 0
@@ -132,12 +132,12 @@ class Counting:
         sleep(0.0002)
         with self._lock:
             self._now -= 1
-        return [Row(np.full(384, len(one.ids), dtype=np.float32)) for one in sequences]
+        return [Row(np.full(384, len(sequence.ids), dtype=np.float32)) for sequence in sequences]
 
 
 @pytest.fixture
 def eager_switches() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Make threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -145,13 +145,13 @@ def eager_switches() -> Iterator[None]:
 
 
 def engine_with(head: Head, whole: LoadedModel, *, reentrant: bool = True) -> Engine:
-    one = LoadedModel(
+    model = LoadedModel(
         whole.recipe, whole.preparer, head, whole.capabilities, packed=True, reentrant=reentrant
     )
-    return Engine(one, batch_tokens=64, queue_tokens=10**9, threads=ForwardThreads(CPU, cores=2))
+    return Engine(model, batch_tokens=64, queue_tokens=10**9, threads=ForwardThreads(CPU, cores=2))
 
 
-async def test_one_call_is_computed_by_two_passes_at_once(minilm: Path, engine_of: Engines) -> None:
+async def test_one_call_is_computed_by_two_concurrent_passes(minilm: Path, engine_of: Engines) -> None:
     head = Counting(Barrier(2))
     engine = engine_with(head, engine_of(minilm, "float32")._loaded)
 
@@ -163,7 +163,7 @@ async def test_one_call_is_computed_by_two_passes_at_once(minilm: Path, engine_o
 
 @pytest.mark.usefixtures("eager_switches")
 @pytest.mark.parametrize("reentrant", [True, False])
-async def test_every_text_has_its_own_row_however_passes_overlap(
+async def test_every_text_gets_its_own_row_when_passes_overlap(
     minilm: Path, engine_of: Engines, reentrant: bool
 ) -> None:
     head = Counting()
@@ -181,7 +181,7 @@ async def test_every_text_has_its_own_row_however_passes_overlap(
 
 
 @pytest.mark.parametrize(("kind", "reentrant"), [("default", True), ("dynamic", False)])
-def test_a_network_that_changes_with_what_it_computes_computes_one_pass_at_a_time(
+def test_stateful_network_computes_one_pass_at_a_time(
     kind: str, reentrant: bool, minilm: Path, tmp_path: Path
 ) -> None:
     config = DECODERS["qwen3"]()
@@ -191,7 +191,7 @@ def test_a_network_that_changes_with_what_it_computes_computes_one_pass_at_a_tim
     assert load_tiny(make_encoder(config, minilm, tmp_path)).reentrant is reentrant
 
 
-def test_a_thread_that_rests_holds_nothing_of_what_it_did() -> None:
+def test_idle_thread_holds_no_reference_to_its_last_turn() -> None:
     threads = ForwardThreads(CPU, cores=1)
     held = Counting()
     seen = ref(held)
@@ -205,7 +205,7 @@ def test_a_thread_that_rests_holds_nothing_of_what_it_did() -> None:
     assert seen() is None
 
 
-def test_both_sizes_of_team_are_warmed_up() -> None:
+def test_both_team_sizes_are_warmed_up() -> None:
     threads = ForwardThreads(CPU, cores=2)
     sizes: list[int] = []
 
@@ -214,14 +214,14 @@ def test_both_sizes_of_team_are_warmed_up() -> None:
     assert sizes == [1, 2]
 
 
-def test_both_sizes_are_warmed_up_whoever_computes_meanwhile() -> None:
+def test_both_team_sizes_are_warmed_up_during_another_pass() -> None:
     threads = ForwardThreads(CPU, cores=2)
     sizes: list[int] = []
     ended = Event()
     computing = threads.submit(partial(ended.wait, LONG_S))
 
     warmed = threads.warm_up(lambda: sizes.append(torch.get_num_threads()))
-    # Whoever comes after it does not wait for the first as well.
+    # A pass submitted after the warm-up does not wait for the first one.
     assert threads.submit(lambda: True).result(LONG_S)
     assert not sizes
     ended.set()
@@ -232,9 +232,7 @@ def test_both_sizes_are_warmed_up_whoever_computes_meanwhile() -> None:
 
 
 @pytest.mark.usefixtures("eager_switches")
-async def test_passes_of_a_language_models_end_do_not_see_each_others_tokens(
-    minilm: Path, tmp_path: Path
-) -> None:
+async def test_concurrent_passes_of_a_language_head_do_not_mix_tokens(minilm: Path, tmp_path: Path) -> None:
     make_splade("bert", minilm, tmp_path)
     model = load_tiny(tmp_path / "splade")
     engine = Engine(model, batch_tokens=64, queue_tokens=10**9, threads=ForwardThreads(CPU, cores=2))
@@ -243,16 +241,16 @@ async def test_passes_of_a_language_models_end_do_not_see_each_others_tokens(
 
     found = await asyncio.gather(*(engine.run(work) for work in works))
 
-    for one_alone, beside in zip(expected, found, strict=True):
-        assert isinstance(one_alone, EncodeReply)
-        assert isinstance(beside, EncodeReply)
-        assert one_alone.sparse is not None
-        assert beside.sparse is not None
-        assert beside.sparse[0].indices.tolist() == one_alone.sparse[0].indices.tolist()
-        np.testing.assert_allclose(beside.sparse[0].values, one_alone.sparse[0].values, atol=1e-4)
+    for single, concurrent in zip(expected, found, strict=True):
+        assert isinstance(single, EncodeReply)
+        assert isinstance(concurrent, EncodeReply)
+        assert single.sparse is not None
+        assert concurrent.sparse is not None
+        assert concurrent.sparse[0].indices.tolist() == single.sparse[0].indices.tolist()
+        np.testing.assert_allclose(concurrent.sparse[0].values, single.sparse[0].values, atol=1e-4)
 
 
-async def test_what_cannot_be_planned_is_told_and_the_rest_is_computed(
+async def test_planning_failure_is_reported_and_other_work_is_computed(
     minilm: Path, engine_of: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(minilm, "float32")
@@ -269,12 +267,12 @@ async def test_what_cannot_be_planned_is_told_and_the_rest_is_computed(
     assert isinstance(await asyncio.wait_for(engine.run(Embed(("x",))), LONG_S), EmbedReply)
 
 
-async def test_a_turn_that_breaks_is_told_and_the_next_is_taken(minilm: Path, engine_of: Engines) -> None:
+async def test_failed_turn_is_reported_and_the_next_one_runs(minilm: Path, engine_of: Engines) -> None:
     class Odd:
         def run(self, sequences: list[InputSequence], outputs: frozenset[Output]) -> list[Row]:
             assert outputs == {Output.DENSE}
-            lengths = [len(one.ids) for one in sequences]
-            # Too few rows: nothing that the engine looks for.
+            lengths = [len(sequence.ids) for sequence in sequences]
+            # Too few rows: an error that the engine does not expect.
             return [Row(np.ones(384, dtype=np.float32)) for n in lengths if n != 7]
 
     engine = engine_with(Odd(), engine_of(minilm, "float32")._loaded)

@@ -32,13 +32,13 @@ def checkpoint(minilm: Path, tmp_path: Path) -> Path:
     config = DECODERS["qwen3"]()
     config.max_position_embeddings = 400
     folder = make_language_model(config, minilm, tmp_path / "plain", AutoModelForCausalLM)
-    told = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(told | {"model_max_length": 400}))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": 400}))
     return folder
 
 
-def by_card(folder: Path, query: str, document: str) -> float:
-    """As the model card of Qwen3-Reranker says: log-odds of yes over no, after the last token."""
+def score_by_card(folder: Path, query: str, document: str) -> float:
+    """Score as in the model card of Qwen3-Reranker: log-odds of yes over no after the last token."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     text = QWEN3.before + query + QWEN3.between + document + QWEN3.after
@@ -49,7 +49,7 @@ def by_card(folder: Path, query: str, document: str) -> float:
     return float(logits[yes] - logits[no])
 
 
-async def test_a_template_that_knows_no_queries_is_not_used(checkpoint: Path) -> None:
+async def test_ignores_a_template_without_query_roles(checkpoint: Path) -> None:
     before = (
         await run_work(engine_on(load_tiny(checkpoint, settings=RERANK)), Rerank("q", ("d",)), RerankReply)
     ).scores
@@ -67,16 +67,14 @@ async def test_a_template_that_knows_no_queries_is_not_used(checkpoint: Path) ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_without_a_template_the_pair_is_put_as_the_model_card_says(
-    dtype: DTypeName, checkpoint: Path
-) -> None:
+async def test_scores_without_a_template_follow_the_model_card(dtype: DTypeName, checkpoint: Path) -> None:
     model = load_tiny(checkpoint, dtype, RERANK)
     engine = engine_on(model)
 
     raw = await run_work(engine, Rerank(QUERY, DOCUMENTS, raw_scores=True), RerankReply)
     squeezed = await run_work(engine, Rerank(QUERY, DOCUMENTS), RerankReply)
 
-    expected = np.array([by_card(checkpoint, QUERY, document) for document in DOCUMENTS])
+    expected = np.array([score_by_card(checkpoint, QUERY, document) for document in DOCUMENTS])
     close = 1e-4 if dtype == "float32" else 0.1
     np.testing.assert_allclose(raw.scores, expected, atol=close)
     np.testing.assert_allclose(squeezed.scores, 1 / (1 + np.exp(-raw.scores)), atol=1e-6)
@@ -85,7 +83,7 @@ async def test_without_a_template_the_pair_is_put_as_the_model_card_says(
     assert model.capabilities.score_kind is ScoreKind.SIGMOID
 
 
-async def test_a_checkpoint_of_sentence_transformers_brings_its_template_and_words(
+async def test_uses_template_and_words_of_a_sentence_transformers_checkpoint(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -105,7 +103,7 @@ async def test_a_checkpoint_of_sentence_transformers_brings_its_template_and_wor
     assert {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE} == model.capabilities.operations
 
 
-async def test_a_document_that_is_too_long_leaves_the_question_whole(checkpoint: Path) -> None:
+async def test_truncation_cuts_only_the_document(checkpoint: Path) -> None:
     model = load_tiny(checkpoint, settings=RERANK)
     engine = engine_on(model)
     long = "apple " * 500 + "stone " * 500
@@ -129,7 +127,7 @@ async def test_a_document_that_is_too_long_leaves_the_question_whole(checkpoint:
         await engine.run(Rerank("q", ("short", long), truncate=Truncate.ERROR))
 
 
-async def test_tokens_stay_below_what_is_reserved_for_them(checkpoint: Path) -> None:
+async def test_counted_tokens_stay_within_the_reserved_bound(checkpoint: Path) -> None:
     model = load_tiny(checkpoint, settings=RERANK)
 
     reply = await run_work(engine_on(model), Rerank(QUERY, ("a", "b c")), RerankReply)
@@ -139,7 +137,7 @@ async def test_tokens_stay_below_what_is_reserved_for_them(checkpoint: Path) -> 
     assert sum(counted) < reply.tokens <= most
 
 
-def test_a_model_that_cannot_rerank_is_refused(minilm: Path, tmp_path: Path) -> None:
+def test_rejects_a_model_that_cannot_rerank(minilm: Path, tmp_path: Path) -> None:
     make_encoder(ENCODERS["bert"][0](), minilm, tmp_path)
 
     with pytest.raises(ModelUnavailable, match="is no reranker"):

@@ -1,4 +1,4 @@
-"""Real texts of several languages, lengths and oddities: what is on every machine, and a few by hand."""
+"""Real texts of several languages, lengths and oddities: docstrings of Python and a few by hand."""
 
 import inspect
 import json
@@ -50,7 +50,7 @@ ODDITIES = (
 
 
 def real_texts() -> list[str]:
-    """At least 200 texts, none empty, in a fixed order."""
+    """Return at least 200 texts, none empty, in a fixed order."""
     docstrings = []
     for name in MODULES:
         module = __import__(name)

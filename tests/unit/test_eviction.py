@@ -1,4 +1,4 @@
-"""Who leaves memory, and in which order."""
+"""Choice and order of the models to evict."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ RESIDENTS = st.lists(
         used_s=st.floats(0, 100),
         busy=st.booleans(),
     ),
-    unique_by=lambda one: one.name,
+    unique_by=lambda resident: resident.name,
     max_size=8,
 )
 
@@ -22,41 +22,39 @@ def three(*, busy: str = "") -> list[Resident]:
     return [Resident(name, 10, float(i), busy=name in busy) for i, name in enumerate("abc")]
 
 
-def test_nobody_leaves_while_there_is_room() -> None:
+def test_evicts_no_model_while_there_is_room() -> None:
     assert models_to_evict(three(), 10, 40) == []
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_evicts_the_least_recently_used_first() -> None:
     assert models_to_evict(three(), 10, 30) == ["a"]
     assert models_to_evict(three(), 20, 30) == ["a", "b"]
 
 
-def test_who_has_work_goes_after_all_who_have_none() -> None:
+def test_evicts_busy_models_last() -> None:
     assert models_to_evict(three(busy="a"), 10, 30) == ["b"]
     assert models_to_evict(three(busy="ab"), 20, 30) == ["c", "a"]
 
 
-def test_for_what_never_fits_nobody_has_to_leave() -> None:
+def test_evicts_no_model_for_one_that_never_fits() -> None:
     assert models_to_evict(three(), 31, 30) is None
     assert models_to_evict([], 30, 30) == []
 
 
 @given(RESIDENTS, st.integers(0, 100), st.integers(1, 100))
-def test_there_is_room_afterwards_and_nobody_left_in_vain(
-    residents: list[Resident], needed: int, budget: int
-) -> None:
-    leaving = models_to_evict(residents, needed, budget)
+def test_makes_room_with_no_unnecessary_eviction(residents: list[Resident], needed: int, budget: int) -> None:
+    evicted = models_to_evict(residents, needed, budget)
 
-    if leaving is None:
+    if evicted is None:
         assert needed > budget
         return
-    sizes = {one.name: one.memory_bytes for one in residents}
-    left = sum(sizes.values()) - sum(sizes[name] for name in leaving)
-    assert left + needed <= budget or not set(sizes) - set(leaving)
-    if leaving:
-        # Without the last to leave there would have been too little.
-        assert left + sizes[leaving[-1]] + needed > budget
+    sizes = {resident.name: resident.memory_bytes for resident in residents}
+    remaining = sum(sizes.values()) - sum(sizes[name] for name in evicted)
+    assert remaining + needed <= budget or not set(sizes) - set(evicted)
+    if evicted:
+        # Without the last eviction there would not be enough room.
+        assert remaining + sizes[evicted[-1]] + needed > budget
 
 
-def test_who_has_had_no_work_for_so_long_is_idle() -> None:
+def test_models_without_recent_work_are_idle() -> None:
     assert idle_models(three(busy="a"), now_s=11.0, idle_s=10.0) == ["b"]

@@ -1,4 +1,4 @@
-"""Batches of a forward pass: everything is in exactly one, none is larger than it may be."""
+"""Grouping into batches: every sequence is in exactly one, and no batch exceeds the budget."""
 
 import pytest
 from hypothesis import given
@@ -23,13 +23,13 @@ def test_every_sequence_is_in_exactly_one_batch_within_the_budget(lengths: list[
 
 
 @given(lengths_of, st.booleans())
-def test_the_longest_go_first_and_likes_go_together(lengths: list[int], packed: bool) -> None:
+def test_batches_are_sorted_by_descending_length(lengths: list[int], packed: bool) -> None:
     order = [lengths[index] for batch in plan(lengths, BUDGET, packed=packed) for index in batch]
 
     assert sorted(lengths, reverse=True) == order
 
 
 @pytest.mark.parametrize(("packed", "batches"), [(True, 2), (False, 3)])
-def test_only_a_padded_batch_pays_for_its_longest(packed: bool, batches: int) -> None:
+def test_only_a_padded_batch_counts_padding(packed: bool, batches: int) -> None:
     # 960 tokens in rectangles of 300 or less.
     assert batches == len(plan([300, 200, 200, 160, 100], BUDGET, packed=packed)), packed
