@@ -1,6 +1,6 @@
 """Fixed texts whose vectors identify a vector space.
 
-Rule: the texts never change. Other texts give other fingerprints and need another EDITION. They are short
+Rule: the texts never change. Different texts give different fingerprints and need a new EDITION. They are short
 because some models accept few tokens. They differ in length and script because a wrong tokenizer, pooling,
 prompt or normalization changes the vectors of some texts only.
 """
@@ -57,9 +57,9 @@ def _batches(texts: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
 
 
 def min_cosine(first: Vectors, second: Vectors) -> float:
-    """Return the lowest cosine between equal rows of two arrays (n, dim), or 0 if their shapes differ.
+    """Return the lowest cosine between corresponding rows of two (n, dim) arrays, or 0 if shapes differ.
 
-    The cosine of two rows of zeros is 1, and of a row of zeros with any other row 0.
+    Two zero rows have cosine 1; a zero row and a nonzero row have cosine 0.
     """
     if first.shape != second.shape:
         return 0.0

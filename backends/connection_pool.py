@@ -34,7 +34,7 @@ class RequestTemplate(msgspec.Struct, frozen=True):
 
 
 def request_template(method: str, url: httpx.URL, headers: httpx.Headers) -> RequestTemplate:
-    """Build the template of all requests with this method, URL and headers."""
+    """Return the parts shared by all requests with the same method, URL and headers."""
     lines = tuple(headers.raw)
     request_line = b"%b %b HTTP/1.1\r\n" % (method.encode(), url.raw_path)
     head = b"".join([request_line, *[b"%b: %b\r\n" % line for line in lines]])
@@ -162,7 +162,7 @@ class ConnectionPool:
     def _disable_reuse(self) -> None:
         """Stop reusing connections, because this server sends data that no request asked for.
 
-        On a reused connection such data could be taken for the response to another request. The warning is
+        On a reused connection such data could be taken for the response to a different request. The warning is
         logged once, and each later request opens its own connection.
         """
         if self._reuse_allowed:
@@ -183,7 +183,7 @@ class ConnectionPool:
             self._expiry_timer = loop.call_later(self._idle_s, self._close_expired)
 
     def _close_expired(self) -> None:
-        """Close expired idle connections and schedule the next check for when another one expires."""
+        """Close expired idle connections and schedule the next check for the next expiry."""
         self._expiry_timer = None
         loop = asyncio.get_running_loop()
         oldest_s = loop.time() - self._idle_s
@@ -245,7 +245,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the response; called by asyncio when the connection is closed.
 
-        Closing is the regular end of a response that has no length.
+        A response without a length ends when the connection closes.
         """
         self._reusable, self._transport = False, None
         if exc is None and self._in_body and self._until_closed:
@@ -317,7 +317,7 @@ class _Connection(asyncio.Protocol):
         self._chunks.append(piece)
 
     def on_message_complete(self) -> None:
-        """Deliver the response; a status of 1xx only announces another response."""
+        """Deliver the response; a status of 1xx only announces a later response."""
         assert self._parser is not None
         status = self._parser.get_status_code()
         headers, chunks = self._headers, self._chunks

@@ -232,7 +232,7 @@ def measure(contender: Contender, job: Job) -> list[Measure]:
 
 
 def measures(name: str, figures: Figures, baseline: Figures | None = None) -> list[Measure]:
-    """Return the figures of one contender, with ratios to its baseline within each repeat."""
+    """Summarize one contender's figures as measures, with ratios to the baseline paired by repeat."""
     found = []
     for title, values in figures.items():
         base = baseline[title] if baseline else []

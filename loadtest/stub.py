@@ -1,10 +1,10 @@
-"""Upstream that costs next to nothing: TEI's wire on a bare socket, with adjustable time, limits and faults.
+"""Stub TEI server on a bare socket, with negligible CPU cost and configurable latency, limits and faults.
 
     .venv/bin/python -m loadtest.stub --port 16400 --base-ms 5 --parallel 8
 
-`GET /stats` returns what it received. `POST /control` accepts any setting, and {"die": true} or
-{"reset": true}. A vector is a function of its text (`stub_protocol.mark_of`), which lets a caller verify
-whose vector it received.
+`GET /stats` returns counts of the requests received. `POST /control` accepts any setting, and {"die": true}
+or {"reset": true}. Each vector is derived from its text (`stub_protocol.mark_of`), so that a caller can verify
+that it received the right one.
 """
 
 import argparse

@@ -5,7 +5,8 @@ Otherwise they wait in the tenant-fair queue, and when a slot becomes free, thos
 share one batch. `scheduler` decides which slices go next, `attempts` sends them, `outcomes` and `retries`
 handle replies and errors.
 
-Invariant: every ticket is resolved or left by its waiters, whatever becomes of its attempts.
+Invariant: every ticket is resolved, or abandoned by all of its waiters, regardless of what happens to its
+attempts.
 """
 
 import asyncio
@@ -160,7 +161,7 @@ class Lane:
                 self._forget(key, ticket)
 
     def pump(self) -> None:
-        """Send what can go, in order; runs after each arrival, end of an attempt and replica change."""
+        """Send every slice that can be sent, in order; runs after each arrival, finished attempt and replica change."""
         self._first_replica.wake()
         if not len(self._queue):
             return

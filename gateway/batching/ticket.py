@@ -37,7 +37,7 @@ EMPTY_ENTRY: Entry[Any] = Entry(None, "", 0)
 
 
 class Ticket:
-    """One slice in a lane. Invariant: every waiter gets one result, whatever becomes of the attempts.
+    """One slice in a lane. Invariant: every waiter gets one result, regardless of the attempts.
 
     runs_alone: the slice may have crashed its replica, and shares no batch. half: identifies half of a batch
     that was split; the slice shares a batch only with slices of the same half. traces: of the waiting calls.

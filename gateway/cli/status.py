@@ -74,14 +74,14 @@ def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 
 def _address(path: Path, environment: Mapping[str, str]) -> str:
-    """Return the operators' URL from the config.
+    """Return the URL of the admin API from the config.
 
-    Raises: ConfigError; RequestRefused if the gateway listens on any free port.
+    Raises: ConfigError; RequestRefused if the configured port is 0.
     """
     config = load_config(path, environment)
     host, port = host_and_port(config.admin.listen or config.listen)
     if not port:
-        raise RequestRefused("the configuration names no port; say --url")
+        raise RequestRefused("the config has no fixed port (port 0); pass --url")
     host = ANYWHERE.get(host.strip("[]"), host.strip("[]"))
     return f"{'https' if config.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -93,7 +93,7 @@ def _key(path: Path | None, environment: Mapping[str, str]) -> str | None:
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestRefused(f"{path} holds no key that can be read") from error
+        raise RequestRefused(f"{path} contains no readable key") from error
 
 
 def _show_once(client: GatewayClient, display: StatusDisplay) -> None:

@@ -5,11 +5,10 @@ length t. Per day and month (UTC), never more than the amount. `requests_in_flig
 
 A rate limit is a generic cell rate algorithm (GCRA). Its state is the theoretical arrival time (TAT), the
 moment at which the bucket will be full again. A reservation moves the TAT forward by its cost in time. A
-correction must move it back to where it would be if the true cost had been charged from the start. That
-is not a subtraction: time in which the bucket was already full has been forgiven and must not come back.
-Therefore the bucket keeps a restart for each span between reservations that are still open: the TAT of a
-bucket that was full at the start of that span. The true TAT is the maximum of the restarts, and a
-correction moves only the restarts that began before the corrected reservation.
+correction must move it back to where it would be if the true cost had been charged from the start. A
+plain subtraction would credit idle time again. The bucket therefore keeps one candidate TAT for each span
+between open reservations: the TAT of a bucket that was full at the start of that span. The true TAT is the
+maximum of the candidates, and a correction moves only the candidates from before the corrected reservation.
 """
 
 from bisect import bisect_left, bisect_right
@@ -84,19 +83,19 @@ class RateMeter:
     Time is counted in ticks, microseconds × the limit's amount. Every cost is then a whole number of
     ticks, and a limit that does not divide its window is as exact as one that does.
 
-    A restart can be dropped once no correction can make it the latest again. The lead of the earlier of
+    A candidate can be dropped once no correction can make it the latest again. The lead of the earlier of
     two neighbours changes only by corrections of the reservations that are open between them. Each
     correction takes at most the reserved amount from the lead (a request that used more adds to it), and
-    closes its reservation. Therefore a later restart that trails by at least the sum of those reserves
+    closes its reservation. Therefore a later candidate that trails by at least the sum of those reserves
     trails for ever. If no reservation is open between the two, the lead is fixed, and the one behind is
-    dropped, whichever it is. Comparing neighbours is enough: a restart that trails an earlier one by that
-    much trails the one between them even more, because that one itself does not trail so far.
+    dropped, whichever it is. Comparing neighbours is enough: a candidate that trails an earlier one by that
+    much trails the candidate between them even more, because that one itself does not trail so far.
     """
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
         self._window_us = WINDOWS_US[limit.period]
-        # Per restart: the number of the first reservation after it, and its TAT minus `_moved`.
+        # Per candidate: the number of the first reservation after it, and its TAT minus `_moved`.
         self._firsts: list[int] = []
         self._tats: list[int] = []
         self._moved = 0
@@ -148,7 +147,7 @@ class RateMeter:
         return max(0, self._latest - now_us * self.limit.amount)
 
     def _prune(self, later: int) -> None:
-        """Drop this restart, or its neighbours, if they can never be the latest again."""
+        """Drop this candidate, or its neighbours, if they can never be the latest again."""
         while 0 < later < len(self._firsts):
             start = bisect_left(self._open, self._firsts[later - 1])
             end = bisect_left(self._open, self._firsts[later])
@@ -205,7 +204,7 @@ class CalendarMeter:
 
 
 class FlightMeter:
-    """Counter of requests in flight. Each holds a lease that expires unless it is ended or renewed.
+    """Counter of requests in flight. Each has a lease that expires unless it is released or renewed.
 
     Invariant: all leases have one length and time never goes back, therefore they expire in the order in
     which they were taken.

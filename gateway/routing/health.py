@@ -12,7 +12,7 @@ from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, Repli
 
 # Failures in a row, without a success between them, that eject a replica.
 FAILURES_MAX = 3
-# Batches that a replica in probation must complete before it may hold more than one at once.
+# Batches that a replica in probation must complete before it may have more than one at once.
 PROBATION_BATCHES = 3
 
 
@@ -20,7 +20,7 @@ class State(StrEnum):
     """State of a replica, which decides whether it is given work.
 
     joining: it has not responded yet. probation: it is given one batch at a time. gone: its name no longer
-    resolves to it, or the configuration no longer lists it; it completes the batches it holds.
+    resolves to it, or the configuration no longer lists it; it completes its batches in flight.
     """
 
     JOINING = "joining"
@@ -33,8 +33,8 @@ class State(StrEnum):
 class ReplicaEvent(StrEnum):
     """Observation about a replica, from a probe or from an attempt.
 
-    failing: several failures in a row. stalled: it holds work, returns nothing, and fails a probe too.
-    foreign: its vectors belong to another vector space than its upstream's.
+    failing: several failures in a row. stalled: it has work, returns nothing, and fails a probe too.
+    foreign: its vectors belong to a different vector space than its upstream's.
     """
 
     JOINED = "joined"
@@ -75,10 +75,10 @@ def next_state(state: State, event: ReplicaEvent) -> State:
 
 
 def event_of(error: BackendError, failures: int, *, is_last: bool) -> ReplicaEvent | None:
-    """Return the event that an attempt's error means for its replica, or None if it means nothing.
+    """Map an attempt's error to a replica event, or None if the replica is not at fault.
 
-    failures: how many in a row, including this one. is_last: no other replica is usable. The last replica
-    that still responds is not ejected for failures in a row, because the callers' inputs may cause them.
+    failures: consecutive failures, including this one. is_last: no other replica is usable. The last replica
+    that still responds is not ejected for consecutive failures, because the callers' inputs may cause them.
     """
     if isinstance(error, ReplicaUnavailable):
         return ReplicaEvent.UNREACHED

@@ -8,7 +8,7 @@ from gateway.events import ModelStateReported
 
 
 class ModelMetrics:
-    """Loaded models, their memory, and how often each was loaded or unloaded."""
+    """Metrics of loaded models: memory, loads and unloads."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         # Upstreams that have gauges.
@@ -22,7 +22,7 @@ class ModelMetrics:
         )
         self._memory = Gauge(
             "gateway_model_memory_bytes",
-            "Memory that an engine's model holds.",
+            "Memory that an engine's model uses.",
             ["upstream"],
             multiprocess_mode="livemax",
             registry=registry,

@@ -242,7 +242,7 @@ def test_time_with_a_full_bucket_does_not_come_back() -> None:
 
 @many
 @given(rate_histories(BOTH_WAYS))
-def test_restarts_are_bounded_by_open_reservations(case: tuple[Limit, list[Step]]) -> None:
+def test_candidates_are_bounded_by_open_reservations(case: tuple[Limit, list[Step]]) -> None:
     limit, plan = case
     meter = RateMeter(limit)
     history = History(meter)
@@ -253,31 +253,31 @@ def test_restarts_are_bounded_by_open_reservations(case: tuple[Limit, list[Step]
 
 
 class Unpruned:
-    """Restarts of a rate without pruning: one for every reservation."""
+    """Candidates of a rate without pruning: one for every reservation."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
-        self.restarts: list[tuple[int, int]] = []
+        self.candidates: list[tuple[int, int]] = []
 
     def take(self, number: int, amount: int, now_us: int) -> None:
-        """Add a restart, and move all of them forward."""
-        self.restarts.append((number, now_us * self.limit.amount))
+        """Add a candidate, and move all of them forward."""
+        self.candidates.append((number, now_us * self.limit.amount))
         self._move(number, amount)
 
     def give_back(self, number: int, reserved: int, actual: int) -> None:
-        """Move the restarts that began before it by its unused cost."""
+        """Move the candidates from before it by its unused cost."""
         self._move(number, actual - reserved)
 
     def wait_us(self, amount: int, now_us: int) -> int:
         """Return the time until this amount fits, as RateMeter does."""
-        latest = max(tat for _, tat in self.restarts)
+        latest = max(tat for _, tat in self.candidates)
         debt = max(0, latest - now_us * self.limit.amount)
         window_us = WINDOWS_US[self.limit.period]
         return max(0, ceil(Fraction(debt + (amount - self.limit.amount) * window_us, self.limit.amount)))
 
     def _move(self, number: int, amount: int) -> None:
         change = amount * WINDOWS_US[self.limit.period]
-        self.restarts = [(first, tat + change * (first <= number)) for first, tat in self.restarts]
+        self.candidates = [(first, tat + change * (first <= number)) for first, tat in self.candidates]
 
 
 @st.composite
@@ -291,7 +291,7 @@ def crowds(draw: st.DrawFn) -> tuple[Limit, list[tuple[int, int, int]]]:
 
 @many
 @given(crowds(), st.randoms(use_true_random=False))
-def test_pruned_restarts_never_change_the_result(
+def test_pruned_candidates_never_change_the_result(
     case: tuple[Limit, list[tuple[int, int, int]]], order: Random
 ) -> None:
     limit, plan = case
@@ -308,7 +308,7 @@ def test_pruned_restarts_never_change_the_result(
         assert unpruned.wait_us(limit.amount, START_US) == pruned.wait_us(limit.amount, START_US)
 
 
-def test_many_open_reservations_leave_one_restart() -> None:
+def test_many_open_reservations_leave_one_candidate() -> None:
     meter = RateMeter(Limit("tokens", "hour", 1_000_000))
     meter.take(0, 900_000, START_US)
     meter.give_back(0, 900_000, 900_000)
@@ -318,7 +318,7 @@ def test_many_open_reservations_leave_one_restart() -> None:
     assert 1 == len(meter._firsts)
 
 
-def test_many_settled_reservations_leave_one_restart() -> None:
+def test_many_settled_reservations_leave_one_candidate() -> None:
     meter = RateMeter(Limit("requests", "second", 1000))
     for number in range(1, 1001):
         meter.take(number, 1, START_US + number)

@@ -263,7 +263,7 @@ async def rerank_v2(
     api: InferenceApi,
     name: str | None,
 ) -> HttpReply:
-    """Rank documents by their relevance to a query, with Cohere's second version of the API.
+    """Rank documents by relevance to a query, using Cohere's v2 API.
 
     Returns the best `top_n` documents by index, best first.
     """
