@@ -1,8 +1,8 @@
 """Fixed texts whose vectors identify a vector space.
 
-Rule: the texts never change. Different texts give different fingerprints and need a new EDITION. They are short
-because some models accept few tokens. They differ in length and script because a wrong tokenizer, pooling,
-prompt or normalization changes the vectors of some texts only.
+Rule: the texts never change. Different texts give different fingerprints and need a new EDITION. They are
+short because some models accept few tokens. They differ in length and script because a wrong tokenizer,
+pooling, prompt or normalization changes the vectors of some texts only.
 """
 
 import hashlib

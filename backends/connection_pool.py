@@ -162,8 +162,8 @@ class ConnectionPool:
     def _disable_reuse(self) -> None:
         """Stop reusing connections, because this server sends data that no request asked for.
 
-        On a reused connection such data could be taken for the response to a different request. The warning is
-        logged once, and each later request opens its own connection.
+        On a reused connection such data could be taken for the response to a different request. The warning
+        is logged once, and each later request opens its own connection.
         """
         if self._reuse_allowed:
             self._reuse_allowed = False

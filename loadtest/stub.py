@@ -3,8 +3,8 @@
     .venv/bin/python -m loadtest.stub --port 16400 --base-ms 5 --parallel 8
 
 `GET /stats` returns counts of the requests received. `POST /control` accepts any setting, and {"die": true}
-or {"reset": true}. Each vector is derived from its text (`stub_protocol.mark_of`), so that a caller can verify
-that it received the right one.
+or {"reset": true}. Each vector is derived from its text (`stub_protocol.mark_of`), so that a caller can
+verify that it received the right one.
 """
 
 import argparse

@@ -161,7 +161,10 @@ class Lane:
                 self._forget(key, ticket)
 
     def pump(self) -> None:
-        """Send every slice that can be sent, in order; runs after each arrival, finished attempt and replica change."""
+        """Send every slice that can be sent, in order.
+
+        Runs after each arrival, finished attempt and replica change.
+        """
         self._first_replica.wake()
         if not len(self._queue):
             return
