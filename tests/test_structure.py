@@ -1,0 +1,132 @@
+"""Shape of the tree: rooms, arrows between them, depth of imports, and sizes of classes.
+
+A room is a folder of `gateway/` or one of its loose modules; `backends/` and `loadtest/` are one room each.
+"""
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("gateway", "backends", "loadtest")
+
+CHAIN_MAX = 12
+ROOMS_MAX = 28
+ARROWS_MAX = 150
+LOOSE_MODULES_MAX = 11
+CLASS_LINES_MAX = 250
+CLASS_METHODS_MAX = 15
+
+# Classes above the bounds, each with its reason.
+LARGE_CLASSES = {
+    "gateway.api.server.http_protocol.BoundedProtocol": "most of its 16 methods override uvicorn's",
+}
+
+Graph = dict[str, frozenset[str]]
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+
+
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imports_of(name: str) -> frozenset[str]:
+    """Return the modules of this project that a module imports, for type checking too."""
+    found = set()
+    for imported in imported_names(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+        module = imported
+        while module and module not in MODULES:
+            module = module.rpartition(".")[0]
+        # A bare package holds no code.
+        if module not in ("", name, *PACKAGES):
+            found.add(module)
+    return frozenset(found)
+
+
+GRAPH: Graph = {name: imports_of(name) for name in MODULES}
+
+
+def room_of(name: str) -> str:
+    parts = name.split(".")
+    return parts[0] if parts[0] != "gateway" else ".".join(parts[:2])
+
+
+def arrows() -> set[tuple[str, str]]:
+    pairs = {(room_of(name), room_of(module)) for name, modules in GRAPH.items() for module in modules}
+    return {(room, other) for room, other in pairs if room != other}
+
+
+@cache
+def longest_chain(name: str) -> tuple[str, ...]:
+    return (name, *max((longest_chain(module) for module in GRAPH[name]), key=len, default=()))
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield f"{name}.{node.name}", node
+
+
+def test_no_chain_of_imports_is_long() -> None:
+    chain = max(map(longest_chain, GRAPH), key=len)
+    assert len(chain) <= CHAIN_MAX, " > ".join(chain)
+
+
+def test_rooms_and_arrows_are_few() -> None:
+    rooms = {room_of(name) for name in MODULES} - {"gateway"}
+    assert len(rooms) <= ROOMS_MAX
+    assert len(arrows()) <= ARROWS_MAX
+
+
+def test_no_room_imports_a_room_that_imports_it() -> None:
+    below = defaultdict(set)
+    for room, other in arrows():
+        below[room].add(other)
+
+    def reachable(room: str) -> set[str]:
+        found: set[str] = set()
+        pending = [room]
+        while pending:
+            new = below[pending.pop()] - found
+            found |= new
+            pending.extend(new)
+        return found
+
+    assert [] == sorted(room for room in list(below) if room in reachable(room))
+
+
+def test_few_modules_stand_loose_in_the_gateway() -> None:
+    loose = {path.stem for path in (ROOT / "gateway").glob("*.py")} - {"__init__", "__main__"}
+    assert len(loose) <= LOOSE_MODULES_MAX, sorted(loose)
+
+
+def test_classes_are_small_or_say_why_not() -> None:
+    large = {
+        name
+        for name, node in classes()
+        if node.end_lineno is not None
+        and (
+            node.end_lineno - node.lineno + 1 > CLASS_LINES_MAX
+            or sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
+            > CLASS_METHODS_MAX
+        )
+    }
+    assert LARGE_CLASSES.keys() == large
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [] == [name for name, count in names.items() if count > 1]
