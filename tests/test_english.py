@@ -22,7 +22,7 @@ RETIRED_NAMES = (
 # Words and turns that standard technical English says with a noun, a subject and a standard verb.
 RETIRED_IDIOMS = (
     r"\b[Aa]new\b",
-    r"\b[Ww]hoever\b|\b[Ww]homever\b",
+    r"\b(?:whoever|Whoever|whomever)\b",
     r"\b[Nn]obody\b|\b[Ss]omebody\b|\b[Ee]verybody\b",
     r"\btells? (?:of|a|an|the|it|what|how|which|where|whether|when|why|no|nothing|each|every)\b",
     r"\b(?:is|are|was|were|be|been|being) told\b",
