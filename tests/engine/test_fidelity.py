@@ -1,6 +1,7 @@
 """Vectors and scores of the engine against sentence-transformers and transformers in float32."""
 
 import asyncio
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from backends.torch.loader import DTypeName
 from tests.engine.conftest import Engines
 from tests.engine.cross_encoder import labelled_pairs
 from tests.engine.texts import real_texts
+
+pytestmark = pytest.mark.slow
 
 
 async def embed_texts(engine: Engine, texts: list[str], size: int) -> Vectors:
@@ -51,9 +54,14 @@ async def test_text_has_the_same_vector_alone_and_in_any_batch(
     assert least <= (together * alone).sum(axis=1).min()
 
 
+@cache
+def reference_model(checkpoint: Path) -> torch.nn.Module:
+    return AutoModelForSequenceClassification.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
 def reference_scores(checkpoint: Path, query: str, documents: list[str]) -> Vectors:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    model = AutoModelForSequenceClassification.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model = reference_model(checkpoint)
     inputs = tokenizer(
         [query] * len(documents), documents, padding=True, truncation=True, return_tensors="pt"
     )
