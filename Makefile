@@ -37,9 +37,10 @@ example: .venv/installed-dev ## search the standard library's docs through the g
 
 # The hash seed fixes the order of sets in test names: all test processes must collect the same names. Passive
 # waiting keeps idle threads of one process from spinning on a core that another process needs. Bytecode is cached
-# even if the environment forbids it, because the tests start a hundred processes of the project.
-TEST_ENV = PYTHONHASHSEED=0 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE=
-PARALLEL = -n auto --maxprocesses=4 --dist=loadfile
+# even if the environment forbids it, because the tests start a hundred processes of the project. PyTorch's compiler
+# would start a process for each core. Files run in the order of tests/conftest.py, which begins with the slow ones.
+TEST_ENV = PYTHONHASHSEED=0 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= TORCHINDUCTOR_COMPILE_THREADS=1
+PARALLEL = -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 # Other folders of tests start gateways, Redis or models.
 quick: .venv/installed-dev ## run the tests that start no process and load no model; ROOM=batching runs those of one room

@@ -53,6 +53,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--room", help="run only the test files of this room, such as batching or api/dialects")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the files with slow tests first, because one at the end would leave the other processes idle."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse a room that does not exist."""
     room = config.getoption("room")

@@ -15,6 +15,8 @@ from backends.torch.loader import LoadOptions, load
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.engine.texts import real_texts
 
+pytestmark = pytest.mark.slow
+
 # Prints how many graphs a compiled model has after texts of many lengths.
 MANY_LENGTHS = """
 import asyncio, os, sys
