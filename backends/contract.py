@@ -231,9 +231,9 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     batch_inputs, batch_tokens, batch_bytes: upper bounds on one request to the replica.
     concurrent_inputs: the number of inputs in flight above which the replica refuses requests.
-    prompts, default_prompt: prompt texts by name, and the name of the one used if a request names none.
+    prompts, default_prompt: prompt texts by name, and the name of the one used if a request specifies none.
     checkpoint: path of the weights and tokenizer, if they are on this machine.
-    reports_input_tokens: replies hold `input_tokens`, so that one reply can be shared by several tenants.
+    reports_input_tokens: replies contain `input_tokens`, so that one reply can be shared by several tenants.
     outputs: the kinds that `Encode` may request. labels: a classifier's labels, in the order of its scores.
     score_kind: the scale of a reranker's scores if raw scores are not requested.
     overhead_tokens: the most tokens that a pair has in addition to those of its query and document.
@@ -283,15 +283,15 @@ class QueueDepth(msgspec.Struct, frozen=True):
 
 
 ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "failed"]
-# room: memory was needed for another model. idle: no request used the model. out_of_memory: a batch of
-# another model did not fit into memory.
+# room: memory was needed for a different model. idle: no request used the model. out_of_memory: a batch of
+# a different model did not fit into memory.
 UnloadReason: TypeAlias = Literal["room", "idle", "out_of_memory"]
 
 
 class Residence(msgspec.Struct, frozen=True):
     """Memory state of a model, with counters since its process started.
 
-    error: the reason that the last load failed. memory_bytes: memory held now. loads: successful loads.
+    error: the reason that the last load failed. memory_bytes: memory in use. loads: successful loads.
     out_of_memory: batches that did not fit into memory in one piece.
     """
 
@@ -362,7 +362,7 @@ class ReportsResidence(Protocol):
         """
 
 
-# One input of a piece of work. The reply holds one vector, score, row of labels or token list for each.
+# One input of a piece of work. The reply has one vector, score, row of labels or token list for each.
 WorkInput: TypeAlias = str | tuple[str, str] | tuple[int, ...]
 
 

@@ -1,4 +1,4 @@
-"""Failures of a backend, each with its kind, its source and whether to retry on another replica.
+"""Failures of a backend, each with its kind, its source and whether to retry on a different replica.
 
 BackendError
  ├─ InvalidWork        the replica refused the caller's input    source caller, final

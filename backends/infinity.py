@@ -162,7 +162,7 @@ def group_by_query(work: Score) -> list[tuple[list[int], Rerank]]:
 def order_labels(
     predictions: Sequence[Sequence[tuple[str, float]]], checkpoint_labels: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return a classifier's labels in the checkpoint's order if it names the same ones, else sorted.
+    """Return a classifier's labels in the checkpoint's order if it has the same ones, else sorted.
 
     Raises: ReplicaFailed.
     """
@@ -264,7 +264,7 @@ class InfinityBackend:
         return decode(ready, response, count, self._capabilities.labels)
 
     async def _score(self, work: Score, model: str, count: TokenCount, timeout_s: float) -> RerankReply:
-        """Score pairs with one rerank per query, one after another, because the wire has no pairs."""
+        """Score pairs with one rerank per query, sequentially, because the API has no pairs."""
         remaining_s = countdown(timeout_s)
         scores = np.empty(len(work.pairs), np.float32)
         for indices, part in group_by_query(work):

@@ -177,19 +177,20 @@ def decode_predictions(response: UpstreamResponse) -> list[list[tuple[str, float
 
 
 def failure(response: UpstreamResponse) -> BackendError:
-    """Convert a response of another status than 200 to an error."""
+    """Convert a response whose status is not 200 to an error."""
     match response.status:
         case 401 | 403:
             return ReplicaFailed("the upstream refused the gateway's credential")
         case 413 | 422:
-            # The adapter made the inputs fit; too many of them is a conflict between the two configurations.
+            # The adapter has limited the inputs; too many of them is a conflict between the two
+            # configurations.
             return ReplicaFailed(
                 "the upstream refused the request's shape; `batch_inputs` may be more than it takes"
             )
         case 429:
             return ReplicaOverloaded("the upstream is overloaded")
         case 503:
-            return ReplicaUnavailable("the upstream says it is not ready")
+            return ReplicaUnavailable("the upstream reports that it is not ready")
         case 400 if error_of(response).message.startswith("ModelNotDeployedError"):
-            return ReplicaFailed("the upstream serves another kind of model than it did")
+            return ReplicaFailed("the upstream now serves a different kind of model")
     return ReplicaFailed(f"the upstream answered with status {response.status}")

@@ -111,7 +111,7 @@ def decode(
 
 
 def failure(response: UpstreamResponse) -> BackendError:
-    """Convert a response of another status than 200 to an error."""
+    """Convert a response whose status is not 200 to an error."""
     error = error_of(response)
     message = error.message.lower()
     match response.status:
@@ -128,7 +128,7 @@ def failure(response: UpstreamResponse) -> BackendError:
         case 429:
             return ReplicaOverloaded("the upstream is overloaded")
         case 503:
-            return ReplicaUnavailable("the upstream says it is not ready")
+            return ReplicaUnavailable("the upstream reports that it is not ready")
     return ReplicaFailed(f"the upstream answered with status {response.status}")
 
 
@@ -192,7 +192,7 @@ class OpenAIBackend:
             raise (
                 error
                 if error.retryable
-                else ReplicaFailed(f"its embeddings answer with status {response.status}")
+                else ReplicaFailed(f"its embeddings endpoint returns status {response.status}")
             )
         vectors, tokens = decode_embeddings(response.body, 1)
         if tokens is None and self._counter is None:
@@ -229,7 +229,7 @@ class OpenAIBackend:
         """
         count = await self._counter.count(work, timeout_s) if self._counter else None
         if work.truncate is Truncate.LEFT and (count is None or count.truncated):
-            raise UnsupportedWork("this upstream's wire cuts no left end")
+            raise UnsupportedWork("this upstream's API cannot cut the left end")
         return count
 
     async def aclose(self) -> None:

@@ -54,7 +54,7 @@ class UpstreamModels(msgspec.Struct, frozen=True):
 def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
     """Decode the vectors in input order, (expected, dim) float32, and the tokens, or None if not reported.
 
-    Raises: ReplicaFailed, if the body does not hold `expected` vectors.
+    Raises: ReplicaFailed, if the body does not contain `expected` vectors.
     """
     with translate_decode_errors():
         reply = msgspec.json.decode(body, type=UpstreamEmbeddings)
@@ -102,5 +102,5 @@ def choose_model(models: Sequence[str], configured: str | None) -> str:
             raise ReplicaFailed(f"the server serves {names}, and not {configured!r}")
         return configured
     if len(models) != 1:
-        raise ReplicaFailed(f"the server serves {names}: say which as `model`")
+        raise ReplicaFailed(f"the server serves {names}: select one with `model`")
     return models[0]

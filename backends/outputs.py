@@ -43,7 +43,7 @@ def single_output(work: Encode) -> Output:
 def merge_replies(replies: Sequence[Reply]) -> EncodeReply:
     """Merge the replies to the parts of one work.
 
-    Raises: ReplicaFailed, if a reply is of another operation.
+    Raises: ReplicaFailed, if a reply is of a different operation.
     """
     merged = EncodeReply(0)
     for reply in replies:
@@ -58,7 +58,7 @@ def merge_replies(replies: Sequence[Reply]) -> EncodeReply:
                     token_vectors=reply.token_vectors or merged.token_vectors,
                 )
             case _:
-                raise ReplicaFailed("the upstream answered to another work")
+                raise ReplicaFailed("the upstream's reply belongs to a different operation")
     tokens = max(reply.tokens for reply in replies)
     return msgspec.structs.replace(merged, tokens=tokens, truncated=_truncated(replies))
 

@@ -1,4 +1,4 @@
-"""Backend kinds and their adapter modules; an adapter is imported when a configuration names its kind."""
+"""Backend kinds and their adapter modules; an adapter is imported when a configuration uses its kind."""
 
 from importlib import import_module
 from typing import Protocol, cast

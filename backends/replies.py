@@ -44,7 +44,7 @@ def check_vectors(vectors: Vectors, expected: int) -> None:
     if vectors.ndim != 2 or vectors.shape[0] != expected or vectors.shape[1] == 0:
         raise ReplicaFailed(f"asked for {expected} vectors, got an array of shape {vectors.shape}")
     if not np.isfinite(vectors).all():
-        raise ReplicaFailed("the upstream's vectors hold numbers that are not finite")
+        raise ReplicaFailed("the upstream's vectors contain numbers that are not finite")
 
 
 def check_tokens(tokens: int, inputs: int, max_input_tokens: int | None) -> None:
@@ -86,7 +86,7 @@ def order_scores(ranks: Sequence[tuple[int, float]], expected: int) -> Vectors:
         raise ReplicaFailed(f"asked for {expected} scores, got other indices")
     scores = float32([score for _, score in ordered])
     if not np.isfinite(scores).all():
-        raise ReplicaFailed("the upstream's scores hold numbers that are not finite")
+        raise ReplicaFailed("the upstream's scores contain numbers that are not finite")
     return scores
 
 
@@ -101,7 +101,7 @@ def term_weights(entries: Iterable[tuple[int, float]]) -> TermWeights:
         raise ReplicaFailed("the upstream's terms are not ids of a vocabulary, each once")
     weights = float32([weight for _, weight in ordered])
     if not np.isfinite(weights).all():
-        raise ReplicaFailed("the upstream's weights hold numbers that are not finite")
+        raise ReplicaFailed("the upstream's weights contain numbers that are not finite")
     return TermWeights(np.array(terms, dtype=np.int32), weights)
 
 
@@ -153,7 +153,7 @@ def score_matrix(rows: Sequence[Sequence[float]], expected: int, labels: int) ->
         raise ReplicaFailed(f"asked for {labels} scores of {expected} inputs, got others")
     scores = float32(rows)
     if not np.isfinite(scores).all():
-        raise ReplicaFailed("the upstream's scores hold numbers that are not finite")
+        raise ReplicaFailed("the upstream's scores contain numbers that are not finite")
     return scores
 
 

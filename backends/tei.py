@@ -140,7 +140,7 @@ def operations_and_outputs(model_type: dict[str, Any]) -> tuple[frozenset[Operat
 
 
 def labels_of(model_type: dict[str, Any]) -> tuple[str, ...]:
-    """Return a classifier's labels in the order of their ids, or an empty tuple for another model."""
+    """Return a classifier's labels in the order of their ids, or an empty tuple for any other model."""
     try:
         classifier = msgspec.convert(model_type.get("classifier"), TeiClassifier, strict=False)
     except msgspec.ValidationError:
@@ -336,7 +336,7 @@ def _header_tokens(response: UpstreamResponse) -> int:
 
 
 def failure(response: UpstreamResponse) -> BackendError:
-    """Convert a response of another status than 200 to an error."""
+    """Convert a response whose status is not 200 to an error."""
     try:
         body = msgspec.json.decode(response.body, type=TeiErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -353,7 +353,7 @@ def failure(response: UpstreamResponse) -> BackendError:
         case 429:
             return ReplicaOverloaded("the upstream is overloaded")
         case 503:
-            return ReplicaUnavailable("the upstream says it is not ready")
+            return ReplicaUnavailable("the upstream reports that it is not ready")
         case 401 | 403:
             return ReplicaFailed("the upstream refused the gateway's credential")
     return ReplicaFailed(f"the upstream answered with status {response.status}")

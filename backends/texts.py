@@ -1,4 +1,4 @@
-"""Texts of a piece of work, and the length bounds that hold without a tokenizer."""
+"""Texts of a piece of work, and the length bounds that are valid without a tokenizer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar

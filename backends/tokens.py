@@ -56,7 +56,7 @@ class Vocabulary:
             invalid = next((id_ for id_ in sequence if id_ not in valid), None)
             if invalid is not None:
                 raise InvalidWork(
-                    f"input {index} holds {invalid}, which is not the id of a token of this model"
+                    f"input {index} contains {invalid}, which is not the id of a token of this model"
                 )
         return self._tokenizer.decode_batch(lists, skip_special_tokens=skip_special_tokens)
 
@@ -132,7 +132,7 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
     def with_max_tokens(self, max_tokens: int, markers: Sequence[str] = ()) -> "TextTokenizer":
-        """Return a copy with another maximum length. markers: tokens of the vocabulary to keep unsplit."""
+        """Return a copy with this maximum length. markers: tokens of the vocabulary to keep unsplit."""
         tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
         for marker in markers:
             _register_marker(tokenizer, marker)

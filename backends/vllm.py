@@ -88,7 +88,7 @@ def encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
     Raises: UnsupportedWork, if this release would not execute the work as requested.
     """
     # 0.8.5 refuses a truncate_prompt_tokens of -1. `truncation_side` is not used, because it also cuts off a
-    # special token, and a model that pools that token would return another vector.
+    # special token, and a model that pools that token would return a different vector.
     can_truncate = work.truncate is Truncate.RIGHT
     if can_truncate:
         work = clip_texts(work, profile.max_tokens)

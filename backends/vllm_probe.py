@@ -35,9 +35,9 @@ from backends.vllm_wire import (
 PROBE = ("a", "b c")
 # Several pairs, because one pair is not enough to determine the scale of the scores.
 PROBE_PAIRS = ("how many people live in Berlin", ("Berlin has many people", "x", "a recipe for soup"))
-# Statuses of a route that does not exist, or exists for another kind of model.
+# Statuses of a route that does not exist, or exists for a different kind of model.
 NOT_OFFERED = frozenset({400, 404, 405, 501})
-# Share of zeros above which a vector holds term weights; a dense vector has almost no zeros.
+# Share of zeros above which a vector contains term weights; a dense vector has almost no zeros.
 SPARSE_SHARE = 0.5
 
 SendRequest: TypeAlias = Callable[[str, Body], Awaitable[UpstreamResponse]]
@@ -119,7 +119,7 @@ def _operations(profile: VllmProfile, *, has_tokenizer: bool) -> set[Operation]:
 
 
 def labels_of(profile: VllmProfile, checkpoint_labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the labels by class id; only a checkpoint names them, because the wire does not."""
+    """Return the labels by class id; only a checkpoint has them, because the wire does not."""
     if len(checkpoint_labels) == profile.classes:
         return checkpoint_labels
     return tuple(f"LABEL_{index}" for index in range(profile.classes))
@@ -238,7 +238,7 @@ async def _try_vectors(send: SendRequest, switch: Body) -> Vectors | None:
     try:
         return decode_embeddings(response.body, len(PROBE))[0] if response else None
     except ReplicaFailed:
-        # One vector per token is another operation.
+        # One vector per token is a different operation.
         return None
 
 

@@ -178,7 +178,7 @@ def tokens_of(reply: TokenizedText, specials: tuple[int, int]) -> tuple[Token, .
 
 
 def failure(response: UpstreamResponse) -> BackendError:
-    """Convert a response of another status than 200 to an error."""
+    """Convert a response whose status is not 200 to an error."""
     error = error_of(response)
     match response.status:
         case 400 if "maximum context length" in error.message or "maximum model length" in error.message:
@@ -195,5 +195,5 @@ def failure(response: UpstreamResponse) -> BackendError:
             # vLLM's own queue bound. A server that is starting, or a proxy, sends no error envelope.
             return ReplicaOverloaded("the upstream's queue is full")
         case 503:
-            return ReplicaUnavailable("the upstream says it is not ready")
+            return ReplicaUnavailable("the upstream reports that it is not ready")
     return ReplicaFailed(f"the upstream answered with status {response.status}")

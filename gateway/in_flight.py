@@ -61,7 +61,7 @@ class InFlight:
         """
         # A single body always fits: `limits.body_bytes` bounds it.
         if self._bytes and self._bytes + size > self._bytes_max:
-            raise GatewayFull("the gateway holds as many bytes as it may; try again")
+            raise GatewayFull("the bodies in flight use all of `limits.in_flight_bytes`; try again")
         self._bytes += size
 
     def release(self, size: int) -> None:

@@ -23,7 +23,7 @@ Rejected = Mapping[tuple[Part, str], tuple[Problem, ...]]
 
 
 class ComposedConfig(msgspec.Struct, frozen=True):
-    """The config to serve. added: its upstreams that are not in the file. rejected: what is not served."""
+    """The config to serve. added: its upstreams that are not in the file. rejected: the others."""
 
     config: Config
     added: frozenset[str]

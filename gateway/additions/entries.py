@@ -14,7 +14,7 @@ from gateway.config.schema import Config
 
 Part = Literal["upstreams", "models"]
 DEFINED = "router.yaml defines it, and the file wins"
-# More than a file written by hand would hold; every gateway holds all of it in memory.
+# More than a file written by hand would contain; every gateway keeps all of it in memory.
 WRITTEN_BYTES_MAX = 1024 * 1024
 
 
@@ -114,7 +114,7 @@ def _users(file: Config, additions: Additions, upstream: str) -> list[str]:
 
 def _within_bounds(additions: Additions) -> Additions:
     if len(msgspec.json.encode(additions)) > WRITTEN_BYTES_MAX:
-        raise ConfigError([Problem("additions", f"they hold more than {WRITTEN_BYTES_MAX} bytes together")])
+        raise ConfigError([Problem("additions", f"together they are larger than {WRITTEN_BYTES_MAX} bytes")])
     return additions
 
 

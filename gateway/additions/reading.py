@@ -1,8 +1,8 @@
 """Conversion of written additions to settings, or to all of their problems.
 
 Rule: the author of an addition is trusted less than the author of router.yaml. An addition runs no code, and
-reads from this machine only what its operator has set apart: variables named UPSTREAM_…, and files below
-`admin.files`. A secret is never written out, only referred to.
+reads from this machine only the secrets and files reserved for it: variables named UPSTREAM_…, and files
+below `admin.files`. A secret is never written out, only referred to.
 """
 
 import re
@@ -40,7 +40,7 @@ BASE_URL = re.compile(
     re.ASCII,
 )
 # Problems that only additions have.
-NO_FILES = "names a file of the gateway's machine, and `admin.files`, the folder for such, is not set"
+NO_FILES = "refers to a file on the gateway's machine, but its folder, `admin.files`, is not set"
 LEADS_OUT = "leads out of `admin.files`"
 
 
@@ -59,7 +59,7 @@ def read_upstream(name: str, written: Any, sources: SecretSources) -> UpstreamSe
         return _validated(msgspec.convert(written, UpstreamSettings, strict=False), path, sources)
     except (OSError, ValueError, RuntimeError) as error:
         # The file system rejects a path, or a number is too large for a field.
-        raise ConfigError([Problem(path, "it cannot be read, or names a file that cannot")]) from error
+        raise ConfigError([Problem(path, "it, or a file it refers to, cannot be read")]) from error
 
 
 def read_model(name: str, written: Any, upstreams: Collection[str]) -> ModelSettings:
@@ -133,9 +133,9 @@ def _text_problems(settings: UpstreamSettings | ModelSettings, path: str) -> Ite
     for text_path, text in _texts(msgspec.to_builtins(settings), path):
         field = text_path.removeprefix(f"{path}.")
         if "${" in text and not (field == "api_key" or field.startswith("headers.")):
-            yield Problem(text_path, "a placeholder, which additions have in `api_key` and `headers` alone")
+            yield Problem(text_path, "a placeholder, which only `api_key` and `headers` may contain")
         if not text.isprintable() and not field.startswith("prompts."):
-            yield Problem(text_path, "holds something that cannot be shown")
+            yield Problem(text_path, "contains an unprintable character")
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -159,7 +159,7 @@ def _secret_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
         if not HEADER_NAME.fullmatch(name):
             yield Problem(f"{path}.headers", "a header's name has letters, digits and dashes")
         elif name.lower() in FRAMING:
-            yield Problem(f"{path}.headers.{name}", "is not for a config to say")
+            yield Problem(f"{path}.headers.{name}", "cannot be set in a config")
         elif not REFERENCE.fullmatch(value):
             yield Problem(f"{path}.headers.{name}", f"a value may be a secret; allowed: {REFERENCES_ALLOWED}")
 
@@ -238,7 +238,7 @@ def _fill(value: str, sources: SecretSources) -> str:
     if not secret:
         raise ValueError(f"the gateway's environment has no {variable}" if variable else "the file is empty")
     if not secret.isprintable() or not secret.isascii():
-        raise ValueError("what it refers to is no header's value")
+        raise ValueError("its value cannot be sent in a header")
     return value[: value.index("${")] + secret
 
 

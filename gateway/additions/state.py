@@ -79,7 +79,7 @@ class AdditionsState:
             self._unusable[name] = additions.upstreams[name], reason
 
     def forget_unusable(self, name: str | None = None) -> None:
-        """Allow another attempt with one upstream, or with all of them."""
+        """Allow a new attempt with one upstream, or with all of them."""
         for upstream in [name] if name is not None else list(self._unusable):
             self._unusable.pop(upstream, None)
 
@@ -88,7 +88,7 @@ class AdditionsState:
         for key, problems in composed.rejected.items():
             if problems != self._rejected.get(key):
                 for problem in problems:
-                    logger.warning("%s: left out of what was added: %s", problem.path, problem.message)
+                    logger.warning("%s: addition is not served: %s", problem.path, problem.message)
         self._current, self._rejected = additions, composed.rejected
 
     async def follow(self, on_change: Callable[[], Awaitable[None]]) -> None:

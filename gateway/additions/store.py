@@ -45,7 +45,7 @@ class AdditionStore(Protocol):
 
 
 class AdditionsInMemory:
-    """Additions of one parent process, lost when it ends."""
+    """Additions of one parent process, lost when it exits."""
 
     def __init__(self) -> None:
         self._stored = StoredAdditions()
@@ -91,9 +91,9 @@ class AdditionsInRedis:
             return StoredAdditions(version, _decode(written))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if version != self._unreadable_version:
-                logger.warning("what was added cannot be read in Redis; what is served stays: %s", error)
+                logger.warning("the additions in Redis cannot be read; the served ones stay: %s", error)
             self._unreadable_version = version
-            raise StoreUnavailable("what was added cannot be read in Redis") from error
+            raise StoreUnavailable("the additions in Redis cannot be read") from error
 
     async def replace(self, expected: str, additions: Additions) -> StoredAdditions | None:
         """Compare the version and replace the additions in one step."""

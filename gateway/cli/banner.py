@@ -15,7 +15,7 @@ class FirstKey(msgspec.Struct, frozen=True):
     """The key of a gateway without tenants.
 
     is_new: created at this start, and therefore printed once. waits: not valid until Redis, which is
-    unavailable, has reported that it holds no tenants.
+    unavailable, has reported that it contains no tenants.
     """
 
     key: str
@@ -34,13 +34,13 @@ def show_banner(models: Sequence[ModelSummary], address: str, first_key: FirstKe
     console.print()
     if first_key is None:
         key = "$KEY"
-        console.print("  [bold]key[/]   one of the tenants', in router.yaml or made by `gateway keys create`")
+        console.print("  [bold]key[/]   a tenant's key, in router.yaml or created by `gateway keys create`")
     elif first_key.is_new:
         key = first_key.key
-        console.print(f"  [bold]key[/]   {key}   (made now and shown once; GATEWAY_API_KEY sets your own)")
+        console.print(f"  [bold]key[/]   {key}   (created now and shown once; GATEWAY_API_KEY sets your own)")
     else:
         key = "$GATEWAY_API_KEY"
-        when = ", once Redis is back, if it holds no tenants and no keys" if first_key.waits else ""
+        when = ", once Redis is available, if it contains no tenants and no keys" if first_key.waits else ""
         console.print(f"  [bold]key[/]   the one in GATEWAY_API_KEY{when}")
     # Printed without rich, which would interpret the brackets as markup.
     print(_curl_command(models, url, key), flush=True)

@@ -42,7 +42,7 @@ def run_action(action: Action, options: argparse.Namespace, environment: Mapping
     try:
         return asyncio.run(_run(action, options, config))
     except StoreUnavailable as error:
-        show_line(f"the store of tenants and keys is away: {error}")
+        show_line(f"the store of tenants and keys is unavailable: {error}")
         return 1
 
 

@@ -39,7 +39,7 @@ class GatewayClient:
         # Without a name and a password, which a URL may contain.
         shown = url.rpartition("@")[2]
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RequestRefused(f"{shown} is no address such as http://127.0.0.1:8080")
+            raise RequestRefused(f"{shown} is not an address such as http://127.0.0.1:8080")
         self._connection = _connection(parts.scheme, parts.hostname, _port(parts.netloc, shown), ca)
         self._address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -53,13 +53,13 @@ class GatewayClient:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise GatewayUnavailable(f"the gateway at {self._address} does not answer: {reason}") from error
         if status >= 500:
-            raise GatewayUnavailable(f"the gateway answers {status}: {_error_message(body)}")
+            raise GatewayUnavailable(f"the gateway returned {status}: {_error_message(body)}")
         if status != 200:
-            raise RequestRefused(f"the gateway answers {status}: {_error_message(body)}{self._hint(status)}")
+            raise RequestRefused(f"the gateway returned {status}: {_error_message(body)}{self._hint(status)}")
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RequestRefused("what answers there is no gateway of this release") from error
+            raise RequestRefused(f"the server at {self._address} is not a gateway of this release") from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -69,7 +69,7 @@ class GatewayClient:
         """Explain where the key comes from, if none was sent."""
         if status != 401 or self._headers:
             return ""
-        return "; the key of an operator is read from GATEWAY_API_KEY, or from the file of --key-file"
+        return "; set the operator key in GATEWAY_API_KEY, or pass a file with --key-file"
 
     def _request(self, path: str) -> tuple[int, bytes]:
         self._connection.request("GET", path, headers=self._headers)
@@ -94,12 +94,12 @@ def _port(netloc: str, shown: str) -> int | None:
     try:
         return urlsplit(f"//{netloc}").port
     except ValueError as error:
-        raise RequestRefused(f"{shown} is no address such as http://127.0.0.1:8080") from error
+        raise RequestRefused(f"{shown} is not an address such as http://127.0.0.1:8080") from error
 
 
 def _error_message(body: bytes) -> str:
     try:
         fields = msgspec.json.decode(body, type=Mapping[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return "nothing that can be read"
+        return "an unreadable reply"
     return str(fields.get("error") or fields.get("message"))[:MESSAGE_CHARACTERS_MAX]

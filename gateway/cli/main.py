@@ -19,14 +19,14 @@ from gateway.config.schema import Scope
 
 EPILOG = """\
 environment:
-  GATEWAY_API_KEY   the key of a gateway without tenants; if unset, one is made and printed once;
+  GATEWAY_API_KEY   the key of a gateway without tenants; if unset, one is created and printed once;
                     `status` sends it to the gateway
   LISTEN            the address in the router.yaml that comes with the project
   HF_TOKEN, HF_HOME, HF_HUB_OFFLINE   read by the Hugging Face Hub's own tools
 
 signals of `serve`: SIGTERM and SIGINT stop it, SIGHUP reloads the file
 
-exit status: 0 done, 1 it failed (the message says why), 2 the command line was wrong
+exit status: 0 success, 1 failure (the message gives the reason), 2 wrong command line
 """
 
 
@@ -80,10 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, text in (
         ("serve", "start the gateway: HTTP workers, and an engine for each torch upstream"),
-        ("check", "report every problem of a router.yaml, each with its path and what is allowed"),
+        ("check", "report every problem of a router.yaml, each with its path and the allowed values"),
     ):
         _with_config(commands.add_parser(name, help=text, description=text))
-    text = "make, list and revoke API keys in Redis; without Redis, print lines for router.yaml"
+    text = "create, list and revoke API keys in Redis; without Redis, print lines for router.yaml"
     _add_keys(commands.add_parser("keys", help=text, description=text))
     text = "set, list and remove tenants in Redis; for a tenant that router.yaml has too, the file wins"
     _add_tenants(commands.add_parser("tenants", help=text, description=text))
@@ -110,7 +110,7 @@ def _with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    create = _with_config(actions.add_parser("create", help="make a key and print it, once"))
+    create = _with_config(actions.add_parser("create", help="create a key and print it once"))
     create.add_argument("tenant", help="tenant that is billed and limited")
     create.add_argument("--id", help="name in lists and for `revoke` (default: random)")
     create.add_argument("--expires", type=_moment, metavar="DATE", help="2027-01-31, or with a time; UTC")

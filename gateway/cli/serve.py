@@ -49,11 +49,11 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
 
 
 def _first_key(config: Config, environment: Mapping[str, str], errors: Console) -> FirstKey | None:
-    """Return the key that stands in while there are no tenants, or None if there are any.
+    """Return the key that is used while there are no tenants, or None if there are any.
 
     There is no open mode: the key is taken from the environment or created. If Redis is unavailable, none is
-    created, because it might bypass tenants that Redis holds. A key from the environment then waits until
-    Redis has reported that it holds none.
+    created, because it might bypass tenants in Redis. A key from the environment then waits until
+    Redis has reported that it contains none.
     """
     if config.tenants:
         return None
@@ -62,14 +62,14 @@ def _first_key(config: Config, environment: Mapping[str, str], errors: Console) 
         if config.quotas.store != "memory" and asyncio.run(_holds_any(config.quotas.store)):
             return None
     except StoreUnavailable as error:
-        effect = "until it is back calls are refused" if configured else "no key is made; calls are refused"
-        errors.print(f"[yellow]Redis is away[/] ({escape(str(error))}): {effect}")
+        effect = "calls are refused until then" if configured else "no key is created; calls are refused"
+        errors.print(f"[yellow]Redis is unavailable[/] ({escape(str(error))}): {effect}")
         return FirstKey(configured, is_new=False, waits=True) if configured else None
     return FirstKey(configured, is_new=False) if configured else FirstKey(random_key(), is_new=True)
 
 
 async def _holds_any(url: str) -> bool:
-    """Return True if Redis holds tenants or keys. Raises: StoreUnavailable."""
+    """Return True if Redis contains tenants or keys. Raises: StoreUnavailable."""
     store = TenantStore(RedisClient(url, STORE_TIMEOUT_S))
     try:
         return await store.holds_any()

@@ -35,7 +35,7 @@ async def _set(context: Context) -> int:
     await context.store.put_tenant(tenant, settings)
     await warn_of_unknown_models(context, [*(settings.models or ()), *settings.model_limits])
     if tenant in context.config.tenants:
-        show_line(f"{tenant} is set, but router.yaml has it too, and that one counts")
+        show_line(f"{tenant} is set, but router.yaml also defines it and takes precedence")
     else:
         print(f"{tenant} is set; every gateway follows within a second")
     return 0
@@ -90,10 +90,10 @@ async def _remove(context: Context) -> int:
     tenant = context.options.tenant
     is_in_file = tenant in context.config.tenants
     if not await context.store.remove_tenant(tenant):
-        where = " in Redis; router.yaml has it, and is changed there" if is_in_file else ""
+        where = " in Redis; router.yaml defines it: change it there" if is_in_file else ""
         show_line(f"there is no tenant {tenant}{where}")
         return 1
     print(f"removed {tenant} and its keys; every gateway follows within a second")
     if is_in_file:
-        show_line(f"router.yaml has {tenant} too, and that one goes on, with the keys that stand there")
+        show_line(f"router.yaml also defines {tenant}; it stays valid there, with the keys in the file")
     return 0

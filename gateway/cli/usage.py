@@ -36,7 +36,7 @@ def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         days = days_between(options.since, options.until)
         rows = asyncio.run(_read(config, options.tenant, days))
     except StoreUnavailable as error:
-        show_line(f"the store of tenants and keys is away: {error}")
+        show_line(f"the store of tenants and keys is unavailable: {error}")
         return 1
     except GatewayError as error:
         show_line(str(error))

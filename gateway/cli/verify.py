@@ -41,7 +41,7 @@ def verify(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     except CannotVerify as error:
         show_line(str(error))
     except StoreUnavailable as error:
-        show_line(f"the store of fingerprints is away: {error}")
+        show_line(f"the store of fingerprints is unavailable: {error}")
     return 1
 
 
@@ -68,7 +68,7 @@ async def _verify(file: Config, options: argparse.Namespace, environment: Mappin
 
 
 async def _with_additions(file: Config, environment: Mapping[str, str]) -> Config:
-    """Return the config with the additions that operators made in Redis. Raises: StoreUnavailable."""
+    """Return the config with the additions in Redis. Raises: StoreUnavailable."""
     if file.quotas.store == "memory":
         return file
     store = AdditionsInRedis(RedisClient(file.quotas.store, TIMEOUT_S))
@@ -80,7 +80,7 @@ async def _with_additions(file: Config, environment: Mapping[str, str]) -> Confi
     for part, name in composed.rejected:
         if part == "upstreams" and name not in file.upstreams:
             for problem in composed.rejected[part, name]:
-                show_line(f"{problem.path}: left out of what was added: {problem.message}")
+                show_line(f"{problem.path}: addition is not served: {problem.message}")
     return composed.config
 
 
@@ -94,10 +94,10 @@ def _selected_upstreams(config: Config, names: Sequence[str]) -> Sequence[str]:
 def _check_acceptable(config: Config, names: Sequence[str]) -> None:
     """Check the conditions of `--accept`. Raises: CannotVerify."""
     if not names:
-        raise CannotVerify("--accept: name the upstreams whose fingerprints are to be made again")
+        raise CannotVerify("--accept: list the upstreams whose fingerprints are to be replaced")
     if config.quotas.store == "memory":
         raise CannotVerify(
-            "--accept: fingerprints are kept in the gateway's memory here, and made again when it starts; "
+            "--accept: fingerprints are kept in the gateway's memory here, and computed again at start; "
             "a Redis in `quotas.store` would keep them"
         )
 

@@ -78,7 +78,7 @@ def _findings(report: Report) -> list[str]:
 def _stored_difference(name: str, upstream: str, stored: StoredMatch) -> str:
     return (
         f"{name} does not give the vectors of its stored fingerprint: {stored.cosine:.5f}, {stored.needed} "
-        f"needed; `gateway verify {upstream} --accept` makes it again"
+        f"needed; `gateway verify {upstream} --accept` replaces it"
     )
 
 

@@ -12,7 +12,7 @@ class AppBoot(msgspec.Struct, frozen=True):
 
     first_key_digest: digest of the key that is valid while no tenant is configured. first_key_waits: Redis
     was unavailable at start and may hold tenants, in which case the first key is not valid. engines: upstream
-    name → address of its model in an engine. admin_port: port of the operators' listener, if it has its own.
+    name → address of its model in an engine. admin_port: port of the admin listener, if it has its own.
     worker: index of this worker; None if there is only one.
     """
 

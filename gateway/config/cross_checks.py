@@ -55,10 +55,11 @@ def model_problems(name: str, model: ModelSettings, upstreams: Collection[str]) 
     if model.upstream not in upstreams:
         yield Problem(f"{path}.upstream", unknown_name("upstream", model.upstream, upstreams))
     if not name or name.strip("/") != name or "//" in name:
-        yield Problem(path, "a name is not empty, and its slashes stand between other characters")
+        yield Problem(path, "a name must not be empty, and must not begin or end with / or contain //")
     if name.rsplit("/", 1)[-1] in OPERATION_SEGMENTS | {"v1", "v2"}:
         yield Problem(
-            path, "a name may not end in an operation, v1 or v2: /models/{name}/{operation} must be clear"
+            path,
+            "a name may not end in an operation, v1 or v2: /models/{name}/{operation} must be unambiguous",
         )
 
 

@@ -1,7 +1,7 @@
 """Comparison of the running configuration with one that is to replace it. Pure.
 
 Rule: a value that could be a secret is never shown. Numbers and switches are shown, texts are not, and a key
-is named by its id.
+is identified by its id.
 """
 
 from collections.abc import Iterator, Mapping

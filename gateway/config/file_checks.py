@@ -1,4 +1,4 @@
-"""Checks of what the configuration refers to on this machine: folders, PEM files, optional packages."""
+"""Checks of local resources that the configuration refers to: folders, PEM files, optional packages."""
 
 import ssl
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ def _reject_password() -> str:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-        return "the key is that of another certificate"
+        return "the key belongs to a different certificate"
     if isinstance(error, ssl.SSLError):
-        return "not what a PEM file of this kind holds"
+        return "not a valid PEM file of this kind"
     return getattr(error, "strerror", None) or str(error)

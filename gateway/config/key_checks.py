@@ -25,7 +25,7 @@ def key_problems(keys: Iterable[str | Key], path: str, first_use: dict[str, str]
         elif digest in GUESSABLE_DIGESTS:
             yield Problem(
                 key_path,
-                "is a key that anybody would guess, or an empty one; `gateway keys create` makes one",
+                "is an empty or easily guessed key; `gateway keys create` creates one",
             )
         elif digest in first_use:
             yield Problem(key_path, f"is also {first_use[digest]}")

@@ -1,4 +1,4 @@
-"""Checks of listeners and of what is in front of and behind them: proxies, web origins, trace collectors."""
+"""Checks of listeners and their surroundings: proxies, web origins, trace collectors."""
 
 import re
 from collections.abc import Iterator

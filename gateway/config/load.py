@@ -30,7 +30,7 @@ _REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def load_config(path: Path, environment: Mapping[str, str]) -> Config:
-    """Read, fill, type and cross-check a router.yaml, and check the files that it names.
+    """Read, fill, type and cross-check a router.yaml, and check the files that it refers to.
 
     Raises: ConfigError with all problems.
     """
@@ -46,7 +46,7 @@ def load_config(path: Path, environment: Mapping[str, str]) -> Config:
 
 
 def parse_config(text: str, environment: Mapping[str, str], base: Path) -> Config:
-    """Parse the text of a router.yaml without checking the files that it names.
+    """Parse the text of a router.yaml without checking the files that it refers to.
 
     base: folder that relative paths start from. Raises: ConfigError with all problems.
     """
@@ -55,7 +55,8 @@ def parse_config(text: str, environment: Mapping[str, str], base: Path) -> Confi
     try:
         filled = filler.fill(data, "")
     except RecursionError as error:
-        raise ConfigError([Problem("the file", "a value holds itself, or far too much")]) from error
+        problem = Problem("the file", "a value contains itself or is nested too deeply")
+        raise ConfigError([problem]) from error
     problems = list(filler.problems)
     problems += _not_at(type_problems(filled, Config, ""), problems)
     config = _convert_sound_parts(filled, [problem.path for problem in problems])

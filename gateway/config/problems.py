@@ -6,7 +6,7 @@ import msgspec
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One mistake: its path in the file, and a message that names the allowed values."""
+    """One mistake: its path in the file, and a message that lists the allowed values."""
 
     path: str
     message: str
@@ -21,7 +21,7 @@ class ConfigError(Exception):
 
 
 def join_path(path: str, name: str) -> str:
-    """Return the path of an entry below another path; the root's path is empty."""
+    """Return the path of an entry below a parent path; the root's path is empty."""
     return f"{path}.{name}" if path else name
 
 

@@ -85,7 +85,7 @@ class Key(Section, frozen=True):
 
 
 class ListenerTls(Section, frozen=True):
-    """HTTPS for callers, in PEM files. client_ca: authority of callers' certificates; absent, none needed."""
+    """HTTPS for callers, in PEM files. client_ca: authority of client certificates; absent, none needed."""
 
     certificate: str
     private_key: str
@@ -139,17 +139,16 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     has only one model.
     discover: every address of a replica's host name becomes a replica.
     when_unavailable: treatment of requests while no replica is available. Requests to torch always wait.
-    tokenizer: location of the checkpoint's small files, for what the backend's protocol does not report.
-    token_encoding: location of the tokenizer.json that turns token ids sent by callers back into text.
-    batch_inputs, batch_tokens: size of one upstream request, where the replica does not report it.
-    in_flight_batches: window of batches in flight to one replica; absent, it is learned.
-    queue_tokens: most tokens that may wait in front of all replicas.
-    retry_share, hedge_share: extra attempts, as a share of those that callers cause.
-    task, pooling: used in place of what the checkpoint's own files declare.
-    trust_remote_code: permission to run code that the checkpoint brings along.
-    prompts: name → text put in front of an input. They extend and override the checkpoint's own.
-    process: upstreams that name the same engine process share it.
-    preload: load the model before the first request. when_loading: treatment of requests that arrive earlier.
+    tokenizer: location of the checkpoint's small files, for facts that the backend's protocol does not
+    report. token_encoding: location of the tokenizer.json that turns token ids sent by callers back into
+    text. batch_inputs, batch_tokens: size of one upstream request, where the replica does not report it.
+    in_flight_batches: window of batches in flight to one replica; absent, it is learned. queue_tokens: most
+    tokens that may wait in front of all replicas. retry_share, hedge_share: extra attempts, as a share of
+    those that callers cause. task, pooling: override the checkpoint's own files. trust_remote_code:
+    permission to run code that the checkpoint brings along. prompts: name → text put in front of an input.
+    They extend and override the checkpoint's own. process: upstreams that name the same engine process share
+    it. preload: load the model before the first request. when_loading: treatment of requests that arrive
+    earlier.
     """
 
     backend: BackendKind

@@ -14,7 +14,7 @@ MERGE_TAG = "tag:yaml.org,2002:merge"
 def parse_yaml(text: str) -> Any:
     """Parse a document whose root is a mapping.
 
-    Raises: ConfigError with one problem, which names the line where that is known.
+    Raises: ConfigError with one problem, which includes the line number if it is known.
     """
     try:
         # A subclass of SafeLoader, which constructs plain values only.

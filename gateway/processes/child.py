@@ -1,7 +1,7 @@
 """One child process, which is restarted whenever it exits, until it is stopped.
 
-Rule: a child holds the read end of a pipe whose write end only this process has. It therefore ends with this
-process, however this process ends.
+Rule: a child has the read end of a pipe whose write end only this process has. It therefore exits when this
+process exits, for any reason.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Child:
                 return
             if loop.time() - started_s > STABLE_S:
                 delay_s = RESTART_DELAY_MIN_S
-            logger.warning("%s ended (%s); starting it again", self.name, _describe_exit(code))
+            logger.warning("%s exited (%s); restarting it", self.name, _describe_exit(code))
             self._on_exit("hung" if self._hung else "ended", _describe_exit(code))
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, RESTART_DELAY_MAX_S)

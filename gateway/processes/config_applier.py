@@ -23,7 +23,7 @@ LOAD_TIMEOUT_S = 550.0
 # How often an edit is retried when other gateways change the additions first.
 EDIT_ATTEMPTS_MAX = 20
 LOST_RACE = ReloadOutcome(
-    problems=(Problem("additions", "others change them without a pause; try again"),), kind="unavailable"
+    problems=(Problem("additions", "other writers keep changing them; try again"),), kind="unavailable"
 )
 
 logger = logging.getLogger("gateway")
@@ -35,9 +35,9 @@ UpdateWorkers = Callable[[Config, Sequence[EngineProcess]], Awaitable[None]]
 class ConfigApplier:
     """The config that is served, and the only way to replace it. Runs one job at a time.
 
-    file: router.yaml as it was read at start. has_first_key: at start, a key was created that stands in for
-    tenants. config: what is served, namely the live settings of the file and the additions, with the settings
-    that sockets and processes were started with.
+    file: router.yaml as it was read at start. has_first_key: at start, a key was created that is used instead
+    of tenants. config: the served config, namely the live settings of the file and the additions, with the
+    settings that sockets and processes were started with.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class ConfigApplier:
     async def start(self, engines: EnginePool) -> None:
         """Serve the file and the stored additions.
 
-        Additions that need an engine follow once the gateway is up, because at start a model that does not
-        load ends the gateway.
+        Additions that need an engine follow once the gateway is up, because at start the gateway
+        exits if a model does not load.
         """
         self._engines = engines
         try:
             stored = await self._additions.load()
         except StoreUnavailable as error:
-            logger.warning("additions are unknown until Redis is back: %s", error)
+            logger.warning("additions are unknown until Redis is available: %s", error)
         else:
             composed = await self._additions.compose(self._file, stored.additions, with_engines=False)
             self.config = composed.config
@@ -82,7 +82,7 @@ class ConfigApplier:
         except UnknownAddition as error:
             outcome = ReloadOutcome(problems=(error.problem,), kind="unknown")
         except StoreUnavailable as error:
-            problem = Problem("quotas.store", f"it is away: {error}")
+            problem = Problem("quotas.store", f"it is unavailable: {error}")
             outcome = ReloadOutcome(problems=(problem,), kind="unavailable")
         log_outcome(self._source.path, job, outcome)
         return outcome
@@ -107,7 +107,7 @@ class ConfigApplier:
         """
         if wanted.tenants or self._has_first_key or wanted.quotas.store != "memory":
             return
-        message = "without any tenant a first key stands in, and that is made at start: restart the gateway"
+        message = "without tenants a first key is needed, which is created only at start: restart the gateway"
         raise ConfigError([Problem("tenants", message)])
 
     async def _edit(self, edit: Edit) -> ReloadOutcome:

@@ -38,7 +38,7 @@ async def watch_liveness(
         elif misses is not None and loop.time() - checked_s < 2 * every_s:
             misses += 1
             if misses >= MISSES_MAX:
-                logger.warning("%s answers nothing; ending it", child.name)
+                logger.warning("%s does not respond; killing it", child.name)
                 child.kill_hung()
                 misses = 0
 

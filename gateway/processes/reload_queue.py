@@ -15,13 +15,13 @@ from gateway.config.diff import ReloadOutcome
 
 logger = logging.getLogger("gateway")
 
-# Read the file again, apply what other gateways have added, or apply an edit of our own.
+# Read the file again, apply the additions of other gateways, or apply an edit of our own.
 ReloadJob: TypeAlias = Literal["file", "added"] | Edit
 OnOutcome: TypeAlias = Callable[[ReloadOutcome], None]
 
 
 class ReloadQueue:
-    """Queue that runs one job after another. reload: runs a job."""
+    """Queue that runs one job at a time. reload: runs a job."""
 
     def __init__(self, reload: Callable[[ReloadJob], Awaitable[ReloadOutcome]]) -> None:
         self._reload = reload
@@ -29,7 +29,7 @@ class ReloadQueue:
         self._waiting: list[tuple[ReloadJob, OnOutcome]] = []
 
     def enqueue(self, job: ReloadJob = "file", on_outcome: OnOutcome = lambda _: None) -> None:
-        """Add a job to the queue. on_outcome: called when it has ended."""
+        """Add a job to the queue. on_outcome: called when it has finished."""
         self._waiting.append((job, on_outcome))
         self._has_jobs.set()
 
@@ -71,17 +71,17 @@ def _merge_equal_jobs(
 # file's only here.
 LOG_LINES = {
     "file": ("%s was reloaded: %s", "%s was not reloaded: %s; nothing has changed"),
-    "added": ("%s: what others added was taken: %s", "%s: what others added was not taken: %s"),
+    "added": ("%s: applied additions from other gateways: %s", "%s: additions not applied: %s"),
     "edit": ("%s was done: %s", "%s was not done: %s; nothing has changed"),
 }
 
 
 def log_outcome(path: Path, job: ReloadJob, outcome: ReloadOutcome) -> None:
-    """Log how a job ended, with each difference but without the value of any text. path: of router.yaml."""
+    """Log the outcome of a job, with each difference but no text values. path: of router.yaml."""
     kind, subject = (job, path) if isinstance(job, str) else ("edit", job)
     success, failure = LOG_LINES[kind]
     if kind == "added" and (outcome.kind == "unavailable" or outcome == ReloadOutcome()):
-        # Repeated every second; the store itself logs what it cannot read.
+        # Repeated every second; the store itself logs unreadable additions.
         return
     if outcome.problems:
         level = logging.INFO if kind == "edit" else logging.ERROR

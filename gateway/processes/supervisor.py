@@ -61,7 +61,7 @@ class Supervisor:
         progress: Callable[[str], None],
         on_ready: Callable[[messages.WorkerReady, str], None],
     ) -> None:
-        # Sockets and processes keep these settings; `self._applier.config` is what is served.
+        # Sockets and processes keep these settings; `self._applier.config` is the served config.
         self._start_config = boot.config
         self._boot = boot
         self._source = source
@@ -136,7 +136,7 @@ class Supervisor:
         await _wait_for_first(drain, second_signal)
         second_signal.cancel()
         await self._workers.stop(signal.SIGKILL, KILL_AFTER_S)
-        # A reload in progress ends before the engines do, because it could start others.
+        # A reload in progress is stopped before the engines, because it could start others.
         tasks += self._retiring
         for task in tasks:
             task.cancel()
@@ -145,7 +145,7 @@ class Supervisor:
         await self._engines.stop_all()
 
     async def _run_reloads_when_ready(self) -> None:
-        """Run reloads once the gateway is up. Until then a problem of the config ends the gateway."""
+        """Run reloads once the gateway is up. Until then a problem of the config stops the gateway."""
         await self._workers.all_ready.wait()
         await self._reloads.run_jobs()
 
@@ -168,7 +168,7 @@ class Supervisor:
             self._reloads.enqueue()
 
     def _app_boot(self) -> AppBoot:
-        """Return the current settings, so that a restarted worker has what the others serve."""
+        """Return the current settings, so that a restarted worker has the config of the others."""
         return msgspec.structs.replace(
             self._boot, config=worker_share(self._applier.config), engines=self._engines.addresses
         )
@@ -234,9 +234,9 @@ def _bind(open_socket: Callable[[str], socket.socket], listen: str, key: str) ->
         return open_socket(listen)
     except OSError as error:
         raise StartError(
-            f"cannot listen on {listen}: {error.strerror or error}. Stop what listens there, or set "
+            f"cannot listen on {listen}: {error.strerror or error}. Stop the process there, or set "
             f"{'LISTEN (or `listen:` in router.yaml)' if key == 'listen' else f'`{key}:` in router.yaml'} "
-            "to another address"
+            "to a different address"
         ) from error
 
 

@@ -9,7 +9,7 @@ def name_problem(name: str | None) -> str | None:
     if name is None:
         return None
     if not name.isprintable() or name.strip() != name or name in ("", ".", ".."):
-        return "a name is not empty, and has no spaces around it and nothing that cannot be shown"
+        return "a name must not be empty, surrounded by spaces, or contain unprintable characters"
     if len(name) > NAME_CHARACTERS_MAX:
         return f"a name has {NAME_CHARACTERS_MAX} characters at most"
     return "a name has no /" if "/" in name else None
@@ -20,7 +20,7 @@ def id_problem(id_: str | None) -> str | None:
     if problem := name_problem(id_):
         return problem
     if id_ is not None and not (id_.isascii() and " " not in id_):
-        return "an id stands in the key itself: it has ASCII characters alone, and no spaces"
+        return "an id has only ASCII characters and no spaces, because it is part of the key"
     return None
 
 

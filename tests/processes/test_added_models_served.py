@@ -152,7 +152,7 @@ def test_additions_reach_every_worker_of_every_gateway(place: Place) -> None:
     logs = "".join([*first.log, *second.log])
     assert not [secret for secret in (OF_FILE, OF_ENVIRONMENT) if secret in f"{logs}{stored}{shown}"]
     assert "${file:token}" in stored
-    assert "upstreams.apart.headers.x-key: left out of what was added" in "".join(second.log)
+    assert "upstreams.apart.headers.x-key: addition is not served" in "".join(second.log)
 
 
 def test_rejects_invalid_additions_without_storing_secrets(place: Place) -> None:
@@ -203,7 +203,7 @@ def test_restores_additions_after_restart(place: Place) -> None:
         assert ({200}, {404}, {200}) == tuple(statuses(second, model) for model in ("y", "x", "m"))
         assert "UPSTREAM_KEY" in listed(second, "upstreams")["x"]["problem"]
         assert "there is no upstream 'x'" in listed(second, "models")["x"]["problem"]
-        assert is_logged(second, "upstreams.x.api_key: left out of what was added")
+        assert is_logged(second, "upstreams.x.api_key: addition is not served")
     place.redis.command("HSET", ADDED, "version", "other", "additions", "nothing that can be read")
     with place.gateway() as third:
         assert 200 == status(third)
@@ -220,7 +220,7 @@ def test_file_overrides_additions_and_restores_them_when_it_changes_back(place: 
         place.write(shared=False, models=", y: {upstream: one}")
         gateway.process.send_signal(signal.SIGHUP)
         assert wait_until(
-            lambda: is_logged(gateway, "models.y: left out of what was added: router.yaml defines it")
+            lambda: is_logged(gateway, "models.y: addition is not served: router.yaml defines it")
         )
         assert wait_until(lambda: status(gateway, "x") == 404)
         assert "there is no upstream 'two'" in listed(gateway, "models")["x"]["problem"]

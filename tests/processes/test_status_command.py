@@ -201,13 +201,13 @@ def test_refuses_an_invalid_address(url: str) -> None:
 def test_message_about_an_address_hides_its_password() -> None:
     with pytest.raises(GatewayUnavailable, match=r"^the gateway at http://127.0.0.1:1 does not answer"):
         GatewayClient("http://operator:secret@127.0.0.1:1", None).get("/admin/status", Snapshot)
-    with pytest.raises(RequestRefused, match=r"^127.0.0.1:port is no address"):
+    with pytest.raises(RequestRefused, match=r"^127.0.0.1:port is not an address"):
         GatewayClient("http://operator:secret@127.0.0.1:port", None)
 
 
 def test_reports_a_server_that_is_no_gateway(upstream: str) -> None:
     asker = GatewayClient(upstream, None)
-    with pytest.raises(RequestRefused, match="no gateway of this release"):
+    with pytest.raises(RequestRefused, match="is not a gateway of this release"):
         asker.get("/info", Snapshot)
     asker.close()
 

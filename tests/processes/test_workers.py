@@ -168,7 +168,7 @@ def answered(gateway: Served) -> float:
 
 def ended(gateway: Served) -> str:
     """Return the name of the process that was restarted, from the log."""
-    (name,) = re.findall(r"(worker \d) ended \(signal SIGKILL\); starting it again", "".join(gateway.log))
+    (name,) = re.findall(r"(worker \d) exited \(signal SIGKILL\); restarting it", "".join(gateway.log))
     return str(name)
 
 
@@ -195,7 +195,7 @@ def test_hung_worker_is_restarted_and_every_worker_reports_it(gateway: Served) -
 
     assert {0, 1} == reporting_workers
     assert pids[1] in workers(gateway)
-    assert any(f"{name} answers nothing; ending it" in line for line in gateway.log)
+    assert any(f"{name} does not respond; killing it" in line for line in gateway.log)
     assert 1 == value(gateway, "gateway_process_restarts_total", reason="hung", process=name)
     assert 0 == value(gateway, "gateway_process_restarts_total", reason="ended")
     assert [call(gateway) for _ in range(16)] == [200] * 16

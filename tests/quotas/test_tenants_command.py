@@ -260,10 +260,10 @@ def test_removing_a_tenant_of_router_yaml_notes_that_it_stays(
     removed = command("tenants", "remove", "listed", "-c", str(file))
 
     assert (1, "") == (none.status, none.out)
-    assert "no tenant listed in Redis; router.yaml has it" in none.err
+    assert "no tenant listed in Redis; router.yaml defines it" in none.err
     assert (0, ":0\r\n") == (removed.status, own_redis.command("HLEN", TENANTS))
     assert "removed listed" in removed.out
-    assert "router.yaml has listed too, and that one goes on" in removed.err
+    assert "router.yaml also defines listed; it stays valid there" in removed.err
 
 
 @pytest.mark.parametrize("width", [40, None], ids=["terminal", "pipe"])

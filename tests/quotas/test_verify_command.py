@@ -170,7 +170,7 @@ def test_reports_a_store_outage(tmp_path: Path, command: Commands, urls: dict[st
     ended = place.run()
 
     assert 1 == ended.status
-    assert "the store of fingerprints is away" in ended.err
+    assert "the store of fingerprints is unavailable" in ended.err
 
 
 def test_rejects_too_many_texts_and_invalid_bounds(alone: Place, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_fills_references_from_allowed_sources(sources: SecretSources) -> None:
         ("${file:stray}", "leads out"),
         ("${file:none}", "cannot be read"),
         ("${file:checkpoint}", "cannot be read"),
-        ("${file:two-lines}", "no header's value"),
+        ("${file:two-lines}", "cannot be sent in a header"),
         ("${file:empty}", "empty"),
     ],
 )
@@ -103,7 +103,7 @@ def test_redacts_secrets_written_directly_to_the_store() -> None:
 @pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding"])
 def test_rejects_framing_headers(sources: SecretSources, name: str) -> None:
     settings = {**TEI, "headers": {name: "${UPSTREAM_KEY}"}}
-    assert {f"headers.{name}": "is not for a config to say"} == problems(settings, sources)
+    assert {f"headers.{name}": "cannot be set in a config"} == problems(settings, sources)
 
 
 def test_reads_no_file_without_a_folder(sources: SecretSources) -> None:

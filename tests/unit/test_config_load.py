@@ -184,7 +184,7 @@ def test_table_lists_every_invalid_file() -> None:
         ("listen_without_a_port", "127.0.0.1:8080"),
         ("replica_is_no_url", "http://host:port"),
         ("key_in_the_clear", "64 hex digits"),
-        ("key_anybody_would_guess", "`gateway keys create` makes one"),
+        ("key_anybody_would_guess", "`gateway keys create` creates one"),
         ("unset_variables", "${NOWHERE_SET:-default}"),
         ("no_replicas", "http://host:port"),
         ("admin_on_the_callers_port", "a port of its own"),

@@ -48,7 +48,7 @@ class CohereInput(msgspec.Struct):
 class EmbedV1Request(msgspec.Struct, kw_only=True):
     """Body of /v1/embed.
 
-    Without embedding_types the reply holds plain vectors. images are refused.
+    Without embedding_types the reply contains plain vectors. images are refused.
     """
 
     texts: list[str] | None = None
@@ -153,9 +153,7 @@ def _text_of(item: CohereInput, index: int) -> str:
     parts = item.content
     if len(parts) == 1 and parts[0].text is not None and parts[0].type == "text":
         return parts[0].text
-    raise InvalidInput(
-        f"`inputs` {index} is not one part of type text, which is what is taken", param="inputs"
-    )
+    raise InvalidInput(f"`inputs` {index} is not a single part of type text", param="inputs")
 
 
 def encode_by_type(reply: EmbedReply, kinds: list[EmbeddingType]) -> dict[str, Any]:
@@ -216,7 +214,7 @@ async def embed_v1(
 ) -> HttpReply:
     """Turn texts into vectors, with Cohere's first version of the API.
 
-    Returns plain vectors, or the vectors in each type of `embedding_types` if the request names any.
+    Returns plain vectors, or the vectors in each type of `embedding_types` if the request lists any.
     """
     served = await api.serve(context, decode_embed(data, data.texts or [], name, api))
     reply: EmbedReply = expect_reply(served.reply, EmbedReply)

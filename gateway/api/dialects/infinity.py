@@ -202,7 +202,7 @@ def decode_classify(data: InfinityClassifyRequest, api: InferenceApi) -> Call:
 
 
 def encode_reply(kind: str, items: dict[str, Any], served: Served) -> bytes:
-    """Encode a reply. kind: its `object`. items: the field that holds its items."""
+    """Encode a reply. kind: its `object`. items: the field of its items."""
     tokens = served.reply.tokens
     tail = {
         "model": served.route.model,

@@ -64,8 +64,8 @@ EmbeddingsInput = TextInput | list[str | InputObject | int | list[int]]
 class OpenAIEmbeddingsRequest(VllmOptions, kw_only=True):
     """Body of /v1/embeddings.
 
-    input: one text or a list of texts; or token ids, if the model's config names their vocabulary. The fields
-    from `task` on are Jina's, from `embed_dtype` on vLLM's. embedding_type overrides encoding_format.
+    input: one text or a list of texts; or token ids, if the model's config specifies their vocabulary. The
+    fields from `task` on are Jina's, from `embed_dtype` on vLLM's. embedding_type overrides encoding_format.
     """
 
     input: EmbeddingsInput

@@ -18,9 +18,9 @@ FAILURES = document_errors(OPENAI)
 class OpenAIModelItem(msgspec.Struct):
     """One model, with fields beyond OpenAI's.
 
-    operations: that it can serve. state: whether it can serve now (refused: its only replicas are of another
-    vector space). fingerprint: of its vector space. residence: whether an engine has it in memory; a model
-    that is not in memory is loaded by the first request. last_error: why it could not be loaded.
+    operations: that it can serve. state: whether it can serve now (refused: its only replicas have a
+    different vector space). fingerprint: of its vector space. residence: whether an engine has it in memory;
+    a model that is not in memory is loaded by the first request. last_error: why it could not be loaded.
     """
 
     id: str

@@ -183,7 +183,7 @@ def decode_score(data: SieScoreRequest, name: str | None, api: InferenceApi) -> 
 
 
 def items_of(data: SieEncodeRequest) -> list[SieItem]:
-    """Return the inputs of a body, whichever of the three fields holds them.
+    """Return the inputs of a body, whichever of the three fields contains them.
 
     Raises: InvalidInput.
     """
@@ -208,7 +208,7 @@ def _check_options(instruction: str | None, options: SieOptions | None) -> None:
     if options is None:
         return
     if options.lora_id is not None or options.muvera is not None or options.profile not in {None, "default"}:
-        raise InvalidInput("`options` may hold is_query, and the profile default", param="options")
+        raise InvalidInput("`options` may contain is_query, and the profile default", param="options")
 
 
 def encode_items(

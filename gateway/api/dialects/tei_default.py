@@ -132,7 +132,7 @@ def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> 
 @inference(
     "/",
     dialect=TEI,
-    reply=ResponseSpec(ANY_RESPONSE, description="What the model's default operation answers"),
+    reply=ResponseSpec(ANY_RESPONSE, description="Reply of the model's default operation"),
     tags=["TEI"],
 )
 async def default(

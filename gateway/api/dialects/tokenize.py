@@ -116,7 +116,7 @@ def decode_ids(ids: list[int | list[int]], field: str, api: InferenceApi) -> tup
     inputs = lists or [tuple(numbers)]
     api.texts([""] * len(inputs), field)
     if not all(inputs):
-        raise EmptyInput(f"`{field}` holds an empty list", param=field)
+        raise EmptyInput(f"`{field}` contains an empty list", param=field)
     check_ids([number for item in inputs for number in item], field)
     if sum(map(len, inputs)) > IDS_MAX:
         raise InvalidInput(f"more than {IDS_MAX} ids in a call", param=field)

@@ -122,7 +122,9 @@ def _texts(side: Side, field: str) -> tuple[str, ...]:
 def _text_of(content: Content, field: str) -> str:
     parts = content.content
     if len(parts) != 1 or parts[0].type != "text" or parts[0].text is None:
-        raise InvalidInput(f"`{field}` holds content that is not one text; only text is taken", param=field)
+        raise InvalidInput(
+            f"`{field}` has content other than a single text; only text is accepted", param=field
+        )
     return parts[0].text
 
 

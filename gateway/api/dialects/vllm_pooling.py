@@ -94,7 +94,7 @@ async def decode_pooling(
 
 
 def task_of(capabilities: Capabilities | None) -> str:
-    """Return the task of a model if the request names none."""
+    """Return the task of a model if the request specifies none."""
     operations = capabilities.operations if capabilities else frozenset()
     if Operation.CLASSIFY in operations:
         return "classify"
@@ -142,7 +142,7 @@ def pooling_items(rows: list[Vectors], encoding_format: EncodingFormat) -> list[
 @inference(
     "/pooling",
     dialect=VLLM,
-    reply=ResponseSpec(PoolingResponse, description="What the task gives of each input"),
+    reply=ResponseSpec(PoolingResponse, description="Result of the task for each input"),
     tags=["vLLM"],
 )
 async def pooling(

@@ -27,7 +27,7 @@ from gateway.errors import DeadlineExceeded, InvalidInput, NotFound
 ADDED = route_options(for_operators=True, needs_admin=True, name_has_slashes=True)
 FAILURES = document_errors(TEI)
 # Settings written by hand are far smaller. All additions together have a bound too, because every gateway
-# holds them in memory.
+# keeps them in memory.
 SETTINGS_BYTES_MAX = 32 * 1024
 KINDS: dict[Part, type[config.Section]] = {
     "upstreams": config.UpstreamSettings,
@@ -61,7 +61,7 @@ class AdditionsApi:
     def _parent(self) -> AdditionsClient:
         """Return the connection to the parent. Raises: NotFound."""
         if self._adding is None:
-            raise NotFound("this gateway serves what its configuration says, and nothing else")
+            raise NotFound("this gateway serves only its own configuration")
         return self._adding
 
     async def put(self, part: Part, segment: str, settings: Any) -> ReloadReport:
@@ -121,7 +121,7 @@ def _find(entries: Iterable[AdditionEntry], segment: str) -> AdditionEntry:
     for entry in entries:
         if entry.name == name:
             return entry
-    raise NotFound(f"nothing was added by the name {name!r}; what router.yaml defines is there")
+    raise NotFound(f"there is no addition named {name!r}; entries of router.yaml are listed only there")
 
 
 @get("/admin/upstreams", responses=FAILURES, tags=["Operators"], opt=ADDED)

@@ -1,4 +1,4 @@
-"""Collaborators of operator endpoints, the guard in front of them, and /admin/usage and /admin/reload.
+"""Collaborators and guard of the admin endpoints, and /admin/usage and /admin/reload.
 
 Requests from this machine need no key if the listener is on loopback and `admin.keys` is empty.
 """
@@ -34,7 +34,7 @@ Reload = Callable[[], Awaitable[ReloadOutcome]]
 
 
 class UsageResponse(msgspec.Struct):
-    """Usage of a tenant, as its quotas settled it."""
+    """Settled usage of a tenant."""
 
     data: list[UsageRow]
 
@@ -52,7 +52,7 @@ class UsageOperation(Operation):
 
 
 class Admin:
-    """Collaborators of the operator endpoints, and the guard in front of them.
+    """Collaborators of the admin endpoints, and the guard in front of them.
 
     file_tenants: names of the tenants in router.yaml. models: names of the served models.
     """
@@ -94,7 +94,7 @@ class Admin:
         """
         if self._store is None:
             raise NotFound(
-                "tenants and keys stand in router.yaml here; a Redis `quotas.store` would hold others"
+                "tenants and keys are defined in router.yaml here; adding others needs a Redis `quotas.store`"
             )
         return self._store
 

@@ -1,4 +1,4 @@
-"""Report of a reload or an edit for operators: what has changed, or why nothing has."""
+"""Report of a reload or an edit for operators: the changes, or the problems that prevented them."""
 
 from collections.abc import Awaitable, Iterable
 from typing import Literal
@@ -40,7 +40,8 @@ async def report(pending: Awaitable[ReloadOutcome]) -> ReloadReport:
     try:
         outcome = await pending
     except TimeoutError as error:
-        raise DeadlineExceeded("the reload takes long and goes on; the log reports how it ends") from error
+        message = "the reload takes long and continues in the background; the log reports its result"
+        raise DeadlineExceeded(message) from error
     if outcome.problems:
         raise problems_error(outcome.problems, PROBLEM_ERRORS[outcome.kind])
     return ReloadReport(_reported(outcome.changes), _reported(outcome.needs_restart))

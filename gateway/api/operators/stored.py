@@ -27,7 +27,7 @@ def store_errors() -> Iterator[None]:
     try:
         yield
     except StoreUnavailable as error:
-        raise QuotaUnavailable("the store of tenants and keys is away") from error
+        raise QuotaUnavailable("the store of tenants and keys is unavailable") from error
 
 
 def check_limits(limits: Mapping[str, int]) -> None:

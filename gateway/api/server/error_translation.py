@@ -1,4 +1,4 @@
-"""Translation of what Litestar and msgspec raise, while a request is read, into gateway errors."""
+"""Translation of errors that Litestar and msgspec raise while reading a request into gateway errors."""
 
 import re
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from gateway.api.server.allowed_values import choices_of
 from gateway.errors import GatewayError, Internal, InvalidInput, MalformedBody, MethodNotAllowed, NotFound
 from gateway.upstreams.token_ids import IDS_REFUSED
 
-# Some messages repeat what was sent, which may be megabytes.
+# Some messages repeat the input, which may be megabytes.
 MESSAGE_CHARACTERS_MAX = 300
 MISSING_QUERY = re.compile(r"Missing required query parameter '(?P<name>\w+)'")
-# Messages that name a standard without an example, and what callers are shown instead.
+# Messages that refer to a standard without an example, and their replacements.
 QUERY_REASONS = {"Invalid RFC3339 encoded date": "expected a day such as 2027-01-31"}
 TOKEN_IDS = re.compile(r"Expected `(?:str|str \| object)`, got `(int|array)` - at `\$\.inputs?\[[\d.]+\]`")
 
@@ -32,7 +32,7 @@ def as_gateway_error(error: Exception) -> GatewayError:
         if isinstance(error, kind):
             return translate(error)
     if isinstance(error, HTTPException) and error.status_code < 500:
-        return InvalidInput("the request is not what this path takes")
+        return InvalidInput("the request is not valid for this path")
     return Internal("the gateway failed")
 
 
@@ -57,7 +57,7 @@ def _invalid_request(error: ValidationException) -> GatewayError:
         if problem.get("source") == "query":
             reason = QUERY_REASONS.get(problem["message"], str(problem["message"]))[:MESSAGE_CHARACTERS_MAX]
             return InvalidInput(f"the query parameter `{problem['key']}`: {reason}", param=problem["key"])
-    return MalformedBody("the body is missing or is not what this path takes")
+    return MalformedBody("the body is missing, or not valid for this path")
 
 
 def _method_not_allowed(error: MethodNotAllowedException) -> MethodNotAllowed:
@@ -66,7 +66,7 @@ def _method_not_allowed(error: MethodNotAllowedException) -> MethodNotAllowed:
 
 # Subclasses first: a ValidationError is a DecodeError too.
 TRANSLATIONS: tuple[tuple[type[Exception], Callable[[Any], GatewayError]], ...] = (
-    (NotFoundException, lambda _: NotFound("there is nothing at this path; /docs lists what there is")),
+    (NotFoundException, lambda _: NotFound("there is nothing at this path; /docs lists all paths")),
     (MethodNotAllowedException, _method_not_allowed),
     (ValidationException, _invalid_request),
     (msgspec.ValidationError, _invalid_field),

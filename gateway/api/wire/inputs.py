@@ -1,4 +1,4 @@
-"""Inputs of a request body: texts, or token ids where the model's config names their vocabulary.
+"""Inputs of a request body: texts, or token ids if the model's config specifies their vocabulary.
 
 Source: TEI's and OpenAI's unions: a list of numbers is one input, a list of lists is many.
 """
@@ -22,7 +22,7 @@ TOKEN_VECTORS_BYTES_MAX = 65_536
 
 
 class InputField(msgspec.Struct, frozen=True):
-    """A field that holds inputs, and what they are for.
+    """A field with inputs, and their purpose.
 
     name: of the field, for error messages. model: as the caller named it; its vocabulary decodes token ids.
     """
@@ -84,7 +84,7 @@ def split_items(inputs: Sequence[str | int | list[int]], field: str) -> list[str
             check_ids(item, field)
     items: list[str | list[int]] = [numbers] if numbers else texts_and_lists
     if not all(items):
-        raise EmptyInput(f"`{field}` holds an empty input", param=field)
+        raise EmptyInput(f"`{field}` contains an empty input", param=field)
     return items
 
 
@@ -94,11 +94,11 @@ def check_ids(ids: Sequence[int], field: str) -> None:
     Raises: InvalidInput.
     """
     if ids and not 0 <= min(ids) <= max(ids) < TOKEN_ID_LIMIT:
-        raise InvalidInput(f"`{field}` holds a number that is no token id", param=field)
+        raise InvalidInput(f"`{field}` contains a number that is not a token id", param=field)
 
 
 def check_token_vectors(texts: tuple[str, ...], field: str) -> None:
-    """Check that a vector for each token of these texts makes a reply of acceptable size.
+    """Check that the reply with a vector for each token of these texts is not too large.
 
     Raises: InvalidInput.
     """

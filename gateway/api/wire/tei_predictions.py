@@ -17,7 +17,7 @@ from gateway.api.wire.tei_truncation import Direction, side_of
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 
-# transformers' name for the only class of a model that names none.
+# transformers' name for the only class of a model that defines none.
 NAMELESS_LABEL = "LABEL_0"
 PredictInputs: TypeAlias = str | list[str | list[str]]
 TextOrPair: TypeAlias = str | tuple[str, str]
@@ -78,7 +78,7 @@ def _text_or_pair(texts: list[str]) -> TextOrPair:
     if not 1 <= len(texts) <= 2:
         raise InvalidInput("an input of `inputs` is one text, or two for a pair", param="inputs")
     if not any(texts):
-        raise EmptyInput("`inputs` holds an empty string", param="inputs")
+        raise EmptyInput("`inputs` contains an empty string", param="inputs")
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 

@@ -51,7 +51,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 def check_options(options: VllmOptions, *, own: Container[str] = ()) -> None:
     """Check that no option asks for a computation that the gateway does not do.
 
-    own: fields that have another meaning on this path and are skipped. Raises: InvalidInput.
+    own: fields that have a different meaning on this path and are skipped. Raises: InvalidInput.
     """
     if options.messages is not None:
         raise InvalidInput(
