@@ -1,4 +1,4 @@
-"""Stage `admit`: reserve what a call may cost before anything is sent, settle after."""
+"""Stage `admit`: reserve the maximum cost of a call before anything is sent, settle afterwards."""
 
 import secrets
 from itertools import count
@@ -14,9 +14,9 @@ from gateway.tenants.keyring import Tenant
 
 
 class Grant:
-    """Permission to send one call, and the count of what it has used.
+    """Permission to send one call, and the count of its usage.
 
-    A block under it holds the reservation. On success, on a fault of the caller, or when the caller
+    A `with` block under it keeps the reservation. On success, on a fault of the caller, or when the caller
     disconnects, the reservation is settled at the tokens that were computed and at those that replicas were
     still computing. On a fault of the gateway or of an upstream it is refunded in full.
     """
@@ -52,7 +52,7 @@ class Grant:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Settle what the call cost, or refund it."""
+        """Settle the cost of the call, or refund it."""
         reserved = self._reservation.request.cost
         unanswered = self._unanswered_tokens
         if reserved.tokens:
@@ -105,7 +105,7 @@ class Admission:
 
 
 def _is_charged(error: BaseException | None, deadline: Deadline) -> bool:
-    """Return whether the caller pays for a call with this end: success, its own fault, or its deadline."""
+    """Return whether the caller pays for a call: after success, its own fault, or its own deadline."""
     if isinstance(error, DeadlineExceeded):
         # A short deadline of the caller's own would otherwise buy work for free.
         return deadline.by_caller

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.
     from gateway.telemetry.tracing import CallTraces
 
-# Serves another configuration, whose engines are given by upstream. The task ends when everything that it
+# Serves a new configuration, whose engines are given by upstream. The task completes when everything that it
 # replaced is closed.
 Follow = Callable[[Config, Mapping[str, str]], "asyncio.Task[None]"]
 
@@ -109,7 +109,7 @@ ROUTES = RouteTable(HANDLERS)
 class Collaborators(msgspec.Struct, frozen=True):
     """Everything that touches the world outside. Tests replace these and nothing else.
 
-    reload: reads the file again. adding: changes what operators have added. None where the process cannot.
+    reload: reads the file again. adding: changes the additions. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -122,7 +122,7 @@ class Collaborators(msgspec.Struct, frozen=True):
 
 
 class Application(msgspec.Struct, frozen=True):
-    """The ASGI application, with what its process needs to run, reload and end it.
+    """The ASGI application, with the parts that its process needs to run, reload and stop it.
 
     observe: takes events that only the process learns of.
     """
@@ -137,14 +137,14 @@ class Application(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Clients of the shared state. tenants, fingerprints: None where the configuration names no Redis."""
+    """Clients of the shared state. tenants, fingerprints: None if the configuration has no Redis."""
 
     ledger: Ledger
     tenants: TenantStore | None = None
     fingerprints: FingerprintStore | None = None
 
     async def aclose(self) -> None:
-        """Close the connections, but not those of `tenants`, which end with the task that uses them."""
+        """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
         await self.ledger.aclose()
         if self.fingerprints is not None:
             await self.fingerprints.aclose()
@@ -152,10 +152,11 @@ class Stores:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReload:
-    """Switches a running application to another configuration, in one step between two calls.
+    """Switches a running application to a new configuration, in one step between two calls.
 
     Rule: nothing here waits. New upstreams are opened first, so that a failure has changed nothing; then the
-    one reference to what is served is replaced. Calls that began before end with what they began with.
+    one reference to the `Serving` is replaced. Calls in flight finish with the `Serving` that they started
+    with.
     """
 
     registry: UpstreamRegistry
@@ -166,7 +167,7 @@ class WorkerReload:
     in_flight: InFlight
 
     def follow(self, config: Config, engines: Mapping[str, str]) -> "asyncio.Task[None]":
-        """Serve this configuration from now on. The task ends when everything replaced is closed.
+        """Serve this configuration from now on. The task completes when everything replaced is closed.
 
         engines: upstream → address of the engine that has its model. Raises: OSError, with nothing changed.
         """
@@ -246,7 +247,7 @@ def _litestar(dependencies: tuple[str, ...]) -> ASGIApp:
 
 
 def serving_of(config: Config, upstreams: Mapping[str, Upstream]) -> Serving:
-    """Return what calls are served by. upstreams: those that the configuration names."""
+    """Return the `Serving` of a configuration. upstreams: those in the configuration."""
 
     def offered(name: str) -> frozenset[Operation] | None:
         capabilities = upstreams[name].capabilities
@@ -256,7 +257,7 @@ def serving_of(config: Config, upstreams: Mapping[str, Upstream]) -> Serving:
 
 
 def sources_of(upstreams: Mapping[str, Upstream], in_flight: InFlight) -> Sources:
-    """Return what metrics read at each scrape."""
+    """Return the values that metrics read at each scrape."""
 
     def replicas() -> Iterator[ReplicaLoad]:
         for name, upstream in upstreams.items():
@@ -301,7 +302,7 @@ def _open_stores(config: Config, ledger: Ledger | None, observe: Observe) -> Sto
 def _background_tasks(
     boot: AppBoot, stores: Stores, keyring: Keyring, metrics: Metrics
 ) -> list[Coroutine[Any, Any, None]]:
-    """Return what runs for as long as the application does."""
+    """Return the background tasks, which run for as long as the application does."""
     tasks = [stores.ledger.maintain(), measure_lag(metrics.observe_lag)]
     if boot.worker is not None:
         tasks.append(metrics.refresh_forever())
@@ -350,7 +351,7 @@ def _traces(config: Config) -> "CallTraces | None":
 
 
 async def _send_last_spans(traces: "CallTraces") -> None:
-    """Send the last spans within the time that a stopping process has; a dead collector does not hold it."""
+    """Send the last spans within the time that a stopping process has; a dead collector does not delay it."""
     sending = Thread(target=traces.close, daemon=True)
     sending.start()
     await asyncio.to_thread(sending.join, LAST_SPANS_S)

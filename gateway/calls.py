@@ -38,7 +38,7 @@ class Call(msgspec.Struct, frozen=True):
 
     model: as the caller wrote it; None takes the default. truncate: cut inputs that are too long, or refuse
     them; None takes the model's setting. side: the end to cut; None takes the model's. bulk: the caller can
-    wait (`x-priority: bulk`). role: purpose of the inputs, for a call that names no prompt.
+    wait (`x-priority: bulk`). role: purpose of the inputs, for a call that specifies no prompt.
     """
 
     work: Work
@@ -52,7 +52,7 @@ class Call(msgspec.Struct, frozen=True):
 def truncation(call: Call, model_setting: Truncate) -> Truncate:
     """Return how to cut inputs that are too long: as the call asks, else as the model is configured.
 
-    A side alone does not permit cutting: it only names the end that is cut.
+    A side alone does not permit cutting: it only specifies the end that is cut.
     """
     refuse = model_setting is Truncate.ERROR if call.truncate is None else not call.truncate
     if refuse:
@@ -61,7 +61,7 @@ def truncation(call: Call, model_setting: Truncate) -> Truncate:
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """Moment at which a call ends at the latest.
+    """Time limit of a call.
 
     at_s: on the event loop's clock. by_caller: the caller asked for less time than the model allows.
     """

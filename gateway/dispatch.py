@@ -123,7 +123,7 @@ def cosine_scores(work: Work, reply: Reply) -> Reply:
 
 
 def translated(error: errors.BackendError) -> GatewayError:
-    """Return what a failure of a backend means for the caller."""
+    """Return the caller's error for a failure of a backend."""
     match error:
         case errors.InvalidWork(empty=True):
             return EmptyInput(error.message)

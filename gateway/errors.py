@@ -1,4 +1,4 @@
-"""Errors that end a call, as facts; `FACTS` is the one table of what each kind means.
+"""Errors that end a call, as facts; `FACTS` is the one table of all kinds.
 
 GatewayError
  ├─ caller:   InvalidInput EmptyInput RequestExceedsLimit BodyTooLarge UnsupportedMedia Unauthenticated
@@ -45,7 +45,7 @@ def _caller(
 
 
 def _body(code: str | None, tei_type: str, tei_status: int) -> Facts:
-    """Return facts of a body that FastAPI, and therefore Infinity, answers with 422."""
+    """Return facts of a body to which FastAPI, and therefore Infinity, responds with 422."""
     return Facts("caller", 400, tei_status, 422, "invalid_request_error", code, tei_type)
 
 
@@ -202,7 +202,7 @@ class OperationUnsupported(GatewayError):
 
 
 class QuotaExceeded(GatewayError):
-    """A limit of the tenant has no room left; unit and period tell OpenAI's clients what to do."""
+    """A limit of the tenant has no room left; OpenAI's clients read its unit and period."""
 
     kind = "quota_exceeded"
 
@@ -228,7 +228,7 @@ class Overloaded(GatewayError):
 
 
 class GatewayFull(GatewayError):
-    """Bodies in flight hold all of `limits.in_flight_bytes`."""
+    """Bodies in flight use all of `limits.in_flight_bytes`."""
 
     kind = "gateway_full"
 
@@ -240,7 +240,7 @@ class NoReplica(GatewayError):
 
 
 class QuotaUnavailable(GatewayError):
-    """The quota store is unreachable, and the config says to refuse."""
+    """The quota store is unreachable, and the config refuses requests then."""
 
     kind = "quota_unavailable"
 

@@ -108,18 +108,18 @@ class SpaceChecked(msgspec.Struct, frozen=True):
 
 
 class StoreChanged(msgspec.Struct, frozen=True):
-    """The quota store became unreachable (away), or answers again; reason is safe to log."""
+    """The quota store became unreachable (away), or responds again; reason is safe to log."""
 
     away: bool
     reason: str
 
 
-# ended: it exited, or a signal ended it. hung: it stopped responding, and the supervisor killed it.
+# ended: it exited, or a signal killed it. hung: it stopped responding, and the supervisor killed it.
 EndReason = Literal["ended", "hung"]
 
 
 class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
-    """A child process ended unexpectedly and is started again.
+    """A child process exited unexpectedly and is restarted.
 
     process: its name in logs. how: the signal or exit status. times: restarts for that reason since the
     gateway's start, 0 for none yet. at_s: seconds since 1970.
@@ -141,9 +141,9 @@ class LaneBacklog(msgspec.Struct, frozen=True):
 
 
 class ModelStateReported(msgspec.Struct, frozen=True):
-    """An engine reported the state of one model, and what happened since its last report.
+    """An engine reported the state of one model, and the events since its last report.
 
-    memory_bytes: held by the model. unloads: by reason. out_of_memory: batches that did not fit into memory.
+    memory_bytes: used by the model. unloads: by reason. out_of_memory: batches that did not fit into memory.
     """
 
     upstream: str

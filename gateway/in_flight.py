@@ -65,7 +65,7 @@ class InFlight:
         self._bytes += size
 
     def release(self, size: int) -> None:
-        """Return the permit for bytes that are no longer held."""
+        """Return the permit for bytes that are no longer in memory."""
         self._bytes -= size
 
     def abandon(self) -> None:

@@ -1,6 +1,6 @@
 """Stage `prepare`: from a call to the work that replicas receive, with its prompt, tokens and cost.
 
-Runs between resolve and admit. Admission reserves what it found; dispatch cuts and sends it.
+Runs between resolve and admit. Admission reserves the counted cost; dispatch cuts and sends the work.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from gateway.upstreams.model_inputs import ModelInputs
 class PreparedWork:
     """One call as its upstream receives it.
 
-    capabilities: what the replicas had reported when it was prepared, None if none had joined.
+    capabilities: of the replicas when it was prepared, None if none had joined.
     by_cosine: the work embeds texts whose cosines are the scores that the caller asked for.
-    input_tokens: exact tokens of each input, None where they were not counted.
+    input_tokens: exact tokens of each input, None if they were not counted.
     cost: the most that the call can cost; its tokens are 0 unless a limit counts tokens.
     """
 
@@ -60,7 +60,7 @@ class PreparedWork:
 
     @property
     def prompt(self) -> str | None:
-        """Text that the replica puts before each input; None where only the replica knows it."""
+        """Text that the replica puts before each input; None if only the replica knows it."""
         work, capabilities = self.work, self.capabilities
         if not isinstance(work, Embed | Encode | Tokenize) or capabilities is None:
             return ""
@@ -137,7 +137,7 @@ def _with_prompt(
 
 
 async def _count(inputs: ModelInputs, prepared: PreparedWork, deadline: Deadline) -> list[int] | None:
-    """Return the exact tokens of each input, None where they cannot be counted here."""
+    """Return the exact tokens of each input, None if they cannot be counted here."""
     work, capabilities, prompt = prepared.work, prepared.capabilities, prepared.prompt
     if capabilities is None or prompt is None or isinstance(work, Tokenize | Detokenize):
         return None
@@ -162,7 +162,7 @@ def scores_by_cosine(work: Work, capabilities: Capabilities | None) -> bool:
 
 
 def neutral_work(work: Work, *, by_cosine: bool) -> BackendWork:
-    """Return what replicas do for this work: for scores by cosine, embed each text, a query first."""
+    """Return the work for replicas: for scores by cosine, embed each text, a query first."""
     match work:
         case Similarity():
             return Embed((work.source, *work.sentences), prompt_name=work.prompt_name)

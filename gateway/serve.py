@@ -1,6 +1,6 @@
-"""The story: what happens to a call between decoding and encoding. Read this file first.
+"""The request path: the stages of a call between decoding and encoding. Read this file first.
 
-Each stage takes what the stage before it returned, so the types allow one order only: no route without a
+Each stage takes the result of the stage before it, so that the types allow one order only: no route without a
 tenant, no work without a route, no grant without prepared work, and nothing reaches a replica without a
 grant.
 """
@@ -34,7 +34,7 @@ class Caller(msgspec.Struct, frozen=True):
 class Served(msgspec.Struct, frozen=True):
     """Reply to a call, with the facts that its headers report.
 
-    limit_statuses: what remains of the limits. degraded: they were counted without the shared store.
+    limit_statuses: the remaining amounts. degraded: they were counted without the shared store.
     fingerprint: id of the vector space of the reply's vectors; None for a reply without vectors.
     """
 
@@ -48,7 +48,7 @@ class Served(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Everything that one config makes callable; a reload replaces it whole, between two calls."""
+    """Everything that one config serves; a reload replaces it as a whole, between two calls."""
 
     config: Config
     routes: Routes
@@ -56,7 +56,7 @@ class Serving:
 
 
 class Gateway:
-    """Collaborators of the story, built once, and the one reference to what is served now."""
+    """Collaborators of the request path, built once, and the one reference to the current `Serving`."""
 
     def __init__(
         self, keyring: Keyring, serving: Serving, admission: Admission, dispatcher: Dispatcher

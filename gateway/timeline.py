@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Timeline:
     """Laps of one call on the monotonic clock, in seconds, and the labels that its stages found out.
 
-    started_s: on time.perf_counter. trace: the call's trace, None where calls are not traced.
+    started_s: on time.perf_counter. trace: the call's trace, None if calls are not traced.
     """
 
     def __init__(self, started_s: float | None = None) -> None:

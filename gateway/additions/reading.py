@@ -125,7 +125,7 @@ def _name_problems(name: str, path: str) -> Iterator[Problem]:
         yield Problem(path, f"a name has at most {NAME_CHARACTERS_MAX} characters")
     problem = next(filter(None, map(name_problem, name.split("/"))), None)
     if problem is not None:
-        yield Problem(path, f"{problem}; so are all parts of it between slashes")
+        yield Problem(path, f"{problem}; this applies to each part between slashes")
 
 
 def _text_problems(settings: UpstreamSettings | ModelSettings, path: str) -> Iterator[Problem]:

@@ -1,1 +1,1 @@
-"""HTTP in front of the gateway: dialects of callers, operator endpoints, and the server below both."""
+"""HTTP in front of the gateway: caller dialects, operator endpoints, and the server below both."""

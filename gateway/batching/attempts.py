@@ -22,7 +22,7 @@ from gateway.events import AttemptStarted
 from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
 
-# A single input whose attempt takes longer than this share of its like is tried at another replica too.
+# A single input whose attempt takes longer than this share of its like is tried at a second replica too.
 HEDGE_QUANTILE = 0.95
 
 
@@ -39,7 +39,7 @@ class AttemptCallbacks(msgspec.Struct, frozen=True):
 
 
 class AttemptRunner:
-    """Attempts of one lane. in_flight: those that have not ended."""
+    """Attempts of one lane. in_flight: those that have not finished."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class AttemptRunner:
         attempt.task.add_done_callback(partial(self._end, attempt))
 
     def hedge(self, attempt: Attempt) -> None:
-        """Try a late attempt's slice at another replica too.
+        """Try a late attempt's slice at a second replica too.
 
-        Only if that delays no other call: nothing waits in the queue, and another replica has room.
+        Only if that delays no other call: nothing waits in the queue, and a different replica has room.
         """
         ticket = attempt.tickets[0]
         if ticket.is_done or not attempt.is_wanted() or not self._callbacks.is_idle():
@@ -129,7 +129,7 @@ class AttemptRunner:
 
 
 def _fail_on_bug(attempt: Attempt, task: asyncio.Task[None]) -> None:
-    """Resolve the tickets of an attempt that ended in neither a reply nor a BackendError.
+    """Resolve the tickets of an attempt that produced neither a reply nor a BackendError.
 
     Otherwise a bug in a backend would leave callers waiting.
     """

@@ -2,7 +2,7 @@
 
 Every call in a batch waits for the whole batch. Past the target time, joining more calls costs each of them
 more than it saves the replica. But each batch has a fixed cost, however small it is. If that alone exceeds
-the target, smaller batches would only make every call wait longer.
+the target, smaller batches would only increase the wait of every call.
 """
 
 TARGET_S = 0.25

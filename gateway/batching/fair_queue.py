@@ -2,7 +2,7 @@
 
 *Promises.* Between tenants that wait in one priority class, tokens are shared by weight. Interactive entries
 go before bulk ones, but bulk gets one of every `BULK_EVERY` tokens that leave while both wait. A tenant that
-waits alone gets everything. Within a tenant and class, expensive calls do not hold up cheap ones: a tenant's
+waits alone gets everything. Within a tenant and class, expensive calls do not delay cheap ones: a tenant's
 calls take turns, and the parts of a call stay in order.
 
 Knows nothing of futures, replicas or time.

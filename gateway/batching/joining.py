@@ -24,7 +24,7 @@ class BatchTotals(msgspec.Struct, frozen=True):
         return BatchTotals(self.inputs + piece.inputs, self.tokens + piece.tokens, self.bytes + piece.bytes)
 
     def is_within(self, bounds: Bounds) -> bool:
-        """Return whether one upstream request may hold the batch."""
+        """Return whether the batch fits into one upstream request."""
         fits = bounds.bytes is None or self.bytes <= bounds.bytes
         return self.inputs <= bounds.inputs and self.tokens <= bounds.tokens and fits
 
@@ -84,7 +84,7 @@ def _token_shares(pieces: Sequence[Slice], reply: EmbedReply) -> list[int]:
         return [sum(next(counts) for _ in range(piece.inputs)) for piece in pieces]
     if all(piece.exact for piece in pieces) and reply.tokens == sum(piece.tokens for piece in pieces):
         return [piece.tokens for piece in pieces]
-    # At least one each, so that slices without tokens can share what the replica counted.
+    # At least one each, so that slices without tokens can share the replica's count.
     weights = [max(1, piece.tokens) for piece in pieces]
     total, shares, weight_so_far, tokens_so_far = sum(weights), [], 0, 0
     for weight in weights:

@@ -6,9 +6,9 @@ import msgspec
 class LaneSettings(msgspec.Struct, frozen=True):
     """Bounds and rules of one lane.
 
-    holds: work waits while no replica is usable, because one is expected back. waits_for_loading: work also
-    waits while a model is being loaded. retry_share, hedge_share: added attempts per attempt that callers
-    cause.
+    holds: work waits while no replica is usable, because one is expected to return. waits_for_loading: work
+    also waits while a model is being loaded. retry_share, hedge_share: added attempts per attempt that
+    callers cause.
     """
 
     queue_tokens: int

@@ -6,7 +6,7 @@ from gateway.routing.latencies import Latencies
 
 
 class LaneMeasures:
-    """Drain rate, batch size, and the latencies of batches that hold a single input."""
+    """Drain rate, batch size, and the latencies of batches with a single input."""
 
     def __init__(self, now_s: float) -> None:
         self.drain_rate = DrainRate(now_s)

@@ -1,6 +1,6 @@
 """Outcomes of attempts: applies replies and errors to the replica, the tickets and the queue.
 
-`retries` decides what an error means. This module carries the decision out.
+`retries` decides the consequence of an error. This module carries it out.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ from gateway.routing.replica import Replica
 
 
 class OutcomeHandler:
-    """Handles the end of every attempt of one lane."""
+    """Handles the outcome of every attempt of one lane."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class OutcomeHandler:
         self._apply(attempt, error, now_s)
 
     def abandon(self, attempt: Attempt, now_s: float) -> None:
-        """End an attempt at a stalled replica, which will not complete it, and give its work to another."""
-        error = AttemptTimedOut("the replica holds work and answers nothing")
+        """Abandon an attempt at a stalled replica, and retry its work on a different one."""
+        error = AttemptTimedOut("the replica has work and does not respond")
         attempt.outcome = error.kind
         self._apply(attempt, error, now_s)
         attempt.cancel()
@@ -111,7 +111,7 @@ class OutcomeHandler:
             ticket.tried.add(replica)
 
     def _split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
-        """Queue each half of a batch as a batch of its own, to find the input that makes it fail."""
+        """Queue each half of a batch as a batch of its own, to find the input that causes the failure."""
         middle = len(attempt.tickets) // 2
         tried = {attempt.replica} if decision.avoid_replica else set()
         for tickets in (attempt.tickets[:middle], attempt.tickets[middle:]):

@@ -1,7 +1,7 @@
 """Retry policy: the consequences of a failed attempt for its batch and for each of its slices. Pure.
 
 To change when the gateway retries, edit this file. It decides only. `outcomes` applies the decisions to
-tickets and queue, and `routing.health` decides what an error means for the replica.
+tickets and queue, and `routing.health` decides the consequence for the replica.
 
 - A failure that may help elsewhere is retried, paid from a budget. Waiting for a replica that will return
   costs nothing.
@@ -45,8 +45,8 @@ class Split(msgspec.Struct, frozen=True):
     """Queue each half as a batch of its own.
 
     error: the result for a slice that never gets another one. It is None after a refusal: as long as the
-    refused input is not identified, no caller may see the error of another. avoid_replica: another replica
-    goes first.
+    refused input is not identified, no caller may see the error of another. avoid_replica: try a different
+    replica first.
     """
 
     error: BackendError | None
@@ -91,13 +91,14 @@ class RetryPolicy:
     ) -> Retry | Split | Fail:
         """Return the consequence of an attempt's error for its whole batch.
 
-        slices: how many the batch holds. is_wanted: a caller still waits for one of them. has_other_replica:
-        more than one replica is usable.
+        slices: number of slices in the batch. is_wanted: a caller still waits for one of them.
+        has_other_replica: more than one replica is usable.
         """
         retries = error.retryable and self._may_retry(error, is_wanted=is_wanted, now_s=now_s)
         has_failed = isinstance(error, ReplicaFailed)
         if slices > 1 and (not error.retryable or (retries and has_failed)):
-            # Half a batch is another batch, which the same replica may complete; another replica goes first.
+            # Half a batch is a new batch, which the same replica may complete; a different replica goes
+            # first.
             visible = masked(error, slices) if error.retryable else None
             return Split(visible, avoid_replica=has_failed and has_other_replica)
         if retries:
@@ -114,7 +115,7 @@ class RetryPolicy:
     def timeout_s(self, untried_replicas: int, time_left_s: Callable[[], float]) -> float:
         """Return the timeout of an attempt.
 
-        At most half of the time left, while another replica could still be tried. Otherwise no deadline
+        At most half of the time left, while a different replica could still be tried. Otherwise no deadline
         limits the attempt: a caller whose deadline expires leaves, and the last one to leave cancels the
         attempt. untried_replicas: including this attempt's own. time_left_s: called only if it matters.
         """
@@ -127,7 +128,7 @@ class RetryPolicy:
 
 
 def action_for(decision: Retry | Fail, losses: int, slices: int) -> SliceAction:
-    """Return what happens to one slice of a failed batch.
+    """Return the consequence for one slice of a failed batch.
 
     losses: broken connections while the slice was in flight, including this one. slices: in the failed batch.
     """

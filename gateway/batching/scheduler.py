@@ -4,7 +4,7 @@ The caller acts on each decision before it asks for the next, because a dispatch
 
 - A slice goes to a replica that has room and has not failed it before.
 - While several tenants are active, a tenant with a batch at a replica leaves its last slot to the others, so
-  that the next tenant's call need not wait for another tenant's batch.
+  that the next tenant's call need not wait for a different tenant's batch.
 - Slices share a batch only if there are fewer free slots than waiting slices.
 """
 
@@ -171,7 +171,7 @@ class Scheduler:
     def _may_tenants_share(self, first: Ticket, other: Ticket, replica: Replica, now_s: float) -> bool:
         """Return whether two tickets' tenants may share a batch.
 
-        Only if the tokens of each are known, both tenants allow it, and neither has made a batch fail
+        Only if the tokens of each are known, both tenants allow it, and neither has caused a batch to fail
         recently.
         """
         owner, other_owner = first.owner, other.owner

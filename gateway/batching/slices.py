@@ -1,4 +1,4 @@
-"""Slices: cuts a call into parts that one upstream request may hold, and joins their replies. Pure.
+"""Slices: cuts a call into parts that fit into one upstream request, and joins their replies. Pure.
 
 Invariant: every input is in exactly one slice, slices are consecutive, and `join` returns each input's own
 result in the caller's order.

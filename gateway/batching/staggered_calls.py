@@ -10,7 +10,7 @@ class StaggeredCalls:
 
     Tenants take turns, and a tenant's functions keep their order.
     A lane delivers the replies of a joined batch this way. Delivered all at once, one tenant's replies would
-    hold up the calls of every other tenant.
+    delay the calls of every other tenant.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Tenants that have called recently, and tenants whose inputs have made a shared batch fail. Pure."""
+"""Tenants that have called recently, and tenants whose inputs have caused a shared batch to fail. Pure."""
 
 from collections import OrderedDict
 from typing import Any
@@ -7,8 +7,8 @@ from gateway.batching.fair_queue import FairQueue
 
 # A tenant counts as active for this long after its last call, which covers callers that pause between calls.
 ACTIVE_S = 2.0
-# A tenant whose input made a batch fail shares no batch with other tenants for this long, so that bad inputs
-# cost the other tenants one failed batch.
+# A tenant whose input caused a batch to fail shares no batch with other tenants for this long, so that bad
+# inputs cost the other tenants one failed batch.
 SUSPECT_S = 10.0
 
 
@@ -34,11 +34,11 @@ class TenantActivity:
         return len(calls) - (tenant in calls) > 0 or self._queue.has_other_tenants(tenant)
 
     def mark_suspect(self, tenant: str, now_s: float) -> None:
-        """Record that a tenant's input made a batch fail."""
+        """Record that a tenant's input caused a batch to fail."""
         self._suspect_until_s[tenant] = now_s + SUSPECT_S
 
     def is_suspect(self, tenant: str, now_s: float) -> bool:
-        """Return whether a tenant's input made a batch fail within `SUSPECT_S`."""
+        """Return whether a tenant's input caused a batch to fail within `SUSPECT_S`."""
         until_s = self._suspect_until_s.get(tenant)
         if until_s is not None and until_s < now_s:
             del self._suspect_until_s[tenant]

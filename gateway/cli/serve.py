@@ -62,7 +62,7 @@ def _first_key(config: Config, environment: Mapping[str, str], errors: Console) 
         if config.quotas.store != "memory" and asyncio.run(_holds_any(config.quotas.store)):
             return None
     except StoreUnavailable as error:
-        effect = "calls are refused until then" if configured else "no key is created; calls are refused"
+        effect = "calls are refused for now" if configured else "no key is created; calls are refused"
         errors.print(f"[yellow]Redis is unavailable[/] ({escape(str(error))}): {effect}")
         return FirstKey(configured, is_new=False, waits=True) if configured else None
     return FirstKey(configured, is_new=False) if configured else FirstKey(random_key(), is_new=True)

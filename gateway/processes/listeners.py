@@ -29,7 +29,7 @@ def reserve_port(listen: str) -> socket.socket:
     with contextlib.closing(_bind(family, address)) as exclusive:
         exclusive.listen(1)
     reserved = _bind(family, address, shared=True)
-    # From here on, an exclusive bind by another process fails even while no worker listens.
+    # From here on, an exclusive bind by any other process fails even while no worker listens.
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     return reserved
 

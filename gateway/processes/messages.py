@@ -32,7 +32,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
 
 
 class ConfigUpdate(msgspec.Struct, frozen=True, tag="config_update"):
-    """Command to serve another config. config: the worker's share. engines: as in `AppBoot`."""
+    """Command to serve a new config. config: the worker's share. engines: as in `AppBoot`."""
 
     number: int
     config: Config

@@ -1,6 +1,6 @@
 """One HTTP worker process: reads its boot message, serves the application, and drains when it is stopped.
 
-Rule: it lives as long as the parent's pipe, and end of file on standard input ends it at once. Lines that
+Rule: it lives as long as the parent's pipe, and end of file on standard input stops it at once. Lines that
 arrive there are new configs, replies to its requests, and restart counts.
 """
 
@@ -55,7 +55,7 @@ class DrainingServer(uvicorn.Server):
         self._stopping: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the drain on SIGTERM; end it on a second one."""
+        """Start the drain on SIGTERM; exit on a second one."""
         del sig, frame
         if self._stopping is not None:
             self.force_exit = True
@@ -95,7 +95,8 @@ async def _serve(boot: WorkerBoot, parent_lines: Iterator[bytes]) -> None:
     server = DrainingServer(
         _server_config(application, boot.app.config), application, boot.app.config.drain_s
     )
-    # Objects made until now live as long as the process, and no generation of the collector need scan them.
+    # Objects created until now live as long as the process, and no generation of the collector need scan
+    # them.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
@@ -130,7 +131,7 @@ def _server_config(application: Application, config: Config) -> uvicorn.Config:
     return uvicorn.Config(
         application.asgi,
         http=BoundedProtocol,
-        # The application's background tasks start before this server and end after it.
+        # The application's background tasks start before this server and stop after it.
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -189,7 +190,7 @@ def _summary(application: Application, name: str) -> ModelSummary:
 def _parent_lines() -> Iterator[bytes]:
     """Yield the lines of standard input until the parent has exited.
 
-    Read without Python's own buffer, because a thread that waits in it would keep the process from ending.
+    Read without Python's own buffer, because a thread that waits in it would keep the process from exiting.
     """
     rest = b""
     while read := os.read(sys.stdin.fileno(), READ_BYTES):

@@ -8,7 +8,7 @@ Waiters: TypeAlias = dict[int, "asyncio.Future[str | None]"]
 
 
 class WorkerAcks:
-    """Confirmations that each worker has applied an update, and has drained what the update removed.
+    """Confirmations that each worker has applied an update, and has drained everything that it removed.
 
     A worker that exits delays neither, because it restarts with the current config.
     """
@@ -35,7 +35,7 @@ class WorkerAcks:
         return {worker: problem for worker, problem in problems.items() if problem is not None}
 
     async def wait_until_drained(self, number: int, timeout_s: float) -> None:
-        """Wait until no request uses what an update removed, or until none can any longer."""
+        """Wait until no request uses anything that an update removed, or until none can any longer."""
         try:
             if waiters := self._draining[number]:
                 await asyncio.wait(waiters.values(), timeout=timeout_s)
@@ -51,7 +51,7 @@ class WorkerAcks:
         _resolve(self._applying, number, worker, problem)
 
     def record_drained(self, number: int, worker: int) -> None:
-        """Record that a worker has drained what an update removed."""
+        """Record that a worker has drained everything that an update removed."""
         _resolve(self._draining, number, worker, None)
 
     def record_exit(self, worker: int) -> None:

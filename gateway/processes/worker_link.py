@@ -24,7 +24,7 @@ LISTING_TIMEOUT_S = 10.0
 # The parent kills a worker that has been silent for several times as long.
 HEARTBEAT_EVERY_S = 1.0
 
-# Serve another config with the engines of its upstreams. The task ends once all that it removed is closed.
+# Serve a new config with the engines of its upstreams. The task completes once all that it removed is closed.
 ServeConfig: TypeAlias = Callable[[Config, Mapping[str, str]], "asyncio.Task[None]"]
 _Reply = TypeVar("_Reply", ReloadOutcome, Listing)
 

@@ -1,4 +1,4 @@
-"""The HTTP worker processes of one gateway: their start, their messages and their end."""
+"""The HTTP worker processes of one gateway: their start, their messages and their exit."""
 
 import asyncio
 import signal
@@ -91,11 +91,11 @@ class WorkerPool:
         return number, await self._acks.wait_until_applied(number, sent, timeout_s)
 
     async def wait_until_drained(self, number: int, timeout_s: float) -> None:
-        """Wait until no worker uses what an update removed."""
+        """Wait until no worker uses anything that an update removed."""
         await self._acks.wait_until_drained(number, timeout_s)
 
     def ignore_drain(self, number: int) -> None:
-        """Do not wait for workers to drain what an update removed."""
+        """Do not wait for workers to drain an update."""
         self._acks.ignore_drain(number)
 
     def broadcast(self, restart: ProcessRestarted) -> None:

@@ -1,1 +1,1 @@
-"""Quotas of tenants: limits as pure arithmetic, and ledgers that hold the state."""
+"""Tenant quotas: limits as pure arithmetic, and ledgers that keep the state."""

@@ -2,7 +2,7 @@
 
 Everything that is ready travels as one call of one script, settlements first. While a call is on its way the
 next one waits. Therefore a settlement never overtakes its own reserve, and a slot that was given back before
-a reserve was made is free when that reserve is decided.
+a reserve was created is free when that reserve is decided.
 Invariant: a settlement stays here until the store has confirmed it.
 """
 

@@ -21,7 +21,7 @@ def rate_limit_headers(limit_statuses: Sequence[LimitStatus]) -> dict[str, str]:
         limit, remaining, reset = NAMES[unit]
         headers[limit] = str(status.limit.amount)
         headers[remaining] = str(status.remaining)
-        # When a slot in flight becomes free is unknown: show a second, not the end of its lease.
+        # When a slot in flight becomes free is unknown: show a second, not the expiry of its lease.
         in_flight = status.limit.period == "in_flight"
         headers[reset] = format_duration(min(status.reset_us, SECOND_US) if in_flight else status.reset_us)
     return headers

@@ -31,9 +31,9 @@ from gateway.quotas.usage import UsageRow
 
 # OpenAI's clients ignore a longer one; the exact wait is in the message.
 RETRY_AFTER_MAX_S = 60
-# How long a request in flight holds its slot unless it is ended or renewed: its gateway may have been killed.
+# Lifetime of a slot in flight that is neither released nor renewed: its gateway may have been killed.
 LEASE_US = 15 * SECOND_US
-# A ledger that ends with its process needs no short leases, and renews nothing.
+# A ledger that is lost with its process needs no short leases, and renews nothing.
 MEMORY_LEASE_US = 3600 * SECOND_US
 # The cost of a refund.
 NOTHING = Cost(requests=0)
@@ -58,7 +58,7 @@ class QuotaRequest(msgspec.Struct, frozen=True):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """The amounts that a request holds until it is settled.
+    """The amounts reserved for a request until it is settled.
 
     limit_statuses: the limits after the reserve. degraded: counted by this gateway only, because the shared
     store is down. over: the limit that would have refused a shadow request. at_us: the time of the reserve,
@@ -89,7 +89,7 @@ class Ledger(Protocol):
         """
 
     async def flush(self) -> None:
-        """Wait until the shared store has every settlement made so far.
+        """Wait until the shared store has every settlement sent so far.
 
         Raises: QuotaUnavailable; the settlements are then sent when the store is up again.
         """

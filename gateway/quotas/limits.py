@@ -216,7 +216,7 @@ class FlightMeter:
         self._ends_us: dict[int, int] = {}
 
     def wait_us(self, amount: int, now_us: int) -> int:
-        """Return 0 if a slot is free, else one second: the end of a request in flight is unknown."""
+        """Return 0 if a slot is free, else one second: the duration of a request in flight is unknown."""
         self._expire(now_us)
         return 0 if len(self._ends_us) + amount <= self.limit.amount else SECOND_US
 

@@ -26,7 +26,7 @@ class OfflineUsage(msgspec.Struct, frozen=True):
     day: str = ""
 
     def charge(self, today: str) -> QuotaRequest:
-        """Build the request that charges it, whether it fits or not, but not to a period that has ended.
+        """Build the request that charges it, whether it fits or not, but not to a period that is over.
 
         Each has a new id: the store may have received an earlier one, which is then refunded.
         """
@@ -56,7 +56,8 @@ class LocalShare:
     def record(self, tenant: str, states: Sequence[tuple[Limit, LimitState]], *, is_down: bool) -> None:
         """Store the last known state of a tenant's limits.
 
-        Unless the store is down it counts again, and a share that was made for one missed reserve is dropped.
+        Unless the store is down it counts again, and a share that was created for one missed reserve is
+        dropped.
         """
         now_us = time.time_ns() // 1000
         known = self._states[tenant]
@@ -127,7 +128,7 @@ class LocalShare:
             remaining = self._remaining(tenant, limit)
             self._shares[key] = share = _share_of(limit, remaining, gateways)
             if limit.period in WINDOWS_US:
-                # During an outage it starts empty: another gateway may have used the rest of the store's
+                # During an outage it starts empty: other gateways may have used the rest of the store's
                 # bucket by now. If the store is only late it starts with the part that remains: the usage is
                 # charged there within a second.
                 available = 0 if is_down else (limit.amount if remaining is None else remaining) // gateways
@@ -137,7 +138,7 @@ class LocalShare:
         return self._shares[key]
 
     def _remaining(self, tenant: str, limit: Limit) -> int | None:
-        """Return the last known remaining amount, or None if it is unknown or its period has ended since."""
+        """Return the last known remaining amount, or None if it is unknown or its period is over."""
         if limit not in self._states[tenant]:
             return None
         state, at_us = self._states[tenant][limit]

@@ -30,7 +30,7 @@ WhenUnavailable = Literal["local", "refuse", "allow"]
 
 HEARTBEAT_S = 1.0
 RENEW_EVERY_S = 5.0
-# How long the end of a process may wait for unsent settlements.
+# How long the exit of a process may wait for unsent settlements.
 FLUSH_S = 2.0
 # With this many free slots in flight, and half of the limit free, requests hardly ever wait for one.
 FREE_SLOTS_MIN = 64
@@ -65,11 +65,11 @@ class RedisLedger:
         self._gateways = policy.gateways
         self._local = LocalShare()
         self._accounts: dict[str, Account] = {}
-        # Open reservations that hold a slot in flight.
+        # Open reservations that occupy a slot in flight.
         self._open: dict[str, Reservation] = {}
         self._charges: list[OfflineUsage] = []
         self._failed_batch = 0
-        # Tenants whose state in the store makes every script fail.
+        # Tenants whose state in the store causes every script to fail.
         self._unreadable: set[str] = set()
 
     async def reserve(self, request: QuotaRequest) -> Reservation:
@@ -107,11 +107,11 @@ class RedisLedger:
         return settled_statuses(reservation, actual)
 
     async def flush(self) -> None:
-        """Wait until the store has every settlement made so far. Raises: QuotaUnavailable."""
+        """Wait until the store has every settlement sent so far. Raises: QuotaUnavailable."""
         flushes = [account.flush() for account in self._accounts.values()]
         for error in await asyncio.gather(*flushes, return_exceptions=True):
             if isinstance(error, StoreUnavailable):
-                raise QuotaUnavailable("the quotas' store is away") from error
+                raise QuotaUnavailable("the quota store is unavailable") from error
             if error is not None:
                 raise error
 
@@ -124,7 +124,7 @@ class RedisLedger:
                 fields = await self._client.execute("HGETALL", usage_key(tenant, day))
                 rows += _usage_rows(tenant, day, fields)
         except StoreUnavailable as error:
-            raise QuotaUnavailable("the quotas' store is away") from error
+            raise QuotaUnavailable("the quota store is unavailable") from error
         return rows
 
     async def maintain(self) -> None:
@@ -179,7 +179,7 @@ class RedisLedger:
         self._unreadable.discard(tenant)
         self._local.record(tenant, states, is_down=self._availability.is_down)
         if not self._availability.is_down:
-            # Only the heartbeat ends an outage; a late reply to one request does not.
+            # Only the heartbeat marks an outage as over; a late reply to one request does not.
             self._availability.record_success()
 
     def _on_error(self, tenant: str, error: StoreUnavailable) -> None:
@@ -201,7 +201,7 @@ class RedisLedger:
         """Reserve without the store, according to the policy."""
         match self._policy.when_unavailable:
             case "refuse":
-                raise QuotaUnavailable("the quotas' store is away", retry_after_s=1)
+                raise QuotaUnavailable("the quota store is unavailable", retry_after_s=1)
             case "allow":
                 return Reservation(request, (), degraded=True)
             case "local":
@@ -210,7 +210,7 @@ class RedisLedger:
                     return await self._local.reserve(request, self._gateways, is_down=is_down)
                 except QuotaExceeded as error:
                     error.headers["x-quota-mode"] = "degraded"
-                    error.message += " (this gateway's share, while the quotas' store is away)"
+                    error.message += " (this gateway's share, while the quota store is unavailable)"
                     raise
 
     def _record_failure(self, error: StoreUnavailable) -> None:

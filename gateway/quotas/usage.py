@@ -25,7 +25,7 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 
 def days_between(since: date | None, until: date | None) -> list[str]:
-    """Return each day as YYYY-MM-DD, both ends included; the default is today, or the one day given.
+    """Return each day as YYYY-MM-DD, first and last included; the default is today, or the one day given.
 
     Raises: InvalidInput.
     """

@@ -109,8 +109,8 @@ class Discovery:
 
 async def drain_replica(pool: Pool, replica: Replica) -> None:
     """Wait until a replica that is given no more work has completed its batches, then close it."""
-    # Each batch ends by itself, at its attempt's timeout at the latest.
-    while replica.batches:  # noqa: ASYNC110 - the end of a batch is reported to the lane only
+    # Each batch finishes by itself, at its attempt's timeout at the latest.
+    while replica.batches:  # noqa: ASYNC110 - the outcome of a batch is reported only to the lane
         await asyncio.sleep(DRAIN_POLL_S)
     pool.remove(replica)
     await replica.backend.aclose()

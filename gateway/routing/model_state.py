@@ -31,7 +31,7 @@ async def follow_model_state(
             if residence.state == "loaded":
                 await _check_loaded_model(pool, replica, space)
         except BackendError:
-            # The prober detects an engine that does not respond. Its last report stands until it responds
+            # The prober detects an engine that does not respond. Its last report is valid until it responds
             # again.
             pass
         await asyncio.sleep(POLL_EVERY_S)

@@ -46,7 +46,7 @@ class Pool:
         return [replica for replica in self.replicas if replica.state in USABLE and replica not in avoid]
 
     def is_mixed(self) -> bool:
-        """Return whether a usable replica gives vectors of another space."""
+        """Return whether a usable replica returns vectors of a different space."""
         return any(replica.is_foreign and replica.state in USABLE for replica in self.replicas)
 
     def has_rejected(self) -> bool:
@@ -157,7 +157,7 @@ def is_replica_expected(pool: Pool, *, holds: bool) -> bool:
 def no_replica_error(pool: Pool) -> NoReplica:
     """Return the error for a call that no replica can serve."""
     if pool.has_rejected():
-        reason = "the replicas of this model that answer give vectors of another space, and are not used"
+        reason = "the reachable replicas of this model return vectors of a different space and are not used"
     else:
         reason = "no replica of this model can be reached"
     return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)

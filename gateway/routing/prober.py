@@ -1,8 +1,8 @@
 """Health probes of replicas; the only place where a replica joins.
 
 A replica that is not up is asked to describe itself. An idle replica is asked whether it still responds. One
-that holds work and returns nothing is asked to do a single token's worth of work. A replica that joins,
-rejoins or serves another model embeds the canaries.
+that has work and returns nothing is asked to do a single token's worth of work. A replica that joins,
+rejoins or serves a different model embeds the canaries.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class ProbeIntervals(msgspec.Struct, frozen=True):
     """Times between probes: min_s doubles with each miss up to max_s.
 
     awaits_first_join: a replica that has never responded is still starting, as an engine that loads is.
-    stall_timeout_s: how long a replica without any record may hold work before it is probed; None disables
+    stall_timeout_s: how long a replica without any record may have work before it is probed; None disables
     all probes of replicas that are up.
     """
 
@@ -148,7 +148,7 @@ class Prober:
         except (ReplicaUnavailable, ConnectionLost, AttemptTimedOut) as error:
             pool.transition(replica, ReplicaEvent.UNREACHED, error.message)
         except BackendError:
-            # It responds. It described itself when it joined, and that description stands.
+            # It responds. Its description from when it joined is still valid.
             return
 
     async def _check_space(self, capabilities: Capabilities) -> None:
@@ -187,7 +187,7 @@ def _summary(capabilities: Capabilities) -> str:
 
 
 def _identity(capabilities: Capabilities) -> tuple[str | None, ...]:
-    """Return the properties that change when a replica serves another model."""
+    """Return the properties that change when a replica serves a different model."""
     return (
         capabilities.model_id,
         capabilities.revision,

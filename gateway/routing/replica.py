@@ -1,4 +1,4 @@
-"""One replica of an upstream: its state, the batches in flight to it, and what they have shown."""
+"""One replica of an upstream: its state, the batches in flight to it, and its measurements."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from backends.errors import ReplicaFailed
 from gateway.routing.health import PROBATION_BATCHES, State
 from gateway.routing.window import Window
 
-# A replica that holds work and has returned nothing for this long, and for this many times what that much
-# work took recently, is probed.
+# A replica that has work and has returned nothing for this long, and for this many times the recent duration
+# of that much work, is probed.
 STALL_MIN_S = 3.0
 STALL_FACTOR = 3
 # The records of the slowest and the largest recent batch decay by this factor with each batch.
@@ -19,7 +19,7 @@ EXTREMES_DECAY = 0.98
 
 
 class BatchLoad(msgspec.Struct, frozen=True):
-    """Load that one batch puts on a replica, and the tenants whose inputs it holds."""
+    """Load that one batch puts on a replica, and the tenants whose inputs it contains."""
 
     inputs: int
     tokens: int
@@ -35,11 +35,11 @@ class Replica:
         self.window = window or Window()
         self.state = State.JOINING
         self.capabilities: Capabilities | None = None
-        # True if its vectors belong to another space than its upstream's.
+        # True if its vectors belong to a different space than its upstream's.
         self.is_foreign = False
         # Dimensions of the vectors from its last space check; None if it was not checked.
         self.width: int | None = None
-        # Its last report of whether the model is in memory; None where the model always is.
+        # Its last report of whether the model is in memory; None if the model always is.
         self.residence: Residence | None = None
         # Its own report of its queue, which other clients may fill as well.
         self.waiting_inputs = 0

@@ -1,6 +1,6 @@
 """Budget for the attempts that a lane adds to those its callers cause. Pure: time is an argument.
 
-A retry or a hedge is work that no caller requested, and under trouble added work makes the trouble worse.
+A retry or a hedge is work that no caller requested, and additional work worsens an overload.
 Each costs one unit of a budget that recent first attempts fill.
 """
 

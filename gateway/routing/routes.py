@@ -95,7 +95,7 @@ class Routes:
         return self._models[name].upstream
 
     def root_model(self) -> str:
-        """Return the model of a root path that names no model and implies no operation.
+        """Return the model of a root path that specifies no model and implies no operation.
 
         Raises: InvalidInput.
         """
@@ -104,7 +104,7 @@ class Routes:
         return self.default_model(Operation.EMBED)
 
     def default_model(self, operation: Operation) -> str:
-        """Return the model of a request that names none.
+        """Return the model of a request that specifies none.
 
         Raises: InvalidInput, OperationUnsupported.
         """

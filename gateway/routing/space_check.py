@@ -22,7 +22,7 @@ class SpaceCheck(Protocol):
         """
 
     def is_foreign(self, replica: str, /) -> bool:
-        """Return whether a replica's last check found vectors of another space."""
+        """Return whether a replica's last check found vectors of a different space."""
 
     def dimensions_of(self, replica: str, /) -> int | None:
         """Return the dimensions of a replica's vectors at its last check, or None without one."""

@@ -1,10 +1,11 @@
 """Number of batches that may be in flight to one replica at once, learned from completed batches. Pure.
 
 More batches in flight than the replica works on only wait inside it, where nothing can overtake them; fewer
-leave it idle. The window therefore compares its size with a larger or smaller one by turns, in spells during
-which the window was full all the time, or a larger one held more than the smaller size allows. The larger
-size is kept if its extra slots bring a fair part of the throughput that they promise. The sizes take turns so
-that outside changes affect both equally, and several spells of each even out chance.
+leave it idle. The window therefore alternates between its size and a larger or smaller one and compares the
+throughput, in spells during which the window was full all the time, or more batches were in flight than the
+smaller size allows. The larger size is kept if its extra slots bring a fair part of the throughput that they
+promise. The sizes alternate so that outside changes affect both equally, and several spells of each even out
+chance.
 """
 
 # Few slots: a server that computes one batch at a time does best if calls share batches.
@@ -69,7 +70,7 @@ class Window:
         """
         if self._is_fixed or now_s < self._resting_until_s:
             return
-        # A larger window that all callers together cannot fill still shows what it brings them.
+        # A larger window that all callers together cannot fill still shows its gain in throughput.
         tries_larger = self.size > self._settled
         if not (in_flight > self._settled if tries_larger else was_full):
             self._discard_spell(now_s, tries_larger=tries_larger)
@@ -101,7 +102,7 @@ class Window:
         self._rest(now_s)
 
     def restart(self) -> None:
-        """Forget what was learned, because the replica has restarted and may behave differently."""
+        """Forget the measurements, because the replica has restarted and may behave differently."""
         if not self._is_fixed:
             self._start_at(SIZE_START)
 
@@ -143,7 +144,7 @@ class Window:
         self._begin_spell(max(previous, self.size))
 
     def _next_candidate(self) -> int:
-        """Return another size to try: half as many slots again, or a third fewer."""
+        """Return a different size to try: half as many slots again, or a third fewer."""
         if self._settled <= SIZE_MIN:
             self._is_growing = True
         elif self._settled >= SIZE_MAX:

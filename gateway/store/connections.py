@@ -12,7 +12,7 @@ SENTINEL_PORT = 26379
 
 
 def is_cluster(url: str) -> bool:
-    """Return True if the URL names the nodes of a Redis Cluster."""
+    """Return True if the URL lists the nodes of a Redis Cluster."""
     return url.startswith("redis+cluster://")
 
 

@@ -1,4 +1,4 @@
-"""The one error of the shared store, and what its replies mean."""
+"""The one error of the shared store, and the classification of its replies."""
 
 from typing import Any
 
@@ -34,13 +34,13 @@ class StoreUnavailable(Exception):
 def failure_reason(error: Any) -> str:
     """Return a reason that is safe to log: the kind of error.
 
-    A message of Redis itself may hold an address or a password.
+    A message of Redis itself may contain an address or a password.
     """
     return str(error) if isinstance(error, StoreUnavailable) else type(error).__name__
 
 
 def is_script_error(reply: Any) -> bool:
-    """Return True if the data in a script's keys made it fail, rather than the state of the server."""
+    """Return True if a script failed because of the data in its keys, not the state of the server."""
     # redis-py has classes of their own for server errors such as READONLY and OOM. Older servers wrap the
     # same errors into the script's error, and then their names are inside the text.
     if type(reply) is not ResponseError:

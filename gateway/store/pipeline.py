@@ -51,7 +51,7 @@ class ScriptPipeline:
         return connection
 
     async def _execute(self, batch: Sequence[ScriptCommand], connection: Any) -> list[Any]:
-        """Return the replies. connection: already holds the batch; None if no connection was idle."""
+        """Return the replies. connection: already has the batch; None if no connection was idle."""
         if self._is_cluster:
             # A cluster pipeline cannot carry scripts: each goes to its own node, all at once.
             calls = [self._call_cluster(command) for command in batch]

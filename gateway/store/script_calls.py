@@ -37,7 +37,7 @@ class SingleCall:
         """Do nothing: the caller has enqueued it already."""
 
     def pack(self) -> tuple[Sequence[str], bytes]:
-        """Return the keys and the argument it was made with."""
+        """Return the keys and the argument that it was called with."""
         return self._payload
 
     def on_reply(self, reply: bytes | StoreUnavailable) -> None:

@@ -1,4 +1,4 @@
-"""Events as log lines: one per call, one per change of state. No event holds inputs or keys."""
+"""Events as log lines: one per call, one per change of state. No event contains inputs or keys."""
 
 import logging
 from typing import Any, TypeAlias, get_args
@@ -30,7 +30,7 @@ Logged: TypeAlias = CallFinished | ReplicaChanged | SpaceChecked | StoreChanged
 
 
 class EventLine:
-    """Log line of an event, as text for people and as fields for programs; made only when it is written."""
+    """Log line of an event, as text for people and as fields for programs; built only when it is written."""
 
     def __init__(self, event: Logged) -> None:
         self.event = event

@@ -43,7 +43,7 @@ class CallMetrics:
         self._decisions = Children[tuple[str, str], Counter](lambda key: decisions.labels(*key))
 
     def count(self, calls: Sequence[CallFinished]) -> None:
-        """Count calls that have ended."""
+        """Count finished calls."""
         for key, count in Tally((call.route, call.status, call.outcome) for call in calls).items():
             self._calls[key].inc(count)
         for route, seconds in grouped((call.route, call.duration_s) for call in calls).items():
@@ -80,7 +80,7 @@ class AttemptMetrics:
         )
 
     def count(self, attempts: Sequence[AttemptFinished]) -> None:
-        """Count attempts that have ended."""
+        """Count finished attempts."""
         keys = ((attempt.upstream, attempt.replica, attempt.outcome) for attempt in attempts)
         for key, count in Tally(keys).items():
             self._attempts[key].inc(count)

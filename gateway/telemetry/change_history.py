@@ -1,7 +1,7 @@
 """Recent changes, and the state of each replica since its last change, for the status page.
 
 This is the view of one worker: each worker judges the health of replicas itself. The history is bounded, and
-holds no inputs, as events hold none.
+contains no inputs, as events contain none.
 """
 
 import time
@@ -82,7 +82,8 @@ class ChangeHistory:
     def _update_latency(self, event: AttemptFinished) -> None:
         history = self._replicas.get((event.upstream, event.replica))
         if history is None:
-            # The replica was removed before its last attempt ended; an entry made now would never be removed.
+            # The replica was removed before its last attempt finished; an entry created now would never be
+            # removed.
             return
         before_s = event.duration_s if history.latency_s is None else history.latency_s
         history.latency_s = before_s + (event.duration_s - before_s) * NEWEST_SHARE

@@ -1,6 +1,6 @@
 """Statistics of engines as TEI's metrics: with the same names, TEI's dashboards and autoscalers work here.
 
-`te_queue_size` counts the inputs in the gateway's lane too. It holds nearly all of them: the engine's own
+`te_queue_size` counts the inputs in the gateway's lane too. It contains nearly all of them: the engine's own
 queue would look idle to an autoscaler.
 """
 

@@ -26,7 +26,7 @@ REMEMBERED_MAX = 256
 
 # Delay in which lines of calls collect, to be written together.
 BATCH_DELAY_S = 0.02
-# Runs a function after some seconds.
+# Runs a function after a number of seconds.
 Schedule = Callable[[float, Callable[[], None]], None]
 _LineKey = tuple[str, int, str]
 _ENCODER = msgspec.json.Encoder()
@@ -52,7 +52,7 @@ class CallLines:
         self._stream = stream
         self._format = _text_line if as_text else _json_line
         self._delay_s = delay_s
-        # Each with the moment of its call's end, in seconds since 1970.
+        # Each with the time at which its call finished, in seconds since 1970.
         self._pending: list[tuple[float, CallFinished]] = []
 
     def observe(self, event: Event) -> None:

@@ -3,8 +3,8 @@
 Rule: the values of a label come from the config or from a closed list, never from a caller.
 
 A single worker keeps its numbers in memory. Several workers write theirs to files of one folder, which the
-environment names (PROMETHEUS_MULTIPROC_DIR), so that each can answer for all. Files are named by the worker's
-number and not by its process: a restarted worker continues the counters of its predecessor.
+environment specifies (PROMETHEUS_MULTIPROC_DIR), so that each can report for all. Files are named by the
+worker's number and not by its process: a restarted worker continues the counters of its predecessor.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from gateway.telemetry.model_metrics import ModelMetrics
 from gateway.telemetry.process import ProcessShare
 
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
-# Greatest age of another worker's gauges in a scrape.
+# Greatest age of other workers' gauges in a scrape.
 REFRESH_S = 1.0
 # Delay in which events of calls collect, to be counted together. A scrape of this worker counts them at once.
 BATCH_DELAY_S = 0.02
@@ -141,7 +141,7 @@ class Metrics:
                 self._restarts[event.process, event.reason] = event.times
 
     def collected(self) -> list[Metric]:
-        """Return what all workers have counted, and their current gauges."""
+        """Return the counters of all workers, and their current gauges."""
         self._refresh()
         exposed = self._exposed.collect()
         if self._process is not None:
@@ -166,7 +166,7 @@ class Metrics:
     def _restart_counter(self) -> Metric:
         family = CounterMetricFamily(
             "gateway_process_restarts",
-            "Times that a worker or an engine ended unexpectedly and was restarted.",
+            "Times that a worker or an engine exited unexpectedly and was restarted.",
             labels=("process", "reason"),
         )
         for labels, times in self._restarts.items():
@@ -198,5 +198,5 @@ class _Collected(Collector):
 
 
 def forget_worker(folder: str, worker: int) -> None:
-    """Remove the gauges of a worker that has ended; its counters stay. folder: of all workers' files."""
+    """Remove the gauges of a worker that has exited; its counters stay. folder: of all workers' files."""
     mark_process_dead(worker, folder)  # type: ignore[no-untyped-call]

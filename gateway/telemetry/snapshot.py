@@ -1,6 +1,6 @@
 """Status of a gateway at one moment, and rates between two moments. Pure.
 
-Rule: counters are reported as they stand; a client that wants a rate subtracts two snapshots. Therefore any
+Rule: counters are reported as totals; a client that wants a rate subtracts two snapshots. Therefore any
 number of clients can watch, each at its own pace, and the gateway keeps no state for them.
 """
 
@@ -128,8 +128,8 @@ class TenantRates(msgspec.Struct, frozen=True):
 class Rates(msgspec.Struct, frozen=True):
     """Rates per second between two snapshots.
 
-    failures: by kind, only those that occurred. p50_s, p95_s: of calls, None if none ended. attempts_p50_s:
-    by upstream, likewise.
+    failures: by kind, only those that occurred. p50_s, p95_s: of calls, None if none finished.
+    attempts_p50_s: by upstream, likewise.
     """
 
     calls: float

@@ -1,6 +1,6 @@
 """Totals over all workers, read back from the metrics for a status snapshot.
 
-Metrics already add up the counts of all workers, so a snapshot made of them agrees with every dashboard.
+Metrics already add up the counts of all workers, so a snapshot of them agrees with every dashboard.
 """
 
 from collections import defaultdict

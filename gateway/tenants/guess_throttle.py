@@ -16,7 +16,7 @@ class GuessThrottle:
         self._empty_at_s: OrderedDict[str, float] = OrderedDict()
 
     def wait_s(self, address: str, now_s: float) -> float:
-        """Return the time until this address may try another wrong key; 0 if it may now."""
+        """Return the time until this address may try one more wrong key; 0 if it may now."""
         debt_s = self._empty_at_s.get(address, now_s) - now_s
         return max(0.0, debt_s + REFILL_S - GUESSES_MAX * REFILL_S)
 

@@ -1,4 +1,4 @@
-"""Lookup of the tenant that owns an API key. Holds digests; a key in the clear is never stored.
+"""Lookup of the tenant that owns an API key. Stores digests; a key in the clear is never stored.
 
 Keys and tenants come from router.yaml, and also from Redis if quotas are stored there
 (`tenants/store.py`). If a tenant is defined in both, the settings of router.yaml apply as a whole, and the
@@ -34,7 +34,7 @@ OPERATIONS: frozenset[str] = frozenset(
 class FirstKey(msgspec.Struct, frozen=True):
     """The key that is valid while no tenant is configured.
 
-    is_pending: it becomes valid only when the store turns out to hold no other keys or tenants.
+    is_pending: it becomes valid only when the store turns out to contain no other keys or tenants.
     """
 
     digest: str
@@ -139,7 +139,7 @@ class Keyring:
         return self._first_key_pending
 
     def resolve_first_key(self, *, is_active: bool) -> None:
-        """Decide a pending first key: it is active if the store holds no keys and no tenants."""
+        """Decide a pending first key: it is active if the store contains no keys and no tenants."""
         if not is_active:
             self._first = None
         self._first_key_pending = False
@@ -174,7 +174,7 @@ class Keyring:
         if not hmac.compare_digest(found, digest) or tenant is None:
             if self._store_unread:
                 raise QuotaUnavailable(
-                    "the store of keys is away, and this key is not known", retry_after_s=1
+                    "the key store is unavailable, and this key is not known", retry_after_s=1
                 )
             raise Unauthenticated("this API key is not known here")
         if tenant.expires_s is not None and tenant.expires_s <= self._now_s():

@@ -1,4 +1,4 @@
-"""Size of one upstream request: what every replica takes, tightened by the config."""
+"""Size of one upstream request: accepted by every replica, and restricted by the config."""
 
 from backends.contract import Capabilities
 from gateway.batching.slices import Bounds, bounds_of, tightest
@@ -7,7 +7,7 @@ from gateway.routing.pool import Pool
 
 
 class BatchBounds:
-    """Returns the bounds that hold now; computed again only when a replica reports other capabilities."""
+    """Returns the current bounds; computes them again only when a replica reports different capabilities."""
 
     def __init__(self, pool: Pool, settings: schema.UpstreamSettings) -> None:
         self._pool = pool
@@ -16,7 +16,7 @@ class BatchBounds:
         self._bounds = Bounds()
 
     def __call__(self) -> Bounds:
-        """Return the most that one upstream request may hold."""
+        """Return the maximum size of one upstream request."""
         capabilities = [replica.capabilities for replica in self._pool.replicas]
         if capabilities != self._capabilities:
             self._capabilities = capabilities

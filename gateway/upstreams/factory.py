@@ -82,7 +82,7 @@ async def watch_replica(observe: Observe, upstream: Upstream, replica: Replica) 
 
 
 def background_tasks(upstream: Upstream, dependencies: Dependencies) -> list[Coroutine[Any, Any, None]]:
-    """Return what runs as long as the upstream: its fingerprint's upkeep, and discovery of its names."""
+    """Return the upstream's background tasks: its fingerprint's upkeep, and discovery of its names."""
     settings, pool = upstream.settings, upstream.pool
     open_replica, fingerprint_upkeep = dependencies.open_replica, upstream.space.follow_store()
     if settings.discover is None:

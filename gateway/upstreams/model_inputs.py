@@ -23,7 +23,7 @@ COUNTING = ThreadPoolExecutor(2, "count")
 class ModelInputs:
     """Inputs of one upstream's model; the tokenizer is opened at the first count.
 
-    capabilities: returns what the replicas report now, None while none has joined.
+    capabilities: returns those of the replicas now, None while none has joined.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ModelInputs:
     async def count(self, work: ModelWork, prompt: str, capabilities: Capabilities) -> list[int] | None:
         """Return the tokens of each input, prompt and special tokens included.
 
-        None where the tokenizer cannot be opened.
+        None if the tokenizer cannot be opened.
         """
         tokenizer = await self._open(capabilities) if self.can_count(capabilities) else None
         if tokenizer is None:
@@ -71,7 +71,7 @@ def _open_tokenizer(source: str, max_tokens: int) -> "TextTokenizer | None":
     try:
         return open_tokenizer(Path(locate_tokenizer(source)), max_tokens)
     except ModelUnavailable:
-        # The upper bound stands in for the count: it never lets a tenant exceed a limit.
+        # The upper bound is used instead of the count: it never lets a tenant exceed a limit.
         return None
 
 

@@ -34,7 +34,7 @@ logger = logging.getLogger("gateway")
 class ScopedObserver:
     """Observer of one upstream's events.
 
-    After retirement it drops events about replicas: another upstream may use the same replica names.
+    After retirement it drops events about replicas: a different upstream may use the same replica names.
     """
 
     def __init__(self, observe: Observe) -> None:
@@ -50,8 +50,8 @@ class ScopedObserver:
 class RunningUpstream:
     """One upstream with its background tasks.
 
-    engine: socket of the engine that hosts its model, None for a remote upstream. observer: what
-    `dependencies.observe` reports to.
+    engine: socket of the engine that hosts its model, None for a remote upstream. observer: the
+    receiver of `dependencies.observe`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RunningUpstream:
 
     async def drain(self) -> None:
         """Close the upstream once no call uses it, which its deadlines guarantee."""
-        while not self.upstream.idle:  # noqa: ASYNC110 - calls end in many ways, and none sets an event
+        while not self.upstream.idle:  # noqa: ASYNC110 - calls finish in many ways, and none sets an event
             await asyncio.sleep(DRAIN_POLL_S)
         await self.aclose()
         logger.info("upstream %s: the replaced or removed upstream is closed", self.upstream.name)
@@ -161,7 +161,7 @@ class UpstreamRegistry:
         return removed
 
     def retire(self, removed: Iterable[RunningUpstream]) -> "asyncio.Task[None]":
-        """Return a task that ends when these upstreams have finished their calls and are closed."""
+        """Return a task that completes when these upstreams have finished their calls and are closed."""
         retiring = list(removed)
         task = asyncio.create_task(_drain_all(retiring))
         self._retiring[task] = retiring
@@ -203,6 +203,6 @@ async def _drain_all(retiring: Iterable[RunningUpstream]) -> None:
 
 
 def log_failure(task: "asyncio.Task[None]") -> None:
-    """Log why a background task ended, unless it was cancelled or is done: that is a fault of the gateway."""
+    """Log why a background task failed, unless it was cancelled or is done: a fault of the gateway."""
     if not task.cancelled() and (error := task.exception()):
         logger.error("a background task has ended unexpectedly", exc_info=error)

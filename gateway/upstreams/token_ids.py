@@ -1,6 +1,6 @@
-"""Decoding of token ids that callers send, where the config names their vocabulary.
+"""Decoding of token ids that callers send, if the config specifies their vocabulary.
 
-Rule: the gateway never assumes the model's own vocabulary; ids of another one would give wrong vectors.
+Rule: the gateway never assumes the model's own vocabulary; ids of a different one would give wrong vectors.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ from gateway.upstreams.token_ids import IdDecoder
 from gateway.vector_spaces.space import VectorSpace
 
 MIXED = "mixed"
-# refused: the replicas that answer belong to another vector space.
+# refused: the replicas that respond belong to a different vector space.
 UpstreamState = Literal["ready", "loading", "refused", "unavailable"]
 
 
@@ -48,7 +48,7 @@ class Upstream:
 
     @property
     def bounds(self) -> Bounds:
-        """The most that one upstream request may hold."""
+        """Maximum size of one upstream request."""
         return self.lane.bounds()
 
     @property
@@ -74,7 +74,7 @@ class Upstream:
 
     @property
     def residence(self) -> Residence | None:
-        """Residence of its model in memory; None where the backend does not report it."""
+        """Residence of its model in memory; None if the backend does not report it."""
         return next((replica.residence for replica in self.pool.replicas), None)
 
 
@@ -92,5 +92,5 @@ class CallHold:
         return self._upstream
 
     def __exit__(self, *_: object) -> None:
-        """Count the call out, however it ended."""
+        """Decrement the count of calls, whatever the call's outcome."""
         self._upstream.calls -= 1

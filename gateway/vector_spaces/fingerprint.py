@@ -6,7 +6,7 @@ import numpy as np
 from backends.canaries import canary_digest, min_cosine
 from backends.contract import BackendKind, Capabilities, Vectors
 
-# What rounding leaves of a cosine of 1, for the same server in the same precision and for another one.
+# Minimum cosine despite rounding, for the same server in the same precision and for a different one.
 SAME_MIN_COSINE = 0.999
 ACROSS_MIN_COSINE = 0.99
 

@@ -24,7 +24,7 @@ from gateway.vector_spaces.fingerprint import (
 )
 from gateway.vector_spaces.store import FingerprintStore
 
-# How soon this gateway learns that another fingerprint was accepted.
+# How soon this gateway learns that a new fingerprint was accepted.
 FOLLOW_EVERY_S = 2.0
 
 logger = logging.getLogger("gateway")
@@ -98,7 +98,7 @@ class VectorSpace:
             fingerprint = await self._embed_canaries(backend, capabilities)
             reference = await self._claim(fingerprint)
             if not matches(reference, fingerprint, self._settings.min_cosine):
-                # One mismatch may be a glitch; the second is another model.
+                # One mismatch may be a glitch; the second is a different model.
                 fingerprint = await self._embed_canaries(backend, capabilities)
         except (InvalidWork, UnsupportedWork) as error:
             self._fingerprints.pop(replica, None)

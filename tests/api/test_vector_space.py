@@ -251,7 +251,7 @@ async def restart_with_other_model(gateway: Running, server: FakeTei, name: str)
 
 
 async def test_reports_a_model_without_accepted_replicas(boot: Boots) -> None:
-    # The first replica to join fails; the other one is of another space.
+    # The first replica to join fails; the other one is of a different space.
     servers = {"tei-0": FakeTei(), "tei-1": other_model()}
     async with boot(servers, TWO % "") as gateway:
         await wait_for_checks(gateway, 2)
@@ -261,7 +261,7 @@ async def test_reports_a_model_without_accepted_replicas(boot: Boots) -> None:
         reply = await gateway.post("/v1/embeddings", REQUEST)
 
         assert (503, "no_replica") == (reply.status_code, reply.json()["error"]["code"])
-        assert "another space" in reply.json()["error"]["message"]
+        assert "a different space" in reply.json()["error"]["message"]
         assert "refused" == (await state_of(gateway))[0]
         assert 200 == (await gateway.client.get("/readyz")).status_code
 
@@ -339,7 +339,7 @@ async def test_requests_do_not_wait_for_a_refused_engine() -> None:
     engine.is_foreign = True
     pool.transition(engine, ReplicaEvent.FOREIGN, "another model")
 
-    with pytest.raises(NoReplica, match="another space"):
+    with pytest.raises(NoReplica, match="a different space"):
         async with asyncio.timeout(10):
             await waiting
     assert ("refused", True) == (upstream.state, upstream.startup_done)

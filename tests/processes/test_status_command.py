@@ -123,7 +123,7 @@ def test_reports_a_wrong_or_missing_key(two_workers: Path, variables: dict[str, 
 
     assert (1, "") == (ended.returncode, ended.stdout)
     assert "401" in ended.stderr
-    assert (not variables) is ("GATEWAY_API_KEY, or from the file of --key-file" in ended.stderr)
+    assert (not variables) is ("GATEWAY_API_KEY, or pass a file with --key-file" in ended.stderr)
     assert "wrong" not in ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -199,7 +199,7 @@ def test_reports_a_key_of_another_certificate(ours: Authority, tmp_path: Path) -
     (problem,) = problems(tmp_path, f"{{certificate: {certificate}, private_key: {key}}}")
 
     assert "tls.certificate" == problem.path
-    assert "another certificate" in problem.message
+    assert "a different certificate" in problem.message
 
 
 def test_reports_an_encrypted_key_without_a_prompt(ours: Authority, tmp_path: Path) -> None:

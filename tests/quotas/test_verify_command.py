@@ -143,7 +143,7 @@ def test_does_not_accept_differing_replicas(
     ("words", "expected"),
     [
         (["nobody"], "there is no upstream 'nobody'; there are: tei, "),
-        (["--accept"], "name the upstreams"),
+        (["--accept"], "list the upstreams"),
         (["tei", "--accept"], "kept in the gateway's memory"),
         (["tei_rerank"], "tei_rerank: it embeds nothing"),
         (["tei", "--texts", "/nowhere/texts"], "cannot be read: No such file"),

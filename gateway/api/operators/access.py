@@ -19,8 +19,8 @@ HOST = re.compile(r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[^:\[\]@]+))(
 def is_local_request(context: RequestContext) -> bool:
     """Return whether a request was made on this machine, not by a web page and not through a proxy.
 
-    These headers give away a page of another origin, and a page whose name was made to resolve to this
-    machine. A proxy on this machine would let in the world. A proxy that adds no header of its own uses
+    These headers reveal a page of a different origin, and a page whose host name was changed to resolve to
+    this machine. A proxy on this machine would let in the world. A proxy that adds no header of its own uses
     HTTP/1.0 by default, as nginx does.
     """
     names = [name for name, _ in context.headers]

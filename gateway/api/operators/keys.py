@@ -55,7 +55,7 @@ class KeyInfo(msgspec.Struct):
 class CreatedKey(msgspec.Struct):
     """A new key in the clear, which no other reply shows.
 
-    notes: names of tenants and models in the request that do not exist yet.
+    notes: tenants and models in the request that do not exist yet.
     """
 
     key: str

@@ -52,14 +52,14 @@ async def metrics(
     if not (exporter.is_open and has_address_as_host(context)):
         api.authenticator.authenticate(context).require("metrics")
     body, content_type = await exporter.render()
-    # Litestar names the charset of a text itself.
+    # Litestar adds the charset of a text itself.
     return Response(body, media_type=content_type.removesuffix("; charset=utf-8"))
 
 
 def has_address_as_host(context: RequestContext) -> bool:
-    """Return whether the host that a request names is localhost, an address, or missing.
+    """Return whether the `host` header of a request is localhost, an address, or missing.
 
-    Any other name may have been made to resolve to this machine by a foreign web page, which could then
+    Any other name may have been pointed to this machine by a foreign web page, which could then
     read the reply.
     """
     hosts = [value.decode("latin-1") for name, value in context.headers if name == b"host"]

@@ -23,7 +23,7 @@ from gateway.telemetry.totals import Totals
 FAILURES = document_errors(TEI)
 STATUS = route_options(is_probe=True, for_operators=True, needs_admin=True)
 # Outcomes that are no failure of the replica: success, cancellation (a hedge was faster, or the caller
-# hung up), and errors of the caller.
+# hung up), and caller errors.
 NOT_FAILED = ("ok", "cancelled", "invalid_input", "unsupported")
 
 
@@ -59,7 +59,7 @@ class StatusSource(msgspec.Struct, frozen=True):
         )
 
     def _store(self, totals: Totals) -> StoreStatus:
-        # Only the kind of store is shown, because its address may hold a password.
+        # Only the kind of store is shown, because its address may contain a password.
         kind, _, _ = self.config.quotas.store.partition("://")
         return StoreStatus(kind, totals.greatest("gateway_quota_store_away") > 0)
 
@@ -116,7 +116,7 @@ def _lane(upstream: str, totals: Totals) -> LaneStatus:
 
 @get("/admin/status", responses=FAILURES, tags=["Operators"], opt=STATUS)
 async def status(watched: NamedDependency[StatusSource]) -> Snapshot:
-    """Return what the gateway is doing now.
+    """Return the gateway's current status.
 
     Counters count since the start. The difference of two replies gives a rate.
     """

@@ -1,6 +1,6 @@
 """/ui: a page of plain HTML, one script and one stylesheet, from the folder `page/` next to this file.
 
-The files hold no secrets and need no key, because a browser sends no key with a navigation. The script
+The files contain no secrets and need no key, because a browser sends no key with a navigation. The script
 requests everything it shows from paths that check the key that the user has typed.
 """
 

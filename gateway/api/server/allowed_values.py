@@ -1,4 +1,4 @@
-"""The values that a field allows, for errors about another value: msgspec does not list them. Pure."""
+"""Allowed values of a field, for errors about other values: msgspec does not list them. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The Litestar application: routing, the OpenAPI document, and what handlers are given.
+"""The Litestar application: routing, the OpenAPI document, and the handlers' dependencies.
 
 Rule: it knows no gateway. It is built once per process, because registering the handlers takes longer than
 building everything else, and gets the gateway of a request from the request's context.
@@ -33,7 +33,7 @@ class LeanLitestar(Litestar):
 
 
 def litestar_application(handlers: Sequence[HTTPRouteHandler], dependencies: Sequence[str]) -> Litestar:
-    """Return the application that serves these handlers. dependencies: names of what they are given."""
+    """Return the application that serves these handlers. dependencies: names of their dependencies."""
     return LeanLitestar(
         handlers,
         dependencies={
@@ -73,6 +73,6 @@ async def _guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRo
 
 
 def _reply_to_failure(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """Render what a handler raised, as Litestar's exception handler."""
+    """Render a handler's exception, as Litestar's exception handler."""
     reply = context_of(request.scope).failure(error)
     return Response(reply.body, status_code=reply.status, headers=reply.headers, media_type=reply.media_type)

@@ -87,7 +87,7 @@ def api_key_of(context: RequestContext) -> str | None:
 
 
 def _password(credentials: str) -> str:
-    """Return what follows the colon, or nothing if the credentials cannot be decoded."""
+    """Return the part after the colon, or nothing if the credentials cannot be decoded."""
     try:
         return base64.b64decode(credentials, validate=True).decode("utf-8").partition(":")[2]
     except ValueError:

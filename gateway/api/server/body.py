@@ -72,7 +72,7 @@ class AsWritten(OnePass[T], Generic[T]):
     def create_openapi_schema(
         cls, field_definition: FieldDefinition, handler_id: str, schema_creator: Any
     ) -> Reference | Schema:
-        """Return the schema of the struct, not of what the handler's `data` is annotated with."""
+        """Return the schema of the struct, not of the annotation of the handler's `data`."""
         del field_definition, handler_id
         schema: Reference | Schema = schema_creator.for_field_definition(
             FieldDefinition.from_annotation(cls.model_type)

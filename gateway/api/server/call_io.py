@@ -1,4 +1,4 @@
-"""Input and output of one request: bounded reading, replies, and the permits that it holds."""
+"""Input and output of one request: bounded reading, replies, and its permits."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -16,7 +16,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# uvicorn buffers this much. The call of a larger reply ends only when the client has taken the reply.
+# uvicorn buffers this much. The call of a larger reply ends only when the client has read the reply.
 AT_ONCE_BYTES = 64 * 1024
 LENGTH_DIGITS_MAX = 18
 
@@ -66,12 +66,12 @@ class CallIO:
             raise _too_large()
 
     async def receive(self) -> Message:
-        """Receive the next ASGI message of the request, and hold its bytes.
+        """Receive the next ASGI message of the request, and count its bytes as held.
 
         Raises: BodyTooLarge, GatewayFull, and CancelledError if the client has closed the connection.
         """
         if self._connection is not None:
-            # Cancel from here on. A request whose body is never read is answered to its end.
+            # Cancel from here on. A request whose body is never read is answered in full.
             self._connection.on_lost = self._on_lost
         message = await self._receive()
         if message["type"] == "http.disconnect":
@@ -101,7 +101,7 @@ class CallIO:
         return b"".join(pieces)
 
     async def reply(self, reply: HttpReply) -> None:
-        """Send a reply; a small one in one piece, at a fraction of what ASGI's messages cost."""
+        """Send a reply; a small one in one piece, at a fraction of the cost of ASGI's messages."""
         body = reply.body
         headers = encode_headers(reply.headers)
         if reply.status != 204:
@@ -132,14 +132,14 @@ class CallIO:
             self.replying, self.status = True, message["status"]
             message["headers"] = [*message["headers"], *self.headers]
             if self._in_flight.draining:
-                # A next request here would be refused: make the client connect elsewhere.
+                # The next request here would be refused: have the client connect elsewhere.
                 message["headers"].append((b"connection", b"close"))
         elif not message.get("more_body", False):
             self.release_connection()
         await self._send(message)
 
     def release_connection(self) -> None:
-        """Ignore the connection from here on: the reply is complete, and its end cancels nothing."""
+        """Ignore the connection from here on: the reply is complete, and a disconnect cancels nothing."""
         if self._connection is not None:
             self._connection.on_lost = None
 

@@ -58,7 +58,7 @@ def quantize(vectors: Vectors, kind: EmbeddingType) -> np.typing.NDArray[Any]:
 
     vectors: (n, dim) float32 → (n, dim) int8 or uint8, or (n, ceil(dim / 8)) packed bits.
 
-    int8: [-1, 1] is [-127, 127]; uint8: [-1, 1] is [0, 255]; what is outside is clipped. The range is fixed,
+    int8: [-1, 1] is [-127, 127]; uint8: [-1, 1] is [0, 255]; values outside are clipped. The range is fixed,
     so that vectors of all calls compare. binary, ubinary: a bit for each component above 0, the first in
     the highest bit of its byte; binary is ubinary - 128.
     Source: sentence-transformers' quantize_embeddings, Cohere's and Jina's documentation of /embed.

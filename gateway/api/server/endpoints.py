@@ -1,6 +1,6 @@
 """Inference endpoints: how a dialect declares them, and how one of them answers a request.
 
-One declaration makes the `Endpoint`, which the middleware calls for a POST, and the Litestar handler, which
+One declaration creates the `Endpoint`, which the middleware calls for a POST, and the Litestar handler, which
 is documented and answers other methods. docs/decisions/002-litestar-routing.md has the reasons and figures.
 """
 
@@ -57,9 +57,9 @@ class Endpoint:
         await context.io.reply(reply)
 
     def decode(self, body: bytes, context: RequestContext) -> Any:
-        """Decode a body, and set the dialect of the caller's errors if a field of the body decides it.
+        """Decode a body, and set the dialect of error replies if a field of the body decides it.
 
-        Raises: InvalidInput, MalformedBody, and what msgspec raises.
+        Raises: InvalidInput, MalformedBody, and msgspec's errors.
         """
         if self._msgpack is not None and _is_msgpack(context):
             return _decode_msgpack(self._msgpack, body)
@@ -119,8 +119,8 @@ def inference(
 
 
 def _documented(handler: Handler, body: Any, paths: list[str]) -> Callable[..., Awaitable[Response[bytes]]]:
-    """Return a function of the same name, whose signature is what Litestar documents of the handler."""
-    # Annotations made at run time, for which mypy has no types.
+    """Return a function of the same name, with the signature that Litestar documents for the handler."""
+    # Annotations created at run time, for which mypy has no types.
     json_body, in_path = cast("Any", JSONBody), cast("Any", FromPath)
     parameters = [Parameter("data", Parameter.KEYWORD_ONLY, annotation=json_body[body])]
     named = [NAME in path for path in paths]

@@ -12,10 +12,10 @@ from gateway.errors import FACTS, Facts, GatewayError, QuotaExceeded
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """A wire protocol that callers speak, as far as its errors go.
+    """Error format of a wire protocol that callers use.
 
     envelope: the struct of an error body, or a union of several, for OpenAPI. prefixes: the beginnings of
-    the paths whose errors speak this dialect where nothing is served. status_of: for dialects whose
+    the paths whose errors use this dialect even if nothing is served there. status_of: for dialects whose
     statuses differ from the usual ones.
     """
 
@@ -118,7 +118,7 @@ class SieError(msgspec.Struct):
     detail: SieErrorDetail
 
 
-# FastAPI answers with these statuses before Infinity's own code runs.
+# FastAPI returns these statuses before Infinity's own code runs.
 FASTAPI_STATUSES = frozenset({401, 404, 405})
 SIE_CODES = {
     "empty_input": "INVALID_INPUT",

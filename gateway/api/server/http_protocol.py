@@ -1,6 +1,7 @@
 """HTTP/1.1 of uvicorn with the bounds it lacks: time for a head, a body and a stalled reply; size of a head.
 
-It knows nothing of what is served. Rule: an idle connection holds resources no longer than these bounds.
+It is independent of the served application. Rule: an idle connection keeps resources no longer than these
+bounds.
 """
 
 import asyncio
@@ -16,9 +17,9 @@ import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-# The ASGI extension that holds the `ConnectionHandle` of a call.
+# The ASGI extension that contains the `ConnectionHandle` of a call.
 CONNECTION = "connection"
-# Headers, and tokens of `connection`, that ask for another protocol.
+# Headers, and tokens of `connection`, that ask for a different protocol.
 UPGRADING = frozenset({b"upgrade", b"http2-settings"})
 
 
@@ -42,7 +43,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class ConnectionHandle:
-    """The connection of one call, past ASGI's messages. on_lost: called if it ends before the answer."""
+    """The connection of one call, past ASGI's messages. on_lost: called if it closes before the reply."""
 
     def __init__(self, protocol: "BoundedProtocol", cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
@@ -53,7 +54,7 @@ class ConnectionHandle:
         """Write a reply in one system call, at a fraction of the cost of ASGI messages.
 
         headers: with `content-length`. Returns False if the reply has to be sent by ASGI messages: the client
-        reads too slowly, or the connection ends with this reply.
+        reads too slowly, or the connection closes with this reply.
         """
         cycle, protocol = self._cycle, self._protocol
         all_headers = [*cycle.default_headers, *headers]
@@ -70,7 +71,7 @@ class ConnectionHandle:
         return True
 
     def lose(self) -> None:
-        """Record that the connection has ended, and report it if the call is not answered."""
+        """Record that the connection has closed, and report it if the call has no reply."""
         self._cycle.disconnected = not self._cycle.response_complete
         if self._cycle.disconnected and self.on_lost is not None:
             self.on_lost()
@@ -85,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     head_timeout_s = 10.0
     body_timeout_s = 60.0
-    # A client that takes no byte in this time is gone, or holds memory on purpose.
+    # A client that reads no byte in this time has disconnected, or occupies memory on purpose.
     write_timeout_s = 30.0
     head_bytes_max = 64 * 1024
 
@@ -107,7 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start_read_timer(self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers, and report the end to unanswered calls."""
+        """Stop the timers, and report the loss to calls without a reply."""
         self._stop_read_timer()
         self._stalls.cancel()
         while self._handles:
@@ -139,7 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
 
     def _without_upgrade(self, rest: bytes) -> bytes:
-        """Return the head that has come without its request for another protocol, and the bytes after it.
+        """Return the head that has come without its request for a different protocol, and the bytes after it.
 
         The server offers HTTP/1.1 only, and answers in it. The parser takes the bytes after such a head for
         the other protocol, and would read a body as requests.
@@ -179,11 +180,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_read_timer()
         super().on_message_complete()
-        # A large body has paused reading. The end of the connection is only noticed while reading.
+        # A large body has paused reading. A closed connection is only noticed while reading.
         self.flow.resume_reading()
 
     def _start_owed_timer(self) -> None:
-        """Start the time for what the client owes now: a body, or the rest of a head that has begun."""
+        """Start the timer for the data that the client has to send next: a body, or the rest of a head."""
         if self._read_timer is None and self._refusal is None and not self.transport.is_closing():
             if not self._in_head:
                 self._start_read_timer(self.body_timeout_s)
@@ -191,7 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._start_read_timer(self.head_timeout_s)
 
     def pause_writing(self) -> None:
-        """Check from now on that the client takes what it is sent."""
+        """Check from now on that the client reads the data sent to it."""
         super().pause_writing()
         self._stalls.start()
 
@@ -313,7 +314,7 @@ class PipelineFlow(FlowControl):
 
 
 def _header_without_upgrade(name: bytes, value: bytes) -> list[bytes]:
-    """Return the line of a header without tokens that ask for another protocol; none if only those."""
+    """Return the line of a header without tokens that ask for a different protocol; none if only those."""
     if name == b"connection":
         tokens = [token.strip() for token in value.split(b",")]
         value = b", ".join([token for token in tokens if token.lower() not in UPGRADING])

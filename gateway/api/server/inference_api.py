@@ -38,7 +38,7 @@ class InferenceApi:
     async def decode_ids(
         self, context: RequestContext, model: str | None, operation: Operation, ids: Sequence[list[int]]
     ) -> list[str]:
-        """Decode token ids with the vocabulary that the model's config names.
+        """Decode token ids with the vocabulary in the model's config.
 
         Raises: the errors of `Routes.resolve` and `IdDecoder.decode`.
         """
@@ -47,10 +47,10 @@ class InferenceApi:
         return await self.gateway.upstreams[route.upstream].ids.decode(ids, route.deadline_s)
 
     def capabilities_of(self, model: str | None, operation: Operation) -> Capabilities | None:
-        """Return what a model, or the operation's default, can do; None until a replica of it has joined.
+        """Return the capabilities of a model, or of the operation's default; None until a replica has joined.
 
         Whether the caller may use the model is checked when the call is served.
-        Raises: ModelNotFound, what `Routes.default_model` raises.
+        Raises: ModelNotFound, and the errors of `Routes.default_model`.
         """
         routes = self.gateway.routes
         name = routes.default_model(operation) if model is None else model
@@ -116,6 +116,6 @@ def respond(
 
 
 def expect_reply(reply: Reply, kind: Any) -> Any:
-    """Return a reply that has to be of one kind, or of one of several; another kind is a bug."""
+    """Return a reply that has to be of one kind, or of one of several; any other kind is a bug."""
     assert isinstance(reply, kind)
     return reply

@@ -1,7 +1,7 @@
 """The outermost layer of the server: one `RequestContext` and one observation per request.
 
-It checks what the head of a request decides alone, refuses requests while the gateway drains, and handles
-callers that hang up. It knows nothing of a call's content.
+It performs the checks that need only the head of a request, refuses requests while the gateway drains, and
+handles callers that disconnect. It is independent of a call's content.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class ServerParts:
     """Settings and collaborators of the middleware.
 
     dependencies: collaborators of the handlers, by name. body_bytes_max: `limits.body_bytes`. admin_port: of
-    `admin.listen`, if there is one. cors, traces: None where the configuration has no such section.
+    `admin.listen`, if there is one. cors, traces: None if the configuration has no such section.
     """
 
     routes: RouteTable
@@ -101,7 +101,7 @@ class Middleware:
             io.release_connection()
 
     def _check(self, scope: Scope, context: RequestContext) -> None:
-        """Check what the head of a request decides alone.
+        """Perform the checks that need only the head of a request.
 
         Raises: GatewayError.
         """
@@ -121,7 +121,7 @@ class Middleware:
     async def _answer_preflight(self, cors: CorsPolicy, context: RequestContext) -> None:
         """Answer a browser that asks whether a page may send a request."""
         io = context.io
-        # The answer's own headers say everything about CORS.
+        # The reply's own headers contain everything about CORS.
         del io.headers[1:]
         origin, method, headers = (
             context.header(name)

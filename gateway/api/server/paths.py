@@ -1,7 +1,7 @@
-"""The table of routes, and what a request path means. Pure.
+"""The table of routes, and the interpretation of a request path. Pure.
 
-The table is made from the handlers' own declarations. A path is parsed once, in the outermost layer.
-A model's name may hold slashes, which a path parameter of the router cannot: below /models/ the operation
+The table is built from the handlers' own declarations. A path is parsed once, in the outermost layer.
+A model's name may contain slashes, which a path parameter of the router cannot: below /models/ the operation
 is a declared last segment and the name is everything before it; below SIE's prefixes, and where operators
 add models, the name is the whole rest.
 """
@@ -15,7 +15,7 @@ from litestar.utils.path import normalize_path
 
 from gateway.api.server.error_bodies import TEI, Dialect
 
-# Where a model's name stands in the path that a handler declares.
+# Placeholder of a model's name in the path that a handler declares.
 NAME = "{name:str}"
 BELOW_MODEL = f"/models/{NAME}"
 MODELS_PREFIX = "/models/"
@@ -32,13 +32,13 @@ Answer: TypeAlias = Callable[[Any], Awaitable[None]]
 
 
 class RouteOptions(msgspec.Struct, frozen=True):
-    """Declaration of a handler about its paths, beyond what Litestar knows.
+    """Declaration of a handler about its paths, in addition to Litestar's own.
 
-    dialect: whose errors callers read; None: as the path's prefix says. answer: answers a POST without
+    dialect: of error replies; None: by the path's prefix. answer: answers a POST without
     Litestar, for endpoints that run a model.
     for_operators: served on `admin.listen`, if there is one, and only there. needs_admin: callers need the
     scope admin. is_probe: also answered while the gateway drains, and not traced. on_both_listeners: for
-    the processes that start and watch the gateway. name_has_slashes: a name at the end may hold slashes.
+    the processes that start and watch the gateway. name_has_slashes: a name at the end may contain slashes.
     """
 
     dialect: Dialect | None = None
@@ -59,7 +59,7 @@ def route_options(**options: Any) -> dict[str, Any]:
 
 
 def options_of(handler: Any) -> RouteOptions:
-    """Return what a Litestar handler declares."""
+    """Return the declaration of a Litestar handler."""
     options: RouteOptions = handler.opt.get(OPTIONS_KEY, NO_OPTIONS)
     return options
 
@@ -67,8 +67,8 @@ def options_of(handler: Any) -> RouteOptions:
 class Target(msgspec.Struct, frozen=True):
     """Meaning of a request path.
 
-    label: the route as metrics and logs show it. dialect: whose errors the caller reads. path: what
-    Litestar's router gets, where a model's name is one segment. model: the name in it. The other fields are
+    label: the route as metrics and logs show it. dialect: of error replies. path: the path for
+    Litestar's router, in which a model's name is one segment. model: the name in it. The other fields are
     those of `RouteOptions`.
     """
 
@@ -116,7 +116,7 @@ class RouteTable:
 
     @property
     def plain_paths(self) -> frozenset[str]:
-        """The declared paths that hold no name."""
+        """The declared paths without a name."""
         return frozenset(self._targets)
 
     @property
@@ -126,7 +126,7 @@ class RouteTable:
         return self.plain_paths | below_models | {OTHER, *self.label_of_prefix.values()}
 
     def parse(self, path: str) -> Target:
-        """Return what a request path means."""
+        """Return the target of a request path."""
         return self._targets.get(path) or self._parse(path)
 
     def _plain_target(self, path: str) -> Target:
@@ -142,7 +142,7 @@ class RouteTable:
         )
 
     def _parse(self, path: str) -> Target:
-        """Parse a path that holds a name, has surplus slashes, or is not served."""
+        """Parse a path that contains a name, has surplus slashes, or is not served."""
         template, name = self._split(path)
         label = self._label_of(path, template)
         normalized = normalize_path(path)
@@ -167,7 +167,7 @@ class RouteTable:
     def _split(self, path: str) -> tuple[str, str]:
         """Return the template that a path matches and the name in it; no name and the path itself if none.
 
-        A model's name with nothing after it stands for what the model does by default.
+        A model's name with nothing after it means the model's default operation.
         """
         for prefix in self._slashed_prefixes:
             if path.startswith(prefix) and (name := path.removeprefix(prefix).strip("/")):
@@ -184,7 +184,7 @@ class RouteTable:
         return (f"{BELOW_MODEL}/{operation}", name) if name else (path, "")
 
     def _label_of(self, path: str, template: str) -> str:
-        """Return the path as metrics show it. A name in it would make a time series of each typing error."""
+        """Return the path as metrics show it. A name in it would create a time series for each typo."""
         if template.startswith(BELOW_MODEL):
             return f"{MODELS_PREFIX}{{model}}{template.removeprefix(BELOW_MODEL) or '/'}"
         return next(
@@ -192,7 +192,7 @@ class RouteTable:
         )
 
     def _dialect_of(self, path: str, options: RouteOptions | None) -> Dialect:
-        """Return whose errors a path speaks, also where nothing is served."""
+        """Return the error dialect of a path, even if nothing is served there."""
         if options is not None and options.dialect is not None:
             return options.dialect
         below = f"{path}/"

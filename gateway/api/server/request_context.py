@@ -29,7 +29,7 @@ STATE_KEY = "context"
 class RequestContext:
     """One request. Filled while it is answered, read when it is over.
 
-    target: what its path means. headers: as sent, names in lower case. address: of the peer of the
+    target: of its path. headers: as sent, names in lower case. address: of the peer of the
     connection. dialect: whose errors the caller reads; on a path that dialects share, the body decides it.
     dependencies: collaborators of the handlers, by name.
     """

@@ -4,7 +4,7 @@ import msgspec
 from litestar import Response
 from litestar.openapi.datastructures import ResponseSpec
 
-# Documents a reply whose status says everything.
+# Documents a reply whose status is its whole content.
 EMPTY = ResponseSpec(None, generate_examples=False, description="An empty body")
 
 
