@@ -114,7 +114,7 @@ def _users(file: Config, additions: Additions, upstream: str) -> list[str]:
 
 def _within_bounds(additions: Additions) -> Additions:
     if len(msgspec.json.encode(additions)) > WRITTEN_BYTES_MAX:
-        raise ConfigError([Problem("additions", f"together they are larger than {WRITTEN_BYTES_MAX} bytes")])
+        raise ConfigError([Problem("additions", f"together they take more than {WRITTEN_BYTES_MAX} bytes")])
     return additions
 
 

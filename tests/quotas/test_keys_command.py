@@ -145,7 +145,7 @@ def test_keys_command_reports_an_outage_in_one_line(config: Path, own_redis: Red
     ended = gateway("keys", "list", "-c", str(config))
 
     assert 1 == ended.returncode
-    assert "away" in ended.stderr
+    assert "unavailable" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -160,7 +160,7 @@ models: {{bge: {{upstream: one}}}}
     ended = command("keys", "list", "-c", str(path))
 
     assert 1 == ended.status
-    assert "away" in ended.err
+    assert "unavailable" in ended.err
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ models: {{bge: {{upstream: one}}}}
         ended.append(command("keys", "list", "--json", "-c", str(path)))
 
     assert [1, 1, 0] == [result.status for result in ended]
-    assert all("away" in result.err for result in ended[:2])
+    assert all("unavailable" in result.err for result in ended[:2])
     assert "[]" == ended[2].out.strip()
 
 

@@ -324,7 +324,7 @@ def test_tenants_command_reports_a_missing_store_in_one_line(
     none = command("tenants", *words, "-c", str(file))
 
     assert [(1, ""), (1, "")] == [(result.status, result.out) for result in (away, none)]
-    assert "away" in away.err
+    assert "unavailable" in away.err
     assert "router.yaml" in none.err
     assert [1, 1] == [len(result.err.strip().splitlines()) for result in (away, none)]
 
@@ -343,7 +343,7 @@ async def test_returns_503_for_an_outage_and_404_without_a_store(
 
     assert [503 if is_away else 404] * 3 == [reply.status_code for reply in replies]
     assert all(("retry-after" in reply.headers) is is_away for reply in replies)
-    assert all(("away" if is_away else "router.yaml") in reply.json()["error"] for reply in replies)
+    assert all(("unavailable" if is_away else "router.yaml") in reply.json()["error"] for reply in replies)
 
 
 async def test_tenants_require_the_admin_scope(boot: Boots, own_redis: RedisServer) -> None:

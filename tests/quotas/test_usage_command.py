@@ -156,6 +156,6 @@ def test_usage_command_reports_a_missing_store_in_one_line(
     memory = command("usage", "acme", "-c", str(file))
 
     assert [(1, ""), (1, "")] == [(result.status, result.out) for result in (away, memory)]
-    assert "away" in away.err
+    assert "unavailable" in away.err
     assert "/admin/usage" in memory.err
     assert [1, 1] == [len(result.err.strip().splitlines()) for result in (away, memory)]
