@@ -36,7 +36,7 @@ owner = st.fixed_dictionaries(
     {
         "tenant": st.sampled_from("abc"),
         "priority": st.sampled_from(["interactive", "bulk"]),
-        "join": st.booleans(),
+        "shares_batches": st.booleans(),
     }
 )
 calls = st.fixed_dictionaries(
@@ -175,7 +175,7 @@ def test_many_failing_calls_leave_no_state(seed: int) -> None:
             "owner": {
                 "tenant": f"tenant {random.randint(0, 20)}",
                 "priority": random.choice(["interactive", "bulk"]),
-                "join": True,
+                "shares_batches": True,
             },
             "pause": random.randint(0, 20),
             "leaves_after": random.choice([None] * 9 + [2]),
