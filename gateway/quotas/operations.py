@@ -45,12 +45,21 @@ class IndexOf(dict[Key, int], Generic[Key]):
 
 def keys_of(tenant: str) -> list[str]:
     """Return the keys of a tenant's limits, open reservations and their expiries."""
-    return [f"gw:{{{tenant}}}:limits", f"gw:{{{tenant}}}:open", f"gw:{{{tenant}}}:ends"]
+    prefix = _prefix(tenant)
+    return [f"{prefix}:limits", f"{prefix}:open", f"{prefix}:ends"]
 
 
 def usage_key(tenant: str, day: str) -> str:
     """Return the key of a tenant's usage on a day."""
-    return f"gw:{{{tenant}}}:usage:{day}"
+    return f"{_prefix(tenant)}:usage:{day}"
+
+
+def _prefix(tenant: str) -> str:
+    """Return the prefix of a tenant's keys, whose hash tag is the same for all of them."""
+    # An empty tag is no tag: a cluster would spread the keys over its nodes and refuse every script on them.
+    if tenant.startswith("}") or not tenant:
+        return f"gw:odd:{{:{tenant}}}"
+    return f"gw:{{{tenant}}}"
 
 
 def field_of(limit: Limit) -> str:
