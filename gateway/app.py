@@ -58,8 +58,9 @@ from gateway.telemetry.change_history import ChangeHistory
 from gateway.telemetry.load_metrics import ReplicaLoad, Sources
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import measure_lag
+from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FirstKey, Keyring
-from gateway.tenants.store import TenantStore, keep_up_to_date
+from gateway.tenants.store import TenantStore
 from gateway.upstreams.factory import Dependencies, OpenReplica
 from gateway.upstreams.registry import UpstreamRegistry, log_failure
 from gateway.upstreams.upstream import Upstream
@@ -74,6 +75,8 @@ if TYPE_CHECKING:
 Follow = Callable[[Config, Mapping[str, str]], "asyncio.Task[None]"]
 
 FINGERPRINTS_TIMEOUT_S = 1.0
+# No caller waits for keys and tenants: an operator does, who must not repeat a change on a busy machine.
+TENANTS_TIMEOUT_S = 2.0
 # A stopping worker waits this long for its last spans to be sent.
 LAST_SPANS_S = 2.5
 
@@ -208,7 +211,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     in_flight = InFlight(config.limits.in_flight_bytes)
     metrics.watch(sources_of(gateway.upstreams, in_flight))
     api = InferenceApi(gateway, Authenticator(gateway.keyring, config.trusted_proxies), config.limits.inputs)
-    operators = Admin(config, stores.ledger, stores.tenants, api.authenticator, outside.reload)
+    follower = _key_follower(config, stores, api.authenticator, gateway.keyring)
+    operators = Admin(config, stores.ledger, follower, api.authenticator, outside.reload)
     dependencies = {
         "api": api,
         "in_flight": in_flight,
@@ -228,7 +232,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         None if config.cors is None else CorsPolicy(config.cors),
         traces,
     )
-    tasks = _background_tasks(boot, stores, gateway.keyring, metrics)
+    tasks = _background_tasks(boot, stores.ledger, follower, metrics)
     return Application(
         Middleware(_litestar(tuple(dependencies)), parts),
         partial(_run, registry, stores, tasks, traces),
@@ -285,6 +289,15 @@ def _keyring(boot: AppBoot) -> Keyring:
     )
 
 
+def _key_follower(
+    config: Config, stores: Stores, authenticator: Authenticator, keyring: Keyring
+) -> KeyFollower | None:
+    if stores.tenants is None:
+        return None
+    grace_s = config.quotas.key_grace_s
+    return KeyFollower(keyring, stores.tenants, grace_s, authenticator.forgive_known_keys)
+
+
 def _open_stores(config: Config, ledger: Ledger | None, observe: Observe) -> Stores:
     """Return the clients that the configuration asks for. ledger: used in place of its own."""
     quotas = config.quotas
@@ -296,26 +309,20 @@ def _open_stores(config: Config, ledger: Ledger | None, observe: Observe) -> Sto
         ledger = RedisLedger(RedisClient(quotas.store, timeout_s), rules, secrets.token_hex(8), observe)
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
-    return Stores(ledger, TenantStore(RedisClient(quotas.store, timeout_s)), FingerprintStore(fingerprints))
+    tenants = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
+    return Stores(ledger, tenants, FingerprintStore(fingerprints))
 
 
 def _background_tasks(
-    boot: AppBoot, stores: Stores, keyring: Keyring, metrics: Metrics
+    boot: AppBoot, ledger: Ledger, follower: KeyFollower | None, metrics: Metrics
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks, which run for as long as the application does."""
-    tasks = [stores.ledger.maintain(), measure_lag(metrics.observe_lag)]
+    tasks = [ledger.maintain(), measure_lag(metrics.observe_lag)]
     if boot.worker is not None:
         tasks.append(metrics.refresh_forever())
-    if stores.tenants is not None:
-        tasks.append(_follow_keys(keyring, stores.tenants, boot.config.quotas.key_grace_s))
+    if follower is not None:
+        tasks.append(follower.run())
     return tasks
-
-
-async def _follow_keys(keyring: Keyring, store: TenantStore, grace_s: float) -> None:
-    try:
-        await keep_up_to_date(keyring, store, grace_s)
-    finally:
-        await store.aclose()
 
 
 @asynccontextmanager

@@ -2,8 +2,8 @@
 
 GatewayError
  ├─ caller:   InvalidInput EmptyInput RequestExceedsLimit BodyTooLarge UnsupportedMedia Unauthenticated
- │            AuthThrottled ModelForbidden ScopeForbidden ModelNotFound NotFound MethodNotAllowed
- │            OperationUnsupported QuotaExceeded
+ │            AuthThrottled ModelForbidden ScopeForbidden TenantUnknown ModelNotFound NotFound
+ │            MethodNotAllowed AlreadyExists OperationUnsupported QuotaExceeded
  ├─ gateway:  Overloaded GatewayFull QuotaUnavailable ShuttingDown ModelLoading Internal
  └─ upstream: NoReplica UpstreamFailed DeadlineExceeded
 
@@ -69,9 +69,11 @@ FACTS: dict[str, Facts] = {
     "auth_throttled": _later("auth_throttled", "Unauthenticated"),
     "model_forbidden": _caller(403, "model_forbidden", "Forbidden"),
     "scope_forbidden": _caller(403, "scope_forbidden", "Forbidden"),
+    "tenant_unknown": _caller(403, "tenant_unknown", "Forbidden"),
     "model_not_found": _caller(404, "model_not_found", "NotFound"),
     "not_found": _caller(404, "not_found", "NotFound"),
     "method_not_allowed": _caller(405, "method_not_allowed", "NotFound"),
+    "already_exists": _caller(409, "already_exists"),
     "operation_unsupported": _caller(400, "model_not_supported", "Backend", tei_status=424),
     "quota_exceeded": _later("rate_limit_exceeded", "Overloaded"),
     "overloaded": _ours("gateway", 429, "overloaded", "Overloaded", 429),
@@ -177,6 +179,12 @@ class ScopeForbidden(GatewayError):
     kind = "scope_forbidden"
 
 
+class TenantUnknown(GatewayError):
+    """The key is valid, but its tenant is defined nowhere."""
+
+    kind = "tenant_unknown"
+
+
 class ModelNotFound(GatewayError):
     """No model has that name."""
 
@@ -193,6 +201,12 @@ class MethodNotAllowed(GatewayError):
     """The path exists, but not with this method."""
 
     kind = "method_not_allowed"
+
+
+class AlreadyExists(GatewayError):
+    """There is something of that name, which the request may not replace."""
+
+    kind = "already_exists"
 
 
 class OperationUnsupported(GatewayError):

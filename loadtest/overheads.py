@@ -9,7 +9,8 @@ import msgspec
 from gateway.quotas.heartbeat import ALIVE_S, BEAT, GATEWAYS_KEY, GATEWAYS_TTL_S
 from gateway.quotas.redis_ledger import HEARTBEAT_S
 from gateway.store.redis_client import RedisClient
-from gateway.tenants.store import LOOK_EVERY_S, TenantStore
+from gateway.tenants.follower import LOOK_EVERY_S
+from gateway.tenants.store import TenantStore
 from gateway.vector_spaces.space import FOLLOW_EVERY_S
 from gateway.vector_spaces.store import SPACES
 from loadtest import corpora
@@ -141,7 +142,7 @@ async def idle_gateways(testbed: Testbed) -> list[Finding]:
 
     periodic: tuple[tuple[str, float, Callable[[int], Awaitable[object]]], ...] = (
         ("heartbeat", HEARTBEAT_S, heartbeat),
-        ("version of keys and tenants", LOOK_EVERY_S, lambda _: tenants.version()),
+        ("version of keys and tenants", LOOK_EVERY_S, lambda _: tenants.look()),
         ("fingerprint of an upstream", FOLLOW_EVERY_S, lambda _: client.execute("HGET", SPACES, "upstream")),
     )
     for name, every_s, send in periodic:

@@ -10,9 +10,10 @@ from rich.table import Table
 from gateway.cli.context import Action, Context, run_action
 from gateway.cli.limits import format_limits, parse_limits
 from gateway.cli.output import show_line, show_table
-from gateway.cli.unknown_names import warn_of_unknown_models, warn_of_unknown_tenant
+from gateway.cli.unknown_names import warn_of_first_key_end, warn_of_unknown_models
 from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
 from gateway.tenants.keyring import StoredKey
+from gateway.tenants.names import unknown_tenant_note
 
 
 def keys(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -30,20 +31,22 @@ async def _create(context: Context) -> int:
         return 1
     await warn_of_unknown_models(context, options.model or ())
     if store is None:
-        await warn_of_unknown_tenant(context, options.tenant)
+        if options.tenant not in context.config.tenants:
+            show_line(f"tenant {options.tenant} is not in router.yaml yet")
         print(
             f"{key.text}\n\n# in router.yaml, below tenants.{options.tenant}.keys; "
             "the key itself is shown once:"
         )
         print(_yaml_line(key.stored))
         return 0
-    if await store.has_key(key.stored.id):
+    creation = await store.create_key(key.stored)
+    if not creation.is_created:
         show_line(f"there is a key {key.stored.id} already; revoke it first, or choose another id")
         return 1
-    # Before the key is stored: afterwards nothing may fail, because the key is shown only once.
-    await warn_of_unknown_tenant(context, options.tenant)
-    await store.put(key.stored)
     print(key.text)
+    if not creation.has_tenant and options.tenant not in context.config.tenants:
+        show_line(unknown_tenant_note(options.tenant))
+    warn_of_first_key_end(context, is_first=creation.is_first)
     return 0
 
 
@@ -81,6 +84,7 @@ async def _list(context: Context) -> int:
         show_line("keys of router.yaml are listed there; no other store is configured")
         return 1
     stored = await context.store.keys()
+    tenants = {*context.config.tenants, *await context.store.tenants()}
     if context.options.json:
         print(msgspec.json.encode(stored).decode())
         return 0
@@ -89,7 +93,8 @@ async def _list(context: Context) -> int:
         expires = time.strftime("%Y-%m-%d %H:%M", time.gmtime(key.expires_s)) if key.expires_s else "never"
         scopes, models = " ".join(key.scopes or ("all operations",)), " ".join(key.models or ("all",))
         limits = " ".join(format_limits(key.limits)) or "its tenant's"
-        table.add_row(key.id, key.tenant, expires, scopes, models, limits)
+        tenant = key.tenant if key.tenant in tenants else f"{key.tenant} (not defined: refused)"
+        table.add_row(key.id, tenant, expires, scopes, models, limits)
     show_table(table)
     return 0
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from gateway.cli.context import Action, Context, run_action
 from gateway.cli.limits import format_limits, parse_limits
 from gateway.cli.output import show_line, show_table
-from gateway.cli.unknown_names import warn_of_unknown_models
+from gateway.cli.unknown_names import warn_of_first_key_end, warn_of_unknown_models
 from gateway.config.schema import TenantConfig
 from gateway.tenants.names import name_problem
 
@@ -32,12 +32,13 @@ async def _set(context: Context) -> int:
     except ValueError as error:
         show_line(str(error))
         return 1
-    await context.store.put_tenant(tenant, settings)
+    is_first = await context.store.put_tenant(tenant, settings)
     await warn_of_unknown_models(context, [*(settings.models or ()), *settings.model_limits])
     if tenant in context.config.tenants:
         show_line(f"{tenant} is set, but router.yaml also defines it and takes precedence")
     else:
         print(f"{tenant} is set; every gateway follows within a second")
+    warn_of_first_key_end(context, is_first=is_first)
     return 0
 
 

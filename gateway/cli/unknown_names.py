@@ -1,4 +1,4 @@
-"""Warnings about tenants and models that a command names and that do not exist. The command still runs."""
+"""Warnings of commands on keys and tenants: unknown models, and the end of the first key."""
 
 from collections.abc import Collection, Iterable
 
@@ -6,17 +6,13 @@ from gateway.additions.store import AdditionsInRedis
 from gateway.cli.context import Context
 from gateway.cli.output import show_line
 from gateway.store.errors import StoreUnavailable
-from gateway.tenants.names import unknown_tenant_note
+from gateway.tenants.names import FIRST_KEY_NOTE
 
 
-async def warn_of_unknown_tenant(context: Context, tenant: str) -> None:
-    """Warn if a tenant is defined nowhere. Raises: StoreUnavailable."""
-    if tenant in context.config.tenants:
-        return
-    if context.store is None:
-        show_line(f"tenant {tenant} is not in router.yaml yet")
-    elif tenant not in await context.store.tenants():
-        show_line(unknown_tenant_note(tenant))
+def warn_of_first_key_end(context: Context, *, is_first: bool) -> None:
+    """Warn if a change ends the first key. is_first: the store was empty before."""
+    if is_first and not context.config.tenants:
+        show_line(FIRST_KEY_NOTE)
 
 
 async def warn_of_unknown_models(context: Context, names: Iterable[str]) -> None:

@@ -1,14 +1,13 @@
--- Change keys and tenants together with their version, even if the client has timed out meanwhile.
--- KEYS: keys (hash), tenants (hash), version.
--- ARGV[1], msgpack: version, put: {index of the hash, field, value, ...}, remove: {index of the hash, field, ...}.
--- Returns msgpack: the number of removed fields.
+-- Set or remove one field together with the version, even if the client has timed out meanwhile.
+-- KEYS: the hash of the field, version, keys (hash), tenants (hash).
+-- ARGV[1], msgpack: version, field, value (absent: remove the field).
+-- Returns msgpack: {number of removed fields, there were neither keys nor tenants before}.
 local argument = cmsgpack.unpack(ARGV[1])
-local removed = 0
-for at = 1, #argument.put, 3 do
-  redis.call('HSET', KEYS[argument.put[at]], argument.put[at + 1], argument.put[at + 2])
+local was_empty, removed = redis.call('EXISTS', KEYS[3], KEYS[4]) == 0, 0
+if argument.value then
+  redis.call('HSET', KEYS[1], argument.field, argument.value)
+else
+  removed = redis.call('HDEL', KEYS[1], argument.field)
 end
-for at = 1, #argument.remove, 2 do
-  removed = removed + redis.call('HDEL', KEYS[argument.remove[at]], argument.remove[at + 1])
-end
-redis.call('SET', KEYS[3], argument.version)
-return cmsgpack.pack(removed)
+redis.call('SET', KEYS[2], argument.version)
+return cmsgpack.pack({removed, was_empty})

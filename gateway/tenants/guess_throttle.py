@@ -1,6 +1,7 @@
 """Throttle for addresses that send invalid API keys; a valid key always passes. Pure."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 # A person who mistypes, or a deployment with an old key, is not guessing yet.
 GUESSES_MAX = 20
@@ -9,20 +10,36 @@ REFILL_S = 3.0
 ADDRESSES_MAX = 10_000
 
 
+# The latest wrong keys, by digest. A key that was created a moment ago is one until it has been read.
+RECENT_MAX = 1_000
+
+
 class GuessThrottle:
     """A bucket of failures per address; it refills by one every REFILL_S."""
 
     def __init__(self) -> None:
         self._empty_at_s: OrderedDict[str, float] = OrderedDict()
+        self._recent: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def wait_s(self, address: str, now_s: float) -> float:
         """Return the time until this address may try one more wrong key; 0 if it may now."""
         debt_s = self._empty_at_s.get(address, now_s) - now_s
         return max(0.0, debt_s + REFILL_S - GUESSES_MAX * REFILL_S)
 
-    def record_failure(self, address: str, now_s: float) -> None:
+    def record_failure(self, address: str, digest: str, now_s: float) -> None:
         """Count one wrong key."""
+        guess = address, digest
+        self._recent[guess] = self._recent.pop(guess, 0) + 1
+        if len(self._recent) > RECENT_MAX:
+            self._recent.popitem(last=False)
         debt_until_s = max(now_s, self._empty_at_s.pop(address, now_s)) + REFILL_S
         self._empty_at_s[address] = debt_until_s
         if len(self._empty_at_s) > ADDRESSES_MAX:
             self._empty_at_s.popitem(last=False)
+
+    def forgive(self, is_known: Callable[[str], bool]) -> None:
+        """Take back the recent failures with keys that are known now. is_known: takes a digest."""
+        for guess in [guess for guess in self._recent if is_known(guess[1])]:
+            address, failures = guess[0], self._recent.pop(guess)
+            if address in self._empty_at_s:
+                self._empty_at_s[address] -= failures * REFILL_S

@@ -2,13 +2,14 @@
 
 Keys and tenants come from router.yaml, and also from Redis if quotas are stored there
 (`tenants/store.py`). If a tenant is defined in both, the settings of router.yaml apply as a whole, and the
-keys of both are valid.
+keys of both are valid. A stored key is refused while its tenant is defined in neither.
 """
 
 import hashlib
 import hmac
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -16,8 +17,9 @@ import msgspec
 
 from backends.contract import Operation
 from gateway.config import schema as config
-from gateway.errors import QuotaUnavailable, ScopeForbidden, Unauthenticated
+from gateway.errors import GatewayError, QuotaUnavailable, ScopeForbidden, TenantUnknown, Unauthenticated
 from gateway.quotas.limits import Limit, parse_limit
+from gateway.tenants.names import FIRST_KEY_NOTE
 
 # Tenant of the first key, which is generated or taken from GATEWAY_API_KEY if no tenant is configured.
 FIRST_TENANT = "default"
@@ -29,6 +31,10 @@ COVERED_BY = {Operation.ENCODE: Operation.EMBED, Operation.DETOKENIZE: Operation
 OPERATIONS: frozenset[str] = frozenset(
     operation.value for operation in Operation if operation not in COVERED_BY
 )
+# A log line names this many keys of a tenant.
+NAMED_KEYS_MAX = 5
+
+logger = logging.getLogger("gateway")
 
 
 class FirstKey(msgspec.Struct, frozen=True):
@@ -94,6 +100,7 @@ class Keyring:
     """All keys that are valid now, by digest. now_s: the wall clock.
 
     has_store: keys are stored in Redis too. Until they have been read, an unknown key may still be valid.
+    clock_offset_s: how far the clock of Redis is ahead, so that a key expires on all gateways at once.
     """
 
     def __init__(
@@ -106,11 +113,16 @@ class Keyring:
         has_store: bool = False,
     ) -> None:
         self._now_s = now_s
+        self.clock_offset_s = 0.0
         self._store_unread = has_store
+        self._without_tenant: Mapping[str, StoredKey] = {}
+        self._first_key_is_ending = False
         self._stored_keys: tuple[StoredKey, ...] = ()
         self._stored_tenants: Mapping[str, config.TenantConfig] = {}
         scopes = (*sorted(OPERATIONS), "metrics", "admin")
-        self._first = first_key and StoredKey("first", first_key.digest, FIRST_TENANT, scopes=scopes)
+        self._first: StoredKey | None = None
+        if first_key is not None:
+            self._first = StoredKey("first", first_key.digest, FIRST_TENANT, scopes=scopes)
         self._first_key_pending = first_key is not None and first_key.is_pending
         self.replace_configured(tenants, operators)
 
@@ -138,6 +150,10 @@ class Keyring:
         """True until the store has shown if the first key is valid."""
         return self._first_key_pending
 
+    @property
+    def _first_key_is_valid(self) -> bool:
+        return self._first is not None and not self._first_key_pending and not self._tenants
+
     def resolve_first_key(self, *, is_active: bool) -> None:
         """Decide a pending first key: it is active if the store contains no keys and no tenants."""
         if not is_active:
@@ -152,6 +168,10 @@ class Keyring:
         self._store_unread = False
         self._stored_keys, self._stored_tenants = tuple(keys), tenants or {}
         self._rebuild()
+        is_ending = self._first_key_is_valid and bool(self._stored_keys or self._stored_tenants)
+        if is_ending and not self._first_key_is_ending:
+            logger.warning("%s", FIRST_KEY_NOTE)
+        self._first_key_is_ending = is_ending
 
     def forget_stored(self) -> None:
         """Drop all stored keys, because the store has been down for too long to trust them."""
@@ -162,8 +182,8 @@ class Keyring:
     def identify(self, api_key: str | None) -> Tenant:
         """Return the owner of a key.
 
-        Raises: Unauthenticated; QuotaUnavailable if the key may be in the store, which is down. The message
-        never repeats the key.
+        Raises: Unauthenticated; TenantUnknown; QuotaUnavailable if the key may be in the store, which is
+        down. The message never repeats the key.
         """
         if not api_key:
             raise Unauthenticated("no API key: send the header `Authorization: Bearer <key>`")
@@ -172,25 +192,47 @@ class Keyring:
         # the found digest takes constant time.
         found, tenant = self._owners.get(digest, ("", None))
         if not hmac.compare_digest(found, digest) or tenant is None:
-            if self._store_unread:
-                raise QuotaUnavailable(
-                    "the key store is unavailable, and this key is not known", retry_after_s=1
-                )
-            raise Unauthenticated("this API key is not known here")
-        if tenant.expires_s is not None and tenant.expires_s <= self._now_s():
+            raise self._refusal(digest)
+        if tenant.expires_s is not None and tenant.expires_s <= self._now_s() + self.clock_offset_s:
             raise Unauthenticated("this API key has expired")
         return tenant
+
+    def knows(self, digest: str) -> bool:
+        """Return True if the key of this digest exists, even if its tenant does not."""
+        return digest in self._owners or digest in self._without_tenant
+
+    def _refusal(self, digest: str) -> GatewayError:
+        """Return the error for a key that has no owner."""
+        if key := self._without_tenant.get(digest):
+            return TenantUnknown(
+                f"the tenant of this key, {key.tenant!r}, is not defined; ask the operator to define it"
+            )
+        if self._store_unread:
+            return QuotaUnavailable(
+                "the key store is unavailable, and this key is not known", retry_after_s=1
+            )
+        return Unauthenticated("this API key is not known here")
 
     def _rebuild(self) -> None:
         """Rebuild the owners by digest; keys of router.yaml take precedence."""
         configured = list(self._keys)
-        if self._first and not self._first_key_pending and not self._tenants:
+        if self._first is not None and self._first_key_is_valid:
             configured.insert(0, self._first)
         tenants = {**self._stored_tenants, **self._tenants}
         self._owners = {
-            **_owners_of(self._stored_keys, tenants),
-            **_owners_of(configured, self._tenants),
+            key.digest: (key.digest, _owner(tenants[key.tenant], key))
+            for key in self._stored_keys
+            if key.tenant in tenants
         }
+        # Neither the first key nor the operators' keys need a tenant.
+        unlimited = config.TenantConfig()
+        for key in configured:
+            self._owners[key.digest] = key.digest, _owner(self._tenants.get(key.tenant, unlimited), key)
+        before = _ids_by_tenant(self._without_tenant.values())
+        self._without_tenant = {key.digest: key for key in self._stored_keys if key.tenant not in tenants}
+        for tenant, ids in _ids_by_tenant(self._without_tenant.values()).items():
+            if ids != before.get(tenant):
+                _warn_of_missing_tenant(tenant, ids)
 
 
 def key_digest(api_key: str) -> str:
@@ -210,12 +252,19 @@ def unix_seconds(moment: datetime | None) -> float | None:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _owners_of(
-    keys: Iterable[StoredKey], tenants: Mapping[str, config.TenantConfig]
-) -> dict[str, tuple[str, Tenant]]:
-    return {
-        key.digest: (key.digest, _owner(tenants.get(key.tenant, config.TenantConfig()), key)) for key in keys
-    }
+def _ids_by_tenant(keys: Iterable[StoredKey]) -> dict[str, list[str]]:
+    ids: dict[str, list[str]] = {}
+    for key in keys:
+        ids.setdefault(key.tenant, []).append(key.id)
+    return ids
+
+
+def _warn_of_missing_tenant(tenant: str, ids: Sequence[str]) -> None:
+    names = ", ".join(map(repr, ids[:NAMED_KEYS_MAX]))
+    more = f" and {len(ids) - NAMED_KEYS_MAX} more" if len(ids) > NAMED_KEYS_MAX else ""
+    logger.warning(
+        "tenant %r is in neither router.yaml nor Redis, and its keys are refused: %s", tenant, names + more
+    )
 
 
 def _configured_key(tenant: str, key: str | config.Key, index: int) -> StoredKey:

@@ -4,35 +4,50 @@ Rule: every change writes a new random version in the same step. By that one sma
 anything has changed, even if the store was emptied or restored from an older copy.
 """
 
-import asyncio
 import logging
 import secrets
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from gateway.config import schema as config
 from gateway.config.schema import limit_problems
-from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
-from gateway.store.scripts import load_script
-from gateway.tenants.keyring import Keyring, StoredKey
+from gateway.store.scripts import Script, load_script
+from gateway.tenants.keyring import StoredKey
 
 # Under one hash tag: a script changes them together.
 KEYS = "gw:{store}:keys"
 TENANTS = "gw:{store}:tenants"
 VERSION = "gw:{store}:version"
 CHANGE = load_script("change", package="gateway.tenants")
-# Index of each hash in the KEYS of change.lua.
-HASH_INDEX = {KEYS: 1, TENANTS: 2}
-# A revoked key is refused everywhere within a second: two polls.
-LOOK_EVERY_S = 0.4
+CREATE_KEY = load_script("create_key", package="gateway.tenants")
+REMOVE_TENANT = load_script("remove_tenant", package="gateway.tenants")
+LOOK = load_script("look", package="gateway.tenants")
 # Replaces a tenant that cannot be read: without it, its keys would have no limits. They may use no model.
 UNREADABLE = config.TenantConfig(models=())
 
 logger = logging.getLogger("gateway")
+
+
+class KeyCreation(msgspec.Struct, frozen=True, array_like=True):
+    """Outcome of creating a key.
+
+    is_created: False if there is a key of that id. has_tenant: its tenant is in the store. is_first: the
+    store contained neither keys nor tenants before.
+    """
+
+    is_created: bool
+    has_tenant: bool
+    is_first: bool
+
+
+class StoreState(msgspec.Struct, frozen=True):
+    """Version of the content, which every change replaces, and the clock of Redis in seconds since 1970."""
+
+    version: bytes
+    clock_s: float
 
 
 class TenantStore:
@@ -41,13 +56,21 @@ class TenantStore:
     def __init__(self, client: RedisClient) -> None:
         self._client = client
 
-    async def put(self, key: StoredKey) -> None:
-        """Add a key, or replace the key of the same id."""
-        await self._change(put=(HASH_INDEX[KEYS], key.id, msgspec.json.encode(key).decode()))
+    async def create_key(self, key: StoredKey) -> KeyCreation:
+        """Add a key, unless there is one of the same id."""
+        argument = {
+            "version": _new_version(),
+            "id": key.id,
+            "key": msgspec.json.encode(key).decode(),
+            "tenant": key.tenant,
+        }
+        reply = await self._run(CREATE_KEY, (KEYS, TENANTS, VERSION), argument)
+        return msgspec.msgpack.decode(reply, type=KeyCreation)
 
     async def revoke(self, id_: str) -> bool:
         """Remove a key; return False if there is none of that id."""
-        return await self._change(remove=(HASH_INDEX[KEYS], id_)) > 0
+        removed, _ = await self._change(KEYS, id_)
+        return removed > 0
 
     async def keys(self) -> list[StoredKey]:
         """Return every key, by id. A key that cannot be read is logged and left out."""
@@ -55,24 +78,19 @@ class TenantStore:
         keys = [_read_key(_text(id_), value) for id_, value in fields.items()]
         return sorted((key for key in keys if key is not None), key=lambda key: key.id)
 
-    async def has_key(self, id_: str) -> bool:
-        """Return True if a key of that id can be read."""
-        return any(key.id == id_ for key in await self.keys())
-
-    async def put_tenant(self, name: str, settings: config.TenantConfig) -> None:
-        """Add a tenant, or replace its settings."""
-        await self._change(put=(HASH_INDEX[TENANTS], name, msgspec.json.encode(settings).decode()))
+    async def put_tenant(self, name: str, settings: config.TenantConfig) -> bool:
+        """Add a tenant, or replace its settings. Return True if the store was empty before."""
+        _, was_empty = await self._change(TENANTS, name, msgspec.json.encode(settings).decode())
+        return was_empty
 
     async def remove_tenant(self, name: str) -> bool:
-        """Remove a tenant with its keys, which would have no limits without it.
+        """Remove a tenant with its keys, which would be refused without it.
 
         Return False if neither exists.
         """
-        remove: list[int | str] = [HASH_INDEX[TENANTS], name]
-        for key in await self.keys():
-            if key.tenant == name:
-                remove += (HASH_INDEX[KEYS], key.id)
-        return await self._change(remove=remove) > 0
+        argument = {"version": _new_version(), "tenant": name}
+        removed = await self._run(REMOVE_TENANT, (KEYS, TENANTS, VERSION), argument)
+        return msgspec.msgpack.decode(removed, type=int) > 0
 
     async def tenants(self) -> dict[str, config.TenantConfig]:
         """Return every tenant, by name. A tenant that cannot be read may use no model."""
@@ -84,43 +102,27 @@ class TenantStore:
         """Return True if there is any tenant or key, readable or not."""
         return any([await self._client.execute("HLEN", name) for name in (KEYS, TENANTS)])
 
-    async def version(self) -> bytes:
-        """Return the version, which every change replaces; empty before the first change."""
-        return bytes(await self._client.execute("GET", VERSION) or b"")
+    async def look(self) -> StoreState:
+        """Return the version, which is empty before the first change, and the time."""
+        clock_us, _, version = (await self._client.run_script(LOOK, (VERSION,), b"")).partition(b" ")
+        return StoreState(version, int(clock_us) / 1e6)
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _change(self, put: Sequence[int | str] = (), remove: Sequence[int | str] = ()) -> int:
-        """Apply a change and return the number of removed fields. put, remove: as change.lua reads them."""
-        argument = {"version": secrets.token_hex(8), "put": put, "remove": remove}
-        keys = (KEYS, TENANTS, VERSION)
-        removed = await self._client.run_script(CHANGE, keys, msgspec.msgpack.encode(argument))
-        return msgspec.msgpack.decode(removed, type=int)
+    async def _change(self, hash_: str, field: str, value: str | None = None) -> tuple[int, bool]:
+        """Set or remove a field. Return the number of removed fields, and if the store was empty before."""
+        argument = {"version": _new_version(), "field": field} | ({} if value is None else {"value": value})
+        reply = await self._run(CHANGE, (hash_, VERSION, KEYS, TENANTS), argument)
+        return msgspec.msgpack.decode(reply, type=tuple[int, bool])
+
+    async def _run(self, script: Script, keys: Sequence[str], argument: Mapping[str, str]) -> bytes:
+        return await self._client.run_script(script, keys, msgspec.msgpack.encode(argument))
 
 
-async def keep_up_to_date(keyring: Keyring, store: TenantStore, grace_s: float) -> None:
-    """Follow the store's changes until cancelled.
-
-    While the store is down, the stored keys stay valid for grace_s, and are forgotten then.
-    """
-    seen: bytes | None = None
-    last_s = time.monotonic()
-    while True:
-        try:
-            version = await store.version()
-            if keyring.first_key_pending:
-                keyring.resolve_first_key(is_active=not await store.holds_any())
-            if version != seen:
-                keyring.replace_stored(await store.keys(), await store.tenants())
-                seen = version
-            last_s = time.monotonic()
-        except StoreUnavailable:
-            if seen is not None and time.monotonic() - last_s > grace_s:
-                keyring.forget_stored()
-                seen = None
-        await asyncio.sleep(LOOK_EVERY_S)
+def _new_version() -> str:
+    return secrets.token_hex(8)
 
 
 def _text(name: bytes) -> str:

@@ -7,7 +7,7 @@ import pytest
 from gateway.api.server.authentication import Authenticator, api_key_of
 from gateway.api.server.request_context import RequestContext
 from gateway.app import ROUTES
-from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, REFILL_S, GuessThrottle
+from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, RECENT_MAX, REFILL_S, GuessThrottle
 from gateway.tenants.keyring import FirstKey, Keyring, key_digest
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
@@ -30,7 +30,7 @@ def test_each_address_has_its_own_bucket_which_refills() -> None:
     guesses = GuessThrottle()
     for _ in range(GUESSES_MAX):
         assert 0 == guesses.wait_s("a", 100.0)
-        guesses.record_failure("a", 100.0)
+        guesses.record_failure("a", "digest", 100.0)
 
     assert REFILL_S == pytest.approx(guesses.wait_s("a", 100.0))
     assert 0 == guesses.wait_s("b", 100.0)
@@ -40,9 +40,26 @@ def test_each_address_has_its_own_bucket_which_refills() -> None:
 def test_the_number_of_addresses_in_memory_is_bounded() -> None:
     guesses = GuessThrottle()
     for number in range(ADDRESSES_MAX + 500):
-        guesses.record_failure(str(number), 0.0)
+        guesses.record_failure(str(number), str(number), 0.0)
 
     assert ADDRESSES_MAX == len(guesses._empty_at_s)
+    assert RECENT_MAX == len(guesses._recent)
+
+
+def test_failures_with_a_key_that_becomes_known_are_forgiven() -> None:
+    guesses = GuessThrottle()
+    for digest in ("new", "wrong"):
+        for _ in range(GUESSES_MAX // 2):
+            guesses.record_failure("a", digest, 100.0)
+    assert REFILL_S == pytest.approx(guesses.wait_s("a", 100.0))
+
+    guesses.forgive({"new"}.__contains__)
+    for _ in range(GUESSES_MAX // 2):
+        assert 0 == guesses.wait_s("a", 100.0)
+        guesses.record_failure("a", "wrong", 100.0)
+    guesses.forgive({"new"}.__contains__)
+
+    assert REFILL_S == pytest.approx(guesses.wait_s("a", 100.0))
 
 
 def request_with(name: bytes, value: str, address: str = "10.0.0.1") -> RequestContext:

@@ -36,8 +36,9 @@ async def until_accepted(gateway: Running, key: str, expected: bool) -> None:
 async def test_creates_lists_uses_and_revokes_a_key(boot: Boots, own_redis: RedisServer) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
         settings = {"tenant": "acme", "id": "k", "models": ["bge"], "limits": {"requests_per_hour": 5}}
+        await gateway.client.put("/admin/tenants/acme", json={})
         created = (await gateway.post("/admin/keys", settings)).json()
-        await until_accepted(gateway, created["key"], expected=True)
+        assert await accepted(gateway, created["key"])
         listed = (await gateway.client.get("/admin/keys")).json()
         twice = await gateway.post("/admin/keys", {"tenant": "acme", "id": "k"})
         revoked = await gateway.client.delete("/admin/keys/k")
@@ -47,7 +48,7 @@ async def test_creates_lists_uses_and_revokes_a_key(boot: Boots, own_redis: Redi
     assert [created["shown"]] == listed
     assert settings.items() <= listed[0].items()
     assert "key" not in listed[0]
-    assert [422, 200, 404] == [twice.status_code, revoked.status_code, again.status_code]
+    assert [409, 200, 404] == [twice.status_code, revoked.status_code, again.status_code]
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["redis", "memory"])
@@ -168,7 +169,7 @@ async def test_notes_unknown_tenants_and_models_of_a_key(boot: Boots, own_redis:
         await gateway.client.put("/admin/tenants/set", json={})
         replies = [(await gateway.post("/admin/keys", settings)).json() for settings in requests]
 
-    nowhere = "tenant acme is in neither router.yaml nor Redis: its calls have no limits but its keys' own"
+    nowhere = "tenant acme is in neither router.yaml nor Redis: the key is refused until it is defined"
     assert [[nowhere, "model bgee is not served here"], [], []] == [created["notes"] for created in replies]
     assert all(created["key"].startswith("gw_") for created in replies)
 
@@ -254,8 +255,8 @@ async def test_accepts_limits_of_a_key_and_rejects_unknown_fields(
     boot: Boots, own_redis: RedisServer
 ) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis.url)) as gateway:
+        await gateway.client.put("/admin/tenants/acme", json={})
         created = await gateway.post("/admin/keys", {"tenant": "acme", "limits": {"requests_per_hour": 1}})
-        await until_accepted(gateway, created.json()["key"], expected=True)
         bearer = {"authorization": f"Bearer {created.json()['key']}"}
         calls = [await gateway.client.post("/embed", json={"inputs": "a"}, headers=bearer) for _ in range(2)]
         refused = [

@@ -12,12 +12,13 @@ import httpx
 import pytest
 
 from gateway.config.load import parse_config
-from gateway.config.schema import Key
+from gateway.config.schema import Key, TenantConfig
 from gateway.errors import QuotaUnavailable, Unauthenticated
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
+from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
-from gateway.tenants.store import TenantStore, keep_up_to_date
+from gateway.tenants.store import TenantStore
 from tests.processes.conftest import KEY, TLS_CONTEXT, Served, wait_until
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer
@@ -28,6 +29,13 @@ quotas: {{store: "{store}"}}
 upstreams: {{other: {{backend: tei, replicas: ["http://127.0.0.1:1"]}}}}
 models: {{bge: {{upstream: other}}}}
 """
+
+
+TENANTS = {"acme": TenantConfig()}
+
+
+def follower(keyring: Keyring, store: TenantStore, grace_s: float) -> KeyFollower:
+    return KeyFollower(keyring, store, grace_s, lambda: None)
 
 
 @pytest.fixture
@@ -54,6 +62,7 @@ def accepted(url: str, key: str) -> bool:
 
 @pytest.mark.slow
 def test_revoked_key_is_rejected_by_every_gateway(config: Path, own_redis: RedisServer) -> None:
+    gateway("tenants", "set", "acme", "-c", str(config))
     key = gateway("keys", "create", "acme", "--id", "first", "-c", str(config)).stdout.strip()
     running = [Served(config).wait_until_up() for _ in range(2)]
     try:
@@ -169,16 +178,16 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def test_stored_keys_stay_valid_for_the_grace_time_of_an_outage(own_redis: RedisServer) -> None:
-    store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
-    await store.put(StoredKey("k", key_digest("secret"), "acme"))
-    keeper = asyncio.create_task(keep_up_to_date(keyring, store, grace_s=1.0))
+    store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring(TENANTS, None)
+    await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
+    keeper = asyncio.create_task(follower(keyring, store, grace_s=1.0).run())
     await known(keyring, "secret", expected=True)
     own_redis.kill()
     await asyncio.sleep(0.6)
     assert "acme" == keyring.identify("secret").name
     await known(keyring, "secret", expected=False)
     own_redis.restart()
-    await store.put(StoredKey("k", key_digest("secret"), "acme"))
+    await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
     await known(keyring, "secret", expected=True)
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
@@ -188,9 +197,9 @@ async def test_stored_keys_stay_valid_for_the_grace_time_of_an_outage(own_redis:
 async def test_applies_a_revocation_that_timed_out(
     own_redis: RedisServer,
 ) -> None:
-    store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
-    await store.put(StoredKey("k", key_digest("secret"), "acme"))
-    keeper = asyncio.create_task(keep_up_to_date(keyring, store, grace_s=60))
+    store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring(TENANTS, None)
+    await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
+    keeper = asyncio.create_task(follower(keyring, store, grace_s=60).run())
     await known(keyring, "secret", expected=True)
     own_redis.freeze()
     # A client that times out and disconnects before the store replies.
@@ -198,7 +207,7 @@ async def test_applies_a_revocation_that_timed_out(
     with pytest.raises(StoreUnavailable):
         await impatient.revoke("k")
     with pytest.raises(StoreUnavailable):
-        await impatient.put(StoredKey("l", key_digest("another"), "acme"))
+        await impatient.create_key(StoredKey("l", key_digest("another"), "acme"))
     own_redis.thaw()
     await known(keyring, "secret", expected=False)
     await known(keyring, "another", expected=True)
@@ -209,13 +218,13 @@ async def test_applies_a_revocation_that_timed_out(
 
 
 async def test_notices_a_store_emptied_between_two_polls(own_redis: RedisServer) -> None:
-    store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring({}, None)
-    await store.put(StoredKey("old", key_digest("old"), "acme"))
-    keeper = asyncio.create_task(keep_up_to_date(keyring, store, grace_s=60))
+    store, keyring = TenantStore(RedisClient(own_redis.url, 1)), Keyring(TENANTS, None)
+    await store.create_key(StoredKey("old", key_digest("old"), "acme"))
+    keeper = asyncio.create_task(follower(keyring, store, grace_s=60).run())
     await known(keyring, "old", expected=True)
     own_redis.command("FLUSHALL")
     # The number of changes is the same as before.
-    await store.put(StoredKey("new", key_digest("new"), "acme"))
+    await store.create_key(StoredKey("new", key_digest("new"), "acme"))
     await known(keyring, "old", expected=False)
     await known(keyring, "new", expected=True)
     keeper.cancel()
@@ -229,10 +238,11 @@ async def test_first_key_is_decided_by_the_content_of_the_store(
 ) -> None:
     store = TenantStore(RedisClient(own_redis.url, 1))
     if holds:
-        await store.put(StoredKey("k", key_digest("stored"), "acme"))
+        await store.put_tenant("acme", TenantConfig())
+        await store.create_key(StoredKey("k", key_digest("stored"), "acme"))
     own_redis.freeze()
     keyring = Keyring({}, FirstKey(key_digest("first"), is_pending=True))
-    keeper = asyncio.create_task(keep_up_to_date(keyring, store, grace_s=60))
+    keeper = asyncio.create_task(follower(keyring, store, grace_s=60).run())
     await known(keyring, "first", expected=False)
     own_redis.thaw()
     await known(keyring, "stored" if holds else "first", expected=True)

@@ -18,7 +18,7 @@ from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import StoredKey, key_digest
-from gateway.tenants.store import TenantStore
+from gateway.tenants.store import KeyCreation, TenantStore
 from tests.processes.conftest import wait_until
 from tests.processes.tls_files import Authority
 from tests.quotas.conftest import Commands
@@ -71,12 +71,17 @@ async def holds_keys(url: str) -> None:
     settings = config.TenantConfig(limits={"requests_per_hour": 5})
     stored = StoredKey("k", key_digest("secret"), "acme")
     try:
-        before = await store.version()
-        await store.put(stored)
+        before = await store.look()
+        assert KeyCreation(is_created=True, has_tenant=False, is_first=True) == await store.create_key(stored)
         await store.put_tenant("acme", settings)
         assert ([stored], {"acme": settings}) == (await store.keys(), await store.tenants())
         assert await store.holds_any()
-        assert before != await store.version()
+        after = await store.look()
+        assert before.version != after.version
+        assert before.clock_s < after.clock_s
+        assert KeyCreation(is_created=False, has_tenant=True, is_first=False) == await store.create_key(
+            stored
+        )
         assert await store.remove_tenant("acme")
         assert not await store.holds_any()
     finally:

@@ -17,8 +17,9 @@ from gateway.config import schema as config
 from gateway.errors import Unauthenticated
 from gateway.quotas.limits import UNITS
 from gateway.store.redis_client import RedisClient
+from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
-from gateway.tenants.store import KEYS, TENANTS, TenantStore, keep_up_to_date
+from gateway.tenants.store import KEYS, TENANTS, TenantStore
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 from tests.quotas.conftest import Commands
@@ -40,7 +41,7 @@ def text(store: str) -> str:
     return CONFIG.format(store=store, ops=key_digest(KEY), listed=key_digest("listed"))
 
 
-NO_TENANT = "tenant acme is in neither router.yaml nor Redis: its calls have no limits but its keys' own"
+NO_TENANT = "tenant acme is in neither router.yaml nor Redis: the key is refused until it is defined"
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ async def test_gateways_follow_tenants_set_by_command(
         boot(servers, text(own_redis.url)) as second_gateway,
     ):
         key = (await done("keys", "create", "acme", "--id", "k", said=f"{NO_TENANT}\n")).strip()
-        await until_called(first, key, 200)
+        await until_called(first, key, 403)
         limits = ("--limit", "requests_per_hour=2", "--model-limit", "other:inputs_per_day=1")
         await done("tenants", "set", "acme", "--model", "bge", "--weight", "3", *limits)
         listed = json.loads(await done("tenants", "list", "--json"))
@@ -125,7 +126,7 @@ async def test_stores_tenants_set_over_http_until_deleted(boot: Boots, own_redis
 
 async def test_removing_a_tenant_removes_its_keys(own_redis: RedisServer) -> None:
     async with opened(own_redis) as store:
-        await store.put(StoredKey("k", key_digest("secret"), "acme"))
+        await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
 
         assert await store.remove_tenant("acme")
         assert [] == await store.keys()
@@ -374,7 +375,7 @@ async def opened(server: RedisServer) -> AsyncIterator[TenantStore]:
 async def followed(store: TenantStore) -> AsyncIterator[Keyring]:
     """Return a keyring that follows the store."""
     keyring = Keyring({}, None)
-    keeper = asyncio.create_task(keep_up_to_date(keyring, store, grace_s=60))
+    keeper = asyncio.create_task(KeyFollower(keyring, store, 60, lambda: None).run())
     try:
         yield keyring
         assert not keeper.done()
@@ -412,12 +413,13 @@ async def test_unreadable_entries_affect_no_other_key_or_tenant(
             own_redis.command("HSET", "gw:{store}:tenants", name, value)
             own_redis.command("HSET", "gw:{store}:keys", name, value)
         for name in RUBBISH:
-            await store.put(StoredKey(f"of {name}", key_digest(name), name))
-        await store.put(StoredKey("first", key_digest("first"), "good"))
+            await store.create_key(StoredKey(f"of {name}", key_digest(name), name))
+        await store.put_tenant("good", config.TenantConfig())
+        await store.create_key(StoredKey("first", key_digest("first"), "good"))
         await until_known(keyring, "first")
         own_redis.command("HSET", "gw:{store}:keys", "another", "rubbish")
         await store.put_tenant("good", config.TenantConfig(models=("bge",), limits={"requests_per_hour": 5}))
-        await store.put(StoredKey("second", key_digest("second"), "good"))
+        await store.create_key(StoredKey("second", key_digest("second"), "good"))
         await until_known(keyring, "second")
         tenant = keyring.identify("second")
 
@@ -452,8 +454,9 @@ async def test_ignores_fields_of_a_newer_release(own_redis: RedisServer) -> None
 async def test_follows_a_version_that_is_not_a_number(own_redis: RedisServer) -> None:
     own_redis.command("HSET", "gw:{store}:tenants", b"\xff".decode("latin-1"), "{}")
     async with opened(own_redis) as store, followed(store) as keyring:
-        await store.put(StoredKey("k", key_digest("secret"), "acme"))
+        await store.put_tenant("acme", config.TenantConfig())
+        await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
         await until_known(keyring, "secret")
-        await store.put(StoredKey("l", key_digest("later"), "acme"))
+        await store.create_key(StoredKey("l", key_digest("later"), "acme"))
         own_redis.command("SET", "gw:{store}:version", "rubbish")
         await until_known(keyring, "later")

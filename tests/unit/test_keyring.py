@@ -1,6 +1,7 @@
 """Keyring: from an API key to its tenant, without repeating the key."""
 
 import hashlib
+import logging
 import re
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.config import schema as config
 from gateway.config.schema import KEY_DIGEST
-from gateway.errors import Unauthenticated
+from gateway.errors import TenantUnknown, Unauthenticated
 from gateway.quotas.limits import Limit
 from gateway.tenants.create_key import random_key
 from gateway.tenants.keyring import FIRST_TENANT, FirstKey, Keyring, StoredKey, Tenant, key_digest
@@ -125,3 +126,63 @@ def test_stored_keys_take_the_settings_of_a_new_file() -> None:
 
     keyring.replace_configured({})
     assert 7 == keyring.identify("stored").weight
+
+
+def stored(count: int) -> list[StoredKey]:
+    return [StoredKey(f"k{number}", key_digest(f"key {number}"), "acme") for number in range(count)]
+
+
+SETTINGS = config.TenantConfig(limits={"requests_per_hour": 5})
+
+
+def test_stored_key_is_refused_whenever_its_tenant_is_defined_nowhere() -> None:
+    keyring = Keyring({}, None, has_store=True)
+    steps = [
+        (lambda: keyring.replace_stored(stored(1)), False),
+        (lambda: keyring.replace_configured({"acme": SETTINGS}), True),
+        (lambda: keyring.replace_configured({}), False),
+        (lambda: keyring.replace_stored(stored(1), {"acme": SETTINGS}), True),
+        (lambda: keyring.replace_configured({"acme": SETTINGS}), True),
+        (lambda: keyring.replace_stored(stored(1), {}), True),
+        (lambda: keyring.replace_configured({"globex": SETTINGS}), False),
+        (lambda: keyring.replace_stored(stored(1), {"acme": SETTINGS}), True),
+        (lambda: keyring.replace_stored(stored(1), {}), False),
+    ]
+    for change, is_valid in steps:
+        change()
+        if is_valid:
+            assert 1 == len(keyring.identify("key 0").limits)
+        else:
+            with pytest.raises(TenantUnknown, match="the tenant of this key, 'acme', is not defined"):
+                keyring.identify("key 0")
+
+
+def test_logs_the_keys_that_lose_their_tenant_once(caplog: pytest.LogCaptureFixture) -> None:
+    keyring = Keyring({"acme": SETTINGS}, None)
+    keyring.replace_stored(stored(7))
+    assert [] == caplog.messages
+
+    keyring.replace_configured({})
+    keyring.replace_configured({"globex": SETTINGS})
+
+    line = (
+        "tenant 'acme' is in neither router.yaml nor Redis, and its keys are refused: "
+        "'k0', 'k1', 'k2', 'k3', 'k4' and 2 more"
+    )
+    assert [("gateway", logging.WARNING, line)] == caplog.record_tuples
+
+
+def test_first_key_and_operators_need_no_tenant() -> None:
+    keyring = Keyring({}, FirstKey(key_digest("first")), operators=[key_digest("operator")])
+
+    assert [FIRST_TENANT, "operators"] == [keyring.identify(key).name for key in ("first", "operator")]
+
+
+def test_keys_expire_by_the_clock_of_the_store() -> None:
+    keyring = Keyring({"acme": SETTINGS}, None, now_s=lambda: 1000.0)
+    keyring.replace_stored([StoredKey("k", key_digest("secret"), "acme", expires_s=1050.0)])
+    assert "acme" == keyring.identify("secret").name
+
+    keyring.clock_offset_s = 90.0
+    with pytest.raises(Unauthenticated, match="expired"):
+        keyring.identify("secret")

@@ -26,6 +26,8 @@ from gateway.config.schema import host_and_port, is_loopback
 from gateway.errors import NotFound
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.usage import UsageRow, as_csv, days_between
+from gateway.tenants.follower import KeyFollower
+from gateway.tenants.names import FIRST_KEY_NOTE
 from gateway.tenants.store import TenantStore
 
 FAILURES = document_errors(TEI)
@@ -61,13 +63,13 @@ class Admin:
         self,
         served: config.Config,
         ledger: Ledger,
-        store: TenantStore | None,
+        follower: KeyFollower | None,
         authenticator: Authenticator,
         reload: Reload | None,
     ) -> None:
         self.ledger = ledger
         self._authenticator = authenticator
-        self._store = store
+        self._follower = follower
         self._reload = reload
         self._is_loopback = is_loopback(host_and_port(served.admin.listen or served.listen)[0])
         self.apply(served)
@@ -92,11 +94,23 @@ class Admin:
 
         Raises: NotFound if router.yaml is the only source of both.
         """
-        if self._store is None:
+        return self._stored.store
+
+    async def refresh(self) -> None:
+        """Let this gateway use the change that was just made in the store, before the operator's reply."""
+        await self._stored.refresh()
+
+    def first_key_notes(self, *, is_first: bool) -> list[str]:
+        """Return a note if a change ends the first key. is_first: the store was empty before."""
+        return [FIRST_KEY_NOTE] if is_first and not self.file_tenants else []
+
+    @property
+    def _stored(self) -> KeyFollower:
+        if self._follower is None:
             raise NotFound(
                 "tenants and keys are defined in router.yaml here; adding others needs a Redis `quotas.store`"
             )
-        return self._store
+        return self._follower
 
     @property
     def reload(self) -> Reload:

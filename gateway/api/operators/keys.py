@@ -1,6 +1,5 @@
 """Operator endpoints for the keys in Redis. API keys need the scope admin."""
 
-from collections.abc import Collection
 from datetime import datetime
 
 import msgspec
@@ -16,7 +15,7 @@ from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.config import schema as config
 from gateway.config.schema import Scope
-from gateway.errors import InvalidInput, NotFound
+from gateway.errors import AlreadyExists, InvalidInput, NotFound
 from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.names import unknown_tenant_note
@@ -55,7 +54,7 @@ class KeyInfo(msgspec.Struct):
 class CreatedKey(msgspec.Struct):
     """A new key in the clear, which no other reply shows.
 
-    notes: tenants and models in the request that do not exist yet.
+    notes: tenants and models in the request that do not exist yet, and a warning that the first key ends.
     """
 
     key: str
@@ -94,14 +93,19 @@ async def create_key(
 ) -> CreatedKey:
     """Create a key.
 
-    The reply is the only one that shows the key itself.
+    The reply is the only one that shows the key itself. This worker accepts the key at once, and all
+    others within a second.
     """
     key = _new_key(data)
     with store_errors():
-        if await admin.store.has_key(key.stored.id):
-            raise InvalidInput(f"there is a key {key.stored.id!r} already", param="id")
-        notes = _notes(data, {*admin.file_tenants, *await admin.store.tenants()}, admin.models)
-        await admin.store.put(key.stored)
+        creation = await admin.store.create_key(key.stored)
+    if not creation.is_created:
+        raise AlreadyExists(f"there is a key {key.stored.id!r} already", param="id")
+    await admin.refresh()
+    notes = admin.first_key_notes(is_first=creation.is_first)
+    if not creation.has_tenant and data.tenant not in admin.file_tenants:
+        notes.append(unknown_tenant_note(data.tenant))
+    notes += [f"model {name} is not served here" for name in data.models or () if name not in admin.models]
     return CreatedKey(key.text, key_info(key.stored), notes)
 
 
@@ -113,12 +117,6 @@ def _new_key(data: KeyRequest) -> NewKey:
         return make_key(KeySettings(data.tenant, data.id, expires, data.scopes, data.models, data.limits))
     except InvalidKeySettings as error:
         raise InvalidInput(str(error), param=error.field) from error
-
-
-def _notes(data: KeyRequest, tenants: Collection[str], models: Collection[str]) -> list[str]:
-    """Return a note for each name in the request that does not exist yet."""
-    tenant = [] if data.tenant in tenants else [unknown_tenant_note(data.tenant)]
-    return tenant + [f"model {name} is not served here" for name in data.models or () if name not in models]
 
 
 @delete(
@@ -139,6 +137,7 @@ async def revoke_key(
     with store_errors():
         if not await admin.store.revoke(key_id):
             raise NotFound(f"there is no key {key_id!r}")
+    await admin.refresh()
     return Response(b"{}", media_type="application/json")
 
 

@@ -36,11 +36,15 @@ class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StoredTenant(msgspec.Struct):
-    """A tenant in Redis. in_file: router.yaml defines the name too, and the file wins."""
+    """A tenant in Redis.
+
+    in_file: router.yaml defines the name too, and the file wins. notes: a warning that the first key ends.
+    """
 
     name: str
     settings: TenantSettings
     in_file: bool
+    notes: list[str] = []
 
 
 @get("/admin/tenants", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
@@ -77,8 +81,10 @@ async def put_tenant(
     if problem := name_problem(name):
         raise InvalidInput(problem)
     with store_errors():
-        await admin.store.put_tenant(name, tenant_of(data))
-    return StoredTenant(name, data, in_file=name in admin.file_tenants)
+        is_first = await admin.store.put_tenant(name, tenant_of(data))
+    await admin.refresh()
+    notes = admin.first_key_notes(is_first=is_first)
+    return StoredTenant(name, data, in_file=name in admin.file_tenants, notes=notes)
 
 
 @delete(
@@ -99,6 +105,7 @@ async def remove_tenant(
     with store_errors():
         if not await admin.store.remove_tenant(name):
             raise NotFound(f"there is no tenant {name!r}")
+    await admin.refresh()
     return Response(b"{}", media_type="application/json")
 
 

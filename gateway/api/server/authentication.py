@@ -10,7 +10,7 @@ from typing import TypeAlias
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import AuthThrottled, Unauthenticated
 from gateway.tenants.guess_throttle import GuessThrottle
-from gateway.tenants.keyring import Keyring, Tenant
+from gateway.tenants.keyring import Keyring, Tenant, key_digest
 
 Network: TypeAlias = IPv4Network | IPv6Network
 
@@ -39,8 +39,9 @@ class Authenticator:
         return context.tenant
 
     def _find_tenant(self, context: RequestContext) -> Tenant:
+        key = api_key_of(context)
         try:
-            return self._keyring.identify(api_key_of(context))
+            return self._keyring.identify(key)
         except Unauthenticated:
             address, now_s = self.address_of(context), self._clock()
             wait_s = self._guesses.wait_s(address, now_s)
@@ -48,8 +49,12 @@ class Authenticator:
                 raise AuthThrottled(
                     "too many wrong keys from this address", retry_after_s=math.ceil(wait_s)
                 ) from None
-            self._guesses.record_failure(address, now_s)
+            self._guesses.record_failure(address, key_digest(key or ""), now_s)
             raise
+
+    def forgive_known_keys(self) -> None:
+        """Take back failures with keys that have become known, such as one that was just created."""
+        self._guesses.forgive(self._keyring.knows)
 
     def address_of(self, context: RequestContext) -> str:
         """Return the client's address: behind trusted proxies, never behind one that is not trusted."""
