@@ -1,6 +1,7 @@
 """Bounds of a connection: timeouts for slow and silent clients, and the size of a head."""
 
 import asyncio
+import contextlib
 import re
 import socket
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import uvicorn
 
+from gateway.api.server.connection_parts import LingeringClose
 from gateway.api.server.http_protocol import CONNECTION, BoundedProtocol
 from tests.fakes.hooks import until
 
@@ -427,3 +429,148 @@ async def test_a_client_that_abandons_requests_logs_no_error(caplog: pytest.LogC
         await protocol.ended.wait()
     # The server has stopped, and with it every call.
     assert "Exception" not in caplog.text
+
+
+CHUNKED = b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+FLOOD_BYTES = 3_000_000
+
+
+async def echo_headers(scope: Any, receive: Any, send: Any) -> None:
+    """Reply with the headers of the request, after its body. /early replies before the body."""
+    while scope["path"] != "/early" and (await receive()).get("more_body"):
+        pass
+    reply = b"\n".join(b"%b=%b" % header for header in scope["headers"])
+    headers = [(b"content-length", b"%d" % len(reply))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": reply})
+
+
+@pytest.mark.parametrize("name", [b"authorization", b"x-forwarded-for", b"expect"])
+async def test_trailers_are_no_headers(name: bytes) -> None:
+    request = CHUNKED + b"x-real: 1\r\n\r\n2\r\nab\r\n0\r\n%b: 7\r\n\r\n" % name
+    async with connected(application=echo_headers) as (reader, writer), asyncio.timeout(10):
+        # In one packet, all of it is parsed before the application reads the headers.
+        writer.write(request * 2)
+        expected = b"200 host=x\ntransfer-encoding=chunked\nx-real=1"
+        assert [expected, expected] == await read_replies(reader, 2)
+
+
+async def flood(start: bytes, piece: bytes) -> tuple[int, bytes]:
+    """Send `start`, then `piece` for ever; return the number of bytes that were taken, and the reply."""
+    async with connected() as (reader, writer), asyncio.timeout(20):
+        writer.write(start)
+        protocol = await ImpatientProtocol.accepted.get()
+        sent_bytes = 0
+        pieces = piece * (16_000 // len(piece))
+        with contextlib.suppress(ConnectionError):
+            while not protocol.is_closing() and sent_bytes < FLOOD_BYTES:
+                writer.write(pieces)
+                await writer.drain()
+                sent_bytes += len(pieces)
+                # Let the server take what was sent.
+                await asyncio.sleep(0)
+        reply = await reader.read() if protocol.is_closing() else b""
+        return sent_bytes, reply
+
+
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        pytest.param(b"0\r\n", b"a:b\r\n", id="trailers"),
+        pytest.param(b"0\r\nx: ", b"a", id="one-endless-trailer"),
+        pytest.param(b"", b"1;" + b"e" * 500 + b"\r\nx\r\n", id="chunk-extensions"),
+        pytest.param(b"1;", b"e" * 500, id="one-endless-extension"),
+        pytest.param(b"", b"1\r\nx\r\n", id="one-byte-chunks"),
+    ],
+)
+async def test_framing_of_a_body_is_bounded(start: bytes, piece: bytes) -> None:
+    sent_bytes, reply = await flood(CHUNKED + b"\r\n" + start, piece)
+
+    assert reply.startswith(b"HTTP/1.1 431 ")
+    assert b"framing_too_large" in reply
+    assert sent_bytes < FLOOD_BYTES
+
+
+async def test_a_body_of_small_chunks_is_taken() -> None:
+    body = b"8\r\nabcdefgh\r\n" * 100_000 + b"0\r\n\r\n"
+    async with connected() as (reader, writer), asyncio.timeout(20):
+        writer.write(CHUNKED + b"\r\n" + body)
+        assert (await reader.readuntil(b"xx")).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b""])
+async def test_a_head_of_many_lines_is_refused(end: bytes) -> None:
+    reply = await exchange(HEAD + b"a:b\r\n" * (BoundedProtocol.head_lines_max + 1) + end)
+
+    assert reply.startswith(b"HTTP/1.1 431 ")
+
+
+EARLY = b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+
+
+async def test_an_early_reply_says_that_the_connection_closes_and_closes_it() -> None:
+    async with connected(application=echo_headers) as (reader, writer), asyncio.timeout(10):
+        writer.write(EARLY + b"GET /b HTTP/1.1\r\nhost: x\r\n\r\n")
+        reply = await reader.read()
+        assert reply.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\nconnection: close\r\n" in reply
+        # Bytes of the body are not parsed as a request.
+        assert 1 == reply.count(b"HTTP/1.1")
+
+
+async def test_a_client_that_sends_its_whole_body_first_gets_an_early_reply() -> None:
+    async with connected(application=echo_headers) as (reader, writer), asyncio.timeout(10):
+        writer.write(EARLY)
+        protocol = await ImpatientProtocol.accepted.get()
+        await until(protocol.is_closing)
+        for _ in range(100):
+            writer.write(b"x" * 10_000)
+            await writer.drain()
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        await protocol.ended.wait()
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "pieces"),
+    [pytest.param("bytes_max", 100_000, 100, id="sends"), pytest.param("timeout_s", 0.2, 0, id="waits")],
+)
+async def test_a_client_that_stays_after_an_early_reply_is_disconnected(
+    bound: str, value: float, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LingeringClose, bound, value)
+    async with connected(application=echo_headers) as (_, writer), asyncio.timeout(10):
+        writer.write(EARLY)
+        protocol = await ImpatientProtocol.accepted.get()
+        await until(protocol.is_closing)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(pieces):
+                writer.write(b"x" * 10_000)
+                await writer.drain()
+        await protocol.ended.wait()
+
+
+async def test_a_connection_persists_after_a_reply_to_a_whole_body() -> None:
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+        protocol = await ImpatientProtocol.accepted.get()
+        for _ in range(2):
+            writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n")
+            # The server waits for the body before the rest of it comes.
+            await until(lambda: not protocol._in_head)
+            writer.write(b"ok")
+            assert [b"200 /a=ok"] == await read_replies(reader, 1)
+
+
+async def test_a_refused_body_ends_the_call_that_waits_for_it() -> None:
+    ended = asyncio.Event()
+
+    async def reading(scope: Any, receive: Any, send: Any) -> None:
+        del scope, send
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        ended.set()
+
+    async with connected(application=reading) as (reader, writer), asyncio.timeout(10):
+        writer.write(CHUNKED + b"\r\nnonsense\r\n")
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 400 ")
+        await ended.wait()

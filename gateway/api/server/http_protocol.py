@@ -5,20 +5,24 @@ bounds.
 """
 
 import asyncio
-import contextlib
-import fcntl
-import struct
-import termios
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from typing import cast
 
 import httptools
 import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from gateway.api.server.connection_parts import (
+    LingeringClose,
+    ReplyTransport,
+    StalledReplyTimer,
+)
+
 # The ASGI extension that contains the `ConnectionHandle` of a call.
 CONNECTION = "connection"
+HTTP_TIMEOUT = 408
 # Headers, and tokens of `connection`, that ask for a different protocol.
 UPGRADING = frozenset({b"upgrade", b"http2-settings"})
 
@@ -73,6 +77,7 @@ class ConnectionHandle:
     def lose(self) -> None:
         """Record that the connection has closed, and report it if the call has no reply."""
         self._cycle.disconnected = not self._cycle.response_complete
+        self._cycle.message_event.set()
         if self._cycle.disconnected and self.on_lost is not None:
             self.on_lost()
 
@@ -81,7 +86,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection. A timer runs while the client owes a head or a body, or reads slower than it is sent.
 
     Pipelined requests are answered in order, and no more is read while one of them waits for its turn. A
-    request that cannot be read is refused after every request before it has been answered.
+    request that cannot be read is refused after every request before it has been answered. A request that is
+    answered before its body is complete is the last one of its connection.
     """
 
     head_timeout_s = 10.0
@@ -89,6 +95,10 @@ class BoundedProtocol(HttpToolsProtocol):
     # A client that reads no byte in this time has disconnected, or occupies memory on purpose.
     write_timeout_s = 30.0
     head_bytes_max = 64 * 1024
+    # A line costs a hundred times its shortest form in memory.
+    head_lines_max = 256
+    # Sizes of chunks, their extensions and trailers, over as many bytes as the body has.
+    framing_bytes_max = 64 * 1024
 
     # Initial values of each connection, because the constructor is uvicorn's.
     _read_timer: asyncio.TimerHandle | None = None
@@ -96,6 +106,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _in_head = True
     _head_begun = False
     _head_bytes = 0
+    _framing_bytes = 0
+    # Whether the connection is to persist after the request whose body is owed.
+    _persists = False
     _refusal: Refusal | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -105,27 +118,61 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = PipelineFlow(self.transport, self.pipeline)
         self._stalls = StalledReplyTimer(transport, self.loop, self.write_timeout_s)
+        self._lingering = LingeringClose(transport, self.loop)
+        self._reply_transport = ReplyTransport(transport, self._close_after_reply)
         self._start_read_timer(self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers, and report the loss to calls without a reply."""
         self._stop_read_timer()
         self._stalls.cancel()
+        self._lingering.cancel()
+        self._reply_transport.close = self.transport.close
         while self._handles:
             self._handles.popleft().lose()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, but no more of a head than the bound."""
-        while data and self._refusal is None and not self.transport.is_closing():
-            room = self.head_bytes_max - self._head_bytes if self._in_head else len(data)
-            piece, data = data[:room], data[room:]
-            self._head_bytes += len(piece) if self._in_head else 0
+        """Feed the parser, but no more of a head or of framing than the bound."""
+        if self._lingering.begun:
+            self._lingering.drop(len(data))
+            return
+        while data and self._refusal is None and not self.is_closing():
+            if self._in_head:
+                room = self.head_bytes_max - self._head_bytes
+                piece, data = data[:room], data[room:]
+                self._head_bytes += len(piece)
+            else:
+                piece, data = data, b""
+                # `on_body` takes the body's own bytes off again.
+                self._framing_bytes += len(piece)
             self._feed(piece)
-            if self._in_head and self._head_bytes >= self.head_bytes_max:
-                self._refuse(431, "head_too_large", f"the head is larger than {self.head_bytes_max} bytes")
+            self._check_head_and_framing()
         # After the parsing: most requests come whole and need no timer.
         self._start_owed_timer()
+
+    def is_closing(self) -> bool:
+        """Return whether nothing that arrives is read as a request any more."""
+        return self._lingering.begun or self.transport.is_closing()
+
+    def _check_head_and_framing(self) -> None:
+        """Refuse a head, or what surrounds a body, that has come to its bound."""
+        if not self._in_head:
+            # What a body has in excess of its framing is no credit for a later extension or trailer.
+            self._framing_bytes = max(self._framing_bytes, 0)
+            if self._framing_bytes > self.framing_bytes_max:
+                self._refuse(431, "framing_too_large", "the trailers and chunk extensions are too large")
+        elif self._head_bytes >= self.head_bytes_max:
+            self._refuse(431, "head_too_large", f"the head is larger than {self.head_bytes_max} bytes")
+        else:
+            self._refuse_lines()
+
+    def _refuse_lines(self) -> bool:
+        """Refuse a head of too many lines; return whether it has them."""
+        if not self._head_begun or len(self.headers) <= self.head_lines_max:
+            return False
+        self._refuse(431, "head_too_large", f"the head has more than {self.head_lines_max} lines")
+        return True
 
     def _feed(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -136,7 +183,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 data = self._without_upgrade(data[stopped.args[0] :])
                 continue
             except httptools.HttpParserError:
-                self._refuse(400, "malformed_request", "this is not HTTP/1.1")
+                if not self._refuse_lines():
+                    self._refuse(400, "malformed_request", "this is not HTTP/1.1")
             return
 
     def _without_upgrade(self, rest: bytes) -> bytes:
@@ -160,14 +208,28 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._head_begun = True
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a line of the head; drop a trailer, which must not act as a header."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body, and as much off the count of framing twice: it was counted as framing."""
+        self._framing_bytes -= 2 * len(body)
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
         """Hand the request to the application; the client owes the body next."""
         if self.parser.should_upgrade():
             return
-        # Raises if the target is malformed. The fault is then still in the head.
+        if len(self.headers) > self.head_lines_max:
+            # Stops the parser, as a malformed target does below. The fault is then still in the head.
+            raise ValueError
         super().on_headers_complete()
+        self.cycle.transport = cast("asyncio.Transport", self._reply_transport)
         self._in_head = self._head_begun = False
-        self._head_bytes = 0
+        self._head_bytes = self._framing_bytes = 0
+        self._persists = False
         self._stop_read_timer()
         self._handles.append(ConnectionHandle(self, self.cycle))
         self.scope["extensions"] = {CONNECTION: self._handles[-1]}  # type: ignore[dict-item]
@@ -178,6 +240,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._in_head = True
         self._head_bytes = 0
+        if self._persists and not self.cycle.response_started:
+            self.cycle.keep_alive = True
         self._stop_read_timer()
         super().on_message_complete()
         # A large body has paused reading. A closed connection is only noticed while reading.
@@ -185,9 +249,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_owed_timer(self) -> None:
         """Start the timer for the data that the client has to send next: a body, or the rest of a head."""
-        if self._read_timer is None and self._refusal is None and not self.transport.is_closing():
+        if self._read_timer is None and self._refusal is None and not self.is_closing():
             if not self._in_head:
                 self._start_read_timer(self.body_timeout_s)
+                # A reply before the end of the body closes the connection, and its head announces that.
+                self._persists = self._persists or self.cycle.keep_alive
+                self.cycle.keep_alive = False
             elif self._head_begun:
                 self._start_read_timer(self.head_timeout_s)
 
@@ -198,6 +265,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Check that the client takes the rest of a reply, which would otherwise stay as long as it likes."""
+        if self._lingering.begun:
+            self.server_state.total_requests += 1
+            self._stalls.start()
+            return
         was_last = not self.pipeline
         if self._handles:
             self._handles.popleft()
@@ -229,6 +300,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
         """Read nothing more, and refuse after every complete request has been answered."""
+        if self._refusal is not None or self.is_closing():
+            return
         refusal = Refusal(status, kind, message)
         # uvicorn's annotation is wrong: there is no cycle before the first head is complete.
         cycle: RequestResponseCycle | None = self.cycle
@@ -246,58 +319,27 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _end(self, refusal: Refusal) -> None:
         self.transport.write(refusal.encode())
-        self.transport.close()
-
-
-class StalledReplyTimer:
-    """Ends a connection whose client takes nothing of its replies for a time. A slow client may go on."""
-
-    # The number of checks in this time.
-    checks = 6
-
-    def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float
-    ) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._timeout_s = timeout_s
-        self._timer: asyncio.TimerHandle | None = None
-        self._unacknowledged_bytes = 0
-        self._stalled_checks = 0
-
-    def start(self) -> None:
-        """Check from now on, until everything is taken."""
-        if self._timer is None:
-            self._unacknowledged_bytes, self._stalled_checks = self._count_unacknowledged(), 0
-            self._schedule()
-
-    def cancel(self) -> None:
-        """Check no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _schedule(self) -> None:
-        self._timer = self._loop.call_later(self._timeout_s / self.checks, self._check)
-
-    def _check(self) -> None:
-        self._timer = None
-        if self._transport.get_write_buffer_size() == 0:
-            return
-        before, self._unacknowledged_bytes = self._unacknowledged_bytes, self._count_unacknowledged()
-        self._stalled_checks = 0 if self._unacknowledged_bytes < before else self._stalled_checks + 1
-        if self._stalled_checks == self.checks:
-            self._transport.abort()
+        if refusal.status == HTTP_TIMEOUT:
+            # The client sends nothing, so nothing unread can reset the connection.
+            self.transport.close()
         else:
-            self._schedule()
+            self._linger()
 
-    def _count_unacknowledged(self) -> int:
-        """Return the bytes written and not acknowledged, here and in the kernel, which takes large pieces."""
-        waiting = self._transport.get_write_buffer_size()
-        with contextlib.suppress(OSError):
-            sock = self._transport.get_extra_info("socket")
-            queued = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
-            waiting += struct.unpack("i", queued)[0]
-        return waiting
+    def _close_after_reply(self) -> None:
+        """Close the connection for uvicorn, without a reset if the client still owes a body."""
+        if self._in_head:
+            self.transport.close()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Answer nothing more, and drop what arrives until the client has closed the connection."""
+        self._stop_read_timer()
+        self.pipeline.clear()
+        while self._handles:
+            self._handles.popleft().lose()
+        self._lingering.start()
+        self.flow.resume_reading()
 
 
 class PipelineFlow(FlowControl):

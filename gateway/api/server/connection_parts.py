@@ -1,0 +1,113 @@
+"""Parts of a connection: stalled replies, the reply's transport, and the last close."""
+
+import asyncio
+import contextlib
+import fcntl
+import struct
+import termios
+from collections.abc import Callable
+from typing import Final
+
+
+class LingeringClose:
+    """Close of a connection whose client may still be sending.
+
+    A socket that is closed while bytes of the client are unread resets the connection, and the reset can
+    destroy the reply before the client has read it. Therefore the rest is read and dropped, within bounds.
+    """
+
+    timeout_s = 5.0
+    # A client that sends its whole body before it reads gets the reply, if the body is not much too large.
+    bytes_max = 64 * 1024 * 1024
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._room_bytes = self.bytes_max
+
+    @property
+    def begun(self) -> bool:
+        """True once the connection is closing and its bytes are dropped."""
+        return self._timer is not None
+
+    def start(self) -> None:
+        """Send the end of the stream after the reply, and wait for the client's."""
+        self._timer = self._loop.call_later(self.timeout_s, self._transport.close)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def drop(self, size: int) -> None:
+        """Count bytes that arrived and are dropped; close at the bound."""
+        self._room_bytes -= size
+        if self._room_bytes < 0:
+            self._transport.close()
+
+    def cancel(self) -> None:
+        """Wait no more: the connection is lost."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class ReplyTransport:
+    """The transport as far as uvicorn's reply cycle uses it.
+
+    close: called instead of the transport's own; replaced when the connection is lost, to break a reference
+    cycle.
+    """
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write: Final = transport.write
+        self.is_closing: Final = transport.is_closing
+        self.close = close
+
+
+class StalledReplyTimer:
+    """Ends a connection whose client takes nothing of its replies for a time. A slow client may go on."""
+
+    # The number of checks in this time.
+    checks = 6
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._unacknowledged_bytes = 0
+        self._stalled_checks = 0
+
+    def start(self) -> None:
+        """Check from now on, until everything is taken."""
+        if self._timer is None:
+            self._unacknowledged_bytes, self._stalled_checks = self._count_unacknowledged(), 0
+            self._schedule()
+
+    def cancel(self) -> None:
+        """Check no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _schedule(self) -> None:
+        self._timer = self._loop.call_later(self._timeout_s / self.checks, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._transport.get_write_buffer_size() == 0:
+            return
+        before, self._unacknowledged_bytes = self._unacknowledged_bytes, self._count_unacknowledged()
+        self._stalled_checks = 0 if self._unacknowledged_bytes < before else self._stalled_checks + 1
+        if self._stalled_checks == self.checks:
+            self._transport.abort()
+        else:
+            self._schedule()
+
+    def _count_unacknowledged(self) -> int:
+        """Return the bytes written and not acknowledged, here and in the kernel, which takes large pieces."""
+        waiting = self._transport.get_write_buffer_size()
+        with contextlib.suppress(OSError):
+            sock = self._transport.get_extra_info("socket")
+            queued = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+            waiting += struct.unpack("i", queued)[0]
+        return waiting
