@@ -54,19 +54,20 @@ def locate_tokenizer(model: str, revision: str | None = None) -> Path:
 
 def is_path(model: str) -> bool:
     """Return True if a model name can only be a path on this machine."""
-    return model.startswith(("/", "./", "../", "~"))
+    return model in (".", "..") or model.startswith(("/", "./", "../", "~"))
 
 
 def _find_local(model: str) -> Path | None:
+    """Return the folder of a model that is a path; a hub id never names a folder of the working directory."""
+    if not is_path(model):
+        return None
     path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if is_path(model):
+    if not path.is_dir():
         raise ModelUnavailable(
             f"there is no folder {path}; give the path of a checkpoint (config.json, tokenizer.json, "
             "model.safetensors) or a hub id"
         )
-    return None
+    return path
 
 
 def _require_complete(path: Path) -> Path:

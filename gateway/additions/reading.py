@@ -31,7 +31,8 @@ HIDDEN = "(hidden)"
 # Headers that belong to the framing of a request.
 FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-HUB_ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
+# The Hub's own rule: neither part begins or ends with a dot or a dash, or contains two of them in a row.
+HUB_ID = re.compile(r"(?!.*(?:\.\.|--))(?:(?![.-])[A-Za-z0-9_.-]+(?<![.-])(?:/(?=[^/])|$)){1,2}")
 REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 # A host name or an address, without characters that a URL would have to escape.
 BASE_URL = re.compile(

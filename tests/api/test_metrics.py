@@ -281,6 +281,18 @@ async def test_metrics_need_a_key_under_a_foreign_host_name(boot: Boots, host: s
     assert (401, 200) == (reply.status_code, with_key.status_code)
 
 
+@pytest.mark.parametrize(
+    "header", ["x-forwarded-for", "via", "forwarded", "x-real-ip", "x-forwarded-proto", "origin"]
+)
+async def test_metrics_need_a_key_through_a_proxy(boot: Boots, header: str) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        headers = {"host": "127.0.0.1", header: "203.0.113.7"}
+        reply = await gateway.client.get("/metrics", headers={**headers, "authorization": ""})
+        with_key = await gateway.client.get("/metrics", headers=headers)
+
+    assert (401, 200) == (reply.status_code, with_key.status_code)
+
+
 async def test_no_event_contains_inputs_or_keys(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         await gateway.post(OPENAI, {"input": "a secret text"})

@@ -138,6 +138,7 @@ def test_reads_no_file_without_a_folder(sources: SecretSources) -> None:
         ({**TEI, "model": "${UPSTREAM_KEY}"}, "model"),
         ({**TEI, "model": "a\0b"}, "model"),
         ({**TEI, "prompts": {"query": "${HOME}"}}, "prompts.query"),
+        ({**TORCH, "model": "org/.model"}, "model"),
         ({**TORCH, "model": "./none"}, "model"),
         ({**TORCH, "model": "/etc"}, "model"),
         ({**TORCH, "revision": "../main"}, "revision"),

@@ -16,17 +16,24 @@ RELAYED = frozenset(
 HOST = re.compile(r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[^:\[\]@]+))(?::\d{1,5})?")
 
 
-def is_local_request(context: RequestContext) -> bool:
-    """Return whether a request was made on this machine, not by a web page and not through a proxy.
+def is_relayed(context: RequestContext) -> bool:
+    """Return whether a proxy or a web page passed a request on.
 
-    These headers reveal a page of a different origin, and a page whose host name was changed to resolve to
-    this machine. A proxy on this machine would let in the world. A proxy that adds no header of its own uses
-    HTTP/1.0 by default, as nginx does.
+    A proxy on this machine would let in the world. One that adds no header of its own uses HTTP/1.0 by
+    default, as nginx does.
     """
     names = [name for name, _ in context.headers]
     relayed = any(name in RELAYED or name.startswith(b"x-forwarded") for name in names)
     foreign = context.header(b"sec-fetch-site", "none") not in ("none", "same-origin")
-    if relayed or foreign or names.count(b"host") != 1 or context.http_version == "1.0":
+    return relayed or foreign or names.count(b"host") != 1 or context.http_version == "1.0"
+
+
+def is_local_request(context: RequestContext) -> bool:
+    """Return whether a request was made on this machine, not by a web page and not through a proxy.
+
+    The host name reveals a page whose own name was changed to resolve to this machine.
+    """
+    if is_relayed(context):
         return False
     host = HOST.fullmatch(context.header(b"host"))
     return host is not None and is_loopback((host["bracketed"] or host["plain"]).lower())

@@ -6,7 +6,7 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
-from gateway.api.operators.access import HOST
+from gateway.api.operators.access import HOST, is_relayed
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
@@ -48,8 +48,11 @@ async def metrics(
     api: NamedDependency[InferenceApi],
     exporter: NamedDependency[Metrics],
 ) -> Response[bytes]:
-    """Return the metrics in Prometheus' text format. A key is needed beyond the loopback interface."""
-    if not (exporter.is_open and has_address_as_host(context)):
+    """Return the metrics in Prometheus' text format.
+
+    A key is needed beyond the loopback interface, and through a proxy.
+    """
+    if not (exporter.is_open and has_address_as_host(context) and not is_relayed(context)):
         api.authenticator.authenticate(context).require("metrics")
     body, content_type = await exporter.render()
     # Litestar adds the charset of a text itself.
