@@ -18,15 +18,19 @@ ErrorSource = Literal["caller", "gateway", "upstream"]
 
 
 class BackendError(Exception):
-    """Failure of a backend; the message is safe to show to a caller."""
+    """Failure of a backend; the message is safe to show to a caller.
+
+    input_index: place in the work of the one input at fault, None if it is not known.
+    """
 
     kind: ClassVar[str] = "failed"
     source: ClassVar[ErrorSource] = "upstream"
     retryable: ClassVar[bool] = True
 
-    def __init__(self, message: str, *, empty: bool = False) -> None:
+    def __init__(self, message: str, *, empty: bool = False, input_index: int | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.input_index = input_index
         # TEI answers empty input with 400 and invalid input with 422.
         self.empty = empty
 
@@ -37,6 +41,27 @@ class InvalidWork(BackendError):
     kind = "invalid_input"
     source = "caller"
     retryable = False
+
+
+def input_too_long(
+    max_tokens: int | None, size: str | None = None, input_index: int | None = None
+) -> InvalidWork:
+    """Return the refusal of an input that is longer than the model.
+
+    max_tokens: the model's length, None if it is not known. size: of the input, with its unit. Clients of
+    OpenAI and vLLM recognize the first words: LiteLLM then falls back to a model with a larger context.
+    """
+    if max_tokens is None:
+        return InvalidWork(
+            "This model's maximum context length is exceeded. Please reduce the length of the input prompt",
+            input_index=input_index,
+        )
+    length = f"; this input has {size}" if size else ", and an input has more"
+    return InvalidWork(
+        f"This model's maximum context length is {max_tokens} tokens{length}. "
+        "Please reduce the length of the input prompt",
+        input_index=input_index,
+    )
 
 
 class UnsupportedWork(BackendError):

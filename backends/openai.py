@@ -31,9 +31,10 @@ from backends.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
     UnsupportedWork,
+    input_too_long,
 )
 from backends.http import IDLE_S, SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
-from backends.openai_envelope import error_of
+from backends.openai_envelope import context_length_in, error_of
 from backends.openai_wire import choose_model, decode_embeddings, decode_models
 from backends.replies import check_dimensions, check_tokens, fit_vectors, truncated_inputs
 from backends.tokens import TokenCount
@@ -118,7 +119,7 @@ def failure(response: UpstreamResponse) -> BackendError:
         case 401 | 403:
             return ReplicaFailed("the upstream refused the gateway's credential")
         case 400 | 413 | 422 | 500 if any(phrase in message for phrase in TOO_LONG):
-            return InvalidWork("an input has more tokens than the model takes")
+            return input_too_long(context_length_in(message))
         case 400 | 404 if error.code == "model_not_found":
             return ReplicaFailed("the upstream does not serve this model")
         case 400 | 422:

@@ -4,11 +4,15 @@ Source: OpenAI OpenAPI document 2.3.0. Decoding is lenient about differences bet
 without prompt_tokens, an error code that is a number or a word.
 """
 
+import re
 from typing import Any
 
 import msgspec
 
 from backends.http import UpstreamResponse
+
+# OpenAI's and vLLM's sentence. A number reveals nothing of another tenant's text in a shared request.
+CONTEXT_LENGTH = re.compile(r"context length (?:is|of) (?:only )?(\d{1,9})\b", re.IGNORECASE)
 
 
 class TokenUsage(msgspec.Struct, frozen=True):
@@ -42,3 +46,9 @@ def error_of(response: UpstreamResponse) -> ErrorDetail:
         return msgspec.convert(detail, ErrorDetail)
     except msgspec.ValidationError:
         return ErrorDetail()
+
+
+def context_length_in(message: str) -> int | None:
+    """Return the model's length that the refusal of a long input names, None if it names none."""
+    match = CONTEXT_LENGTH.search(message)
+    return int(match[1]) if match else None

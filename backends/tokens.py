@@ -12,7 +12,7 @@ import msgspec
 from tokenizers import AddedToken, Encoding, Tokenizer
 
 from backends.contract import Token, Truncate
-from backends.errors import InvalidWork, ModelUnavailable
+from backends.errors import InvalidWork, ModelUnavailable, input_too_long
 from backends.texts import CHARACTERS_PER_TOKEN, TOKEN_ID_LIMIT, ModelInput, clip_text
 
 
@@ -146,10 +146,8 @@ class TextTokenizer:
         encodings: list[Encoding] = self._tokenizer.encode_batch_fast(clipped)
         too_long = [i for i, encoding in enumerate(encodings) if len(encoding.ids) > self.max_tokens]
         if too_long and truncate is Truncate.ERROR:
-            raise InvalidWork(
-                f"input {too_long[0]} has {len(encodings[too_long[0]].ids)} tokens, "
-                f"the model takes {self.max_tokens}"
-            )
+            length = len(encodings[too_long[0]].ids)
+            raise input_too_long(self.max_tokens, f"{length} tokens", too_long[0])
         if too_long:
             truncated = self._truncating[truncate].encode_batch_fast([clipped[i] for i in too_long])
             for index, encoding in zip(too_long, truncated, strict=True):
@@ -166,9 +164,7 @@ class TextTokenizer:
         for index, item in enumerate(items):
             characters = len(item) if isinstance(item, str) else len(item[0]) + len(item[1])
             if characters > limit:
-                raise InvalidWork(
-                    f"input {index} has {characters} characters, the model takes {self.max_tokens} tokens"
-                )
+                raise input_too_long(self.max_tokens, f"{characters} characters", index)
 
     def _clip(self, item: ModelInput, truncate: Truncate) -> ModelInput:
         """Cut text that the model cannot read; return the same object if nothing is cut."""

@@ -9,9 +9,16 @@ from typing import Any
 import msgspec
 
 from backends.contract import Token, Vectors
-from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
+from backends.errors import (
+    BackendError,
+    InvalidWork,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    input_too_long,
+)
 from backends.http import UpstreamResponse
-from backends.openai_envelope import TokenUsage, error_of
+from backends.openai_envelope import TokenUsage, context_length_in, error_of
 from backends.replies import order_scores, score_matrix, token_matrices, translate_decode_errors
 
 EMBEDDINGS, SCORE, POOLING, CLASSIFY = "/v1/embeddings", "/v1/score", "/pooling", "/classify"
@@ -182,7 +189,7 @@ def failure(response: UpstreamResponse) -> BackendError:
     error = error_of(response)
     match response.status:
         case 400 if "maximum context length" in error.message or "maximum model length" in error.message:
-            return InvalidWork("an input has more tokens than the model takes")
+            return input_too_long(context_length_in(error.message))
         case 400 if error.type == "BadRequestError":
             return InvalidWork("the upstream refused the input")
         case 401 | 403:

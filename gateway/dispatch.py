@@ -28,7 +28,7 @@ from gateway.errors import (
     Overloaded,
     UpstreamFailed,
 )
-from gateway.prepare import refresh, texts_of_pairs
+from gateway.prepare import PreparedWork, refresh, texts_of_pairs
 from gateway.timeline import Timeline
 from gateway.upstreams.model_inputs import ModelInputs
 
@@ -58,7 +58,7 @@ class Dispatcher:
             replies = await _submit_all(slices, lane, grant, owner)
             reply = join(slices, [slice_reply.reply for slice_reply in replies])
         except errors.BackendError as error:
-            raise translated(error) from error
+            raise translated(error, _place_of(error, prepared)) from error
         timeline.lap("upstream")
         timeline.move("upstream", "queue", max(slice_reply.queued_s for slice_reply in replies))
         return cosine_scores(prepared.call.work, reply) if prepared.by_cosine else reply
@@ -87,7 +87,10 @@ async def _submit_all(slices: Sequence[Slice], lane: Lane, grant: Grant, owner: 
             grant.count_unanswered(piece.tokens)
 
     async def submit(piece: Slice) -> SliceReply:
-        slice_reply = await lane.submit(piece, owner, grant.deadline.at_s, count_unanswered)
+        try:
+            slice_reply = await lane.submit(piece, owner, grant.deadline.at_s, count_unanswered)
+        except errors.InvalidWork as error:
+            raise _of_call(error, piece) from error
         grant.count(slice_reply.reply.tokens)
         return slice_reply
 
@@ -122,13 +125,36 @@ def cosine_scores(work: Work, reply: Reply) -> Reply:
     return RerankReply(scores, reply.tokens, truncated)
 
 
-def translated(error: errors.BackendError) -> GatewayError:
-    """Return the caller's error for a failure of a backend."""
+def _of_call(error: errors.InvalidWork, piece: Slice) -> errors.InvalidWork:
+    """Return the error of a slice with the input's place in the whole work."""
+    if error.input_index is None:
+        return error
+    return errors.InvalidWork(error.message, empty=error.empty, input_index=piece.start + error.input_index)
+
+
+def _place_of(error: errors.BackendError, prepared: PreparedWork) -> str:
+    """Return the input at fault as its caller counts inputs, as the beginning of a message."""
+    index, work = error.input_index, prepared.call.work
+    if index is None:
+        return ""
+    if prepared.by_cosine and isinstance(work, Score):
+        text = texts_of_pairs(work)[index]
+        index = next(place for place, pair in enumerate(work.pairs) if text in pair)
+    elif prepared.by_cosine:
+        # The first of the embedded texts is the query.
+        if index == 0:
+            return "the query: "
+        index -= 1
+    return f"input {index}: "
+
+
+def translated(error: errors.BackendError, place: str = "") -> GatewayError:
+    """Return the caller's error for a failure of a backend. place: of the input at fault."""
     match error:
         case errors.InvalidWork(empty=True):
-            return EmptyInput(error.message)
+            return EmptyInput(place + error.message)
         case errors.InvalidWork():
-            return InvalidInput(error.message)
+            return InvalidInput(place + error.message)
         case errors.UnsupportedWork():
             return OperationUnsupported(error.message)
         case errors.ReplicaOverloaded():

@@ -64,7 +64,8 @@ class TorchBackend:
             refusal = wire.refusal_decoder.decode(response.body)
         except (msgspec.DecodeError, ValueError) as error:
             raise errors.ReplicaFailed("the engine's answer could not be read") from error
-        raise REFUSALS.get(refusal.kind, errors.ReplicaFailed)(refusal.message)
+        kind = REFUSALS.get(refusal.kind, errors.ReplicaFailed)
+        raise kind(refusal.message, input_index=refusal.input_index)
 
     async def stats(self, timeout_s: float) -> EngineStats | None:
         """Return the statistics since the engine started, None while it does not respond."""

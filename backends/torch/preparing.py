@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from backends.contract import Classify, Embed, Encode, Output, Rerank, Score, Tokenize, Truncate, Work
-from backends.errors import InvalidWork, UnsupportedWork
+from backends.errors import InvalidWork, UnsupportedWork, input_too_long
 from backends.texts import clip_text
 from backends.tokens import TextTokenizer, TokenSequences
 from backends.torch.recipe import QueryExpansion, Recipe
@@ -214,9 +214,7 @@ def _encode_chats(
     rows = tokenizer.ids(texts)
     too_long = [i for i, row in enumerate(rows) if len(row) > max_tokens]
     if too_long and truncate is Truncate.ERROR:
-        raise InvalidWork(
-            f"input {too_long[0]} has {len(rows[too_long[0]])} tokens, the model takes {max_tokens}"
-        )
+        raise input_too_long(max_tokens, f"{len(rows[too_long[0]])} tokens", too_long[0])
     (ending,) = tokenizer.ids([template.after])
     for i in too_long:
         start = len(template.before) + len(clipped[i][0]) + len(template.between)

@@ -112,7 +112,7 @@ async def _while_connected(work: Awaitable[Any], receive: Receive) -> Any:
 
 def _refusal_reply(error: BackendError) -> tuple[int, bytes]:
     status = 400 if error.source == "caller" else 503
-    return status, wire.encoder.encode(wire.Refusal(error.kind, error.message))
+    return status, wire.encoder.encode(wire.Refusal(error.kind, error.message, error.input_index))
 
 
 async def _body(receive: Receive) -> bytes:

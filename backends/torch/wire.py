@@ -70,10 +70,11 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Reason that there is no reply. kind: of a BackendError."""
+    """Reason that there is no reply. kind, input_index: of a BackendError."""
 
     kind: str
     message: str
+    input_index: int | None = None
 
 
 def _pack(value: Any) -> Any:

@@ -203,11 +203,15 @@ class ModelSettings(Section, frozen=True):
 
 
 class Defaults(Section, frozen=True):
-    """Models for requests that name none, by operation."""
+    """Models for requests that name none, by operation.
+
+    any_name: while there is one model only, it also serves requests that name a model which does not exist.
+    """
 
     embed: str | None = None
     rerank: str | None = None
     classify: str | None = None
+    any_name: bool = False
 
 
 class TenantConfig(Section, frozen=True):

@@ -1,6 +1,7 @@
 """Resolution of public model names to upstreams. Pure: config and upstreams' operations are arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 
 import msgspec
 
@@ -9,6 +10,10 @@ from gateway.config import schema as config
 from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, OperationUnsupported
 from gateway.quotas.limits import Limit, parse_limit
 from gateway.tenants.keyring import Tenant, model_scope
+
+# Names are compared with at most this many, and only short ones: a wrong name must cost little.
+SUGGESTIONS_FROM = 200
+SUGGESTED_CHARACTERS_MAX = 64
 
 # An upstream's name → its operations; None while no replica of it has joined.
 OperationsOf = Callable[[str], frozenset[Operation] | None]
@@ -54,10 +59,8 @@ class Routes:
 
         Raises: ModelNotFound, ModelForbidden, OperationUnsupported, InvalidInput.
         """
-        model_name = name if name is not None else self.default_model(operation)
-        model = self._models.get(model_name)
-        if model is None:
-            raise ModelNotFound(f"there is no model {model_name!r} here", param="model")
+        model_name = self._known_name(name, tenant) if name is not None else self.default_model(operation)
+        model = self._models[model_name]
         if not tenant.may_use(model_name):
             raise ModelForbidden(f"this key may not use the model {model_name!r}", param="model")
         if not self._offers(model, operation):
@@ -90,9 +93,7 @@ class Routes:
 
         Raises: ModelNotFound.
         """
-        if name not in self._models:
-            raise ModelNotFound(f"there is no model {name!r} here", param="model")
-        return self._models[name].upstream
+        return self._models[self._known_name(name)].upstream
 
     def root_model(self) -> str:
         """Return the model of a root path that specifies no model and implies no operation.
@@ -126,6 +127,18 @@ class Routes:
             param="model",
         )
 
+    def _known_name(self, name: str, tenant: Tenant | None = None) -> str:
+        """Return the name of the model that serves a request for a name.
+
+        tenant: whose models the error may suggest; None suggests none. Raises: ModelNotFound.
+        """
+        if name in self._models:
+            return name
+        if self._defaults.any_name and len(self._models) == 1:
+            return next(iter(self._models))
+        names = [] if tenant is None else self.names(tenant)
+        raise ModelNotFound(f"there is no model {name!r} here{_suggestion(name, names)}", param="model")
+
     def _offers(self, model: config.ModelSettings, operation: Operation) -> bool:
         operations = self._operations_of(model.upstream)
         if operations is None:
@@ -135,3 +148,12 @@ class Routes:
             ranks_pairs = Operation.RERANK in operations
             return ranks_pairs or (model.rerank and Operation.EMBED in operations)
         return operation in operations
+
+
+def _suggestion(name: str, names: Sequence[str]) -> str:
+    """Return the end of a sentence that names the most similar model, or nothing."""
+    if len(name) > SUGGESTED_CHARACTERS_MAX:
+        return ""
+    by_lower = {known.lower(): known for known in names[:SUGGESTIONS_FROM]}
+    similar = get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[similar[0]]!r}?" if similar else ""

@@ -211,7 +211,7 @@ class Keyring:
             return QuotaUnavailable(
                 "the key store is unavailable, and this key is not known", retry_after_s=1
             )
-        return Unauthenticated("this API key is not known here")
+        return Unauthenticated("Incorrect API key provided: this gateway does not know it")
 
     def _rebuild(self) -> None:
         """Rebuild the owners by digest; keys of router.yaml take precedence."""

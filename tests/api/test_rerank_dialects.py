@@ -137,7 +137,7 @@ async def test_truncation_decides_whether_long_documents_are_cut(
     await post_json(boot, V1, body, status)
 
 
-@pytest.mark.parametrize(("allowed", "warned"), [(None, False), (5, True), (4096, False)])
+@pytest.mark.parametrize(("allowed", "warned"), [(None, False), (0, False), (5, True), (4096, False)])
 async def test_warns_if_max_tokens_per_doc_would_cut_a_document(
     boot: Boots, allowed: int | None, warned: bool
 ) -> None:
@@ -165,7 +165,7 @@ async def test_warns_if_max_tokens_per_doc_would_cut_a_document(
         {"rank_fields": ["text"]},
         {"max_chunks_per_doc": 10},
         {"return_embeddings": True},
-        {"max_tokens_per_doc": 0},
+        {"max_tokens_per_doc": -1},
         {"truncation": "yes"},
     ],
     ids=str,

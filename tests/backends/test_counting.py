@@ -36,8 +36,11 @@ async def test_counts_tokens_after_truncation(
 
 async def test_refuses_inputs_that_must_not_be_truncated(small_files: str) -> None:
     counter = await open_token_counter(small_files, 5.0)
-    with pytest.raises(InvalidWork, match="input 1 has 22 tokens"):
+    with pytest.raises(
+        InvalidWork, match=r"maximum context length is 16 tokens; this input has 22 tokens"
+    ) as refused:
         await counter.count(Embed(("a", LONG), truncate=Truncate.ERROR), 5.0)
+    assert 1 == refused.value.input_index
 
 
 async def test_count_times_out(small_files: str) -> None:

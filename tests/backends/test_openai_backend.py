@@ -161,7 +161,7 @@ async def test_refuses_unsupported_work_before_sending(work: Any, error: type[Ba
 @pytest.mark.parametrize("truncate", [Truncate.RIGHT, Truncate.ERROR])
 async def test_too_long_input_is_invalid_work(truncate: Truncate) -> None:
     backend = await joined(FakeOpenAI())
-    with pytest.raises(InvalidWork, match="more tokens"):
+    with pytest.raises(InvalidWork, match="maximum context length is 16 tokens"):
         await backend.run(Embed((LONG,), truncate=truncate), 5.0)
 
 

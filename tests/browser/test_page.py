@@ -116,7 +116,7 @@ def test_wrong_key_shows_a_clear_error(watched: ObservedPage) -> None:
     watched.use_key("wrong")
     watched.page.wait_for_selector("#models-problem.problem:not([hidden])")
 
-    assert "this key is not known here" in text_of(watched.page, "#models-problem")
+    assert "Incorrect API key provided" in text_of(watched.page, "#models-problem")
     # The status needs no key from this machine.
     assert watched.page.is_visible("#replicas")
 

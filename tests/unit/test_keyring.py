@@ -53,7 +53,7 @@ def test_rejects_unknown_keys_without_repeating_them(key: str) -> None:
     with pytest.raises(Unauthenticated) as caught:
         Keyring(TENANTS, None).identify(key)
 
-    assert "this API key is not known here" == caught.value.message
+    assert "Incorrect API key provided: this gateway does not know it" == caught.value.message
 
 
 def test_rejects_every_key_without_tenants_and_first_key() -> None:

@@ -86,6 +86,38 @@ def test_tenant_with_an_empty_list_may_use_no_model() -> None:
         routes("bge").resolve(tenant, "bge", Operation.EMBED)
 
 
+@pytest.mark.parametrize(
+    ("name", "suggestion"), [("BGE", "bge"), ("crosss", "cross"), ("unlike", None), ("x" * 65, None)]
+)
+def test_unknown_model_suggests_a_similar_name(name: str, suggestion: str | None) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        routes("bge", "cross").resolve(UNRESTRICTED, name, Operation.EMBED)
+
+    end = f"; did you mean {suggestion!r}?" if suggestion else ""
+    assert f"there is no model {name!r} here{end}" == caught.value.message
+
+
+def test_does_not_suggest_a_model_of_other_tenants() -> None:
+    tenant = Tenant("acme", models=frozenset({"cross"}))
+    with pytest.raises(ModelNotFound) as caught:
+        routes("bge", "cross").resolve(tenant, "BGE", Operation.EMBED)
+
+    assert "did you mean" not in caught.value.message
+
+
+def test_only_model_serves_any_name_if_configured() -> None:
+    any_name = config.Defaults(any_name=True)
+    one = Routes({"bge": MODELS["bge"]}, any_name, OFFERED.__getitem__)
+    several = Routes(MODELS, any_name, OFFERED.__getitem__)
+
+    assert "bge" == one.resolve(UNRESTRICTED, "text-embeddings-inference", Operation.EMBED).model
+    assert "embedder" == one.upstream_of("text-embeddings-inference")
+    with pytest.raises(ModelForbidden):
+        one.resolve(Tenant("acme", models=frozenset()), "tei", Operation.EMBED)
+    with pytest.raises(ModelNotFound):
+        several.resolve(UNRESTRICTED, "text-embeddings-inference", Operation.EMBED)
+
+
 def test_forbidden_default_model_is_forbidden() -> None:
     tenant = Tenant("acme", models=frozenset({"cross"}))
 

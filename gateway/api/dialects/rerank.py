@@ -35,7 +35,8 @@ from gateway.serve import Served
 
 # 0 means all documents for vLLM's clients. Cohere's and Jina's never send it.
 TopN = Annotated[int, msgspec.Meta(ge=0)]
-DocumentTokens = Annotated[int, msgspec.Meta(ge=1)]
+# 0, which is vLLM's default, is no bound.
+DocumentTokens = Annotated[int, msgspec.Meta(ge=0)]
 # Source: Cohere's pricing: one search unit is a query with up to 100 documents.
 DOCUMENTS_PER_SEARCH_UNIT = 100
 NOT_CUT = "max_tokens_per_doc is not applied: a document is cut at the model's own length only"
@@ -203,7 +204,7 @@ def meta_of(data: RerankOptions, texts: Sequence[str], tokens: int, version: str
         "tokens": {"input_tokens": tokens},
     }
     allowed = data.max_tokens_per_doc
-    if allowed is not None and any(token_upper_bound(text) > allowed for text in texts):
+    if allowed and any(token_upper_bound(text) > allowed for text in texts):
         meta["warnings"] = [NOT_CUT]
     return meta
 

@@ -48,9 +48,8 @@ async function send(path, body, timeoutMs = CALL_TIMEOUT_MS) {
 }
 
 function reasonOf(status, content) {
-  const reason = content?.error?.message ?? content?.message ?? content?.error ?? `status ${status}`;
-  if (status === 401) return key ? `${reason}: this key is not known here` : `${reason}: type an API key above`;
-  return String(reason);
+  if (status === 401 && !key) return "type an API key above";
+  return String(content?.error?.message ?? content?.message ?? content?.error ?? `status ${status}`);
 }
 
 // ---- elements ------------------------------------------------------------------------------------------

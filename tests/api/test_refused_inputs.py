@@ -1,0 +1,48 @@
+"""Refusals of one input: its place in the call, and the words that clients recognize."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Boots
+from tests.fakes.checkpoint import write_small_files
+from tests.fakes.infinity import FakeInfinity
+
+# More tokens than the tokenizer's checkpoint allows.
+LONG = "word " * 40
+CONFIG = """
+upstreams: {{only: {{backend: infinity, replicas: ["http://one"], tokenizer: {folder}, batch_inputs: 1}}}}
+models: {{m: {{upstream: only, truncate: error}}}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    """Return a config that refuses long inputs and sends each input by itself."""
+    return CONFIG.format(folder=write_small_files(tmp_path))
+
+
+async def test_names_the_input_by_its_place_in_the_call(boot: Boots, config: str) -> None:
+    async with boot({"one": FakeInfinity()}, config) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"input": ["a", "b", LONG], "model": "m"})
+
+    message = reply.json()["error"]["message"]
+    assert 400 == reply.status_code
+    assert message.startswith("input 2: This model's maximum context length is 16 tokens; this input has 42")
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"query": "a", "texts": ["x", LONG], "truncate": False}, "input 1: "),
+        ({"query": LONG, "texts": ["x"], "truncate": False}, "the query: "),
+    ],
+)
+async def test_scores_by_cosine_name_the_document(
+    boot: Boots, config: str, body: dict[str, object], place: str
+) -> None:
+    async with boot({"one": FakeInfinity()}, config) as gateway:
+        reply = await gateway.post("/models/m/rerank", body)
+
+    assert 422 == reply.status_code
+    assert reply.json()["error"].startswith(place)
