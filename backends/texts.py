@@ -20,6 +20,11 @@ INLINE_CHARACTERS_MAX = 400
 CHARACTERS_PER_TOKEN = 250
 # Tokenizers represent token ids in 32 bits.
 TOKEN_ID_LIMIT = 2**32
+# A text has no more tokens than bytes. Tokenizing this many takes tens of megabytes, and a reply with the
+# text and place of each token is at most 18 MB of JSON.
+TOKENIZE_BYTES_MAX = 256 * 1024
+# As many ids are a text of about 1 MB; the longest tokens of common vocabularies make it 30 MB.
+DETOKENIZE_IDS_MAX = 256 * 1024
 # The most special tokens that a tokenizer adds to an input: [CLS] a [SEP] b [SEP], plus a reserve of one.
 SPECIAL_TOKENS = 4
 

@@ -13,7 +13,14 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 
 from backends.contract import Token, Truncate
 from backends.errors import InvalidWork, ModelUnavailable, input_too_long
-from backends.texts import CHARACTERS_PER_TOKEN, TOKEN_ID_LIMIT, ModelInput, clip_text
+from backends.texts import (
+    CHARACTERS_PER_TOKEN,
+    DETOKENIZE_IDS_MAX,
+    TOKEN_ID_LIMIT,
+    TOKENIZE_BYTES_MAX,
+    ModelInput,
+    clip_text,
+)
 
 
 class TokenSequences(msgspec.Struct, frozen=True):
@@ -105,7 +112,9 @@ class TextTokenizer:
         return self._encode(items, truncate)
 
     def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        """Decode token ids, as `Vocabulary.decode` does."""
+        """Decode token ids, as `Vocabulary.decode` does, but no more than a reply may have."""
+        if sum(map(len, ids)) > DETOKENIZE_IDS_MAX:
+            raise InvalidWork(f"more than {DETOKENIZE_IDS_MAX} ids in a request")
         return Vocabulary(self._tokenizer).decode(ids, skip_special_tokens=skip_special_tokens)
 
     def count(self, texts: Sequence[str]) -> list[int]:
@@ -113,7 +122,12 @@ class TextTokenizer:
         return self._encode(list(texts), Truncate.RIGHT).lengths
 
     def explain(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[Token]]:
-        """Return the tokens of each text in the form of TEI's /tokenize, without truncation."""
+        """Return the tokens of each text in the form of TEI's /tokenize, without truncation.
+
+        Raises: InvalidWork, if the texts, with their prompts, are larger than a reply may come from.
+        """
+        if sum(len(text.encode()) for text in texts) > TOKENIZE_BYTES_MAX:
+            raise InvalidWork(f"more than {TOKENIZE_BYTES_MAX} bytes of text, prompts included")
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [_tokens_of(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 

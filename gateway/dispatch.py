@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from backends import errors
-from backends.contract import Detokenize, EmbedReply, Reply, RerankReply, Score, Tokenize
+from backends.contract import Detokenize, EmbedReply, EncodeReply, Reply, RerankReply, Score, Tokenize
 from backends.vectors import pair_cosines
 from gateway.admission import Grant
 from gateway.batching.fair_queue import Priority
@@ -34,6 +34,8 @@ from gateway.upstreams.model_inputs import ModelInputs
 
 # A replica that is full does not report when it will have room.
 OVERLOADED_RETRY_S = 2
+# 32 texts of 512 tokens with vectors of 1,024 numbers: 64 MiB in memory, and 180 MB of JSON.
+REPLY_NUMBERS_MAX = 16 * 1024 * 1024
 
 
 class Dispatcher:
@@ -78,8 +80,17 @@ class Dispatcher:
         )
 
 
+def _numbers_of(reply: Reply) -> int:
+    """Return the size of outputs that are larger than one vector for an input."""
+    if not isinstance(reply, EncodeReply):
+        return 0
+    vectors = sum(rows.size for rows in (*(reply.multivector or ()), *(reply.token_vectors or ())))
+    return vectors + sum(2 * len(terms.indices) for terms in reply.sparse or ())
+
+
 async def _submit_all(slices: Sequence[Slice], lane: Lane, grant: Grant, owner: Owner) -> list[SliceReply]:
     """Return the replies to all slices; on the first error, cancel the other slices."""
+    numbers = 0
 
     def count_unanswered(piece: Slice) -> None:
         # Tokenizing is free.
@@ -92,6 +103,12 @@ async def _submit_all(slices: Sequence[Slice], lane: Lane, grant: Grant, owner: 
         except errors.InvalidWork as error:
             raise _of_call(error, piece) from error
         grant.count(slice_reply.reply.tokens)
+        nonlocal numbers
+        numbers += _numbers_of(slice_reply.reply)
+        if numbers > REPLY_NUMBERS_MAX:
+            raise InvalidInput(
+                f"the output has more than {REPLY_NUMBERS_MAX} numbers; send fewer or shorter texts"
+            )
         return slice_reply
 
     if len(slices) == 1:

@@ -99,7 +99,8 @@ def token_bounds(
     if isinstance(work, Rerank):
         extra += len(work.query.encode())
     bounds = [_token_bound(work_input) + extra for work_input in inputs_of(work)]
-    if max_input_tokens is not None:
+    # Texts that are only tokenized are never cut.
+    if max_input_tokens is not None and not isinstance(work, Tokenize):
         bounds = [min(bound, max_input_tokens) for bound in bounds]
     if not isinstance(work, Rerank | Score):
         return bounds

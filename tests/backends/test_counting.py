@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from backends.contract import Embed, Rerank, Tokenize, Truncate, Work
+from backends.contract import Detokenize, Embed, Rerank, Tokenize, Truncate, Work
 from backends.counting import apply_prompt, open_token_counter
 from backends.errors import AttemptTimedOut, InvalidWork, ModelUnavailable
+from backends.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
 from backends.tokens import TokenCount
 from backends.torch.checkpoint import read_input_rules
 from backends.torch.recipe import InputRules
@@ -93,3 +94,18 @@ def test_reads_input_rules_of_models_the_engine_does_not_support(tmp_path: Path)
     (tmp_path / "0_Transformer" / "sentence_bert_config.json").write_text('{"max_seq_length": 9}')
 
     assert InputRules(9, {"query": "query: "}, None) == read_input_rules(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (Tokenize(("é" * TOKENIZE_BYTES_MAX,)), "bytes of text"),
+        (Detokenize(((1,) * DETOKENIZE_IDS_MAX, (1,))), "ids in a request"),
+    ],
+)
+async def test_refuses_work_with_a_huge_reply(
+    small_files: str, work: Tokenize | Detokenize, message: str
+) -> None:
+    counter = await open_token_counter(small_files, 5.0)
+    with pytest.raises(InvalidWork, match=message):
+        await counter.run(work, 5.0)

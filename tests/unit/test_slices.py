@@ -311,3 +311,8 @@ def test_token_bound_of_a_document_includes_the_query() -> None:
     paired = token_bounds(Rerank("a query", ("doc",)), None)
 
     assert [alone[0] + len("a query")] == paired
+
+
+def test_token_bound_of_a_text_that_is_only_tokenized_has_no_maximum() -> None:
+    # The bytes, and a reserve for special tokens.
+    assert [100 + 4] == token_bounds(Tokenize(("a" * 100,)), 16)

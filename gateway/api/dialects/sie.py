@@ -19,6 +19,7 @@ from gateway.api.server.error_bodies import SIE
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
+from gateway.api.wire.inputs import check_token_vectors
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.prompts import Role
@@ -159,6 +160,8 @@ def decode_encode(data: SieEncodeRequest, name: str | None, api: InferenceApi) -
     _check_options(params.instruction, params.options)
     texts = api.whole_texts([_text_of(item, "items", i) for i, item in enumerate(items_of(data))], "items")
     outputs = frozenset(Output(kind) for kind in params.output_types or ["dense"])
+    if Output.MULTIVECTOR in outputs:
+        check_token_vectors(texts, "items")
     work = Embed(texts) if outputs == {Output.DENSE} else Encode(texts, outputs)
     return Call(work, name, role=_role(params.options))
 

@@ -10,6 +10,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Detokenize, DetokenizeReply, Token, Tokenize, TokenizeReply
+from backends.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
 from gateway.api.server.body import ModelName
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI, VLLM
@@ -19,11 +20,6 @@ from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import check_ids
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
-
-# The reply has the text and place of each token: about 30 MB for this many characters.
-TOKENIZE_CHARACTERS_MAX = 1_000_000
-# One token can stand for twenty characters, so this many ids can be a reply of 20 MB.
-IDS_MAX = 1_000_000
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -90,9 +86,9 @@ def decode_tokenize(data: TokenizeRequest, name: str | None, api: InferenceApi) 
     else:
         assert data.inputs is not UNSET
         field, texts = "inputs", api.whole_texts(data.inputs, "inputs")
-    if sum(map(len, texts)) > TOKENIZE_CHARACTERS_MAX:
+    if sum(len(text.encode()) for text in texts) > TOKENIZE_BYTES_MAX:
         raise InvalidInput(
-            f"more than {TOKENIZE_CHARACTERS_MAX} characters; a reply is many times as long", param=field
+            f"more than {TOKENIZE_BYTES_MAX} bytes of text; a reply is many times as long", param=field
         )
     work = Tokenize(texts, add_special_tokens=data.add_special_tokens, prompt_name=data.prompt_name)
     return Call(work, name or data.model)
@@ -117,9 +113,9 @@ def decode_ids(ids: list[int | list[int]], field: str, api: InferenceApi) -> tup
     api.texts([""] * len(inputs), field)
     if not all(inputs):
         raise EmptyInput(f"`{field}` contains an empty list", param=field)
+    if sum(map(len, inputs)) > DETOKENIZE_IDS_MAX:
+        raise InvalidInput(f"more than {DETOKENIZE_IDS_MAX} ids in a call", param=field)
     check_ids([number for item in inputs for number in item], field)
-    if sum(map(len, inputs)) > IDS_MAX:
-        raise InvalidInput(f"more than {IDS_MAX} ids in a call", param=field)
     return tuple(inputs)
 
 

@@ -17,7 +17,8 @@ from gateway.errors import EmptyInput, InvalidInput
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 # Ids and texts share one list type, because a union of two list types cannot be decoded in one pass.
 Inputs: TypeAlias = str | list[str | int | list[int]]
-# A vector of a thousand numbers for each token is 11 KB of JSON: what 32 texts of 512 tokens come to.
+# A text has no more tokens than bytes, apart from special ones, and each gets a vector. The number that they
+# come to is only known from the replies; `gateway.dispatch` bounds it.
 TOKEN_VECTORS_BYTES_MAX = 65_536
 
 
