@@ -21,13 +21,14 @@ RUN pip install --quiet --no-deps --no-build-isolation . \
 
 FROM ${PYTHON_IMAGE}
 RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin gateway \
- && mkdir /weights && chown gateway /weights
+ && mkdir /weights /state && chown gateway /weights /state
 COPY --from=build /opt/gateway /opt/gateway
 COPY deploy/compose/router.yaml /etc/gateway/router.yaml
-# Only the Hub's cache and the engine's socket below /tmp are written.
-ENV PATH=/opt/gateway/bin:$PATH PYTHONDONTWRITEBYTECODE=1 HF_HOME=/weights HOME=/tmp
+# Only the Hub's cache, the first key below /state and the engine's socket below /tmp are written.
+ENV PATH=/opt/gateway/bin:$PATH PYTHONDONTWRITEBYTECODE=1 HF_HOME=/weights HOME=/tmp \
+    XDG_STATE_HOME=/state
 USER gateway
-VOLUME /weights
+VOLUME ["/weights", "/state"]
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=3s --start-period=120s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz', timeout=2)"]

@@ -3,24 +3,13 @@
 import sys
 from collections.abc import Sequence
 
-import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gateway import __version__
+from gateway.cli.first_key import FirstKey
 from gateway.processes.messages import ModelSummary
-
-
-class FirstKey(msgspec.Struct, frozen=True):
-    """The key of a gateway without tenants.
-
-    is_new: created at this start, and therefore printed once. waits: not valid until Redis, which is
-    unavailable, has reported that it contains no tenants.
-    """
-
-    key: str
-    is_new: bool
-    waits: bool = False
 
 
 def show_banner(models: Sequence[ModelSummary], address: str, first_key: FirstKey | None) -> None:
@@ -32,18 +21,17 @@ def show_banner(models: Sequence[ModelSummary], address: str, first_key: FirstKe
     console.print(f"\n  [bold]Embedding gateway[/] {__version__}   [cyan]{url}[/]   docs at {url}/docs\n")
     console.print(_models_table(models))
     console.print()
-    if first_key is None:
-        key = "$KEY"
-        console.print("  [bold]key[/]   a tenant's key, in router.yaml or created by `gateway keys create`")
-    elif first_key.is_new:
-        key = first_key.key
-        console.print(f"  [bold]key[/]   {key}   (created now and shown once; GATEWAY_API_KEY sets your own)")
-    else:
-        key = "$GATEWAY_API_KEY"
-        when = ", once Redis is available, if it contains no tenants and no keys" if first_key.waits else ""
-        console.print(f"  [bold]key[/]   the one in GATEWAY_API_KEY{when}")
+    key = "$KEY" if first_key is None else first_key.shell_word
+    console.print(f"  [bold]key[/]   {escape(_note_on_key(first_key))}")
     # Printed without rich, which would interpret the brackets as markup.
     print(_curl_command(models, url, key), flush=True)
+
+
+def _note_on_key(first_key: FirstKey | None) -> str:
+    if first_key is None:
+        return "a tenant's key, in router.yaml or created by `gateway keys create`"
+    when = ", once Redis is available, if it contains no tenants and no keys" if first_key.waits else ""
+    return first_key.note + when
 
 
 def _models_table(models: Sequence[ModelSummary]) -> Table:

@@ -19,8 +19,9 @@ from gateway.config.schema import Scope
 
 EPILOG = """\
 environment:
-  GATEWAY_API_KEY   the key of a gateway without tenants; if unset, one is created and printed once;
-                    `status` sends it to the gateway
+  GATEWAY_API_KEY   the key of a gateway without tenants; if unset, one is created, printed once and kept
+                    in `state_dir`; `status` sends it to the gateway
+  STATE_DIRECTORY, XDG_STATE_HOME, HOME   the default of `state_dir`, in this order
   LISTEN            the address in the router.yaml that comes with the project
   HF_TOKEN, HF_HOME, HF_HUB_OFFLINE   read by the Hugging Face Hub's own tools
 

@@ -16,8 +16,9 @@ def resolve_paths(config: Config, base: Path) -> Config:
     upstreams = {name: resolve_upstream_paths(upstream, base) for name, upstream in config.upstreams.items()}
     tls = config.tls and _resolve_tls_paths(config.tls, base)
     files = None if config.admin.files is None else str(base / config.admin.files)
+    state_dir = None if config.state_dir is None else str(base / config.state_dir)
     admin = msgspec.structs.replace(config.admin, files=files)
-    return msgspec.structs.replace(config, upstreams=upstreams, tls=tls, admin=admin)
+    return msgspec.structs.replace(config, upstreams=upstreams, tls=tls, admin=admin, state_dir=state_dir)
 
 
 def resolve_upstream_paths(upstream: UpstreamSettings, base: Path) -> UpstreamSettings:

@@ -273,12 +273,16 @@ class EngineSettings(Section, frozen=True):
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """The whole file. trusted_proxies: networks whose x-forwarded-for header is trusted."""
+    """The whole file. trusted_proxies: networks whose x-forwarded-for header is trusted.
+
+    state_dir: folder of the file with the first key; absent, the place that the system has for such files.
+    """
 
     listen: str = "127.0.0.1:8080"
     workers: PositiveInt = 1
     drain_s: PositiveFloat = 15.0
     trusted_proxies: tuple[str, ...] = ()
+    state_dir: str | None = None
     tls: ListenerTls | None = None
     cors: Cors | None = None
     admin: AdminSettings = AdminSettings()

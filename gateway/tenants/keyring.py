@@ -158,6 +158,7 @@ class Keyring:
         """Decide a pending first key: it is active if the store contains no keys and no tenants."""
         if not is_active:
             self._first = None
+            logger.info("the first key is ignored: there are tenants or keys in Redis")
         self._first_key_pending = False
         self._rebuild()
 

@@ -21,6 +21,8 @@ from gateway.tenants.keyring import StoredKey
 KEYS = "gw:{store}:keys"
 TENANTS = "gw:{store}:tenants"
 VERSION = "gw:{store}:version"
+# Digest of the first key, on which all gateways of this store agree.
+FIRST_KEY = "gw:{store}:first_key"
 CHANGE = load_script("change", package="gateway.tenants")
 CREATE_KEY = load_script("create_key", package="gateway.tenants")
 REMOVE_TENANT = load_script("remove_tenant", package="gateway.tenants")
@@ -101,6 +103,16 @@ class TenantStore:
     async def holds_any(self) -> bool:
         """Return True if there is any tenant or key, readable or not."""
         return any([await self._client.execute("HLEN", name) for name in (KEYS, TENANTS)])
+
+    async def first_key_digest(self) -> str | None:
+        """Return the digest of the first key, None if no gateway has created one."""
+        digest = await self._client.execute("GET", FIRST_KEY)
+        return None if digest is None else _text(digest)
+
+    async def agree_on_first_key(self, digest: str) -> str:
+        """Propose the digest of a first key and return that of the gateway which was the first to do so."""
+        await self._client.execute("SET", FIRST_KEY, digest, "NX")
+        return await self.first_key_digest() or digest
 
     async def look(self) -> StoreState:
         """Return the version, which is empty before the first change, and the time."""

@@ -24,6 +24,7 @@ class Served:
 
     def __init__(self, config: Path, environment: dict[str, str] | None = None) -> None:
         variables = {"LISTEN": "127.0.0.1:0", "GATEWAY_API_KEY": KEY, "HF_HUB_OFFLINE": "1"}
+        variables["XDG_STATE_HOME"] = str(config.parent / "state")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gateway", "serve", "-c", str(config)],
             stdout=subprocess.PIPE,
@@ -136,7 +137,8 @@ def wait_until(condition: "object", timeout_s: float = 20) -> bool:
 def run_serve(config: Path) -> subprocess.CompletedProcess[str]:
     """Run `gateway serve` until it exits, for a config that it cannot start with."""
     command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    environment = os.environ | {"XDG_STATE_HOME": str(config.parent / "state")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=environment)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
+from gateway.tenants.names import FIRST_KEY_NOTE, unknown_tenant_note
 from gateway.tenants.store import TenantStore
 from tests.processes.conftest import KEY, TLS_CONTEXT, Served, wait_until
 from tests.quotas.conftest import Commands
@@ -77,6 +78,24 @@ def test_revoked_key_is_rejected_by_every_gateway(config: Path, own_redis: Redis
     finally:
         for served in running:
             served.stop()
+
+
+def test_warns_that_the_first_tenant_ends_the_first_key(config: Path, command: Commands) -> None:
+    first = command("tenants", "set", "acme", "-c", str(config))
+    second = command("tenants", "set", "globex", "-c", str(config))
+
+    assert [[FIRST_KEY_NOTE], []] == [first.err.splitlines(), second.err.splitlines()]
+
+
+def test_lists_keys_that_are_refused(config: Path, command: Commands) -> None:
+    created = command("keys", "create", "acme", "--id", "k", "-c", str(config))
+    table = command("keys", "list", "-c", str(config)).out
+    command("tenants", "set", "acme", "-c", str(config))
+    after = command("keys", "list", "-c", str(config)).out
+
+    assert created.err.splitlines() == [unknown_tenant_note("acme"), FIRST_KEY_NOTE]
+    assert "acme (not defined: refused)" in table
+    assert "not defined" not in after
 
 
 def test_prints_a_line_for_router_yaml_without_redis(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from backends.contract import Operation
 from gateway.config.schema import Key, TenantConfig
 from gateway.errors import ScopeForbidden, Unauthenticated
 from gateway.quotas.limits import Limit
@@ -57,6 +58,18 @@ def test_key_allows_only_its_scopes() -> None:
 
 def test_key_models_never_widen_the_tenants() -> None:
     assert frozenset({"bge"}) == keyring(models=("bge", "other")).identify("secret").models
+
+
+def test_operators_key_calls_models_only_with_their_scopes() -> None:
+    keys = [Key(key_digest("master"), scopes=("embed", "admin")), key_digest("plain")]
+    ring = Keyring({}, None, operators=keys)
+    master, plain = ring.identify("master"), ring.identify("plain")
+
+    master.require_operation(Operation.EMBED)
+    master.require("admin")
+    plain.require("admin")
+    with pytest.raises(ScopeForbidden, match="not for embed"):
+        plain.require_operation(Operation.EMBED)
 
 
 def test_key_limits_count_separately_from_the_tenants() -> None:

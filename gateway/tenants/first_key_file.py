@@ -1,0 +1,63 @@
+"""The file of the first key: the only secret that the gateway keeps at rest."""
+
+import logging
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+FILE_NAME = "first-key"
+# Longer than any header may be.
+FILE_BYTES_MAX = 64 * 1024
+
+logger = logging.getLogger("gateway")
+
+
+class FirstKeyFileError(Exception):
+    """The file cannot be used; the message gives the reason."""
+
+
+def read_first_key(path: Path) -> str | None:
+    """Return the key in a file, or None if there is no file. Raises: FirstKeyFileError."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(FILE_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FirstKeyFileError(f"{path} cannot be read: {error.strerror}") from error
+    key = content.decode("ascii", "replace").strip()
+    if not key.isascii() or not key.isprintable() or not key or " " in key:
+        raise FirstKeyFileError(f"{path} does not contain a key")
+    if mode & 0o077:
+        logger.warning("%s can be read by other users: run chmod 600 %s", path, path)
+    return key
+
+
+def keep_first_key(path: Path, key: str) -> str:
+    """Write a key to a file that only this user can read, and return the key in the file.
+
+    The key of another process that was faster stays. Raises: FirstKeyFileError.
+    """
+    draft = path.with_name(f".{FILE_NAME}-{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            _write(draft, f"{key}\n")
+            # A link appears whole, and fails where there is a file.
+            with suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise FirstKeyFileError(f"{path} cannot be written: {error.strerror}") from error
+    return read_first_key(path) or key
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(descriptor)
