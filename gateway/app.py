@@ -228,6 +228,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         in_flight,
         config.limits.body_bytes,
         observe,
+        api.authenticator.address_of,
         boot.admin_port,
         None if config.cors is None else CorsPolicy(config.cors),
         traces,

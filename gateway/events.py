@@ -19,7 +19,8 @@ class CallFinished(msgspec.Struct, frozen=True):
 
     route: the path's template. outcome: "ok" or an error's kind. duration_s: from the first byte read
     to the last byte written. stages: seconds per stage, as in `server-timing`. trace_id: 32 hex digits, None
-    where calls are not traced.
+    where calls are not traced. key_id: id of the API key, None if none was accepted. address: of the client.
+    path: as sent, cut and escaped, only if no handler serves it.
     """
 
     request_id: str
@@ -35,6 +36,9 @@ class CallFinished(msgspec.Struct, frozen=True):
     operation: str | None = None
     stages: Mapping[Stage, float] = {}
     trace_id: str | None = None
+    key_id: str | None = None
+    address: str | None = None
+    path: str | None = None
 
 
 class AttemptStarted(msgspec.Struct, frozen=True):

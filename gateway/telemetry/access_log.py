@@ -2,6 +2,7 @@
 
 import logging
 from typing import Any, TypeAlias, get_args
+from urllib.parse import quote
 
 from gateway.events import (
     CallFinished,
@@ -20,6 +21,8 @@ logger = logging.getLogger("gateway")
 QUIET_ROUTES = frozenset({"/livez", "/readyz", "/health", "/models/{model}/health", "/metrics"})
 
 
+# The longest IPv6 address with a zone is shorter.
+ADDRESS_CHARACTERS_MAX = 64
 SPACE_LEVELS: dict[SpaceOutcome, int] = {
     "fits": logging.INFO,
     "differs": logging.ERROR,
@@ -116,11 +119,19 @@ def call_line(event: CallFinished) -> str:
     """Return the line of a call as text for people."""
     outcome = "" if event.outcome == "ok" else f"  {event.outcome}"
     trace = "" if event.trace_id is None else f"  trace={event.trace_id}"
+    path = "" if event.path is None else f"  path={event.path}"
+    key = "" if event.key_id is None else f"  key={event.key_id}"
+    address = "" if event.address is None else f"  from={_escaped(event.address)}"
     return (
         f"{event.method} {event.route} {event.status}{outcome}  {event.duration_s * 1000:.1f} ms"
-        f"  tenant={event.tenant or '-'}  model={event.model or '-'}"
-        f"  inputs={event.inputs}  tokens={event.tokens}  id={event.request_id}{trace}"
+        f"{path}  tenant={event.tenant or '-'}{key}  model={event.model or '-'}"
+        f"  inputs={event.inputs}  tokens={event.tokens}{address}  id={event.request_id}{trace}"
     )
+
+
+def _escaped(address: str) -> str:
+    """Return an address in characters that are safe in a log line: a proxy may pass on anything as one."""
+    return quote(address[:ADDRESS_CHARACTERS_MAX], safe=":", errors="replace")
 
 
 def call_fields(event: CallFinished) -> dict[str, Any]:
@@ -131,9 +142,12 @@ def call_fields(event: CallFinished) -> dict[str, Any]:
         "trace_id": event.trace_id,
         "method": event.method,
         "route": event.route,
+        "path": event.path,
         "status": event.status,
         "outcome": event.outcome,
         "tenant": event.tenant,
+        "key": event.key_id,
+        "address": None if event.address is None else _escaped(event.address),
         "model": event.model,
         "operation": event.operation,
         "inputs": event.inputs,

@@ -13,13 +13,28 @@ CALL = CallFinished("id-1", "POST", "/embed", 200, "ok", 0.01234, "acme", "bge",
 def test_logs_one_line_per_call(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway")
     log_event(CALL)
-    log_event(CallFinished("id-2", "GET", "/v1/models", 401, "unauthenticated", 0.0001))
+    log_event(CallFinished("id-2", "GET", "/v1/models", 401, "unauthenticated", 0.0001, address="10.0.0.7"))
+    log_event(CallFinished("id-3", "POST", "other", 404, "not_found", 0.0, path="/v1/chat", key_id="acme-0"))
 
     assert [
         "POST /embed 200  12.3 ms  tenant=acme  model=bge  inputs=3  tokens=57  id=id-1",
-        "GET /v1/models 401  unauthenticated  0.1 ms  tenant=-  model=-  inputs=0  tokens=0  id=id-2",
+        (
+            "GET /v1/models 401  unauthenticated  0.1 ms"
+            "  tenant=-  model=-  inputs=0  tokens=0  from=10.0.0.7  id=id-2"
+        ),
+        (
+            "POST other 404  not_found  0.0 ms  path=/v1/chat"
+            "  tenant=-  key=acme-0  model=-  inputs=0  tokens=0  id=id-3"
+        ),
     ] == [record.getMessage() for record in caplog.records]
     assert {("gateway", logging.INFO)} == {(record.name, record.levelno) for record in caplog.records}
+
+
+def test_escapes_what_a_proxy_sent_as_an_address(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    log_event(CallFinished("id", "GET", "/embed", 200, "ok", 0.0, address="a  tenant=x\x1b" + "b" * 100))
+
+    assert "  from=a%20%20tenant%3Dx%1B" + "b" * 52 + "  id=id" in caplog.records[0].getMessage()
 
 
 def test_does_not_interpret_percent_signs_in_a_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,6 +59,8 @@ class Authenticator:
     def address_of(self, context: RequestContext) -> str:
         """Return the client's address: behind trusted proxies, never behind one that is not trusted."""
         address = context.address
+        if not self._trusted:
+            return address
         lines = [value for name, value in context.headers if name == b"x-forwarded-for"]
         forwarded = [hop.strip() for hop in b",".join(lines).decode("latin-1").split(",")]
         while self._is_trusted(address) and forwarded and forwarded[-1]:

@@ -6,13 +6,14 @@ handles callers that disconnect. It is independent of a call's content.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from gateway.api.server.call_io import ASGIApp, CallIO, Receive, Scope, Send
 from gateway.api.server.cors import CorsPolicy
-from gateway.api.server.paths import SLASH, RouteTable
+from gateway.api.server.paths import OTHER, SLASH, RouteTable
 from gateway.api.server.request_context import STATE_KEY, RequestContext
 from gateway.api.server.responses import encode_headers
 from gateway.errors import GatewayError, NotFound, ShuttingDown, UnsupportedMedia
@@ -25,13 +26,16 @@ if TYPE_CHECKING:
 
 # The status that nginx logs where a client hung up first. It is never sent.
 CALLER_GONE = 499
+# Of the path of a request that no handler serves, in its log line.
+PATH_CHARACTERS_MAX = 128
 
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
     """Settings and collaborators of the middleware.
 
-    dependencies: collaborators of the handlers, by name. body_bytes_max: `limits.body_bytes`. admin_port: of
+    dependencies: collaborators of the handlers, by name. address_of: returns the address of a request's
+    client, behind trusted proxies. body_bytes_max: `limits.body_bytes`. admin_port: of
     `admin.listen`, if there is one. cors, traces: None if the configuration has no such section.
     """
 
@@ -40,6 +44,7 @@ class ServerParts:
     in_flight: InFlight
     body_bytes_max: int
     observe: Observe
+    address_of: Callable[[RequestContext], str]
     admin_port: int | None = None
     cors: CorsPolicy | None = None
     traces: "CallTraces | None" = None
@@ -72,7 +77,7 @@ class Middleware:
             # They lead back to the request itself: its objects would wait for the cycle collector.
             scope.pop("extensions", None)
             scope.pop("state", None)
-            event = _finished(scope["method"], context)
+            event = _finished(scope, context, parts.address_of(context))
             if context.timeline.trace is not None:
                 context.timeline.trace.finish(event)
             parts.observe(event)
@@ -156,12 +161,13 @@ def _begin_trace(traces: "CallTraces", scope: Scope, context: RequestContext) ->
     return traces.begin(name, context.timeline.started_s, parent, state)
 
 
-def _finished(method: str, context: RequestContext) -> CallFinished:
-    timeline = context.timeline
+def _finished(scope: Scope, context: RequestContext, address: str) -> CallFinished:
+    timeline, tenant = context.timeline, context.tenant
     return CallFinished(
         request_id=context.request_id,
-        method=method,
+        method=scope["method"],
         route=context.target.label,
+        path=_escaped(scope["path"]) if context.target.label == OTHER else None,
         status=context.io.status,
         outcome=context.outcome,
         duration_s=time.perf_counter() - timeline.started_s,
@@ -172,4 +178,11 @@ def _finished(method: str, context: RequestContext) -> CallFinished:
         operation=timeline.operation,
         stages=timeline.laps,
         trace_id=None if timeline.trace is None else timeline.trace.trace_id,
+        key_id=None if tenant is None else tenant.key_id or None,
+        address=address,
     )
+
+
+def _escaped(path: str) -> str:
+    """Return the beginning of a path in characters that are safe in a log line."""
+    return quote(path[:PATH_CHARACTERS_MAX], errors="replace")
