@@ -5,13 +5,15 @@ short because some models accept few tokens. They differ in length and script be
 pooling, prompt or normalization changes the vectors of some texts only.
 """
 
+import asyncio
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from backends.contract import Backend, Capabilities, Embed, EmbedReply, Vectors
-from backends.errors import ReplicaFailed
+from backends.errors import ReplicaFailed, ReplicaOverloaded
 
 # Version of the set of texts. Vectors of different editions cannot be compared.
 EDITION = "1"
@@ -25,6 +27,9 @@ CANARIES = (
 )
 # Inputs of one request if neither replica nor operator sets a bound; some servers accept few.
 REQUEST_INPUTS = 32
+# Pause before a busy replica is asked for the same text again; it doubles up to the second.
+BUSY_PAUSE_MIN_S = 0.05
+BUSY_PAUSE_MAX_S = 1.0
 
 
 async def embed_in_batches(
@@ -32,23 +37,48 @@ async def embed_in_batches(
 ) -> EmbedReply:
     """Embed texts with one replica, in requests of at most batch_inputs; timeout_s applies to each request.
 
-    Raises: BackendError.
+    A batch for which the replica has no room is sent text by text. Raises: BackendError.
     """
     replies = []
     for batch in _batches(texts, batch_inputs or REQUEST_INPUTS):
-        reply = await backend.run(Embed(batch), timeout_s)
-        if not isinstance(reply, EmbedReply) or len(reply.vectors) != len(batch):
-            raise ReplicaFailed("the answer is not one vector for each text")
-        replies.append(reply)
+        try:
+            replies.append(await _embed(backend, batch, timeout_s))
+        except ReplicaOverloaded:
+            # It is alive, and busy with the work of others.
+            replies += [await _embed_when_free(backend, text, timeout_s) for text in batch]
     if len({reply.vectors.shape[1] for reply in replies}) > 1:
         raise ReplicaFailed("its vectors differ in length")
     vectors = np.vstack([reply.vectors for reply in replies])
     return EmbedReply(vectors, sum(reply.tokens for reply in replies), None)
 
 
+async def _embed(backend: Backend, batch: tuple[str, ...], timeout_s: float) -> EmbedReply:
+    reply = await backend.run(Embed(batch), timeout_s)
+    if not isinstance(reply, EmbedReply) or len(reply.vectors) != len(batch):
+        raise ReplicaFailed("the answer is not one vector for each text")
+    return reply
+
+
+async def _embed_when_free(backend: Backend, text: str, timeout_s: float) -> EmbedReply:
+    """Embed one text, as often as the replica has no room for it within timeout_s.
+
+    Raises: BackendError.
+    """
+    deadline_s, pause_s = time.monotonic() + timeout_s, BUSY_PAUSE_MIN_S
+    while True:
+        try:
+            return await _embed(backend, (text,), timeout_s)
+        except ReplicaOverloaded:
+            if time.monotonic() + pause_s > deadline_s:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(pause_s * 2, BUSY_PAUSE_MAX_S)
+
+
 def max_inputs_per_request(capabilities: Capabilities, configured: int | None) -> int | None:
-    """Return the lower of the replica's and the operator's bound on inputs per request, or None."""
-    return min(filter(None, (capabilities.batch_inputs, configured)), default=None)
+    """Return the lowest of the replica's and the operator's bounds on inputs per request, or None."""
+    bounds = (capabilities.batch_inputs, capabilities.concurrent_inputs, configured)
+    return min(filter(None, bounds), default=None)
 
 
 def _batches(texts: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:

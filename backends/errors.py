@@ -3,7 +3,9 @@
 BackendError
  ├─ InvalidWork        the replica refused the caller's input    source caller, final
  ├─ UnsupportedWork    the backend cannot express the request    source caller, final
+ ├─ RequestTooLarge    the request has too many bytes            smaller requests may pass
  ├─ ReplicaOverloaded  the replica has no room at the moment     retry elsewhere
+ │   └─ PermitsTaken   fewer free permits than inputs            retry there soon, with fewer inputs
  ├─ ModelNotLoaded     the model is still being loaded           retry elsewhere
  ├─ ReplicaUnavailable not reached, or not ready                 retry elsewhere
  ├─ ConnectionLost     the connection broke with work in flight  retry elsewhere
@@ -72,10 +74,21 @@ class UnsupportedWork(BackendError):
     retryable = False
 
 
+class RequestTooLarge(BackendError):
+    """Refusal of a request for its size in bytes, by the server or by a proxy in front of it."""
+
+    kind = "too_large"
+    retryable = False
+
+
 class ReplicaOverloaded(BackendError):
     """Refusal for lack of room; the replica did not start the work."""
 
     kind = "overloaded"
+
+
+class PermitsTaken(ReplicaOverloaded):
+    """Refusal of a batch that has more inputs than the server has free permits at this moment."""
 
 
 class ModelNotLoaded(BackendError):

@@ -20,11 +20,21 @@ from backends.contract import (
     RerankReply,
     Vectors,
 )
-from backends.errors import BackendError, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
+from backends.errors import (
+    BackendError,
+    ReplicaFailed,
+)
 from backends.http import UpstreamResponse
 from backends.openai_envelope import error_of
 from backends.openai_wire import decode_embeddings
-from backends.replies import fit_vectors, label_scores, order_scores, token_matrices, translate_decode_errors
+from backends.replies import (
+    fit_vectors,
+    label_scores,
+    order_scores,
+    status_error,
+    token_matrices,
+    translate_decode_errors,
+)
 from backends.tokens import TokenCount
 
 Body = dict[str, Any]
@@ -179,18 +189,12 @@ def decode_predictions(response: UpstreamResponse) -> list[list[tuple[str, float
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
     match response.status:
-        case 401 | 403:
-            return ReplicaFailed("the upstream refused the gateway's credential")
-        case 413 | 422:
+        case 422:
             # The adapter has limited the inputs; too many of them is a conflict between the two
             # configurations.
             return ReplicaFailed(
                 "the upstream refused the request's shape; `batch_inputs` may be more than it takes"
             )
-        case 429:
-            return ReplicaOverloaded("the upstream is overloaded")
-        case 503:
-            return ReplicaUnavailable("the upstream reports that it is not ready")
         case 400 if error_of(response).message.startswith("ModelNotDeployedError"):
             return ReplicaFailed("the upstream now serves a different kind of model")
-    return ReplicaFailed(f"the upstream answered with status {response.status}")
+    return status_error(response.status)

@@ -36,7 +36,7 @@ from backends.errors import (
 from backends.http import IDLE_S, SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.openai_envelope import context_length_in, error_of
 from backends.openai_wire import choose_model, decode_embeddings, decode_models
-from backends.replies import check_dimensions, check_tokens, fit_vectors, truncated_inputs
+from backends.replies import check_dimensions, check_tokens, fit_vectors, status_error, truncated_inputs
 from backends.tokens import TokenCount
 
 PROBE = Embed(("a",))
@@ -116,8 +116,6 @@ def failure(response: UpstreamResponse) -> BackendError:
     error = error_of(response)
     message = error.message.lower()
     match response.status:
-        case 401 | 403:
-            return ReplicaFailed("the upstream refused the gateway's credential")
         case 400 | 413 | 422 | 500 if any(phrase in message for phrase in TOO_LONG):
             return input_too_long(context_length_in(message))
         case 400 | 404 if error.code == "model_not_found":
@@ -126,11 +124,7 @@ def failure(response: UpstreamResponse) -> BackendError:
             return InvalidWork("the upstream refused the input")
         case 429 if "insufficient_quota" in (error.code, error.type):
             return ReplicaFailed("the quota of the gateway's account at the upstream is used up")
-        case 429:
-            return ReplicaOverloaded("the upstream is overloaded")
-        case 503:
-            return ReplicaUnavailable("the upstream reports that it is not ready")
-    return ReplicaFailed(f"the upstream answered with status {response.status}")
+    return status_error(response.status)
 
 
 class OpenAIBackend:

@@ -11,7 +11,14 @@ import msgspec
 import numpy as np
 
 from backends.contract import Embed, TermWeights, Truncate, Vectors
-from backends.errors import InvalidWork, ReplicaFailed
+from backends.errors import (
+    BackendError,
+    InvalidWork,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    RequestTooLarge,
+)
 from backends.texts import ModelWork, clip_texts, model_inputs_of, surely_fits
 from backends.vectors import shape_vectors
 
@@ -27,6 +34,20 @@ def translate_decode_errors() -> Iterator[None]:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         # ValueError: invalid base64, rows of unequal length, a length that is not a multiple of 4.
         raise ReplicaFailed("the upstream's answer could not be read") from error
+
+
+def status_error(status: int) -> BackendError:
+    """Return the error of a status that means the same on every wire."""
+    match status:
+        case 401 | 403:
+            return ReplicaFailed("the upstream refused the gateway's credential")
+        case 413:
+            return RequestTooLarge("the upstream refused the size of the request")
+        case 429:
+            return ReplicaOverloaded("the upstream is overloaded")
+        case 503:
+            return ReplicaUnavailable("the upstream reports that it is not ready")
+    return ReplicaFailed(f"the upstream answered with status {status}")
 
 
 def float32(numbers: Sequence[Sequence[float]] | Sequence[float]) -> Vectors:

@@ -40,8 +40,8 @@ from backends.contract import (
 from backends.errors import (
     BackendError,
     InvalidWork,
+    PermitsTaken,
     ReplicaFailed,
-    ReplicaOverloaded,
     ReplicaUnavailable,
     UnsupportedWork,
 )
@@ -57,6 +57,7 @@ from backends.replies import (
     order_scores,
     read_gauge,
     score_matrix,
+    status_error,
     term_weights,
     token_matrices,
     translate_decode_errors,
@@ -348,15 +349,10 @@ def failure(response: UpstreamResponse) -> BackendError:
             return InvalidWork(message or "an input is empty", empty=True)
         case 413 | 422 if kind in ("Validation", "Tokenizer"):
             return InvalidWork(message or "the upstream refused the input")
-        case 413:
-            return InvalidWork("an input is larger than the upstream's payload limit")
-        case 429:
-            return ReplicaOverloaded("the upstream is overloaded")
-        case 503:
-            return ReplicaUnavailable("the upstream reports that it is not ready")
-        case 401 | 403:
-            return ReplicaFailed("the upstream refused the gateway's credential")
-    return ReplicaFailed(f"the upstream answered with status {response.status}")
+        case 429 if kind == "Overloaded":
+            # TEI takes a permit per input. A proxy's 429 has another reason, and no such body.
+            return PermitsTaken("the upstream is overloaded")
+    return status_error(response.status)
 
 
 class TeiBackend:

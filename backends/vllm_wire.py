@@ -14,12 +14,11 @@ from backends.errors import (
     InvalidWork,
     ReplicaFailed,
     ReplicaOverloaded,
-    ReplicaUnavailable,
     input_too_long,
 )
 from backends.http import UpstreamResponse
 from backends.openai_envelope import TokenUsage, context_length_in, error_of
-from backends.replies import order_scores, score_matrix, token_matrices, translate_decode_errors
+from backends.replies import order_scores, score_matrix, status_error, token_matrices, translate_decode_errors
 
 EMBEDDINGS, SCORE, POOLING, CLASSIFY = "/v1/embeddings", "/v1/score", "/pooling", "/classify"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -192,15 +191,9 @@ def failure(response: UpstreamResponse) -> BackendError:
             return input_too_long(context_length_in(error.message))
         case 400 if error.type == "BadRequestError":
             return InvalidWork("the upstream refused the input")
-        case 401 | 403:
-            return ReplicaFailed("the upstream refused the gateway's credential")
         case 404 | 501:
             return ReplicaFailed("the upstream does not offer this model or operation any more")
-        case 429:
-            return ReplicaOverloaded("the upstream is overloaded")
         case 503 if error.type is not None:
             # vLLM's own queue bound. A server that is starting, or a proxy, sends no error envelope.
             return ReplicaOverloaded("the upstream's queue is full")
-        case 503:
-            return ReplicaUnavailable("the upstream reports that it is not ready")
-    return ReplicaFailed(f"the upstream answered with status {response.status}")
+    return status_error(response.status)

@@ -13,7 +13,7 @@ from backends.vectors import pair_cosines
 from gateway.admission import Grant
 from gateway.batching.fair_queue import Priority
 from gateway.batching.lane import Lane, SliceReply
-from gateway.batching.slices import Slice, cut, join
+from gateway.batching.slices import Slice, cut, cut_again, join, request_bytes
 from gateway.batching.ticket import Owner
 from gateway.calls import Work
 from gateway.errors import (
@@ -29,6 +29,7 @@ from gateway.errors import (
     UpstreamFailed,
 )
 from gateway.prepare import PreparedWork, refresh, texts_of_pairs
+from gateway.routing.refusals import REFUSED_BYTES_MIN
 from gateway.timeline import Timeline
 from gateway.upstreams.model_inputs import ModelInputs
 
@@ -53,16 +54,17 @@ class Dispatcher:
         timeline.lap("queue")
         prepared = refresh(inputs, grant.prepared)
         is_exact = prepared.input_tokens is not None
-        slices = cut(prepared.work, prepared.most_tokens(), lane.bounds(), exact=is_exact)
+        tokens = prepared.most_tokens()
+        slices = cut(prepared.work, tokens, lane.bounds(), exact=is_exact)
         owner = self._owner(grant, timeline)
         lane.check_room(sum(piece.tokens for piece in slices), owner)
         try:
-            replies = await _submit_all(slices, lane, grant, owner)
-            reply = join(slices, [slice_reply.reply for slice_reply in replies])
+            replies = await _Submission(lane, grant, owner, tokens).submit_all(slices)
+            reply = join([piece for piece, _ in replies], [own.reply for _, own in replies])
         except errors.BackendError as error:
             raise translated(error, _place_of(error, prepared)) from error
         timeline.lap("upstream")
-        timeline.move("upstream", "queue", max(slice_reply.queued_s for slice_reply in replies))
+        timeline.move("upstream", "queue", max(own.queued_s for _, own in replies))
         return cosine_scores(prepared.call.work, reply) if prepared.by_cosine else reply
 
     def _owner(self, grant: Grant, timeline: Timeline) -> Owner:
@@ -88,38 +90,66 @@ def _numbers_of(reply: Reply) -> int:
     return vectors + sum(2 * len(terms.indices) for terms in reply.sparse or ())
 
 
-async def _submit_all(slices: Sequence[Slice], lane: Lane, grant: Grant, owner: Owner) -> list[SliceReply]:
-    """Return the replies to all slices; on the first error, cancel the other slices."""
-    numbers = 0
+class _Submission:
+    """Slices of one call on their way through a lane. tokens: count of each input of the call."""
 
-    def count_unanswered(piece: Slice) -> None:
-        # Tokenizing is free.
-        if not isinstance(piece.work, Tokenize | Detokenize):
-            grant.count_unanswered(piece.tokens)
+    __slots__ = ("_grant", "_lane", "_numbers", "_owner", "_tokens")
 
-    async def submit(piece: Slice) -> SliceReply:
+    def __init__(self, lane: Lane, grant: Grant, owner: Owner, tokens: Sequence[int]) -> None:
+        self._lane = lane
+        self._grant = grant
+        self._owner = owner
+        self._tokens = tokens
+        # In the replies so far, of outputs that are larger than one vector for an input.
+        self._numbers = 0
+
+    async def submit_all(self, slices: Sequence[Slice]) -> list[tuple[Slice, SliceReply]]:
+        """Return the slices that were computed, in order, with their replies.
+
+        On the first error, cancel the other slices.
+        """
+        if len(slices) == 1:
+            return await self._submit(slices[0])
         try:
-            slice_reply = await lane.submit(piece, owner, grant.deadline.at_s, count_unanswered)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._submit(piece)) for piece in slices]
+        except BaseExceptionGroup as failures:
+            # The caller gets one error; which of several slices failed first does not matter to it.
+            raise failures.exceptions[0] from failures
+        return [computed for task in tasks for computed in task.result()]
+
+    async def _submit(self, piece: Slice) -> list[tuple[Slice, SliceReply]]:
+        grant = self._grant
+        try:
+            reply = await self._lane.submit(piece, self._owner, grant.deadline.at_s, self._count_unanswered)
         except errors.InvalidWork as error:
             raise _of_call(error, piece) from error
-        grant.count(slice_reply.reply.tokens)
-        nonlocal numbers
-        numbers += _numbers_of(slice_reply.reply)
-        if numbers > REPLY_NUMBERS_MAX:
+        except (errors.RequestTooLarge, errors.PermitsTaken) as error:
+            if piece.inputs == 1:
+                raise _refusal_of(piece, error) from error
+            tokens = self._tokens[piece.start : piece.start + piece.inputs]
+            return await self.submit_all(cut_again(piece, tokens, self._lane.bounds()))
+        grant.count(reply.reply.tokens)
+        self._numbers += _numbers_of(reply.reply)
+        if self._numbers > REPLY_NUMBERS_MAX:
             raise InvalidInput(
                 f"the output has more than {REPLY_NUMBERS_MAX} numbers; send fewer or shorter texts"
             )
-        return slice_reply
+        return [(piece, reply)]
 
-    if len(slices) == 1:
-        return [await submit(slices[0])]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(submit(piece)) for piece in slices]
-    except BaseExceptionGroup as failures:
-        # The caller gets one error; which of several slices failed first does not matter to it.
-        raise failures.exceptions[0] from failures
-    return [task.result() for task in tasks]
+    def _count_unanswered(self, piece: Slice) -> None:
+        # Tokenizing is free.
+        if not isinstance(piece.work, Tokenize | Detokenize):
+            self._grant.count_unanswered(piece.tokens)
+
+
+def _refusal_of(piece: Slice, error: errors.BackendError) -> errors.BackendError:
+    """Return the error of a call whose input a replica refuses for its size, or for want of a permit."""
+    sent_bytes = request_bytes(piece.work)
+    if isinstance(error, errors.PermitsTaken) or sent_bytes < REFUSED_BYTES_MIN:
+        return error
+    message = f"the upstream refuses its {sent_bytes} bytes, which are too many for one request"
+    return errors.InvalidWork(message, input_index=piece.start)
 
 
 def cosine_scores(work: Work, reply: Reply) -> Reply:

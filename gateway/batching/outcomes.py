@@ -3,19 +3,25 @@
 `retries` decides the consequence of an error. This module carries it out.
 """
 
+import asyncio
+import logging
 from functools import partial
+from random import Random
 
 from backends.contract import Reply
-from backends.errors import AttemptTimedOut, BackendError, ConnectionLost
+from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, PermitsTaken, RequestTooLarge
 from gateway.batching.fair_queue import FairQueue
 from gateway.batching.joining import split_reply
 from gateway.batching.measures import LaneMeasures
-from gateway.batching.retries import Fail, Retry, RetryPolicy, Split, action_for, timed_out_early
+from gateway.batching.retries import Fail, Retry, RetryPolicy, Split, action_for, is_refused, timed_out_early
+from gateway.batching.slices import request_bytes
 from gateway.batching.staggered_calls import StaggeredCalls
 from gateway.batching.tenant_activity import TenantActivity
 from gateway.batching.ticket import Attempt, Ticket
 from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
+
+logger = logging.getLogger("gateway")
 
 
 class OutcomeHandler:
@@ -35,6 +41,7 @@ class OutcomeHandler:
         self._policy = policy
         self._measures = measures
         self._deliveries = StaggeredCalls()
+        self._random = Random()  # noqa: S311 - it spreads retries and protects no secret
 
     def handle_reply(self, attempt: Attempt, reply: Reply, now_s: float) -> None:
         """Learn from a completed batch and give each ticket its own reply."""
@@ -56,6 +63,10 @@ class OutcomeHandler:
     def handle_error(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         """Record a failure at the replica, then retry, split or fail the batch."""
         replica, took_s = attempt.replica, now_s - attempt.started_s
+        if isinstance(error, RequestTooLarge):
+            self._learn_size(replica, request_bytes(attempt.piece.work), now_s)
+        elif isinstance(error, PermitsTaken):
+            self._pause(replica)
         patience_s = replica.patience_s(self._policy.attempt_timeout_s)
         if error.retryable and not timed_out_early(error, took_s, patience_s):
             self._pool.record_failure(replica, error, now_s, attempt.started_s)
@@ -67,6 +78,25 @@ class OutcomeHandler:
         attempt.outcome = error.kind
         self._apply(attempt, error, now_s)
         attempt.cancel()
+
+    def _learn_size(self, replica: Replica, refused_bytes: int, now_s: float) -> None:
+        if replica.refusals.learn_size(refused_bytes, now_s):
+            logger.info(
+                "upstream %s: %s refused %d bytes; its requests have at most %d now",
+                self._pool.upstream,
+                replica.name,
+                refused_bytes,
+                replica.refusals.learned_bytes,
+            )
+
+    def _pause(self, replica: Replica) -> None:
+        pause_s = replica.refusals.pause(self._random.random())
+        if pause_s is not None:
+            asyncio.get_running_loop().call_later(pause_s, self._resume, replica)
+
+    def _resume(self, replica: Replica) -> None:
+        replica.refusals.is_paused = False
+        self._pool.on_change()
 
     def _apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         decision = self._policy.decide(
@@ -95,7 +125,8 @@ class OutcomeHandler:
             if ticket.running:
                 # Another attempt still carries it: a hedge, or the attempt that was hedged.
                 continue
-            action = action_for(decision, ticket.losses, len(attempt.tickets))
+            refused = is_refused(ticket.refusals, ticket.piece.inputs)
+            action = action_for(decision, ticket.losses, len(attempt.tickets), is_refused=refused)
             if action == "fail":
                 ticket.settle(decision.error)
                 continue
@@ -107,6 +138,7 @@ class OutcomeHandler:
             self._activity.mark_suspect(ticket.owner.tenant, now_s)
         ticket.last_error = decision.error
         ticket.losses += isinstance(decision.error, ConnectionLost)
+        ticket.refusals += isinstance(decision.error, PermitsTaken)
         if isinstance(decision, Fail) or not decision.same_replica:
             ticket.tried.add(replica)
 

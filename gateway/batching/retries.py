@@ -7,6 +7,8 @@ tickets and queue, and `routing.health` decides the consequence for the replica.
   costs nothing.
 - A joined batch that a replica refuses or fails with an error of its own is split in halves, until the slice
   that causes the error is alone.
+- A batch for which a replica has no permits waits and is sent there again, free of charge. Refused again and
+  again, it fails, and the stage `dispatch` cuts it into smaller ones.
 - A slice that was in flight when two connections broke may be their cause. It runs alone once more, then
   fails.
 """
@@ -21,6 +23,7 @@ from backends.errors import (
     BackendError,
     ConnectionLost,
     ModelNotLoaded,
+    PermitsTaken,
     ReplicaFailed,
     ReplicaUnavailable,
 )
@@ -29,6 +32,10 @@ from gateway.routing.retry_budget import RetryBudget
 
 # A slice that was in flight at this many broken connections may be their cause: it runs alone once more.
 LOSSES_MAX = 2
+# A slice for which a replica had no permits this often runs alone once more, and then fails. One of several
+# inputs is cut in two by the stage `dispatch`, which is sooner of use than more patience.
+REFUSALS_MAX = 6
+REFUSALS_MAX_OF_SEVERAL = 2
 # An attempt gets at least this long, however close the deadline is.
 ATTEMPT_MIN_S = 0.05
 MASKED_MESSAGE = "a replica did not do the batch that this call was part of"
@@ -71,11 +78,11 @@ class RetryPolicy:
         self._hedges = RetryBudget(settings.hedge_share, now_s)
         self.attempt_timeout_s = settings.attempt_timeout_s
         # Errors of a replica that will return.
-        self._returning_errors: tuple[type[BackendError], ...] = ()
+        self._returning_errors: tuple[type[BackendError], ...] = (PermitsTaken,)
         if settings.holds:
-            self._returning_errors = (ConnectionLost, ReplicaUnavailable)
+            self._returning_errors += (ConnectionLost, ReplicaUnavailable)
         if settings.holds and settings.waits_for_loading:
-            self._returning_errors = (ConnectionLost, ReplicaUnavailable, ModelNotLoaded)
+            self._returning_errors += (ModelNotLoaded,)
 
     def add_first_attempt(self, now_s: float) -> None:
         """Count a batch that is tried for the first time, which pays for retries and hedges."""
@@ -103,12 +110,12 @@ class RetryPolicy:
             return Split(visible, avoid_replica=has_failed and has_other_replica)
         if retries:
             return Retry(masked(error, slices), same_replica=self.replica_returns(error))
-        return Fail(masked(error, slices), blames_input=not error.retryable)
+        return Fail(masked(error, slices), blames_input=error.source == "caller")
 
     def replica_returns(self, error: BackendError) -> bool:
         """Return whether the replica is expected back, so that its work waits for it.
 
-        An engine that died restarts on the same socket and loads its model.
+        An engine that died restarts on the same socket and loads its model. Permits are free again soon.
         """
         return isinstance(error, self._returning_errors)
 
@@ -127,15 +134,22 @@ class RetryPolicy:
         return self.replica_returns(error) or (is_wanted and self._retries.try_spend(now_s))
 
 
-def action_for(decision: Retry | Fail, losses: int, slices: int) -> SliceAction:
+def action_for(decision: Retry | Fail, losses: int, slices: int, *, is_refused: bool = False) -> SliceAction:
     """Return the consequence for one slice of a failed batch.
 
     losses: broken connections while the slice was in flight, including this one. slices: in the failed batch.
+    is_refused: as `is_refused` returns it.
     """
     ran_alone = slices == 1
-    if isinstance(decision, Fail) or (losses >= LOSSES_MAX and ran_alone):
+    is_last = losses >= LOSSES_MAX or is_refused
+    if isinstance(decision, Fail) or (is_last and ran_alone):
         return "fail"
-    return "requeue_alone" if losses >= LOSSES_MAX else "requeue"
+    return "requeue_alone" if is_last else "requeue"
+
+
+def is_refused(refusals: int, inputs: int) -> bool:
+    """Return whether a slice of this many inputs was refused too often for want of permits."""
+    return refusals >= (REFUSALS_MAX if inputs == 1 else REFUSALS_MAX_OF_SEVERAL)
 
 
 def timed_out_early(error: BackendError, took_s: float, patience_s: float) -> bool:

@@ -67,14 +67,33 @@ class Slice(msgspec.Struct, frozen=True):
     exact: bool = False
 
 
+class ConfiguredBounds(msgspec.Struct, frozen=True):
+    """Bounds of one upstream request in the configuration; None where it sets none."""
+
+    inputs: int | None = None
+    tokens: int | None = None
+    bytes: int | None = None
+
+
+NO_BOUNDS = ConfiguredBounds()
+
+
 def bounds_of(
-    capabilities: Capabilities, batch_inputs: int | None = None, batch_tokens: int | None = None
+    capabilities: Capabilities,
+    configured: ConfiguredBounds = NO_BOUNDS,
+    learned_bytes: int | None = None,
 ) -> Bounds:
-    """Return the bounds that a replica reports, tightened by the configuration, or the defaults."""
+    """Return the bounds of a replica, or the defaults.
+
+    Inputs and tokens are what it reports, tightened by the configuration. No server reports bytes: the
+    configuration replaces what its adapter assumes, and a bound learned from refusals tightens both.
+    """
+    inputs = _smallest(capabilities.batch_inputs, configured.inputs) or DEFAULT_BATCH_INPUTS
     return Bounds(
-        _smallest(capabilities.batch_inputs, batch_inputs) or DEFAULT_BATCH_INPUTS,
-        _smallest(capabilities.batch_tokens, batch_tokens) or DEFAULT_BATCH_TOKENS,
-        capabilities.batch_bytes,
+        # A request with more inputs than the replica has permits would always be refused.
+        min(inputs, capabilities.concurrent_inputs or inputs),
+        _smallest(capabilities.batch_tokens, configured.tokens) or DEFAULT_BATCH_TOKENS,
+        _smallest(configured.bytes or capabilities.batch_bytes, learned_bytes),
     )
 
 
@@ -150,6 +169,24 @@ def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = Fals
         )
         for start, end in pairwise(ends)
     ]
+
+
+def cut_again(piece: Slice, tokens: Sequence[int], bounds: Bounds) -> list[Slice]:
+    """Return the parts, two at least, of a slice of several inputs that a replica refused for its size.
+
+    tokens: count of each of its inputs against the bound. bounds: of one upstream request, as known now.
+    """
+    parts = cut(piece.work, tokens, bounds, exact=piece.exact)
+    if len(parts) == 1:
+        # Nothing has been learned from the refusal.
+        parts = cut(piece.work, tokens, Bounds((piece.inputs + 1) // 2), exact=piece.exact)
+    return [msgspec.structs.replace(part, start=piece.start + part.start) for part in parts]
+
+
+def request_bytes(work: Work) -> int:
+    """Return the bytes of a request's inputs in JSON; the query of a rerank is one of them."""
+    query = len(msgspec.json.encode(work.query)) if isinstance(work, Rerank) else 0
+    return query + sum(len(msgspec.json.encode(work_input)) + 1 for work_input in inputs_of(work))
 
 
 def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:

@@ -59,6 +59,7 @@ class Ticket:
         self.was_sent = False
         self.was_answered = False
         self.losses = 0
+        self.refusals = 0
         self.runs_alone = False
         self.half: object = None
         self.last_error: BackendError | None = None

@@ -142,6 +142,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     tokenizer: location of the checkpoint's small files, for facts that the backend's protocol does not
     report. token_encoding: location of the tokenizer.json that turns token ids sent by callers back into
     text. batch_inputs, batch_tokens: size of one upstream request, where the replica does not report it.
+    batch_bytes: most bytes of inputs in one upstream request, in place of what its backend assumes.
     in_flight_batches: window of batches in flight to one replica; absent, it is learned. queue_tokens: most
     tokens that may wait in front of all replicas. retry_share, hedge_share: extra attempts, as a share of
     those that callers cause. task, pooling: override the checkpoint's own files. trust_remote_code:
@@ -164,6 +165,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     policy: Policy = "least_tokens"
     batch_inputs: PositiveInt | None = None
     batch_tokens: PositiveInt | None = None
+    batch_bytes: PositiveInt | None = None
     in_flight_batches: PositiveInt | None = None
     queue_tokens: PositiveInt = 4_000_000
     attempt_timeout_s: PositiveFloat = 30.0

@@ -117,6 +117,7 @@ class Prober:
         pool, replica, stall_timeout_s = self._pool, self._replica, self._intervals.stall_timeout_s
         if stall_timeout_s is None:
             return
+        replica.refusals.forget_old_size(self._clock())
         if len(pool.replicas) > 1:
             # The queue depth only helps to choose between several replicas.
             await _update_queue_depth(replica)

@@ -8,6 +8,7 @@ import msgspec
 from backends.contract import Backend, Capabilities, Embed, EmbedReply, Reply, Residence, Work
 from backends.errors import ReplicaFailed
 from gateway.routing.health import PROBATION_BATCHES, State
+from gateway.routing.refusals import Refusals
 from gateway.routing.window import Window
 
 # A replica that has work and has returned nothing for this long, and for this many times the recent duration
@@ -43,6 +44,7 @@ class Replica:
         self.residence: Residence | None = None
         # Its own report of its queue, which other clients may fill as well.
         self.waiting_inputs = 0
+        self.refusals = Refusals()
         self.batches = 0
         self.batches_by_tenant: Counter[str] = Counter()
         self.inputs = 0
@@ -80,9 +82,9 @@ class Replica:
     def has_room(self, inputs: int, slots: int) -> bool:
         """Return whether the slots and the replica's own permits allow one more batch of this size."""
         permits = self.capabilities.concurrent_inputs if self.capabilities else None
-        # A batch larger than all permits could never go, so it may try while nothing else is in flight.
+        # A batch larger than all permits was cut for other replicas. It may try alone, and is then cut again.
         free = permits is None or self.inputs == 0 or self.inputs + inputs <= permits
-        return self.batches < slots and free
+        return self.batches < slots and free and not self.refusals.is_paused
 
     def check_width(self, work: Work, reply: Reply) -> None:
         """Check that vectors are as wide as its canaries were, or as the work requested.
@@ -121,6 +123,8 @@ class Replica:
         """
         self.window.record_batch(load.tokens, now_s, self.batches, was_full=was_full)
         self._progress_s = now_s
+        if self.refusals.pauses:
+            self.refusals.end_pauses()
         self._failures = 0
         self._successes += 1
         self._slowest_s = max(took_s, self._slowest_s * EXTREMES_DECAY)
@@ -140,6 +144,7 @@ class Replica:
         """Forget everything that was learned before the replica rejoined."""
         self._failures = self._successes = 0
         self._slowest_s = self._largest_tokens = 0.0
+        self.refusals = Refusals()
         self.window.restart()
 
     def is_silent(self, now_s: float, timeout_s: float) -> bool:

@@ -180,7 +180,7 @@ async def test_tenant_may_use_only_its_models(boot: Boots, model: str | None) ->
         (OPENAI, {"input": "abcdefghij"}, 3),
         (OPENAI, {"input": ["one two", "three"] * 3}, 21),
         ("/embed", {"inputs": "w " * 40}, 16),
-        ("/rerank", {"query": "q", "texts": ["one two", "three"]}, 9),
+        ("/rerank", {"query": "q", "texts": ["one two", "three"]}, 11),
         ("/models/bge/rerank", {"query": "q", "texts": ["one two", "three"]}, 10),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}, 9),
         ("/tokenize", {"inputs": "one two three"}, 0),

@@ -278,10 +278,10 @@ async def fail_all_requests(server: FakeTei) -> None:
 class CanaryRejectingTei(FakeTei):
     """Server that rejects the canaries."""
 
-    def _checked(self, texts: Any, body: dict[str, Any], *, empty_allowed: bool = False) -> list[str]:
+    def _check(self, texts: Any, body: dict[str, Any]) -> None:
         if self.canaries and not self.requests:
             raise TeiError(422, "Input validation error: too odd", "Validation")
-        return super()._checked(texts, body, empty_allowed=empty_allowed)
+        super()._check(texts, body)
 
 
 async def test_replica_that_rejects_canaries_joins_unchecked(boot: Boots) -> None:
@@ -304,7 +304,7 @@ async def test_sends_no_canaries_to_replicas_that_do_not_embed(boot: Boots) -> N
 class BrokenTei(FakeTei):
     """Server that describes itself and cannot embed."""
 
-    def _checked(self, *_: Any, **__: Any) -> list[str]:
+    def _check(self, *_: Any) -> None:
         raise TeiError(424, "CUDA error", "Backend")
 
 

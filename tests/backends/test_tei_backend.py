@@ -21,7 +21,15 @@ from backends.contract import (
     TokenizeReply,
     Truncate,
 )
-from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
+from backends.errors import (
+    BackendError,
+    InvalidWork,
+    PermitsTaken,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    RequestTooLarge,
+)
 from backends.http import UpstreamClient, UpstreamResponse
 from backends.tei import TeiBackend, TeiInfo, capabilities, decode, encode, failure
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
@@ -154,9 +162,9 @@ def test_derives_operations_from_the_model_type(
         (422, {"message": "too long", "code": 422, "type": "Validation"}, InvalidWork),
         (413, {"message": "too long", "code": 413, "type": "Validation"}, InvalidWork),
         (422, {"error": "tokenizer error", "error_type": "Tokenizer"}, InvalidWork),
-        (413, b"length limit exceeded", InvalidWork),
-        (413, b"", InvalidWork),
-        (429, {"error": "Model is overloaded", "error_type": "Overloaded"}, ReplicaOverloaded),
+        (413, b"length limit exceeded", RequestTooLarge),
+        (413, b"", RequestTooLarge),
+        (429, {"error": "Model is overloaded", "error_type": "Overloaded"}, PermitsTaken),
         (429, b"<html>slow down</html>", ReplicaOverloaded),
         (503, {"error": "unhealthy", "error_type": "Unhealthy"}, ReplicaUnavailable),
         (503, b"", ReplicaUnavailable),
@@ -369,7 +377,7 @@ async def test_returns_tokens_in_input_order() -> None:
     reply = await (await joined(FakeTei())).run(Tokenize(("red", "blue")), 1.0)
 
     assert isinstance(reply, TokenizeReply)
-    assert ["red", "blue"] == [tokens[0].text for tokens in reply.inputs]
+    assert ["red", "blue"] == [tokens[1].text for tokens in reply.inputs]
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,24 @@ from backends.errors import (
     ConnectionLost,
     InvalidWork,
     ModelNotLoaded,
+    PermitsTaken,
     ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
+    RequestTooLarge,
     UnsupportedWork,
 )
 from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.retries import (
     ATTEMPT_MIN_S,
     MASKED_MESSAGE,
+    REFUSALS_MAX,
     Fail,
     Retry,
     RetryPolicy,
     Split,
     action_for,
+    is_refused,
     timed_out_early,
 )
 from gateway.routing.retry_budget import FREE_ATTEMPTS
@@ -172,6 +176,32 @@ def test_slice_that_may_crash_replicas_runs_alone_once_then_fails(
     decision: Retry | Fail, losses: int, slices: int, expected: str
 ) -> None:
     assert expected == action_for(decision, losses, slices)
+
+
+def test_slice_without_permits_runs_alone_then_fails() -> None:
+    refused = Retry(PermitsTaken(MASKED_MESSAGE), same_replica=True)
+
+    assert "requeue" == action_for(refused, 0, 1)
+    assert "requeue_alone" == action_for(refused, 0, 4, is_refused=True)
+    assert "fail" == action_for(refused, 0, 1, is_refused=True)
+
+
+def test_slice_of_several_inputs_is_cut_before_one_input_is_refused() -> None:
+    assert [False, False, True] == [is_refused(refusals, 8) for refusals in range(3)]
+    assert [False, True] == [is_refused(refusals, 1) for refusals in (REFUSALS_MAX - 1, REFUSALS_MAX)]
+
+
+def test_batch_without_permits_waits_for_the_same_replica() -> None:
+    error = PermitsTaken(MESSAGE)
+
+    assert Retry(error, same_replica=True) == decide(error, has_other_replica=False)
+
+
+def test_refused_size_splits_a_batch_and_blames_no_input() -> None:
+    error = RequestTooLarge(MESSAGE)
+
+    assert Split(None, avoid_replica=False) == decide(error, slices=2)
+    assert Fail(error, blames_input=False) == decide(error)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from gateway.batching.slices import (
     DEFAULT_BATCH_INPUTS,
     DEFAULT_BATCH_TOKENS,
     Bounds,
+    ConfiguredBounds,
     Slice,
     bounds_of,
     cut,
@@ -276,7 +277,7 @@ def capabilities_with(**values: int) -> Capabilities:
 def test_bounds_are_the_tightest_given_or_the_defaults(
     reported: dict[str, int], configured: tuple[int | None, int | None], expected: Bounds
 ) -> None:
-    assert expected == bounds_of(capabilities_with(**reported), *configured)
+    assert expected == bounds_of(capabilities_with(**reported), ConfiguredBounds(*configured))
 
 
 @many

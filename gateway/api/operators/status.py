@@ -84,6 +84,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                     history.latency_s,
                     attempts,
                     attempts - not_failed,
+                    replica.refusals.learned_bytes,
                 )
 
     def _models(self) -> Iterator[ModelStatus]:
