@@ -5,7 +5,7 @@ from itertools import count
 from typing import Self
 
 from gateway.calls import Deadline
-from gateway.errors import DeadlineExceeded, GatewayError
+from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut
 from gateway.events import Decision, Observe, QuotaDecided
 from gateway.prepare import PreparedWork
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, QuotaRequest, Reservation
@@ -18,7 +18,8 @@ class Grant:
 
     A `with` block under it keeps the reservation. On success, on a fault of the caller, or when the caller
     disconnects, the reservation is settled at the tokens that were computed and at those that replicas were
-    still computing. On a fault of the gateway or of an upstream it is refunded in full.
+    still computing. A call that outlasts the model's deadline is settled at the tokens that were computed. On
+    a fault of the gateway or of an upstream it is refunded in full.
     """
 
     def __init__(
@@ -53,15 +54,23 @@ class Grant:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Settle the cost of the call, or refund it."""
+        self.limit_statuses = self._ledger.settle(self._reservation, self._used(error))
+
+    def _used(self, error: BaseException | None) -> Cost:
+        """Return what the call has cost, by the way it ended."""
         reserved = self._reservation.request.cost
+        if isinstance(error, DeadlineExceeded) and not self.deadline.by_caller:
+            # The caller chose a size for which the model's time was too short. Nothing computed is a fault of
+            # ours, and so is a replica that hangs.
+            is_charged = self._tokens > 0 and not isinstance(error, ReplicaTimedOut)
+            return Cost(reserved.requests, self._tokens, reserved.inputs) if is_charged else NOTHING
+        if not _is_charged(error):
+            return NOTHING
         unanswered = self._unanswered_tokens
         if reserved.tokens:
             # The reservation may be exact, where the bounds of slices are not: never charge above it.
             unanswered = min(unanswered, max(0, reserved.tokens - self._tokens))
-        used = Cost(reserved.requests, self._tokens + unanswered, reserved.inputs)
-        if not _is_charged(error, self.deadline):
-            used = NOTHING
-        self.limit_statuses = self._ledger.settle(self._reservation, used)
+        return Cost(reserved.requests, self._tokens + unanswered, reserved.inputs)
 
 
 class Admission:
@@ -104,11 +113,11 @@ class Admission:
         return reservation
 
 
-def _is_charged(error: BaseException | None, deadline: Deadline) -> bool:
+def _is_charged(error: BaseException | None) -> bool:
     """Return whether the caller pays for a call: after success, its own fault, or its own deadline."""
     if isinstance(error, DeadlineExceeded):
         # A short deadline of the caller's own would otherwise buy work for free.
-        return deadline.by_caller
+        return True
     if isinstance(error, GatewayError):
         return error.facts.source == "caller"
     # Any other Exception is a fault of the gateway. A disconnected caller raises CancelledError, which is

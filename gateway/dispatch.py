@@ -18,7 +18,6 @@ from gateway.batching.ticket import Owner
 from gateway.calls import Work
 from gateway.errors import (
     LOADING_RETRY_S,
-    DeadlineExceeded,
     EmptyInput,
     GatewayError,
     InvalidInput,
@@ -26,6 +25,7 @@ from gateway.errors import (
     NoReplica,
     OperationUnsupported,
     Overloaded,
+    ReplicaTimedOut,
     UpstreamFailed,
 )
 from gateway.prepare import PreparedWork, refresh, texts_of_pairs
@@ -211,5 +211,5 @@ def translated(error: errors.BackendError, place: str = "") -> GatewayError:
         case errors.ReplicaUnavailable():
             return NoReplica(error.message)
         case errors.AttemptTimedOut():
-            return DeadlineExceeded(error.message)
+            return ReplicaTimedOut(error.message)
     return UpstreamFailed(error.message)

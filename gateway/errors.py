@@ -5,7 +5,7 @@ GatewayError
  │            AuthThrottled ModelForbidden ScopeForbidden TenantUnknown ModelNotFound NotFound
  │            MethodNotAllowed AlreadyExists OperationUnsupported QuotaExceeded
  ├─ gateway:  Overloaded GatewayFull QuotaUnavailable ShuttingDown ModelLoading Internal
- └─ upstream: NoReplica UpstreamFailed DeadlineExceeded
+ └─ upstream: NoReplica UpstreamFailed DeadlineExceeded ReplicaTimedOut
 
 Knows nothing of the dialects' bodies: `api/server/error_bodies.py` renders these.
 """
@@ -281,6 +281,10 @@ class DeadlineExceeded(GatewayError):
     """The deadline of the call has passed."""
 
     kind = "deadline_exceeded"
+
+
+class ReplicaTimedOut(DeadlineExceeded):
+    """The last replica that was tried did not answer in its time: a fault of the replica, not of the size."""
 
 
 class Internal(GatewayError):

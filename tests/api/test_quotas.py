@@ -283,6 +283,54 @@ async def test_charges_a_caller_who_leaves_for_dispatched_batches(
     assert [(1, 28)] == [(row.requests, row.tokens) for row in rows]
 
 
+async def test_models_deadline_charges_what_replicas_computed(boot: Boots) -> None:
+    """The caller chose the size of the call, so a call that outlasts the deadline is not free."""
+    gate, ledger = Gate(), MemoryLedger(Clock())
+    server = FakeTei()
+
+    async def hook(path: str, sent: dict[str, Any]) -> None:
+        if "004" in sent["input"]:
+            await gate()
+
+    server.hook = hook
+    config = tenants("requests_per_minute: 3, tokens_per_day: 1000").replace(
+        "backend: tei,", "backend: tei, in_flight_batches: 1,"
+    )
+    config = config.replace("bge: {", "bge: {deadline_s: 0.5, ")
+    async with boot({"tei-0": server}, config, ledger=ledger) as gateway:
+        reply = await gateway.post(OPENAI, {"input": [f"{n:03}" for n in range(12)]})
+        rows = await ledger.usage("acme", ["2023-11-14"])
+        gate.opened.set()
+        following = await embed(gateway)
+
+    # The first batch of four inputs was computed, the second hung, and the third was never sent.
+    assert 504 == reply.status_code
+    assert [(1, 12, 12)] == [(row.requests, row.tokens, row.inputs) for row in rows]
+    assert "1" == following.headers["x-ratelimit-remaining-requests"]
+
+
+async def test_refunds_the_whole_call_if_a_replica_hangs(boot: Boots) -> None:
+    """A hung replica is no fault of the caller, even if the replica answered a part of the call."""
+    gate, ledger = Gate(), MemoryLedger(Clock())
+    server = FakeTei()
+
+    async def hook(path: str, sent: dict[str, Any]) -> None:
+        if "004" in sent["input"]:
+            await gate()
+
+    server.hook = hook
+    config = tenants("requests_per_minute: 3, tokens_per_day: 1000").replace(
+        "backend: tei,", "backend: tei, attempt_timeout_s: 0.2,"
+    )
+    async with boot({"tei-0": server}, config, ledger=ledger) as gateway:
+        reply = await gateway.post(OPENAI, {"input": [f"{n:03}" for n in range(12)]})
+        rows = await ledger.usage("acme", ["2023-11-14"])
+        gate.opened.set()
+
+    assert 504 == reply.status_code
+    assert [] == [row for row in rows if row.requests or row.tokens or row.inputs]
+
+
 async def test_charges_no_tokens_if_the_caller_hangs_up_before_dispatch(boot: Boots) -> None:
     gate = Gate()
     ledger = MemoryLedger(Clock())
