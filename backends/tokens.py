@@ -52,14 +52,16 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        """Return the text of each list of ids.
+    def decode(
+        self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool, first_index: int = 0
+    ) -> list[str]:
+        """Return the text of each list of ids. first_index: of the first list, for the message of an error.
 
         Raises: InvalidWork, if an id is not in this vocabulary.
         """
         lists = [list(sequence) for sequence in ids]
         valid = {id_ for sequence in lists for id_ in sequence if self._contains(id_)}
-        for index, sequence in enumerate(lists):
+        for index, sequence in enumerate(lists, first_index):
             invalid = next((id_ for id_ in sequence if id_ not in valid), None)
             if invalid is not None:
                 raise InvalidWork(
@@ -70,6 +72,25 @@ class Vocabulary:
     def _contains(self, id_: int) -> bool:
         # A vocabulary can have gaps, therefore its size is not enough to validate an id.
         return 0 <= id_ < TOKEN_ID_LIMIT and self._tokenizer.id_to_token(id_) is not None
+
+
+class TextCounter:
+    """Counter of tokens, without truncation: one copy of a tokenizer serves every maximum length.
+
+    special_tokens, pair_special_tokens: tokens that are added to a text, and to a pair of texts.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self.special_tokens: int = tokenizer.num_special_tokens_to_add(is_pair=False)
+        self.pair_special_tokens: int = tokenizer.num_special_tokens_to_add(is_pair=True)
+        self._tokenizer = tokenizer
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Return the tokens of each text, without special tokens."""
+        # The length of an encoding; its ids would be Python objects, made while the GIL is held.
+        return list(map(len, self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)))
 
 
 class TextTokenizer:
@@ -198,6 +219,14 @@ def open_tokenizer(checkpoint: Path, max_tokens: int) -> TextTokenizer:
     Raises: ModelUnavailable.
     """
     return TextTokenizer(_read(checkpoint), max_tokens)
+
+
+def open_counter(checkpoint: Path) -> TextCounter:
+    """Read a checkpoint's tokenizer.json for counting only.
+
+    Raises: ModelUnavailable.
+    """
+    return TextCounter(_read(checkpoint))
 
 
 def open_vocabulary(checkpoint: Path) -> Vocabulary:

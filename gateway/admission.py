@@ -7,9 +7,10 @@ from typing import Self
 from gateway.calls import Deadline
 from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut
 from gateway.events import Decision, Observe, QuotaDecided
-from gateway.prepare import PreparedWork
+from gateway.prepare import TOKENS_MAX, PreparedWork
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, QuotaRequest, Reservation
 from gateway.quotas.limits import SECOND_US, Cost, LimitStatus
+from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
 
 
@@ -91,12 +92,39 @@ class Admission:
         reservation = await self._reserve(tenant, prepared)
         return Grant(tenant, prepared, deadline, reservation, self._ledger)
 
+    async def ask(self, tenant: Tenant, route: Route, least: Cost) -> int:
+        """Refuse a call of at least this cost if it does not fit now; return how many tokens fit.
+
+        It takes nothing from the limits.
+
+        Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
+        """
+        # Even for a moment, a slot in flight may be the one that a request of the tenant needs.
+        limits = tuple([limit for limit in tenant.limits + route.limits if limit.period != "in_flight"])
+        if self._shadow or not limits:
+            return TOKENS_MAX
+        request = QuotaRequest(
+            self._new_id(), tenant.name, limits, least, LEASE_US, route.model, is_lower_bound=True
+        )
+        try:
+            reservation = await self._ledger.reserve(request)
+        except GatewayError:
+            self._observe(QuotaDecided(tenant.name, "refused"))
+            raise
+        self._ledger.settle(reservation, NOTHING)
+        statuses = reservation.limit_statuses
+        room = [status.remaining + least.tokens for status in statuses if status.limit.unit == "tokens"]
+        return min(room, default=TOKENS_MAX)
+
+    def _new_id(self) -> str:
+        """Return an id that is unique among all gateways, and cheap: a random prefix and a counter."""
+        return f"{self._process}{next(self._numbers):x}"
+
     async def _reserve(self, tenant: Tenant, prepared: PreparedWork) -> Reservation:
         decision: Decision = "refused"
         route = prepared.route
         ask = QuotaRequest(
-            # Unique among all gateways, and cheap: a random prefix per process and a counter.
-            id=f"{self._process}{next(self._numbers):x}",
+            id=self._new_id(),
             tenant=tenant.name,
             limits=tenant.limits + route.limits,
             cost=prepared.cost,

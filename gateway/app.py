@@ -47,6 +47,7 @@ from gateway.config.schema import Config, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
 from gateway.in_flight import InFlight
+from gateway.prepare import Preparer
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolver, resolve
@@ -62,6 +63,7 @@ from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FirstKey, Keyring
 from gateway.tenants.store import TenantStore
 from gateway.upstreams.factory import Dependencies, OpenReplica
+from gateway.upstreams.fair_threads import FairThreads
 from gateway.upstreams.registry import UpstreamRegistry, log_failure
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.store import FingerprintStore
@@ -202,12 +204,10 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
     )
     registry.apply(config.upstreams, boot.engines)
-    gateway = Gateway(
-        _keyring(boot),
-        serving_of(config, registry.upstreams),
-        Admission(stores.ledger, observe, shadow=config.quotas.shadow),
-        Dispatcher(),
-    )
+    admission = Admission(stores.ledger, observe, shadow=config.quotas.shadow)
+    preparer = Preparer(FairThreads(), admission.ask)
+    serving = serving_of(config, registry.upstreams)
+    gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer))
     in_flight = InFlight(config.limits.in_flight_bytes)
     metrics.watch(sources_of(gateway.upstreams, in_flight))
     api = InferenceApi(gateway, Authenticator(gateway.keyring, config.trusted_proxies), config.limits.inputs)

@@ -28,7 +28,7 @@ from gateway.errors import (
     ReplicaTimedOut,
     UpstreamFailed,
 )
-from gateway.prepare import PreparedWork, refresh, texts_of_pairs
+from gateway.prepare import PreparedWork, Preparer, texts_of_pairs
 from gateway.routing.refusals import REFUSED_BYTES_MIN
 from gateway.timeline import Timeline
 from gateway.upstreams.model_inputs import ModelInputs
@@ -42,7 +42,8 @@ REPLY_NUMBERS_MAX = 16 * 1024 * 1024
 class Dispatcher:
     """Sends granted calls through the lane of their upstream."""
 
-    def __init__(self) -> None:
+    def __init__(self, preparer: Preparer) -> None:
+        self._preparer = preparer
         self._flows = count()
 
     async def dispatch(self, grant: Grant, lane: Lane, inputs: ModelInputs, timeline: Timeline) -> Reply:
@@ -52,7 +53,7 @@ class Dispatcher:
         """
         await lane.wait_for_replica(grant.deadline.at_s)
         timeline.lap("queue")
-        prepared = refresh(inputs, grant.prepared)
+        prepared = await self._preparer.refresh(inputs, grant.prepared, grant.tenant, grant.deadline)
         is_exact = prepared.input_tokens is not None
         tokens = prepared.most_tokens()
         slices = cut(prepared.work, tokens, lane.bounds(), exact=is_exact)

@@ -4,12 +4,15 @@ Runs between resolve and admit. Admission reserves the counted cost; dispatch cu
 """
 
 import asyncio
-from collections.abc import Mapping
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import count
 
 import msgspec
 
 from backends.contract import Capabilities, Detokenize, Embed, Encode, Operation, Rerank, Score, Tokenize
 from backends.contract import Work as BackendWork
+from backends.texts import INLINE_CHARACTERS_MAX, model_inputs_of
 from gateway.batching.slices import token_bounds
 from gateway.calls import Call, Deadline, Similarity, Work, inputs_of, truncation
 from gateway.errors import DeadlineExceeded
@@ -17,7 +20,17 @@ from gateway.prompts import with_prompt, with_roles
 from gateway.quotas.limits import Cost
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
+from gateway.upstreams.fair_threads import Claim, FairThreads
 from gateway.upstreams.model_inputs import ModelInputs
+from gateway.upstreams.token_counts import TokenCount, count_here
+from gateway.upstreams.token_ids import IdDecoder
+
+# Refuses a call of at least this cost if it does not fit now; returns how many tokens fit.
+Ask = Callable[[Tenant, Route, Cost], Awaitable[int]]
+
+# Text of this length takes as long to tokenize as a hundred trips to Redis: ask for room first.
+ASK_CHARACTERS = 64 * 1024
+TOKENS_MAX = sys.maxsize
 
 
 class PreparedWork:
@@ -80,34 +93,124 @@ class PreparedWork:
         return self._token_bounds
 
 
-async def prepare(
-    inputs: ModelInputs, tenant: Tenant, route: Route, call: Call, deadline: Deadline
-) -> PreparedWork:
-    """Return the work, counted exactly where a limit or a shared batch needs the number.
+class Preparer:
+    """Prepares calls. ask: called while tokens are counted, with the lowest cost possible."""
 
-    inputs: of the model that serves the route. Raises: DeadlineExceeded.
-    """
-    prepared = _build(inputs, call, route)
-    # Tokenizing is free, whatever the limits.
-    is_free = isinstance(call.work, Tokenize | Detokenize)
-    is_limited = not is_free and _has_token_limit(tenant, route)
-    if is_limited or inputs.always_counts:
-        prepared.input_tokens = await _count(inputs, prepared, deadline)
-    tokens = sum(prepared.most_tokens()) if is_limited else 0
-    prepared.cost = Cost(inputs=len(inputs_of(call.work)), tokens=tokens)
-    return prepared
+    def __init__(self, threads: FairThreads, ask: Ask) -> None:
+        self._threads = threads
+        self._ask = ask
+        self._flows = count()
 
+    async def prepare(
+        self, inputs: ModelInputs, tenant: Tenant, route: Route, call: Call, deadline: Deadline
+    ) -> PreparedWork:
+        """Return the work, counted exactly where a limit or a shared batch needs the number.
 
-def refresh(inputs: ModelInputs, prepared: PreparedWork) -> PreparedWork:
-    """Return the work as the replicas of this moment need it.
-
-    Usually that is `prepared` itself. A replica that joined since may have reported other prompts, or
-    that it scores no pairs; then the work is built again, and its exact counts no longer apply.
-    """
-    capabilities = inputs.capabilities()
-    if capabilities is prepared.capabilities or capabilities == prepared.capabilities:
+        inputs: of the model that serves the route. Raises: DeadlineExceeded, Overloaded, QuotaExceeded,
+        RequestExceedsLimit.
+        """
+        prepared = _build(inputs, call, route)
+        # Tokenizing is free, whatever the limits.
+        is_free = isinstance(call.work, Tokenize | Detokenize)
+        is_limited = not is_free and _has_token_limit(tenant, route)
+        if is_limited or inputs.always_counts:
+            prepared.input_tokens = await self._count(inputs, prepared, tenant, deadline)
+        tokens = sum(prepared.most_tokens()) if is_limited else 0
+        prepared.cost = Cost(inputs=len(inputs_of(call.work)), tokens=tokens)
         return prepared
-    return _build(inputs, prepared.call, prepared.route)
+
+    async def refresh(
+        self, inputs: ModelInputs, prepared: PreparedWork, tenant: Tenant, deadline: Deadline
+    ) -> PreparedWork:
+        """Return the work as the replicas of this moment need it.
+
+        Usually that is `prepared` itself. A replica that joined since may have reported other prompts, or
+        that it scores no pairs; then the work is built and counted again.
+
+        Raises: DeadlineExceeded, Overloaded.
+        """
+        capabilities = inputs.capabilities()
+        if capabilities is prepared.capabilities or capabilities == prepared.capabilities:
+            return prepared
+        fresh = _build(inputs, prepared.call, prepared.route)
+        if inputs.always_counts:
+            # The tokens of calls that share a batch would otherwise be divided by length.
+            fresh.input_tokens = await self._count(inputs, fresh, tenant, deadline, is_reserved=True)
+        return fresh
+
+    async def decode_ids(
+        self, decoder: IdDecoder, tenant: Tenant, ids: Sequence[Sequence[int]], timeout_s: float
+    ) -> list[str]:
+        """Return the text of each list of token ids. Raises: as `IdDecoder.decode`."""
+        return await decoder.decode(ids, self._threads, self._claim(tenant, bulk=False), timeout_s)
+
+    async def _count(
+        self,
+        inputs: ModelInputs,
+        prepared: PreparedWork,
+        tenant: Tenant,
+        deadline: Deadline,
+        *,
+        is_reserved: bool = False,
+    ) -> list[int] | None:
+        """Return the exact tokens of each input, None if they cannot be counted here.
+
+        is_reserved: the quota is reserved already.
+        """
+        work, capabilities, prompt = prepared.work, prepared.capabilities, prepared.prompt
+        if capabilities is None or prompt is None or isinstance(work, Tokenize | Detokenize):
+            return None
+        most = capabilities.max_input_tokens
+        if most is None or not inputs.can_count(capabilities):
+            return None
+        if isinstance(work, Rerank) and capabilities.overhead_tokens:
+            # Such a reranker puts each pair into a template that its tokenizer alone does not know.
+            return None
+        try:
+            async with asyncio.timeout_at(deadline.at_s):
+                counter = await inputs.counter(capabilities)
+                if counter is None:
+                    return None
+                if isinstance(work, Embed) and _is_short(work, prompt):
+                    return count_here(counter, work.inputs, prompt, most)
+                tokens = TokenCount(counter, model_inputs_of(work), prompt, most)
+                room = self._room(prepared, tenant, is_large=tokens.characters > ASK_CHARACTERS)
+                if is_reserved:
+                    room.tokens = TOKENS_MAX
+                claim = self._claim(tenant, bulk=prepared.call.bulk)
+                return await tokens.run(self._threads, claim, room.require)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the call's time ran out") from error
+
+    def _room(self, prepared: PreparedWork, tenant: Tenant, *, is_large: bool) -> "TokenRoom":
+        route, inputs = prepared.route, len(inputs_of(prepared.call.work))
+        amounts = [limit.amount for limit in tenant.limits + route.limits if limit.unit == "tokens"]
+        return TokenRoom(
+            lambda tokens: self._ask(tenant, route, Cost(inputs=inputs, tokens=tokens)),
+            # Without room, the first use asks.
+            -1 if is_large else min(amounts, default=TOKENS_MAX),
+        )
+
+    def _claim(self, tenant: Tenant, *, bulk: bool) -> Claim:
+        priority = "bulk" if bulk else tenant.priority
+        return Claim(tenant.name, next(self._flows), tenant.weight, priority)
+
+
+class TokenRoom:
+    """Tokens that fit into the limits of one call, as last known. ask: returns what fits now, or refuses."""
+
+    def __init__(self, ask: Callable[[int], Awaitable[int]], tokens: int) -> None:
+        self.tokens = tokens
+        self._ask = ask
+
+    async def require(self, tokens: int) -> None:
+        """Check that this many tokens fit. Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable."""
+        if tokens > self.tokens:
+            self.tokens = await self._ask(tokens)
+
+
+def _is_short(work: Embed, prompt: str) -> bool:
+    return sum(map(len, work.inputs)) + len(prompt) * len(work.inputs) <= INLINE_CHARACTERS_MAX
 
 
 def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
@@ -134,23 +237,6 @@ def _with_prompt(
         default = capabilities.default_prompt if capabilities else None
         return with_roles(work, {**checkpoint_prompts, **configured}, default)
     return with_prompt(work, call.role, configured, checkpoint_prompts)
-
-
-async def _count(inputs: ModelInputs, prepared: PreparedWork, deadline: Deadline) -> list[int] | None:
-    """Return the exact tokens of each input, None if they cannot be counted here."""
-    work, capabilities, prompt = prepared.work, prepared.capabilities, prepared.prompt
-    if capabilities is None or prompt is None or isinstance(work, Tokenize | Detokenize):
-        return None
-    if not inputs.can_count(capabilities):
-        return None
-    if isinstance(work, Rerank) and capabilities.overhead_tokens:
-        # Such a reranker puts each pair into a template that its tokenizer alone does not know.
-        return None
-    try:
-        async with asyncio.timeout_at(deadline.at_s):
-            return await inputs.count(work, prompt, capabilities)
-    except TimeoutError as error:
-        raise DeadlineExceeded("the call's time ran out") from error
 
 
 def scores_by_cosine(work: Work, capabilities: Capabilities | None) -> bool:

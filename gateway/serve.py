@@ -6,17 +6,17 @@ grant.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from backends.contract import EmbedReply, EncodeReply, Reply
+from backends.contract import EmbedReply, EncodeReply, Operation, Reply
 from gateway.admission import Admission
 from gateway.calls import Call, Deadline, operation_of
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
-from gateway.prepare import prepare
+from gateway.prepare import Preparer
 from gateway.quotas.limits import LimitStatus
 from gateway.routing.routes import Route, Routes
 from gateway.tenants.keyring import Keyring, Tenant
@@ -59,10 +59,16 @@ class Gateway:
     """Collaborators of the request path, built once, and the one reference to the current `Serving`."""
 
     def __init__(
-        self, keyring: Keyring, serving: Serving, admission: Admission, dispatcher: Dispatcher
+        self,
+        keyring: Keyring,
+        serving: Serving,
+        preparer: Preparer,
+        admission: Admission,
+        dispatcher: Dispatcher,
     ) -> None:
         self.keyring = keyring
         self.serving = serving
+        self._preparer = preparer
         self._admission = admission
         self._dispatcher = dispatcher
 
@@ -90,12 +96,23 @@ class Gateway:
         timeline.lap("auth")
         deadline = _deadline(route, caller)
         with serving.upstreams[route.upstream].hold() as upstream:
-            prepared = await prepare(upstream.model_inputs, tenant, route, call, deadline)
+            prepared = await self._preparer.prepare(upstream.model_inputs, tenant, route, call, deadline)
             with await self._admission.admit(tenant, prepared, deadline) as grant:
                 timeline.lap("quota")
                 reply = await self._dispatcher.dispatch(grant, upstream.lane, upstream.model_inputs, timeline)
             fingerprint = upstream.fingerprint if _has_vectors(reply) else None
         return Served(reply, tenant, route, grant.limit_statuses, grant.degraded, fingerprint)
+
+    async def decode_ids(
+        self, tenant: Tenant, model: str | None, operation: Operation, ids: Sequence[Sequence[int]]
+    ) -> list[str]:
+        """Decode token ids with the vocabulary in the model's config.
+
+        Raises: the errors of `Routes.resolve` and `IdDecoder.decode`.
+        """
+        route = self.routes.resolve(tenant, model, operation)
+        decoder = self.upstreams[route.upstream].ids
+        return await self._preparer.decode_ids(decoder, tenant, ids, route.deadline_s)
 
 
 def _has_vectors(reply: Reply) -> bool:

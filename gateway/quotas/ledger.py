@@ -44,7 +44,7 @@ class QuotaRequest(msgspec.Struct, frozen=True):
 
     id: makes a repeated reserve idempotent. expires_us: from now; an unsettled reservation then counts as
     spent. model: the name under which usage is recorded. shadow: count, but never refuse. is_bound: the
-    tokens are an upper bound, not a count.
+    tokens are an upper bound, not a count. is_lower_bound: the cost is the least that the call can have.
     """
 
     id: str
@@ -55,6 +55,7 @@ class QuotaRequest(msgspec.Struct, frozen=True):
     model: str = ""
     shadow: bool = False
     is_bound: bool = False
+    is_lower_bound: bool = False
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -227,6 +228,8 @@ def _cost_text(request: QuotaRequest, limit: Limit) -> str:
     """Describe the cost in one limit's unit, and whether it was counted."""
     cost, unit = request.cost.of(limit.unit), limit.unit
     noun = unit.removesuffix("s") if cost == 1 else unit
+    if unit == "tokens" and request.is_lower_bound:
+        return f"costs at least {cost} {noun}"
     if unit == "tokens" and request.is_bound:
         return f"may cost up to {cost} {noun}, by its length"
     return f"costs {cost} {noun}"

@@ -4,20 +4,25 @@ Rule: the gateway never assumes the model's own vocabulary; ids of a different o
 """
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.checkpoints import locate_tokenizer
 from backends.errors import InvalidWork, ModelUnavailable
 from gateway.errors import DeadlineExceeded, InvalidInput, UpstreamFailed
+from gateway.upstreams.background_opener import BackgroundOpener
+from gateway.upstreams.fair_threads import CHUNK_CHARACTERS, Claim, FairThreads
 
 if TYPE_CHECKING:
     # The tokenizers package is loaded only where ids are decoded.
     from backends.tokens import Vocabulary
 
-DECODING = ThreadPoolExecutor(1, "decode")
+# As many as `/detokenize` takes.
+IDS_MAX = 1_000_000
+# Text of an English token, and the price of a token id in a turn of the threads.
+CHARACTERS_PER_ID = 4
 IDS_REFUSED = (
     "token ids are refused: they belong to another model's vocabulary and would give wrong vectors. "
     "Send texts; with LangChain's OpenAIEmbeddings set check_embedding_ctx_length=False"
@@ -32,19 +37,22 @@ class IdDecoder:
 
     def __init__(self, source: str | None) -> None:
         self._source = source
-        self._vocabulary: Vocabulary | None = None
+        self._opener: BackgroundOpener[Vocabulary] = BackgroundOpener()
 
-    async def decode(self, ids: Sequence[Sequence[int]], timeout_s: float) -> list[str]:
+    async def decode(
+        self, ids: Sequence[Sequence[int]], threads: FairThreads, claim: Claim, timeout_s: float
+    ) -> list[str]:
         """Return the text of each list of ids, without special tokens.
 
-        Raises: InvalidInput, DeadlineExceeded, UpstreamFailed.
+        Raises: InvalidInput, Overloaded, DeadlineExceeded, UpstreamFailed.
         """
         if self._source is None:
             raise InvalidInput(IDS_REFUSED, param="input")
-        loop = asyncio.get_running_loop()
+        if sum(map(len, ids)) > IDS_MAX:
+            raise InvalidInput(f"more than {IDS_MAX} token ids in a call", param="input")
         try:
             async with asyncio.timeout(timeout_s):
-                return await loop.run_in_executor(DECODING, self._decode, self._source, ids)
+                return await self._decode(self._source, ids, threads, claim)
         except InvalidWork as error:
             raise InvalidInput(error.message, param="input") from error
         except ModelUnavailable as error:
@@ -52,10 +60,30 @@ class IdDecoder:
         except TimeoutError as error:
             raise DeadlineExceeded("the call's time ran out") from error
 
-    def _decode(self, source: str, ids: Sequence[Sequence[int]]) -> list[str]:
-        from backends.tokens import open_vocabulary
+    async def _decode(
+        self, source: str, ids: Sequence[Sequence[int]], threads: FairThreads, claim: Claim
+    ) -> list[str]:
+        texts: list[str] = []
+        with threads.hold(claim.tenant, sum(map(len, ids)) * CHARACTERS_PER_ID):
+            vocabulary = await self._opener.get(partial(_open_vocabulary, source))
+            for start, lists in _chunks(ids):
+                decode = partial(vocabulary.decode, lists, skip_special_tokens=True, first_index=start)
+                texts += await threads.run(claim, sum(map(len, lists)) * CHARACTERS_PER_ID, decode)
+        return texts
 
-        # DECODING has one thread, so the vocabulary is opened once.
-        if self._vocabulary is None:
-            self._vocabulary = open_vocabulary(Path(locate_tokenizer(source)))
-        return self._vocabulary.decode(ids, skip_special_tokens=True)
+
+def _open_vocabulary(source: str) -> "Vocabulary":
+    from backends.tokens import open_vocabulary
+
+    return open_vocabulary(Path(locate_tokenizer(source)))
+
+
+def _chunks(ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, Sequence[Sequence[int]]]]:
+    """Yield the index of the first list, and consecutive lists that are decoded at once."""
+    start = count = 0
+    for index, sequence in enumerate(ids):
+        if index > start and (count + len(sequence)) * CHARACTERS_PER_ID > CHUNK_CHARACTERS:
+            yield start, ids[start:index]
+            start, count = index, 0
+        count += len(sequence)
+    yield start, ids[start:]

@@ -50,7 +50,7 @@ from gateway.calls import Call, Deadline, Similarity, Work
 from gateway.config import schema as config
 from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError
-from gateway.prepare import PreparedWork, prepare
+from gateway.prepare import TOKENS_MAX, PreparedWork, Preparer
 from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.pool import Pool
@@ -60,6 +60,7 @@ from gateway.routing.window import Window
 from gateway.tenants.keyring import Tenant
 from gateway.timeline import Timeline
 from gateway.upstreams.batch_bounds import BatchBounds
+from gateway.upstreams.fair_threads import FairThreads
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.fakes.tei import score_of, vector_of
@@ -205,6 +206,10 @@ class SmallReplica:
         pass
 
 
+async def _no_limits(*_: object) -> int:
+    return TOKENS_MAX
+
+
 class World:
     """One upstream behind a dispatcher."""
 
@@ -225,7 +230,8 @@ class World:
         )
         space = VectorSpace("up", upstream_settings, None, lambda _: None)
         self.upstream = Upstream("up", upstream_settings, self.pool, lane, space)
-        self.dispatcher = Dispatcher()
+        self.preparer = Preparer(FairThreads(), _no_limits)
+        self.dispatcher = Dispatcher(self.preparer)
         for replica, backend in zip(replicas, backends, strict=True):
             self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.capabilities)
 
@@ -239,7 +245,9 @@ class World:
         """Return the work as replicas receive it."""
         route = Route("m", "up", Operation.EMBED, Truncate.RIGHT, 60)
         deadline = Deadline(asyncio.get_running_loop().time() + 30)
-        return await prepare(self.upstream.model_inputs, Tenant("any"), route, Call(work), deadline)
+        return await self.preparer.prepare(
+            self.upstream.model_inputs, Tenant("any"), route, Call(work), deadline
+        )
 
     async def call(self, index: int, work: Work) -> tuple[Reply, int] | None:
         """Return the reply and its counted tokens, or None if the replicas failed it."""

@@ -40,11 +40,10 @@ class InferenceApi:
     ) -> list[str]:
         """Decode token ids with the vocabulary in the model's config.
 
-        Raises: the errors of `Routes.resolve` and `IdDecoder.decode`.
+        Raises: the errors of `Gateway.decode_ids`.
         """
         tenant = self.authenticator.authenticate(context)
-        route = self.gateway.routes.resolve(tenant, model, operation)
-        return await self.gateway.upstreams[route.upstream].ids.decode(ids, route.deadline_s)
+        return await self.gateway.decode_ids(tenant, model, operation, ids)
 
     def capabilities_of(self, model: str | None, operation: Operation) -> Capabilities | None:
         """Return the capabilities of a model, or of the operation's default; None until a replica has joined.
