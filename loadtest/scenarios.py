@@ -1,8 +1,8 @@
-"""Scenarios of callers, faults and features.
+"""Scenarios of callers, faults, features and attacks.
 
 Each measures its baseline in the same run.
 
-    .venv/bin/python -m loadtest.scenarios    # all of them, about six minutes
+    .venv/bin/python -m loadtest.scenarios    # all of them, about nine minutes
     .venv/bin/python -m loadtest.scenarios --only bulk,hung_replica --repeats 3
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest import overheads, results, servers, tables, traffic, troubles
+from loadtest import attacks, overheads, results, servers, tables, traffic, troubles
 from loadtest.processes import process_group
 from loadtest.results import Measure, spread
 from loadtest.testbed import Finding, Scenario, Testbed
@@ -24,7 +24,7 @@ from loadtest.testbed import Finding, Scenario, Testbed
 # The public coroutines of these modules, in their order.
 SCENARIOS: dict[str, Scenario] = {
     name: function
-    for module in (traffic, troubles, overheads)
+    for module in (traffic, troubles, overheads, attacks)
     for name, function in vars(module).items()
     if inspect.iscoroutinefunction(function) and function.__module__ == module.__name__ and name[0] != "_"
 }
