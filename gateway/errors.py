@@ -242,7 +242,7 @@ class Overloaded(GatewayError):
 
 
 class GatewayFull(GatewayError):
-    """Bodies in flight use all of `limits.in_flight_bytes`."""
+    """Bodies and replies in flight use all of `limits.in_flight_bytes`."""
 
     kind = "gateway_full"
 

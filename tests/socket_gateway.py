@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import uvicorn
 
-from gateway.api.server.http_protocol import BoundedProtocol
+from gateway.api.server.http_protocol import BoundedProtocol, bounded_protocol
 from gateway.app import Application, Collaborators, build
 from gateway.config.boot import AppBoot
 from gateway.config.load import parse_config
@@ -72,7 +72,12 @@ async def socket_gateway(server: FakeTei, config: str, send_bytes: int = 0) -> A
     )
     application = build(AppBoot(parse_config(config, {}, Path.cwd()), None), collaborators)
     web = uvicorn.Server(
-        uvicorn.Config(application.asgi, http=BoundedProtocol, lifespan="off", log_config=None)
+        uvicorn.Config(
+            application.asgi,
+            http=bounded_protocol(application.in_flight, 1000),
+            lifespan="off",
+            log_config=None,
+        )
     )
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     if send_bytes:

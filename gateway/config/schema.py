@@ -235,11 +235,15 @@ class TenantConfig(Section, frozen=True):
 
 
 class Limits(Section, frozen=True):
-    """Bounds on the size of one request, and on the bytes of all requests in flight."""
+    """Bounds on the size of one request, on the bytes of all requests in flight, and on connections.
+
+    connections: most connections of callers to one worker.
+    """
 
     body_bytes: PositiveInt = 32 * 1024 * 1024
     inputs: PositiveInt = 2048
     in_flight_bytes: PositiveInt = 512 * 1024 * 1024
+    connections: PositiveInt = 4096
 
 
 class Tracing(Section, frozen=True):

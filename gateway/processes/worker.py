@@ -24,7 +24,8 @@ import uvicorn
 import uvloop
 
 from gateway.api.operators.added_models import AdditionsClient
-from gateway.api.server.http_protocol import BoundedProtocol
+from gateway.api.server.connection_limit import connections_within_files
+from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build
 from gateway.config.schema import Config, ListenerTls
 from gateway.processes.listeners import join_port
@@ -130,7 +131,7 @@ def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Appli
 def _server_config(application: Application, config: Config) -> uvicorn.Config:
     return uvicorn.Config(
         application.asgi,
-        http=BoundedProtocol,
+        http=bounded_protocol(application.in_flight, connections_within_files(config.limits.connections)),
         # The application's background tasks start before this server and stop after it.
         lifespan="off",
         log_config=None,

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 import pytest
 import uvicorn
 
+from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
 from gateway.api.server.connection_parts import LingeringClose
 from gateway.api.server.http_protocol import CONNECTION, BoundedProtocol
 from tests.fakes.hooks import until
@@ -455,6 +456,13 @@ async def test_trailers_are_no_headers(name: bytes) -> None:
         assert [expected, expected] == await read_replies(reader, 2)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give clients of a busy machine time for their bodies."""
+    monkeypatch.setattr(ImpatientProtocol, "head_timeout_s", 60)
+    monkeypatch.setattr(ImpatientProtocol, "body_timeout_s", 60)
+
+
 async def flood(start: bytes, piece: bytes) -> tuple[int, bytes]:
     """Send `start`, then `piece` for ever; return the number of bytes that were taken, and the reply."""
     async with connected() as (reader, writer), asyncio.timeout(20):
@@ -483,6 +491,7 @@ async def flood(start: bytes, piece: bytes) -> tuple[int, bytes]:
         pytest.param(b"", b"1\r\nx\r\n", id="one-byte-chunks"),
     ],
 )
+@pytest.mark.usefixtures("patient")
 async def test_framing_of_a_body_is_bounded(start: bytes, piece: bytes) -> None:
     sent_bytes, reply = await flood(CHUNKED + b"\r\n" + start, piece)
 
@@ -491,6 +500,7 @@ async def test_framing_of_a_body_is_bounded(start: bytes, piece: bytes) -> None:
     assert sent_bytes < FLOOD_BYTES
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_body_of_small_chunks_is_taken() -> None:
     body = b"8\r\nabcdefgh\r\n" * 100_000 + b"0\r\n\r\n"
     async with connected() as (reader, writer), asyncio.timeout(20):
@@ -550,6 +560,7 @@ async def test_a_client_that_stays_after_an_early_reply_is_disconnected(
         await protocol.ended.wait()
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_connection_persists_after_a_reply_to_a_whole_body() -> None:
     async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
         protocol = await ImpatientProtocol.accepted.get()
@@ -574,3 +585,79 @@ async def test_a_refused_body_ends_the_call_that_waits_for_it() -> None:
         writer.write(CHUNKED + b"\r\nnonsense\r\n")
         assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 400 ")
         await ended.wait()
+
+
+HALF_HEAD = b"GET / HTTP/1.1\r\nhost"
+WHOLE = b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+
+
+@asynccontextmanager
+async def limited(connections_max: int) -> AsyncIterator[Callable[[bytes], Awaitable[Connection]]]:
+    """Serve `echo` with a bound on connections; yield a function that connects and sends bytes."""
+    async with connected(application=echo) as (_, first), asyncio.timeout(20):
+        await ImpatientProtocol.accepted.get()
+        ImpatientProtocol.released = asyncio.Event()
+        ImpatientProtocol.limit = ConnectionLimit(connections_max)
+        address = first.get_extra_info("peername")
+        writers: list[asyncio.StreamWriter] = []
+
+        async def connect(sent: bytes) -> Connection:
+            reader, writer = await asyncio.open_connection(*address[:2])
+            writers.append(writer)
+            writer.write(sent)
+            await writer.drain()
+            protocol = await ImpatientProtocol.accepted.get()
+            await until(lambda: protocol.headers is not None or protocol.transport.is_closing())
+            return reader, writer
+
+        try:
+            yield connect
+        finally:
+            ImpatientProtocol.released.set()
+            del ImpatientProtocol.limit
+            for writer in writers:
+                writer.close()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_half_heads_make_room_for_new_connections() -> None:
+    async with limited(4) as connect:
+        halves = [await connect(HALF_HEAD) for _ in range(6)]
+        reader, _ = await connect(WHOLE)
+        assert [b"200 /a="] == await read_replies(reader, 1)
+        # The first connection, which has sent nothing, made room before them.
+        assert [b""] * 3 == [await reader.read() for reader, _ in halves[:3]]
+
+
+async def test_idle_connections_make_room_and_requests_in_progress_do_not() -> None:
+    async with limited(3) as connect:
+        slow = [(await connect(b"POST /slow HTTP/1.1\r\ncontent-length: 0\r\n\r\n"))[0] for _ in range(2)]
+        idle, _ = await connect(WHOLE)
+        assert [b"200 /a="] == await read_replies(idle, 1)
+        third, _ = await connect(b"POST /slow HTTP/1.1\r\ncontent-length: 0\r\n\r\n")
+        assert b"" == await idle.read()
+        refused, _ = await connect(WHOLE)
+        reply = await refused.read()
+        assert reply.startswith(b"HTTP/1.1 503 ")
+        assert b"gateway_full" in reply
+        ImpatientProtocol.released.set()
+        assert [[b"200 /slow="]] * 3 == [await read_replies(reader, 1) for reader in (*slow, third)]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_owed_bodies_make_room() -> None:
+    async with limited(2) as connect:
+        owing = [(await connect(b"POST /a HTTP/1.1\r\ncontent-length: 2\r\n\r\n"))[0] for _ in range(2)]
+        reader, _ = await connect(WHOLE)
+        assert [b"200 /a="] == await read_replies(reader, 1)
+        assert (await owing[0].read()).startswith(b"HTTP/1.1 408 ")
+
+
+def test_connections_fit_into_the_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(200, 400), (200, 400)]
+    set_to: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits.pop())
+    monkeypatch.setattr("resource.setrlimit", lambda _, pair: set_to.append(pair))
+
+    assert [200, 100] == [connections_within_files(4096), connections_within_files(100)]
+    assert [(400, 400)] == set_to

@@ -1,9 +1,11 @@
 """Bounds on one caller of a real `gateway serve`, tested with a plain socket."""
 
 import json
+import resource
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -118,3 +120,24 @@ def test_connection_timeouts_are_the_documented_ones() -> None:
     )
 
     assert (10, 60, 30) == promised
+
+
+@pytest.mark.slow
+def test_half_heads_lock_nobody_out_where_few_files_may_be_open(tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(CONFIG)
+    gateway = Served(path)
+    # The worker, which is started later, inherits it.
+    resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, (200, 200))
+    gateway.wait_until_up()
+    parts = urlsplit(gateway.url)
+    with ExitStack() as stack:
+        for _ in range(400):
+            with suppress(ConnectionError):
+                half = stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=10))
+                half.sendall(b"GET /livez HTTP/1.1\r\nhost")
+        with gateway.client() as client:
+            assert 200 == client.get("/livez").status_code
+    gateway.stop()
+    assert any("at most 100 connections" in line for line in gateway.log)
+    assert any("more than 100" in line for line in gateway.log)

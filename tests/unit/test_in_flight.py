@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import GatewayFull, ShuttingDown
-from gateway.in_flight import RETRY_AFTER_DRAIN_S, InFlight
+from gateway.in_flight import RETRY_AFTER_DRAIN_S, SLOW_BYTES_PER_S, InFlight
 
 
 def test_counts_calls_from_enter_to_leave() -> None:
@@ -116,3 +116,59 @@ async def test_drain_reports_a_timeout_and_calls_may_still_finish() -> None:
     in_flight.leave()
 
     assert await in_flight.drain(0)
+
+
+class Reader:
+    """Client that holds bytes of a reply and reads at a rate."""
+
+    def __init__(self, in_flight: InFlight, size: int, rate: float) -> None:
+        self.connected = True
+        self._in_flight, self._size, self._rate = in_flight, size, rate
+        in_flight.hold_reply(size)
+        in_flight.readers.add(self)
+
+    def bytes_per_s(self) -> float:
+        return self._rate
+
+    def disconnect(self) -> None:
+        self.connected = False
+        self._in_flight.readers.remove(self)
+        self._in_flight.release_reply(self._size)
+
+
+SLOW, FAST = SLOW_BYTES_PER_S / 2, SLOW_BYTES_PER_S * 2
+
+
+def test_replies_count_as_bytes_in_flight() -> None:
+    in_flight = InFlight(100)
+    in_flight.hold_reply(60)
+    in_flight.hold(40)
+    with pytest.raises(GatewayFull):
+        in_flight.hold(1)
+    in_flight.release_reply(60)
+    assert 40 == in_flight.bytes
+
+
+def test_slow_readers_are_disconnected_over_an_eighth_slowest_first() -> None:
+    in_flight = InFlight(800)
+    readers = [Reader(in_flight, 30, rate) for rate in (SLOW + 1, SLOW, FAST)]
+    Reader(in_flight, 30, FAST)
+
+    assert [True, False, True] == [reader.connected for reader in readers]
+    assert 90 == in_flight.bytes
+
+
+def test_fast_readers_are_disconnected_over_a_half(caplog: pytest.LogCaptureFixture) -> None:
+    in_flight = InFlight(800)
+    readers = [Reader(in_flight, 200, FAST + 1), Reader(in_flight, 200, FAST)]
+    assert all(reader.connected for reader in readers)
+    Reader(in_flight, 10, FAST)
+
+    assert [True, False] == [reader.connected for reader in readers]
+    assert "disconnected 1 clients" in caplog.text
+
+
+def test_a_single_reply_of_any_size_is_sent() -> None:
+    in_flight = InFlight(100)
+
+    assert Reader(in_flight, 5000, SLOW).connected

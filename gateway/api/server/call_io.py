@@ -109,12 +109,22 @@ class CallIO:
             headers.append((b"content-length", b"%d" % len(body)))
         if len(body) <= AT_ONCE_BYTES and self._reply_at_once(reply.status, headers, body):
             return
+        if self._connection is not None and self._connection.is_backed_up:
+            await self._wait_until_writable(self._connection, len(body))
         await self.send({"type": "http.response.start", "status": reply.status, "headers": headers})
         if len(body) > AT_ONCE_BYTES:
             # uvicorn waits for a slow client before a message, never after the last one.
             await self.send({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _wait_until_writable(self, connection: ConnectionHandle, size: int) -> None:
+        """Wait for a client that reads slowly; the reply counts as held meanwhile."""
+        self._in_flight.hold_reply(size)
+        try:
+            await connection.wait_until_writable()
+        finally:
+            self._in_flight.release_reply(size)
 
     def _reply_at_once(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
         """Return whether the connection took the reply in one piece."""

@@ -5,6 +5,7 @@ bounds.
 """
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import cast
@@ -14,15 +15,19 @@ import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from gateway.api.server.connection_limit import ConnectionLimit
 from gateway.api.server.connection_parts import (
+    Backlog,
     LingeringClose,
     ReplyTransport,
     StalledReplyTimer,
 )
+from gateway.in_flight import InFlight
 
 # The ASGI extension that contains the `ConnectionHandle` of a call.
 CONNECTION = "connection"
 HTTP_TIMEOUT = 408
+HTTP_UNAVAILABLE = 503
 # Headers, and tokens of `connection`, that ask for a different protocol.
 UPGRADING = frozenset({b"upgrade", b"http2-settings"})
 
@@ -74,6 +79,15 @@ class ConnectionHandle:
         cycle.on_response()
         return True
 
+    @property
+    def is_backed_up(self) -> bool:
+        """True while the client has not taken an earlier reply."""
+        return self._protocol.flow.write_paused
+
+    async def wait_until_writable(self) -> None:
+        """Wait until the client has taken the earlier reply, or has disconnected."""
+        await self._protocol.flow.drain()
+
     def lose(self) -> None:
         """Record that the connection has closed, and report it if the call has no reply."""
         self._cycle.disconnected = not self._cycle.response_complete
@@ -100,6 +114,12 @@ class BoundedProtocol(HttpToolsProtocol):
     # Sizes of chunks, their extensions and trailers, over as many bytes as the body has.
     framing_bytes_max = 64 * 1024
 
+    # Bytes that the kernel has not taken yet before a reply counts as one that waits for its client.
+    write_buffer_bytes = 16 * 1024
+    # Shared by the connections of one server.
+    in_flight = InFlight(sys.maxsize)
+    limit = ConnectionLimit(sys.maxsize)
+
     # Initial values of each connection, because the constructor is uvicorn's.
     _read_timer: asyncio.TimerHandle | None = None
     # Whether a head is read now, whether any of it has come, and how much.
@@ -117,15 +137,21 @@ class BoundedProtocol(HttpToolsProtocol):
         self._handles: deque[ConnectionHandle] = deque()
         super().connection_made(transport)
         self.flow = PipelineFlow(self.transport, self.pipeline)
+        transport.set_write_buffer_limits(self.write_buffer_bytes)
+        self._backlog = Backlog(transport, self.loop, self.in_flight)
         self._stalls = StalledReplyTimer(transport, self.loop, self.write_timeout_s)
         self._lingering = LingeringClose(transport, self.loop)
         self._reply_transport = ReplyTransport(transport, self._close_after_reply)
         self._start_read_timer(self.head_timeout_s)
+        # uvicorn's set has more types of connections than this server.
+        if not self.limit.admit(self, cast("set[BoundedProtocol]", self.connections)):
+            self._end(Refusal(HTTP_UNAVAILABLE, "gateway_full", "too many connections; try again"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers, and report the loss to calls without a reply."""
         self._stop_read_timer()
         self._stalls.cancel()
+        self._backlog.end()
         self._lingering.cancel()
         self._reply_transport.close = self.transport.close
         while self._handles:
@@ -261,7 +287,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Check from now on that the client reads the data sent to it."""
         super().pause_writing()
+        self._backlog.start()
         self._stalls.start()
+
+    def resume_writing(self) -> None:
+        """Count the reply as taken."""
+        self._backlog.end()
+        super().resume_writing()
 
     def on_response_complete(self) -> None:
         """Check that the client takes the rest of a reply, which would otherwise stay as long as it likes."""
@@ -277,6 +309,28 @@ class BoundedProtocol(HttpToolsProtocol):
             self._end(self._refusal)
         if self.transport.get_write_buffer_size():
             self._stalls.start()
+
+    def waiting_rank(self) -> tuple[int, float] | None:
+        """Return the place in the order of making room, lowest first; None while a request is served.
+
+        First come connections without any request, then idle ones, then those that owe a body; among these
+        the one whose timeout is next.
+        """
+        cycle: RequestResponseCycle | None = self.cycle
+        timer = self._read_timer or self.timeout_keep_alive_task
+        ends_s = timer.when() if timer is not None else 0.0
+        if cycle is None or self._lingering.begun:
+            return 0, ends_s
+        if self._in_head:
+            return (1, ends_s) if cycle.response_complete and not self.flow.write_paused else None
+        return (2, ends_s) if not self.pipeline and not self.flow.read_paused else None
+
+    def make_room(self) -> None:
+        """Close the connection; a request whose body is owed is refused as if its time were over."""
+        if self._in_head or self._lingering.begun:
+            self.transport.close()
+        else:
+            self._refuse(HTTP_TIMEOUT, "request_timeout", "the gateway needs this connection for others")
 
     def _start_read_timer(self, seconds: float) -> None:
         self._stop_read_timer()
@@ -319,8 +373,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _end(self, refusal: Refusal) -> None:
         self.transport.write(refusal.encode())
-        if refusal.status == HTTP_TIMEOUT:
-            # The client sends nothing, so nothing unread can reset the connection.
+        if refusal.status in {HTTP_TIMEOUT, HTTP_UNAVAILABLE}:
+            # The client sends nothing that could reset the connection, or the gateway has none to spare.
             self.transport.close()
         else:
             self._linger()
@@ -340,6 +394,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._handles.popleft().lose()
         self._lingering.start()
         self.flow.resume_reading()
+
+
+def bounded_protocol(in_flight: InFlight, connections_max: int) -> type[BoundedProtocol]:
+    """Return the protocol of one server. in_flight: counts the bytes of its replies."""
+    return type(
+        "ServerProtocol",
+        (BoundedProtocol,),
+        {"in_flight": in_flight, "limit": ConnectionLimit(connections_max)},
+    )
 
 
 class PipelineFlow(FlowControl):
@@ -368,4 +431,5 @@ _PHRASES: dict[int, str] = {
     400: "Bad Request",
     408: "Request Timeout",
     431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
 }
