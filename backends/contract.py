@@ -3,7 +3,7 @@
 This module knows nothing of HTTP, tenants, quotas or batching. Every message is frozen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -304,6 +304,28 @@ class Residence(msgspec.Struct, frozen=True):
     out_of_memory: int = 0
 
 
+# stale: a kept-alive connection broke as a request was sent, which was sent again. idle_error: the server
+# closed an idle connection with an error reply. unsolicited: the server sent data that no request asked for.
+ConnectionFaultKind: TypeAlias = Literal["stale", "idle_error", "unsolicited"]
+
+
+class ConnectionFault(msgspec.Struct, frozen=True):
+    """Fault of one connection that cost no request.
+
+    pause_s: for this long from now no connection to the server is reused; 0 if nothing changes.
+    """
+
+    kind: ConnectionFaultKind
+    pause_s: float = 0.0
+
+
+ReportFault: TypeAlias = Callable[[ConnectionFault], None]
+
+
+def ignore_fault(fault: ConnectionFault) -> None:
+    """Ignore the fault of a connection."""
+
+
 class ReplicaSpec(msgspec.Struct, frozen=True):
     """Address and connection settings of one replica.
 
@@ -311,6 +333,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     model: name of the served model, if the wire carries one.
     tokenizer: hub id or path of the model's checkpoint, for wires that report no tokens or no prompts.
     ip: the address to connect to if the host of `address` has several. Host header and SNI keep the name.
+    report: called with each fault of its connections.
     """
 
     address: str
@@ -319,6 +342,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     tls: TlsFiles = TlsFiles()
     tokenizer: str | None = None
     ip: str | None = None
+    report: ReportFault = ignore_fault
 
 
 class Backend(Protocol):

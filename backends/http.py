@@ -1,6 +1,7 @@
 """HTTP client of all adapters, and the only translation of HTTP exceptions to BackendError.
 
-Rule: only this module and `connection_pool.py` import httpx. Callers receive bytes or a BackendError.
+Rule: only this module and its transport (`connection_pool`, `connection`, `responses`) import httpx.
+Callers receive bytes or a BackendError.
 URLs, headers and exceptions are httpx's, and any httpx transport can be used. httpx's client is not used:
 its cookies, redirects and proxies are unwanted here, and it costs as much CPU as the request itself.
 """
@@ -14,17 +15,19 @@ from functools import cache, partial
 import httpx
 import msgspec
 
+from backends.connection import SlowHead
 from backends.connection_pool import (
     ConnectionPool,
-    RawResponse,
+    PoolOptions,
     RequestTemplate,
     Transport,
     request_template,
     tcp_connector,
     unix_connector,
 )
-from backends.contract import ReplicaSpec, TlsFiles
+from backends.contract import ReplicaSpec, ReportFault, TlsFiles, ignore_fault
 from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
+from backends.responses import InvalidResponse, RawResponse
 from backends.tracing import carrier
 
 # A replica that accepts no connection within this time is treated as unavailable.
@@ -59,13 +62,15 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
     """Settings of a client's connections.
 
     socket_path: a Unix socket to connect to instead of the base URL's host. ip: the one address to connect to
-    if the host has several. idle_s: lifetime of an idle connection.
+    if the host has several. idle_s: lifetime of an idle connection. report: called with each fault of a
+    connection.
     """
 
     socket_path: str | None = None
     tls: TlsFiles = TlsFiles()
     ip: str | None = None
     idle_s: float = IDLE_S
+    report: ReportFault = ignore_fault
 
 
 class UpstreamClient:
@@ -153,7 +158,7 @@ class UpstreamClient:
 
 def open_client(spec: ReplicaSpec, idle_s: float = IDLE_S) -> UpstreamClient:
     """Return a client of the replica; it connects on its first request."""
-    options = ConnectionOptions(tls=spec.tls, ip=spec.ip, idle_s=idle_s)
+    options = ConnectionOptions(tls=spec.tls, ip=spec.ip, idle_s=idle_s, report=spec.report)
     return UpstreamClient(spec.address, spec.headers, options)
 
 
@@ -187,6 +192,10 @@ def _translate(error: Exception, timeout_s: float) -> BackendError:
     match error:
         case httpx.ConnectTimeout() | httpx.ConnectError():
             return ReplicaUnavailable(_connect_failure(error.__cause__))
+        case SlowHead():
+            return AttemptTimedOut(str(error))
+        case InvalidResponse():
+            return ReplicaFailed(str(error))
         case TimeoutError() | httpx.TimeoutException():
             return AttemptTimedOut(f"no answer within {timeout_s:.1f} s")
         case httpx.DecodingError() | httpx.InvalidURL() | ValueError():
@@ -208,7 +217,10 @@ def _open_pool(base_url: str, options: ConnectionOptions) -> Transport:
         connector = unix_connector(options.socket_path)
     else:
         connector = tcp_connector(httpx.URL(base_url), _tls_context(options.tls), options.ip)
-    return ConnectionPool(connector, CONNECT_TIMEOUT_S, options.idle_s)
+    # The engine keeps idle connections for longer than this client. One that breaks shows a crash, which the
+    # request may have caused.
+    resends = options.socket_path is None
+    return ConnectionPool(connector, PoolOptions(CONNECT_TIMEOUT_S, options.idle_s, resends, options.report))
 
 
 @cache

@@ -16,7 +16,7 @@ def pytest_asyncio_loop_factories(
     """Test connections on uvloop, which the gateway runs on, and on asyncio, which most tests run on."""
     del config
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
-    return loops | ({"uvloop": uvloop.new_event_loop} if item.path.name == "test_http.py" else {})
+    return loops | ({"uvloop": uvloop.new_event_loop} if item.path.name.startswith("test_http") else {})
 
 
 @pytest.fixture(scope="session")

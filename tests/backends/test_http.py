@@ -3,18 +3,27 @@
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Self
+from contextlib import suppress
 
 import httpx
 import pytest
 
-from backends import connection_pool
+from backends import connection, connection_pool, responses
 from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
 from backends.http import ConnectionOptions, UpstreamClient, countdown
-
-ServerBehaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+from backends.responses import FRAMING_LIMIT_BYTES, HEAD_LIMIT_BYTES, ResponseReader
+from tests.fakes.http_servers import (
+    HEAD,
+    OK,
+    ScriptedServer,
+    ServerBehaviour,
+    listening,
+    reset,
+    send_and_close,
+    send_and_wait,
+    stall,
+    stay_silent,
+)
 
 
 def failing_client(error: Exception) -> UpstreamClient:
@@ -99,60 +108,8 @@ async def test_cancellation_is_not_an_upstream_error() -> None:
         await call
 
 
-@asynccontextmanager
-async def listening(speak: ServerBehaviour) -> AsyncIterator[UpstreamClient]:
-    """Yield a client of a loopback server that reads one request and then runs `speak`."""
-    ended = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await reader.readuntil(b"\r\n\r\n")
-            await speak(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-            ended.set()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    client = UpstreamClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    try:
-        yield client
-    finally:
-        await client.aclose()
-        server.close()
-        await ended.wait()
-
-
-def send_and_close(*parts: bytes) -> ServerBehaviour:
-    """Return a server behaviour: write these bytes and close the connection."""
-
-    async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-
-    return speak
-
-
-async def stay_silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-    """Send nothing until the client closes the connection."""
-    await reader.read()
-
-
-async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Send the beginning of a response and nothing more."""
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n[[0.1")
-    await writer.drain()
-    await reader.read()
-
-
-async def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Reset the connection, as a killed process does."""
-    writer.transport.abort()
-
-
-HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+CHUNKED_OK = CHUNKED + b"2\r\nok\r\n"
 BROKEN: dict[str, tuple[ServerBehaviour, tuple[type[BackendError], ...]]] = {
     "dropped_before_the_reply": (send_and_close(), (ConnectionLost,)),
     "reset_before_the_reply": (reset, (ConnectionLost,)),
@@ -163,18 +120,17 @@ BROKEN: dict[str, tuple[ServerBehaviour, tuple[type[BackendError], ...]]] = {
         (ConnectionLost,),
     ),
     "dropped_between_chunks": (
-        send_and_close(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"3\r\n[[0\r\n"),
+        send_and_close(CHUNKED, b"3\r\n[[0\r\n"),
         (ConnectionLost,),
     ),
-    "another_protocol": (send_and_close(b"SSH-2.0-OpenSSH_9.6\r\n"), (ReplicaFailed, ConnectionLost)),
-    "garbage": (send_and_close(bytes(range(256)) * 4), (ReplicaFailed, ConnectionLost)),
-    "chunks_of_no_size": (
-        send_and_close(HEAD, b"transfer-encoding: chunked\r\n\r\n", b"zz\r\n"),
-        (ReplicaFailed, ConnectionLost),
-    ),
+    "dropped_in_the_trailers": (send_and_close(CHUNKED_OK, b"0\r\nx-sum: 1"), (ConnectionLost,)),
+    "another_protocol": (send_and_close(b"SSH-2.0-OpenSSH_9.6\r\n"), (ReplicaFailed,)),
+    "garbage": (send_and_close(bytes(range(256)) * 4), (ReplicaFailed,)),
+    "chunks_of_no_size": (send_and_close(CHUNKED, b"zz\r\n"), (ReplicaFailed,)),
+    "length_in_a_trailer": (send_and_close(CHUNKED_OK, b"0\r\ncontent-length: 2\r\n\r\n"), (ReplicaFailed,)),
     "not_gzip": (
         send_and_close(HEAD, b"content-encoding: gzip\r\ncontent-length: 9\r\n\r\n", b"[[0.1]]  "),
-        (ReplicaFailed, ConnectionLost),
+        (ReplicaFailed,),
     ),
 }
 
@@ -188,6 +144,90 @@ async def test_distinguishes_broken_replies_from_unreachable_servers(
             await client.post("/embed", b"{}", 5.0)
 
     assert type(caught.value) in expected
+
+
+def lines_of(size: int) -> bytes:
+    """Return header lines of at least this many bytes."""
+    return b"".join(b"x-%d: %s\r\n" % (number, b"y" * 1000) for number in range(size // 1000 + 1))
+
+
+# Responses that never end. The server then waits for the client to close the connection.
+ENDLESS: dict[str, tuple[str, tuple[bytes, ...]]] = {
+    "header_lines": ("head", (HEAD, lines_of(HEAD_LIMIT_BYTES + 5000))),
+    "header_line": ("head", (HEAD, b"x-line: ", *[b"y" * 50_000] * 12)),
+    "status_line": ("head", (b"HTTP/1.1 200 ", *[b"y" * 50_000] * 12)),
+    "trailer_lines": ("trailers", (CHUNKED_OK, b"0\r\n" + lines_of(FRAMING_LIMIT_BYTES + 5000))),
+    "trailer_line": ("trailers", (CHUNKED_OK, b"0\r\nx-line: ", *[b"y" * 50_000] * 12)),
+    "chunk_extension": ("chunk headers", (CHUNKED_OK, b"2;x=", *[b"y" * 50_000] * 12)),
+    "informational": ("informational", (b"HTTP/1.1 100 Continue\r\n\r\n" * 100,)),
+}
+
+
+@pytest.mark.parametrize(("part", "pieces"), ENDLESS.values(), ids=ENDLESS.keys())
+async def test_endless_response_is_refused_by_its_bytes(part: str, pieces: tuple[bytes, ...]) -> None:
+    async with listening(send_and_wait(*pieces)) as client:
+        with pytest.raises(ReplicaFailed, match=part):
+            await client.post("/embed", b"{}", 5.0)
+
+
+async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send a head byte by byte, without an end."""
+    writer.write(HEAD + b"x-drip: ")
+    while not reader.at_eof():
+        writer.write(b"y")
+        await writer.drain()
+        await asyncio.sleep(0)
+
+
+async def begin_a_head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send the first bytes of a head and nothing more."""
+    writer.write(b"HTTP/1.")
+    await reader.read()
+
+
+@pytest.mark.parametrize("speak", [drip, begin_a_head])
+async def test_slow_head_ends_before_the_request_times_out(
+    speak: ServerBehaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.05)
+    async with listening(speak) as client:
+        with pytest.raises(AttemptTimedOut, match="head of the reply was not complete within"):
+            await client.post("/embed", b"{}", 5.0)
+
+
+async def test_informational_response_does_not_start_the_time_for_a_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.0)
+
+    async def announce(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        writer.write(OK)
+
+    async with listening(announce) as client:
+        assert b"ok" == (await client.get("/", 5.0)).body
+
+
+async def test_trailers_are_no_headers() -> None:
+    trailers = b"content-encoding: gzip\r\nx-compute-tokens: 9\r\nx-sum: 1\r\n"
+    head = HEAD + b"x-compute-tokens: 7\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with ScriptedServer(head + b"2\r\nok\r\n0\r\n" + trailers + b"\r\n") as server:
+        responses = [await server.client.get("/", 5.0) for _ in range(2)]
+
+    assert [{"x-compute-tokens": "7", "transfer-encoding": "chunked"}] * 2 == [r.headers for r in responses]
+    assert 1 == len(server.writers)
+
+
+async def test_head_body_and_trailers_are_bounded_apart() -> None:
+    body = b"y" * 300_000
+    head = HEAD + lines_of(200_000) + b"transfer-encoding: chunked\r\n\r\n"
+    trailers = lines_of(50_000) + b"\r\n"
+    async with listening(send_and_close(head, b"%x\r\n" % len(body), body, b"\r\n0\r\n", trailers)) as client:
+        response = await client.get("/", 5.0)
+
+    assert (200, body) == (response.status, response.body)
 
 
 @pytest.mark.parametrize("speak", [stay_silent, stall])
@@ -276,9 +316,9 @@ async def test_reuses_idle_connections_within_their_lifetime(idle_s: float, conn
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-OK = HEAD + b"content-length: 2\r\n\r\nok"
 WHOLE: dict[str, tuple[bytes, ...]] = {
     "chunked": (HEAD, b"transfer-encoding: chunked\r\n\r\n1\r\no\r\n", b"1\r\nk\r\n0\r\n\r\n"),
+    "chunked_with_trailers": (CHUNKED_OK, b"0\r\nx-sum: 1\r\n", b"x-more: 2\r\n\r\n"),
     "until_closed": (HEAD + b"content-type: a/b\r\n\r\no", b"k"),
     "of_http_1.0": (b"HTTP/1.0 200 OK\r\n\r\nok",),
     "after_another_is_announced": (CONTINUE, CONTINUE + OK),
@@ -299,36 +339,6 @@ async def test_reply_without_a_body_ends_with_its_head() -> None:
         response = await client.get("/", 5.0)
 
     assert (204, b"") == (response.status, response.body)
-
-
-class ScriptedServer:
-    """Loopback server that answers every request on its n-th connection with the n-th response."""
-
-    def __init__(self, *responses: bytes) -> None:
-        self.responses = responses
-        self.writers: list[asyncio.StreamWriter] = []
-        self.requested = asyncio.Event()
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.client = UpstreamClient(f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.client.aclose()
-        self._server.close()
-        for writer in self.writers:
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        response = self.responses[min(len(self.writers), len(self.responses) - 1)]
-        self.writers.append(writer)
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while await reader.readuntil(b"\r\n\r\n"):
-                self.requested.set()
-                writer.write(response)
-        writer.close()
 
 
 async def test_late_reply_to_a_cancelled_request_is_not_given_to_the_next() -> None:
@@ -423,7 +433,7 @@ async def test_transfers_large_bodies_completely() -> None:
 
 
 async def test_reply_above_the_limit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_pool, "REPLY_LIMIT_BYTES", 10)
+    monkeypatch.setattr(responses, "REPLY_LIMIT_BYTES", 10)
     async with listening(send_and_close(HEAD + b"content-length: 11\r\n\r\n", b"x" * 11)) as client:
         with pytest.raises(ReplicaFailed):
             await client.get("/", 5.0)
@@ -432,7 +442,7 @@ async def test_reply_above_the_limit_fails(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_broken_reply_leaves_no_data_in_memory() -> None:
     """Check without the garbage collector: connection and parser must not hold each other."""
     gc.collect()
-    before = sum(type(item) is connection_pool._Connection for item in gc.get_objects())
+    before = sum(type(item) is ResponseReader for item in gc.get_objects())
     gc.disable()
     try:
         for parts in ((HEAD, b"content-length: 100\r\n\r\n", b"[[0.1"), (b"garbage\r\n\r\n",)):
@@ -440,8 +450,8 @@ async def test_broken_reply_leaves_no_data_in_memory() -> None:
                 with suppress(BackendError):
                     await client.post("/embed", b"{}", 5.0)
         await asyncio.sleep(0)
-        remaining = [item for item in gc.get_objects() if type(item) is connection_pool._Connection]
-        assert [b""] * len(remaining) == [b"".join(connection._chunks) for connection in remaining]
+        remaining = [item for item in gc.get_objects() if type(item) is ResponseReader]
+        assert [b""] * len(remaining) == [b"".join(reader._chunks) for reader in remaining]
         assert len(remaining) <= before + 1
     finally:
         gc.enable()
