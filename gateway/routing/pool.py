@@ -116,7 +116,11 @@ class Pool:
             return
         is_last = not self.usable([replica])
         event = event_of(error, replica.record_failure(), is_last=is_last)
-        if event is not None:
+        if event is ReplicaEvent.LOST and is_last and replica.state in USABLE:
+            # It may be only this connection, and to eject the last replica would refuse every call.
+            replica.suspicion = error.message
+            replica.on_suspicion()
+        elif event is not None:
             self.transition(replica, event, error.message)
 
     def update_capabilities(self, replica: Replica, capabilities: Capabilities) -> None:

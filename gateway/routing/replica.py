@@ -1,7 +1,7 @@
 """One replica of an upstream: its state, the batches in flight to it, and its measurements."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -36,6 +36,9 @@ class Replica:
         self.window = window or Window()
         self.state = State.JOINING
         self.capabilities: Capabilities | None = None
+        # The reason to eject it unless it passes a probe, and the function that asks for the probe.
+        self.suspicion: str | None = None
+        self.on_suspicion: Callable[[], None] = lambda: None
         # True if its vectors belong to a different space than its upstream's.
         self.is_foreign = False
         # Dimensions of the vectors from its last space check; None if it was not checked.

@@ -319,7 +319,9 @@ async def test_slices_in_flight_at_two_crashes_run_alone_once_then_fail() -> Non
     (await rig.sent("first")).succeed()
     for _ in range(2):
         (await rig.sent("good", "bad")).fail(ConnectionLost("it died"))
-        await until(lambda: rig.replicas[0].state is State.DOWN)
+        await until(lambda: rig.replicas[0].suspicion is not None)
+        rig.pool.transition(rig.replicas[0], ReplicaEvent.LOST, "it died")
+        rig.replicas[0].suspicion = None
         rig.pool.transition(rig.replicas[0], ReplicaEvent.JOINED, "")
     (await rig.sent("good")).succeed()
     (await rig.sent("bad")).fail(ConnectionLost("it died"))

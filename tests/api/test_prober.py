@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from backends.contract import Reply
+from backends.contract import Capabilities, Reply
+from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
 from gateway.routing import prober
 from gateway.routing.health import State
 from gateway.routing.prober import ProbeIntervals, Prober
@@ -85,3 +86,45 @@ async def test_patience_is_several_times_the_slowest_recent_batch() -> None:
     assert replica.patience_s(30) == pytest.approx(6)
     assert not replica.is_silent(6.9, 30)
     assert replica.is_silent(7.1, 30)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (None, State.UP),
+        (ReplicaFailed("500"), State.UP),
+        (ReplicaUnavailable("refused"), State.DOWN),
+        (ConnectionLost("reset"), State.DOWN),
+        (AttemptTimedOut("silent"), State.DOWN),
+    ],
+    ids=["answers", "fails", "refuses", "breaks", "hangs"],
+)
+async def test_last_replica_with_a_broken_connection_is_probed_before_it_is_ejected(
+    answer: BackendError | None, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only the suspicion wakes the prober.
+    monkeypatch.setattr(prober, "CHECK_EVERY_S", 60.0)
+    rig = Rig()
+    probed = asyncio.Event()
+
+    async def describe(_: float) -> Capabilities:
+        probed.set()
+        if answer is not None:
+            raise answer
+        return rig.replica.capabilities
+
+    rig.replica.describe = describe  # type: ignore[method-assign]
+    watching = asyncio.create_task(
+        Prober(rig.pool, rig.replicas[0], ProbeIntervals(60.0, 60.0), rig.clock).run()
+    )
+    first = rig.call("first")
+    (await rig.sent("first")).fail(ConnectionLost("reset"))
+    with pytest.raises(ConnectionLost):
+        await first
+    async with asyncio.timeout(10):
+        await probed.wait()
+    await until(lambda: rig.replicas[0].suspicion is None)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+    assert rig.replicas[0].state is state

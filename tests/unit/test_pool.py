@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import Backend, Capabilities, Operation, ReplicaSpec
+from backends.errors import ConnectionLost, ReplicaUnavailable
 from backends.tei import open_replica
 from gateway.events import Event, ReplicaChanged
 from gateway.routing.health import ReplicaEvent, State
@@ -102,3 +103,27 @@ def test_capabilities_of_a_down_replica_still_count() -> None:
     assert "r0" == (capabilities.model_id if capabilities else None)
     assert [bench.replicas[1]] == bench.pool.usable()
     assert not bench.pool.is_joining()
+
+
+def test_broken_connection_ejects_a_replica_while_another_is_usable() -> None:
+    bench = PoolBench(2).join_all()
+    for replica in bench.replicas:
+        bench.pool.record_failure(replica, ConnectionLost("reset"), 0, 0)
+
+    assert [State.DOWN, State.UP] == [replica.state for replica in bench.replicas]
+    assert [None, "reset"] == [replica.suspicion for replica in bench.replicas]
+
+
+def test_unreachable_replica_is_ejected_without_a_probe() -> None:
+    bench = PoolBench(1).join_all()
+    bench.pool.record_failure(bench.replicas[0], ReplicaUnavailable("refused"), 0, 0)
+
+    assert State.DOWN is bench.replicas[0].state
+
+
+def test_replica_that_is_down_is_not_suspected() -> None:
+    bench = PoolBench(1).join_all()
+    bench.pool.transition(bench.replicas[0], ReplicaEvent.UNREACHED, "refused")
+    bench.pool.record_failure(bench.replicas[0], ConnectionLost("reset"), 0, 0)
+
+    assert bench.replicas[0].suspicion is None
