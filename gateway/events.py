@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from backends.contract import UnloadReason
+from backends.contract import ConnectionFaultKind, UnloadReason
 
 # Stages of a call, in the order of `server-timing`.
 Stage = Literal["parse", "auth", "quota", "queue", "upstream", "encode"]
@@ -80,6 +80,15 @@ class ReplicaChanged(msgspec.Struct, frozen=True):
     replica: str
     state: Literal["joining", "up", "probation", "down", "gone"]
     reason: str = ""
+
+
+class ConnectionFaulted(msgspec.Struct, frozen=True):
+    """A connection to a replica ended badly and cost no call; the fields are those of `ConnectionFault`."""
+
+    upstream: str
+    replica: str
+    kind: ConnectionFaultKind
+    pause_s: float = 0.0
 
 
 # shadow_refused: admitted only because of `quotas.shadow`.
@@ -164,6 +173,7 @@ Event: TypeAlias = (
     | CallFinished
     | AttemptFinished
     | ReplicaChanged
+    | ConnectionFaulted
     | QuotaDecided
     | SpaceChecked
     | ModelStateReported

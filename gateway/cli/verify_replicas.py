@@ -13,7 +13,7 @@ from backends.registry import open_replica
 from gateway.config.schema import UpstreamSettings
 from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.routing.discovery import resolve
-from gateway.upstreams.factory import create_replica
+from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
 from gateway.vector_spaces.comparison import ReplicaVectors
 from gateway.vector_spaces.fingerprint import fingerprint_of
 
@@ -22,14 +22,6 @@ REQUEST_TIMEOUT_S = 30.0
 
 class CannotVerify(Exception):
     """There is nothing to report; the message gives the reason, for a person."""
-
-
-class ReplicaAddress(msgspec.Struct, frozen=True):
-    """Address of one replica, and its name in the report. ip: the one to connect to, if it was looked up."""
-
-    name: str
-    address: str
-    ip: str | None = None
 
 
 class UpstreamReader:
@@ -78,7 +70,7 @@ class UpstreamReader:
 
     async def _embed(self, replica: ReplicaAddress) -> ReplicaVectors | None:
         settings = self._settings
-        backend = create_replica(settings, replica.name, replica.address, replica.ip, open_replica).backend
+        backend = create_replica(settings, replica, ReplicaOpener(self._name, open_replica)).backend
         try:
             capabilities = await backend.describe(REQUEST_TIMEOUT_S)
             if Operation.EMBED not in capabilities.operations:

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from gateway.events import (
     CallFinished,
+    ConnectionFaulted,
     Event,
     ModelStateReported,
     ReplicaChanged,
@@ -29,7 +30,7 @@ SPACE_LEVELS: dict[SpaceOutcome, int] = {
     "unchecked": logging.WARNING,
 }
 STAGE_FIELDS: dict[Stage, str] = {stage: f"{stage}_ms" for stage in get_args(Stage)}
-Logged: TypeAlias = CallFinished | ReplicaChanged | SpaceChecked | StoreChanged
+Logged: TypeAlias = CallFinished | ConnectionFaulted | ReplicaChanged | SpaceChecked | StoreChanged
 
 
 class EventLine:
@@ -45,6 +46,8 @@ class EventLine:
             case ReplicaChanged():
                 change = self.event
                 return f"upstream {change.upstream}: {change.replica} is {change.state} ({change.reason})"
+            case ConnectionFaulted():
+                return _fault_line(self.event)
             case SpaceChecked():
                 return _space_line(self.event)
             case StoreChanged(away=True):
@@ -60,6 +63,10 @@ class EventLine:
                 change = self.event
                 facts = {"upstream": change.upstream, "replica": change.replica, "state": change.state}
                 return {"event": "replica", "message": str(self), **facts, "reason": change.reason}
+            case ConnectionFaulted():
+                fault = self.event
+                facts = {"upstream": fault.upstream, "replica": fault.replica, "fault": fault.kind}
+                return {"event": "connection", "message": str(self), **facts, "pause_s": fault.pause_s}
             case SpaceChecked():
                 space = self.event
                 facts = {"upstream": space.upstream, "replica": space.replica, "outcome": space.outcome}
@@ -83,6 +90,8 @@ def log_change(event: Event) -> None:
             _log_model_state(event)
         case ReplicaChanged():
             _write(logging.WARNING if event.state == "down" else logging.INFO, event)
+        case ConnectionFaulted() if event.pause_s:
+            _write(logging.WARNING, event)
         case StoreChanged():
             _write(logging.WARNING if event.away else logging.INFO, event)
         case SpaceChecked(changed=True):
@@ -102,6 +111,13 @@ def _log_model_state(event: ModelStateReported) -> None:
         logger.info("upstream %s: its model was unloaded (%s)", event.upstream, reason)
     if event.out_of_memory:
         logger.warning("upstream %s: a batch did not fit into memory and was split", event.upstream)
+
+
+def _fault_line(event: ConnectionFaulted) -> str:
+    subject = f"upstream {event.upstream}: {event.replica}"
+    return (
+        f"{subject} sends data that no request asked for: no connection is reused for {event.pause_s:.0f} s"
+    )
 
 
 def _space_line(event: SpaceChecked) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 import msgspec
 
 from backends.torch.stats import EngineStats
-from gateway.events import LaneBacklog, ReplicaChanged, SpaceChecked
+from gateway.events import ConnectionFaulted, LaneBacklog, ReplicaChanged, SpaceChecked
 from gateway.telemetry.metric_factory import MetricFactory
 
 
@@ -46,6 +46,11 @@ class LoadMetrics:
         self._replica_changes = create.counter(
             "replica_changes", "Times that a replica changed its state.", (*replica_labels, "state")
         )
+        self._connection_faults = create.counter(
+            "connection_faults",
+            "Connections to a replica that ended badly and cost no call.",
+            (*replica_labels, "fault"),
+        )
         self._space_checks = create.counter(
             "vector_space_checks",
             "Comparisons of a replica's canaries with its upstream's fingerprint.",
@@ -76,14 +81,22 @@ class LoadMetrics:
         self._calls_in_flight = create.gauge("calls_in_flight", "Calls in progress.", (), "livesum")
         self._bytes_in_flight = create.gauge("in_flight_bytes", "Bytes of bodies in memory.", (), "livesum")
 
-    def observe_replica(self, event: ReplicaChanged) -> None:
-        """Count a change of a replica's state."""
+    def observe(self, event: ReplicaChanged | ConnectionFaulted | SpaceChecked) -> None:
+        """Count an event of a replica."""
+        match event:
+            case ReplicaChanged():
+                self._count_change(event)
+            case ConnectionFaulted():
+                self._connection_faults.labels(event.upstream, event.replica, event.kind).inc()
+            case SpaceChecked():
+                self._count_space(event)
+
+    def _count_change(self, event: ReplicaChanged) -> None:
         is_up = event.state in ("up", "probation")
         self._replica_up.labels(event.upstream, event.replica).set(1 if is_up else 0)
         self._replica_changes.labels(event.upstream, event.replica, event.state).inc()
 
-    def observe_space(self, event: SpaceChecked) -> None:
-        """Count a comparison of a replica's canaries."""
+    def _count_space(self, event: SpaceChecked) -> None:
         self._space_checks.labels(event.upstream, event.replica, event.outcome).inc()
         if event.cosine is not None:
             self._space_cosine.labels(event.upstream, event.replica).set(event.cosine)

@@ -28,6 +28,7 @@ from gateway import __version__
 from gateway.events import (
     AttemptFinished,
     CallFinished,
+    ConnectionFaulted,
     Event,
     ModelStateReported,
     ProcessRestarted,
@@ -128,10 +129,8 @@ class Metrics:
                 if not self._call_events:
                     asyncio.get_running_loop().call_later(BATCH_DELAY_S, self._count_call_events)
                 self._call_events.append(event)
-            case ReplicaChanged():
-                self._loads.observe_replica(event)
-            case SpaceChecked():
-                self._loads.observe_space(event)
+            case ReplicaChanged() | ConnectionFaulted() | SpaceChecked():
+                self._loads.observe(event)
             case ModelStateReported():
                 self._models.observe(event, counts=self._counts_models)
             case StoreChanged():

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from backends.contract import Backend, BackendKind, ReplicaSpec, ReportsResidence, TlsFiles
+from backends.contract import Backend, BackendKind, ConnectionFault, ReplicaSpec, ReportsResidence, TlsFiles
 from gateway.batching.lane import Lane
 from gateway.batching.lane_settings import LaneSettings
 from gateway.config.schema import UpstreamSettings
-from gateway.events import Observe
+from gateway.events import ConnectionFaulted, Observe
 from gateway.routing.discovery import Discovery, Resolver
 from gateway.routing.model_state import follow_model_state
 from gateway.routing.pool import Pool
@@ -30,6 +30,34 @@ OpenReplica = Callable[[BackendKind, ReplicaSpec], Backend]
 ENGINE_WINDOW = 2
 
 
+class ReplicaAddress(msgspec.Struct, frozen=True):
+    """Address of one replica.
+
+    name: its label in logs and metrics. ip: the one address to connect to, None for any that the name
+    resolves to.
+    """
+
+    name: str
+    address: str
+    ip: str | None = None
+
+
+class ReplicaOpener(msgspec.Struct, frozen=True):
+    """Opener of an upstream's replicas. observe: receives the faults of their connections."""
+
+    upstream: str
+    open_replica: OpenReplica
+    observe: Observe = lambda _: None
+
+    def open(self, kind: BackendKind, name: str, spec: ReplicaSpec) -> Backend:
+        """Return a backend that has not connected yet."""
+        report = partial(self._report, name)
+        return self.open_replica(kind, msgspec.structs.replace(spec, report=report))
+
+    def _report(self, name: str, fault: ConnectionFault) -> None:
+        self.observe(ConnectionFaulted(self.upstream, name, fault.kind, fault.pause_s))
+
+
 class Dependencies(msgspec.Struct, frozen=True):
     """Collaborators that upstreams are created with.
 
@@ -41,6 +69,10 @@ class Dependencies(msgspec.Struct, frozen=True):
     observe: Observe
     fingerprints: FingerprintStore | None = None
 
+    def opener(self, upstream: str) -> ReplicaOpener:
+        """Return the opener of one upstream's replicas."""
+        return ReplicaOpener(upstream, self.open_replica, self.observe)
+
 
 def create_upstream(
     name: str, settings: UpstreamSettings, engines: Mapping[str, str], dependencies: Dependencies
@@ -49,13 +81,13 @@ def create_upstream(
 
     engines: upstream name → socket of the engine that hosts its model.
     """
-    open_replica, observe = dependencies.open_replica, dependencies.observe
+    observe, opener = dependencies.observe, dependencies.opener(name)
     pool = Pool(name, [], settings.policy, observe)
     if settings.discover is None:
         for address in settings.replicas or (engines[name],):
             # The path of a socket means nothing to an operator.
             label = "engine" if settings.is_hosted else address
-            pool.add(create_replica(settings, label, address, None, open_replica))
+            pool.add(create_replica(settings, ReplicaAddress(label, address), opener))
     else:
         for url in settings.replicas:
             pool.expect_discovery(url)
@@ -84,7 +116,7 @@ async def watch_replica(observe: Observe, upstream: Upstream, replica: Replica) 
 def background_tasks(upstream: Upstream, dependencies: Dependencies) -> list[Coroutine[Any, Any, None]]:
     """Return the upstream's background tasks: its fingerprint's upkeep, and discovery of its names."""
     settings, pool = upstream.settings, upstream.pool
-    open_replica, fingerprint_upkeep = dependencies.open_replica, upstream.space.follow_store()
+    opener, fingerprint_upkeep = dependencies.opener(upstream.name), upstream.space.follow_store()
     if settings.discover is None:
         return [fingerprint_upkeep]
     return [
@@ -93,7 +125,7 @@ def background_tasks(upstream: Upstream, dependencies: Dependencies) -> list[Cor
             Discovery(
                 pool,
                 url,
-                lambda label, ip, url=url: create_replica(settings, label, url, ip, open_replica),  # type: ignore[misc]
+                lambda name, ip, url=url: create_replica(settings, ReplicaAddress(name, url, ip), opener),  # type: ignore[misc]
                 partial(watch_replica, dependencies.observe, upstream),
                 dependencies.resolver,
             ).run()
@@ -102,21 +134,15 @@ def background_tasks(upstream: Upstream, dependencies: Dependencies) -> list[Cor
     ]
 
 
-def create_replica(
-    settings: UpstreamSettings, label: str, address: str, ip: str | None, open_replica: OpenReplica
-) -> Replica:
-    """Return a replica that has not been contacted yet.
-
-    label: its name in logs and metrics. ip: the one address to connect to, None for whatever the name
-    resolves to.
-    """
+def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: ReplicaOpener) -> Replica:
+    """Return a replica that has not been contacted yet."""
     headers = dict(settings.headers)
     if settings.api_key:
         headers["authorization"] = f"Bearer {settings.api_key}"
     tls = TlsFiles(settings.tls.ca, settings.tls.certificate, settings.tls.private_key)
-    spec = ReplicaSpec(address, settings.model, headers, tls, settings.tokenizer, ip)
+    spec = ReplicaSpec(place.address, settings.model, headers, tls, settings.tokenizer, place.ip)
     window = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_hosted else None)
-    return Replica(label, open_replica(settings.backend, spec), Window(window))
+    return Replica(place.name, opener.open(settings.backend, place.name, spec), Window(window))
 
 
 def _probe_intervals(settings: UpstreamSettings) -> ProbeIntervals:

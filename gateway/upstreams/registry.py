@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 
 from gateway.config.schema import UpstreamSettings
-from gateway.events import Event, ModelStateReported, Observe, ReplicaChanged, SpaceChecked
+from gateway.events import ConnectionFaulted, Event, ModelStateReported, Observe, ReplicaChanged, SpaceChecked
 from gateway.routing.discovery import drain_replica
 from gateway.routing.health import ReplicaEvent
 from gateway.routing.replica import Replica
 from gateway.upstreams.factory import (
     Dependencies,
+    ReplicaAddress,
     background_tasks,
     create_replica,
     create_upstream,
@@ -27,6 +28,9 @@ from gateway.upstreams.factory import (
 from gateway.upstreams.upstream import Upstream
 
 DRAIN_POLL_S = 0.1
+
+# Events of an upstream that name its replicas, or its model.
+SCOPED_EVENTS = (ReplicaChanged, ConnectionFaulted, ModelStateReported, SpaceChecked)
 
 logger = logging.getLogger("gateway")
 
@@ -43,7 +47,7 @@ class ScopedObserver:
 
     def observe(self, event: Event) -> None:
         """Forward one event."""
-        if not (self.is_retired and isinstance(event, ReplicaChanged | ModelStateReported | SpaceChecked)):
+        if not (self.is_retired and isinstance(event, SCOPED_EVENTS)):
             self._observe(event)
 
 
@@ -78,7 +82,8 @@ class RunningUpstream:
         # Add before removing: calls wait for a replica that joins, and fail if there is none at all.
         for address in addresses:
             if address not in addresses_before:
-                replica = create_replica(settings, address, address, None, self._dependencies.open_replica)
+                opener = self._dependencies.opener(self.upstream.name)
+                replica = create_replica(settings, ReplicaAddress(address, address), opener)
                 self.upstream.pool.add(replica)
                 self._watch(replica)
         for replica in [replica for replica in self._watchers if replica.name not in addresses]:

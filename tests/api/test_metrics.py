@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import ROUTES
-from gateway.events import CallFinished, ReplicaChanged
+from gateway.events import CallFinished, ConnectionFaulted, ReplicaChanged
 from gateway.telemetry.batched_histogram import BatchedHistogram
 from gateway.telemetry.load_metrics import ReplicaLoad, Sources
 from gateway.telemetry.metrics import Metrics
@@ -24,7 +24,7 @@ from tests.route_labels import PLAIN_PATHS, ROUTE_LABELS
 OPENAI = "/v1/embeddings"
 # Every label is listed here, so that adding one is a deliberate choice.
 LABELS = {"route", "status", "outcome", "tenant", "model", "upstream", "replica", "decision", "le"}
-LABELS |= {"stage", "state", "version"}
+LABELS |= {"stage", "state", "version", "fault"}
 
 
 async def scrape(gateway: Running) -> list[Metric]:
@@ -126,6 +126,17 @@ async def test_removed_replica_has_no_gauges() -> None:
     gauges = re.compile(rb'gateway_replica_(?:up|window_batches|in_flight_batches){.*replica="(\w+)"')
     assert [b"goes"] * 3 + [b"stays"] * 3 == sorted(gauges.findall(before))
     assert [b"stays"] * 3 == gauges.findall(after)
+
+
+async def test_counts_faults_of_connections_by_kind() -> None:
+    metrics = Metrics(is_open=True)
+    for kind in ("stale", "stale", "unsolicited"):
+        metrics.observe(ConnectionFaulted("embedder", "tei-0", kind))  # type: ignore[arg-type]
+    text, _ = await metrics.render()
+
+    labels = b'replica="tei-0",upstream="embedder"'
+    assert b'gateway_connection_faults_total{fault="stale",%b} 2.0' % labels in text
+    assert b'gateway_connection_faults_total{fault="unsolicited",%b} 1.0' % labels in text
 
 
 async def test_measures_batches_and_stages(boot: Boots) -> None:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gateway.events import CallFinished, SpaceChecked, SpaceOutcome
+from gateway.events import CallFinished, ConnectionFaulted, SpaceChecked, SpaceOutcome
 from gateway.telemetry.access_log import log_event
 
 CALL = CallFinished("id-1", "POST", "/embed", 200, "ok", 0.01234, "acme", "bge", 3, 57)
@@ -71,3 +71,12 @@ def test_logs_a_change_of_a_replicas_vector_space_once(
         log_event(SpaceChecked("up", "r0", outcome, 0.5, "abc", changed=changed))
 
     assert [(level, message)] == [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+def test_logs_a_pause_of_connection_reuse_and_no_other_fault(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    for fault in (ConnectionFaulted("up", "r0", "stale"), ConnectionFaulted("up", "r0", "unsolicited", 60.0)):
+        log_event(fault)
+
+    line = "upstream up: r0 sends data that no request asked for: no connection is reused for 60 s"
+    assert [(logging.WARNING, line)] == [(record.levelno, record.getMessage()) for record in caplog.records]
