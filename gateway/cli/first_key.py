@@ -82,7 +82,8 @@ def first_key(
 def _key_file(state_dir: str | None, environment: Mapping[str, str]) -> Path | None:
     """Return the path of the first key's file, None if no folder is known."""
     if state_dir is not None:
-        return Path(state_dir) / FILE_NAME
+        # The banner's command must work in any folder.
+        return Path(state_dir).absolute() / FILE_NAME
     # Set by systemd for a unit with StateDirectory=; it may list several.
     if listed := environment.get("STATE_DIRECTORY"):
         return Path(listed.partition(":")[0]) / FILE_NAME

@@ -233,6 +233,15 @@ def test_default_folder_is_the_systems(tmp_path: Path, variables: dict[str, str]
     assert (tmp_path / place).exists()
 
 
+def test_banner_shows_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = parse_config(CONFIG.format(store="memory") + "state_dir: a b\n", {}, Path())
+    key = first_key(config, {}, Console(stderr=True), is_terminal=False)
+
+    assert key is not None
+    assert f"$(cat '{tmp_path}/a b/first-key')" == key.shell_word
+
+
 def test_relative_state_dir_starts_from_the_folder_of_the_file(tmp_path: Path) -> None:
     config = parse_config(CONFIG.format(store="memory") + "state_dir: var\n", {}, tmp_path)
 
