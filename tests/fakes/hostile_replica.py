@@ -69,7 +69,8 @@ class HostileReplica:
         async def send(message: dict[str, Any]) -> None:
             messages.append(message)
 
-        await self._app({"type": "http", "path": request_line.split()[1], "headers": headers}, receive, send)
+        method, path, _ = request_line.split()
+        await self._app({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
         start, content = messages[0], messages[1]["body"]
         extra = b"".join(b"%b: %b\r\n" % header for header in start["headers"])
         return b"HTTP/1.1 %d X\r\n%bcontent-length: %d\r\n\r\n%b" % (
