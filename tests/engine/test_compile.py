@@ -3,11 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from backends.contract import Embed, EmbedReply
+from backends.contract import Embed, EmbedReply, Vectors
 from backends.errors import ModelUnavailable
 from backends.torch.engine import Engine
 from backends.torch.loaded_model import LoadedModel
@@ -17,8 +18,8 @@ from tests.engine.texts import real_texts
 
 pytestmark = pytest.mark.slow
 
-# Prints how many graphs a compiled model has after texts of many lengths.
-MANY_LENGTHS = """
+# Prints how many graphs a compiled model has once loaded and after texts of many lengths, and saves vectors.
+SERVE_COMPILED = """
 import asyncio, os, sys
 from pathlib import Path
 from torch._dynamo.utils import counters
@@ -26,7 +27,8 @@ from backends.contract import Embed
 from backends.torch.engine import Engine
 from backends.torch.loader import LoadOptions, load
 from backends.torch.threads import ForwardThreads
-import torch
+from tests.engine.texts import real_texts
+import numpy, torch
 
 async def main():
     threads = ForwardThreads(torch.device("cpu"), cores=2)
@@ -40,6 +42,8 @@ async def main():
         await engine.run(Embed(("word " * words, "word " * (words // 2))))
     # Two passes at once, on half of the cores each.
     await asyncio.gather(*(engine.run(Embed(("word " * 100,) * 4)) for _ in range(8)))
+    reply = await engine.run(Embed(tuple(real_texts()[:40])))
+    numpy.save(sys.argv[2], reply.vectors)
 
 asyncio.run(main())
 print(counters["stats"]["unique_graphs"], flush=True)
@@ -48,41 +52,52 @@ os._exit(0)
 """
 
 
+class Compiled(NamedTuple):
+    """Checkpoint, its vectors of 40 texts if compiled, and the number of graphs before and after serving."""
+
+    checkpoint: Path
+    vectors: Vectors
+    loaded: int
+    served: int
+
+
 def load_tiny(folder: Path, *, compiled: bool) -> LoadedModel:
     return load(folder, "tiny", LoadOptions("float32", "cpu", compiled=compiled))
 
 
-@pytest.mark.timeout(180)
-async def test_compiled_model_gives_the_same_vectors(minilm: Path, tmp_path: Path) -> None:
-    make_encoder(ENCODERS["bert"][0](), minilm, tmp_path)
-    texts = tuple(real_texts()[:40])
-    both = []
-    for compiled in (False, True):
-        engine = Engine(load_tiny(tmp_path, compiled=compiled), batch_tokens=256, queue_tokens=10**9)
-        reply = await engine.run(Embed(texts))
-        assert isinstance(reply, EmbedReply)
-        both.append(reply.vectors)
-
-    np.testing.assert_allclose(both[0], both[1], atol=1e-4)
-
-
-@pytest.mark.timeout(180)
-def test_model_is_compiled_once_for_all_lengths(minilm: Path, tmp_path: Path) -> None:
-    make_encoder(ENCODERS["bert"][0](), minilm, tmp_path)
-
+@pytest.fixture(scope="module")
+def compiled(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Compile and run a model once, because compiling takes 20 seconds of computing."""
+    folder = tmp_path_factory.mktemp("compiled")
+    make_encoder(ENCODERS["bert"][0](), minilm, folder)
+    vectors = folder / "vectors.npy"
     # In a process of its own: graphs of other tests would count towards the compiler's limit.
     done = subprocess.run(
-        [sys.executable, "-c", MANY_LENGTHS, str(tmp_path)],
+        [sys.executable, "-c", SERVE_COMPILED, str(folder), str(vectors)],
         capture_output=True,
         text=True,
         timeout=150,
         check=True,
+        cwd=Path(__file__).parents[2],
     )
-
     loaded, served = (int(line) for line in done.stdout.split())
+    return Compiled(folder, np.load(vectors), loaded, served)
+
+
+@pytest.mark.timeout(180)
+async def test_compiled_model_gives_the_same_vectors(compiled: Compiled) -> None:
+    engine = Engine(load_tiny(compiled.checkpoint, compiled=False), batch_tokens=256, queue_tokens=10**9)
+    reply = await engine.run(Embed(tuple(real_texts()[:40])))
+
+    assert isinstance(reply, EmbedReply)
+    np.testing.assert_allclose(reply.vectors, compiled.vectors, atol=1e-4)
+
+
+@pytest.mark.timeout(180)
+def test_model_is_compiled_once_for_all_lengths(compiled: Compiled) -> None:
     # One graph for the first shape and one for all others, again for half of the cores. None while serving.
-    assert 1 <= loaded <= 4
-    assert served == loaded
+    assert 1 <= compiled.loaded <= 4
+    assert compiled.served == compiled.loaded
 
 
 def test_error_names_the_missing_compiler(
