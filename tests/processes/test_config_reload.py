@@ -62,24 +62,36 @@ class Operator:
         return str(chosen).replace("'", '"')
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def urls() -> Iterator[list[str]]:
     with ExitStack() as held:
         yield [held.enter_context(serve_in_thread(FakeTei())) for _ in range(2)]
 
 
-@pytest.fixture
-def operator(urls: list[str], tmp_path: Path) -> Operator:
-    writer = Operator(tmp_path / "router.yaml", urls, "memory", 1)
+@pytest.fixture(scope="module")
+def shared(urls: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Operator]]:
+    """Serve one gateway to the tests that leave it running."""
+    writer = Operator(tmp_path_factory.mktemp("shared") / "router.yaml", urls, "memory", 1)
     writer.write()
-    return writer
+    running = Served(writer.path).wait_until_up()
+    yield running, writer
+    running.stop()
 
 
 @pytest.fixture
-def gateway(operator: Operator) -> Iterator[Served]:
-    running = Served(operator.path).wait_until_up()
-    yield running
-    running.stop()
+def operator(shared: tuple[Served, Operator]) -> Operator:
+    return shared[1]
+
+
+@pytest.fixture
+def gateway(shared: tuple[Served, Operator]) -> Served:
+    """Return the shared gateway with the initial configuration and an empty log."""
+    running, writer = shared
+    writer.write()
+    with running.client() as client:
+        assert 200 == client.post("/admin/reload").status_code
+    running.log.clear()
+    return running
 
 
 def test_sighup_applies_the_file_and_logs_the_differences(gateway: Served, operator: Operator) -> None:
@@ -136,7 +148,8 @@ def test_restarted_worker_serves_the_current_config(gateway: Served, operator: O
     assert 404 == status(gateway)
 
 
-def test_applies_a_changed_file_if_watched(operator: Operator) -> None:
+def test_applies_a_changed_file_if_watched(urls: list[str], tmp_path: Path) -> None:
+    operator = Operator(tmp_path / "router.yaml", urls, "memory", 1)
     operator.write(0, watch=True)
     gateway = Served(operator.path).wait_until_up()
     try:
@@ -205,23 +218,29 @@ def residence(gateway: Served, model: str) -> str | None:
     return found
 
 
-@pytest.fixture
-def engine_config(tmp_path: Path) -> Path:
-    path = tmp_path / "router.yaml"
+@pytest.fixture(scope="module")
+def engine_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("engines") / "router.yaml"
     put(path)
     return path
 
 
-@pytest.fixture
-def called(engine_config: Path) -> Iterator[Served]:
-    """Serve an engine under constant load, and check that no request was lost."""
+@pytest.fixture(scope="module")
+def engine_gateway(engine_config: Path) -> Iterator[Served]:
+    """Serve an engine to tests that run in order; each begins with `first` only."""
     gateway = Served(engine_config).wait_until_up()
-    callers = Callers(gateway, 1)
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture
+def called(engine_gateway: Served) -> Iterator[Served]:
+    """Keep the engine under constant load, and check that no request was lost."""
+    callers = Callers(engine_gateway, 1)
     try:
-        yield gateway
+        yield engine_gateway
     finally:
         callers.stop()
-        gateway.stop()
     assert {200} == set(callers.statuses)
 
 

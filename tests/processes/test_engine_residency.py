@@ -19,8 +19,26 @@ from tests.processes.conftest import Served, wait_until
 pytestmark = pytest.mark.slow
 
 MODELS = 10
-SECONDS = 6.0
-CONNECTION = "  m{n}: {{backend: torch, model: {path}, dtype: float32, preload: {preload}{more}}}\n"
+# Requests of each caller. A number of seconds would be too few requests on a busy machine.
+REQUESTS = 25
+# A tiny model holds 23 MB, most of it its tokenizer; `big` never fits.
+CONFIG = """
+listen: 127.0.0.1:0
+engine: {{memory_bytes: 72000000}}
+upstreams:
+{upstreams}
+  refusing: {{backend: torch, model: {tiny}, dtype: float32, preload: false, when_loading: refuse}}
+  big: {{backend: torch, model: {big}, dtype: float32, preload: false}}
+models: {{{models}}}
+"""
+APART = """
+listen: 127.0.0.1:0
+upstreams:
+  m0: {{backend: torch, model: {tiny}, dtype: float32}}
+  m1: {{backend: torch, model: {tiny}, dtype: float32, preload: false, process: other}}
+models: {{m0: {{upstream: m0}}, m1: {{upstream: m1}}}}
+"""
+UPSTREAM = "  m{n}: {{backend: torch, model: {tiny}, dtype: float32, preload: {preload}}}"
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +48,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def config_of(
-    folder: Path, checkpoint: Path, count: int, bounds: str, first: bool = False, more: str = ""
-) -> Path:
-    """Write a config of upstreams and models m0, m1, …; first: preload m0."""
-    upstreams = "".join(
-        CONNECTION.format(n=n, path=checkpoint, preload=str(first and n == 0).lower(), more=more)
-        for n in range(count)
-    )
-    models = "".join(f"  m{n}: {{upstream: m{n}}}\n" for n in range(count))
+def config_of(folder: Path, checkpoint: Path) -> Path:
+    """Write a config of models m0, m1, …, of which m0 is preloaded, and of two special ones."""
+    upstreams = (UPSTREAM.format(n=n, tiny=checkpoint, preload=str(n == 0).lower()) for n in range(MODELS))
+    names = [*(f"m{n}" for n in range(MODELS)), "refusing", "big"]
     path = folder / "router.yaml"
-    path.write_text(f"listen: 127.0.0.1:0\nengine: {bounds}\nupstreams:\n{upstreams}models:\n{models}")
+    path.write_text(
+        CONFIG.format(
+            upstreams="\n".join(upstreams),
+            tiny=checkpoint,
+            big=DEFAULT_MODEL,
+            models=", ".join(f"{name}: {{upstream: {name}}}" for name in names),
+        )
+    )
     return path
 
 
@@ -66,10 +86,8 @@ def resident_bytes(pid: int) -> int:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Served]:
-    """Serve ten models to the tests of this module, which run in order."""
-    folder = tmp_path_factory.mktemp("ten")
-    # A tiny model holds 23 MB, most of it its tokenizer.
-    config = config_of(folder, checkpoint, MODELS, "{memory_bytes: 72000000}", first=True)
+    """Serve all models to the tests of this module, which run in order."""
+    config = config_of(tmp_path_factory.mktemp("ten"), checkpoint)
     gateway = Served(config).wait_until_up()
     yield gateway
     gateway.stop()
@@ -88,15 +106,11 @@ def test_lists_unrequested_model_as_unloaded(served: Served) -> None:
 
 
 def test_serves_ten_models_at_random_within_a_budget_for_three(served: Served) -> None:
-    ends_s = time.monotonic() + SECONDS
-
     def caller(seed: int) -> list[tuple[str, httpx.Response]]:
-        dice, found = random.Random(seed), []
+        dice = random.Random(seed)
+        names = [f"m{dice.randrange(MODELS)}" for _ in range(REQUESTS)]
         with served.client() as client:
-            while time.monotonic() < ends_s:
-                name = f"m{dice.randrange(MODELS)}"
-                found.append((name, embed(client, name)))
-        return found
+            return [(name, embed(client, name)) for name in names]
 
     engine = served.child("backends.torch.server")
     before_bytes = resident_bytes(engine)
@@ -129,44 +143,30 @@ def test_requests_wait_for_a_killed_engine(served: Served) -> None:
         assert engine != served.child("backends.torch.server")
 
 
-def test_loading_model_is_refused_with_retry_after(tmp_path: Path, checkpoint: Path) -> None:
-    config = config_of(tmp_path, checkpoint, 1, "{}", more=", when_loading: refuse")
-    gateway = Served(config).wait_until_up()
-    try:
-        with gateway.client() as client:
-            refused = embed(client, "m0")
-            assert wait_until(lambda: embed(client, "m0").status_code == 200)
+def test_loading_model_is_refused_with_retry_after(served: Served) -> None:
+    with served.client() as client:
+        refused = embed(client, "refusing")
+        assert wait_until(lambda: embed(client, "refusing").status_code == 200)
 
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_loading")
-        assert refused.headers["retry-after"] == "5"
-    finally:
-        gateway.stop()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_loading")
+    assert refused.headers["retry-after"] == "5"
 
 
-def test_model_that_never_fits_fails_and_the_others_serve(tmp_path: Path, checkpoint: Path) -> None:
-    config = config_of(tmp_path, checkpoint, 1, "{memory_bytes: 30000000}")
-    text = config.read_text().replace(
-        "models:\n", f"  big: {{backend: torch, model: {DEFAULT_MODEL}, preload: false}}\nmodels:\n", 1
-    )
-    config.write_text(text + "  big: {upstream: big}\n")
-    gateway = Served(config).wait_until_up()
-    try:
-        with gateway.client() as client:
-            refused = embed(client, "big")
-            assert embed(client, "m0").status_code == 200
-            assert wait_until(lambda: residences(client)["big"] == "failed")
-            (big,) = [model for model in client.get("/v1/models").json()["data"] if model["id"] == "big"]
+def test_model_that_never_fits_fails_and_the_others_serve(served: Served) -> None:
+    with served.client() as client:
+        refused = embed(client, "big")
+        assert embed(client, "m0").status_code == 200
+        assert wait_until(lambda: residences(client)["big"] == "failed")
+        (big,) = [model for model in client.get("/v1/models").json()["data"] if model["id"] == "big"]
 
-        assert refused.status_code == 502
-        assert "`engine.memory_bytes` is 30 MB" in refused.json()["error"]["message"]
-        assert "`engine.memory_bytes` is 30 MB" in big["last_error"]
-    finally:
-        gateway.stop()
+    assert refused.status_code == 502
+    assert "`engine.memory_bytes` is 72 MB" in refused.json()["error"]["message"]
+    assert "`engine.memory_bytes` is 72 MB" in big["last_error"]
 
 
 def test_upstream_runs_in_a_process_of_its_own(tmp_path: Path, checkpoint: Path) -> None:
-    config = config_of(tmp_path, checkpoint, 2, "{}", first=True)
-    config.write_text(config.read_text().replace("preload: false", "preload: false, process: other"))
+    config = tmp_path / "router.yaml"
+    config.write_text(APART.format(tiny=checkpoint))
     gateway = Served(config).wait_until_up()
     try:
         with gateway.client() as client:

@@ -1,23 +1,29 @@
 """Start, stop and kill of a gateway, as seen by callers and by the operating system."""
 
+import os
 import re
 import signal
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from backends.checkpoints import DEFAULT_MODEL
 from tests.processes.conftest import KEY, Served, alive, run_serve, wait_until
 
 pytestmark = pytest.mark.slow
 
 ENGINE = """
-listen: 127.0.0.1:0
+listen: 127.0.0.1:{port}
 drain_s: 10
-upstreams: {{minilm: {{backend: torch, model: sentence-transformers/all-MiniLM-L6-v2, dtype: float32}}}}
-models: {{minilm: {{upstream: minilm, deadline_s: {deadline_s}}}}}
+upstreams: {{minilm: {{backend: torch, model: {model}, dtype: float32}}}}
+models:
+  minilm: {{upstream: minilm, deadline_s: 40}}
+  hasty: {{upstream: minilm, deadline_s: 1}}
+defaults: {{embed: minilm}}
 """
 REMOTE = """
 listen: 127.0.0.1:0
@@ -26,11 +32,18 @@ models: {{remote/minilm: {{upstream: other}}}}
 """
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "router.yaml"
-    path.write_text(ENGINE.format(deadline_s=40))
+def write_config(folder: Path, port: int = 0, model: str = DEFAULT_MODEL) -> Path:
+    path = folder / "router.yaml"
+    path.write_text(ENGINE.format(port=port, model=model))
     return path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Serve an engine to tests that run in order; the last one kills the gateway."""
+    gateway = Served(write_config(tmp_path_factory.mktemp("shared"))).wait_until_up()
+    yield gateway
+    gateway.stop()
 
 
 def embed(url: str, texts: list[str]) -> httpx.Response:
@@ -38,48 +51,56 @@ def embed(url: str, texts: list[str]) -> httpx.Response:
     return httpx.post(f"{url}/embed", json={"inputs": texts}, headers=headers, timeout=60, trust_env=False)
 
 
-def test_killed_engine_delays_twenty_callers_without_an_error(config: Path) -> None:
-    gateway = Served(config).wait_until_up()
+def test_gateway_is_a_tei_upstream_of_another_without_torch(shared: Served, tmp_path: Path) -> None:
+    path = tmp_path / "remote.yaml"
+    path.write_text(REMOTE.format(url=f"{shared.url}/models/minilm", key=KEY))
+    front = Served(path).wait_until_up()
     try:
-        engine = gateway.child("backends.torch.server")
-        texts = [[f"some words of a text {n} {i} " * 12 for i in range(16)] for n in range(20)]
-        with ThreadPoolExecutor(20) as callers:
-            waiting = [callers.submit(embed, gateway.url, own) for own in texts]
-            assert wait_until(lambda: any(future.done() for future in waiting))
-            engine_process_kill(engine)
-            statuses = [future.result().status_code for future in waiting]
+        direct = embed(shared.url, ["a", "b"]).json()
+        through = embed(front.url, ["a", "b"]).json()
+        pids = [front.process.pid, *front.children()]
+        mapped = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
 
-        assert statuses == [200] * 20
-        assert engine != gateway.child("backends.torch.server")
+        assert direct == through
+        assert "libtorch" not in mapped
     finally:
-        gateway.stop()
+        front.stop()
 
 
-def engine_process_kill(pid: int) -> None:
-    """Send SIGKILL, as the kernel does when memory runs out."""
-    import os
+def test_killed_engine_delays_twenty_callers_without_an_error(shared: Served) -> None:
+    engine = shared.child("backends.torch.server")
+    texts = [[f"some words of a text {n} {i} " * 12 for i in range(16)] for n in range(20)]
+    with ThreadPoolExecutor(20) as callers:
+        waiting = [callers.submit(embed, shared.url, own) for own in texts]
+        assert wait_until(lambda: any(future.done() for future in waiting))
+        os.kill(engine, signal.SIGKILL)
+        statuses = [future.result().status_code for future in waiting]
 
-    os.kill(pid, signal.SIGKILL)
-
-
-def test_engine_not_restarted_by_the_deadline_is_503_with_retry_after(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "router.yaml"
-    path.write_text(ENGINE.format(deadline_s=1))
-    gateway = Served(path).wait_until_up()
-    try:
-        engine_process_kill(gateway.child("backends.torch.server"))
-        reply = embed(gateway.url, ["a"])
-
-        assert reply.status_code == 503
-        assert int(reply.headers["retry-after"]) >= 1
-    finally:
-        gateway.stop()
+    assert statuses == [200] * 20
+    assert engine != shared.child("backends.torch.server")
 
 
-def test_sigterm_finishes_requests_in_flight_and_refuses_new_ones(config: Path) -> None:
-    gateway = Served(config).wait_until_up()
+def test_engine_not_restarted_by_the_deadline_is_503_with_retry_after(shared: Served) -> None:
+    os.kill(shared.child("backends.torch.server"), signal.SIGKILL)
+    reply = embed(f"{shared.url}/models/hasty", ["a"])
+
+    assert reply.status_code == 503
+    assert int(reply.headers["retry-after"]) >= 1
+
+
+def test_killing_the_parent_leaves_no_child(shared: Served) -> None:
+    # Until then the engine that the previous test killed may be missing.
+    assert embed(shared.url, ["a"]).status_code == 200
+    children = shared.children()
+
+    shared.process.kill()
+
+    assert len(children) >= 2
+    assert wait_until(lambda: not any(alive(pid) for pid in children))
+
+
+def test_sigterm_finishes_requests_in_flight_and_refuses_new_ones(tmp_path: Path) -> None:
+    gateway = Served(write_config(tmp_path)).wait_until_up()
     children = gateway.children()
     with ThreadPoolExecutor(2) as callers, gateway.client() as late:
         assert late.get("/readyz").status_code == 200
@@ -104,41 +125,10 @@ def in_flight_at_engine(client: httpx.Client) -> bool:
     return 'gateway_quota_decisions_total{decision="admitted",tenant="default"}' in text
 
 
-def test_killing_the_parent_leaves_no_child(config: Path) -> None:
-    gateway = Served(config).wait_until_up()
-    children = gateway.children()
-
-    gateway.process.kill()
-
-    assert len(children) >= 2
-    assert wait_until(lambda: not any(alive(pid) for pid in children))
-    gateway.stop()
-
-
-def test_gateway_is_a_tei_upstream_of_another_without_torch(config: Path, tmp_path: Path) -> None:
-    engine = Served(config).wait_until_up()
-    path = tmp_path / "remote.yaml"
-    path.write_text(REMOTE.format(url=f"{engine.url}/models/minilm", key=KEY))
-    front = Served(path).wait_until_up()
-    try:
-        direct = embed(engine.url, ["a", "b"]).json()
-        through = embed(front.url, ["a", "b"]).json()
-        pids = [front.process.pid, *front.children()]
-        mapped = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
-
-        assert direct == through
-        assert "libtorch" not in mapped
-    finally:
-        front.stop()
-        engine.stop()
-
-
 def test_reports_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as occupied:
-        path = tmp_path / "router.yaml"
         port = occupied.getsockname()[1]
-        path.write_text(ENGINE.format(deadline_s=1).replace("127.0.0.1:0", f"127.0.0.1:{port}"))
-        ended = run_serve(path)
+        ended = run_serve(write_config(tmp_path, port=port))
 
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
@@ -150,9 +140,7 @@ def test_reports_missing_checkpoint_and_the_way_out(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    path = tmp_path / "router.yaml"
-    path.write_text(ENGINE.format(deadline_s=1).replace("sentence-transformers/all-MiniLM-L6-v2", model))
-    ended = run_serve(path)
+    ended = run_serve(write_config(tmp_path, model=model))
 
     assert ended.returncode == 1
     assert re.search(r"upstreams\.minilm(\.model)?: .*(there is no folder|fetched)", ended.stderr)
