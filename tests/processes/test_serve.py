@@ -109,6 +109,25 @@ def test_rerank_tokenize_and_info_answer(served: Served) -> None:
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
 
 
+def test_search_example_ranks_the_expected_functions_first(served: Served, repository: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(repository / "examples/search_docs.py")],
+        env={"GATEWAY_URL": served.url, "GATEWAY_API_KEY": KEY, "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=True,
+    )
+    first = {
+        block.splitlines()[0]: re.findall(r"^  [\d.]+  (\S+)", block, re.MULTILINE)
+        for block in ended.stdout.split("\n\n")[1:]
+    }
+
+    assert first["how to parse JSON"][0] in {"json.load", "json.loads"}
+    assert first["wait for several tasks at once"][0] in {"asyncio.wait", "asyncio.gather"}
+    assert "re.split" == first["split a string where a regular expression matches"][0]
+
+
 def verified(config: Path) -> "subprocess.CompletedProcess[str]":
     """Run `gateway verify --json` until it exits."""
     words = [sys.executable, "-m", "gateway", "verify", "-c", str(config), "--json"]
