@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -83,6 +83,38 @@ def place(tmp_path: Path) -> Iterator[Place]:
     redis.stop()
 
 
+class Pair(NamedTuple):
+    """Two gateways with the same additions; only the first has the secret of its environment."""
+
+    place: Place
+    first: Served
+    second: Served
+
+
+@pytest.fixture(scope="module")
+def running_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("pair")
+    fake, redis = FakeTei(), RedisServer(folder)
+    with serve_in_thread(fake) as url:
+        place = Place(folder, url, fake, redis)
+        place.write()
+        with place.gateway(UPSTREAM_KEY=OF_ENVIRONMENT) as first, place.gateway() as second:
+            yield Pair(place, first, second)
+        logs = "".join([*first.log, *second.log])
+    redis.stop()
+    assert not [secret for secret in (OF_FILE, OF_ENVIRONMENT, WRITTEN) if secret in logs]
+
+
+@pytest.fixture
+def pair(running_pair: Pair) -> Pair:
+    """Return the running gateways, without the additions of the previous test."""
+    running_pair.place.redis.command("DEL", ADDED)
+    for gateway in running_pair.first, running_pair.second:
+        for part in ("models", "upstreams"):
+            assert wait_until(lambda gateway=gateway, part=part: not listed(gateway, part))
+    return running_pair
+
+
 def put(gateway: Served, path: str, settings: Any) -> httpx.Response:
     with gateway.client() as client:
         return client.put(f"/admin/{path}", json=settings, timeout=120)
@@ -116,52 +148,51 @@ def answers(gateway: Served, model: str) -> bool:
         return False
 
 
-def test_additions_reach_every_worker_of_every_gateway(place: Place) -> None:
-    secrets = {"UPSTREAM_KEY": OF_ENVIRONMENT}
-    with place.gateway(**secrets) as first, place.gateway() as second:
-        headers = {"x-key": "${UPSTREAM_KEY}"}
-        upstream = place.tei(api_key="${file:token}")
-        assert 200 == put(first, "upstreams/shared", upstream).status_code
-        reply = put(first, "models/org/shared", {"upstream": "shared"})
-        assert [{"path": "models.org/shared", "how": "added", "detail": ""}] == reply.json()["changes"]
-        assert {200} == statuses(first, "org/shared")
-        assert f"Bearer {OF_FILE}" in {sent.get("authorization") for sent in place.fake.headers}
-        assert wait_until(lambda: statuses(second, "org/shared") == {200}, 10)
-        # A secret that only first gateway has keeps the other from serving only this upstream.
-        assert 200 == put(first, "upstreams/apart", place.tei(headers=headers)).status_code
-        assert 200 == put(first, "models/apart", {"upstream": "apart"}).status_code
-        assert {200} == statuses(first, "apart")
-        assert OF_ENVIRONMENT in {sent.get("x-key") for sent in place.fake.headers}
-        assert wait_until(lambda: listed(second, "models").get("apart", {}).get("problem"), 10)
-        shown = [listed(gateway, "upstreams") for gateway in (first, second)]
-        assert [None, True] == [
-            upstreams["apart"]["problem"] and "UPSTREAM_KEY" in upstreams["apart"]["problem"]
-            for upstreams in shown
-        ]
-        assert [upstream, upstream] == [upstreams["shared"]["settings"] for upstreams in shown]
-        assert ({404}, 200) == (statuses(second, "apart"), status(second))
+def test_additions_reach_every_worker_of_every_gateway(pair: Pair) -> None:
+    place, first, second = pair
+    headers = {"x-key": "${UPSTREAM_KEY}"}
+    upstream = place.tei(api_key="${file:token}")
+    assert 200 == put(first, "upstreams/shared", upstream).status_code
+    reply = put(first, "models/org/shared", {"upstream": "shared"})
+    assert [{"path": "models.org/shared", "how": "added", "detail": ""}] == reply.json()["changes"]
+    assert {200} == statuses(first, "org/shared")
+    assert f"Bearer {OF_FILE}" in {sent.get("authorization") for sent in place.fake.headers}
+    assert wait_until(lambda: statuses(second, "org/shared") == {200}, 10)
+    # A secret that only first gateway has keeps the other from serving only this upstream.
+    assert 200 == put(first, "upstreams/apart", place.tei(headers=headers)).status_code
+    assert 200 == put(first, "models/apart", {"upstream": "apart"}).status_code
+    assert {200} == statuses(first, "apart")
+    assert OF_ENVIRONMENT in {sent.get("x-key") for sent in place.fake.headers}
+    assert wait_until(lambda: listed(second, "models").get("apart", {}).get("problem"), 10)
+    shown = [listed(gateway, "upstreams") for gateway in (first, second)]
+    assert [None, True] == [
+        upstreams["apart"]["problem"] and "UPSTREAM_KEY" in upstreams["apart"]["problem"]
+        for upstreams in shown
+    ]
+    assert [upstream, upstream] == [upstreams["shared"]["settings"] for upstreams in shown]
+    assert ({404}, 200) == (statuses(second, "apart"), status(second))
 
-        stored = place.redis.command("HGETALL", ADDED)
-        refused = removed(second, "upstreams/shared")
-        assert (422, True) == (refused.status_code, "org/shared" in refused.json()["error"])
-        for path in ("models/org/shared", "upstreams/shared", "models/apart", "upstreams/apart"):
-            assert 200 == removed(second, path).status_code
-        assert {404} == statuses(second, "org/shared")
-        assert wait_until(lambda: statuses(first, "org/shared") == {404}, 10)
-        assert 404 == removed(first, "models/org/shared").status_code
-    logs = "".join([*first.log, *second.log])
-    assert not [secret for secret in (OF_FILE, OF_ENVIRONMENT) if secret in f"{logs}{stored}{shown}"]
+    stored = place.redis.command("HGETALL", ADDED)
+    refused = removed(second, "upstreams/shared")
+    assert (422, True) == (refused.status_code, "org/shared" in refused.json()["error"])
+    for path in ("models/org/shared", "upstreams/shared", "models/apart", "upstreams/apart"):
+        assert 200 == removed(second, path).status_code
+    assert {404} == statuses(second, "org/shared")
+    assert wait_until(lambda: statuses(first, "org/shared") == {404}, 10)
+    assert 404 == removed(first, "models/org/shared").status_code
+    # `running_pair` searches the complete logs for secrets.
+    assert not [secret for secret in (OF_FILE, OF_ENVIRONMENT) if secret in f"{stored}{shown}"]
     assert "${file:token}" in stored
-    assert "upstreams.apart.headers.x-key: addition is not served" in "".join(second.log)
+    assert wait_until(lambda: is_logged(second, "upstreams.apart.headers.x-key: addition is not served"))
 
 
-def test_rejects_invalid_additions_without_storing_secrets(place: Place) -> None:
-    with place.gateway() as gateway:
-        wrong = put(gateway, "upstreams/x", place.tei(api_key=WRITTEN, tls={"ca": "/etc/passwd"}))
-        unknown = put(gateway, "models/x", {"upstream": "none"})
-        duplicate = put(gateway, "models/m", {"upstream": "one"})
-        stored = [listed(gateway, part) for part in ("upstreams", "models")]
-        errors = [wrong.json()["error"], unknown.json()["error"], duplicate.json()["error"]]
+def test_rejects_invalid_additions_without_storing_secrets(pair: Pair) -> None:
+    place, gateway, _ = pair
+    wrong = put(gateway, "upstreams/x", place.tei(api_key=WRITTEN, tls={"ca": "/etc/passwd"}))
+    unknown = put(gateway, "models/x", {"upstream": "none"})
+    duplicate = put(gateway, "models/m", {"upstream": "one"})
+    stored = [listed(gateway, part) for part in ("upstreams", "models")]
+    errors = [wrong.json()["error"], unknown.json()["error"], duplicate.json()["error"]]
 
     assert [422, 422, 422] == [reply.status_code for reply in (wrong, unknown, duplicate)]
     assert all(path in errors[0] for path in ("upstreams.x.api_key", "upstreams.x.tls.ca"))
@@ -172,20 +203,20 @@ def test_rejects_invalid_additions_without_storing_secrets(place: Place) -> None
     assert WRITTEN not in place.redis.command("HGETALL", ADDED)
 
 
-def test_keeps_all_concurrent_additions_of_two_gateways(place: Place) -> None:
-    with place.gateway() as first, place.gateway() as second:
-        names = [f"x{number}" for number in range(16)]
-        with ThreadPoolExecutor(8) as pool:
-            gateways = itertools.cycle((first, second))
-            puts = [
-                pool.submit(put, gateway, f"models/{name}", {"upstream": "one"})
-                for name, gateway in zip(names, gateways, strict=False)
-            ]
-            puts += [pool.submit(reloaded, gateway) for gateway in (first, second)]
-            assert {200} == {each.result(60).status_code for each in puts}
-        for gateway in (first, second):
-            assert wait_until(lambda gateway=gateway: set(names) <= listed(gateway, "models").keys(), 10)
-            assert {200} == {status(gateway, name) for name in names}
+def test_keeps_all_concurrent_additions_of_two_gateways(pair: Pair) -> None:
+    _, first, second = pair
+    names = [f"x{number}" for number in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        gateways = itertools.cycle((first, second))
+        puts = [
+            pool.submit(put, gateway, f"models/{name}", {"upstream": "one"})
+            for name, gateway in zip(names, gateways, strict=False)
+        ]
+        puts += [pool.submit(reloaded, gateway) for gateway in (first, second)]
+        assert {200} == {each.result(60).status_code for each in puts}
+    for gateway in (first, second):
+        assert wait_until(lambda gateway=gateway: set(names) <= listed(gateway, "models").keys(), 10)
+        assert {200} == {status(gateway, name) for name in names}
 
 
 def test_restores_additions_after_restart(place: Place) -> None:
@@ -235,56 +266,56 @@ def test_file_overrides_additions_and_restores_them_when_it_changes_back(place: 
         assert {"changes": [], "needs_restart": []} == reloaded(gateway).json()
 
 
-def test_keeps_serving_and_rejects_additions_while_redis_is_unavailable(place: Place) -> None:
-    with place.gateway() as gateway:
-        assert 200 == put(gateway, "models/x", {"upstream": "one"}).status_code
-        place.redis.freeze()
-        try:
-            refused = put(gateway, "models/y", {"upstream": "one"})
-            assert (503, True) == (refused.status_code, "retry-after" in refused.headers)
-            assert 200 == status(gateway, "x")
-            assert ["x"] == list(listed(gateway, "models"))
-        finally:
-            place.redis.thaw()
-        # The edit during the outage may have been stored or not; this one is.
-        assert wait_until(lambda: put(gateway, "models/z", {"upstream": "one"}).status_code == 200)
-        assert {200} == statuses(gateway, "z")
-        # An emptied Redis holds no additions.
-        place.redis.command("FLUSHALL")
-        assert wait_until(lambda: statuses(gateway, "z") == {404})
-        assert ({}, 200) == (listed(gateway, "models"), status(gateway))
+def test_keeps_serving_and_rejects_additions_while_redis_is_unavailable(pair: Pair) -> None:
+    place, gateway, _ = pair
+    assert 200 == put(gateway, "models/x", {"upstream": "one"}).status_code
+    place.redis.freeze()
+    try:
+        refused = put(gateway, "models/y", {"upstream": "one"})
+        assert (503, True) == (refused.status_code, "retry-after" in refused.headers)
+        assert 200 == status(gateway, "x")
+        assert ["x"] == list(listed(gateway, "models"))
+    finally:
+        place.redis.thaw()
+    # The edit during the outage may have been stored or not; this one is.
+    assert wait_until(lambda: put(gateway, "models/z", {"upstream": "one"}).status_code == 200)
+    assert {200} == statuses(gateway, "z")
+    # An emptied Redis holds no additions.
+    place.redis.command("FLUSHALL")
+    assert wait_until(lambda: statuses(gateway, "z") == {404})
+    assert ({}, 200) == (listed(gateway, "models"), status(gateway))
 
 
 @pytest.mark.timeout(120)
-def test_adding_and_removing_under_load_loses_no_request(place: Place) -> None:
+def test_adding_and_removing_under_load_loses_no_request(pair: Pair) -> None:
     stub = HoldingServer()
     held: list[int] = []
-    with place.gateway() as gateway:
-        callers = Callers(gateway, 4)
-        try:
-            for number in range(12):
-                assert 200 == put(gateway, "upstreams/x", place.tei(queue_tokens=1000 + number)).status_code
-                assert 200 == put(gateway, "models/x", {"upstream": "x"}).status_code
-                assert 200 == status(gateway, "x")
-                assert 200 == reloaded(gateway).status_code
-                assert [200, 200] == [
-                    removed(gateway, f"{part}/x").status_code for part in ("models", "upstreams")
-                ]
-            # A request in flight completes although its model and its upstream are removed.
-            put(gateway, "upstreams/slow", place.tei(replicas=[stub.url]))
-            put(gateway, "models/slow", {"upstream": "slow"})
-            caller = threading.Thread(target=lambda: held.append(_called(gateway, "slow", HELD)))
-            caller.start()
-            assert wait_until(lambda: stub.waiting == 1)
+    place, gateway, _ = pair
+    callers = Callers(gateway, 4)
+    try:
+        for number in range(12):
+            assert 200 == put(gateway, "upstreams/x", place.tei(queue_tokens=1000 + number)).status_code
+            assert 200 == put(gateway, "models/x", {"upstream": "x"}).status_code
+            assert 200 == status(gateway, "x")
+            assert 200 == reloaded(gateway).status_code
             assert [200, 200] == [
-                removed(gateway, f"{part}/slow").status_code for part in ("models", "upstreams")
+                removed(gateway, f"{part}/x").status_code for part in ("models", "upstreams")
             ]
-            assert {404} == statuses(gateway, "slow")
-            stub.release()
-            caller.join(30)
-        finally:
-            callers.stop()
-            stub.stop()
+        # A request in flight completes although its model and its upstream are removed.
+        put(gateway, "upstreams/slow", place.tei(replicas=[stub.url]))
+        put(gateway, "models/slow", {"upstream": "slow"})
+        caller = threading.Thread(target=lambda: held.append(_called(gateway, "slow", HELD)))
+        caller.start()
+        assert wait_until(lambda: stub.waiting == 1)
+        assert [200, 200] == [
+            removed(gateway, f"{part}/slow").status_code for part in ("models", "upstreams")
+        ]
+        assert {404} == statuses(gateway, "slow")
+        stub.release()
+        caller.join(30)
+    finally:
+        callers.stop()
+        stub.stop()
 
     assert [200] == held
     assert {200} == set(callers.statuses)
