@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 MODELS = 10
 # Requests of each caller. A number of seconds would be too few requests on a busy machine.
-REQUESTS = 25
+REQUESTS = 12
 # A tiny model holds 23 MB, most of it its tokenizer; `big` never fits.
 CONFIG = """
 listen: 127.0.0.1:0
