@@ -174,7 +174,8 @@ def test_closed_pipe_ends_the_help_quietly() -> None:
 def test_serves_with_a_closed_standard_output(config: Path) -> None:
     with unread() as writing:
         command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
-        gateway = subprocess.Popen(command, stdout=writing, stderr=subprocess.DEVNULL)
+        environment = os.environ | {"XDG_STATE_HOME": str(config.parent / "state")}
+        gateway = subprocess.Popen(command, stdout=writing, stderr=subprocess.DEVNULL, env=environment)
     try:
         assert wait_until(lambda: status(config, "--json").returncode == 0)
         assert gateway.poll() is None
