@@ -46,6 +46,7 @@ from backends.infinity_wire import (
     encode,
     failure,
 )
+from backends.offers import OfferHistory
 from backends.openai_wire import UnequalWidths, choose_model, decode_embeddings
 from backends.outputs import check_outputs
 from backends.replies import (
@@ -196,6 +197,7 @@ class InfinityBackend:
         self._counter: TokenCounter | None = None
         self._model: str | None = None
         self._capabilities: Capabilities | None = None
+        self._offers = OfferHistory()
 
     async def describe(self, timeout_s: float) -> Capabilities:
         """Query GET /models and probe the model with short texts.
@@ -209,9 +211,10 @@ class InfinityBackend:
         models = {model.id: model for model in await self._models(remaining_s())}
         model = models[choose_model(list(models), self._configured_model)]
         profile = await self._probe(model, counter, remaining_s())
-        self._model, self._counter = model.id, counter
-        self._capabilities = capabilities(model, counter, profile)
-        return self._capabilities
+        found = capabilities(model, counter, profile)
+        self._offers.accept(found)
+        self._model, self._counter, self._capabilities = model.id, counter, found
+        return found
 
     async def _models(self, timeout_s: float) -> list[InfinityServedModel]:
         response = await self._http.get("/models", timeout_s)

@@ -151,7 +151,11 @@ class OpenAIBackend:
         try:
             profile = await self._probe(profile, remaining_s() * 0.9)
         except (AttemptTimedOut, ReplicaOverloaded) as error:
-            profile = msgspec.structs.replace(profile, notes=(f"width not learnt: {error.message}",))
+            earlier = self._profile
+            if earlier is not None and earlier.width is not None and earlier.model == profile.model:
+                profile = earlier
+            else:
+                profile = msgspec.structs.replace(profile, notes=(f"width not learnt: {error.message}",))
         self._profile = profile
         return capabilities(profile, self._counter)
 

@@ -46,6 +46,7 @@ from backends.errors import (
     UnsupportedWork,
 )
 from backends.http import UpstreamClient, UpstreamResponse, countdown, open_client
+from backends.offers import OfferHistory
 from backends.openai_wire import decode_embeddings
 from backends.outputs import check_outputs, merge_replies, single_output, split_outputs
 from backends.replies import (
@@ -361,6 +362,7 @@ class TeiBackend:
     def __init__(self, http: UpstreamClient) -> None:
         self._http = http
         self._info: TeiInfo | None = None
+        self._offers = OfferHistory()
 
     async def describe(self, timeout_s: float) -> Capabilities:
         """Query GET /info.
@@ -371,10 +373,13 @@ class TeiBackend:
         if response.status != 200:
             raise failure(response)
         try:
-            self._info = msgspec.json.decode(response.body, type=TeiInfo)
+            info = msgspec.json.decode(response.body, type=TeiInfo)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ReplicaFailed("GET /info is not TEI's") from error
-        return capabilities(self._info)
+        found = capabilities(info)
+        self._offers.accept(found)
+        self._info = info
+        return found
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Execute one piece of work, in one request per kind of output.

@@ -46,6 +46,7 @@ from backends.errors import (
     UnsupportedWork,
 )
 from backends.http import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
+from backends.offers import OfferHistory
 from backends.openai_wire import choose_model, decode_embeddings, decode_models
 from backends.outputs import check_outputs, merge_replies, single_output, split_outputs
 from backends.replies import (
@@ -226,6 +227,7 @@ class VllmBackend:
         self._configured_model = model
         self._tokenizer = tokenizer
         self._profile: VllmProfile | None = None
+        self._offers = OfferHistory()
         self._counter: TokenCounter | None = None
 
     async def describe(self, timeout_s: float) -> Capabilities:
@@ -244,33 +246,37 @@ class VllmBackend:
         max_tokens = lengths[model]
         if max_tokens is None:
             raise ReplicaFailed("GET /v1/models is not vLLM's: it has no max_model_len")
-        profile = VllmProfile(model, max_tokens, await self._version(remaining_s()))
+        profile = VllmProfile(model, max_tokens, await self._version(model, remaining_s()))
 
         async def send(path: str, body: Body) -> UpstreamResponse:
             return await self._post(path, {"model": model} | body, remaining_s())
 
+        earlier = self._profile
         try:
-            self._profile = await probe_features(profile, send)
+            profile = await probe_features(profile, send)
         except (AttemptTimedOut, ReplicaOverloaded):
             # The server is busy. The profile of an earlier join is used, so that load alone does not keep a
             # replica out.
-            if self._profile is None or not profile.same_server(self._profile):
+            if earlier is None or not profile.same_server(earlier):
                 raise
+            profile = earlier
         rules = self._counter.rules if self._counter else None
-        return capabilities(self._profile, rules, self._labels(self._profile))
+        found = capabilities(profile, rules, self._labels(profile))
+        self._offers.accept(found, profile.options)
+        self._profile = profile
+        return found
 
     def _labels(self, profile: VllmProfile) -> tuple[str, ...]:
         return labels_of(profile, self._counter.labels if self._counter else ())
 
-    async def _version(self, timeout_s: float) -> str:
+    async def _version(self, model: str, timeout_s: float) -> str:
+        """Return the server's release; the last known one of the same model if it does not report it now."""
         response = await self._http.get("/version", timeout_s)
         with suppress(ReplicaFailed), translate_decode_errors():
-            return (
-                msgspec.json.decode(response.body, type=VersionResponse).version
-                if response.status == 200
-                else ""
-            )
-        return ""
+            if response.status == 200:
+                return msgspec.json.decode(response.body, type=VersionResponse).version
+        earlier = self._profile
+        return earlier.version if earlier is not None and earlier.model == model else ""
 
     async def _post(self, path: str, body: Body, timeout_s: float) -> UpstreamResponse:
         return restore_status(await self._http.post(path, msgspec.json.encode(body), timeout_s))

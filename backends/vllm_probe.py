@@ -13,7 +13,7 @@ import numpy as np
 from backends.contract import Capabilities, Operation, Output, Vectors
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
-from backends.openai_wire import decode_embeddings
+from backends.openai_wire import UnequalWidths, decode_embeddings
 from backends.torch.recipe import InputRules
 from backends.vectors import sigmoid
 from backends.vllm_wire import (
@@ -29,6 +29,7 @@ from backends.vllm_wire import (
     decode_token_vectors,
     decode_tokenize,
     failure,
+    is_own_error,
     tokenize_body,
 )
 
@@ -82,6 +83,16 @@ class VllmProfile(msgspec.Struct, frozen=True):
             Output.TOKENS: self.raw_tokens,
         }
         return frozenset(output for output, is_offered in outputs.items() if is_offered)
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Features that requests can ask for, and that capabilities do not contain."""
+        options = {
+            "raw vectors": self.raw_vectors is not None,
+            "raw scores": self.scores in ("on_request", "logits"),
+            "raw scores of classes": self.raw_classes,
+        }
+        return frozenset(option for option, is_offered in options.items() if is_offered)
 
     def same_server(self, other: "VllmProfile") -> bool:
         """Return True if two profiles agree in the values that the server reports itself."""
@@ -221,12 +232,12 @@ async def _probe_token_vectors(profile: VllmProfile, send: SendRequest) -> VllmP
 
 
 async def _try(send: SendRequest, path: str, body: Body) -> UpstreamResponse | None:
-    """Send a request and return its response, or None if the server does not offer the route.
+    """Send a request and return its response, or None if the server reports that it lacks the route.
 
-    Raises: BackendError.
+    Raises: BackendError, also if something in front of the server has answered in its place.
     """
     response = await send(path, body)
-    if response.status in NOT_OFFERED:
+    if response.status in NOT_OFFERED and is_own_error(response):
         return None
     if response.status != 200:
         raise failure(response)
@@ -237,7 +248,7 @@ async def _try_vectors(send: SendRequest, switch: Body) -> Vectors | None:
     response = await _try(send, EMBEDDINGS, {"input": PROBE} | BASE64 | switch)
     try:
         return decode_embeddings(response.body, len(PROBE))[0] if response else None
-    except ReplicaFailed:
+    except UnequalWidths:
         # One vector per token is a different operation.
         return None
 

@@ -97,6 +97,15 @@ def restore_status(response: UpstreamResponse) -> UpstreamResponse:
     return msgspec.structs.replace(response, status=status)
 
 
+def is_own_error(response: UpstreamResponse) -> bool:
+    """Return whether an error is in vLLM's or its web framework's form, and not that of a proxy in front."""
+    try:
+        body = msgspec.json.decode(response.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(body, dict) and not body.keys().isdisjoint({"error", "detail", "message"})
+
+
 def decode_scores(response: UpstreamResponse, expected: int) -> tuple[Vectors, int | None]:
     """Decode the scores in document order, (expected,) float32, and the tokens, or None if not reported.
 
@@ -192,7 +201,7 @@ def failure(response: UpstreamResponse) -> BackendError:
         case 400 if error.type == "BadRequestError":
             return InvalidWork("the upstream refused the input")
         case 404 | 501:
-            return ReplicaFailed("the upstream does not offer this model or operation any more")
+            return ReplicaFailed("the upstream does not offer this model or operation")
         case 503 if error.type is not None:
             # vLLM's own queue bound. A server that is starting, or a proxy, sends no error envelope.
             return ReplicaOverloaded("the upstream's queue is full")

@@ -91,6 +91,18 @@ class ConnectionFaulted(msgspec.Struct, frozen=True):
     pause_s: float = 0.0
 
 
+class DescriptionRejected(msgspec.Struct, frozen=True):
+    """A replica responded, and its description of itself was not accepted.
+
+    reason is safe to log. changed: the reason differs from the last one, or is the first.
+    """
+
+    upstream: str
+    replica: str
+    reason: str
+    changed: bool
+
+
 # shadow_refused: admitted only because of `quotas.shadow`.
 Decision = Literal["admitted", "refused", "shadow_refused"]
 
@@ -174,6 +186,7 @@ Event: TypeAlias = (
     | AttemptFinished
     | ReplicaChanged
     | ConnectionFaulted
+    | DescriptionRejected
     | QuotaDecided
     | SpaceChecked
     | ModelStateReported

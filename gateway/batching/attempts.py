@@ -19,7 +19,7 @@ from gateway.batching.retries import RetryPolicy
 from gateway.batching.ticket import Attempt, Ticket
 from gateway.batching.traces import RecordedTrace, SliceTrace
 from gateway.events import AttemptStarted
-from gateway.routing.pool import Pool
+from gateway.routing.pool import Pool, lacking
 from gateway.routing.replica import Replica
 
 # A single input whose attempt takes longer than this share of its like is tried at a second replica too.
@@ -86,7 +86,7 @@ class AttemptRunner:
         ticket = attempt.tickets[0]
         if ticket.is_done or not attempt.is_wanted() or not self._callbacks.is_idle():
             return
-        avoid = {attempt.replica, *ticket.tried}
+        avoid = {attempt.replica, *ticket.tried, *lacking(self._pool, ticket.piece.work)}
         replica = self._pool.pick(1, avoid, ticket.owner.tenant, is_only_tenant=False)
         if replica is not None and self._policy.try_hedge(self._clock()):
             self.start([ticket], replica, is_hedge=True)

@@ -9,16 +9,32 @@ from functools import partial
 from random import Random
 
 from backends.contract import Reply
-from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, PermitsTaken, RequestTooLarge
+from backends.errors import (
+    AttemptTimedOut,
+    BackendError,
+    ConnectionLost,
+    PermitsTaken,
+    RequestTooLarge,
+    UnsupportedWork,
+)
 from gateway.batching.fair_queue import FairQueue
 from gateway.batching.joining import split_reply
 from gateway.batching.measures import LaneMeasures
-from gateway.batching.retries import Fail, Retry, RetryPolicy, Split, action_for, is_refused, timed_out_early
+from gateway.batching.retries import (
+    Fail,
+    Retry,
+    RetryPolicy,
+    Split,
+    action_for,
+    is_refused,
+    timed_out_early,
+    try_elsewhere,
+)
 from gateway.batching.slices import request_bytes
 from gateway.batching.staggered_calls import StaggeredCalls
 from gateway.batching.tenant_activity import TenantActivity
 from gateway.batching.ticket import Attempt, Ticket
-from gateway.routing.pool import Pool
+from gateway.routing.pool import Pool, lacking
 from gateway.routing.replica import Replica
 
 logger = logging.getLogger("gateway")
@@ -68,7 +84,8 @@ class OutcomeHandler:
         elif isinstance(error, PermitsTaken):
             self._pause(replica)
         patience_s = replica.patience_s(self._policy.attempt_timeout_s)
-        if error.retryable and not timed_out_early(error, took_s, patience_s):
+        is_replicas_own = error.retryable or isinstance(error, UnsupportedWork)
+        if is_replicas_own and not timed_out_early(error, took_s, patience_s):
             self._pool.record_failure(replica, error, now_s, attempt.started_s)
         self._apply(attempt, error, now_s)
 
@@ -99,6 +116,9 @@ class OutcomeHandler:
         self._pool.on_change()
 
     def _apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
+        if isinstance(error, UnsupportedWork) and attempt.is_wanted() and self._has_untried(attempt):
+            self._hand_back(attempt, try_elsewhere(error, len(attempt.tickets)), now_s)
+            return
         decision = self._policy.decide(
             error,
             slices=len(attempt.tickets),
@@ -110,6 +130,11 @@ class OutcomeHandler:
             self._split(attempt, decision, now_s)
         else:
             self._hand_back(attempt, decision, now_s)
+
+    def _has_untried(self, attempt: Attempt) -> bool:
+        tried = {replica for ticket in attempt.tickets for replica in ticket.tried}
+        avoid = {attempt.replica, *tried, *lacking(self._pool, attempt.piece.work)}
+        return bool(self._pool.usable(avoid))
 
     def _hand_back(self, attempt: Attempt, decision: Retry | Fail, now_s: float) -> None:
         """Queue each ticket again, or settle it with the error."""

@@ -26,6 +26,7 @@ from backends.errors import (
     PermitsTaken,
     ReplicaFailed,
     ReplicaUnavailable,
+    UnsupportedWork,
 )
 from gateway.batching.lane_settings import LaneSettings
 from gateway.routing.retry_budget import RetryBudget
@@ -132,6 +133,14 @@ class RetryPolicy:
 
     def _may_retry(self, error: BackendError, *, is_wanted: bool, now_s: float) -> bool:
         return self.replica_returns(error) or (is_wanted and self._retries.try_spend(now_s))
+
+
+def try_elsewhere(error: UnsupportedWork, slices: int) -> Retry:
+    """Return the decision on work that one replica does not support, while another offers it.
+
+    Each replica is tried at most once. That needs no budget: an adapter refuses such work without a request.
+    """
+    return Retry(masked(error, slices), same_replica=False)
 
 
 def action_for(decision: Retry | Fail, losses: int, slices: int, *, is_refused: bool = False) -> SliceAction:

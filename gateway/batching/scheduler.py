@@ -2,16 +2,18 @@
 
 The caller acts on each decision before it asks for the next, because a dispatch changes the pool's load.
 
-- A slice goes to a replica that has room and has not failed it before.
+- A slice goes to a replica that has room, offers its work and has not failed it before.
 - While several tenants are active, a tenant with a batch at a replica leaves its last slot to the others, so
   that the next tenant's call need not wait for a different tenant's batch.
 - Slices share a batch only if there are fewer free slots than waiting slices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
+from backends.contract import operation_of
+from backends.errors import UnsupportedWork
 from gateway.batching.batch_size import BatchSizer
 from gateway.batching.fair_queue import Entry, FairQueue
 from gateway.batching.joining import BatchTotals, are_joinable
@@ -19,7 +21,8 @@ from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds
 from gateway.batching.tenant_activity import TenantActivity
 from gateway.batching.ticket import Ticket
-from gateway.routing.pool import Pool, is_replica_expected, no_replica_error
+from gateway.routing.offers import offers
+from gateway.routing.pool import Pool, has_room, is_replica_expected, lacking, no_replica_error
 from gateway.routing.replica import Replica
 
 # Tickets that cannot go, or not in the same batch, that are passed over in search of others that can.
@@ -86,10 +89,11 @@ class Scheduler:
             elif (replica := self._replica_for(ticket, now_s)) is not None:
                 self._queue.pop(entry)
                 return Dispatch(self._batch_from(ticket, replica, scheduling_pass, now_s, bounds), replica)
-            elif self._pool.pick(ticket.piece.inputs, ()) is None:
+            elif not has_room(self._pool, ticket.piece.inputs):
                 return None
-            elif ticket.tried and len(scheduling_pass.deferred) < LOOK_AHEAD:
-                # A replica that has failed this ticket has a slot, which the tenant's other tickets can use.
+            elif self._avoided(ticket) and len(scheduling_pass.deferred) < LOOK_AHEAD:
+                # A replica that has failed this ticket, or does not offer it, has a slot. The tenant's other
+                # tickets can use it.
                 self._queue.remove(entry)
                 scheduling_pass.deferred.append(entry)
             else:
@@ -104,10 +108,13 @@ class Scheduler:
 
     def reason_to_fail(self, ticket: Ticket) -> Exception | None:
         """Return the error of a ticket that no replica will serve, or None if waiting makes sense."""
-        if self._pool.usable(ticket.tried) or self._pool.is_joining():
+        if self._pool.usable(self._avoided(ticket)) or self._pool.is_joining():
             return None
         if ticket.tried and self._pool.usable():
             return ticket.last_error
+        if not offers(self._pool.capabilities(), ticket.piece.work):
+            # It did when the call was admitted: its last replica that offers it serves a different model now.
+            return UnsupportedWork(f"this upstream's model does not {operation_of(ticket.piece.work)}")
         if is_replica_expected(self._pool, holds=self._holds):
             return None
         return ticket.last_error or no_replica_error(self._pool)
@@ -115,7 +122,13 @@ class Scheduler:
     def _replica_for(self, ticket: Ticket, now_s: float) -> Replica | None:
         tenant = ticket.owner.tenant
         is_only_tenant = not self._activity.has_others(tenant, now_s)
-        return self._pool.pick(ticket.piece.inputs, ticket.tried, tenant, is_only_tenant=is_only_tenant)
+        avoid = self._avoided(ticket)
+        return self._pool.pick(ticket.piece.inputs, avoid, tenant, is_only_tenant=is_only_tenant)
+
+    def _avoided(self, ticket: Ticket) -> Collection[Replica]:
+        """Return the replicas that have failed a ticket, or do not offer its work."""
+        unsuited = lacking(self._pool, ticket.piece.work)
+        return {*ticket.tried, *unsuited} if unsuited else ticket.tried
 
     def _batch_from(
         self,

@@ -3,7 +3,7 @@
 Rule: every change of a replica's state is a row here. A pair that is not in the table changes nothing.
 
 joining ─joined─▶ up ─unreached, lost, failing, stalled, foreign─▶ down ─joined─▶ probation ─proven─▶ up
-any ─removed─▶ gone
+up ─changed─▶ probation · any ─removed─▶ gone
 """
 
 from enum import StrEnum
@@ -34,7 +34,8 @@ class ReplicaEvent(StrEnum):
     """Observation about a replica, from a probe or from an attempt.
 
     failing: several failures in a row. stalled: it has work, returns nothing, and fails a probe too.
-    foreign: its vectors belong to a different vector space than its upstream's.
+    foreign: its vectors belong to a different vector space than its upstream's. changed: it serves a
+    different model, or offers different operations.
     """
 
     JOINED = "joined"
@@ -45,6 +46,7 @@ class ReplicaEvent(StrEnum):
     STALLED = "stalled"
     FOREIGN = "foreign"
     PROVEN = "proven"
+    CHANGED = "changed"
     REMOVED = "removed"
 
 
@@ -63,6 +65,7 @@ TRANSITIONS: dict[tuple[State, ReplicaEvent], State] = {
     (State.JOINING, ReplicaEvent.FOREIGN): State.DOWN,
     (State.DOWN, ReplicaEvent.JOINED): State.PROBATION,
     (State.PROBATION, ReplicaEvent.PROVEN): State.UP,
+    (State.UP, ReplicaEvent.CHANGED): State.PROBATION,
     **{(state, ReplicaEvent.REMOVED): State.GONE for state in State},
     **{(state, event): State.DOWN for state in (State.UP, State.PROBATION) for event in _EJECTING},
 }

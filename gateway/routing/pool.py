@@ -3,11 +3,12 @@
 from collections.abc import Callable, Collection
 from random import Random
 
-from backends.contract import Capabilities
-from backends.errors import BackendError, ReplicaOverloaded
+from backends.contract import Capabilities, Work
+from backends.errors import BackendError, ReplicaOverloaded, UnsupportedWork
 from gateway.errors import NoReplica
-from gateway.events import Observe, ReplicaChanged
+from gateway.events import DescriptionRejected, Observe, ReplicaChanged
 from gateway.routing.health import USABLE, ReplicaEvent, State, event_of, next_state
+from gateway.routing.offers import ModelOffer, offers
 from gateway.routing.policies import Policy, rank_replicas
 from gateway.routing.replica import BatchLoad, Replica
 
@@ -35,11 +36,11 @@ class Pool:
         self.on_change: Callable[[], None] = lambda: None
         self.on_stalled: Callable[[Replica], None] = lambda _: None
         self._policy = policy
-        self._observe = observe
-        self._capabilities: Capabilities | None = None
+        self.observe = observe
         self._undiscovered_urls: set[str] = set()
         self._turn = 0
         self._random = Random(seed)  # noqa: S311 - it spreads load and protects no secret
+        self.offer = ModelOffer()
 
     def usable(self, avoid: Collection[Replica] = ()) -> list[Replica]:
         """Return the replicas that are given work, without those to avoid."""
@@ -91,15 +92,11 @@ class Pool:
     def remove(self, replica: Replica) -> None:
         """Remove a replica that has nothing in flight any more."""
         self.replicas.remove(replica)
-        self._capabilities = None
+        _combine_capabilities(self)
 
     def capabilities(self) -> Capabilities | None:
-        """Return the capabilities of the first replica that has any, or None before one has joined."""
-        if self._capabilities is None:
-            self._capabilities = next(
-                (replica.capabilities for replica in self.replicas if replica.capabilities), None
-            )
-        return self._capabilities
+        """Return what the model offers: the union over its replicas; None before one has joined."""
+        return self.offer.capabilities
 
     def record_success(
         self, replica: Replica, load: BatchLoad, took_s: float, now_s: float, *, was_full: bool
@@ -111,6 +108,10 @@ class Pool:
 
     def record_failure(self, replica: Replica, error: BackendError, now_s: float, sent_s: float) -> None:
         """Record that a replica failed a batch, sent at `sent_s`, through no fault of the caller."""
+        if isinstance(error, UnsupportedWork):
+            # Its description may have changed; the prober asks for it again.
+            replica.is_doubted = True
+            return
         if isinstance(error, ReplicaOverloaded):
             replica.record_refusal(now_s, sent_s)
             return
@@ -124,9 +125,10 @@ class Pool:
             self.transition(replica, event, error.message)
 
     def update_capabilities(self, replica: Replica, capabilities: Capabilities) -> None:
-        """Replace a replica's capabilities: it has restarted as something else without being missed."""
+        """Replace the capabilities of a replica that serves the same model."""
         replica.capabilities = capabilities
-        self._capabilities = None
+        _combine_capabilities(self)
+        self.on_change()
 
     def transition(
         self,
@@ -137,17 +139,38 @@ class Pool:
     ) -> None:
         """Move a replica along the table of states and report the change."""
         replica.capabilities = capabilities or replica.capabilities
-        self._capabilities = None
         state = next_state(replica.state, event)
         if state is replica.state:
+            _combine_capabilities(self)
             return
         if state is State.PROBATION:
             replica.reset_history()
         replica.state = state
-        self._observe(ReplicaChanged(self.upstream, replica.name, state.value, reason))
+        replica.rejection = None
+        _combine_capabilities(self)
+        self.observe(ReplicaChanged(self.upstream, replica.name, state.value, reason))
         if event is ReplicaEvent.STALLED:
             self.on_stalled(replica)
         self.on_change()
+
+
+def has_room(pool: Pool, inputs: int) -> bool:
+    """Return whether any usable replica has room for a batch of this many inputs; picks none."""
+    return any(replica.admits(inputs, "", is_only_tenant=True) for replica in pool.usable())
+
+
+def lacking(pool: Pool, work: Work) -> Collection[Replica]:
+    """Return the usable replicas that do not offer the work's operation or outputs."""
+    if pool.offer.is_uniform:
+        return ()
+    return [replica for replica in pool.usable() if not offers(replica.capabilities, work)]
+
+
+def reject_description(pool: Pool, replica: Replica, reason: str) -> None:
+    """Report a description that is not accepted; the replica's earlier one stays valid."""
+    changed = reason != replica.rejection
+    replica.rejection = reason
+    pool.observe(DescriptionRejected(pool.upstream, replica.name, reason, changed))
 
 
 def is_replica_expected(pool: Pool, *, holds: bool) -> bool:
@@ -165,6 +188,19 @@ def no_replica_error(pool: Pool) -> NoReplica:
     else:
         reason = "no replica of this model can be reached"
     return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)
+
+
+def _combine_capabilities(pool: Pool) -> None:
+    known = [replica for replica in pool.replicas if _counts(replica)]
+    usable = [replica.capabilities for replica in known if replica.state in USABLE]
+    down = [replica.capabilities for replica in known if replica.state not in USABLE]
+    pool.offer.combine([each for each in usable if each], [each for each in down if each])
+
+
+def _counts(replica: Replica) -> bool:
+    """Return whether a replica's capabilities are part of the model's."""
+    is_rejected = replica.is_foreign and replica.state is State.DOWN
+    return replica.capabilities is not None and replica.state is not State.GONE and not is_rejected
 
 
 def _waiting_tokens(replica: Replica) -> int:

@@ -18,12 +18,13 @@ from backends.errors import (
     BackendError,
     ConnectionLost,
     InvalidWork,
+    ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
     UnsupportedWork,
 )
 from gateway.routing.health import USABLE, ReplicaEvent, State
-from gateway.routing.pool import Pool
+from gateway.routing.pool import Pool, reject_description
 from gateway.routing.replica import Replica
 from gateway.routing.space_check import SpaceCheck
 
@@ -31,6 +32,8 @@ PROBE_TIMEOUT_S = 5.0
 # Interval between looks at a replica that is up, and the time without work after which it is probed.
 CHECK_EVERY_S = 1.0
 IDLE_PROBE_AFTER_S = 5.0
+# A replica that refuses callers' work is asked for its description at most this often.
+DESCRIBE_AGAIN_AFTER_S = 5.0
 # A short text in every language's vocabulary.
 PROBE_TEXT = "ok"
 
@@ -74,6 +77,8 @@ class Prober:
         self._suspected = asyncio.Event()
         replica.on_suspicion = self._suspected.set
 
+        self._described_s = clock()
+
     async def run(self) -> None:
         """Probe until the replica has joined, whenever it is down, and from time to time while it is up.
 
@@ -109,7 +114,7 @@ class Prober:
         except BackendError as error:
             # An engine that is still loading has not failed to join: it has not started yet.
             if not (self._intervals.awaits_first_join and replica.state is State.JOINING):
-                pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.message)
+                self._report_failed_join(error)
             return False
         if self._space is not None and self._is_rejected(self._space):
             pool.transition(replica, ReplicaEvent.FOREIGN, self._space.mismatch_reason(replica.name))
@@ -130,6 +135,13 @@ class Prober:
         if reason is not None and not await _responds(replica):
             self._pool.transition(replica, ReplicaEvent.LOST, reason)
 
+    def _report_failed_join(self, error: BackendError) -> None:
+        pool, replica = self._pool, self._replica
+        if replica.state is State.DOWN and isinstance(error, ReplicaFailed):
+            # It responds again, and the line of its ejection does not contain the present fault.
+            reject_description(pool, replica, error.message)
+        pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.message)
+
     async def _check_usable(self) -> None:
         """Probe a usable replica that is suspiciously silent, or that has been idle."""
         pool, replica, stall_timeout_s = self._pool, self._replica, self._intervals.stall_timeout_s
@@ -144,9 +156,10 @@ class Prober:
             if replica.is_silent(now_s, stall_timeout_s) and replica.capabilities is not None:
                 await self._probe_stalled(replica.capabilities)
             self._idle_since_s = now_s
-        elif now_s - self._idle_since_s >= IDLE_PROBE_AFTER_S:
-            await self._probe_idle()
-            self._idle_since_s = now_s
+            if replica.is_doubted and now_s - self._described_s >= DESCRIBE_AGAIN_AFTER_S:
+                await self._describe_again()
+        elif now_s - max(self._idle_since_s, self._described_s) >= IDLE_PROBE_AFTER_S:
+            await self._describe_again()
 
     async def _probe_stalled(self, capabilities: Capabilities) -> None:
         try:
@@ -155,20 +168,38 @@ class Prober:
             reason = f"work is out and nothing comes back: {error.message}"
             self._pool.transition(self._replica, ReplicaEvent.STALLED, reason)
 
-    async def _probe_idle(self) -> None:
+    async def _describe_again(self) -> None:
+        """Compare a usable replica's description with that from when it joined."""
         pool, replica = self._pool, self._replica
+        replica.is_doubted, self._described_s = False, self._clock()
         try:
-            capabilities = await replica.backend.describe(PROBE_TIMEOUT_S)
-            if replica.capabilities is not None and _identity(capabilities) != _identity(
-                replica.capabilities
-            ):
-                await self._check_space(capabilities)
-                pool.update_capabilities(replica, capabilities)
+            await self._update(await replica.backend.describe(PROBE_TIMEOUT_S))
         except (ReplicaUnavailable, ConnectionLost, AttemptTimedOut) as error:
             pool.transition(replica, ReplicaEvent.UNREACHED, error.message)
-        except BackendError:
-            # It responds. Its description from when it joined is still valid.
+        except ReplicaOverloaded:
+            # It is busy with other clients' work.
             return
+        except BackendError as error:
+            # It responds. Its description from when it joined is still valid.
+            reject_description(pool, replica, error.message)
+
+    async def _update(self, capabilities: Capabilities) -> None:
+        """Use a new description of a usable replica; one of a different model joins from scratch.
+
+        Raises: BackendError.
+        """
+        pool, replica, before = self._pool, self._replica, self._replica.capabilities
+        replica.rejection = None
+        if before is None or capabilities == before:
+            return
+        if _identity(capabilities) == _identity(before):
+            pool.update_capabilities(replica, capabilities)
+            return
+        await self._check_space(capabilities)
+        if self._space is not None and self._is_rejected(self._space):
+            pool.transition(replica, ReplicaEvent.FOREIGN, self._space.mismatch_reason(replica.name))
+            return
+        pool.transition(replica, ReplicaEvent.CHANGED, f"now {_summary(capabilities)}", capabilities)
 
     async def _check_space(self, capabilities: Capabilities) -> None:
         """Compare the replica's vectors with the upstream's space. Raises: BackendError."""
@@ -205,7 +236,7 @@ def _summary(capabilities: Capabilities) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _identity(capabilities: Capabilities) -> tuple[str | None, ...]:
+def _identity(capabilities: Capabilities) -> tuple[object, ...]:
     """Return the properties that change when a replica serves a different model."""
     return (
         capabilities.model_id,
@@ -213,6 +244,8 @@ def _identity(capabilities: Capabilities) -> tuple[str | None, ...]:
         capabilities.dtype,
         capabilities.pooling,
         capabilities.version,
+        capabilities.operations,
+        capabilities.outputs,
     )
 
 

@@ -39,6 +39,10 @@ class Replica:
         # The reason to eject it unless it passes a probe, and the function that asks for the probe.
         self.suspicion: str | None = None
         self.on_suspicion: Callable[[], None] = lambda: None
+        # True after it refused work that its capabilities seem to allow, until it has described itself again.
+        self.is_doubted = False
+        # Why its last description was not accepted; None after one that was.
+        self.rejection: str | None = None
         # True if its vectors belong to a different space than its upstream's.
         self.is_foreign = False
         # Dimensions of the vectors from its last space check; None if it was not checked.

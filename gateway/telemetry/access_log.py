@@ -7,6 +7,7 @@ from urllib.parse import quote
 from gateway.events import (
     CallFinished,
     ConnectionFaulted,
+    DescriptionRejected,
     Event,
     ModelStateReported,
     ReplicaChanged,
@@ -30,7 +31,9 @@ SPACE_LEVELS: dict[SpaceOutcome, int] = {
     "unchecked": logging.WARNING,
 }
 STAGE_FIELDS: dict[Stage, str] = {stage: f"{stage}_ms" for stage in get_args(Stage)}
-Logged: TypeAlias = CallFinished | ConnectionFaulted | ReplicaChanged | SpaceChecked | StoreChanged
+Logged: TypeAlias = (
+    CallFinished | ConnectionFaulted | DescriptionRejected | ReplicaChanged | SpaceChecked | StoreChanged
+)
 
 
 class EventLine:
@@ -48,6 +51,9 @@ class EventLine:
                 return f"upstream {change.upstream}: {change.replica} is {change.state} ({change.reason})"
             case ConnectionFaulted():
                 return _fault_line(self.event)
+            case DescriptionRejected():
+                odd = self.event
+                return f"upstream {odd.upstream}: the description of {odd.replica} is not used: {odd.reason}"
             case SpaceChecked():
                 return _space_line(self.event)
             case StoreChanged(away=True):
@@ -67,6 +73,10 @@ class EventLine:
                 fault = self.event
                 facts = {"upstream": fault.upstream, "replica": fault.replica, "fault": fault.kind}
                 return {"event": "connection", "message": str(self), **facts, "pause_s": fault.pause_s}
+            case DescriptionRejected():
+                odd = self.event
+                facts = {"upstream": odd.upstream, "replica": odd.replica}
+                return {"event": "description", "message": str(self), **facts, "reason": odd.reason}
             case SpaceChecked():
                 space = self.event
                 facts = {"upstream": space.upstream, "replica": space.replica, "outcome": space.outcome}
@@ -91,6 +101,8 @@ def log_change(event: Event) -> None:
         case ReplicaChanged():
             _write(logging.WARNING if event.state == "down" else logging.INFO, event)
         case ConnectionFaulted() if event.pause_s:
+            _write(logging.WARNING, event)
+        case DescriptionRejected(changed=True):
             _write(logging.WARNING, event)
         case StoreChanged():
             _write(logging.WARNING if event.away else logging.INFO, event)

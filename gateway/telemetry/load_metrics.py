@@ -5,7 +5,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 import msgspec
 
 from backends.torch.stats import EngineStats
-from gateway.events import ConnectionFaulted, LaneBacklog, ReplicaChanged, SpaceChecked
+from gateway.events import (
+    ConnectionFaulted,
+    DescriptionRejected,
+    LaneBacklog,
+    ReplicaChanged,
+    SpaceChecked,
+)
 from gateway.telemetry.metric_factory import MetricFactory
 
 
@@ -51,6 +57,11 @@ class LoadMetrics:
             "Connections to a replica that ended badly and cost no call.",
             (*replica_labels, "fault"),
         )
+        self._rejected_descriptions = create.counter(
+            "replica_rejected_descriptions",
+            "Descriptions of a replica that responds, but does not offer what it should.",
+            replica_labels,
+        )
         self._space_checks = create.counter(
             "vector_space_checks",
             "Comparisons of a replica's canaries with its upstream's fingerprint.",
@@ -81,13 +92,15 @@ class LoadMetrics:
         self._calls_in_flight = create.gauge("calls_in_flight", "Calls in progress.", (), "livesum")
         self._bytes_in_flight = create.gauge("in_flight_bytes", "Bytes of bodies in memory.", (), "livesum")
 
-    def observe(self, event: ReplicaChanged | ConnectionFaulted | SpaceChecked) -> None:
+    def observe(self, event: ReplicaChanged | ConnectionFaulted | DescriptionRejected | SpaceChecked) -> None:
         """Count an event of a replica."""
         match event:
             case ReplicaChanged():
                 self._count_change(event)
             case ConnectionFaulted():
                 self._connection_faults.labels(event.upstream, event.replica, event.kind).inc()
+            case DescriptionRejected():
+                self._rejected_descriptions.labels(event.upstream, event.replica).inc()
             case SpaceChecked():
                 self._count_space(event)
 

@@ -29,6 +29,7 @@ from gateway.events import (
     AttemptFinished,
     CallFinished,
     ConnectionFaulted,
+    DescriptionRejected,
     Event,
     ModelStateReported,
     ProcessRestarted,
@@ -129,7 +130,7 @@ class Metrics:
                 if not self._call_events:
                     asyncio.get_running_loop().call_later(BATCH_DELAY_S, self._count_call_events)
                 self._call_events.append(event)
-            case ReplicaChanged() | ConnectionFaulted() | SpaceChecked():
+            case ReplicaChanged() | ConnectionFaulted() | DescriptionRejected() | SpaceChecked():
                 self._loads.observe(event)
             case ModelStateReported():
                 self._models.observe(event, counts=self._counts_models)

@@ -13,7 +13,15 @@ from typing import Any
 import msgspec
 
 from gateway.config.schema import UpstreamSettings
-from gateway.events import ConnectionFaulted, Event, ModelStateReported, Observe, ReplicaChanged, SpaceChecked
+from gateway.events import (
+    ConnectionFaulted,
+    DescriptionRejected,
+    Event,
+    ModelStateReported,
+    Observe,
+    ReplicaChanged,
+    SpaceChecked,
+)
 from gateway.routing.discovery import drain_replica
 from gateway.routing.health import ReplicaEvent
 from gateway.routing.replica import Replica
@@ -30,7 +38,7 @@ from gateway.upstreams.upstream import Upstream
 DRAIN_POLL_S = 0.1
 
 # Events of an upstream that name its replicas, or its model.
-SCOPED_EVENTS = (ReplicaChanged, ConnectionFaulted, ModelStateReported, SpaceChecked)
+SCOPED_EVENTS = (ReplicaChanged, ConnectionFaulted, DescriptionRejected, ModelStateReported, SpaceChecked)
 
 logger = logging.getLogger("gateway")
 

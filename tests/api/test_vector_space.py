@@ -202,7 +202,8 @@ async def test_last_replica_keeps_serving_another_model_with_an_alarm(boot: Boot
         assert "mixed" == await fingerprint(gateway) != before
         assert ("ready", "mixed") == await state_of(gateway)
     assert ["fits", "differs"] == [check.outcome for check in checks(gateway)]
-    assert [("0", "up")] == states(gateway)
+    assert [("0", "up"), ("0", "probation")] == states(gateway)[:2]
+    assert ("0", "down") not in states(gateway)
 
 
 async def test_ejects_one_of_two_replicas_that_changed_model(boot: Boots) -> None:

@@ -43,6 +43,9 @@ from gateway.routing.health import ReplicaEvent, State, event_of, next_state
         (State.PROBATION, ReplicaEvent.FAILING, State.DOWN),
         (State.PROBATION, ReplicaEvent.STALLED, State.DOWN),
         (State.PROBATION, ReplicaEvent.JOINED, State.PROBATION),
+        (State.UP, ReplicaEvent.CHANGED, State.PROBATION),
+        (State.PROBATION, ReplicaEvent.CHANGED, State.PROBATION),
+        (State.DOWN, ReplicaEvent.CHANGED, State.DOWN),
     ],
 )
 def test_state_transitions_follow_the_table(state: State, event: ReplicaEvent, expected: State) -> None:
@@ -59,7 +62,7 @@ def test_down_replica_is_up_only_after_joining_and_probation(history: list[Repli
             assert state is not State.DOWN
             assert state is not State.PROBATION or event is ReplicaEvent.PROVEN
         if following is State.PROBATION:
-            assert state is State.PROBATION or event is ReplicaEvent.JOINED
+            assert state is State.PROBATION or event in (ReplicaEvent.JOINED, ReplicaEvent.CHANGED)
         assert following is not State.JOINING or state is State.JOINING
         state = following
 

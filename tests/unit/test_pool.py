@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.contract import Backend, Capabilities, Operation, ReplicaSpec
+from backends.contract import Backend, Capabilities, Embed, Operation, ReplicaSpec, Rerank
 from backends.errors import ConnectionLost, ReplicaUnavailable
 from backends.tei import open_replica
 from gateway.events import Event, ReplicaChanged
 from gateway.routing.health import ReplicaEvent, State
+from gateway.routing.offers import offers
 from gateway.routing.policies import Policy
-from gateway.routing.pool import Pool
+from gateway.routing.pool import Pool, has_room, lacking
 from gateway.routing.replica import BatchLoad, Replica
 from gateway.routing.window import Window
 
@@ -92,17 +93,29 @@ def test_state_change_is_observed_and_reported_once() -> None:
     assert [State.UP, State.DOWN] == states
 
 
-def test_capabilities_of_a_down_replica_still_count() -> None:
-    bench = PoolBench(2)
+def capabilities_of(name: str, *operations: Operation) -> Capabilities:
+    return Capabilities(name, frozenset(operations))
+
+
+def offered(pool: Pool) -> set[Operation]:
+    capabilities = pool.capabilities()
+    return set() if capabilities is None else set(capabilities.operations)
+
+
+def test_offer_is_the_union_over_all_replicas_also_those_that_are_down() -> None:
+    bench = PoolBench(3)
     assert bench.pool.is_joining()
     assert bench.pool.capabilities() is None
-    bench.join_all()
+    for replica, operation in zip(bench.replicas, (Operation.EMBED, Operation.RERANK), strict=False):
+        bench.pool.transition(replica, ReplicaEvent.JOINED, "", capabilities_of(replica.name, operation))
+    assert {Operation.EMBED, Operation.RERANK} == offered(bench.pool)
     bench.pool.transition(bench.replicas[0], ReplicaEvent.LOST, "")
 
-    capabilities = bench.pool.capabilities()
-    assert "r0" == (capabilities.model_id if capabilities else None)
+    # Calls that only it can serve get a 503, and are not called wrong.
+    assert {Operation.EMBED, Operation.RERANK} == offered(bench.pool)
     assert [bench.replicas[1]] == bench.pool.usable()
-    assert not bench.pool.is_joining()
+    bench.pool.transition(bench.replicas[0], ReplicaEvent.REMOVED, "")
+    assert {Operation.RERANK} == offered(bench.pool)
 
 
 def test_broken_connection_ejects_a_replica_while_another_is_usable() -> None:
@@ -127,3 +140,47 @@ def test_replica_that_is_down_is_not_suspected() -> None:
     bench.pool.record_failure(bench.replicas[0], ConnectionLost("reset"), 0, 0)
 
     assert bench.replicas[0].suspicion is None
+
+
+def test_work_goes_only_to_replicas_that_offer_it() -> None:
+    bench, (embed, rerank) = PoolBench(2), (Embed(("a",)), Rerank("q", ("a",)))
+    both = ((Operation.EMBED,), (Operation.EMBED, Operation.RERANK))
+    for replica, operations in zip(bench.replicas, both, strict=True):
+        bench.pool.transition(replica, ReplicaEvent.JOINED, "", capabilities_of("m", *operations))
+
+    assert [] == list(lacking(bench.pool, embed))
+    assert [bench.replicas[0]] == list(lacking(bench.pool, rerank))
+    assert offers(bench.pool.capabilities(), rerank)
+    bench.pool.update_capabilities(bench.replicas[0], capabilities_of("m", *both[1]))
+    assert () == lacking(bench.pool, rerank)
+
+
+def test_equal_capabilities_stay_the_same_object_while_replicas_come_and_go() -> None:
+    bench = PoolBench(2)
+    for replica in bench.replicas:
+        bench.pool.transition(replica, ReplicaEvent.JOINED, "", capabilities_of("m", Operation.EMBED))
+    before = bench.pool.capabilities()
+    bench.pool.transition(bench.replicas[0], ReplicaEvent.LOST, "")
+
+    # Work that was prepared with it needs no refresh.
+    assert before is bench.pool.capabilities()
+
+
+def test_looking_for_room_takes_no_turn() -> None:
+    bench = PoolBench(3, policy="round_robin").join_all()
+    picked = []
+    for _ in range(3):
+        assert has_room(bench.pool, 1)
+        picked.append(bench.pool.pick(1, ()))
+
+    assert bench.replicas == picked
+
+
+def test_changed_model_is_on_probation() -> None:
+    bench = PoolBench(1).join_all()
+    changed = capabilities_of("other", Operation.RERANK)
+    bench.pool.transition(bench.replicas[0], ReplicaEvent.CHANGED, "now other", changed)
+
+    assert State.PROBATION is bench.replicas[0].state
+    assert ReplicaChanged("up", "r0", "probation", "now other") == bench.events[-1]
+    assert {Operation.RERANK} == offered(bench.pool)
