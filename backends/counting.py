@@ -4,9 +4,9 @@ Rule: the files are read once per process, and counting runs outside the event l
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,13 +15,17 @@ import msgspec
 from backends.checkpoints import locate_tokenizer
 from backends.contract import Detokenize, DetokenizeReply, Embed, Encode, Tokenize, TokenizeReply, Work
 from backends.errors import AttemptTimedOut, InvalidWork
-from backends.texts import ModelWork, model_inputs_of
+from backends.texts import ModelInput, ModelWork, model_inputs_of
 from backends.tokens import TextTokenizer, TokenCount, open_tokenizer
 from backends.torch.checkpoint import read_input_rules
 from backends.torch.recipe import InputRules
 
 # Dedicated threads, so that a count whose caller timed out does not delay other work.
 COUNTING = ThreadPoolExecutor(2, "count")
+# A checkpoint that is fetched from the Hub must not delay a count.
+OPENING = ThreadPoolExecutor(4, "open")
+# A batch waits for a thread again after each chunk of this length, so that batches take turns.
+CHUNK_CHARACTERS = 32 * 1024
 
 Result = TypeVar("Result")
 
@@ -45,18 +49,23 @@ class TokenCounter:
 
         Raises: InvalidWork, if truncate is ERROR and an input is too long; AttemptTimedOut.
         """
-        return await _off_loop(lambda: self._count(work), timeout_s)
+        return await _within(self._count(work), timeout_s)
 
     async def run(self, work: Tokenize | Detokenize, timeout_s: float) -> TokenizeReply | DetokenizeReply:
         """Tokenize or detokenize; the inputs must contain their prompt already.
 
         Raises: InvalidWork, AttemptTimedOut.
         """
-        return await _off_loop(lambda: self._run(work), timeout_s)
+        return await _within(_in_thread(COUNTING, lambda: self._run(work)), timeout_s)
 
-    def _count(self, work: ModelWork) -> TokenCount:
-        sequences = self._tokenizer.encode_inputs(model_inputs_of(work), work.truncate)
-        return TokenCount(sum(sequences.lengths), sequences.truncated)
+    async def _count(self, work: ModelWork) -> TokenCount:
+        tokens, truncated = 0, list[int]()
+        for start, items in _chunks(model_inputs_of(work)):
+            measure = partial(self._tokenizer.measure, items, work.truncate, start)
+            count = await _in_thread(COUNTING, measure)
+            tokens += count.tokens
+            truncated += count.truncated
+        return TokenCount(tokens, tuple(truncated))
 
     def _run(self, work: Tokenize | Detokenize) -> TokenizeReply | DetokenizeReply:
         return self._tokenize(work) if isinstance(work, Tokenize) else self._detokenize(work)
@@ -75,7 +84,7 @@ async def open_token_counter(source: str, timeout_s: float) -> TokenCounter:
 
     Raises: ModelUnavailable, AttemptTimedOut.
     """
-    return await _off_loop(lambda: _open(source), timeout_s)
+    return await _within(_in_thread(OPENING, lambda: _open(source)), timeout_s)
 
 
 @cache
@@ -94,10 +103,26 @@ def read_labels(checkpoint: Path) -> tuple[str, ...]:
         return ()
 
 
-async def _off_loop(function: Callable[[], Result], timeout_s: float) -> Result:
+def _chunks(inputs: Sequence[ModelInput]) -> Iterator[tuple[int, Sequence[ModelInput]]]:
+    """Yield the index of the first input, and consecutive inputs of about a chunk's length."""
+    start = characters = 0
+    for index, item in enumerate(inputs):
+        length = len(item) if isinstance(item, str) else sum(map(len, item))
+        if index > start and characters + length > CHUNK_CHARACTERS:
+            yield start, inputs[start:index]
+            start, characters = index, 0
+        characters += length
+    yield start, inputs[start:]
+
+
+async def _in_thread(executor: ThreadPoolExecutor, function: Callable[[], Result]) -> Result:
+    return await asyncio.get_running_loop().run_in_executor(executor, function)
+
+
+async def _within(work: Awaitable[Result], timeout_s: float) -> Result:
     try:
         async with asyncio.timeout(timeout_s):
-            return await asyncio.get_running_loop().run_in_executor(COUNTING, function)
+            return await work
     except TimeoutError as error:
         raise AttemptTimedOut(f"tokens were not counted within {timeout_s:.1f} s") from error
 

@@ -112,35 +112,31 @@ class TextTokenizer:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, texts: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
-        """Tokenize texts or pairs.
+        """Tokenize texts or pairs; truncation shortens the longer text of a pair first.
 
         Raises: InvalidWork, if truncate is ERROR and an input is longer than the model.
         """
         return self._encode(list(texts), truncate)
 
-    def encode_pairs(self, query: str, documents: Sequence[str], truncate: Truncate) -> TokenSequences:
-        """Tokenize the query with each document; truncation shortens the longer of the two first.
+    def measure(self, items: Sequence[ModelInput], truncate: Truncate, first_index: int = 0) -> TokenCount:
+        """Count tokens after truncation, without their ids. first_index: index of the first input.
 
         Raises: InvalidWork, as `encode` does.
         """
-        return self._encode([(query, document) for document in documents], truncate)
-
-    def encode_inputs(self, items: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
-        """Tokenize texts and pairs of texts.
-
-        Raises: InvalidWork, as `encode` does.
-        """
-        return self._encode(items, truncate)
+        clipped = self._clipped(items, truncate, first_index)
+        lengths = self._lengths(self._tokenizer.encode_batch_fast(clipped), truncate, first_index)
+        truncated = [
+            first_index + i
+            for i, item in enumerate(items)
+            if lengths[i] > self.max_tokens or clipped[i] is not item
+        ]
+        return TokenCount(sum(min(length, self.max_tokens) for length in lengths), tuple(truncated))
 
     def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
         """Decode token ids, as `Vocabulary.decode` does, but no more than a reply may have."""
         if sum(map(len, ids)) > DETOKENIZE_IDS_MAX:
             raise InvalidWork(f"more than {DETOKENIZE_IDS_MAX} ids in a request")
         return Vocabulary(self._tokenizer).decode(ids, skip_special_tokens=skip_special_tokens)
-
-    def count(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of each text after truncation to the model's maximum length."""
-        return self._encode(list(texts), Truncate.RIGHT).lengths
 
     def explain(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[Token]]:
         """Return the tokens of each text in the form of TEI's /tokenize, without truncation.
@@ -174,15 +170,11 @@ class TextTokenizer:
         return TextTokenizer(tokenizer, max_tokens)
 
     def _encode(self, items: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
-        if truncate is Truncate.ERROR:
-            self._refuse_oversized(items)
-        clipped = [self._clip(item, truncate) for item in items]
+        clipped = self._clipped(items, truncate)
         cut = {i for i, item in enumerate(items) if clipped[i] is not item}
         encodings: list[Encoding] = self._tokenizer.encode_batch_fast(clipped)
-        too_long = [i for i, encoding in enumerate(encodings) if len(encoding.ids) > self.max_tokens]
-        if too_long and truncate is Truncate.ERROR:
-            length = len(encodings[too_long[0]].ids)
-            raise input_too_long(self.max_tokens, f"{length} tokens", too_long[0])
+        lengths = self._lengths(encodings, truncate)
+        too_long = [i for i, length in enumerate(lengths) if length > self.max_tokens]
         if too_long:
             truncated = self._truncating[truncate].encode_batch_fast([clipped[i] for i in too_long])
             for index, encoding in zip(too_long, truncated, strict=True):
@@ -193,10 +185,26 @@ class TextTokenizer:
             tuple(sorted({*too_long, *cut})),
         )
 
-    def _refuse_oversized(self, items: Sequence[ModelInput]) -> None:
+    def _clipped(
+        self, items: Sequence[ModelInput], truncate: Truncate, first_index: int = 0
+    ) -> list[ModelInput]:
+        if truncate is Truncate.ERROR:
+            self._refuse_oversized(items, first_index)
+        return [self._clip(item, truncate) for item in items]
+
+    def _lengths(self, encodings: Sequence[Encoding], truncate: Truncate, first_index: int = 0) -> list[int]:
+        """Return the tokens of each encoding; refuse one that is too long if it must not be cut."""
+        # The length of an encoding; its ids would be Python objects, made while the GIL is held.
+        lengths = list(map(len, encodings))
+        for index, length in enumerate(lengths if truncate is Truncate.ERROR else (), first_index):
+            if length > self.max_tokens:
+                raise input_too_long(self.max_tokens, f"{length} tokens", index)
+        return lengths
+
+    def _refuse_oversized(self, items: Sequence[ModelInput], first_index: int) -> None:
         """Refuse inputs that are certainly too long, without tokenizing them."""
         limit = self.max_tokens * CHARACTERS_PER_TOKEN
-        for index, item in enumerate(items):
+        for index, item in enumerate(items, first_index):
             characters = len(item) if isinstance(item, str) else len(item[0]) + len(item[1])
             if characters > limit:
                 raise input_too_long(self.max_tokens, f"{characters} characters", index)

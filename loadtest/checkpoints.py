@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.contract import Truncate
 from backends.tokens import open_tokenizer
 
 _MAX_TOKENS = 250
@@ -23,7 +24,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 def texts_for(checkpoint: Path, count: int) -> tuple[list[str], float]:
     """Return texts that fit the model, since not every server truncates, and their mean length in tokens."""
     candidates = documentation_texts(count * 2)
-    lengths = open_tokenizer(checkpoint, _MAX_TOKENS + 1).count(candidates)
+    lengths = open_tokenizer(checkpoint, _MAX_TOKENS + 1).encode(candidates, Truncate.RIGHT).lengths
     fitting = [(text, n) for text, n in zip(candidates, lengths, strict=True) if n <= _MAX_TOKENS][:count]
     return [text for text, _ in fitting], statistics.mean(n for _, n in fitting)
 

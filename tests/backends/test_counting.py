@@ -1,10 +1,12 @@
 """Tests of token counts, lengths and prompts from a checkpoint's small files."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from backends import counting
 from backends.contract import Detokenize, Embed, Rerank, Tokenize, Truncate, Work
 from backends.counting import apply_prompt, open_token_counter
 from backends.errors import AttemptTimedOut, InvalidWork, ModelUnavailable
@@ -42,6 +44,31 @@ async def test_refuses_inputs_that_must_not_be_truncated(small_files: str) -> No
     ) as refused:
         await counter.count(Embed(("a", LONG), truncate=Truncate.ERROR), 5.0)
     assert 1 == refused.value.input_index
+
+
+async def test_counts_in_chunks_as_at_once(small_files: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "CHUNK_CHARACTERS", 4)
+    counter = await open_token_counter(small_files, 5.0)
+    texts = ("a", "b c", LONG, "", "d e f g", LONG)
+
+    assert TokenCount(3 + 4 + 16 + 2 + 6 + 16, (2, 5)) == await counter.count(Embed(texts), 5.0)
+    with pytest.raises(InvalidWork, match="22 tokens") as refused:
+        await counter.count(Embed(texts, truncate=Truncate.ERROR), 5.0)
+    assert 2 == refused.value.input_index
+
+
+async def test_a_large_batch_does_not_hold_the_threads_from_a_small_one(
+    small_files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "CHUNK_CHARACTERS", 4)
+    counter = await open_token_counter(small_files, 5.0)
+    works = [Embed(tuple(f"{i} {j}" for j in range(2000))) for i in range(2)]
+    large = [asyncio.create_task(counter.count(work, 60)) for work in works]
+    await asyncio.sleep(0)
+
+    assert TokenCount(3, ()) == await counter.count(Embed(("a",)), 60)
+    assert not any(task.done() for task in large)
+    assert [8000, 8000] == [count.tokens for count in await asyncio.gather(*large)]
 
 
 async def test_count_times_out(small_files: str) -> None:

@@ -53,7 +53,7 @@ async def counted(counter: TextCounter, inputs: Sequence[ModelInput], prompt: st
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6), prompt=st.sampled_from(["", "query: ", "qu"]))
 @settings(max_examples=25, deadline=None)
 async def test_counts_texts_as_the_tokenizer_does(texts: list[str], prompt: str, most: int) -> None:
-    expected = REFERENCES[most].encode_inputs([prompt + text for text in texts], Truncate.RIGHT).lengths
+    expected = REFERENCES[most].encode([prompt + text for text in texts], Truncate.RIGHT).lengths
 
     assert expected == count_here(COUNTER, texts, prompt, most)
     assert expected == await counted(COUNTER, texts, prompt, most)
@@ -63,7 +63,7 @@ async def test_counts_texts_as_the_tokenizer_does(texts: list[str], prompt: str,
 @given(pairs=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=6))
 @settings(max_examples=25, deadline=None)
 async def test_counts_pairs_as_the_tokenizer_does(pairs: list[tuple[str, str]], most: int) -> None:
-    expected = REFERENCES[most].encode_inputs(pairs, Truncate.RIGHT).lengths
+    expected = REFERENCES[most].encode(pairs, Truncate.RIGHT).lengths
 
     assert expected == await counted(COUNTER, pairs, "", most)
 
