@@ -55,6 +55,8 @@ class Grant:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Settle the cost of the call, or refund it."""
+        if isinstance(error, GatewayError):
+            error.is_settled = True
         self.limit_statuses = self._ledger.settle(self._reservation, self._used(error))
 
     def _used(self, error: BaseException | None) -> Cost:
@@ -84,12 +86,54 @@ class Admission:
         self._process = secrets.token_hex(6)
         self._numbers = count()
 
+    def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
+        """Refuse a request of at least this cost if a limit of its caller is known to have no room.
+
+        Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        if self._shadow:
+            return
+        try:
+            self._ledger.refuse_if_spent(tenant.name, tenant.limits, least)
+        except GatewayError:
+            self._observe(QuotaDecided(tenant.name, "refused"))
+            raise
+
+    async def charge_bad_request(self, tenant: Tenant) -> None:
+        """Charge the caller one request, without usage of a model, for a request that could not be served.
+
+        Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        limits = [limit for limit in tenant.limits if limit.unit == "requests"]
+        ask = QuotaRequest(
+            id=self._new_id(),
+            tenant=tenant.name,
+            limits=tuple([limit for limit in limits if limit.period != "in_flight"]),
+            cost=Cost(),
+            expires_us=LEASE_US,
+            shadow=self._shadow,
+        )
+        if ask.limits:
+            reservation = await self._reserve(ask, "bad_request")
+            self._ledger.settle(reservation, ask.cost)
+
     async def admit(self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline) -> Grant:
         """Reserve the cost of a call in all limits at once.
 
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """
-        reservation = await self._reserve(tenant, prepared)
+        route = prepared.route
+        ask = QuotaRequest(
+            id=self._new_id(),
+            tenant=tenant.name,
+            limits=tenant.limits + route.limits,
+            cost=prepared.cost,
+            expires_us=round(route.deadline_s * SECOND_US) + LEASE_US,
+            model=route.model,
+            shadow=self._shadow,
+            is_bound=prepared.input_tokens is None,
+        )
+        reservation = await self._reserve(ask, "admitted")
         return Grant(tenant, prepared, deadline, reservation, self._ledger)
 
     async def ask(self, tenant: Tenant, route: Route, least: Cost) -> int:
@@ -120,24 +164,13 @@ class Admission:
         """Return an id that is unique among all gateways, and cheap: a random prefix and a counter."""
         return f"{self._process}{next(self._numbers):x}"
 
-    async def _reserve(self, tenant: Tenant, prepared: PreparedWork) -> Reservation:
+    async def _reserve(self, ask: QuotaRequest, on_success: Decision) -> Reservation:
         decision: Decision = "refused"
-        route = prepared.route
-        ask = QuotaRequest(
-            id=self._new_id(),
-            tenant=tenant.name,
-            limits=tenant.limits + route.limits,
-            cost=prepared.cost,
-            expires_us=round(route.deadline_s * SECOND_US) + LEASE_US,
-            model=route.model,
-            shadow=self._shadow,
-            is_bound=prepared.input_tokens is None,
-        )
         try:
             reservation = await self._ledger.reserve(ask)
-            decision = "admitted" if reservation.over is None else "shadow_refused"
+            decision = on_success if reservation.over is None else "shadow_refused"
         finally:
-            self._observe(QuotaDecided(tenant.name, decision))
+            self._observe(QuotaDecided(ask.tenant, decision))
         return reservation
 
 

@@ -92,10 +92,12 @@ class GatewayError(Exception):
     """Error that ends a call.
 
     message: safe to show to the caller. param: the field at fault, None if there is none. retry_after_s: set
-    on every 429 and 503. headers: further headers of the reply, such as rate-limit headers.
+    on every 429 and 503. headers: further headers of the reply, such as rate-limit headers. is_settled: the
+    ledger has settled the cost of the call.
     """
 
     kind: ClassVar[str] = "internal"
+    is_settled = False
 
     def __init__(
         self,

@@ -103,8 +103,8 @@ class DescriptionRejected(msgspec.Struct, frozen=True):
     changed: bool
 
 
-# shadow_refused: admitted only because of `quotas.shadow`.
-Decision = Literal["admitted", "refused", "shadow_refused"]
+# shadow_refused: admitted only because of `quotas.shadow`. bad_request: charged a request for bad content.
+Decision = Literal["admitted", "refused", "shadow_refused", "bad_request"]
 
 
 class QuotaDecided(msgspec.Struct, frozen=True):

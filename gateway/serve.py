@@ -17,7 +17,7 @@ from gateway.calls import Call, Deadline, operation_of
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.prepare import Preparer
-from gateway.quotas.limits import LimitStatus
+from gateway.quotas.limits import Cost, LimitStatus
 from gateway.routing.routes import Route, Routes
 from gateway.tenants.keyring import Keyring, Tenant
 from gateway.timeline import Timeline
@@ -81,6 +81,20 @@ class Gateway:
     def upstreams(self) -> Mapping[str, Upstream]:
         """Upstreams by name, of the config that is served now."""
         return self.serving.upstreams
+
+    def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
+        """Refuse a request of at least this cost before its body is read, if a limit is known to be spent.
+
+        Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        self._admission.refuse_if_spent(tenant, least)
+
+    async def charge_bad_request(self, tenant: Tenant) -> None:
+        """Charge a request that was refused for its content, so that its decoding is not free.
+
+        Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        await self._admission.charge_bad_request(tenant)
 
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""

@@ -108,6 +108,11 @@ class Account:
         # Completed by the next reply, with its error or None.
         self._next_reply: asyncio.Future[StoreUnavailable | None] | None = None
 
+    @property
+    def is_settling(self) -> bool:
+        """True while the store's last state may lack a settlement."""
+        return bool(self._settlements)
+
     async def reserve(self, request: QuotaRequest) -> ReserveReply:
         """Reserve a cost in the store.
 

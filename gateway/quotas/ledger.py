@@ -27,6 +27,7 @@ from gateway.quotas.limits import (
     meter_for,
     period_end_us,
 )
+from gateway.quotas.spent_limits import SpentLimits
 from gateway.quotas.usage import UsageRow
 
 # OpenAI's clients ignore a longer one; the exact wait is in the message.
@@ -43,8 +44,9 @@ class QuotaRequest(msgspec.Struct, frozen=True):
     """A request to take a cost from the limits of a tenant.
 
     id: makes a repeated reserve idempotent. expires_us: from now; an unsettled reservation then counts as
-    spent. model: the name under which usage is recorded. shadow: count, but never refuse. is_bound: the
-    tokens are an upper bound, not a count. is_lower_bound: the cost is the least that the call can have.
+    spent. model: the name under which usage is recorded; without one, none is. shadow: count, but never
+    refuse. is_bound: the tokens are an upper bound, not a count. is_lower_bound: the cost is the least that
+    the call can have.
     """
 
     id: str
@@ -75,6 +77,12 @@ class Reservation(msgspec.Struct, frozen=True):
 
 class Ledger(Protocol):
     """State of all quotas."""
+
+    def refuse_if_spent(self, tenant: str, limits: tuple[Limit, ...], least: Cost) -> None:
+        """Refuse a request of at least this cost if it cannot pass, by what this process last saw.
+
+        It never waits, and changes nothing. Raises: QuotaExceeded, QuotaUnavailable.
+        """
 
     async def reserve(self, request: QuotaRequest) -> Reservation:
         """Take a cost from all limits, or from none.
@@ -121,6 +129,11 @@ class MemoryLedger:
         # Expiries of reservations, soonest first; those of closed ones stay until their time comes.
         self._expiries: list[tuple[int, int, str]] = []
         self._usage: dict[tuple[str, str, str], dict[Unit, int]] = defaultdict(dict)
+        self._spent = SpentLimits(self._now)
+
+    def refuse_if_spent(self, tenant: str, limits: tuple[Limit, ...], least: Cost) -> None:
+        """Refuse a request that cannot pass, by the last refusal. Raises: QuotaExceeded."""
+        refuse_if_spent(self._spent, tenant, limits, least)
 
     async def reserve(self, request: QuotaRequest) -> Reservation:
         """Take a cost from all limits, or from none. Raises: QuotaExceeded, RequestExceedsLimit."""
@@ -135,7 +148,9 @@ class MemoryLedger:
         longest_us, blocking = max(waits, key=lambda wait: wait[0], default=(0, None))
         over = blocking.limit if blocking is not None and longest_us > 0 else None
         if over is not None and not request.shadow:
-            raise refusal(request, over, longest_us, [meter.status(now_us) for meter in meters], now_us)
+            statuses = [meter.status(now_us) for meter in meters]
+            self._spent.record(request.tenant, statuses, now_us)
+            raise refusal(request, over, longest_us, statuses, now_us)
         self._number += 1
         for meter in meters:
             meter.take(self._number, request.cost.of(meter.limit.unit), now_us)
@@ -154,7 +169,10 @@ class MemoryLedger:
             for meter in meters:
                 unit = meter.limit.unit
                 meter.give_back(number, request.cost.of(unit), actual.of(unit))
-            self._record_usage(request, actual, now_us)
+            if request.model:
+                self._record_usage(request, actual, now_us)
+            if actual != request.cost:
+                self._spent.forget(request.tenant)
         return tuple(meter.status(now_us) for meter in meters)
 
     async def flush(self) -> None:
@@ -177,6 +195,7 @@ class MemoryLedger:
     def forget(self, tenant: str, limit: Limit) -> None:
         """Reset a limit; reservations that are open no longer change it."""
         self._meters.pop((tenant, limit), None)
+        self._spent.forget(tenant)
 
     def _meter(self, tenant: str, limit: Limit) -> Meter:
         key = (tenant, limit)
@@ -210,6 +229,14 @@ def day_of(now_us: int) -> str:
     return datetime.fromtimestamp(now_us // SECOND_US, UTC).date().isoformat()
 
 
+def refuse_if_spent(spent: SpentLimits, tenant: str, limits: tuple[Limit, ...], least: Cost) -> None:
+    """Refuse a request of at least this cost if a limit is known to have no room. Raises: QuotaExceeded."""
+    blocking = spent.blocking(tenant, limits, least)
+    if blocking is not None:
+        request = QuotaRequest("", tenant, limits, least, 0, is_lower_bound=True)
+        raise refusal(request, blocking.limit, blocking.wait_us, blocking.limit_statuses, blocking.at_us)
+
+
 def check_reachable(request: QuotaRequest) -> None:
     """Refuse at once a request that costs more than a whole limit: it could never pass.
 
@@ -228,7 +255,7 @@ def _cost_text(request: QuotaRequest, limit: Limit) -> str:
     """Describe the cost in one limit's unit, and whether it was counted."""
     cost, unit = request.cost.of(limit.unit), limit.unit
     noun = unit.removesuffix("s") if cost == 1 else unit
-    if unit == "tokens" and request.is_lower_bound:
+    if unit != "requests" and request.is_lower_bound:
         return f"costs at least {cost} {noun}"
     if unit == "tokens" and request.is_bound:
         return f"may cost up to {cost} {noun}, by its length"

@@ -12,6 +12,9 @@ from gateway.quotas.ledger import LEASE_US, NOTHING, MemoryLedger, QuotaRequest,
 from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, LimitStatus, Unit
 from gateway.quotas.operations import LimitState, decode_statuses
 
+# With this many free slots in flight, and half of the limit free, requests hardly ever wait for one.
+FREE_SLOTS_MIN = 64
+
 
 class OfflineUsage(msgspec.Struct, frozen=True):
     """Usage of a tenant that was counted without the store and is still to be charged there.
@@ -66,15 +69,23 @@ class LocalShare:
             if not is_down and (share := self._shares.pop((tenant, limit), None)):
                 self._ledger.forget(tenant, share)
 
-    def free_slots(self, tenant: str, limit: Limit) -> int:
-        """Return the free slots of a limit in flight as last known; 0 if the store never returned it."""
-        (used, *_), _ = self._states[tenant].get(limit, ((limit.amount,), 0))
-        return limit.amount - used
+    def slots_are_scarce(self, request: QuotaRequest) -> bool:
+        """Return True if a request may be waiting for a slot, by the last known state of the limits."""
+        slots = [limit for limit in request.limits if limit.period == "in_flight"]
+        return any(
+            self._free_slots(request.tenant, limit) < max(FREE_SLOTS_MIN, limit.amount // 2)
+            for limit in slots
+        )
 
     def reset(self) -> None:
         """Forget the counts of an earlier outage, at the beginning of a new one."""
         self._ledger = MemoryLedger()
         self._shares.clear()
+
+    def refuse_if_spent(self, tenant: str, limits: Sequence[Limit], least: Cost) -> None:
+        """Refuse a request that this gateway's share refused last. Raises: QuotaExceeded."""
+        shares = [self._shares[tenant, limit] for limit in limits if (tenant, limit) in self._shares]
+        self._ledger.refuse_if_spent(tenant, tuple(shares), least)
 
     async def reserve(self, request: QuotaRequest, gateways: int, *, is_down: bool) -> Reservation:
         """Reserve from this gateway's share.
@@ -121,6 +132,11 @@ class LocalShare:
             if amount
         ]
         return charges
+
+    def _free_slots(self, tenant: str, limit: Limit) -> int:
+        """Return the free slots of a limit in flight as last known; 0 if the store never returned it."""
+        (used, *_), _ = self._states[tenant].get(limit, ((limit.amount,), 0))
+        return limit.amount - used
 
     async def _share(self, tenant: str, limit: Limit, gateways: int, *, is_down: bool) -> Limit:
         key = (tenant, limit)

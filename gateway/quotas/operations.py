@@ -135,5 +135,5 @@ def _cost_parts(limit: Limit, amount: int) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=4096)
 def _usage_fields(model: str) -> tuple[tuple[Unit, str], ...]:
-    """Return the field of a day's usage hash for each unit of a model."""
-    return tuple((unit, f"{model}|{unit}") for unit in UNITS)
+    """Return the field of a day's usage hash for each unit of a model; none without a model."""
+    return tuple((unit, f"{model}|{unit}") for unit in UNITS) if model else ()

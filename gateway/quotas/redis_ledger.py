@@ -7,8 +7,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import msgspec
@@ -18,10 +18,18 @@ from gateway.events import Observe, StoreChanged
 from gateway.quotas.account import Account
 from gateway.quotas.availability import Availability
 from gateway.quotas.heartbeat import GatewayHeartbeat
-from gateway.quotas.ledger import QuotaRequest, Reservation, check_reachable, refusal, settled_statuses
+from gateway.quotas.ledger import (
+    QuotaRequest,
+    Reservation,
+    check_reachable,
+    refusal,
+    refuse_if_spent,
+    settled_statuses,
+)
 from gateway.quotas.limits import Cost, Limit, LimitStatus
 from gateway.quotas.local_share import LocalShare, OfflineUsage
 from gateway.quotas.operations import LimitState, keys_of, usage_key
+from gateway.quotas.spent_limits import SpentLimits
 from gateway.quotas.usage import UsageRow
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
@@ -32,8 +40,6 @@ HEARTBEAT_S = 1.0
 RENEW_EVERY_S = 5.0
 # How long the exit of a process may wait for unsent settlements.
 FLUSH_S = 2.0
-# With this many free slots in flight, and half of the limit free, requests hardly ever wait for one.
-FREE_SLOTS_MIN = 64
 
 logger = logging.getLogger("gateway")
 
@@ -64,6 +70,7 @@ class RedisLedger:
         self._heartbeat = GatewayHeartbeat(client, gateway_id, now_us)
         self._gateways = policy.gateways
         self._local = LocalShare()
+        self._spent = SpentLimits(now_us or (lambda: time.monotonic_ns() // 1000))
         self._accounts: dict[str, Account] = {}
         # Open reservations that occupy a slot in flight.
         self._open: dict[str, Reservation] = {}
@@ -71,6 +78,19 @@ class RedisLedger:
         self._failed_batch = 0
         # Tenants whose state in the store causes every script to fail.
         self._unreadable: set[str] = set()
+
+    def refuse_if_spent(self, tenant: str, limits: tuple[Limit, ...], least: Cost) -> None:
+        """Refuse a request that cannot pass, by the last refusal.
+
+        Raises: QuotaExceeded; QuotaUnavailable if the store is down and requests are then refused.
+        """
+        if not self._availability.is_down:
+            refuse_if_spent(self._spent, tenant, limits, least)
+        elif self._policy.when_unavailable == "refuse":
+            raise _unavailable()
+        elif self._policy.when_unavailable == "local":
+            with _degraded():
+                self._local.refuse_if_spent(tenant, limits, least)
 
     async def reserve(self, request: QuotaRequest) -> Reservation:
         """Take a cost from all limits, or from none.
@@ -88,6 +108,8 @@ class RedisLedger:
         over = request.limits[reply.blocking - 1] if reply.blocking else None
         if not reply.ok:
             assert over is not None
+            if not self._account(request.tenant).is_settling:
+                self._spent.record(request.tenant, reply.limit_statuses, reply.at_us)
             raise refusal(request, over, reply.wait_us, reply.limit_statuses, reply.at_us)
         reservation = Reservation(request, reply.limit_statuses, over=over, at_us=reply.at_us)
         if any(limit.period == "in_flight" for limit in request.limits):
@@ -100,10 +122,12 @@ class RedisLedger:
         If it cannot be sent soon it is sent when the store is up again, or the reservation counts as spent.
         """
         request = reservation.request
-        urgent = self._open.pop(request.id, None) is not None and self._slots_are_scarce(request)
+        urgent = self._open.pop(request.id, None) is not None and self._local.slots_are_scarce(request)
         if reservation.degraded:
             return self._local.settle(reservation, actual, self._account(request.tenant).today())
         self._account(request.tenant).settle(request, actual, urgent=urgent)
+        if actual != request.cost:
+            self._spent.forget(request.tenant)
         return settled_statuses(reservation, actual)
 
     async def flush(self) -> None:
@@ -162,14 +186,6 @@ class RedisLedger:
             self._accounts[tenant] = account
         return account
 
-    def _slots_are_scarce(self, request: QuotaRequest) -> bool:
-        """Return True if a request may be waiting for a slot, by the last known state of the limits."""
-        slots = [limit for limit in request.limits if limit.period == "in_flight"]
-        return any(
-            self._local.free_slots(request.tenant, limit) < max(FREE_SLOTS_MIN, limit.amount // 2)
-            for limit in slots
-        )
-
     def _on_result(
         self, tenant: str, states: Sequence[tuple[Limit, LimitState]], error: StoreUnavailable | None
     ) -> None:
@@ -201,17 +217,13 @@ class RedisLedger:
         """Reserve without the store, according to the policy."""
         match self._policy.when_unavailable:
             case "refuse":
-                raise QuotaUnavailable("the quota store is unavailable", retry_after_s=1)
+                raise _unavailable()
             case "allow":
                 return Reservation(request, (), degraded=True)
             case "local":
-                try:
+                with _degraded():
                     is_down = self._availability.is_down
                     return await self._local.reserve(request, self._gateways, is_down=is_down)
-                except QuotaExceeded as error:
-                    error.headers["x-quota-mode"] = "degraded"
-                    error.message += " (this gateway's share, while the quota store is unavailable)"
-                    raise
 
     def _record_failure(self, error: StoreUnavailable) -> None:
         """Count a failure, once per batch."""
@@ -256,6 +268,21 @@ class RedisLedger:
                 self._on_error(tenant, error)
                 if not error.is_script_error:
                     return
+
+
+@contextmanager
+def _degraded() -> Iterator[None]:
+    """Mark a refusal as this gateway's own."""
+    try:
+        yield
+    except QuotaExceeded as error:
+        error.headers["x-quota-mode"] = "degraded"
+        error.message += " (this gateway's share, while the quota store is unavailable)"
+        raise
+
+
+def _unavailable() -> QuotaUnavailable:
+    return QuotaUnavailable("the quota store is unavailable", retry_after_s=1)
 
 
 def _usage_rows(tenant: str, day: str, fields: Mapping[bytes, bytes]) -> list[UsageRow]:

@@ -398,5 +398,5 @@ async def test_failed_call_releases_its_slot(boot: Boots, status: int) -> None:
 
 
 @pytest.mark.parametrize("body", [{"input": ""}, {"input": "a", "model": "nowhere"}, {"input": 5}])
-async def test_call_that_fails_before_admission_costs_nothing(boot: Boots, body: dict[str, Any]) -> None:
-    assert (0, 0) == await remaining_after(boot, {"tei-0": FakeTei()}, body, 404 if "model" in body else 400)
+async def test_call_that_fails_before_admission_costs_one_request(boot: Boots, body: dict[str, Any]) -> None:
+    assert (1, 0) == await remaining_after(boot, {"tei-0": FakeTei()}, body, 404 if "model" in body else 400)

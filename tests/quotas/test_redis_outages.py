@@ -686,3 +686,66 @@ async def test_backward_clock_step_adds_no_waiting_time(own_redis: RedisServer) 
     await ledger.aclose()
 
     assert [0, 0] == [reservation.limit_statuses[0].remaining for reservation in (half, free)]
+
+
+ONE_REQUEST = (parse_limit("requests_per_hour", 1),)
+
+
+async def spend(ledger: RedisLedger, times: int = 2) -> list[bool]:
+    """Reserve one request this often, and return which were admitted."""
+    admitted = []
+    for _ in range(times):
+        request = QuotaRequest(secrets.token_hex(4), "acme", ONE_REQUEST, Cost(), 60 * SECOND_US, "m")
+        try:
+            ledger.settle(await ledger.reserve(request), Cost())
+            admitted.append(True)
+        except QuotaExceeded:
+            admitted.append(False)
+    return admitted
+
+
+async def test_a_spent_tenant_is_refused_without_a_trip(own_redis: RedisServer) -> None:
+    async with running(own_redis, maintain=False) as gateway, running(own_redis, maintain=False) as other:
+        assert [True, False] == await spend(gateway.ledger)
+        await gateway.ledger.flush()
+        await spend(gateway.ledger, 1)
+        before = scripts(own_redis)
+        with pytest.raises(QuotaExceeded, match=r"requests_per_hour \(1\): nothing is left") as caught:
+            gateway.ledger.refuse_if_spent("acme", ONE_REQUEST, Cost())
+        # It knows only what it has seen itself.
+        other.ledger.refuse_if_spent("acme", ONE_REQUEST, Cost())
+
+        assert before == scripts(own_redis)
+    assert "0" == caught.value.headers["x-ratelimit-remaining-requests"]
+
+
+async def test_a_spent_share_is_refused_without_the_store(own_redis: RedisServer) -> None:
+    async with running(own_redis, maintain=False) as gateway:
+        await gateway.call()
+        own_redis.kill()
+        await try_repeatedly(gateway.call, 4)
+        # The share of an outage starts empty.
+        assert [False] == await spend(gateway.ledger, 1)
+        with pytest.raises(QuotaExceeded) as caught:
+            gateway.ledger.refuse_if_spent("acme", ONE_REQUEST, Cost())
+
+    assert "degraded" == caught.value.headers["x-quota-mode"]
+
+
+async def test_refuse_policy_refuses_before_a_reserve(own_redis: RedisServer) -> None:
+    async with running(own_redis, "refuse", maintain=False) as gateway:
+        gateway.ledger.refuse_if_spent("acme", ONE_REQUEST, Cost())
+        own_redis.kill()
+        await try_repeatedly(gateway.call, 4)
+        with pytest.raises(QuotaUnavailable):
+            gateway.ledger.refuse_if_spent("acme", ONE_REQUEST, Cost())
+
+
+async def test_a_cost_without_a_model_leaves_no_usage(own_redis: RedisServer) -> None:
+    async with running(own_redis, maintain=False) as gateway:
+        bad = QuotaRequest("bad", "acme", LIMITS, Cost(), 60 * SECOND_US)
+        gateway.ledger.settle(await gateway.ledger.reserve(bad), Cost())
+        await gateway.call()
+        rows = await gateway.ledger.usage("acme", [datetime.now(UTC).date().isoformat()])
+
+    assert [("m", 1)] == [(row.model, row.requests) for row in rows]

@@ -21,8 +21,13 @@ from gateway.api.server.paths import BELOW_MODEL, NAME, route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.errors import InvalidInput, MalformedBody
+from gateway.quotas.limits import Cost
 
 MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
+# The least that a request can cost.
+LEAST = Cost(requests=1, tokens=1, inputs=1)
+# Tokenizing is free of tokens.
+LEAST_BY_PATH = dict.fromkeys(("/tokenize", "/decode", "/detokenize"), Cost(requests=1, tokens=0, inputs=1))
 
 # Called with the decoded body, the context, the `InferenceApi` and the model's name in the path, if any.
 Handler: TypeAlias = Callable[[Any, RequestContext, Any, str | None], Awaitable[HttpReply]]
@@ -31,14 +36,19 @@ Handler: TypeAlias = Callable[[Any, RequestContext, Any, str | None], Awaitable[
 class Endpoint:
     """One inference endpoint.
 
-    Rule: a body is read only after its key has been checked, and decoded once, straight into its struct.
+    Rule: a body is read only after its key and the known state of its limits have been checked, and decoded
+    once, straight into its struct.
 
     dialects: on a path that several dialects share, body field → dialect. A body has one of these fields, and
     its struct has UNSET for the others. json_only: whether a body in msgpack is refused as invalid JSON.
+    least: the least that a request costs.
     """
 
-    def __init__(self, handler: Handler, dialects: Mapping[str, Dialect], *, json_only: bool) -> None:
+    def __init__(
+        self, handler: Handler, dialects: Mapping[str, Dialect], *, json_only: bool, least: Cost
+    ) -> None:
         self.handler = handler
+        self._least = least
         self.body = handler.__annotations__["data"]
         self._dialects = dialects
         self._json = msgspec.json.Decoder(self.body)
@@ -49,11 +59,11 @@ class Endpoint:
         # The server's modules know no gateway, therefore the type of its dependencies is lost here.
         api: Any = context.dependencies["api"]
         try:
-            api.authenticator.authenticate(context)
+            api.admit_caller(context, self._least)
             data = self.decode(await context.io.read_body(), context)
             reply = await self.handler(data, context, api, context.target.model)
         except Exception as error:  # noqa: BLE001 - every error becomes a reply
-            reply = context.failure(error)
+            reply = context.failure(await api.charge_failure(context, error))
         await context.io.reply(reply)
 
     def decode(self, body: bytes, context: RequestContext) -> Any:
@@ -105,7 +115,9 @@ def inference(
     every_path = [*paths, *[(BELOW_MODEL + path).rstrip("/") for path in paths if below_models]]
 
     def declare(handler: Handler) -> HTTPRouteHandler:
-        endpoint = Endpoint(handler, by_field, json_only=not msgpack)
+        endpoint = Endpoint(
+            handler, by_field, json_only=not msgpack, least=LEAST_BY_PATH.get(paths[0], LEAST)
+        )
         declaration = post(
             every_path,
             status_code=200,

@@ -8,12 +8,17 @@ import msgspec
 
 from backends.contract import Capabilities, Operation, Reply
 from gateway.api.server.authentication import Authenticator
+from gateway.api.server.error_translation import as_gateway_error
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.calls import Call, inputs_of
-from gateway.errors import EmptyInput, InvalidInput
+from gateway.errors import EmptyInput, GatewayError, InvalidInput, QuotaExceeded, QuotaUnavailable
 from gateway.quotas.headers import rate_limit_headers
+from gateway.quotas.limits import Cost
 from gateway.serve import Caller, Gateway, Served
+
+# Refused without any work on the content.
+UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
 
 
 class InferenceApi:
@@ -23,6 +28,29 @@ class InferenceApi:
         self.gateway = gateway
         self.authenticator = authenticator
         self.inputs_max = inputs_max
+
+    def admit_caller(self, context: RequestContext, least: Cost) -> None:
+        """Check what the head of a request decides, before its body is read: key, known limits, size.
+
+        least: the least that a request at this path costs. Raises: GatewayError.
+        """
+        tenant = self.authenticator.authenticate(context)
+        self.gateway.refuse_if_spent(tenant, least)
+        context.io.check_length(context.header(b"content-length"))
+
+    async def charge_failure(self, context: RequestContext, error: Exception) -> Exception:
+        """Charge one request if its own content made it fail before a reserve; return the error to report."""
+        failure = as_gateway_error(error)
+        if context.tenant is None or not _is_bad_request(failure):
+            return error
+        try:
+            await self.gateway.charge_bad_request(context.tenant)
+        except QuotaExceeded as spent:
+            return spent
+        except QuotaUnavailable:
+            # The cause is of more use to the caller than an outage that it did not run into.
+            return error
+        return error
 
     async def serve(self, context: RequestContext, call: Call) -> Served:
         """Run a decoded call through the gateway's stages. Raises: GatewayError."""
@@ -76,6 +104,11 @@ class InferenceApi:
             if not text:
                 raise EmptyInput(f"`{field}` {index} is an empty string", param=field)
         return texts
+
+
+def _is_bad_request(failure: GatewayError) -> bool:
+    """Return whether the caller is at fault and no limit has been charged or asked."""
+    return failure.facts.source == "caller" and not failure.is_settled and failure.kind not in UNCHARGED
 
 
 def reply_headers(served: Served) -> dict[str, str]:
