@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gateway.tenants.keyring import key_digest
@@ -369,3 +371,65 @@ async def test_no_replica_receives_a_refused_call(boot: Boots, body: bytes) -> N
 
     assert 400 <= reply.status_code < 500
     assert [] == server.requests
+
+
+WIDE_PARTS = [b"[],", b"{},", b'{"a":1},', b'"",', b"9,"]
+
+
+@pytest.mark.parametrize(
+    ("path", "start"),
+    [
+        (OPENAI, b'{"input": ['),
+        (OPENAI, b'{"input": "a", "messages": ['),
+        (OPENAI, b'{"input": "a", "unknown": ['),
+        (EMBED, b'{"inputs": ['),
+        ("/v1/rerank", b'{"query": "q", "documents": ['),
+        (RERANK, b'{"query": "q", "texts": ['),
+        ("/v1/score/bge", b'{"query": {"text": "q"}, "items": ['),
+        ("/", b'{"inputs": ['),
+    ],
+)
+@pytest.mark.parametrize("part", WIDE_PARTS, ids=str)
+async def test_a_wide_body_is_refused_before_it_is_decoded(
+    boot: Boots, path: str, start: bytes, part: bytes
+) -> None:
+    body = start + part * (4_000_000 // len(part)) + part[:-1] + b"]}"
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        # Count what msgspec takes: a decoded body of this kind is ten to a hundred times as large.
+        tracemalloc.start()
+        try:
+            reply = await gateway.client.post(path, content=body)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    assert reply.status_code in (400, 422)
+    assert "the body has more than" in reply.text
+    assert 3 * len(body) > peak_bytes
+
+
+async def test_a_wide_msgpack_body_is_refused_before_it_is_decoded(boot: Boots) -> None:
+    body = b"\x81\xa5items\xdd\x00\x0f\x42\x40" + b"\x80" * 1_000_000
+    reply = await post_bytes(boot, "/v1/encode/bge", body, content_type="application/msgpack")
+
+    assert 400 == reply.status_code
+    assert "the body has more than" in reply.text
+
+
+async def test_token_ids_of_a_call_have_a_bound_in_total(boot: Boots) -> None:
+    body = msgspec.json.encode({"inputs": [[7] * 501] * 2000})
+
+    assert "more than 1000000 ids" in (await post_bytes(boot, EMBED, body)).text
+
+
+async def test_repeated_types_have_a_bound(boot: Boots) -> None:
+    body = {"texts": ["a"], "input_type": "search_query", "embedding_types": ["float"] * 17}
+
+    assert 400 == (await post_bytes(boot, "/v2/embed", json.dumps(body).encode())).status_code
+
+
+async def test_a_large_body_of_text_with_punctuation_is_served(boot: Boots) -> None:
+    text = 'a list: [1, 2], a mapping: {"a": "b"}, and a backslash \\ ' * 20_000
+    reply = await post_bytes(boot, OPENAI, json.dumps({"input": [text, text]}).encode())
+
+    assert 200 == reply.status_code

@@ -14,7 +14,7 @@ OPENAI, PAGE = "/v1/embeddings", "https://app.example.org"
 LISTED = f'cors: {{origins: ["{PAGE}"], max_age_s: 60}}\n'
 TENANT = f"""
 limits: {{body_bytes: 100}}
-tenants: {{acme: {{keys: ["{key_digest(KEY)}"], limits: {{requests_per_minute: 1}}}}}}
+tenants: {{acme: {{keys: ["{key_digest(KEY)}"], limits: {{requests_per_minute: 2}}}}}}
 """
 ALLOW = "access-control-allow-origin"
 PREFLIGHT = {
@@ -56,11 +56,11 @@ async def replies_by_status(boot: Boots, config: str, origin: str) -> dict[int, 
     async with boot({"tei-0": FakeTei()}, CONFIG + TENANT + config, ledger=MemoryLedger(Clock())) as gateway:
         post = gateway.client.post
         replies = [
+            await post(OPENAI, json={"input": "a" * 200}, headers=from_page),
             await post(OPENAI, json={"input": "a"}, headers=from_page),
             await post(OPENAI, json={"input": "a"}, headers=from_page),
             await post(OPENAI, json={"input": "a"}, headers=wrong_key),
             await post("/v1/nowhere", json={}, headers=from_page),
-            await post(OPENAI, json={"input": "a" * 200}, headers=from_page),
             await post(OPENAI, json={"input": "a"}, headers=compressed),
             await gateway.client.get(OPENAI, headers=from_page),
         ]

@@ -140,6 +140,13 @@ class Target:
         )
         return self._runner.run(self._exchange(request))
 
+    def send_bytes(self, path: str, body: bytes, *, as_msgpack: bool) -> httpx.Response:
+        """Send a POST of a body that need not be JSON. as_msgpack: say that it is msgpack."""
+        kind = "application/msgpack" if as_msgpack else "application/json"
+        url = f"http://gateway{path}"
+        headers = self._headers({"content-type": kind})
+        return self._runner.run(self._exchange(httpx.Request("POST", url, content=body, headers=headers)))
+
     async def _exchange(self, request: httpx.Request) -> httpx.Response:
         async with asyncio.timeout(10):
             return await self._gateway.client.send(request)
@@ -250,6 +257,48 @@ def test_every_reply_matches_the_document(target: Target, label: str) -> None:
     @given(cases(operation), st.booleans() if path.startswith(SIE.prefixes) else st.just(value=False))
     def check(case: Case, as_msgpack: bool) -> None:
         case.validate_response(target.send(case, as_msgpack=as_msgpack), checks=CHECKS)
+        target.sent += 1
+
+    check()
+
+
+# More values than a body may have, in each shape, and as many as it may. The bodies are up to 3 MB.
+WIDE = (b"[],", b"{},", b'{"a":[1]},', b'"",', b"9,", b"1.5,", b'"\\"[",', b"[9,9,9],")
+FIELDS = ("input", "inputs", "texts", "documents", "messages", "items", "ids", "tokens", "unknown")
+
+
+@st.composite
+def wide_bodies(draw: st.DrawFn) -> bytes:
+    """Return a body with a wide or deep array, which may be cut off."""
+    size = draw(st.sampled_from([100, 2_000, 70_000, 700_000, 3_000_000]))
+    part = draw(st.sampled_from(WIDE))
+    array = b"[" + part * (size // len(part)) + part[:-1] + b"]"
+    depth = draw(st.sampled_from([0, 1, 1500, 100_000]))
+    array = b"[" * depth + array + b"]" * depth
+    names = draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3, unique=True))
+    body = b"{" + b",".join(b'"%b":%b' % (name.encode(), array) for name in names) + b',"query":"q"}'
+    return body[: draw(st.sampled_from([len(body), len(body) - 2, len(body) // 2]))]
+
+
+@pytest.mark.timeout(3600 if CASES else 120)
+@pytest.mark.parametrize("path", sorted({label.split()[1] for label in operations() if label[:4] == "POST"}))
+def test_wide_and_deep_bodies_match_the_document(target: Target, path: str) -> None:
+    operation = target.schema[path]["post"]
+
+    @settings(
+        max_examples=CASES or 3,
+        deadline=None,
+        database=None,
+        derandomize=not CASES,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(wide_bodies(), st.booleans() if path.startswith(SIE.prefixes) else st.just(value=False))
+    def check(body: bytes, as_msgpack: bool) -> None:
+        reply = target.send_bytes(
+            path.format(name="bge", key_id="k1", upstream="embedder"), body, as_msgpack=as_msgpack
+        )
+        operation.validate_response(reply)
+        assert reply.status_code < 500
         target.sent += 1
 
     check()

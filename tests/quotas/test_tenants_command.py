@@ -79,7 +79,7 @@ async def test_gateways_follow_tenants_set_by_command(
     ):
         key = (await done("keys", "create", "acme", "--id", "k", said=f"{NO_TENANT}\n")).strip()
         await until_called(first, key, 403)
-        limits = ("--limit", "requests_per_hour=2", "--model-limit", "other:inputs_per_day=1")
+        limits = ("--limit", "inputs_per_hour=2", "--model-limit", "other:inputs_per_day=1")
         await done("tenants", "set", "acme", "--model", "bge", "--weight", "3", *limits)
         listed = json.loads(await done("tenants", "list", "--json"))
         table = await done("tenants", "list")
@@ -94,10 +94,10 @@ async def test_gateways_follow_tenants_set_by_command(
             await until_called(gateway, key, 401)
         assert "[]" == (await done("keys", "list", "--json")).strip()
 
-    assert (["bge"], 3, {"requests_per_hour": 2}, {"other": {"inputs_per_day": 1}}) == tuple(
+    assert (["bge"], 3, {"inputs_per_hour": 2}, {"other": {"inputs_per_day": 1}}) == tuple(
         listed["acme"][name] for name in ("models", "weight", "limits", "model_limits")
     )
-    assert {"acme", "bge", "requests_per_hour=2", "other:inputs_per_day=1"} <= set(table.split())
+    assert {"acme", "bge", "inputs_per_hour=2", "other:inputs_per_day=1"} <= set(table.split())
 
 
 async def test_stores_tenants_set_over_http_until_deleted(boot: Boots, own_redis: RedisServer) -> None:

@@ -3,7 +3,7 @@
 Source: cohere-python 7.0.9, types `EmbedByTypeResponse` and `EmbedFloatsResponse`.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
@@ -31,6 +31,9 @@ ROLE_OF: dict[InputType, Role] = {
 TruncateSide = Literal["NONE", "START", "END"]
 SIDE_OF: dict[TruncateSide, Truncate] = {"START": Truncate.LEFT, "END": Truncate.RIGHT}
 
+# Each of them is computed; there are six.
+EmbeddingTypes = Annotated[list[EmbeddingType], msgspec.Meta(max_length=16)]
+
 
 class CohereInputPart(msgspec.Struct):
     """One part of an input. Its type is text, because images are refused."""
@@ -54,7 +57,7 @@ class EmbedV1Request(msgspec.Struct, kw_only=True):
     texts: list[str] | None = None
     model: ModelName | None = None
     input_type: InputType | None = None
-    embedding_types: list[EmbeddingType] | None = None
+    embedding_types: EmbeddingTypes | None = None
     truncate: TruncateSide | None = None
     images: list[str] | None = None
 
@@ -137,14 +140,15 @@ def decode_embed(data: EmbedV1Request, texts: list[str], name: str | None, api: 
     )
 
 
-def texts_of(data: EmbedV2Request) -> list[str]:
+def texts_of(data: EmbedV2Request, api: InferenceApi) -> list[str]:
     """Return the texts of a /v2/embed body.
 
-    Raises: InvalidInput.
+    Raises: EmptyInput, InvalidInput.
     """
     if (data.texts is None) is (data.inputs is None):
         raise InvalidInput("send `texts` or `inputs`, one of them", param="texts")
     if data.inputs is not None:
+        api.check_count(len(data.inputs), "inputs")
         return [_text_of(item, index) for index, item in enumerate(data.inputs)]
     return data.texts or []
 
@@ -158,7 +162,7 @@ def _text_of(item: CohereInput, index: int) -> str:
 
 def encode_by_type(reply: EmbedReply, kinds: list[EmbeddingType]) -> dict[str, Any]:
     """Return the rows of each requested type, by type."""
-    return {kind: vector_items(reply.vectors, kind) for kind in kinds}
+    return {kind: vector_items(reply.vectors, kind) for kind in dict.fromkeys(kinds)}
 
 
 def meta_of(reply: EmbedReply, version: str) -> dict[str, Any]:
@@ -185,7 +189,7 @@ async def embed_v2(
     if data.max_tokens is not None:
         raise InvalidInput("`max_tokens` is not supported: cut texts before", param="max_tokens")
     images = data.images is not None
-    call = decode_embed(data, [] if images else texts_of(data), name, api)
+    call = decode_embed(data, [] if images else texts_of(data, api), name, api)
     call = msgspec.structs.replace(call, bulk=bool(data.priority))
     served = await api.serve(context, call)
     reply: EmbedReply = expect_reply(served.reply, EmbedReply)

@@ -124,7 +124,7 @@ async def decode_embeddings(
     check_options(data)
     model = name or data.model
     field = InputField("input", model, Operation.EMBED)
-    texts = await read_texts(inputs_of(data.input), field, context, api)
+    texts = await read_texts(inputs_of(data.input, api), field, context, api)
     normalize = data.normalized is not False and not is_raw(data)
     work = Embed(texts, normalize=normalize, dimensions=data.dimensions)
     role = data.input_type if data.task is None else ROLE_OF[data.task]
@@ -135,12 +135,15 @@ async def decode_embeddings(
     return Call(work, model, truncate, truncation_side(data), role=role)
 
 
-def inputs_of(inputs: EmbeddingsInput) -> Inputs:
+def inputs_of(inputs: EmbeddingsInput, api: InferenceApi) -> Inputs:
     """Return the inputs with each object replaced by its text.
 
-    Raises: InvalidInput.
+    Raises: EmptyInput, InvalidInput.
     """
     if isinstance(inputs, list):
+        # A list of numbers is one input.
+        if not inputs or not isinstance(inputs[0], int):
+            api.check_count(len(inputs), "input")
         return [_text_of(item) if isinstance(item, InputObject) else item for item in inputs]
     return inputs if isinstance(inputs, str) else _text_of(inputs)
 

@@ -157,6 +157,7 @@ def decode_documents(data: RerankOptions, documents: Documents, name: str | None
     check_options(data, own={"priority"})
     if not data.query:
         raise EmptyInput("`query` is an empty string", param="query")
+    api.check_count(len(documents), "documents")
     texts = api.texts([_text_of(document, index) for index, document in enumerate(documents)], "documents")
     model = name or data.model
     work = Rerank(data.query, texts, raw_scores=is_raw(data))

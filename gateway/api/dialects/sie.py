@@ -29,6 +29,8 @@ MSGPACK = "application/msgpack"
 
 OutputType = Literal["dense", "sparse", "multivector"]
 OutputDtype = Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
+# More are repetitions.
+KINDS_MAX = 16
 UNSUPPORTED_KINDS = ("images", "audio", "video", "document")
 
 
@@ -59,7 +61,7 @@ class SieOptions(msgspec.Struct):
 class EncodeParams(msgspec.Struct):
     """Outputs of an encode request. instruction is refused, because its wording depends on the model."""
 
-    output_types: Annotated[list[OutputType], msgspec.Meta(min_length=1)] | None = None
+    output_types: Annotated[list[OutputType], msgspec.Meta(min_length=1, max_length=KINDS_MAX)] | None = None
     output_dtype: OutputDtype | None = None
     instruction: str | None = None
     options: SieOptions | None = None
@@ -158,7 +160,9 @@ def decode_encode(data: SieEncodeRequest, name: str | None, api: InferenceApi) -
     """
     params = data.params or EncodeParams()
     _check_options(params.instruction, params.options)
-    texts = api.whole_texts([_text_of(item, "items", i) for i, item in enumerate(items_of(data))], "items")
+    items = items_of(data)
+    api.check_count(len(items), "items")
+    texts = api.whole_texts([_text_of(item, "items", index) for index, item in enumerate(items)], "items")
     outputs = frozenset(Output(kind) for kind in params.output_types or ["dense"])
     if Output.MULTIVECTOR in outputs:
         check_token_vectors(texts, "items")
@@ -181,6 +185,7 @@ def decode_score(data: SieScoreRequest, name: str | None, api: InferenceApi) -> 
     query = _text_of(data.query, "query", 0)
     if not query:
         raise EmptyInput("`query` is an empty string", param="query")
+    api.check_count(len(data.items), "items")
     texts = api.texts([_text_of(item, "items", index) for index, item in enumerate(data.items)], "items")
     return Call(Rerank(query, texts), name)
 

@@ -110,7 +110,7 @@ def decode_ids(ids: list[int | list[int]], field: str, api: InferenceApi) -> tup
     if numbers and lists:
         raise InvalidInput(f"`{field}` mixes numbers with lists", param=field)
     inputs = lists or [tuple(numbers)]
-    api.texts([""] * len(inputs), field)
+    api.check_count(len(inputs), field)
     if not all(inputs):
         raise EmptyInput(f"`{field}` contains an empty list", param=field)
     if sum(map(len, inputs)) > DETOKENIZE_IDS_MAX:

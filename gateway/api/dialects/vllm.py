@@ -95,8 +95,8 @@ class VllmClassifyResponse(VllmReply):
     object: str = "list"
 
 
-def sides_of(data: VllmScoreRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the texts of both sides.
+def sides_of(data: VllmScoreRequest, api: InferenceApi) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the texts of both sides, of which the longer one is the number of pairs.
 
     Raises: InvalidInput, EmptyInput.
     """
@@ -108,14 +108,13 @@ def sides_of(data: VllmScoreRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
     for first_field, first, second_field, second in pairs:
         if first is not None and second is not None:
-            return _texts(first, first_field), _texts(second, second_field)
+            return _texts(first, first_field, api), _texts(second, second_field, api)
     raise InvalidInput("send `queries` and `documents`, `data_1` and `data_2`, or `text_1` and `text_2`")
 
 
-def _texts(side: Side, field: str) -> tuple[str, ...]:
+def _texts(side: Side, field: str, api: InferenceApi) -> tuple[str, ...]:
     items = side if isinstance(side, list) else [side]
-    if not items:
-        raise EmptyInput(f"`{field}` is an empty list", param=field)
+    api.check_count(len(items), field)
     return tuple(item if isinstance(item, str) else _text_of(item, field) for item in items)
 
 
@@ -150,8 +149,7 @@ def decode_score(data: VllmScoreRequest, name: str | None, api: InferenceApi) ->
     check_options(data)
     if data.max_tokens_per_query or data.max_tokens_per_doc:
         raise InvalidInput("`max_tokens_per_query` and `max_tokens_per_doc` are not supported here")
-    pairs = pairs_of(*sides_of(data))
-    api.texts([""] * len(pairs), "documents")
+    pairs = pairs_of(*sides_of(data, api))
     model = name or data.model
     capabilities = api.capabilities_of(model, Operation.RERANK)
     truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)

@@ -16,6 +16,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from gateway.api.server.allowed_values import note_choices
+from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_values
 from gateway.api.server.error_bodies import Dialect, document_errors
 from gateway.api.server.paths import BELOW_MODEL, NAME, route_options
 from gateway.api.server.request_context import RequestContext
@@ -60,11 +61,19 @@ class Endpoint:
         api: Any = context.dependencies["api"]
         try:
             api.admit_caller(context, self._least)
-            data = self.decode(await context.io.read_body(), context)
+            data = await self._read(context, api.inputs_max)
             reply = await self.handler(data, context, api, context.target.model)
         except Exception as error:  # noqa: BLE001 - every error becomes a reply
             reply = context.failure(await api.charge_failure(context, error))
         await context.io.reply(reply)
+
+    async def _read(self, context: RequestContext, inputs_max: int) -> Any:
+        """Read and decode a body. Afterwards only what was decoded stays in memory."""
+        body = await context.io.read_body()
+        if len(body) > UNCOUNTED_BYTES:
+            is_msgpack = self._msgpack is not None and _is_msgpack(context)
+            await check_values(body, inputs_max, is_msgpack=is_msgpack)
+        return self.decode(body, context)
 
     def decode(self, body: bytes, context: RequestContext) -> Any:
         """Decode a body, and set the dialect of error replies if a field of the body decides it.

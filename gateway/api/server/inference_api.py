@@ -83,19 +83,25 @@ class InferenceApi:
         name = routes.default_model(operation) if model is None else model
         return self.gateway.upstreams[routes.upstream_of(name)].capabilities
 
+    def check_count(self, count: int, field: str) -> None:
+        """Check the number of inputs of a call, before each of them is looked at.
+
+        Raises: EmptyInput, InvalidInput.
+        """
+        if not count:
+            raise EmptyInput(f"`{field}` is an empty list", param=field)
+        if count > self.inputs_max:
+            raise InvalidInput(f"{count} inputs; this gateway takes {self.inputs_max} in a call", param=field)
+
     def texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
         """Return the inputs of a call, which may be one text or a list.
 
         Raises: EmptyInput, InvalidInput.
         """
-        texts = (given,) if isinstance(given, str) else tuple(given)
-        if not texts:
-            raise EmptyInput(f"`{field}` is an empty list", param=field)
-        if len(texts) > self.inputs_max:
-            raise InvalidInput(
-                f"{len(texts)} inputs; this gateway takes {self.inputs_max} in a call", param=field
-            )
-        return texts
+        if isinstance(given, str):
+            return (given,)
+        self.check_count(len(given), field)
+        return tuple(given)
 
     def whole_texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
         """Return the inputs like `texts`, and refuse an empty one."""

@@ -17,6 +17,8 @@ from gateway.errors import EmptyInput, InvalidInput
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 # Ids and texts share one list type, because a union of two list types cannot be decoded in one pass.
 Inputs: TypeAlias = str | list[str | int | list[int]]
+# Of one call that is embedded or classified: three times what OpenAI takes.
+IDS_MAX = 1_000_000
 # A text has no more tokens than bytes, apart from special ones, and each gets a vector. The number that they
 # come to is only known from the replies; `gateway.dispatch` bounds it.
 TOKEN_VECTORS_BYTES_MAX = 65_536
@@ -35,6 +37,9 @@ class InputField(msgspec.Struct, frozen=True):
 
 class InputReader(Protocol):
     """The part of `InferenceApi` that decoders need: bounds, capabilities and vocabularies."""
+
+    def check_count(self, count: int, field: str) -> None:
+        """Check the number of inputs. Raises: EmptyInput, InvalidInput."""
 
     def texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
         """Return the inputs as a tuple. Raises: EmptyInput, InvalidInput."""
@@ -60,11 +65,12 @@ async def read_texts(
     """
     if isinstance(inputs, str):
         return api.whole_texts(inputs, field.name)
+    # A list of numbers is one input, however long; any other is refused before it is looked through.
+    if not inputs or not isinstance(inputs[0], int):
+        api.check_count(len(inputs), field.name)
     items = split_items(inputs, field.name)
     ids = [item for item in items if isinstance(item, list)]
     if ids:
-        # Check the count before the vocabulary is loaded.
-        api.texts([""] * len(items), field.name)
         decoded = iter(await api.decode_ids(context, field.model, field.operation, ids))
         items = [next(decoded) if isinstance(item, list) else item for item in items]
     return api.whole_texts([item for item in items if isinstance(item, str)], field.name)
@@ -78,11 +84,12 @@ def split_items(inputs: Sequence[str | int | list[int]], field: str) -> list[str
     numbers = [item for item in inputs if isinstance(item, int)]
     if numbers and len(numbers) < len(inputs):
         raise InvalidInput(f"`{field}` mixes numbers with other inputs", param=field)
-    check_ids(numbers, field)
     texts_and_lists = [item for item in inputs if not isinstance(item, int)]
-    for item in texts_and_lists:
-        if isinstance(item, list):
-            check_ids(item, field)
+    ids = [numbers, *[item for item in texts_and_lists if isinstance(item, list)]]
+    if sum(map(len, ids)) > IDS_MAX:
+        raise InvalidInput(f"more than {IDS_MAX} ids in a call", param=field)
+    for item in ids:
+        check_ids(item, field)
     items: list[str | list[int]] = [numbers] if numbers else texts_and_lists
     if not all(items):
         raise EmptyInput(f"`{field}` contains an empty input", param=field)

@@ -46,8 +46,9 @@ def decode_predict(data: PredictRequest, name: str | None, api: InputReader) -> 
     Pairs for a reranker are scored, because it has no labels.
     Raises: EmptyInput, InvalidInput, OperationUnsupported.
     """
+    if is_batch(data.inputs):
+        api.check_count(len(data.inputs), "inputs")
     items = _items(data.inputs)
-    api.texts([""] * len(items), "inputs")
     model = name or data.model
     pairs = tuple(item for item in items if not isinstance(item, str))
     if len(pairs) == len(items) and _only_scores(model, api):

@@ -1,0 +1,168 @@
+"""Bounds on the values in a body, which are checked before it is decoded.
+
+msgspec compares the length of an array with its bound when all of it is decoded, and holds the interpreter
+lock until then: 11 million `[]`, which are 33 MB, took 6 s and 1 GB.
+docs/decisions/037-values-counted-before-decoding.md has the reasons and figures.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.errors import InvalidInput, MalformedBody
+
+# A body up to this size is decoded within a few milliseconds, whatever it contains.
+UNCOUNTED_BYTES = 64 * 1024
+# Bounds on arrays and objects, and on names of fields. An input of the most nested dialect, a pair of vLLM's
+# contents, has six and eight. The rest is for fields that the gateway ignores, such as a document's metadata.
+PARTS_PER_INPUT = 32
+PARTS_ELSEWHERE = 1024
+# Python's recursion stops the decoder at half of it.
+DEPTH_MAX = 2000
+# Of a whole body. Token ids are the only values of which a request needs many.
+VALUES_MAX = 1_100_000
+# Bytes of JSON, and values of msgpack, that are counted without a pause: within about two milliseconds.
+PIECE_BYTES = 64 * 1024
+PIECE_VALUES = 4096
+
+Body = bytes | bytearray
+# The size of a msgpack value by its first byte, without the bytes that its length announces.
+HEADER_BYTES = [1 + first % 32 if 0xA0 <= first < 0xC0 else 1 for first in range(256)]
+MORE_BYTES = {
+    1: (0xCC, 0xD0),
+    2: (0xCD, 0xD1, 0xD4, 0xDC, 0xDE),
+    3: (0xD5,),
+    4: (0xCA, 0xCE, 0xD2, 0xDD, 0xDF),
+    5: (0xD6,),
+    8: (0xCB, 0xCF, 0xD3),
+    9: (0xD7,),
+    17: (0xD8,),
+}
+for size, headers in MORE_BYTES.items():
+    for header in headers:
+        HEADER_BYTES[header] += size
+# Binary, extensions and text: the number of bytes of their length, and of those between it and the content.
+LENGTHS = {
+    0xC4: (1, 0),
+    0xC5: (2, 0),
+    0xC6: (4, 0),
+    0xC7: (1, 1),
+    0xC8: (2, 1),
+    0xC9: (4, 1),
+    0xD9: (1, 0),
+    0xDA: (2, 0),
+    0xDB: (4, 0),
+}
+ARRAYS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
+MAPS = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
+
+
+class Counts(msgspec.Struct):
+    """Contents of the part of a body that is counted.
+
+    containers: arrays and objects. names: of fields. values: of all kinds, containers included. depth: arrays
+    and objects of JSON that are open at the end of the part.
+    """
+
+    containers: int = 0
+    names: int = 0
+    values: int = 0
+    depth: int = 0
+
+
+async def check_values(body: Body, inputs_max: int, *, is_msgpack: bool) -> None:
+    """Refuse a body with more values than a request of `inputs_max` inputs can have.
+
+    Other callbacks of the event loop run between its pieces. Raises: InvalidInput, MalformedBody.
+    """
+    parts_max = PARTS_PER_INPUT * inputs_max + PARTS_ELSEWHERE
+    if not is_msgpack and has_few_values(body, parts_max):
+        return
+    for counts in count_msgpack(body) if is_msgpack else count_json(body):
+        if counts.depth > DEPTH_MAX:
+            raise MalformedBody("the body is nested too deeply")
+        if max(counts.containers, counts.names) > parts_max:
+            raise InvalidInput(
+                f"the body has more than {parts_max} arrays, objects or names of fields; "
+                f"this gateway takes {inputs_max} inputs in a call"
+            )
+        if counts.values > VALUES_MAX:
+            raise InvalidInput(f"the body has more than {VALUES_MAX} values; send several requests")
+        await asyncio.sleep(0)
+
+
+def has_few_values(body: Body, parts_max: int) -> bool:
+    """Return whether JSON is within the bounds even if all of its characters were outside strings."""
+    characters = np.frombuffer(body, np.uint8)
+    containers = names = commas = 0
+    # Pieces that fit the processor's cache: twenty times as fast as `bytes.count`.
+    for start in range(0, len(characters), PIECE_BYTES):
+        piece = characters[start : start + PIECE_BYTES]
+        containers += _count_byte(piece, "[") + _count_byte(piece, "{")
+        names += _count_byte(piece, ":")
+        if len(body) > 2 * VALUES_MAX:
+            commas += _count_byte(piece, ",")
+    return max(containers, names) <= parts_max and commas + containers < VALUES_MAX
+
+
+def _count_byte(piece: NDArray[np.uint8], character: str) -> int:
+    return int(np.count_nonzero(piece == ord(character)))
+
+
+def count_json(body: Body, piece_bytes: int = PIECE_BYTES) -> Iterator[Counts]:
+    """Count the values of JSON, and yield the counts so far after each piece.
+
+    Of malformed JSON it counts at least what a decoder reads before it finds the fault.
+    """
+    counts, quotes, at = Counts(values=1), 0, 0
+    while at < len(body):
+        piece = bytes(body[at : at + piece_bytes])
+        backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        if backslashes % 2 and len(piece) > 1:
+            # The character that it escapes is in the next piece.
+            piece = piece[:-1]
+        at += len(piece)
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        # Every other part is outside strings: the first one if an even number of quotes is before it.
+        outside = b"".join(parts[quotes % 2 :: 2])
+        quotes += len(parts) - 1
+        containers = outside.count(b"[") + outside.count(b"{")
+        counts.containers += containers
+        counts.depth += containers - outside.count(b"]") - outside.count(b"}")
+        counts.names += outside.count(b":")
+        # Strings need commas between them, but malformed JSON may have none.
+        counts.values = max(counts.values + containers + outside.count(b","), quotes // 2 - counts.names)
+        yield counts
+
+
+def count_msgpack(body: Body, piece_values: int = PIECE_VALUES) -> Iterator[Counts]:
+    """Count the values of msgpack, and yield the counts so far after each piece. Names are values too."""
+    counts, at = Counts(), 0
+    while at < len(body):
+        at = _count_piece(body, at, piece_values, counts)
+        yield counts
+
+
+def _count_piece(body: Body, at: int, piece_values: int, counts: Counts) -> int:
+    """Count a number of values from a place on, and return the place after them."""
+    for _ in range(piece_values):
+        if at >= len(body):
+            break
+        first = body[at]
+        counts.values += 1
+        if first in LENGTHS:
+            length_bytes, more = LENGTHS[first]
+            content = at + 1 + length_bytes
+            at = content + more + int.from_bytes(body[at + 1 : content])
+            continue
+        if first in MAPS:
+            counts.containers += 1
+            length = body[at + 1 : at + HEADER_BYTES[first]]
+            counts.names += int.from_bytes(length) if length else first & 15
+        elif first in ARRAYS:
+            counts.containers += 1
+        at += HEADER_BYTES[first]
+    return at

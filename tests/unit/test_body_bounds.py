@@ -1,0 +1,140 @@
+"""Counts of the values in a body that is not decoded yet, and the bounds on them."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api.server.body_bounds import (
+    UNCOUNTED_BYTES,
+    VALUES_MAX,
+    Counts,
+    check_values,
+    count_json,
+    count_msgpack,
+    has_few_values,
+)
+from gateway.errors import InvalidInput, MalformedBody
+
+TEXTS = st.text(st.sampled_from('a"\\[]{},:\n\té😀\u2028')) | st.text()
+# Integers that msgpack can encode.
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | TEXTS
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=60)
+LONG = st.sampled_from([0, 31, 32, 255, 256, 65535, 65536]).map(lambda length: "x" * length)
+
+
+def counted(value: Any) -> Counts:
+    """Count the values of a decoded body. Names are no values."""
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    parts = [counted(item) for item in inner]
+    is_container = isinstance(value, dict | list)
+    return Counts(
+        sum(part.containers for part in parts) + is_container,
+        sum(part.names for part in parts) + (len(value) if isinstance(value, dict) else 0),
+        sum(part.values for part in parts) + 1,
+    )
+
+
+def last(pieces: Any) -> Counts:
+    *_, counts = pieces
+    result: Counts = counts
+    return result
+
+
+@given(VALUES, st.integers(2, 40), st.booleans())
+def test_the_count_of_json_is_exact_wherever_it_is_cut(value: Any, piece: int, escaped: bool) -> None:
+    body = json.dumps(value, ensure_ascii=escaped, indent=1).encode("utf-8", "surrogatepass")
+    expected, found = counted(value), last(count_json(body, piece))
+
+    assert (expected.containers, expected.names) == (found.containers, found.names)
+    # An empty array or object counts as if it had one value.
+    assert expected.values <= found.values <= expected.values + expected.containers + 1
+
+
+@given(VALUES | LONG | st.lists(LONG), st.integers(1, 5))
+def test_the_count_of_msgpack_is_exact(value: Any, piece: int) -> None:
+    expected, found = counted(value), last(count_msgpack(msgspec.msgpack.encode(value), piece))
+
+    assert (expected.containers, expected.names) == (found.containers, found.names)
+    assert expected.values + expected.names == found.values
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 17, 255, 256, 65536])
+def test_the_count_of_msgpack_passes_over_binary_and_extensions(size: int) -> None:
+    items = [bytes(size), msgspec.msgpack.Ext(5, b"\x90" * size), 1.5, -7, 2**40]
+
+    assert Counts(containers=1, values=6) == last(count_msgpack(msgspec.msgpack.encode(items)))
+
+
+@given(st.binary(max_size=200), st.integers(1, 9))
+def test_malformed_bodies_are_counted_to_their_end(body: bytes, piece: int) -> None:
+    list(count_json(body, piece))
+    list(count_msgpack(body, piece))
+
+
+WIDE = {
+    "arrays": b'{"input":[' + b"[]," * 100_000,
+    "objects": b'{"input":[' + b"{}," * 100_000,
+    "names": b"{" + b'"a":1,' * 100_000,
+    "numbers": b'{"input":[' + b"9," * (VALUES_MAX + 9),
+    "texts": b'{"input":[' + b'"",' * (VALUES_MAX + 9),
+    "quotes": b'{"input":[' + b'"' * (2 * VALUES_MAX + 9) + b":" * 100_000,
+}
+
+
+@pytest.mark.parametrize("body", WIDE.values(), ids=WIDE)
+def test_wide_json_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match="the body has more than"):
+        asyncio.run(check_values(body, 2048, is_msgpack=False))
+
+
+def test_deep_json_is_malformed() -> None:
+    with pytest.raises(MalformedBody, match="nested too deeply"):
+        asyncio.run(check_values(b'{"x":' * 100_000, 2048, is_msgpack=False))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x81\xa5items\xdd\x00\x01\x86\xa0" + b"\x80" * 100_000,
+        b"\x90" * 100_000,
+        b"\xdf\x00\x01\x86\xa0" + b"\xa0\xc0" * 100_000,
+        b"\xdd\x00\x20\x00\x00" + b"\x01" * 2_000_000,
+    ],
+    ids=["objects", "deep", "names", "numbers"],
+)
+def test_wide_msgpack_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match="the body has more than"):
+        asyncio.run(check_values(body, 2048, is_msgpack=True))
+
+
+@pytest.mark.parametrize(
+    "text", ["a, b: [c] {d}; " * 100_000, '\\"[' * 300_000, "\\" * 999_999, '{"a": [1, 2]}\n' * 50_000]
+)
+def test_texts_full_of_punctuation_pass(text: str) -> None:
+    body = msgspec.json.encode({"input": [text, text]})
+
+    assert len(body) > UNCOUNTED_BYTES
+    asyncio.run(check_values(body, 2048, is_msgpack=False))
+
+
+def test_a_million_token_ids_pass() -> None:
+    asyncio.run(check_values(msgspec.json.encode({"input": [[7] * 1000] * 1000}), 2048, is_msgpack=False))
+
+
+def test_ordinary_bodies_are_not_counted_exactly() -> None:
+    assert has_few_values(
+        msgspec.json.encode({"input": ["some words, and more of them. " * 20] * 2048}), 66_560
+    )
+
+
+def test_a_refusal_comes_before_the_end_of_a_body() -> None:
+    pieces = count_json(b'{"input":[' + b"[]," * 10_000_000)
+    seen = next(pieces)
+
+    # One piece of 64 KiB is enough to count a third of what a request may have.
+    assert seen.containers > 20_000
