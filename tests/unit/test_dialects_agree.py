@@ -66,7 +66,7 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
         assert call == infinity.decode_embeddings(body, API)
     if role is not None:
         v2 = decoded({**plain, "input_type": types[role]}, cohere.EmbedV2Request)
-        assert call == cohere.decode_embed(v2, cohere.texts_of(v2), "m", API)
+        assert call == cohere.decode_embed(v2, cohere.texts_of(v2, API), "m", API)
     if dimensions is None:
         items = [{"text": text} for text in texts]
         options = {"is_query": None if role is None else role == "query"}
