@@ -17,8 +17,6 @@ from gateway.errors import EmptyInput, InvalidInput
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 # Ids and texts share one list type, because a union of two list types cannot be decoded in one pass.
 Inputs: TypeAlias = str | list[str | int | list[int]]
-# Of one call that is embedded or classified: three times what OpenAI takes.
-IDS_MAX = 1_000_000
 # A text has no more tokens than bytes, apart from special ones, and each gets a vector. The number that they
 # come to is only known from the replies; `gateway.dispatch` bounds it.
 TOKEN_VECTORS_BYTES_MAX = 65_536
@@ -86,8 +84,6 @@ def split_items(inputs: Sequence[str | int | list[int]], field: str) -> list[str
         raise InvalidInput(f"`{field}` mixes numbers with other inputs", param=field)
     texts_and_lists = [item for item in inputs if not isinstance(item, int)]
     ids = [numbers, *[item for item in texts_and_lists if isinstance(item, list)]]
-    if sum(map(len, ids)) > IDS_MAX:
-        raise InvalidInput(f"more than {IDS_MAX} ids in a call", param=field)
     for item in ids:
         check_ids(item, field)
     items: list[str | list[int]] = [numbers] if numbers else texts_and_lists
