@@ -151,6 +151,7 @@ class MemoryLedger:
             statuses = [meter.status(now_us) for meter in meters]
             self._spent.record(request.tenant, statuses, now_us)
             raise refusal(request, over, longest_us, statuses, now_us)
+        self._spent.forget(request.tenant)
         self._number += 1
         for meter in meters:
             meter.take(self._number, request.cost.of(meter.limit.unit), now_us)

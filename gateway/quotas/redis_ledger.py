@@ -111,6 +111,7 @@ class RedisLedger:
             if not self._account(request.tenant).is_settling:
                 self._spent.record(request.tenant, reply.limit_statuses, reply.at_us)
             raise refusal(request, over, reply.wait_us, reply.limit_statuses, reply.at_us)
+        self._spent.forget(request.tenant)
         reservation = Reservation(request, reply.limit_statuses, over=over, at_us=reply.at_us)
         if any(limit.period == "in_flight" for limit in request.limits):
             self._open[request.id] = reservation

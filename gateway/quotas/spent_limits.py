@@ -47,7 +47,7 @@ class SpentLimits:
         self._reports[tenant] = kept | new
 
     def forget(self, tenant: str) -> None:
-        """Drop the reports of a tenant: something was given back."""
+        """Drop the reports of a tenant: something was taken or given back since."""
         self._reports.pop(tenant, None)
 
     def blocking(self, tenant: str, limits: Sequence[Limit], least: Cost) -> SpentLimit | None:

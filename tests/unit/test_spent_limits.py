@@ -1,6 +1,6 @@
 """Refusals by the last known state of limits: they equal what the ledger itself would decide."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import QuotaExceeded
@@ -52,6 +52,7 @@ class Tenant:
         return None
 
 
+@settings(max_examples=500)
 @given(AMOUNTS, STEPS)
 def test_an_early_refusal_is_the_ledgers_own(
     amounts: dict[str, int], steps: list[tuple[int, Cost | None]]
