@@ -60,6 +60,8 @@ class LingeringClose:
 
     A socket that is closed while bytes of the client are unread resets the connection, and the reset can
     destroy the reply before the client has read it. Therefore the rest is read and dropped, within bounds.
+
+    begun: the connection is closing, and its bytes are dropped.
     """
 
     timeout_s = 5.0
@@ -71,14 +73,11 @@ class LingeringClose:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._room_bytes = self.bytes_max
-
-    @property
-    def begun(self) -> bool:
-        """True once the connection is closing and its bytes are dropped."""
-        return self._timer is not None
+        self.begun = False
 
     def start(self) -> None:
         """Send the end of the stream after the reply, and wait for the client's."""
+        self.begun = True
         self._timer = self._loop.call_later(self.timeout_s, self._transport.close)
         if self._transport.can_write_eof():
             self._transport.write_eof()

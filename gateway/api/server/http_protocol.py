@@ -12,7 +12,7 @@ from typing import cast
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.server.connection_limit import ConnectionLimit
@@ -173,7 +173,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 # `on_body` takes the body's own bytes off again.
                 self._framing_bytes += len(piece)
             self._feed(piece)
-            self._check_head_and_framing()
+            if self._head_begun or not self._in_head:
+                self._check_head_and_framing()
         # After the parsing: most requests come whole and need no timer.
         self._start_owed_timer()
 
@@ -237,12 +238,23 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a line of the head; drop a trailer, which must not act as a header."""
         if self._in_head:
-            super().on_header(name, value)
+            # uvicorn's own method, without a call for each line.
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body, and as much off the count of framing twice: it was counted as framing."""
         self._framing_bytes -= 2 * len(body)
-        super().on_body(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        # uvicorn's own method, without its question whether this is a WebSocket.
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_headers_complete(self) -> None:
         """Hand the request to the application; the client owes the body next."""
@@ -252,7 +264,7 @@ class BoundedProtocol(HttpToolsProtocol):
             # Stops the parser, as a malformed target does below. The fault is then still in the head.
             raise ValueError
         super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", self._reply_transport)
+        self.cycle.transport = self._reply_transport  # type: ignore[assignment]
         self._in_head = self._head_begun = False
         self._head_bytes = self._framing_bytes = 0
         self._persists = False
@@ -275,13 +287,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_owed_timer(self) -> None:
         """Start the timer for the data that the client has to send next: a body, or the rest of a head."""
+        if self._in_head and not self._head_begun:
+            return
         if self._read_timer is None and self._refusal is None and not self.is_closing():
             if not self._in_head:
                 self._start_read_timer(self.body_timeout_s)
                 # A reply before the end of the body closes the connection, and its head announces that.
                 self._persists = self._persists or self.cycle.keep_alive
                 self.cycle.keep_alive = False
-            elif self._head_begun:
+            else:
                 self._start_read_timer(self.head_timeout_s)
 
     def pause_writing(self) -> None:
