@@ -402,6 +402,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _linger(self) -> None:
         """Answer nothing more, and drop what arrives until the client has closed the connection."""
+        if self.is_closing():
+            return
         self._stop_read_timer()
         self.pipeline.clear()
         while self._handles:
