@@ -7,6 +7,8 @@ words of text.
 
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
+from weakref import WeakValueDictionary
 
 import msgspec
 from tokenizers import AddedToken, Encoding, Tokenizer
@@ -221,12 +223,33 @@ class TextTokenizer:
         return item if clipped == item else clipped
 
 
+# A file as it was read: path, time of the last change, size; and the maximum length.
+_FileKey = tuple[str, int, int, int]
+# Tokenizers in use. Each takes several MB that the allocator hardly gives back, at every reload.
+_opened: WeakValueDictionary[_FileKey, TextTokenizer] = WeakValueDictionary()
+_opening = Lock()
+
+
 def open_tokenizer(checkpoint: Path, max_tokens: int) -> TextTokenizer:
-    """Read a checkpoint's tokenizer.json.
+    """Read a checkpoint's tokenizer.json, or return the tokenizer of the same file that is in use.
 
     Raises: ModelUnavailable.
     """
-    return TextTokenizer(_read(checkpoint), max_tokens)
+    key = _file_key(checkpoint / "tokenizer.json", max_tokens)
+    # Held while a file is read, so that callers that need the same one at once read it once.
+    with _opening:
+        tokenizer = _opened.get(key)
+        if tokenizer is None:
+            tokenizer = _opened[key] = TextTokenizer(_read(checkpoint), max_tokens)
+    return tokenizer
+
+
+def _file_key(path: Path, max_tokens: int) -> _FileKey:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ModelUnavailable(f"no readable tokenizer.json in {path.parent}") from error
+    return str(path), status.st_mtime_ns, status.st_size, max_tokens
 
 
 def open_counter(checkpoint: Path) -> TextCounter:
