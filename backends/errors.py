@@ -16,7 +16,21 @@ BackendError
 
 from typing import ClassVar, Literal
 
+# Longest message of an error. Upstreams' words are quoted in logs, in status and to callers.
+MESSAGE_CHARACTERS_MAX = 500
 ErrorSource = Literal["caller", "gateway", "upstream"]
+
+
+def printable(text: str) -> str:
+    """Return a text on one line without control characters, and cut to `MESSAGE_CHARACTERS_MAX`.
+
+    An upstream's words would otherwise forge lines of a text log, or fill it.
+    """
+    if len(text) > MESSAGE_CHARACTERS_MAX:
+        text = text[: MESSAGE_CHARACTERS_MAX - 1] + "…"
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 class BackendError(Exception):
@@ -30,8 +44,8 @@ class BackendError(Exception):
     retryable: ClassVar[bool] = True
 
     def __init__(self, message: str, *, empty: bool = False, input_index: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = printable(message)
+        super().__init__(self.message)
         self.input_index = input_index
         # TEI answers empty input with 400 and invalid input with 422.
         self.empty = empty

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from random import Random
 
 from backends.contract import Capabilities, Work
-from backends.errors import BackendError, ReplicaOverloaded, UnsupportedWork
+from backends.errors import BackendError, ReplicaOverloaded, UnsupportedWork, printable
 from gateway.errors import NoReplica
 from gateway.events import DescriptionRejected, Observe, ReplicaChanged
 from gateway.routing.health import USABLE, ReplicaEvent, State, event_of, next_state
@@ -148,7 +148,7 @@ class Pool:
         replica.state = state
         replica.rejection = None
         _combine_capabilities(self)
-        self.observe(ReplicaChanged(self.upstream, replica.name, state.value, reason))
+        self.observe(ReplicaChanged(self.upstream, replica.name, state.value, printable(reason)))
         if event is ReplicaEvent.STALLED:
             self.on_stalled(replica)
         self.on_change()
