@@ -1,6 +1,7 @@
 """Output of log lines: as JSON or text, with a flood of equal lines reduced to one line and a count.
 
-Every call has its own line. Other lines are equal if logger, level and message are.
+Every call, and every change of a replica or of the quota store, has its own line. Other lines are equal if
+logger, level and message are.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from typing import Any, TextIO
 import msgspec
 
 from gateway.config.schema import Logs
-from gateway.events import CallFinished, Event
+from gateway.events import CallFinished, Event, ReplicaChanged, StoreChanged
 from gateway.telemetry.access_log import QUIET_ROUTES, EventLine, call_fields, call_line, log_change
 
 # Equal lines within this time after a line are counted and not written.
@@ -28,6 +29,8 @@ REMEMBERED_MAX = 256
 BATCH_DELAY_S = 0.02
 # Runs a function after a number of seconds.
 Schedule = Callable[[float, Callable[[], None]], None]
+# Changes of state are written when they happen: one that is counted would seem to happen later.
+UNFILTERED = (CallFinished, ReplicaChanged, StoreChanged)
 _LineKey = tuple[str, int, str]
 _ENCODER = msgspec.json.Encoder()
 
@@ -132,7 +135,7 @@ class FloodHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write or count a record; the caller holds the handler's lock."""
-        if isinstance(record.msg, EventLine) and isinstance(record.msg.event, CallFinished):
+        if isinstance(record.msg, EventLine) and isinstance(record.msg.event, UNFILTERED):
             super().emit(record)
             return
         now_s = self._clock()

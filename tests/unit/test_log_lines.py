@@ -136,6 +136,16 @@ def test_never_suppresses_calls_or_lines_of_another_level() -> None:
     assert 5 == len(bench.lines)
 
 
+def test_writes_changes_of_state_when_they_happen() -> None:
+    bench = Bench(TextLines())
+    for away in (True, False, True, False):
+        bench.log(EventLine(StoreChanged(away, "late")))
+        bench.log(EventLine(ReplicaChanged("up", "http://a", "down" if away else "up", "reset")))
+
+    assert 8 == len(bench.lines)
+    assert [] == bench.timers
+
+
 def test_bounds_the_remembered_lines_without_losing_counts() -> None:
     bench = Bench(JsonLines())
     for number in range(2 * REMEMBERED_MAX):
