@@ -7,6 +7,8 @@ its cookies, redirects and proxies are unwanted here, and it costs as much CPU a
 """
 
 import asyncio
+import errno
+import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -209,6 +211,12 @@ def _connect_failure(cause: BaseException | None) -> str:
             return "the replica's certificate is not trusted"
         case ssl.SSLError():
             return "the replica takes no TLS connection"
+        case socket.gaierror():
+            return "no connection to the replica: its host name is not known"
+        case OSError() if f"[Errno {errno.ECONNREFUSED}]" in str(cause):
+            return "no connection to the replica: nothing listens at its port"
+        case TimeoutError():
+            return f"no connection to the replica within {CONNECT_TIMEOUT_S:.0f} s"
     return "no connection to the replica"
 
 

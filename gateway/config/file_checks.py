@@ -60,12 +60,23 @@ def _pem_problems(certificate: str | None, key: str | None, ca: str | None, path
             # Without a callback OpenSSL would prompt on the terminal for the password of an encrypted key.
             context.load_cert_chain(certificate, key, password=_reject_password)
     except (OSError, ValueError) as error:
-        yield Problem(f"{path}.certificate", f"cannot be used with its key: {_reason(error)}")
+        yield _pair_problem(certificate, key, path, error)
     try:
         if ca is not None:
             context.load_verify_locations(ca)
     except OSError as error:
         yield Problem(f"{path}.{'client_ca' if path == 'tls' else 'ca'}", f"cannot be used: {_reason(error)}")
+
+
+def _pair_problem(certificate: str | None, key: str | None, path: str, error: Exception) -> Problem:
+    """Return the problem of the file that cannot be read, or of the pair; OpenSSL names neither."""
+    for name, file in (("certificate", certificate), ("private_key", key)):
+        try:
+            if file is not None:
+                Path(file).read_bytes()
+        except OSError as unreadable:
+            return Problem(f"{path}.{name}", f"cannot be read: {_reason(unreadable)}")
+    return Problem(f"{path}.certificate", f"cannot be used with its key: {_reason(error)}")
 
 
 def _reject_password() -> str:
