@@ -54,6 +54,9 @@ class Transport(Protocol):
         Raises: the exceptions of httpx's transports.
         """
 
+    def drop_idle(self) -> None:
+        """Close the idle connections, so that the next request opens a new one."""
+
     async def aclose(self) -> None:
         """Close every connection; requests in flight fail."""
 
@@ -164,6 +167,12 @@ class ConnectionPool:
             # The server may have worked on the request when it went away.
             raise httpx.ReadError("the connection broke, and no other was opened") from error
         return await self._exchange(connection, head, body)
+
+    def drop_idle(self) -> None:
+        """Close the idle connections, so that the next request opens a new one."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
 
     async def aclose(self) -> None:
         """Close every connection; requests in flight fail."""

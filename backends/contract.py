@@ -118,11 +118,15 @@ class Classify(msgspec.Struct, frozen=True, tag="classify"):
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
-    """Request for the tokens of each input; no input is truncated."""
+    """Request for the tokens of each input; no input is truncated.
+
+    pieces: the text of a token is the vocabulary's (`##ing`), instead of the part of the input it covers.
+    """
 
     inputs: tuple[str, ...]
     add_special_tokens: bool = True
     prompt_name: str | None = None
+    pieces: bool = False
 
 
 class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
@@ -196,6 +200,7 @@ class ClassifyReply(msgspec.Struct, frozen=True, tag="classified"):
 class Token(msgspec.Struct, frozen=True):
     """One token of an input.
 
+    text: as `Tokenize` requests it; a special token's is always the vocabulary's.
     start, stop: UTF-8 byte offsets into the text with its prompt. They are None for special tokens, and for
     all tokens if the wire carries no offsets.
     """
@@ -238,6 +243,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     score_kind: the scale of a reranker's scores if raw scores are not requested.
     overhead_tokens: the most tokens that a pair has in addition to those of its query and document.
     notes: further facts for operators, logged when the replica joins.
+    truncates: what the server does with an input that is too long if a request does not say it.
     loaded: the model is in memory. If it is not, all values come from the checkpoint's small files.
     """
 
@@ -262,6 +268,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     score_kind: ScoreKind | None = None
     overhead_tokens: int = 0
     notes: tuple[str, ...] = ()
+    truncates: bool | None = None
     loaded: bool = True
 
 
@@ -373,6 +380,14 @@ class ReportsQueueDepth(Protocol):
 
         Raises: BackendError.
         """
+
+
+@runtime_checkable
+class DropsConnections(Protocol):
+    """Optional interface of backends whose connections could hold the reply to a different request."""
+
+    def drop_connections(self) -> None:
+        """Close the idle connections; the next request opens a new one."""
 
 
 @runtime_checkable

@@ -71,7 +71,9 @@ class TokenCounter:
         return self._tokenize(work) if isinstance(work, Tokenize) else self._detokenize(work)
 
     def _tokenize(self, work: Tokenize) -> TokenizeReply:
-        lists = self._tokenizer.explain(work.inputs, add_special_tokens=work.add_special_tokens)
+        lists = self._tokenizer.explain(
+            work.inputs, add_special_tokens=work.add_special_tokens, pieces=work.pieces
+        )
         return TokenizeReply(tuple(tuple(tokens) for tokens in lists))
 
     def _detokenize(self, work: Detokenize) -> DetokenizeReply:

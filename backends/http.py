@@ -152,6 +152,11 @@ class UpstreamClient:
             self._templates[method, path, content_type] = template
         return template
 
+    def drop_connections(self) -> None:
+        """Close the connections that are idle, because one may hold the reply to another request."""
+        if self._transport is not None:
+            self._transport.drop_idle()
+
     async def aclose(self) -> None:
         """Close the connection pool."""
         if self._transport is not None:
@@ -183,6 +188,9 @@ class HttpxTransport:
         assert isinstance(response.stream, httpx.AsyncByteStream)
         chunks = [chunk async for chunk in response.stream]
         return RawResponse(response.status_code, response.headers.raw, b"".join(chunks))
+
+    def drop_idle(self) -> None:
+        """Do nothing: the httpx transport keeps its connections to itself."""
 
     async def aclose(self) -> None:
         """Close the httpx transport."""

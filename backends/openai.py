@@ -231,6 +231,10 @@ class OpenAIBackend:
             raise UnsupportedWork("this upstream's API cannot cut the left end")
         return count
 
+    def drop_connections(self) -> None:
+        """Close the idle connections to the server."""
+        self._http.drop_connections()
+
     async def aclose(self) -> None:
         """Close the connections to the server."""
         await self._http.aclose()

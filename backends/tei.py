@@ -167,6 +167,7 @@ def capabilities(info: TeiInfo) -> Capabilities:
         version=info.version,
         outputs=outputs,
         labels=labels_of(info.model_type),
+        truncates=info.auto_truncate,
     )
 
 
@@ -268,7 +269,8 @@ def _decode_embed(work: Embed, path: str, response: UpstreamResponse, info: TeiI
 def _decode_native(
     work: Encode | Rerank | Score | Classify, response: UpstreamResponse, info: TeiInfo
 ) -> Reply:
-    tokens, expected = _header_tokens(response), len(inputs_of(work))
+    expected = len(inputs_of(work))
+    tokens = _header_tokens(response, expected)
     check_tokens(tokens, expected, info.max_input_length)
     cut = _truncated(work, tokens, info)
     match work:
@@ -319,7 +321,7 @@ def _vectors(path: str, response: UpstreamResponse, expected: int) -> tuple[Vect
     if path == "/embed":
         vectors = float32(msgspec.json.decode(response.body, type=list[list[float]]))
         check_vectors(vectors, expected)
-        return vectors, _header_tokens(response)
+        return vectors, _header_tokens(response, expected)
     vectors, tokens = decode_embeddings(response.body, expected)
     if tokens is None:
         raise ReplicaFailed("the upstream reported no usage")
@@ -332,9 +334,12 @@ def _apply_dimensions(vectors: Vectors, work: Embed) -> Vectors:
     return vectors if is_applied else fit_vectors(vectors, work)
 
 
-def _header_tokens(response: UpstreamResponse) -> int:
-    value = response.headers.get("x-compute-tokens", "0")
-    return int(value) if value.isdecimal() else 0
+def _header_tokens(response: UpstreamResponse, inputs: int) -> int:
+    """Return the reported tokens, or 0 if there are none, two counts, or fewer than inputs."""
+    value = response.headers.get("x-compute-tokens", "")
+    # A larger number than any count is as invalid as none; int() of thousands of digits would be slow.
+    tokens = int(value) if value.isascii() and value.isdecimal() and len(value) <= 18 else 0
+    return tokens if tokens >= inputs else 0
 
 
 def failure(response: UpstreamResponse) -> BackendError:
@@ -410,6 +415,10 @@ class TeiBackend:
         response = await self._http.get("/metrics", timeout_s)
         waiting = read_gauge(response.body, "te_queue_size") if response.status == 200 else None
         return None if waiting is None else QueueDepth(round(waiting))
+
+    def drop_connections(self) -> None:
+        """Close the idle connections to the server."""
+        self._http.drop_connections()
 
     async def aclose(self) -> None:
         """Close the connections to the server."""

@@ -140,15 +140,21 @@ class TextTokenizer:
             raise InvalidWork(f"more than {DETOKENIZE_IDS_MAX} ids in a request")
         return Vocabulary(self._tokenizer).decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def explain(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[Token]]:
+    def explain(
+        self, texts: Sequence[str], *, add_special_tokens: bool, pieces: bool = False
+    ) -> list[list[Token]]:
         """Return the tokens of each text in the form of TEI's /tokenize, without truncation.
+
+        pieces: with the vocabulary's texts instead of those in the input.
 
         Raises: InvalidWork, if the texts, with their prompts, are larger than a reply may come from.
         """
         if sum(len(text.encode()) for text in texts) > TOKENIZE_BYTES_MAX:
             raise InvalidWork(f"more than {TOKENIZE_BYTES_MAX} bytes of text, prompts included")
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        return [_tokens_of(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+        return [
+            _tokens_of(text, encoding, pieces=pieces) for text, encoding in zip(texts, encodings, strict=True)
+        ]
 
     def tokens_with_starts(self, text: str) -> list[tuple[int, int]]:
         """Return (id, start in characters) of each token, without special tokens and truncation."""
@@ -291,12 +297,12 @@ def _truncating_copy(tokenizer: Tokenizer, max_tokens: int, side: Truncate) -> T
     return copy
 
 
-def _tokens_of(text: str, encoding: Encoding) -> list[Token]:
+def _tokens_of(text: str, encoding: Encoding, *, pieces: bool) -> list[Token]:
     byte_at = _byte_offsets(text)
     return [
         Token(id_, token, special=True)
         if special
-        else Token(id_, token, special=False, start=byte_at[a], stop=byte_at[b])
+        else Token(id_, token if pieces else text[a:b], special=False, start=byte_at[a], stop=byte_at[b])
         for id_, token, special, (a, b) in zip(
             encoding.ids,
             encoding.tokens,

@@ -207,7 +207,9 @@ def _check_usage(
     """
     if tokens is None:
         raise ReplicaFailed("the upstream reported no usage")
-    check_tokens(tokens, len(inputs_of(work)), profile.max_tokens)
+    # A server with chunked processing reads a whole input of any length, unless it was asked to cut it.
+    most = None if work.truncate is Truncate.ERROR else profile.max_tokens
+    check_tokens(tokens, len(inputs_of(work)), most)
     can_truncate = work.truncate is Truncate.RIGHT
     return tokens, truncated_inputs(work, tokens, profile.max_tokens) if can_truncate else ()
 
@@ -355,6 +357,10 @@ class VllmBackend:
         response = await self._http.get("/metrics", timeout_s)
         waiting = read_gauge(response.body, "vllm:num_requests_waiting") if response.status == 200 else None
         return None if waiting is None else QueueDepth(round(waiting))
+
+    def drop_connections(self) -> None:
+        """Close the idle connections to the server."""
+        self._http.drop_connections()
 
     async def aclose(self) -> None:
         """Close the connections to the server."""

@@ -6,6 +6,7 @@ from typing import TypeAlias
 import msgspec
 
 from backends.contract import (
+    Capabilities,
     Classify,
     Detokenize,
     Embed,
@@ -47,6 +48,17 @@ class Call(msgspec.Struct, frozen=True):
     side: Truncate | None = None
     bulk: bool = False
     role: Role | None = None
+
+
+def default_truncation(configured: Truncate | None, capabilities: Capabilities | None) -> Truncate:
+    """Return how a model cuts inputs that are too long if a call does not say it.
+
+    As configured, else as its server does, else at the right end.
+    """
+    if configured is not None:
+        return configured
+    refuses = capabilities is not None and capabilities.truncates is False
+    return Truncate.ERROR if refuses else Truncate.RIGHT
 
 
 def truncation(call: Call, model_setting: Truncate) -> Truncate:

@@ -14,7 +14,7 @@ from backends.contract import Capabilities, Detokenize, Embed, Encode, Operation
 from backends.contract import Work as BackendWork
 from backends.texts import INLINE_CHARACTERS_MAX, model_inputs_of
 from gateway.batching.slices import token_bounds
-from gateway.calls import Call, Deadline, Similarity, Work, inputs_of, truncation
+from gateway.calls import Call, Deadline, Similarity, Work, default_truncation, inputs_of, truncation
 from gateway.errors import DeadlineExceeded
 from gateway.prompts import with_prompt, with_roles
 from gateway.quotas.limits import Cost
@@ -221,7 +221,8 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
         configured = {**inputs.prompts, **route.prompts}
         work = _with_prompt(work, call, configured, capabilities)
     if not isinstance(work, Tokenize | Detokenize):
-        work = msgspec.structs.replace(work, truncate=truncation(call, route.truncate))
+        default = default_truncation(route.truncate, capabilities)
+        work = msgspec.structs.replace(work, truncate=truncation(call, default))
     return PreparedWork(call, route, work, capabilities, by_cosine=by_cosine)
 
 

@@ -131,7 +131,9 @@ class Engine:
         if isinstance(work, Detokenize):
             texts = tokenizer.decode(work.inputs, skip_special_tokens=work.skip_special_tokens)
             return DetokenizeReply(tuple(texts))
-        explained = tokenizer.explain(preparer.prompted(work), add_special_tokens=work.add_special_tokens)
+        explained = tokenizer.explain(
+            preparer.prompted(work), add_special_tokens=work.add_special_tokens, pieces=work.pieces
+        )
         return TokenizeReply(tuple(tuple(tokens) for tokens in explained))
 
     def _enqueue(self, job: Job) -> None:

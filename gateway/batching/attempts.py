@@ -18,6 +18,7 @@ from gateway.batching.measures import LaneMeasures
 from gateway.batching.retries import RetryPolicy
 from gateway.batching.ticket import Attempt, Ticket
 from gateway.batching.traces import RecordedTrace, SliceTrace
+from gateway.batching.usage import believable, needs_examination
 from gateway.events import AttemptStarted
 from gateway.routing.pool import Pool, lacking
 from gateway.routing.replica import Replica
@@ -97,6 +98,8 @@ class AttemptRunner:
         try:
             reply = await attempt.replica.backend.run(attempt.piece.work, self._timeout_s(attempt))
             attempt.replica.check_width(attempt.piece.work, reply)
+            if needs_examination(attempt.piece, reply, attempt.replica):
+                reply = await believable(attempt.piece, reply, attempt.replica, self._pool)
         except BackendError as error:
             attempt.end(error.kind)
             self._callbacks.on_error(attempt, error, self._clock())

@@ -51,7 +51,8 @@ def join_slices(pieces: Sequence[Slice]) -> Slice:
         assert isinstance(piece.work, Embed)
         inputs.extend(piece.work.inputs)
     work = msgspec.structs.replace(pieces[0].work, inputs=tuple(inputs))
-    return Slice(0, work, len(inputs), sum(piece.tokens for piece in pieces))
+    is_exact = all(piece.exact for piece in pieces)
+    return Slice(0, work, len(inputs), sum(piece.tokens for piece in pieces), exact=is_exact)
 
 
 def split_reply(pieces: Sequence[Slice], reply: Reply) -> list[Reply]:

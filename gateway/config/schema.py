@@ -197,7 +197,7 @@ class ModelSettings(Section, frozen=True):
     """
 
     upstream: str
-    truncate: Literal["error", "left", "right"] = "right"
+    truncate: Literal["error", "left", "right"] | None = None
     rerank: bool = True
     deadline_s: PositiveFloat = 60.0
     limits: dict[str, LimitAmount] = {}

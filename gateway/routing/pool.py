@@ -1,10 +1,11 @@
 """Replicas of one upstream: the only owner of their health and of the choice between them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from random import Random
 
 from backends.contract import Capabilities, Work
 from backends.errors import BackendError, ReplicaOverloaded, UnsupportedWork, printable
+from backends.texts import ModelWork
 from gateway.errors import NoReplica
 from gateway.events import DescriptionRejected, Observe, ReplicaChanged
 from gateway.routing.health import USABLE, ReplicaEvent, State, event_of, next_state
@@ -14,6 +15,13 @@ from gateway.routing.replica import BatchLoad, Replica
 
 # Replicas that are down are probed, and names without an address resolved, at least this often.
 PROBED_WITHIN_S = 5
+
+
+CountTokens = Callable[[ModelWork, str, Capabilities], Awaitable[list[int] | None]]
+
+
+async def _count_nothing(work: ModelWork, prompt: str, capabilities: Capabilities) -> None:  # noqa: ARG001
+    return None
 
 
 class Pool:
@@ -35,6 +43,8 @@ class Pool:
         self.replicas = replicas
         self.on_change: Callable[[], None] = lambda: None
         self.on_stalled: Callable[[Replica], None] = lambda _: None
+        # Own counts of a piece of work with its prompt, None without a tokenizer.
+        self.count_tokens: CountTokens = _count_nothing
         self._policy = policy
         self.observe = observe
         self._undiscovered_urls: set[str] = set()

@@ -5,7 +5,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backends.contract import Backend, Capabilities, Embed, EmbedReply, Reply, Residence, Work
+from backends.contract import (
+    Backend,
+    Capabilities,
+    Embed,
+    EmbedReply,
+    Operation,
+    Reply,
+    Residence,
+    Work,
+)
 from backends.errors import ReplicaFailed
 from gateway.routing.health import PROBATION_BATCHES, State
 from gateway.routing.refusals import Refusals
@@ -52,6 +61,9 @@ class Replica:
         # Its own report of its queue, which other clients may fill as well.
         self.waiting_inputs = 0
         self.refusals = Refusals()
+        # By operation: whether it counts tokens as the gateway does. Examined where counts differ.
+        self.counts_alike: dict[Operation, bool] = {}
+        self.count_warned = False
         self.batches = 0
         self.batches_by_tenant: Counter[str] = Counter()
         self.inputs = 0
@@ -152,6 +164,7 @@ class Replica:
         self._failures = self._successes = 0
         self._slowest_s = self._largest_tokens = 0.0
         self.refusals = Refusals()
+        self.counts_alike = {}
         self.window.restart()
 
     def is_silent(self, now_s: float, timeout_s: float) -> bool:

@@ -29,7 +29,7 @@ class Route(msgspec.Struct, frozen=True):
     model: str
     upstream: str
     operation: Operation
-    truncate: Truncate
+    truncate: Truncate | None
     deadline_s: float
     limits: tuple[Limit, ...] = ()
     prompts: Mapping[str, str] = {}
@@ -69,7 +69,7 @@ class Routes:
             model=model_name,
             upstream=model.upstream,
             operation=operation,
-            truncate=Truncate(model.truncate),
+            truncate=Truncate(model.truncate) if model.truncate else None,
             deadline_s=model.deadline_s,
             limits=tenant.model_limits.get(model_name, self._limits[model_name]),
             prompts=model.prompts,

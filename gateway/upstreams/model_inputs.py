@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from backends.checkpoints import locate_tokenizer
 from backends.contract import Capabilities
 from backends.errors import ModelUnavailable
+from backends.texts import ModelInput, ModelWork, model_inputs_of
 from gateway.config import schema
 from gateway.upstreams.background_opener import BackgroundOpener
 
@@ -40,6 +41,14 @@ class ModelInputs:
         """Return whether a tokenizer is known, and the replica reports how long an input may be."""
         return bool(self._source or capabilities.checkpoint) and capabilities.max_input_tokens is not None
 
+    async def count_few(self, work: ModelWork, prompt: str, capabilities: Capabilities) -> list[int] | None:
+        """Return the tokens of a few short inputs, prompt and special tokens included; None if not known."""
+        counter = await self.counter(capabilities) if self.can_count(capabilities) else None
+        if counter is None:
+            return None
+        most = capabilities.max_input_tokens
+        return [_length(counter, item, prompt, most) for item in model_inputs_of(work)]
+
     async def counter(self, capabilities: Capabilities) -> "TextCounter | None":
         """Return the counter of the model's tokens, or None if its tokenizer cannot be opened.
 
@@ -58,6 +67,13 @@ class ModelInputs:
             return None
         self._is_unreadable = False
         return counter
+
+
+def _length(counter: "TextCounter", item: ModelInput, prompt: str, most: int | None) -> int:
+    is_pair = not isinstance(item, str)
+    special = counter.pair_special_tokens if is_pair else counter.special_tokens
+    tokens = sum(counter.count([prompt + item] if isinstance(item, str) else item)) + special
+    return tokens if most is None else min(tokens, most)
 
 
 def _open_counter(source: str) -> "TextCounter":

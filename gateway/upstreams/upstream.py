@@ -28,6 +28,7 @@ class Upstream:
         self.lane = lane
         self.space = space
         self.model_inputs = ModelInputs(settings, pool.capabilities)
+        pool.count_tokens = self.model_inputs.count_few
         self.ids = IdDecoder(settings.token_encoding)
         # Calls in progress, from the route to the reply; the upstream may be closed when there are none.
         self.calls = 0

@@ -194,3 +194,22 @@ async def test_documents_are_split_with_their_query(boot: Boots) -> None:
 
     assert 200 == reply.status_code, reply.text
     assert sorted(entry["index"] for entry in reply.json()) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("auto_truncate", "setting", "status"),
+    [(False, "", 422), (True, "", 200), (False, ", truncate: right", 200), (True, ", truncate: error", 422)],
+)
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings"])
+async def test_server_decides_on_truncation_unless_configured(
+    boot: Boots, auto_truncate: bool, setting: str, status: int, path: str
+) -> None:
+    server = FakeTei(auto_truncate=auto_truncate)
+    field = "inputs" if path == "/embed" else "input"
+    with served(server, model=setting) as config:
+        async with boot({}, config, sockets=True) as gateway:
+            reply = await gateway.post(path, {field: "word " * 40, "model": "m"})
+            told = (await gateway.client.get("/models/m/info")).json()
+
+    assert (400 if path != "/embed" and status == 422 else status) == reply.status_code, reply.text
+    assert (status == 200) is told["auto_truncate"]

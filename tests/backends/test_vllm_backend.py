@@ -415,3 +415,12 @@ async def test_busy_server_rejoins_with_its_earlier_profile() -> None:
     server.version = "0.33.0"
     with pytest.raises(ReplicaOverloaded):
         await backend.describe(5.0)
+
+
+async def test_long_input_is_read_whole_by_a_server_that_chunks() -> None:
+    backend = await joined(FakeVllm(chunked=True))
+    whole = await backend.run(Embed(("word " * 40,), truncate=Truncate.ERROR), 1.0)
+    cut = await backend.run(Embed(("word " * 40,), truncate=Truncate.RIGHT), 1.0)
+
+    assert (42, ()) == (whole.tokens, whole.truncated)
+    assert cut.tokens == 16

@@ -46,8 +46,10 @@ class FakeVllm(FakeServer):
         activation: str = "sigmoid",
         classes: int = 1,
         splade: bool = False,
+        chunked: bool = False,
     ) -> None:
         super().__init__()
+        self.chunked = chunked
         self.task = task
         self.version = version
         self.model = model
@@ -194,7 +196,7 @@ class FakeVllm(FakeServer):
             seen = [(q, self._cut(d, body).strip() if d else "no second half") for q, d in pairs]
             scores = self._activated([logit_of(query, document) for query, document in seen], body)
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
-        whole = [self._cut(f"{query} {document}", body) for query, document in pairs]
+        whole = [self._cut(f"{query} [SEP] {document}", body) for query, document in pairs]
         return {"object": "list", "model": self.model, "data": data} | self._usage(whole)
 
     def _activated(self, logits: list[float], body: dict[str, Any]) -> list[float]:
@@ -209,7 +211,8 @@ class FakeVllm(FakeServer):
         """Cut a text to the words that the model reads next to its two special tokens."""
         room = self.max_tokens - 2
         words = text.split()
-        if len(words) <= room:
+        is_whole = self.chunked and body.get("truncate_prompt_tokens") is None
+        if len(words) <= room or is_whole:
             return text
         if body.get("truncate_prompt_tokens") is None:
             raise self._refused(
@@ -245,7 +248,8 @@ class FakeVllm(FakeServer):
         return texts
 
     def _usage(self, texts: list[str]) -> dict[str, Any]:
-        tokens = sum(tokens_of(text, self.max_tokens) for text in texts)
+        most = 10**9 if self.chunked else self.max_tokens
+        tokens = sum(tokens_of(text, most) for text in texts)
         return {"usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}}
 
     def _not_supported(self, message: str) -> ErrorReply:

@@ -343,7 +343,7 @@ def test_absent_settings_have_defaults() -> None:
 
     assert ("127.0.0.1:8080", 1, "memory") == (config.listen, config.workers, config.quotas.store)
     assert (33_554_432, 2048) == (config.limits.body_bytes, config.limits.inputs)
-    assert ("right", True, 60.0) == (
+    assert (None, True, 60.0) == (
         config.models["bge"].truncate,
         config.models["bge"].rerank,
         config.models["bge"].deadline_s,

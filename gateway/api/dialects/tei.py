@@ -15,7 +15,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 
-from backends.contract import Capabilities, EmbedReply, ModelState, Operation, Output, RerankReply
+from backends.contract import Capabilities, EmbedReply, ModelState, Operation, Output, RerankReply, Truncate
 from gateway import __version__
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import inference
@@ -32,6 +32,7 @@ from gateway.api.wire.tei_bodies import (
     decode_similarity,
 )
 from gateway.api.wire.tei_predictions import NAMELESS_LABEL
+from gateway.calls import default_truncation
 from gateway.errors import ModelLoading, NoReplica
 
 FAILURES = document_errors(TEI)
@@ -124,7 +125,7 @@ async def info(
         route.model,
         upstream.capabilities,
         inputs_max=api.inputs_max,
-        auto_truncate=route.truncate != "error",
+        auto_truncate=default_truncation(route.truncate, upstream.capabilities) is not Truncate.ERROR,
     )
     if upstream.residence is not None:
         facts.residence, facts.last_error = upstream.residence.state, upstream.residence.error

@@ -90,7 +90,13 @@ def decode_tokenize(data: TokenizeRequest, name: str | None, api: InferenceApi) 
         raise InvalidInput(
             f"more than {TOKENIZE_BYTES_MAX} bytes of text; a reply is many times as long", param=field
         )
-    work = Tokenize(texts, add_special_tokens=data.add_special_tokens, prompt_name=data.prompt_name)
+    work = Tokenize(
+        texts,
+        add_special_tokens=data.add_special_tokens,
+        prompt_name=data.prompt_name,
+        # vLLM's `token_strs` are the vocabulary's.
+        pieces=data.prompt is not UNSET,
+    )
     return Call(work, name or data.model)
 
 
