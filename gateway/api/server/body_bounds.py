@@ -105,7 +105,9 @@ def has_few_values(body: Body, parts_max: int) -> bool:
         names += _count_byte(piece, ":")
         if len(body) > 2 * VALUES_MAX:
             commas += _count_byte(piece, ",")
-    return max(containers, names) <= parts_max and commas + containers < VALUES_MAX
+        if max(containers, names) > parts_max or commas + containers >= VALUES_MAX:
+            return False
+    return True
 
 
 def _count_byte(piece: NDArray[np.uint8], character: str) -> int:
