@@ -18,7 +18,14 @@ import msgspec
 
 from gateway.config.schema import Logs
 from gateway.events import CallFinished, Event, ReplicaChanged, StoreChanged
-from gateway.telemetry.access_log import QUIET_ROUTES, EventLine, call_fields, call_line, log_change
+from gateway.telemetry.access_log import (
+    QUIET_ROUTES,
+    EventLine,
+    call_fields,
+    call_line,
+    is_refused_poll,
+    log_change,
+)
 
 # Equal lines within this time after a line are counted and not written.
 FLOOD_S = 10.0
@@ -62,7 +69,7 @@ class CallLines:
         """Log one event; must be called on an event loop."""
         if not isinstance(event, CallFinished):
             log_change(event)
-        elif event.route not in QUIET_ROUTES:
+        elif event.route not in QUIET_ROUTES or is_refused_poll(event):
             if not self._pending:
                 asyncio.get_running_loop().call_later(self._delay_s, self.flush)
             self._pending.append((time.time(), event))

@@ -55,6 +55,14 @@ def test_logs_nothing_below_the_level_or_for_health_probes(
     assert [] == caplog.records
 
 
+def test_logs_refused_polls_of_the_status_and_no_others(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    for status, outcome in ((200, "ok"), (401, "unauthenticated")):
+        log_event(CallFinished("id", "GET", "/admin/status", status, outcome, 0.0))
+
+    assert [True] == ["/admin/status 401" in record.getMessage() for record in caplog.records]
+
+
 @pytest.mark.parametrize(
     ("outcome", "level", "message"),
     [

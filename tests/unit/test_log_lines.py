@@ -184,3 +184,14 @@ async def test_does_not_log_health_probes() -> None:
     lines.flush()
 
     assert not out.getvalue()
+
+
+async def test_logs_only_refused_polls_of_the_status() -> None:
+    out = io.StringIO()
+    lines = CallLines(out, as_text=False)
+    poll = msgspec.structs.replace(CALL, route="/admin/status")
+    lines.observe(poll)
+    lines.observe(msgspec.structs.replace(poll, status=401, outcome="unauthenticated"))
+    lines.flush()
+
+    assert [401] == [json.loads(line)["status"] for line in out.getvalue().splitlines()]
