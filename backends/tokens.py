@@ -5,6 +5,7 @@ Rule: every function here is CPU-bound and releases the GIL. Call it outside the
 words of text.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -233,6 +234,9 @@ class TextTokenizer:
 _FileKey = tuple[str, int, int, int]
 # Tokenizers in use. Each takes several MB that the allocator hardly gives back, at every reload.
 _opened: WeakValueDictionary[_FileKey, TextTokenizer] = WeakValueDictionary()
+# The last ones stay open: a reload closes the old upstream before the new one counts its first text.
+RECENT_MAX = 4
+_recent: deque[TextTokenizer] = deque(maxlen=RECENT_MAX)
 _opening = Lock()
 
 
@@ -247,6 +251,8 @@ def open_tokenizer(checkpoint: Path, max_tokens: int) -> TextTokenizer:
         tokenizer = _opened.get(key)
         if tokenizer is None:
             tokenizer = _opened[key] = TextTokenizer(_read(checkpoint), max_tokens)
+        if tokenizer not in _recent:
+            _recent.append(tokenizer)
     return tokenizer
 
 

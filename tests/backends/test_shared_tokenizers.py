@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends.errors import ModelUnavailable
-from backends.tokens import open_tokenizer
+from backends.tokens import RECENT_MAX, open_tokenizer
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def test_changed_file_is_opened_again(checkpoint: Path) -> None:
     assert before is not open_tokenizer(checkpoint, 16)
 
 
-def test_unused_tokenizer_is_freed(checkpoint: Path) -> None:
-    unused = weakref.ref(open_tokenizer(checkpoint, 16))
+def test_only_the_last_unused_tokenizers_stay_open(checkpoint: Path) -> None:
+    unused = [weakref.ref(open_tokenizer(checkpoint, 16 + number)) for number in range(RECENT_MAX + 1)]
     gc.collect()
 
-    assert unused() is None
+    assert [True, *[False] * RECENT_MAX] == [each() is None for each in unused]
 
 
 def test_missing_file_is_reported(tmp_path: Path) -> None:
