@@ -6,7 +6,7 @@ words of text.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from weakref import WeakValueDictionary
@@ -230,13 +230,13 @@ class TextTokenizer:
         return item if clipped == item else clipped
 
 
-# A file as it was read: path, time of the last change, size; and the maximum length.
+# A file as it was read, and its use: path, time of the last change, size; maximum length, 0 for a counter.
 _FileKey = tuple[str, int, int, int]
 # Tokenizers in use. Each takes several MB that the allocator hardly gives back, at every reload.
-_opened: WeakValueDictionary[_FileKey, TextTokenizer] = WeakValueDictionary()
+_opened: WeakValueDictionary[_FileKey, "TextTokenizer | TextCounter"] = WeakValueDictionary()
 # The last ones stay open: a reload closes the old upstream before the new one counts its first text.
 RECENT_MAX = 4
-_recent: deque[TextTokenizer] = deque(maxlen=RECENT_MAX)
+_recent: "deque[TextTokenizer | TextCounter]" = deque(maxlen=RECENT_MAX)
 _opening = Lock()
 
 
@@ -245,15 +245,23 @@ def open_tokenizer(checkpoint: Path, max_tokens: int) -> TextTokenizer:
 
     Raises: ModelUnavailable.
     """
+    shared = _share(checkpoint, max_tokens, lambda: TextTokenizer(_read(checkpoint), max_tokens))
+    assert isinstance(shared, TextTokenizer)
+    return shared
+
+
+def _share(
+    checkpoint: Path, max_tokens: int, create: "Callable[[], TextTokenizer | TextCounter]"
+) -> "TextTokenizer | TextCounter":
     key = _file_key(checkpoint / "tokenizer.json", max_tokens)
     # Held while a file is read, so that callers that need the same one at once read it once.
     with _opening:
-        tokenizer = _opened.get(key)
-        if tokenizer is None:
-            tokenizer = _opened[key] = TextTokenizer(_read(checkpoint), max_tokens)
-        if tokenizer not in _recent:
-            _recent.append(tokenizer)
-    return tokenizer
+        shared = _opened.get(key)
+        if shared is None:
+            shared = _opened[key] = create()
+        if shared not in _recent:
+            _recent.append(shared)
+    return shared
 
 
 def _file_key(path: Path, max_tokens: int) -> _FileKey:
@@ -269,7 +277,9 @@ def open_counter(checkpoint: Path) -> TextCounter:
 
     Raises: ModelUnavailable.
     """
-    return TextCounter(_read(checkpoint))
+    shared = _share(checkpoint, 0, lambda: TextCounter(_read(checkpoint)))
+    assert isinstance(shared, TextCounter)
+    return shared
 
 
 def open_vocabulary(checkpoint: Path) -> Vocabulary:

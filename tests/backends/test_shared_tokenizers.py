@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends.errors import ModelUnavailable
-from backends.tokens import RECENT_MAX, open_tokenizer
+from backends.tokens import RECENT_MAX, open_counter, open_tokenizer
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def test_equal_files_in_use_are_opened_once(checkpoint: Path) -> None:
 
     assert 1 == len(set(map(id, opened)))
     assert opened[0] is not open_tokenizer(checkpoint, 8)
+    assert open_counter(checkpoint) is open_counter(checkpoint)
 
 
 def test_changed_file_is_opened_again(checkpoint: Path) -> None:
