@@ -1,6 +1,7 @@
 """Counting of tokens before the reserve: refused in time, and right for each call."""
 
 import asyncio
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,27 @@ async def test_nothing_large_is_tokenized_for_a_spent_limit(
     assert (200, 429) == (first.status_code, second.status_code)
     assert "retry-after" in second.headers
     assert [] == counted
+
+
+async def test_a_count_that_outlasts_the_deadline_costs_a_request(
+    boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def count(_: TextCounter, texts: Sequence[str]) -> list[int]:
+        released.wait(30)
+        return [1] * len(texts)
+
+    limits = "requests_per_day: 3, tokens_per_day: 1000000"
+    async with boot({"tei": FakeTei()}, config_of(tmp_path, limits)) as gateway:
+        with monkeypatch.context() as patches:
+            patches.setattr(TextCounter, "count", count)
+            late = await gateway.post(OPENAI, {"input": MEDIUM}, x_timeout_s="0.05")
+            released.set()
+        served = await gateway.post(OPENAI, {"input": "a"})
+
+    assert 504 == late.status_code
+    assert "1" == served.headers["x-ratelimit-remaining-requests"]
 
 
 async def test_asking_takes_nothing(boot: Boots, tmp_path: Path) -> None:

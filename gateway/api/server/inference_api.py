@@ -12,7 +12,14 @@ from gateway.api.server.error_translation import as_gateway_error
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.calls import Call, inputs_of
-from gateway.errors import EmptyInput, GatewayError, InvalidInput, QuotaExceeded, QuotaUnavailable
+from gateway.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    GatewayError,
+    InvalidInput,
+    QuotaExceeded,
+    QuotaUnavailable,
+)
 from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.limits import Cost
 from gateway.serve import Caller, Gateway, Served
@@ -113,8 +120,12 @@ class InferenceApi:
 
 
 def _is_bad_request(failure: GatewayError) -> bool:
-    """Return whether the caller is at fault and no limit has been charged or asked."""
-    return failure.facts.source == "caller" and not failure.is_settled and failure.kind not in UNCHARGED
+    """Return whether the caller is at fault and no limit has been charged or asked.
+
+    A deadline that passes before the reserve ended the counting of much text.
+    """
+    is_at_fault = failure.facts.source == "caller" or isinstance(failure, DeadlineExceeded)
+    return is_at_fault and not failure.is_settled and failure.kind not in UNCHARGED
 
 
 def reply_headers(served: Served) -> dict[str, str]:
