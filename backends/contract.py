@@ -143,9 +143,9 @@ class EmbedReply(msgspec.Struct, frozen=True, tag="embedded"):
     """Vectors in input order.
 
     vectors: (n_inputs, dim) float32; each row has length 1 if the work requested normalization.
-    tokens: tokens computed after truncation, including special tokens and the prompt.
+    tokens: number of tokens after truncation, including special tokens and the prompt.
     truncated: indices of the inputs that were cut; None if the backend does not report them.
-    input_tokens: the tokens of each input; None if the backend reports only their sum.
+    input_tokens: number of tokens of each input; None if the backend reports only their sum.
     """
 
     vectors: Vectors

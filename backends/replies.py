@@ -1,4 +1,4 @@
-"""Validation and conversion of reply values, shared by all wires.
+"""Validation and conversion of reply values, shared by all wire formats.
 
 Rule: an implausible value raises ReplicaFailed; it never becomes a vector.
 """

@@ -219,7 +219,7 @@ class TextTokenizer:
                 raise input_too_long(self.max_tokens, f"{characters} characters", index)
 
     def _clip(self, item: ModelInput, truncate: Truncate) -> ModelInput:
-        """Cut text that the model cannot read; return the same object if nothing is cut."""
+        """Cut the text beyond the model's maximum length; return the same object if nothing is cut."""
         if isinstance(item, str):
             return clip_text(item, self.max_tokens, truncate)
         query, document = item

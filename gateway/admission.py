@@ -118,7 +118,7 @@ class Admission:
             self._ledger.settle(reservation, ask.cost)
 
     async def admit(self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline) -> Grant:
-        """Reserve the cost of a call in all limits at once.
+        """Reserve the cost of a call in all of its limits, or in none.
 
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """

@@ -74,7 +74,7 @@ class AttemptFinished(msgspec.Struct, frozen=True):
 
 
 class ReplicaChanged(msgspec.Struct, frozen=True):
-    """A replica joined, was ejected, or recovered; reason is safe to log."""
+    """Change of the state of a replica, such as joining, ejection or removal. reason: safe to log."""
 
     upstream: str
     replica: str

@@ -28,7 +28,7 @@ def _widen(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class LanguageHead(nn.Module):
-    """Language model of transformers without its encoder, which `take_encoder` returns."""
+    """Language model of transformers whose encoder was removed; `take_encoder` removes and returns it."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

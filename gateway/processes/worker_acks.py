@@ -35,7 +35,7 @@ class WorkerAcks:
         return {worker: problem for worker, problem in problems.items() if problem is not None}
 
     async def wait_until_drained(self, number: int, timeout_s: float) -> None:
-        """Wait until no request uses anything that an update removed, or until none can any longer."""
+        """Wait until no request uses anything that an update removed, for at most this time."""
         try:
             if waiters := self._draining[number]:
                 await asyncio.wait(waiters.values(), timeout=timeout_s)

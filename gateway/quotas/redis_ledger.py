@@ -132,7 +132,7 @@ class RedisLedger:
         return settled_statuses(reservation, actual)
 
     async def flush(self) -> None:
-        """Wait until the store has every settlement sent so far. Raises: QuotaUnavailable."""
+        """Wait until the store has every settlement that was queued so far. Raises: QuotaUnavailable."""
         flushes = [account.flush() for account in self._accounts.values()]
         for error in await asyncio.gather(*flushes, return_exceptions=True):
             if isinstance(error, StoreUnavailable):

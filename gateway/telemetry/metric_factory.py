@@ -36,7 +36,10 @@ MultiprocessMode = Literal["livesum", "livemax", "livemin"]
 
 
 class Children(dict[Key, Child], Generic[Key, Child]):
-    """Children of one metric by the labels of events: the library's own lookup costs more than counting."""
+    """Cache of one metric's children by the labels of events.
+
+    The library's own lookup takes longer than incrementing the child.
+    """
 
     def __init__(self, create: Callable[[Key], Child]) -> None:
         super().__init__()

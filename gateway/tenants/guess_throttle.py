@@ -38,7 +38,10 @@ class GuessThrottle:
             self._empty_at_s.popitem(last=False)
 
     def forgive(self, is_known: Callable[[str], bool]) -> None:
-        """Take back the recent failures with keys that are known now. is_known: takes a digest."""
+        """Refund the recent failures of keys that have since become valid.
+
+        is_known: returns True if the key with this digest exists.
+        """
         for guess in [guess for guess in self._recent if is_known(guess[1])]:
             address, failures = guess[0], self._recent.pop(guess)
             if address in self._empty_at_s:

@@ -43,7 +43,7 @@ class UsageResponse(msgspec.Struct):
 
 @dataclass
 class UsageOperation(Operation):
-    """OpenAPI operation with a second media type: Litestar documents one for each response."""
+    """OpenAPI operation that documents CSV too, because Litestar documents one media type per response."""
 
     def __post_init__(self) -> None:
         """Add CSV to the media types of the response."""
