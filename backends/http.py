@@ -53,11 +53,15 @@ def countdown(timeout_s: float) -> Callable[[], float]:
 
 
 class UpstreamResponse(msgspec.Struct, frozen=True):
-    """Complete HTTP response of any status."""
+    """Complete HTTP response of any status.
+
+    request: method and path that it answers, for messages; only of a status other than 200.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    request: str = ""
 
 
 class ConnectionOptions(msgspec.Struct, frozen=True):
@@ -120,9 +124,13 @@ class UpstreamClient:
                     self._transport = self._open()
                 template, trace = self._template(method, path, content_type), carrier.get()
                 extra = () if trace is None else httpx.Headers(trace.headers).raw
-                return self._response(await self._transport.send(template, extra, body))
+                response = self._response(await self._transport.send(template, extra, body))
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise _translate(error, timeout_s) from error
+        if response.status == 200:
+            return response
+        request = f"{method} {httpx.URL(self.base_url + path).path}"
+        return msgspec.structs.replace(response, request=request)
 
     def _response(self, raw: RawResponse) -> UpstreamResponse:
         """Decode the headers and remove secrets from an error body.

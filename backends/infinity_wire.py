@@ -197,4 +197,4 @@ def failure(response: UpstreamResponse) -> BackendError:
             )
         case 400 if error_of(response).message.startswith("ModelNotDeployedError"):
             return ReplicaFailed("the upstream now serves a different kind of model")
-    return status_error(response.status)
+    return status_error(response)

@@ -124,7 +124,7 @@ def failure(response: UpstreamResponse) -> BackendError:
             return InvalidWork("the upstream refused the input")
         case 429 if "insufficient_quota" in (error.code, error.type):
             return ReplicaFailed("the quota of the gateway's account at the upstream is used up")
-    return status_error(response.status)
+    return status_error(response)
 
 
 class OpenAIBackend:

@@ -19,6 +19,7 @@ from backends.errors import (
     ReplicaUnavailable,
     RequestTooLarge,
 )
+from backends.http import UpstreamResponse
 from backends.texts import ModelWork, clip_texts, model_inputs_of, surely_fits
 from backends.vectors import shape_vectors
 
@@ -36,9 +37,10 @@ def translate_decode_errors() -> Iterator[None]:
         raise ReplicaFailed("the upstream's answer could not be read") from error
 
 
-def status_error(status: int) -> BackendError:
+def status_error(response: UpstreamResponse) -> BackendError:
     """Return the error of a status that means the same on every wire."""
-    match status:
+    request = f"{response.request} " if response.request else ""
+    match response.status:
         case 401 | 403:
             return ReplicaFailed("the upstream refused the gateway's credential")
         case 413:
@@ -47,7 +49,12 @@ def status_error(status: int) -> BackendError:
             return ReplicaOverloaded("the upstream is overloaded")
         case 503:
             return ReplicaUnavailable("the upstream reports that it is not ready")
-    return ReplicaFailed(f"the upstream answered with status {status}")
+        case 404 | 405:
+            return ReplicaFailed(
+                f"the upstream answered {request}with status {response.status}: "
+                "check `backend` and the path of the base URL"
+            )
+    return ReplicaFailed(f"the upstream answered {request}with status {response.status}")
 
 
 def float32(numbers: Sequence[Sequence[float]] | Sequence[float]) -> Vectors:

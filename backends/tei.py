@@ -358,7 +358,7 @@ def failure(response: UpstreamResponse) -> BackendError:
         case 429 if kind == "Overloaded":
             # TEI takes a permit per input. A proxy's 429 has another reason, and no such body.
             return PermitsTaken("the upstream is overloaded")
-    return status_error(response.status)
+    return status_error(response)
 
 
 class TeiBackend:

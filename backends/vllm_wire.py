@@ -200,9 +200,9 @@ def failure(response: UpstreamResponse) -> BackendError:
             return input_too_long(context_length_in(error.message))
         case 400 if error.type == "BadRequestError":
             return InvalidWork("the upstream refused the input")
-        case 404 | 501:
+        case 404 | 501 if error.type is not None:
             return ReplicaFailed("the upstream does not offer this model or operation")
         case 503 if error.type is not None:
             # vLLM's own queue bound. A server that is starting, or a proxy, sends no error envelope.
             return ReplicaOverloaded("the upstream's queue is full")
-    return status_error(response.status)
+    return status_error(response)
