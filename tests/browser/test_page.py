@@ -240,16 +240,33 @@ def _luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_fits_the_width_of_a_phone(browser: Any, gateway: Served) -> None:
-    watched = ObservedPage(browser, gateway.url, viewport={"width": 360, "height": 740})
+LONG_PROBLEM = "no replica of this model can be reached: http://replica-0.of.a.long.name.example.org:8080"
+
+
+@pytest.mark.parametrize("width", [360, 400, 1280])
+def test_fits_the_width_of_the_screen(browser: Any, gateway: Served, width: int) -> None:
+    watched = ObservedPage(browser, gateway.url, viewport={"width": width, "height": 740})
+    page = watched.page
+
+    def fail_one_model(route: Any) -> None:
+        if '"narrow"' in route.request.post_data:
+            route.fulfill(status=503, json={"error": {"message": LONG_PROBLEM}})
+        else:
+            route.continue_()
+
+    page.route("**/v1/embeddings", fail_one_model)
     watched.use_key(KEY)
-    watched.page.wait_for_selector("#embed-model option", state="attached")
-    watched.page.get_by_role("button", name="Embed").click()
-    watched.page.wait_for_selector("#embed-answer table.heat")
-    width = watched.page.evaluate("document.documentElement.scrollWidth")
+    page.wait_for_selector("#embed-model option", state="attached")
+    for name in ("embed", "rerank", "compare"):
+        page.locator(f"#{name}-form button").click()
+        page.wait_for_selector(f"#{name}-answer table")
+    problem = page.locator("#compare-answer td.problem").bounding_box()
+    widest = page.evaluate("document.documentElement.scrollWidth")
     watched.context.close()
 
-    assert width <= 360
+    assert widest <= width
+    # Several words a line.
+    assert problem["width"] > 150
 
 
 def test_reports_an_unreachable_gateway_and_recovers(ready: ObservedPage) -> None:

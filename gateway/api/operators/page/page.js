@@ -61,12 +61,22 @@ function createElement(tag, text = "", classes = "") {
   return element;
 }
 
+// A table that is wider than the page scrolls by itself; the page does not.
+function scrollable(table, name) {
+  const region = createElement("div", "", "wide");
+  region.tabIndex = 0;
+  region.setAttribute("role", "region");
+  region.setAttribute("aria-label", name);
+  region.append(table);
+  return region;
+}
+
 function createTable(columns, rows, emptyText = "None yet.") {
   if (!rows.length) return createElement("p", emptyText, "note");
   const table = createElement("table");
   const head = table.createTHead().insertRow();
   for (const [name, kind] of columns) {
-    const cell = createElement("th", name, kind === "number" ? "number" : "");
+    const cell = createElement("th", name, kind === "number" || kind === "bar" ? kind : "");
     cell.scope = "col";
     head.append(cell);
   }
@@ -401,10 +411,7 @@ function heatMap(caption, names, cellAt) {
     line.append(title);
     names.forEach((_, column) => line.append(cellAt(row, column)));
   });
-  const wide = createElement("div", "", "wide");
-  wide.tabIndex = 0;
-  wide.append(table);
-  return wide;
+  return scrollable(table, caption);
 }
 
 function cosineCell(left, right) {
@@ -435,14 +442,21 @@ async function rerankDocuments() {
   const scores = content.results.map((result) => result.relevance_score);
   const [least, most] = [Math.min(0, ...scores), Math.max(1, ...scores)];
   const rows = content.results.map((result, index) => {
-    const cell = createElement("td");
+    const cell = createElement("td", "", "bar");
     const bar = createElement("meter");
     Object.assign(bar, { min: least, max: most, value: result.relevance_score });
     bar.setAttribute("aria-hidden", "true");
     cell.append(bar);
     return [String(index + 1), result.relevance_score.toFixed(4), cell, documents[result.index]];
   });
-  return [createTable([["#", "number"], ["score", "number"], [""], ["document", "text"]], rows)];
+  const columns = [["#", "number"], ["score", "number"], ["", "bar"], ["document", "text"]];
+  return [scrollable(createTable(columns, rows), "Documents by score")];
+}
+
+function problemCell(problem, columns) {
+  const cell = createElement("td", problem, "problem");
+  cell.colSpan = columns;
+  return cell;
 }
 
 async function compareModels() {
@@ -454,14 +468,14 @@ async function compareModels() {
   );
   const rows = replies.map((reply, index) =>
     reply.problem
-      ? [names[index], createElement("td", reply.problem, "problem"), "", ""]
+      ? [names[index], problemCell(reply.problem, 3)]
       : [names[index], count(reply.vectors[0].length), count(reply.tokens), reply.space ?? "–"],
   );
   const columns = [["model", "text"], ["width", "number"], ["tokens", "number"], ["vector space"]];
   const embeddings = replies
     .map((reply, index) => ({ name: names[index], vector: reply.vectors?.[0] }))
     .filter((embedding) => embedding.vector);
-  const elements = [createTable(columns, rows)];
+  const elements = [scrollable(createTable(columns, rows), "Models")];
   if (embeddings.length > 1) {
     const cellAt = (row, column) => cosineCell(embeddings[row].vector, embeddings[column].vector);
     const labels = embeddings.map((embedding) => embedding.name);
