@@ -88,6 +88,11 @@ class Routes:
         model = self._models[name]
         return [operation for operation in Operation if self._offers(model, operation)]
 
+    def defaults_of(self, name: str) -> list[str]:
+        """Return the keys of `defaults` that select a model."""
+        selected = msgspec.structs.asdict(self._defaults)
+        return [key for key in ("embed", "rerank", "classify") if selected[key] == name]
+
     def upstream_of(self, name: str) -> str:
         """Return the upstream that serves a public name.
 

@@ -35,6 +35,15 @@ async def test_each_model_lists_its_operations(boot: Boots) -> None:
     assert {"rerank"} | both == operations["cross"]
 
 
+async def test_the_default_models_are_marked(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        items = (await gateway.client.get("/v1/models")).json()["data"]
+
+    assert {"bge": ["embed"], "cross": ["rerank"]} == {
+        item["id"]: item["default_for"] for item in items if item["default_for"]
+    }
+
+
 @pytest.mark.parametrize("name", ["bge", "org/bge", "org%2Fbge"])
 async def test_a_single_model_equals_its_item_in_the_list(boot: Boots, name: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:

@@ -27,6 +27,7 @@ models:
   '{markup}': {{upstream: wide}}
   narrow: {{upstream: narrow, rerank: false}}
   cross: {{upstream: cross}}
+defaults: {{embed: bge, rerank: cross}}
 tenants:
   '{markup}': {{keys: ["{digest}"]}}
 """

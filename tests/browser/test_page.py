@@ -269,6 +269,11 @@ def test_fits_the_width_of_the_screen(browser: Any, gateway: Served, width: int)
     assert problem["width"] > 150
 
 
+def test_preselects_the_default_model(ready: ObservedPage) -> None:
+    assert "bge" in text_of(ready.page, "#rerank-model")
+    assert "cross" == ready.page.input_value("#rerank-model")
+
+
 def test_reports_an_unreachable_gateway_and_recovers(ready: ObservedPage) -> None:
     ready.page.wait_for_selector("#replicas tbody tr")
     ready.context.set_offline(True)

@@ -21,6 +21,7 @@ class OpenAIModelItem(msgspec.Struct):
     operations: that it can serve. state: whether it can serve now (refused: its only replicas have a
     different vector space). fingerprint: of its vector space. residence: whether an engine has it in memory;
     a model that is not in memory is loaded by the first request. last_error: why it could not be loaded.
+    default_for: keys of `defaults` in router.yaml that select it.
     """
 
     id: str
@@ -31,6 +32,7 @@ class OpenAIModelItem(msgspec.Struct):
     fingerprint: str | None
     residence: ModelState | None = None
     last_error: str | None = None
+    default_for: list[str] = []
     object: str = "model"
 
 
@@ -59,6 +61,7 @@ def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
         upstream.fingerprint,
         None if residence is None else residence.state,
         None if residence is None else residence.error,
+        routes.defaults_of(name),
     )
 
 

@@ -344,7 +344,9 @@ function fillSelect(select, models, operation) {
   const chosen = select.value;
   const names = models.filter((model) => model.operations.includes(operation)).map((model) => model.id);
   select.replaceChildren(...names.map((name) => createElement("option", name)));
+  const preferred = models.find((model) => model.default_for.includes(operation))?.id;
   if (names.includes(chosen)) select.value = chosen;
+  else if (names.includes(preferred)) select.value = preferred;
 }
 
 function fillCheckboxes(models) {
