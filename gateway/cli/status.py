@@ -8,8 +8,10 @@ from pathlib import Path
 from threading import Event
 
 import msgspec
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
+from rich.segment import Segment, Segments
+from rich.text import Text
 
 from gateway.cli.check import show_problems
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
@@ -46,9 +48,16 @@ class StatusDisplay:
         """Show why there is no new snapshot; the last one stays, with its age."""
         self.rates, self.problem = None, problem
 
-    def __rich__(self) -> RenderableType:
-        """Render the display."""
-        return view(self.url, self.snapshot, self.rates, self.problem)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the display for the width of the terminal; live, for its height too."""
+        content = view(self.url, self.snapshot, self.rates, self.problem, options.max_width)
+        lines = console.render_lines(content, options, pad=False)
+        if console.is_alt_screen and len(lines) > options.max_height:
+            shown = options.max_height - 1
+            note = Text(f"{len(lines) - shown} more lines: a taller terminal or --once shows them", "dim")
+            lines = lines[:shown] + console.render_lines(note, options)
+        for line in lines:
+            yield Segments([*line, Segment.line()])
 
 
 def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

@@ -1,7 +1,8 @@
 """Tables of a status snapshot for a terminal. Values from the gateway are shown as text, never as markup."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,18 +17,25 @@ STYLES = {
     "refused": "bold red",
     "unavailable": "bold red",
 }
+GOOD = frozenset(("up", "ready"))
 CHANGES_SHOWN = 8
+PROBLEMS_SHOWN = 8
+# Below this width tables have only the columns that a person looks at first.
+WIDE_FROM = 110
 NONE = "–"
+Row: TypeAlias = Sequence[str | Text]
 
 
-def view(url: str, snapshot: Snapshot | None, rates: Rates | None, problem: str) -> RenderableType:
-    """Return the whole view. problem: why there is no new snapshot."""
+def view(
+    url: str, snapshot: Snapshot | None, rates: Rates | None, problem: str, width: int
+) -> RenderableType:
+    """Return the whole view. problem: why there is no new snapshot. width: of the terminal."""
     parts: list[RenderableType] = [_head(url, snapshot)]
     if problem:
         seen = "not seen yet" if snapshot is None else f"last seen {span(time.time() - snapshot.at_s)} ago"
         parts.append(Text(f"{plain(problem)} · {seen} · asking again", "bold red"))
     if snapshot is not None:
-        parts += _body(snapshot, rates)
+        parts += _body(snapshot, rates, is_wide=width >= WIDE_FROM)
     return Group(*parts)
 
 
@@ -47,14 +55,36 @@ def _store(store: StoreStatus) -> Text:
     return Text(f"{kind}, AWAY", "bold red") if store.away else Text(kind, "not bold")
 
 
-def _body(snapshot: Snapshot, rates: Rates | None) -> Iterator[RenderableType]:
+def _body(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Iterator[RenderableType]:
     yield _figures(snapshot, rates)
-    yield from _titled("lanes", _lanes(snapshot, rates))
-    yield from _titled("replicas", _replicas(snapshot))
-    yield from _titled("models", _models(snapshot))
-    yield from _titled("tenants", _tenants(snapshot, rates))
+    if problems := list(_problems(snapshot)):
+        yield from _titled("problems", _problem_table(problems))
+    yield from _titled("lanes", _lanes(snapshot, rates, is_wide=is_wide))
+    yield from _titled("replicas", _replicas(snapshot, is_wide=is_wide))
+    yield from _titled("models", _models(snapshot, is_wide=is_wide))
+    yield from _titled("tenants", _tenants(snapshot, rates, is_wide=is_wide))
     if snapshot.changes:
         yield from _titled("changes", _changes(snapshot))
+
+
+def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
+    """Yield what is not as it should be: subject, state and reason."""
+    if snapshot.store.away:
+        yield f"quotas in {snapshot.store.kind}", "unavailable", "requests are counted without the store"
+    for replica in snapshot.replicas:
+        if replica.state not in GOOD:
+            since = NONE if replica.since_s is None else span(snapshot.at_s - replica.since_s)
+            yield f"{replica.upstream} {replica.name}", replica.state, f"for {since}: {replica.reason}"
+    for model in snapshot.models:
+        if model.state not in GOOD:
+            yield f"model {model.name}", model.state, f"upstream {model.upstream}"
+
+
+def _problem_table(problems: Sequence[tuple[str, str, str]]) -> Table:
+    rows: list[Row] = [(subject, _state(state), reason) for subject, state, reason in problems]
+    if len(rows) > PROBLEMS_SHOWN:
+        rows[PROBLEMS_SHOWN:] = [(f"and {len(rows) - PROBLEMS_SHOWN} more", "", "")]
+    return _table(("of", "state", "why"), rows)
 
 
 def _titled(title: str, table: Table) -> Iterator[RenderableType]:
@@ -79,23 +109,32 @@ def _figures(snapshot: Snapshot, rates: Rates | None) -> Text:
     return figures
 
 
-def _lanes(snapshot: Snapshot, rates: Rates | None) -> Table:
-    table = _table(("upstream",), ("waiting", "tokens", "oldest", "in flight", "window", "attempt p50"))
+def _lanes(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Table:
+    rows = []
     for lane in snapshot.lanes:
         oldest = milliseconds(lane.oldest_s) if lane.queued_inputs else NONE
         queue = (str(lane.queued_inputs), short(lane.queued_tokens), oldest)
         p50 = milliseconds(rates.attempts_p50_s.get(lane.upstream) if rates else None)
-        _row(table, lane.upstream, *queue, str(lane.in_flight_batches), str(lane.window_batches), p50)
-    return table
+        rows.append((lane.upstream, *queue, str(lane.in_flight_batches), str(lane.window_batches), p50))
+    columns = ("upstream", "#waiting", "#tokens", "#oldest", "#in flight", "#window", "#attempt p50")
+    return _table(columns, rows, () if is_wide else ("#tokens", "#window"))
 
 
-def _replicas(snapshot: Snapshot) -> Table:
-    numbers = ("for", "in flight", "window", "latency", "attempts", "failed")
-    table = _table(("upstream", "replica", "state"), numbers, ("why",))
-    for replica in snapshot.replicas:
-        cells = _numbers(replica, snapshot.at_s)
-        _row(table, replica.upstream, replica.name, _state(replica.state), *cells, replica.reason)
-    return table
+def _replicas(snapshot: Snapshot, *, is_wide: bool) -> Table:
+    rows: list[Row] = [
+        (
+            replica.upstream,
+            replica.name,
+            _state(replica.state),
+            *_numbers(replica, snapshot.at_s),
+            replica.reason,
+        )
+        for replica in snapshot.replicas
+    ]
+    columns = ("upstream", "replica", "state", "#for", "#in flight", "#window", "#latency", "#attempts")
+    # The reasons of what is wrong are among the problems.
+    hidden = () if is_wide else ("#in flight", "#window", "#attempts", "why")
+    return _table((*columns, "#failed", "why"), rows, hidden)
 
 
 def _numbers(replica: ReplicaStatus, now_s: float) -> Iterator[str]:
@@ -107,46 +146,56 @@ def _numbers(replica: ReplicaStatus, now_s: float) -> Iterator[str]:
     yield f"{replica.failed:,}"
 
 
-def _models(snapshot: Snapshot) -> Table:
-    table = _table(("model", "upstream", "state", "operations"), ("width",), ("vector space",))
-    for model in snapshot.models:
-        width = NONE if model.dimensions is None else str(model.dimensions)
-        operations, fingerprint = ", ".join(model.operations), model.fingerprint or NONE
-        _row(table, model.name, model.upstream, _state(model.state), operations, width, fingerprint)
-    return table
+def _models(snapshot: Snapshot, *, is_wide: bool) -> Table:
+    rows: list[Row] = [
+        (
+            model.name,
+            model.upstream,
+            _state(model.state),
+            ", ".join(model.operations),
+            NONE if model.dimensions is None else str(model.dimensions),
+            model.fingerprint or NONE,
+        )
+        for model in snapshot.models
+    ]
+    columns = ("model", "upstream", "state", "operations", "#width", "vector space")
+    return _table(columns, rows, () if is_wide else ("operations", "vector space"))
 
 
-def _tenants(snapshot: Snapshot, rates: Rates | None) -> Table:
-    table = _table(("tenant",), ("calls/s", "tokens/s", "refused/s", "calls", "tokens", "refused"))
+def _tenants(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Table:
+    rows = []
     for tenant in snapshot.tenants:
         rate = rates.tenants.get(tenant.name) if rates else None
         per_second = (rate.calls, rate.tokens, rate.refused) if rate else (None,) * 3
         totals = (f"{tenant.calls:,}", short(tenant.tokens), f"{tenant.refused:,}")
-        _row(table, tenant.name, *map(short, per_second), *totals)
-    return table
+        rows.append((tenant.name, *map(short, per_second), *totals))
+    columns = ("tenant", "#calls/s", "#tokens/s", "#refused/s", "#calls", "#tokens", "#refused")
+    return _table(columns, rows, () if is_wide else ("#refused/s", "#calls"))
 
 
 def _changes(snapshot: Snapshot) -> Table:
-    table = _table(("at", "of", "now", "why"))
-    for change in snapshot.changes[:CHANGES_SHOWN]:
-        at = time.strftime("%H:%M:%S", time.localtime(change.at_s))
-        _row(table, at, change.subject, change.what, change.reason)
-    return table
+    rows: list[Row] = [
+        (time.strftime("%H:%M:%S", time.localtime(change.at_s)), change.subject, change.what, change.reason)
+        for change in snapshot.changes[:CHANGES_SHOWN]
+    ]
+    return _table(("at", "of", "now", "why"), rows)
 
 
-def _table(texts: Iterable[str], numbers: Iterable[str] = (), last: Iterable[str] = ()) -> Table:
+def _table(columns: Sequence[str], rows: Iterable[Row], hidden: Collection[str] = ()) -> Table:
+    """Return a table. A column whose name begins with `#` has numbers. hidden: columns to leave out."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in texts:
-        table.add_column(name, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in last:
-        table.add_column(name, overflow="fold")
+    shown = [index for index, name in enumerate(columns) if name not in hidden]
+    for index in shown:
+        name = columns[index].removeprefix("#")
+        if name == columns[index]:
+            # A header is never broken inside a word.
+            table.add_column(name, overflow="fold", min_width=len(name))
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row[index] for index in shown]
+        table.add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells))
     return table
-
-
-def _row(table: Table, *cells: str | Text) -> None:
-    table.add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells))
 
 
 def _state(state: str) -> Text:

@@ -1,0 +1,105 @@
+"""`gateway status` on a small terminal, from a snapshot."""
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.live import Live
+
+from gateway.cli.status import StatusDisplay
+from gateway.telemetry.snapshot import (
+    CallsStatus,
+    Durations,
+    LaneStatus,
+    ModelStatus,
+    ReplicaStatus,
+    Snapshot,
+    StoreStatus,
+    TenantStatus,
+)
+
+REASON = "no connection to the replica: connection refused"
+UPSTREAMS = ("minilm", "bge-m3", "reranker")
+
+
+def replica(upstream: str, number: int, state: str) -> ReplicaStatus:
+    name = f"http://{upstream}-{number}:8080"
+    reason = REASON if state == "down" else "it answered a probe"
+    return ReplicaStatus(upstream, name, state, reason, 40.0, 1, 8, 0.0123, 1234, 5)
+
+
+def display() -> StatusDisplay:
+    """Return the display of three upstreams with two replicas each, one of which is down."""
+    shown = StatusDisplay("http://127.0.0.1:8080")
+    states = {"reranker": ["down", "up"]}
+    names = ("sentence-transformers/all-MiniLM-L6-v2", "BAAI/bge-m3", "BAAI/bge-reranker-v2-m3")
+    shown.update(
+        Snapshot(
+            version="0.1.0",
+            at_s=100.0,
+            uptime_s=3600.0,
+            worker=0,
+            workers=1,
+            calls_in_flight=3,
+            in_flight_bytes=100,
+            store=StoreStatus("redis", away=True),
+            calls=CallsStatus({"ok": 5}, Durations()),
+            lanes=tuple(LaneStatus(name, 0, 0, 0.0, 1, 8, Durations()) for name in UPSTREAMS),
+            replicas=tuple(
+                replica(name, number, state)
+                for name in UPSTREAMS
+                for number, state in enumerate(states.get(name, ["up", "up"]))
+            ),
+            models=tuple(
+                ModelStatus(name, upstream, "tei", "ready", ("embed", "encode", "tokenize"), "ab" * 8, 384)
+                for name, upstream in zip(names, UPSTREAMS, strict=True)
+            ),
+            tenants=(TenantStatus("acme", 5, 10, 1000, 0),),
+            changes=(),
+        )
+    )
+    return shown
+
+
+def lines_of(width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(display())
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_shows_what_is_wrong_first() -> None:
+    lines = lines_of(80)
+    (store,) = [number for number, line in enumerate(lines) if "quotas in redis  " in line]
+    down = [number for number, line in enumerate(lines) if "http://reranker-0:8080" in line]
+    lanes = lines.index("lanes")
+
+    assert store < lanes
+    assert down[0] < lanes
+    assert "for 60 s" in " ".join(lines[:lanes])
+
+
+def test_breaks_no_name_at_80_columns() -> None:
+    lines = lines_of(80)
+
+    for names in (UPSTREAMS, ("sentence-transformers/all-MiniLM-L6-v2", "http://bge-m3-1:8080")):
+        for name in names:
+            assert any(name in line for line in lines), name
+    for header in ("upstream  replica", "state", "attempt p50", "tokens/s"):
+        assert any(header in " ".join(line.split(" ")) for line in lines), header
+
+
+def test_shows_every_column_where_there_is_room() -> None:
+    text = "\n".join(lines_of(160))
+
+    for header in ("window", "attempts", "operations", "vector space", "refused/s"):
+        assert header in text
+
+
+@pytest.mark.parametrize("height", [24, 100])
+def test_says_that_lines_are_hidden(height: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, height=height, force_terminal=True, color_system=None)
+    with Live(display(), console=console, screen=True, auto_refresh=False) as live:
+        live.refresh()
+
+    assert ("more lines: a taller terminal" in out.getvalue()) is (height == 24)
