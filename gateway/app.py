@@ -31,7 +31,7 @@ from gateway.api.dialects import (
     vllm,
     vllm_pooling,
 )
-from gateway.api.operators import added_models, admin, keys, probes, status, tenants, ui
+from gateway.api.operators import added_models, admin, keys, probes, start_page, status, tenants, ui
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.status import StatusSource
@@ -106,6 +106,7 @@ OPERATOR_MODULES = (
     added_models,
     status,
     ui,
+    start_page,
 )
 HANDLERS = [handler for module in (*DIALECTS, *OPERATOR_MODULES) for handler in module.HANDLERS]
 ROUTES = RouteTable(HANDLERS)

@@ -1,4 +1,4 @@
-"""The banner of a started gateway: its address, models and key, and a curl command to paste."""
+"""The banner of a started gateway: its addresses, models and key, and commands to paste."""
 
 import sys
 from collections.abc import Sequence
@@ -12,10 +12,13 @@ from gateway.cli.first_key import FirstKey
 from gateway.processes.messages import ModelSummary
 
 
-def show_banner(models: Sequence[ModelSummary], address: str, first_key: FirstKey | None) -> None:
-    """Print the banner. address: base URL of the listener."""
-    # An address that means every interface is reached by loopback from here.
-    url = address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")
+def show_banner(
+    models: Sequence[ModelSummary], address: str, admin_listen: str | None, first_key: FirstKey | None
+) -> None:
+    """Print the banner. address: base URL of the listener. admin_listen: of the operators' own, if any."""
+    url = _reachable(address)
+    scheme = address.partition("//")[0]
+    page = f"{url if admin_listen is None else _reachable(f'{scheme}//{admin_listen}')}/ui"
     # A pipe has no width to fit into.
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 160)
     console.print(f"\n  [bold]Embedding gateway[/] {__version__}   [cyan]{url}[/]   docs at {url}/docs\n")
@@ -23,8 +26,17 @@ def show_banner(models: Sequence[ModelSummary], address: str, first_key: FirstKe
     console.print()
     key = "$KEY" if first_key is None else first_key.shell_word
     console.print(f"  [bold]key[/]   {escape(_note_on_key(first_key))}")
+    console.print(
+        f"  [bold]page[/]  {page}   ({'status and playground' if admin_listen is None else 'status'})"
+    )
     # Printed without rich, which would interpret the brackets as markup.
+    print(f'\n  OpenAI(base_url="{url}/v1", api_key="<the key>")   # Python: from openai import OpenAI')
     print(_curl_command(models, url, key), flush=True)
+
+
+def _reachable(address: str) -> str:
+    """Return a base URL that works from here: by loopback, if the address means every interface."""
+    return address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")
 
 
 def _note_on_key(first_key: FirstKey | None) -> str:

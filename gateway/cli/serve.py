@@ -57,7 +57,7 @@ async def _run(config: Config, source: ConfigSource, key: FirstKey | None) -> No
             status.stop()
             # rich exits on a closed pipe, but the gateway serves even if its banner cannot be written.
             with suppress(BrokenPipeError, SystemExit):
-                show_banner(report.models, address, key)
+                show_banner(report.models, address, config.admin.listen, key)
 
         boot = AppBoot(
             config,

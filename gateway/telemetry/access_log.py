@@ -20,9 +20,10 @@ from gateway.events import (
 logger = logging.getLogger("gateway")
 
 # Monitoring requests these every few seconds; their lines would bury all others.
-PROBED_ROUTES = frozenset({"/livez", "/readyz", "/health", "/models/{model}/health", "/metrics"})
-# An open /ui and `gateway status` request these every second. A refusal has a line: it may be an attack.
-POLLED_ROUTES = frozenset({"/admin/status"})
+PROBED_ROUTES = frozenset({"/livez", "/readyz", "/health", "/ping", "/models/{model}/health", "/metrics"})
+# An open /ui and `gateway status` request the status every second, and load balancers get / for their health
+# check. A refusal has a line: it may be an attack.
+POLLED_ROUTES = frozenset({"/admin/status", "/"})
 QUIET_ROUTES = PROBED_ROUTES | POLLED_ROUTES
 
 # The longest IPv6 address with a zone is shorter.
@@ -91,13 +92,13 @@ def log_event(event: Event) -> None:
     """Log an event."""
     if not isinstance(event, CallFinished):
         log_change(event)
-    elif (event.route not in QUIET_ROUTES or is_refused_poll(event)) and logger.isEnabledFor(logging.INFO):
+    elif (event.route not in QUIET_ROUTES or is_no_poll(event)) and logger.isEnabledFor(logging.INFO):
         _write(logging.INFO, event)
 
 
-def is_refused_poll(event: CallFinished) -> bool:
-    """Return whether a request for a polled route failed."""
-    return event.outcome != "ok" and event.route in POLLED_ROUTES
+def is_no_poll(event: CallFinished) -> bool:
+    """Return whether a request for a quiet route has a line: a refusal, or a call of a model at /."""
+    return event.route in POLLED_ROUTES and (event.outcome != "ok" or event.method != "GET")
 
 
 def log_change(event: Event) -> None:

@@ -23,7 +23,7 @@ from gateway.telemetry.access_log import (
     EventLine,
     call_fields,
     call_line,
-    is_refused_poll,
+    is_no_poll,
     log_change,
 )
 
@@ -69,7 +69,7 @@ class CallLines:
         """Log one event; must be called on an event loop."""
         if not isinstance(event, CallFinished):
             log_change(event)
-        elif event.route not in QUIET_ROUTES or is_refused_poll(event):
+        elif event.route not in QUIET_ROUTES or is_no_poll(event):
             if not self._pending:
                 asyncio.get_running_loop().call_later(self._delay_s, self.flush)
             self._pending.append((time.time(), event))

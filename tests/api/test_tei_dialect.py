@@ -266,7 +266,7 @@ async def test_info_shows_a_reranker_and_a_model_without_truncation(boot: Boots)
     assert strict["auto_truncate"] is False
 
 
-@pytest.mark.parametrize("path", ["/health", "/models/bge/health", "/models/org/bge/health"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/", "/models/bge/health", "/models/org/bge/health"])
 async def test_health_needs_a_replica_and_no_key(boot: Boots, path: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         del gateway.client.headers["authorization"]

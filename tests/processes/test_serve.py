@@ -32,6 +32,8 @@ def test_printed_curl_command_works(served: Served) -> None:
 def test_banner_lists_models_and_hides_a_configured_key(
     served: Served,
 ) -> None:
+    assert f"{served.url}/ui" in served.banner
+    assert f'OpenAI(base_url="{served.url}/v1"' in served.banner
     assert "all-minilm-l6-v2" in served.banner
     assert "embed encode rerank tokenize detokenize" in served.banner
     assert KEY not in served.banner

@@ -189,7 +189,7 @@ async def test_does_not_log_health_probes() -> None:
 async def test_logs_only_refused_polls_of_the_status() -> None:
     out = io.StringIO()
     lines = CallLines(out, as_text=False)
-    poll = msgspec.structs.replace(CALL, route="/admin/status")
+    poll = msgspec.structs.replace(CALL, method="GET", route="/admin/status")
     lines.observe(poll)
     lines.observe(msgspec.structs.replace(poll, status=401, outcome="unauthenticated"))
     lines.flush()

@@ -33,7 +33,7 @@ from gateway.api.wire.tei_bodies import (
 )
 from gateway.api.wire.tei_predictions import NAMELESS_LABEL
 from gateway.calls import default_truncation
-from gateway.errors import ModelLoading, NoReplica
+from gateway.errors import ModelLoading
 
 FAILURES = document_errors(TEI)
 # TEI's own default. A client that splits its texts by this number stays within one request of this gateway.
@@ -172,7 +172,7 @@ def _labels(labels: Sequence[str]) -> dict[str, Any]:
 
 
 @get(
-    ["/health", "/models/{name:str}/health"],
+    ["/health", "/ping", "/models/{name:str}/health"],
     responses={200: EMPTY} | FAILURES,
     tags=["TEI"],
     opt=route_options(is_probe=True),
@@ -182,10 +182,7 @@ async def health(api: NamedDependency[InferenceApi], name: FromPath[str | None] 
 
     Returns 200 if it has one, else 503. Needs no key.
     """
-    routes = api.gateway.routes
-    model = model_name(name) or routes.root_model()
-    if not api.gateway.upstreams[routes.upstream_of(model)].pool.usable():
-        raise NoReplica("unhealthy")
+    api.check_health(model_name(name))
     return empty()
 
 

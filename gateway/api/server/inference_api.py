@@ -17,6 +17,7 @@ from gateway.errors import (
     EmptyInput,
     GatewayError,
     InvalidInput,
+    NoReplica,
     QuotaExceeded,
     QuotaUnavailable,
 )
@@ -89,6 +90,16 @@ class InferenceApi:
         routes = self.gateway.routes
         name = routes.default_model(operation) if model is None else model
         return self.gateway.upstreams[routes.upstream_of(name)].capabilities
+
+    def check_health(self, model: str | None) -> None:
+        """Check that a model, or the one of root paths, has a usable replica.
+
+        Raises: NoReplica, ModelNotFound, and the errors of `Routes.root_model`.
+        """
+        routes = self.gateway.routes
+        upstream = routes.upstream_of(routes.root_model() if model is None else model)
+        if not self.gateway.upstreams[upstream].pool.usable():
+            raise NoReplica("unhealthy")
 
     def check_count(self, count: int, field: str) -> None:
         """Check the number of inputs of a call, before each of them is looked at.

@@ -90,7 +90,9 @@ class RouteTable:
     """
 
     def __init__(self, handlers: Iterable[HTTPRouteHandler]) -> None:
-        self._options = {path: options_of(handler) for handler in handlers for path in handler.paths}
+        # Where several handlers share a path, the one that answers without Litestar declares it.
+        by_answer = sorted(handlers, key=lambda handler: options_of(handler).answer is not None)
+        self._options = {path: options_of(handler) for handler in by_answer for path in handler.paths}
         declared = (options.dialect for options in self._options.values())
         self.dialects = tuple(dict.fromkeys(dialect for dialect in declared if dialect is not None))
         # Longest first: /v1/encode/ is SIE's, the rest of /v1/ is OpenAI's.
