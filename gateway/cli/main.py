@@ -167,7 +167,10 @@ def _add_usage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tenant", nargs="?", help="tenant (default: all)")
     parser.add_argument("--since", type=_day, metavar="DAY", help="2027-01-31 (default: today)")
     parser.add_argument("--until", type=_day, metavar="DAY", help="the last day (default: today)")
-    parser.add_argument("--form", choices=["table", "json", "csv"], default="table")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_const", const="json", dest="form", help="for scripts")
+    form.add_argument("--csv", action="store_const", const="csv", dest="form", help="for spreadsheets")
+    form.add_argument("--form", choices=["table", "json", "csv"], default="table", help="the same, older")
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:

@@ -58,8 +58,7 @@ async def _read(config: Config, tenant: str | None, days: Sequence[str]) -> list
 
 async def _all_tenants(config: Config, store: TenantStore) -> list[str]:
     """Return the tenants of the file, of Redis, of stored keys, and of the first key."""
-    key_tenants = {key.tenant for key in await store.keys()}
-    return sorted({*config.tenants, *await store.tenants(), *key_tenants, FIRST_TENANT})
+    return sorted({*config.tenants, *await store.names(), FIRST_TENANT})
 
 
 def _show(rows: Sequence[UsageRow], form: str) -> None:

@@ -52,19 +52,28 @@ async def _verify(file: Config, options: argparse.Namespace, environment: Mappin
         _check_acceptable(config, options.names)
     texts = (*CANARIES, *_read_texts(options.texts))
     replicas: list[ReplicaVectors] = []
+    problems: list[str] = []
     for name in names:
         reader = UpstreamReader(name, config.upstreams[name], texts, environment)
-        try:
-            async with asyncio.timeout(options.timeout):
-                vectors = await reader.read()
-        except TimeoutError as error:
-            raise CannotVerify(f"{name}: no answer within {options.timeout:.0f} s") from error
-        if not vectors and options.names:
+        vectors = await _read(reader, name, options.timeout)
+        if not vectors and not reader.problems and options.names:
             raise CannotVerify(f"{name}: it embeds nothing")
         replicas += vectors
+        problems += reader.problems
+    if problems and (options.accept or not replicas):
+        raise CannotVerify("\n".join(problems))
     if not replicas:
         raise CannotVerify("no upstream here embeds anything")
-    return await _compare(config, replicas, options)
+    return await _compare(config, replicas, problems, options)
+
+
+async def _read(reader: UpstreamReader, name: str, timeout_s: float) -> list[ReplicaVectors]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await reader.read()
+    except TimeoutError:
+        reader.problems.append(f"{name}: no answer within {timeout_s:.0f} s")
+        return []
 
 
 async def _with_additions(file: Config, environment: Mapping[str, str]) -> Config:
@@ -115,8 +124,13 @@ def _read_texts(path: Path | None) -> tuple[str, ...]:
     return texts
 
 
-async def _compare(config: Config, replicas: Sequence[ReplicaVectors], options: argparse.Namespace) -> int:
-    """Print the report; with `--accept`, replace the stored fingerprints first."""
+async def _compare(
+    config: Config, replicas: Sequence[ReplicaVectors], problems: Sequence[str], options: argparse.Namespace
+) -> int:
+    """Print the report, and the problems of replicas that are not in it.
+
+    With `--accept`, replace the stored fingerprints first.
+    """
     store = None
     if config.quotas.store != "memory":
         store = FingerprintStore(RedisClient(config.quotas.store, TIMEOUT_S))
@@ -129,10 +143,13 @@ async def _compare(config: Config, replicas: Sequence[ReplicaVectors], options: 
             await store.aclose()
     report = report_on(replicas, stored, options.min_cosine)
     if options.json:
-        print(msgspec.json.encode({"agrees": report.agrees, **msgspec.to_builtins(report)}).decode())
+        fields = {"agrees": report.agrees, **msgspec.to_builtins(report), "unread": problems}
+        print(msgspec.json.encode(fields).decode())
     else:
         show_report(report)
-    return 0 if report.agrees else 1
+    for problem in problems:
+        show_line(problem)
+    return 0 if report.agrees and not problems else 1
 
 
 async def _load_fingerprints(store: FingerprintStore | None, upstreams: set[str]) -> dict[str, Fingerprint]:

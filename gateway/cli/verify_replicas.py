@@ -34,12 +34,25 @@ class UpstreamReader:
         self._settings = settings
         self._texts = texts
         self._environment = environment
+        # Of replicas that could not be read.
+        self.problems: list[str] = []
 
     async def read(self) -> list[ReplicaVectors]:
-        """Return the vectors of each replica that embeds. Raises: CannotVerify."""
-        async with self._addresses() as addresses:
-            vectors = [await self._embed(address) for address in addresses]
+        """Return the vectors of each replica that embeds; the problems of others are added to `problems`."""
+        try:
+            async with self._addresses() as addresses:
+                vectors = [await self._embed_or_note(address) for address in addresses]
+        except CannotVerify as error:
+            self.problems.append(str(error))
+            return []
         return [replica for replica in vectors if replica is not None]
+
+    async def _embed_or_note(self, address: ReplicaAddress) -> ReplicaVectors | None:
+        try:
+            return await self._embed(address)
+        except CannotVerify as error:
+            self.problems.append(str(error))
+            return None
 
     @asynccontextmanager
     async def _addresses(self) -> AsyncIterator[list[ReplicaAddress]]:

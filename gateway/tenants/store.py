@@ -100,6 +100,10 @@ class TenantStore:
         tenants = {_text(name): _read_tenant(_text(name), value) for name, value in fields.items()}
         return dict(sorted(tenants.items()))
 
+    async def names(self) -> set[str]:
+        """Return the names of all tenants and of those that keys belong to."""
+        return {*await self.tenants(), *(key.tenant for key in await self.keys())}
+
     async def holds_any(self) -> bool:
         """Return True if there is any tenant or key, readable or not."""
         return any([await self._client.execute("HLEN", name) for name in (KEYS, TENANTS)])

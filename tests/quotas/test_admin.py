@@ -80,7 +80,6 @@ async def test_requires_the_admin_scope_beyond_loopback(boot: Boots, scopes: str
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ({}, "the query parameter `tenant` is missing"),
         (
             {"tenant": "ops", "since": "yesterday"},
             "the query parameter `since`: expected a day such as 2027-01-31",
@@ -97,6 +96,19 @@ async def test_rejects_malformed_queries(boot: Boots, query: dict[str, str], mes
         reply = await gateway.client.get("/admin/usage", params=query)
 
     assert (422, message) == (reply.status_code, reply.json()["error"])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_usage_without_a_tenant_is_that_of_all(
+    boot: Boots, own_redis: RedisServer, shared: bool
+) -> None:
+    async with boot({"tei-0": FakeTei()}, config(own_redis.url if shared else "memory")) as gateway:
+        await gateway.post("/v1/embeddings", {"input": "one two"})
+        one = (await gateway.client.get("/admin/usage", params={"tenant": "ops"})).json()
+        every = (await gateway.client.get("/admin/usage")).json()
+
+    assert every["data"]
+    assert one == every
 
 
 async def test_refers_to_router_yaml_without_redis(boot: Boots) -> None:

@@ -81,6 +81,17 @@ def test_prints_usage_as_csv(command: Commands, file: Path, used: None) -> None:
     assert [",".join(ROWS[0]), *lines] == ended.out.splitlines()
 
 
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_each_form_has_an_option_of_its_own(command: Commands, file: Path, used: None, form: str) -> None:
+    short, older = (
+        command("usage", "acme", *DAYS, *words, "-c", str(file))
+        for words in ([f"--{form}"], ["--form", form])
+    )
+
+    assert 0 == short.status
+    assert older == short
+
+
 def test_prints_usage_as_a_table(command: Commands, file: Path, used: None) -> None:
     ended = command("usage", "acme", *DAYS, "-c", str(file))
 

@@ -165,6 +165,32 @@ def test_names_an_unreachable_upstream(tmp_path: Path, command: Commands) -> Non
     assert ended.err.startswith("tei: ")
 
 
+def test_compares_the_others_if_one_upstream_is_down(
+    tmp_path: Path, command: Commands, urls: dict[str, str]
+) -> None:
+    down = {"tei_down": f"http://127.0.0.1:{free_port()}"}
+    place = Place(tmp_path, command, "memory", {"tei": urls["tei"], **down, "tei_other": urls["tei_other"]})
+    ended = place.run()
+    status, report = place.report()
+
+    assert (1, 1) == (ended.status, status)
+    assert "least cosine" in ended.out
+    assert ended.err.startswith("tei_down: ")
+    assert ["tei", "tei_other"] == [member["name"] for member in report["members"]]
+    assert ["tei_down"] == [problem.partition(":")[0] for problem in report["unread"]]
+
+
+def test_accepts_nothing_if_a_replica_cannot_be_read(shared: Place, tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    first, _, rest = path.read_text().partition("replicas: [")
+    path.write_text(f'{first}replicas: ["http://127.0.0.1:{free_port()}", {rest}')
+    ended = shared.run("tei", "--accept")
+
+    assert (1, "") == (ended.status, ended.out)
+    assert "no connection" in ended.err
+    assert [None] == [member["stored"] for member in shared.report("tei")[1]["members"]]
+
+
 def test_reports_a_store_outage(tmp_path: Path, command: Commands, urls: dict[str, str]) -> None:
     place = Place(tmp_path, command, f"redis://127.0.0.1:{free_port()}/0", {"tei": urls["tei"]})
     ended = place.run()

@@ -17,6 +17,7 @@ from litestar.params import FromQuery
 
 from gateway.api.operators.access import OPERATORS, is_local_request
 from gateway.api.operators.reload_report import ReloadReport, report
+from gateway.api.operators.stored import store_errors
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.request_context import RequestContext
@@ -27,6 +28,7 @@ from gateway.errors import NotFound
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.usage import UsageRow, as_csv, days_between
 from gateway.tenants.follower import KeyFollower
+from gateway.tenants.keyring import FIRST_TENANT
 from gateway.tenants.names import FIRST_KEY_NOTE
 from gateway.tenants.store import TenantStore
 
@@ -36,7 +38,7 @@ Reload = Callable[[], Awaitable[ReloadOutcome]]
 
 
 class UsageResponse(msgspec.Struct):
-    """Settled usage of a tenant."""
+    """Settled usage of a tenant, or of all."""
 
     data: list[UsageRow]
 
@@ -96,6 +98,11 @@ class Admin:
         """
         return self._stored.store
 
+    async def tenants(self) -> list[str]:
+        """Return the tenants of the file, of the store, of its keys, and of the first key."""
+        stored = await self._follower.store.names() if self._follower else set()
+        return sorted({*self.file_tenants, *stored, FIRST_TENANT})
+
     async def refresh(self) -> None:
         """Let this gateway use the change that was just made in the store, before the operator's reply."""
         await self._stored.refresh()
@@ -133,16 +140,19 @@ class Admin:
 )
 async def usage(
     admin: NamedDependency[Admin],
-    tenant: FromQuery[str],
+    tenant: FromQuery[str | None] = None,
     since: FromQuery[date | None] = None,
     until: FromQuery[date | None] = None,
     form: FromQuery[Literal["json", "csv"]] = "json",
 ) -> Response[bytes]:
-    """Return a tenant's usage by model and day.
+    """Return a tenant's usage by model and day, or that of all tenants if the query names none.
 
     Days are in UTC. Without `since` and `until` the usage is today's. `form` selects JSON or CSV.
     """
-    rows = await admin.ledger.usage(tenant, days_between(since, until))
+    days = days_between(since, until)
+    with store_errors():
+        tenants = await admin.tenants() if tenant is None else [tenant]
+    rows = [row for name in tenants for row in await admin.ledger.usage(name, days)]
     if form == "csv":
         return Response(as_csv(rows), media_type="text/csv")
     return Response(msgspec.json.encode(UsageResponse(rows)), media_type="application/json")
