@@ -4,7 +4,8 @@ Tenants are billed by them, and a count that belongs to another batch shows that
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -30,7 +31,6 @@ from gateway.routing.replica import Replica
 
 # As long as a probe: the texts are few and short.
 EXAMINE_TIMEOUT_S = 5.0
-SAMPLE = CANARIES[:2]
 
 logger = logging.getLogger("gateway")
 
@@ -90,39 +90,46 @@ async def _counts_alike(piece: Slice, replica: Replica, upstream: CountsTokens) 
     assert capabilities is not None
     known = replica.counts_alike.get(operation)
     if known is None:
-        known = await _examine(_sample_of(piece.work), replica, upstream, capabilities)
+        known = await _examine(_samples_of(piece.work), replica, upstream, capabilities)
         if known is not None:
             replica.counts_alike[operation] = known
     # Without an answer, the reply at hand is not believed.
     return known is not False
 
 
-def _sample_of(work: object) -> ModelWork:
+def _samples_of(work: object) -> list[ModelWork]:
+    """Return known texts, each by itself: a server that counts differently may agree on one by chance."""
     match work:
         case Encode():
-            return Encode(SAMPLE, work.outputs)
+            return [Encode((text,), work.outputs) for text in CANARIES]
         case Embed():
-            return Embed(SAMPLE)
+            return [Embed((text,)) for text in CANARIES]
         case Classify():
-            return Classify(SAMPLE)
-    return Rerank(SAMPLE[0], SAMPLE)
+            return [Classify((text,)) for text in CANARIES]
+    return [Rerank(CANARIES[0], (text,)) for text in CANARIES]
 
 
 async def _examine(
-    sample: ModelWork, replica: Replica, upstream: CountsTokens, capabilities: Capabilities
+    samples: Sequence[ModelWork], replica: Replica, upstream: CountsTokens, capabilities: Capabilities
 ) -> bool | None:
-    """Return whether both count a sample alike, or None if one of them did not count it."""
+    """Return whether both count all samples alike, or None if one of them did not count a sample."""
     prompt = ""
-    if isinstance(sample, Embed | Encode):
+    if isinstance(samples[0], Embed | Encode):
         prompt = capabilities.prompts.get(capabilities.default_prompt or "", "")
-    try:
-        # On new connections: an old one may hold replies to other requests.
-        _drop_connections(replica)
-        reply = await replica.backend.run(sample, EXAMINE_TIMEOUT_S)
-    except BackendError:
-        return None
-    own = await upstream.count_tokens(sample, prompt, capabilities)
-    return None if own is None else sum(own) == reply.tokens
+    ends_s = time.monotonic() + EXAMINE_TIMEOUT_S
+    # On new connections: an old one may hold replies to other requests.
+    _drop_connections(replica)
+    for sample in samples:
+        try:
+            reply = await replica.backend.run(sample, max(0.0, ends_s - time.monotonic()))
+        except BackendError:
+            return None
+        own = await upstream.count_tokens(sample, prompt, capabilities)
+        if own is None:
+            return None
+        if sum(own) != reply.tokens:
+            return False
+    return True
 
 
 def _drop_connections(replica: Replica) -> None:
