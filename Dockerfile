@@ -27,6 +27,8 @@ COPY deploy/compose/router.yaml /etc/gateway/router.yaml
 # Only the Hub's cache, the first key below /state and the engine's socket below /tmp are written.
 ENV PATH=/opt/gateway/bin:$PATH PYTHONDONTWRITEBYTECODE=1 HF_HOME=/weights HOME=/tmp \
     XDG_STATE_HOME=/state
+# Commands such as `docker exec … gateway keys list` find router.yaml without an option.
+WORKDIR /etc/gateway
 USER gateway
 VOLUME ["/weights", "/state"]
 EXPOSE 8080

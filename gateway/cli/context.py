@@ -18,6 +18,8 @@ from gateway.tenants.store import TenantStore
 
 # Longer than a request's timeout, because a person waits.
 TIMEOUT_S = 5.0
+# A person at a terminal has the address of the store, but not all variables of the gateway's environment.
+STORE_SECTIONS = ("quotas", "tenants", "models")
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -35,7 +37,7 @@ Action: TypeAlias = Callable[[Context], Awaitable[int]]
 def run_action(action: Action, options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action with an open store; return its status, or 1 if the config or the store is unusable."""
     try:
-        config = load_config(options.config, environment)
+        config = load_config(options.config, environment, STORE_SECTIONS)
     except ConfigError as error:
         show_problems(options.config, error)
         return 1

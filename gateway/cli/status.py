@@ -87,7 +87,7 @@ def _address(path: Path, environment: Mapping[str, str]) -> str:
 
     Raises: ConfigError; RequestRefused if the configured port is 0.
     """
-    config = load_config(path, environment)
+    config = load_config(path, environment, ("listen", "admin", "tls"))
     host, port = host_and_port(config.admin.listen or config.listen)
     if not port:
         raise RequestRefused("the config has no fixed port (port 0); pass --url")

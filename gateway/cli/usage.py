@@ -8,7 +8,7 @@ import msgspec
 from rich.table import Table
 
 from gateway.cli.check import show_problems
-from gateway.cli.context import TIMEOUT_S
+from gateway.cli.context import STORE_SECTIONS, TIMEOUT_S
 from gateway.cli.output import show_line, show_table
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
@@ -25,7 +25,7 @@ from gateway.tenants.store import TenantStore
 def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Show the usage; return 1 if the store or the config does not exist, or the days are not a period."""
     try:
-        config = load_config(options.config, environment)
+        config = load_config(options.config, environment, STORE_SECTIONS)
     except ConfigError as error:
         show_problems(options.config, error)
         return 1

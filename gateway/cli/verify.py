@@ -29,12 +29,13 @@ from gateway.vector_spaces.fingerprint import Fingerprint
 from gateway.vector_spaces.store import FingerprintStore
 
 TEXTS_MAX = 10_000
+SECTIONS = ("upstreams", "models", "defaults", "quotas")
 
 
 def verify(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Print the comparison; return 1 if vectors differ that should agree, or an upstream cannot be read."""
     try:
-        config = load_config(options.config, environment)
+        config = load_config(options.config, environment, SECTIONS)
         return asyncio.run(_verify(config, options, environment))
     except ConfigError as error:
         show_problems(options.config, error)

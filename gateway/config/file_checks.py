@@ -49,7 +49,7 @@ def missing_exporter(config: Config, exporter: str = EXPORTER) -> Iterator[Probl
     except ModuleNotFoundError:
         found = None
     if found is None:
-        yield Problem("tracing", "needs the package's extra `otlp`: pip install 'embedding-gateway[otlp]'")
+        yield Problem("tracing", "needs the extra `otlp`: .venv/bin/pip install -r requirements/otlp.txt")
 
 
 def _pem_problems(certificate: str | None, key: str | None, ca: str | None, path: str) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ The text is parsed, its placeholders are filled inside scalars, and the result i
 The environment is an argument: only the command line reads the real one.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,12 @@ _REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def load_config(path: Path, environment: Mapping[str, str]) -> Config:
+def load_config(
+    path: Path, environment: Mapping[str, str], sections: Collection[str] | None = None
+) -> Config:
     """Read, fill, type and cross-check a router.yaml, and check the files that it refers to.
 
+    sections: top-level keys that the caller uses; values with a problem elsewhere are left out. None: all.
     Raises: ConfigError with all problems.
     """
     try:
@@ -39,16 +43,19 @@ def load_config(path: Path, environment: Mapping[str, str]) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError([Problem(str(path), f"cannot be read: {reason}")]) from error
-    config = parse_config(text, environment, path.parent)
-    if problems := list(file_problems(config)):
+    config = parse_config(text, environment, path.parent, sections)
+    if problems := _concerning(file_problems(config), sections):
         raise ConfigError(problems)
     return config
 
 
-def parse_config(text: str, environment: Mapping[str, str], base: Path) -> Config:
+def parse_config(
+    text: str, environment: Mapping[str, str], base: Path, sections: Collection[str] | None = None
+) -> Config:
     """Parse the text of a router.yaml without checking the files that it refers to.
 
-    base: folder that relative paths start from. Raises: ConfigError with all problems.
+    base: folder that relative paths start from. sections: as in `load_config`. Raises: ConfigError with all
+    problems.
     """
     data = parse_yaml(text)
     filler = PlaceholderFiller(environment, base)
@@ -63,9 +70,16 @@ def parse_config(text: str, environment: Mapping[str, str], base: Path) -> Confi
     if config is not None:
         names = EntryNames(frozenset(filled["upstreams"]), frozenset(filled["models"]))
         problems += _not_at(cross_problems(config, names), problems)
-    if problems or config is None:
-        raise ConfigError(problems)
+    concerning = _concerning(problems, sections)
+    if config is None or concerning:
+        raise ConfigError(concerning or problems)
     return resolve_paths(config, base)
+
+
+def _concerning(problems: Iterable[Problem], sections: Collection[str] | None) -> list[Problem]:
+    """Return the problems of these sections, and those that are in no section."""
+    ignored = () if sections is None else frozenset(Config.__struct_fields__).difference(sections)
+    return [problem for problem in problems if re.split(r"[.\[]", problem.path)[0] not in ignored]
 
 
 def _not_at(found: Iterable[Problem], reported: Iterable[Problem]) -> list[Problem]:

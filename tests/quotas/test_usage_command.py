@@ -92,6 +92,17 @@ def test_each_form_has_an_option_of_its_own(command: Commands, file: Path, used:
     assert older == short
 
 
+@pytest.mark.parametrize("words", [("usage", "acme"), ("keys", "list"), ("tenants", "list")])
+def test_needs_only_the_store_of_the_gateways_environment(
+    command: Commands, file: Path, words: tuple[str, ...]
+) -> None:
+    text = file.read_text().replace("tei, ", "tei, api_key: '${NOT_SET}', ")
+    file.write_text(f"listen: ${{NOT_SET}}\ntracing: {{endpoint: '${{NOT_SET}}'}}\n{text}")
+    ended = command(*words, "-c", str(file))
+
+    assert (0, "") == (ended.status, ended.err)
+
+
 def test_prints_usage_as_a_table(command: Commands, file: Path, used: None) -> None:
     ended = command("usage", "acme", *DAYS, "-c", str(file))
 

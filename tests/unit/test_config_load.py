@@ -444,3 +444,35 @@ def test_reports_an_unreadable_store_without_its_password(store: str) -> None:
 )
 def test_accepts_valid_store_urls(store: str) -> None:
     assert store == parsed(f"quotas: {{store: '{store}'}}\n{MINIMAL}").quotas.store
+
+
+PARTS = """
+listen: ${LISTEN}
+quotas: {store: "redis://127.0.0.1:1/0"}
+upstreams: {one: {backend: tei, replicas: ["http://tei:80"], api_key: "${TEI_KEY}"}}
+models: {bge: {upstream: one}}
+tenants: {acme: {}}
+tracing: {endpoint: "${COLLECTOR}"}
+"""
+
+
+def test_ignores_problems_of_sections_that_a_command_does_not_use(tmp_path: Path) -> None:
+    (tmp_path / "router.yaml").write_text(PARTS)
+    config = load_config(tmp_path / "router.yaml", {}, ("quotas", "tenants"))
+
+    assert ("redis://127.0.0.1:1/0", ["acme"]) == (config.quotas.store, list(config.tenants))
+
+
+@pytest.mark.parametrize("section", ["listen", "upstreams", "tracing"])
+def test_reports_problems_of_the_sections_that_a_command_uses(tmp_path: Path, section: str) -> None:
+    (tmp_path / "router.yaml").write_text(PARTS)
+    with pytest.raises(ConfigError) as raised:
+        load_config(tmp_path / "router.yaml", {}, (section,))
+
+    assert {section} == {problem.path.partition(".")[0] for problem in raised.value.problems}
+
+
+def test_reports_an_unknown_section_to_every_command(tmp_path: Path) -> None:
+    (tmp_path / "router.yaml").write_text(PARTS + "quota: {}\n")
+    with pytest.raises(ConfigError, match="quota: unknown key"):
+        load_config(tmp_path / "router.yaml", {}, ("listen",))
