@@ -44,24 +44,19 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
 
 
 async def _run(config: Config, source: ConfigSource, key: FirstKey | None) -> None:
-    # Progress goes to standard error, so that standard output carries only the banner.
-    console = Console(stderr=True, highlight=False)
-    with console.status("starting") as status:
+    def show_progress(detail: str) -> None:
+        # A line of its own, on a terminal too: lines of other processes would break into a spinner.
+        logger.info("%s", detail)
 
-        def show_progress(detail: str) -> None:
-            status.update(escape(detail))
-            if not console.is_terminal:
-                logger.info("%s", detail)
+    def on_ready(report: WorkerReady, address: str) -> None:
+        # rich exits on a closed pipe, but the gateway serves even if its banner cannot be written.
+        with suppress(BrokenPipeError, SystemExit):
+            show_banner(report.models, address, config.admin.listen, key)
 
-        def on_ready(report: WorkerReady, address: str) -> None:
-            status.stop()
-            # rich exits on a closed pipe, but the gateway serves even if its banner cannot be written.
-            with suppress(BrokenPipeError, SystemExit):
-                show_banner(report.models, address, config.admin.listen, key)
-
-        boot = AppBoot(
-            config,
-            first_key_digest=key.digest if key else None,
-            first_key_waits=key is not None and key.waits,
-        )
-        await Supervisor(boot, source, show_progress, on_ready).run()
+    boot = AppBoot(
+        config,
+        first_key_digest=key.digest if key else None,
+        first_key_waits=key is not None and key.waits,
+    )
+    show_progress("starting")
+    await Supervisor(boot, source, show_progress, on_ready).run()

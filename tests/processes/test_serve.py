@@ -3,7 +3,9 @@
 import base64
 import json
 import os
+import pty
 import re
+import select
 import shlex
 import subprocess
 import sys
@@ -170,3 +172,35 @@ def test_verify_reports_why_an_engine_does_not_load(tmp_path: Path) -> None:
     assert (1, "") == (ended.returncode, ended.stdout)
     assert "x: " in ended.stderr
     assert "is not a whole checkpoint" in ended.stderr
+
+
+def test_lines_on_a_terminal_do_not_break_into_each_other(tmp_path: Path) -> None:
+    (tmp_path / "router.yaml").write_text(
+        "listen: 127.0.0.1:0\n"
+        'upstreams: {one: {backend: tei, replicas: ["http://127.0.0.1:1"]}}\n'
+        "models: {bge: {upstream: one}}\n"
+    )
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "gateway", "serve", "-c", str(tmp_path / "router.yaml")]
+    gateway = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", "GATEWAY_API_KEY": KEY},
+    )
+    os.close(theirs)
+    seen = ""
+    try:
+        while "curl " not in seen and select.select([ours], [], [], 60)[0]:
+            seen += os.read(ours, 65536).decode(errors="replace")
+    finally:
+        gateway.terminate()
+        gateway.wait(30)
+        os.close(ours)
+
+    logged = [line for line in seen.splitlines() if " INFO " in line or " WARNING " in line]
+    assert logged
+    assert [] == [line for line in logged if not re.match(r"\d\d:\d\d:\d\d (INFO|WARNING) ", line)]
+    # Neither a hidden cursor nor a line that is drawn again.
+    assert [] == re.findall(r"\x1b\[(?:\?25l|\d*[AK])", seen)
