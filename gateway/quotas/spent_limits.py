@@ -1,7 +1,8 @@
 """Limits of refused requests as the ledger last reported them, so that the next one is refused cheaply.
 
 Rule: it refuses only what the ledger would refuse too. A report is believed for a second, because other
-gateways may give something back, and is dropped as soon as this process does.
+gateways may give something back, and is dropped as soon as this process does. After that second one request a
+second passes, to bring a new report; many at once would all be read and decoded.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ class SpentLimits:
     def __init__(self, now_us: Callable[[], int]) -> None:
         self._now_us = now_us
         self._reports: dict[str, dict[Limit, Report]] = {}
+        # When a request of the tenant was last let pass because its reports were old.
+        self._passed_us: dict[str, int] = {}
 
     def record(self, tenant: str, limit_statuses: Sequence[LimitStatus], at_us: int) -> None:
         """Store the limits of a request that was refused at this time of the ledger's clock."""
@@ -49,6 +52,7 @@ class SpentLimits:
     def forget(self, tenant: str) -> None:
         """Drop the reports of a tenant: something was taken or given back since."""
         self._reports.pop(tenant, None)
+        self._passed_us.pop(tenant, None)
 
     def blocking(self, tenant: str, limits: Sequence[Limit], least: Cost) -> SpentLimit | None:
         """Return the limit that longest blocks a request of at least this cost, or None if none is known."""
@@ -57,14 +61,25 @@ class SpentLimits:
             return None
         now_us = self._now_us()
         known = [reports[limit] for limit in limits if limit in reports]
-        known = [report for report in known if now_us - report.seen_us < BELIEVED_US]
         statuses = tuple([_aged(report.status, now_us - report.seen_us) for report in known])
         waits = [(wait_of(status, least), status.limit) for status in statuses]
         wait_us, limit = max(waits, key=lambda wait: wait[0], default=(0, None))
         if limit is None or wait_us <= 0:
             return None
+        if not self._believes(tenant, known, now_us):
+            return None
         at_us = max(report.at_us + now_us - report.seen_us for report in known)
         return SpentLimit(limit, wait_us, statuses, at_us)
+
+    def _believes(self, tenant: str, known: Sequence[Report], now_us: int) -> bool:
+        """Return whether reports are recent enough, or a request that passed just now may renew them."""
+        if all(now_us - report.seen_us < BELIEVED_US for report in known):
+            return True
+        passed_us = self._passed_us.get(tenant)
+        if passed_us is not None and now_us - passed_us < BELIEVED_US:
+            return True
+        self._passed_us[tenant] = now_us
+        return False
 
 
 def wait_of(status: LimitStatus, cost: Cost) -> int:

@@ -84,3 +84,16 @@ def test_a_refusal_is_repeated_early_with_the_rest_of_its_wait() -> None:
     assert (20, 10) == (late.retry_after_s, early.retry_after_s)
     assert "nothing is left, and this call costs at least 1 input; try again in 10s" in early.message
     assert tenant.refuse_early(Cost(inputs=1)) is None
+
+
+def test_one_request_a_second_passes_to_renew_an_old_report() -> None:
+    tenant = Tenant((parse_limit("inputs_per_minute", 6),))
+    tenant.reserve(Cost(inputs=6))
+    tenant.reserve(Cost(inputs=1))
+    passed = []
+    for _ in range(9):
+        tenant.now_us += SECOND_US // 2
+        passed += [tenant.refuse_early(Cost(inputs=1)) is None for _ in range(3)]
+
+    # The report is half a second old at first, and one input is refilled in ten seconds.
+    assert [3, 9, 15, 21] == [index for index, has_passed in enumerate(passed) if has_passed]

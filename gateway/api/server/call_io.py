@@ -88,17 +88,18 @@ class CallIO:
             self._held_bytes += size
         return message
 
-    async def read_body(self) -> bytes:
+    async def read_body(self) -> bytes | bytearray:
         """Return the whole body. Raises: the errors of `receive`."""
         message = await self.receive()
         if not message.get("more_body", False):
             body: bytes = message["body"]
             return body
-        pieces = [message["body"]]
+        # Grows in place. Pieces that are joined at the end take twice the memory.
+        body_so_far = bytearray(message["body"])
         while message.get("more_body", False):
             message = await self.receive()
-            pieces.append(message["body"])
-        return b"".join(pieces)
+            body_so_far += message["body"]
+        return body_so_far
 
     async def reply(self, reply: HttpReply) -> None:
         """Send a reply; a small one in one piece, at a fraction of the cost of ASGI's messages."""

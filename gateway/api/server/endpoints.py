@@ -25,6 +25,7 @@ from gateway.errors import InvalidInput, MalformedBody
 from gateway.quotas.limits import Cost
 
 MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
+Body: TypeAlias = bytes | bytearray
 # The least that a request can cost.
 LEAST = Cost(requests=1, tokens=1, inputs=1)
 # Tokenizing is free of tokens.
@@ -75,7 +76,7 @@ class Endpoint:
             await check_values(body, inputs_max, is_msgpack=is_msgpack)
         return self.decode(body, context)
 
-    def decode(self, body: bytes, context: RequestContext) -> Any:
+    def decode(self, body: Body, context: RequestContext) -> Any:
         """Decode a body, and set the dialect of error replies if a field of the body decides it.
 
         Raises: InvalidInput, MalformedBody, and msgspec's errors.
@@ -168,7 +169,7 @@ def _is_msgpack(context: RequestContext) -> bool:
     return kind.strip().lower() in MSGPACK
 
 
-def _decode_msgpack(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes) -> Any:
+def _decode_msgpack(decoder: "msgspec.msgpack.Decoder[Any]", body: Body) -> Any:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -178,7 +179,7 @@ def _decode_msgpack(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes) -> Any
         raise MalformedBody(f"the body is not valid msgpack: {error}") from error
 
 
-def _fields_of(body: bytes) -> Container[str]:
+def _fields_of(body: Body) -> Container[str]:
     """Return the fields of a body that does not fit its struct, to find its dialect."""
     try:
         return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
