@@ -154,3 +154,19 @@ async def test_every_documented_path_has_its_own_label(boot: Boots) -> None:
     plain = {path for path in paths if "{" not in path}
 
     assert plain == ROUTES.plain_paths
+
+
+async def test_the_document_tells_which_paths_need_a_key(boot: Boots) -> None:
+    openapi = await document(boot)
+    (scheme,) = openapi["components"]["securitySchemes"]
+    assert {"type": "http", "scheme": "bearer"} == openapi["components"]["securitySchemes"][scheme]
+    plain = [path for path, item in openapi["paths"].items() if "get" in item and "{" not in path]
+    needs = {
+        path for path in plain if openapi["paths"][path]["get"].get("security", openapi["security"]) != [{}]
+    }
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        # Through a proxy: programs on the gateway's own machine need no key for the operators' paths.
+        headers = {"authorization": "", "x-forwarded-for": "192.0.2.1"}
+        replies = [await gateway.client.get(path, headers=headers) for path in plain]
+
+    assert needs == {path for path, reply in zip(plain, replies, strict=True) if reply.status_code == 401}

@@ -206,6 +206,16 @@ async def test_docs_list_every_path(boot: Boots) -> None:
     assert set(document["paths"]) == set(re.findall(r"<code>(.*?)</code>", page.text))
 
 
+async def test_docs_begin_with_openai_and_list_fields(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        page = (await gateway.client.get("/docs")).text
+
+    assert ["OpenAI", "TEI"] == re.findall("<h2>(.*?)</h2>", page)[:2]
+    assert "<dt>input</dt><dd>string | " in page
+    assert "<dt>encoding_format</dt><dd>float | base64</dd>" in page
+    assert "<dt>tenant</dt>" in page
+
+
 async def test_script_neither_inserts_markup_nor_stores_the_key(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         script: httpx.Response = await gateway.client.get("/ui/page.js")

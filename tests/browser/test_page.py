@@ -300,6 +300,21 @@ def test_keeps_the_selection_until_it_is_cleared(watched: ObservedPage) -> None:
     assert [] == watched.complaints
 
 
+@pytest.mark.parametrize("width", [360, 400, 1280])
+def test_docs_break_no_path(browser: Any, gateway: Served, width: int) -> None:
+    watched = ObservedPage(browser, gateway.url, viewport={"width": width, "height": 740})
+    watched.page.goto(f"{gateway.url}/docs")
+    widest = watched.page.evaluate("document.documentElement.scrollWidth")
+    broken = watched.page.evaluate(
+        "[...document.querySelectorAll('h3 code')].filter(path => path.getClientRects().length > 1)"
+        ".map(path => path.textContent)"
+    )
+    watched.context.close()
+
+    assert widest <= width
+    assert [] == broken
+
+
 def test_docs_show_without_console_errors(browser: Any, gateway: Served) -> None:
     watched = ObservedPage(browser, gateway.url)
     watched.complaints.clear()

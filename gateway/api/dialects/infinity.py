@@ -23,7 +23,7 @@ from gateway.api.server.error_bodies import INFINITY
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import HttpReply
+from gateway.api.server.responses import NO_KEY, HttpReply
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.serve import Served
@@ -330,7 +330,7 @@ async def models(
     return InfinityModelList([model_item(name, api) for name in api.gateway.routes.names(tenant)])
 
 
-@get("/infinity/health", tags=["Infinity"], opt=route_options(is_probe=True))
+@get("/infinity/health", tags=["Infinity"], opt=route_options(is_probe=True), security=NO_KEY)
 async def health() -> InfinityHealth:
     """Check that the process responds.
 

@@ -23,7 +23,7 @@ from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.paths import model_name, route_options
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import EMPTY, HttpReply, empty
+from gateway.api.server.responses import EMPTY, NO_KEY, HttpReply, empty
 from gateway.api.wire.tei_bodies import (
     EmbedRequest,
     SimilarityRequest,
@@ -176,6 +176,7 @@ def _labels(labels: Sequence[str]) -> dict[str, Any]:
     responses={200: EMPTY} | FAILURES,
     tags=["TEI"],
     opt=route_options(is_probe=True),
+    security=NO_KEY,
 )
 async def health(api: NamedDependency[InferenceApi], name: FromPath[str | None] = None) -> Response[bytes]:
     """Check that the model has a usable replica.

@@ -11,7 +11,7 @@ from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import EMPTY, empty
+from gateway.api.server.responses import EMPTY, NO_KEY, empty
 from gateway.errors import ModelLoading, ShuttingDown
 from gateway.in_flight import InFlight
 from gateway.telemetry.metrics import Metrics
@@ -25,13 +25,13 @@ EXPOSITION = ResponseSpec(
 )
 
 
-@get("/livez", responses={200: EMPTY}, tags=["Probes"], opt=LIVENESS)
+@get("/livez", responses={200: EMPTY}, tags=["Probes"], opt=LIVENESS, security=NO_KEY)
 async def livez() -> Response[bytes]:
     """Answer 200 while the process responds at all."""
     return empty()
 
 
-@get("/readyz", responses={200: EMPTY} | FAILURES, tags=["Probes"], opt=LIVENESS)
+@get("/readyz", responses={200: EMPTY} | FAILURES, tags=["Probes"], opt=LIVENESS, security=NO_KEY)
 async def readyz(api: NamedDependency[InferenceApi], in_flight: NamedDependency[InFlight]) -> Response[bytes]:
     """Answer 200 once all engines have loaded and all remote replicas were tried, until the drain."""
     if in_flight.draining:

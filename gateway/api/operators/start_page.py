@@ -8,7 +8,7 @@ from gateway.api.operators.status import StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import EMPTY, empty
+from gateway.api.server.responses import EMPTY, NO_KEY, empty
 
 FAILURES = document_errors(TEI)
 MOVED = ResponseSpec(None, generate_examples=False, description="A redirect")
@@ -16,7 +16,7 @@ FOLLOWED = ResponseSpec(None, generate_examples=False, description="The document
 DOCUMENT = "/docs/openapi.json"
 
 
-@get("/", responses={200: EMPTY, 303: MOVED} | FAILURES, tags=["TEI"])
+@get("/", responses={200: EMPTY, 303: MOVED} | FAILURES, tags=["TEI"], security=NO_KEY)
 async def start(
     context: NamedDependency[RequestContext],
     api: NamedDependency[InferenceApi],
@@ -33,7 +33,7 @@ async def start(
     return empty()
 
 
-@get("/api-doc/openapi.json", responses={200: FOLLOWED, 307: MOVED}, tags=["TEI"])
+@get("/api-doc/openapi.json", responses={200: FOLLOWED, 307: MOVED}, tags=["TEI"], security=NO_KEY)
 async def openapi_document() -> Response[bytes]:
     """Send clients of TEI to /docs/openapi.json."""
     return _redirect(DOCUMENT, 307)

@@ -11,6 +11,7 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import route_options
+from gateway.api.server.responses import NO_KEY
 
 FAILURES = document_errors(TEI)
 PAGE = route_options(for_operators=True)
@@ -48,7 +49,7 @@ def file_response(name: str, media_type: str) -> Response[bytes]:
 FILES = {path.name: path.read_bytes() for path in FOLDER.iterdir()}
 
 
-@get("/ui", responses=file_spec(HTML, "The page"), tags=["Operators"], opt=PAGE)
+@get("/ui", responses=file_spec(HTML, "The page"), tags=["Operators"], opt=PAGE, security=NO_KEY)
 async def page() -> Response[bytes]:
     """Show the status page, with forms to try the models.
 
@@ -57,19 +58,37 @@ async def page() -> Response[bytes]:
     return file_response("index.html", HTML)
 
 
-@get("/ui/page.js", responses=file_spec(SCRIPT, "The page's script"), tags=["Operators"], opt=PAGE)
+@get(
+    "/ui/page.js",
+    responses=file_spec(SCRIPT, "The page's script"),
+    tags=["Operators"],
+    opt=PAGE,
+    security=NO_KEY,
+)
 async def script() -> Response[bytes]:
     """Return the script of /ui."""
     return file_response("page.js", SCRIPT)
 
 
-@get("/ui/page.css", responses=file_spec(STYLE, "The page's stylesheet"), tags=["Operators"], opt=PAGE)
+@get(
+    "/ui/page.css",
+    responses=file_spec(STYLE, "The page's stylesheet"),
+    tags=["Operators"],
+    opt=PAGE,
+    security=NO_KEY,
+)
 async def style() -> Response[bytes]:
     """Return the stylesheet of /ui."""
     return file_response("page.css", STYLE)
 
 
-@get("/ui/icon.svg", responses=file_spec(ICON, "The page's icon"), tags=["Operators"], opt=PAGE)
+@get(
+    "/ui/icon.svg",
+    responses=file_spec(ICON, "The page's icon"),
+    tags=["Operators"],
+    opt=PAGE,
+    security=NO_KEY,
+)
 async def icon() -> Response[bytes]:
     """Return the icon of /ui."""
     return file_response("icon.svg", ICON)

@@ -14,6 +14,7 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 from litestar.types import Scope
@@ -22,6 +23,9 @@ from gateway import __version__
 from gateway.api.operators.docs_page import ReferenceRenderPlugin
 from gateway.api.server.paths import options_of
 from gateway.api.server.request_context import context_of, context_of_request
+
+# Name of the way to send a key, in the OpenAPI document.
+KEY = "key"
 
 
 class LeanLitestar(Litestar):
@@ -50,6 +54,8 @@ def litestar_application(handlers: Sequence[HTTPRouteHandler], dependencies: Seq
             title="Embedding gateway",
             version=__version__,
             path="/docs",
+            components=Components(security_schemes={KEY: SecurityScheme(type="http", scheme="bearer")}),
+            security=[{KEY: []}],
             use_handler_docstrings=True,
             render_plugins=[ReferenceRenderPlugin(), JsonRenderPlugin()],
         ),

@@ -7,6 +7,9 @@ from litestar.openapi.datastructures import ResponseSpec
 # Documents a reply whose status is its whole content.
 EMPTY = ResponseSpec(None, generate_examples=False, description="An empty body")
 
+# The `security` of a handler that needs no key, in the OpenAPI document.
+NO_KEY: list[dict[str, list[str]]] = [{}]
+
 
 class HttpReply(msgspec.Struct, frozen=True):
     """Body, headers, media type and status. The length and the request id are added when it is sent."""
