@@ -1,8 +1,13 @@
 """Problems of a configuration, and the error that reports all of them at once."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 
 import msgspec
+
+# A file may have thousands of names, and each comparison takes time.
+NAMES_MAX = 1000
+NAME_CHARACTERS_MAX = 128
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -27,4 +32,14 @@ def join_path(path: str, name: str) -> str:
 
 def unknown_name(noun: str, name: str, known: Collection[str]) -> str:
     """Return the message for a reference to an entry that does not exist."""
-    return f"there is no {noun} {name!r}; there are: {', '.join(sorted(known)) or 'none'}"
+    return f"there is no {noun} {name!r}; {did_you_mean(name, known)}there are: {_listed(known)}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question about the most similar name, which a list may follow, or nothing."""
+    similar = get_close_matches(name[:NAME_CHARACTERS_MAX], list(known)[:NAMES_MAX], n=1)
+    return f"did you mean {similar[0]!r}? " if similar else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

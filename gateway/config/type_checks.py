@@ -1,13 +1,25 @@
 """Type check of parsed YAML against the schema, which reports every mistake rather than the first."""
 
+import re
 from collections.abc import Iterator
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from gateway.config.problems import Problem, join_path
+from gateway.config.problems import Problem, did_you_mean, join_path
 from gateway.config.schema import Section
+
+MISMATCH = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+WORDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+    "null": "nothing",
+}
 
 
 def type_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
@@ -36,13 +48,20 @@ def _section_problems(value: Any, kind: type[Section], path: str) -> Iterator[Pr
         yield Problem(path, f"expected a mapping, not {_type_name(value)}")
         return
     annotations = get_type_hints(kind, include_extras=True)
+    # In `{backend:torch}` the whole text is a key, without a value.
+    unspaced = {name.partition(":")[0] for name in value if ":" in name and name not in annotations}
     for name, item in value.items():
         if name in annotations:
             yield from type_problems(item, annotations[name], join_path(path, name))
+        elif (key := name.partition(":")[0]) in annotations:
+            # Without the rest, which may be a secret.
+            yield Problem(join_path(path, key), "a space is missing after the colon")
         else:
-            yield Problem(join_path(path, name), f"unknown key; allowed here: {', '.join(annotations)}")
+            suggestion = did_you_mean(name, annotations)
+            message = f"unknown key; {suggestion}allowed here: {', '.join(annotations)}"
+            yield Problem(join_path(path, name), message)
     for field in msgspec.structs.fields(kind):
-        if field.required and field.name not in value:
+        if field.required and field.name not in {*value, *unspaced}:
             yield Problem(join_path(path, field.name), "is missing")
 
 
@@ -53,7 +72,19 @@ def _leaf_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
         reason = str(error).split(" - at ")[0]
         if choices := _choices(kind):
             reason = f"{value!r} is not one of: {', '.join(choices)}"
+            if suggestion := did_you_mean(str(value), choices):
+                reason += f"; {suggestion.strip()}"
+        reason = MISMATCH.sub(_mismatch, reason)
         yield Problem(path, reason[0].lower() + reason[1:])
+
+
+def _mismatch(match: re.Match[str]) -> str:
+    """Return a message of msgspec in the words of YAML."""
+    wanted, found = (
+        " or ".join(WORDS.get(name, name) for name in names.split(" | ") if name != "null" or names == "null")
+        for names in match.groups()
+    )
+    return f"expected {wanted}, not {found}"
 
 
 def _choices(kind: Any) -> list[str]:

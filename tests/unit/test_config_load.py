@@ -476,3 +476,44 @@ def test_reports_an_unknown_section_to_every_command(tmp_path: Path) -> None:
     (tmp_path / "router.yaml").write_text(PARTS + "quota: {}\n")
     with pytest.raises(ConfigError, match="quota: unknown key"):
         load_config(tmp_path / "router.yaml", {}, ("listen",))
+
+
+@pytest.mark.parametrize(
+    ("written", "path", "message"),
+    [
+        ("upstream: {}", "upstream", "unknown key; did you mean 'upstreams'? allowed here: "),
+        ("models: {m: {upstream: tie}}", "models.m.upstream", "no upstream 'tie'; did you mean 'tei'?"),
+        ("upstreams: {x: {backend: pytorch}}", "upstreams.x.backend", "; did you mean 'torch'?"),
+        ("upstreams: {x: {backend:torch}}", "upstreams.x.backend", "a space is missing after the colon"),
+        ("listen: 9705", "listen", "expected text, not a whole number"),
+        (
+            'upstreams: {x: {backend: tei, replicas: "http://a"}}',
+            "upstreams.x.replicas",
+            "expected a list, not text",
+        ),
+        ("workers: many", "workers", "expected a whole number, not text"),
+    ],
+)
+def test_a_mistake_is_explained_in_the_words_of_the_file(written: str, path: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_config(_merged(written), {}, BASE)
+
+    (problem,) = [problem for problem in raised.value.problems if problem.path == path]
+    assert message in problem.message
+
+
+def _merged(written: str) -> str:
+    """Return a valid file in which one section is replaced."""
+    section = written.partition(":")[0]
+    return "\n".join(
+        [*(line for line in MINIMAL.splitlines() if not line.startswith(f"{section}:")), written]
+    )
+
+
+def test_a_key_without_a_space_shows_no_secret() -> None:
+    text = MINIMAL.replace("backend: tei,", f"backend: tei, api_key:{SECRET},")
+    with pytest.raises(ConfigError) as raised:
+        parse_config(text, {}, BASE)
+
+    assert "api_key" in str(raised.value)
+    assert SECRET not in str(raised.value)
