@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from gateway.additions.entries import Edit
 from gateway.config.diff import ReloadOutcome
+from gateway.telemetry.log_lines import WRITE_ALWAYS
 
 logger = logging.getLogger("gateway")
 
@@ -85,15 +86,15 @@ def log_outcome(path: Path, job: ReloadJob, outcome: ReloadOutcome) -> None:
         return
     if outcome.problems:
         level = logging.INFO if kind == "edit" else logging.ERROR
-        logger.log(level, failure, subject, _count(outcome.problems, "problem"))
+        logger.log(level, failure, subject, _count(outcome.problems, "problem"), extra=WRITE_ALWAYS)
         for problem in outcome.problems:
-            logger.log(level, "%s: %s", problem.path, problem.message)
+            logger.log(level, "%s: %s", problem.path, problem.message, extra=WRITE_ALWAYS)
         return
-    logger.info(success, subject, _count(outcome.changes, "change"))
+    logger.info(success, subject, _count(outcome.changes, "change"), extra=WRITE_ALWAYS)
     for change in outcome.changes:
-        logger.info("%s", change)
+        logger.info("%s", change, extra=WRITE_ALWAYS)
     for change in outcome.needs_restart:
-        logger.warning("%s: needs a restart; it was not applied", change)
+        logger.warning("%s: needs a restart; it was not applied", change, extra=WRITE_ALWAYS)
 
 
 def _count(items: Sized, noun: str) -> str:

@@ -1,6 +1,6 @@
 """Output of log lines: as JSON or text, with a flood of equal lines reduced to one line and a count.
 
-Every call, and every change of a replica or of the quota store, has its own line. Other lines are equal if
+Every call, every outcome of a reload, and every change of a replica or of the quota store has its own line. Other lines are equal if
 logger, level and message are.
 """
 
@@ -38,6 +38,8 @@ BATCH_DELAY_S = 0.02
 Schedule = Callable[[float, Callable[[], None]], None]
 # Changes of state are written when they happen: one that is counted would seem to happen later.
 UNFILTERED = (CallFinished, ReplicaChanged, StoreChanged)
+# `extra` of a line that is no event and still bypasses the filter, such as the outcome of a reload.
+WRITE_ALWAYS = {"is_unfiltered": True}
 _LineKey = tuple[str, int, str]
 _ENCODER = msgspec.json.Encoder()
 
@@ -142,7 +144,7 @@ class FloodHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write or count a record; the caller holds the handler's lock."""
-        if isinstance(record.msg, EventLine) and isinstance(record.msg.event, UNFILTERED):
+        if _is_unfiltered(record):
             super().emit(record)
             return
         now_s = self._clock()
@@ -195,6 +197,12 @@ class FloodHandler(logging.StreamHandler[TextIO]):
             record = logging.makeLogRecord({**repeats.record.__dict__, "repeated": repeats.more})
             record.created = time.time()
             super().emit(record)
+
+
+def _is_unfiltered(record: logging.LogRecord) -> bool:
+    if isinstance(record.msg, EventLine):
+        return isinstance(record.msg.event, UNFILTERED)
+    return getattr(record, "is_unfiltered", False)
 
 
 def write_lines(settings: Logs) -> None:

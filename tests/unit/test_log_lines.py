@@ -5,12 +5,16 @@ import io
 import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from gateway.config.diff import ReloadOutcome
+from gateway.config.problems import Problem
 from gateway.events import CallFinished, Event, ReplicaChanged, StoreChanged
+from gateway.processes.reload_queue import log_outcome
 from gateway.telemetry.access_log import EventLine
 from gateway.telemetry.log_lines import (
     FLOOD_S,
@@ -24,6 +28,11 @@ from gateway.telemetry.log_lines import (
 CALL = CallFinished(
     "id-1", "POST", "/embed", 200, "ok", 0.0123, "acme", "bge", 3, 57, "embed", {"queue": 0.01}, "ab" * 16
 )
+REJECTED = (
+    "ERROR   router.yaml was not reloaded: 1 problem; nothing has changed",
+    "ERROR   models.bge: is missing",
+)
+RELOADED = ("INFO    router.yaml was reloaded: 0 changes",)
 
 
 class Bench:
@@ -195,3 +204,23 @@ async def test_logs_only_refused_polls_of_the_status() -> None:
     lines.flush()
 
     assert [401] == [json.loads(line)["status"] for line in out.getvalue().splitlines()]
+
+
+def test_writes_each_outcome_of_a_reload_when_it_happens() -> None:
+    bench = Bench(TextLines())
+    logger = logging.getLogger("gateway")
+    level = logger.level
+    logger.addHandler(bench.handler)
+    logger.setLevel(logging.INFO)
+    failure = ReloadOutcome(problems=(Problem("models.bge", "is missing"),))
+    try:
+        for outcome in (failure, failure, ReloadOutcome(), failure, ReloadOutcome()):
+            log_outcome(Path("router.yaml"), "file", outcome)
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(bench.handler)
+
+    assert [
+        line for failed in (True, True, False, True, False) for line in (REJECTED if failed else RELOADED)
+    ] == [line.split(" ", 1)[1].lstrip() for line in bench.lines]
+    assert [] == bench.timers
