@@ -1,7 +1,7 @@
 """Output of log lines: as JSON or text, with a flood of equal lines reduced to one line and a count.
 
-Every call, every outcome of a reload, and every change of a replica or of the quota store has its own line. Other lines are equal if
-logger, level and message are.
+Every call, every outcome of a reload, and every change of a replica or of the quota store has its own line.
+Other lines are equal if logger, level and message are.
 """
 
 import asyncio

@@ -26,6 +26,19 @@ async def test_wrong_keys_are_throttled_and_a_valid_key_passes(boot: Boots) -> N
     assert (429, 200) == (posted.status_code, valid.status_code)
 
 
+async def test_a_missing_key_is_no_guess(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        tried = [
+            await gateway.client.get("/v1/models", headers={"authorization": value})
+            for value in ["", "Bearer ", "Basic ????"] * GUESSES_MAX
+        ]
+        wrong = await gateway.client.get("/v1/models", headers=WRONG)
+
+    assert {401} == {reply.status_code for reply in tried}
+    assert all("Authorization: Bearer <key>" in reply.text for reply in tried)
+    assert 401 == wrong.status_code
+
+
 def test_each_address_has_its_own_bucket_which_refills() -> None:
     guesses = GuessThrottle()
     for _ in range(GUESSES_MAX):

@@ -43,13 +43,16 @@ class Authenticator:
         try:
             return self._keyring.identify(key)
         except Unauthenticated:
+            if key is None:
+                # Nothing was guessed: the caller needs the hint on how to send a key, however often it asks.
+                raise
             address, now_s = self.address_of(context), self._clock()
             wait_s = self._guesses.wait_s(address, now_s)
             if wait_s > 0:
                 raise AuthThrottled(
                     "too many wrong keys from this address", retry_after_s=math.ceil(wait_s)
                 ) from None
-            self._guesses.record_failure(address, key_digest(key or ""), now_s)
+            self._guesses.record_failure(address, key_digest(key), now_s)
             raise
 
     def forgive_known_keys(self) -> None:
