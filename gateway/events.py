@@ -17,10 +17,11 @@ Stage = Literal["parse", "auth", "quota", "queue", "upstream", "encode"]
 class CallFinished(msgspec.Struct, frozen=True):
     """One HTTP call ended, with a reply or an error.
 
-    route: the path's template. outcome: "ok" or an error's kind. duration_s: from the first byte read
-    to the last byte written. stages: seconds per stage, as in `server-timing`. trace_id: 32 hex digits, None
-    where calls are not traced. key_id: id of the API key, None if none was accepted. address: of the client.
-    path: as sent, cut and escaped, only if no handler serves it.
+    route: the path's template. outcome: "ok" or an error's kind. duration_s: from the first byte read to
+    the last byte written. tenant: of the accepted key, even if the call was refused then. stages: seconds
+    per stage, as in `server-timing`. trace_id: 32 hex digits, None where calls are not traced. key_id: id
+    of the API key, None if none was accepted. address: of the client. path: as sent, cut and escaped,
+    only if no handler serves it.
     """
 
     request_id: str

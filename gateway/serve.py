@@ -99,7 +99,6 @@ class Gateway:
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""
         tenant = caller.tenant
-        timeline.tenant = tenant.name
         operation = operation_of(call.work)
         timeline.operation = operation.value
         tenant.require_operation(operation)

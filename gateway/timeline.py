@@ -20,7 +20,6 @@ class Timeline:
         self._last_s = time.perf_counter() if started_s is None else started_s
         self.started_s = self._last_s
         self.laps: dict[Stage, float] = {}
-        self.tenant: str | None = None
         self.model: str | None = None
         self.operation: str | None = None
         self.trace: CallTrace | None = None

@@ -173,7 +173,7 @@ def _finished(scope: Scope, context: RequestContext, address: str) -> CallFinish
         status=context.io.status,
         outcome=context.outcome,
         duration_s=time.perf_counter() - timeline.started_s,
-        tenant=timeline.tenant,
+        tenant=None if tenant is None else tenant.name,
         model=timeline.model,
         inputs=context.inputs,
         tokens=context.tokens,
