@@ -8,6 +8,7 @@ from gateway.calls import Deadline
 from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut
 from gateway.events import Decision, Observe, QuotaDecided
 from gateway.prepare import TOKENS_MAX, PreparedWork
+from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, QuotaRequest, Reservation
 from gateway.quotas.limits import SECOND_US, Cost, LimitStatus
 from gateway.routing.routes import Route
@@ -55,9 +56,12 @@ class Grant:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Settle the cost of the call, or refund it."""
+        used = self._used(error)
+        self.limit_statuses = self._ledger.settle(self._reservation, used)
         if isinstance(error, GatewayError):
             error.is_settled = True
-        self.limit_statuses = self._ledger.settle(self._reservation, self._used(error))
+            if used.requests:
+                error.headers |= rate_limit_headers(self.limit_statuses)
 
     def _used(self, error: BaseException | None) -> Cost:
         """Return what the call has cost, by the way it ended."""
@@ -99,10 +103,10 @@ class Admission:
             self._observe(QuotaDecided(tenant.name, "refused"))
             raise
 
-    async def charge_bad_request(self, tenant: Tenant) -> None:
+    async def charge_bad_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
         """Charge the caller one request, without usage of a model, for a request that could not be served.
 
-        Raises: QuotaExceeded, QuotaUnavailable.
+        Return the limits that were charged. Raises: QuotaExceeded, QuotaUnavailable.
         """
         limits = [limit for limit in tenant.limits if limit.unit == "requests"]
         ask = QuotaRequest(
@@ -113,9 +117,10 @@ class Admission:
             expires_us=LEASE_US,
             shadow=self._shadow,
         )
-        if ask.limits:
-            reservation = await self._reserve(ask, "bad_request")
-            self._ledger.settle(reservation, ask.cost)
+        if not ask.limits:
+            return ()
+        reservation = await self._reserve(ask, "bad_request")
+        return self._ledger.settle(reservation, ask.cost)
 
     async def admit(self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline) -> Grant:
         """Reserve the cost of a call in all of its limits, or in none.

@@ -89,12 +89,12 @@ class Gateway:
         """
         self._admission.refuse_if_spent(tenant, least)
 
-    async def charge_bad_request(self, tenant: Tenant) -> None:
+    async def charge_bad_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
         """Charge a request that was refused for its content, so that its decoding is not free.
 
-        Raises: QuotaExceeded, QuotaUnavailable.
+        Return the limits that were charged. Raises: QuotaExceeded, QuotaUnavailable.
         """
-        await self._admission.charge_bad_request(tenant)
+        return await self._admission.charge_bad_request(tenant)
 
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""

@@ -53,7 +53,9 @@ async def test_a_refused_request_costs_one_request(boot: Boots, path: str, body:
     ledger = MemoryLedger(Clock())
     servers = {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
     async with boot(servers, tenants(MANY), ledger=ledger) as gateway:
-        assert status == (await gateway.client.post(path, content=body)).status_code
+        refused = await gateway.client.post(path, content=body)
+        assert (status, "9") == (refused.status_code, refused.headers["x-ratelimit-remaining-requests"])
+        assert "10" == refused.headers["x-ratelimit-limit-requests"]
         assert 8 == await requests_left(gateway)
 
 
@@ -108,8 +110,28 @@ async def test_a_refused_request_leaves_no_row_of_usage(boot: Boots) -> None:
 async def test_a_call_that_failed_after_its_reserve_is_charged_once(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}, tenants(MANY), ledger=MemoryLedger(Clock())) as gateway:
         reply = await gateway.post(OPENAI, {"input": "w " * 5000, "model": "strict"})
-        assert 400 == reply.status_code
+        assert (400, "9") == (reply.status_code, reply.headers["x-ratelimit-remaining-requests"])
         assert 8 == await requests_left(gateway)
+
+
+async def test_a_forbidden_model_costs_one_request(boot: Boots) -> None:
+    config = tenants(MANY, ", models: [strict]")
+    async with boot({"tei-0": FakeTei()}, config, ledger=MemoryLedger(Clock())) as gateway:
+        refused = await embed(gateway, model="bge")
+        allowed = await embed(gateway, model="strict")
+
+    assert (403, "9") == (refused.status_code, refused.headers["x-ratelimit-remaining-requests"])
+    assert "8" == allowed.headers["x-ratelimit-remaining-requests"]
+
+
+async def test_an_uncharged_refusal_has_no_limits(boot: Boots) -> None:
+    async with boot(
+        {"tei-0": FakeTei()}, tenants("tokens_per_day: 10"), ledger=MemoryLedger(Clock())
+    ) as gateway:
+        refused = await gateway.post(OPENAI, {"input": 5})
+
+    assert 400 == refused.status_code
+    assert not [name for name in refused.headers if name.startswith("x-ratelimit")]
 
 
 async def test_no_key_is_charged_for_a_missing_or_wrong_key(boot: Boots) -> None:

@@ -52,13 +52,14 @@ class InferenceApi:
         if context.tenant is None or not _is_bad_request(failure):
             return error
         try:
-            await self.gateway.charge_bad_request(context.tenant)
+            charged = await self.gateway.charge_bad_request(context.tenant)
         except QuotaExceeded as spent:
             return spent
         except QuotaUnavailable:
             # The cause is of more use to the caller than an outage that it did not run into.
             return error
-        return error
+        failure.headers |= rate_limit_headers(charged)
+        return failure
 
     async def serve(self, context: RequestContext, call: Call) -> Served:
         """Run a decoded call through the gateway's stages. Raises: GatewayError."""
