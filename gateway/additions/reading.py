@@ -182,6 +182,9 @@ def _file_problems(upstream: UpstreamSettings, path: str, files: Path | None) ->
             yield from _file_path_problems(f"{path}.{field}", name, files)
         elif not HUB_ID.fullmatch(name):
             yield Problem(f"{path}.{field}", "neither a hub id nor the path of a folder")
+        elif files is not None and not _is_below(files / name, files):
+            # A folder of that name is used in place of the hub's model, and it may be a link.
+            yield Problem(f"{path}.{field}", LEADS_OUT)
     for field, name in msgspec.structs.asdict(upstream.tls).items():
         if name is not None:
             yield from _file_path_problems(f"{path}.tls.{field}", name, files)

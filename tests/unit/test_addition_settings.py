@@ -44,6 +44,9 @@ def sources(tmp_path: Path) -> SecretSources:
     (folder / "two-lines").write_text("a\nb\n")
     (folder / "empty").write_text("\n")
     (folder / "checkpoint").mkdir()
+    (tmp_path / "outside" / "m").mkdir(parents=True)
+    (folder / "out").symlink_to("../outside")
+    (folder / "inside").symlink_to("checkpoint")
     return SecretSources(
         {"UPSTREAM_KEY": "of-the-environment", "HOME": "/home", "UPSTREAM_EMPTY": ""}, folder
     )
@@ -62,6 +65,22 @@ def test_fills_references_from_allowed_sources(sources: SecretSources) -> None:
 
     assert "of-a-file" == found.api_key
     assert {"authorization": "Bearer of-a-file", "x-key": "of-the-environment"} == found.headers
+
+
+@pytest.mark.parametrize("name", ["out", "out/m", "./out", "out/none"])
+def test_a_link_does_not_lead_out_of_the_folder_even_if_it_looks_like_a_hub_id(
+    sources: SecretSources, name: str
+) -> None:
+    assert {"model": "leads out of `admin.files`"} == problems({**TORCH, "model": name}, sources)
+    assert {"tokenizer": "leads out of `admin.files`"} == problems({**TEI, "tokenizer": name}, sources)
+
+
+def test_a_link_within_the_folder_names_a_checkpoint(sources: SecretSources) -> None:
+    assert sources.files is not None
+    upstream = read_upstream("x", {**TORCH, "model": "inside", "tokenizer": "org/hub-id"}, sources)
+
+    assert str(sources.files / "checkpoint") == upstream.model
+    assert "org/hub-id" == upstream.tokenizer
 
 
 @pytest.mark.parametrize(
