@@ -281,9 +281,9 @@ async def post_stream(gateway: Running, path: str, body: AsyncIterator[bytes], l
 
 async def test_an_announced_body_too_large_is_413_before_it_is_read(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
-        assert_openai(
-            await post_stream(gateway, OPENAI, unreadable_body(), str(40 * MEGABYTE)), 413, "body_too_large"
-        )
+        announced = await post_stream(gateway, OPENAI, unreadable_body(), str(40 * MEGABYTE))
+        assert_openai(announced, 413, "body_too_large")
+        assert "the body is larger than 33554432 bytes" == announced.json()["error"]["message"]
         assert_tei(
             await post_stream(gateway, EMBED, unreadable_body(), str(40 * MEGABYTE)), 413, "Validation"
         )

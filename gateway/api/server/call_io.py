@@ -63,7 +63,7 @@ class CallIO:
         digits = announced.lstrip("0")
         # As text first: Python refuses to parse a number of thousands of digits.
         if digits.isdigit() and (len(digits) > LENGTH_DIGITS_MAX or int(digits) > self._body_bytes_max):
-            raise _too_large()
+            raise _too_large(self._body_bytes_max)
 
     async def receive(self) -> Message:
         """Receive the next ASGI message of the request, and count its bytes as held.
@@ -82,7 +82,7 @@ class CallIO:
             size = len(message["body"])
             self._body_bytes += size
             if self._body_bytes > self._body_bytes_max:
-                raise _too_large()
+                raise _too_large(self._body_bytes_max)
             # Bytes that came, not bytes that were announced: an announcement costs a caller nothing.
             self._in_flight.hold(size)
             self._held_bytes += size
@@ -167,5 +167,5 @@ class CallIO:
             self._cancel()
 
 
-def _too_large() -> BodyTooLarge:
-    return BodyTooLarge("the body is larger than this gateway takes")
+def _too_large(bytes_max: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {bytes_max} bytes")
