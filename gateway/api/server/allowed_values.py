@@ -1,4 +1,4 @@
-"""Allowed values of a field, for errors about other values: msgspec does not list them. Pure."""
+"""Allowed values of a field and allowed fields of an object, which errors of msgspec do not list. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -12,10 +12,12 @@ STEP = re.compile(r"\.(?P<field>[^.\[\]]+)|\[[^\]]*\]")
 
 
 def note_choices(error: msgspec.ValidationError, body: Any) -> None:
-    """Add the allowed values to an error about an enum value. body: the type that was decoded."""
+    """Add the allowed values or fields to an error about a different one. body: the type that was decoded."""
     reason, _, place = str(error).partition(" - at `$")
     if reason.startswith("Invalid enum value"):
         error.add_note(", ".join(_allowed(body, place.rstrip("`"))))
+    elif reason.startswith("Object contains unknown field"):
+        error.add_note(", ".join(_fields(body, place.rstrip("`"))))
 
 
 def choices_of(error: msgspec.ValidationError) -> str:
@@ -24,11 +26,22 @@ def choices_of(error: msgspec.ValidationError) -> str:
 
 
 def _allowed(body: Any, place: str) -> list[str]:
+    kinds = _kinds_at(body, place)
+    values = (value for kind in kinds if isinstance(kind, inspect.LiteralType) for value in kind.values)
+    return [str(value) for value in dict.fromkeys(values)]
+
+
+def _fields(body: Any, place: str) -> list[str]:
+    structs = [kind for kind in _kinds_at(body, place) if isinstance(kind, inspect.StructType)]
+    return list(dict.fromkeys(field.encode_name for kind in structs for field in kind.fields))
+
+
+def _kinds_at(body: Any, place: str) -> list[inspect.Type]:
+    """Return the types that a value at a place of the body may have."""
     kinds = list(_members(inspect.type_info(body)))
     for step in STEP.finditer(place):
         kinds = [inner for kind in kinds for inner in _types_at(kind, step["field"])]
-    values = (value for kind in kinds if isinstance(kind, inspect.LiteralType) for value in kind.values)
-    return [str(value) for value in dict.fromkeys(values)]
+    return kinds
 
 
 def _types_at(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
