@@ -114,7 +114,7 @@ class Pool:
         """Record that a replica completed a batch."""
         replica.record_success(load, took_s, now_s, was_full=was_full)
         if replica.state is State.PROBATION and replica.is_proven:
-            self.transition(replica, ReplicaEvent.PROVEN, "it does its work")
+            self.transition(replica, ReplicaEvent.PROVEN, "its requests succeed again")
 
     def record_failure(self, replica: Replica, error: BackendError, now_s: float, sent_s: float) -> None:
         """Record that a replica failed a batch, sent at `sent_s`, through no fault of the caller."""

@@ -33,6 +33,14 @@ SPACE_LEVELS: dict[SpaceOutcome, int] = {
     "differs": logging.ERROR,
     "unchecked": logging.WARNING,
 }
+# The state of a replica in a sentence.
+STATES = {
+    "joining": "is joining",
+    "up": "is up",
+    "probation": "is on probation",
+    "down": "is down",
+    "gone": "is gone",
+}
 STAGE_FIELDS: dict[Stage, str] = {stage: f"{stage}_ms" for stage in get_args(Stage)}
 Logged: TypeAlias = (
     CallFinished | ConnectionFaulted | DescriptionRejected | ReplicaChanged | SpaceChecked | StoreChanged
@@ -51,7 +59,9 @@ class EventLine:
                 return call_line(self.event)
             case ReplicaChanged():
                 change = self.event
-                return f"upstream {change.upstream}: {change.replica} is {change.state} ({change.reason})"
+                return (
+                    f"upstream {change.upstream}: {change.replica} {STATES[change.state]} ({change.reason})"
+                )
             case ConnectionFaulted():
                 return _fault_line(self.event)
             case DescriptionRejected():

@@ -1,11 +1,12 @@
 """Log lines of calls and of state changes."""
 
 import logging
+from typing import Literal
 
 import pytest
 
-from gateway.events import CallFinished, ConnectionFaulted, SpaceChecked, SpaceOutcome
-from gateway.telemetry.access_log import log_event
+from gateway.events import CallFinished, ConnectionFaulted, ReplicaChanged, SpaceChecked, SpaceOutcome
+from gateway.telemetry.access_log import EventLine, log_event
 
 CALL = CallFinished("id-1", "POST", "/embed", 200, "ok", 0.01234, "acme", "bge", 3, 57)
 
@@ -93,3 +94,11 @@ def test_logs_a_pause_of_connection_reuse_and_no_other_fault(caplog: pytest.LogC
 
     line = "upstream up: r0 sends data that no request asked for: no connection is reused for 60 s"
     assert [(logging.WARNING, line)] == [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.parametrize(("state", "text"), [("probation", "is on probation"), ("up", "is up")])
+def test_writes_the_state_of_a_replica_as_a_sentence(state: Literal["probation", "up"], text: str) -> None:
+    line = EventLine(ReplicaChanged("embedder", "http://a", state, "because"))
+
+    assert f"upstream embedder: http://a {text} (because)" == str(line)
+    assert state == line.fields()["state"]
