@@ -20,6 +20,7 @@ from backends.contract import (
 )
 from backends.contract import inputs_of as backend_inputs_of
 from backends.contract import operation_of as backend_operation_of
+from gateway.errors import DeadlineExceeded
 from gateway.prompts import Role
 
 
@@ -75,11 +76,19 @@ def truncation(call: Call, model_setting: Truncate) -> Truncate:
 class Deadline(msgspec.Struct, frozen=True):
     """Time limit of a call.
 
-    at_s: on the event loop's clock. by_caller: the caller asked for less time than the model allows.
+    at_s: on the event loop's clock. timeout_s: the allowed time. by_caller: the caller asked for less
+    time than the model allows.
     """
 
     at_s: float
+    timeout_s: float
     by_caller: bool = False
+
+    def error(self) -> DeadlineExceeded:
+        """Return the error of a call that has outlasted it."""
+        if self.by_caller:
+            return DeadlineExceeded(f"your x-timeout-s of {self.timeout_s:g} s passed")
+        return DeadlineExceeded(f"the model's deadline of {self.timeout_s:g} s passed; send fewer inputs")
 
 
 def operation_of(work: Work) -> Operation:

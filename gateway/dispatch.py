@@ -125,6 +125,8 @@ class _Submission:
             reply = await self._lane.submit(piece, self._owner, grant.deadline.at_s, self._count_unanswered)
         except errors.InvalidWork as error:
             raise _of_call(error, piece) from error
+        except TimeoutError as error:
+            raise grant.deadline.error() from error
         except (errors.RequestTooLarge, errors.PermitsTaken) as error:
             if piece.inputs == 1:
                 raise _refusal_of(piece, error) from error

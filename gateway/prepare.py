@@ -15,7 +15,6 @@ from backends.contract import Work as BackendWork
 from backends.texts import INLINE_CHARACTERS_MAX, model_inputs_of
 from gateway.batching.slices import token_bounds
 from gateway.calls import Call, Deadline, Similarity, Work, default_truncation, inputs_of, truncation
-from gateway.errors import DeadlineExceeded
 from gateway.prompts import with_prompt, with_roles
 from gateway.quotas.limits import Cost
 from gateway.routing.routes import Route
@@ -139,10 +138,10 @@ class Preparer:
         return fresh
 
     async def decode_ids(
-        self, decoder: IdDecoder, tenant: Tenant, ids: Sequence[Sequence[int]], timeout_s: float
+        self, decoder: IdDecoder, tenant: Tenant, ids: Sequence[Sequence[int]], deadline: Deadline
     ) -> list[str]:
         """Return the text of each list of token ids. Raises: as `IdDecoder.decode`."""
-        return await decoder.decode(ids, self._threads, self._claim(tenant, bulk=False), timeout_s)
+        return await decoder.decode(ids, self._threads, self._claim(tenant, bulk=False), deadline)
 
     async def _count(
         self,
@@ -180,7 +179,7 @@ class Preparer:
                 claim = self._claim(tenant, bulk=prepared.call.bulk)
                 return await tokens.run(self._threads, claim, room.require)
         except TimeoutError as error:
-            raise DeadlineExceeded("the call's time ran out") from error
+            raise deadline.error() from error
 
     def _room(self, prepared: PreparedWork, tenant: Tenant, *, is_large: bool) -> "TokenRoom":
         route, inputs = prepared.route, len(inputs_of(prepared.call.work))

@@ -125,7 +125,7 @@ class Gateway:
         """
         route = self.routes.resolve(tenant, model, operation)
         decoder = self.upstreams[route.upstream].ids
-        return await self._preparer.decode_ids(decoder, tenant, ids, route.deadline_s)
+        return await self._preparer.decode_ids(decoder, tenant, ids, _deadline(route, Caller(tenant)))
 
 
 def _has_vectors(reply: Reply) -> bool:
@@ -136,4 +136,4 @@ def _deadline(route: Route, caller: Caller) -> Deadline:
     """Return the model's deadline, or the caller's own if that is sooner."""
     by_caller = caller.timeout_s is not None and caller.timeout_s < route.deadline_s
     timeout_s = caller.timeout_s if by_caller and caller.timeout_s else route.deadline_s
-    return Deadline(asyncio.get_running_loop().time() + timeout_s, by_caller)
+    return Deadline(asyncio.get_running_loop().time() + timeout_s, timeout_s, by_caller)

@@ -26,7 +26,7 @@ from gateway.batching.scheduler import Dispatch, Scheduler, SchedulingPass
 from gateway.batching.slices import Bounds, Slice
 from gateway.batching.tenant_activity import ACTIVE_S, TenantActivity
 from gateway.batching.ticket import EMPTY_ENTRY, Attempt, Owner, Ticket
-from gateway.errors import LOADING_RETRY_S, DeadlineExceeded, GatewayError, ModelLoading, Overloaded
+from gateway.errors import LOADING_RETRY_S, GatewayError, ModelLoading, Overloaded
 from gateway.events import AttemptFinished, LaneBacklog, Observe
 from gateway.routing.pool import Pool, no_replica_error
 from gateway.routing.replica import Replica
@@ -128,8 +128,8 @@ class Lane:
         """Run a slice on a replica before the deadline, which is on the lane's clock.
 
         on_unanswered: called with a slice that a replica may have computed, but whose reply no caller
-        received. Raises: BackendError if the last replica tried refused or failed; NoReplica, ModelLoading,
-        DeadlineExceeded.
+        received. Raises: BackendError if the last replica tried refused or failed; NoReplica, ModelLoading or
+        TimeoutError at the deadline.
         """
         now_s = self._clock()
         self._activity.mark_active(owner.tenant, now_s)
@@ -152,7 +152,9 @@ class Lane:
             was_received = True
             return SliceReply(reply, ticket.queued_s)
         except TimeoutError as error:
-            raise self._deadline_error(ticket) from error
+            if (cause := self._cause_of_wait(ticket)) is not None:
+                raise cause from error
+            raise
         finally:
             timer.cancel()
             if not was_received and ticket.may_have_run:
@@ -223,12 +225,13 @@ class Lane:
         if was_queued:
             self.pump()
 
-    def _deadline_error(self, ticket: Ticket) -> GatewayError:
+    def _cause_of_wait(self, ticket: Ticket) -> GatewayError | None:
+        """Return why a ticket was not done by its deadline, if the reason is known."""
         if not ticket.running and not self._pool.usable():
             return no_replica_error(self._pool)
         if _is_model_loading(self._pool):
             return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
-        return DeadlineExceeded("the call's time ran out")
+        return None
 
     def _overloaded(self, message: str, waiting_tokens: int) -> Overloaded:
         wait_s = self._measures.drain_rate.retry_after_s(waiting_tokens, self._clock())

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from backends.checkpoints import locate_tokenizer
 from backends.errors import InvalidWork, ModelUnavailable
-from gateway.errors import DeadlineExceeded, InvalidInput, UpstreamFailed
+from gateway.calls import Deadline
+from gateway.errors import InvalidInput, UpstreamFailed
 from gateway.upstreams.background_opener import BackgroundOpener
 from gateway.upstreams.fair_threads import CHUNK_CHARACTERS, Claim, FairThreads
 
@@ -40,7 +41,7 @@ class IdDecoder:
         self._opener: BackgroundOpener[Vocabulary] = BackgroundOpener()
 
     async def decode(
-        self, ids: Sequence[Sequence[int]], threads: FairThreads, claim: Claim, timeout_s: float
+        self, ids: Sequence[Sequence[int]], threads: FairThreads, claim: Claim, deadline: Deadline
     ) -> list[str]:
         """Return the text of each list of ids, without special tokens.
 
@@ -51,14 +52,14 @@ class IdDecoder:
         if sum(map(len, ids)) > IDS_MAX:
             raise InvalidInput(f"more than {IDS_MAX} token ids in a call", param="input")
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(deadline.at_s):
                 return await self._decode(self._source, ids, threads, claim)
         except InvalidWork as error:
             raise InvalidInput(error.message, param="input") from error
         except ModelUnavailable as error:
             raise UpstreamFailed("the model's `token_encoding` cannot be read here") from error
         except TimeoutError as error:
-            raise DeadlineExceeded("the call's time ran out") from error
+            raise deadline.error() from error
 
     async def _decode(
         self, source: str, ids: Sequence[Sequence[int]], threads: FairThreads, claim: Claim

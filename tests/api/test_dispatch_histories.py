@@ -244,7 +244,7 @@ class World:
     async def prepared(self, work: Work) -> PreparedWork:
         """Return the work as replicas receive it."""
         route = Route("m", "up", Operation.EMBED, Truncate.RIGHT, 60)
-        deadline = Deadline(asyncio.get_running_loop().time() + 30)
+        deadline = Deadline(asyncio.get_running_loop().time() + 30, 30)
         return await self.preparer.prepare(
             self.upstream.model_inputs, Tenant("any"), route, Call(work), deadline
         )
@@ -252,7 +252,7 @@ class World:
     async def call(self, index: int, work: Work) -> tuple[Reply, int] | None:
         """Return the reply and its counted tokens, or None if the replicas failed it."""
         tenant = self.tenants[index % len(self.tenants)]
-        deadline = Deadline(asyncio.get_running_loop().time() + 30)
+        deadline = Deadline(asyncio.get_running_loop().time() + 30, 30)
         reservation = Reservation(QuotaRequest(str(index), tenant.name, (), NOTHING, 10**9, "m"), ())
         prepared = await self.prepared(work)
         with Grant(tenant, prepared, deadline, reservation, MemoryLedger()) as grant:

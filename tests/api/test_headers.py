@@ -361,6 +361,7 @@ async def test_the_callers_timeout_ends_a_waiting_call(boot: Boots) -> None:
 
     assert (504, "deadline_exceeded") == (openai.status_code, openai.json()["error"]["code"])
     assert (424, "Backend") == (tei.status_code, tei.json()["error_type"])
+    assert "your x-timeout-s of 0.05 s passed" == openai.json()["error"]["message"]
 
 
 async def test_the_callers_timeout_cannot_exceed_the_models_deadline(boot: Boots) -> None:
@@ -369,6 +370,8 @@ async def test_the_callers_timeout_cannot_exceed_the_models_deadline(boot: Boots
         reply = await gateway.post(OPENAI, {"input": "a", "model": "strict"}, x_timeout_s="600")
 
     assert 504 == reply.status_code
+    message = reply.json()["error"]["message"]
+    assert "the model's deadline of 0.05 s passed; send fewer inputs" == message
 
 
 def test_every_error_kind_has_facts() -> None:

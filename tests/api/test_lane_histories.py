@@ -117,7 +117,7 @@ class Chance:
             reply = await task
         except asyncio.CancelledError:
             assert call["leaves_after"] is not None
-        except GatewayError:
+        except (GatewayError, TimeoutError):
             pass
         except BackendError as error:
             self.assert_own(error, texts)
