@@ -34,6 +34,9 @@ def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
         default = getattr(config.defaults, operation)
         if default is not None and default not in names.models:
             yield Problem(f"defaults.{operation}", unknown_name("model", default, names.models))
+    if config.defaults.any_name and len(names.models) > 1:
+        message = f"needs a file with one model, which serves every name; this one has {len(names.models)}"
+        yield Problem("defaults.any_name", message)
     yield from _tenant_problems(config, names)
 
 

@@ -95,6 +95,7 @@ FAULTS: dict[str, set[str]] = {
     "password_in_a_replica": {"upstreams.tei.replicas[0]"},
     "password_in_the_store": {"quotas.store"},
     "placeholder_of_no_known_form": {"upstreams.tei.api_key", "upstreams.tei.replicas[0]"},
+    "any_name_for_two_models": {"defaults.any_name"},
     "replica_is_no_url": {
         "upstreams.tei.replicas[0]",
         "upstreams.tei.replicas[2]",
