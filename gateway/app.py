@@ -285,10 +285,16 @@ def _keyring(boot: AppBoot) -> Keyring:
     config = boot.config
     return Keyring(
         config.tenants,
-        FirstKey(boot.first_key_digest, boot.first_key_waits) if boot.first_key_digest else None,
+        _first_key(boot),
         operators=config.admin.keys,
         has_store=config.quotas.store != "memory",
     )
+
+
+def _first_key(boot: AppBoot) -> FirstKey | None:
+    if boot.first_key_digest is None:
+        return None
+    return FirstKey(boot.first_key_digest, boot.first_key_waits, boot.first_key_is_kept)
 
 
 def _key_follower(

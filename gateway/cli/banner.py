@@ -42,7 +42,7 @@ def _reachable(address: str) -> str:
 def _note_on_key(first_key: FirstKey | None) -> str:
     if first_key is None:
         return "a tenant's key, in router.yaml or created by `gateway keys create`"
-    when = ", once Redis is available, if it contains no tenants and no keys" if first_key.waits else ""
+    when = ", once Redis is available, if it contains no tenants" if first_key.waits else ""
     return first_key.note + when
 
 

@@ -8,11 +8,10 @@ import asyncio
 import logging
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.markup import escape
 
 from gateway.config.schema import Config
 from gateway.store.errors import StoreUnavailable
@@ -25,6 +24,8 @@ from gateway.tenants.store import FIRST_KEY, TenantStore
 VARIABLE = "GATEWAY_API_KEY"
 SETS_YOUR_OWN = f"{VARIABLE} sets your own"
 STORE_TIMEOUT_S = 5.0
+# Pause between two attempts to reach a store that was unavailable at start.
+RETRY_S = 1.0
 
 logger = logging.getLogger("gateway")
 
@@ -32,8 +33,10 @@ logger = logging.getLogger("gateway")
 class FirstKey(msgspec.Struct, frozen=True):
     """The first key as the banner shows it.
 
-    shell_word: stands for the key in a shell command. note: where the key is. is_kept: its text is in a file.
-    waits: it is not valid until Redis, which is unavailable, has reported that it contains no tenants.
+    digest: empty if the key is created once Redis, which is unavailable, has returned. shell_word: stands for
+    the key in a shell command. note: where the key is. is_kept: its text is in a file of this gateway or of
+    another one, so that all gateways of a store can agree on it. waits: it is not valid until Redis has
+    reported that it contains no tenants.
     """
 
     digest: str
@@ -54,29 +57,52 @@ class KeySources(msgspec.Struct, frozen=True):
     is_terminal: bool
 
 
-def first_key(
-    config: Config, environment: Mapping[str, str], errors: Console, *, is_terminal: bool
-) -> FirstKey | None:
+def key_sources(config: Config, environment: Mapping[str, str], *, is_terminal: bool) -> KeySources:
+    """Return the places of a gateway's first key."""
+    file = _key_file(config.state_dir, environment)
+    return KeySources(environment.get(VARIABLE) or None, file, is_terminal)
+
+
+def first_key(config: Config, sources: KeySources) -> FirstKey | None:
     """Return the key that is used while there are no tenants, or None if there are any.
 
     If Redis is unavailable, none is created, because it might bypass tenants in Redis. A key that exists then
     waits until Redis has reported that it contains none.
     """
-    sources = KeySources(
-        environment.get(VARIABLE) or None, _key_file(config.state_dir, environment), is_terminal
-    )
     if config.tenants:
         _log_ignored(sources, "router.yaml")
         return None
-    if config.quotas.store == "memory":
-        return _configured(sources) or _read(sources) or _create(sources)
     try:
+        if config.quotas.store == "memory":
+            return _configured(sources) or _read(sources) or _create(sources)
         return asyncio.run(_agree(config.quotas.store, sources))
+    except FirstKeyFileError as error:
+        return _create_unkept(error)
     except StoreUnavailable as error:
-        key = _configured(sources) or _read(sources)
-        effect = "calls are refused for now" if key else "no key is created; calls are refused"
-        errors.print(f"[yellow]Redis is unavailable[/] ({escape(str(error))}): {effect}")
-        return key and msgspec.structs.replace(key, waits=True)
+        key = _configured(sources) or _read_usable(sources)
+        effect = "the first key is refused" if key else "no first key is created"
+        logger.warning("Redis is unavailable (%s): %s until it returns", error, effect)
+        return msgspec.structs.replace(key or _missing(sources), waits=True)
+
+
+async def create_first_key_later(url: str, sources: KeySources) -> None:
+    """Create the first key once Redis, which was unavailable at start, has returned.
+
+    Workers read its digest from Redis. The log names the key's place and never shows the key.
+    """
+    quiet = msgspec.structs.replace(sources, is_terminal=False)
+    while True:
+        try:
+            key = await _agree(url, quiet)
+        except StoreUnavailable:
+            await asyncio.sleep(RETRY_S)
+        except FirstKeyFileError as error:
+            logger.warning("there is no first key: %s, or set %s; then restart the gateway", error, VARIABLE)
+            return
+        else:
+            place = "not needed: there are tenants in Redis" if key is None else key.note
+            logger.info("Redis is available; the first key is %s", place)
+            return
 
 
 def _key_file(state_dir: str | None, environment: Mapping[str, str]) -> Path | None:
@@ -95,29 +121,32 @@ def _key_file(state_dir: str | None, environment: Mapping[str, str]) -> Path | N
 
 
 async def _agree(url: str, sources: KeySources) -> FirstKey | None:
-    """Return the first key of all gateways on a store, None if it has tenants. Raises: StoreUnavailable."""
+    """Return the first key of all gateways on a store, None if it has tenants.
+
+    Raises: StoreUnavailable; FirstKeyFileError if a key is needed that cannot be kept. A key whose text is
+    lost at the exit must not be the key of later starts.
+    """
     store = TenantStore(RedisClient(url, STORE_TIMEOUT_S))
     try:
-        if await store.holds_any():
+        if await store.has_tenants():
             _log_ignored(sources, "Redis")
             return None
         if key := _configured(sources):
             return key
-        agreed, key = await store.first_key_digest(), _read(sources)
-        is_new = agreed is None and key is None
-        if is_new:
-            key = _create(sources)
-        # A key whose text is lost at the exit must not be the key of later starts.
-        if key is not None and key.is_kept:
+        created, agreed = None, await store.first_key_digest()
+        if agreed is None:
+            key = _read(sources) or (created := _create(sources))
             agreed = await store.agree_on_first_key(key.digest)
+        else:
+            key = _read_usable(sources)
     finally:
         await store.aclose()
-    if key is not None and agreed in (None, key.digest):
+    if key is not None and key.digest == agreed:
         return key
     if key is not None and sources.file is not None:
-        _discard(sources.file, is_new=is_new)
+        _discard(sources.file, is_new=created is not None)
     note = f"the first key of this store, which another gateway keeps in its state_dir   ({SETS_YOUR_OWN})"
-    return FirstKey(agreed or "", "$KEY", note)
+    return FirstKey(agreed, "$KEY", note, is_kept=True)
 
 
 def _configured(sources: KeySources) -> FirstKey | None:
@@ -127,40 +156,47 @@ def _configured(sources: KeySources) -> FirstKey | None:
 
 
 def _read(sources: KeySources) -> FirstKey | None:
-    """Return the key of an earlier start, None if there is none that can be used."""
-    if sources.file is None:
-        return None
-    try:
-        text = read_first_key(sources.file)
-    except FirstKeyFileError as error:
-        logger.warning("the first key of an earlier start cannot be used: %s", error)
-        return None
-    if text is None:
+    """Return the key in the file, None if there is no file. Raises: FirstKeyFileError."""
+    if sources.file is None or (text := read_first_key(sources.file)) is None:
         return None
     return FirstKey(key_digest(text), _shell_word(sources.file), f"in {sources.file}", is_kept=True)
 
 
-def _create(sources: KeySources) -> FirstKey:
-    """Create a key and keep it; if that is not possible, it ends with this process and is shown."""
-    text, reason = random_key(), "no folder for it is known"
+def _read_usable(sources: KeySources) -> FirstKey | None:
+    """Return the key in the file, None if there is none that can be used."""
     try:
-        if sources.file is not None:
-            text = keep_first_key(sources.file, text)
-            reason = ""
+        return _read(sources)
     except FirstKeyFileError as error:
-        reason = str(error)
-    if reason or sources.file is None:
-        logger.warning(
-            "the first key is not kept, and each start creates another: %s; set `state_dir` or %s",
-            reason,
-            VARIABLE,
-        )
-        return FirstKey(key_digest(text), text, f"{text}   (created now and shown once; {SETS_YOUR_OWN})")
+        logger.warning("%s, or set %s", error, VARIABLE)
+        return None
+
+
+def _create(sources: KeySources) -> FirstKey:
+    """Create a key and keep it. Raises: FirstKeyFileError."""
+    if sources.file is None:
+        raise FirstKeyFileError("no folder for it is known; set `state_dir`")
+    text = keep_first_key(sources.file, random_key())
     if sources.is_terminal:
         word, note = text, f"{text}   (created now, kept in {sources.file}; {SETS_YOUR_OWN})"
     else:
         word, note = _shell_word(sources.file), f"in {sources.file}   (created now; {SETS_YOUR_OWN})"
     return FirstKey(key_digest(text), word, note, is_kept=True)
+
+
+def _create_unkept(error: FirstKeyFileError) -> FirstKey:
+    """Create a key that ends with this process. It is shown, because it is nowhere else."""
+    logger.warning(
+        "the first key is not kept, and each start creates another: %s, or set %s", error, VARIABLE
+    )
+    text = random_key()
+    return FirstKey(key_digest(text), text, f"{text}   (created now and shown once; {SETS_YOUR_OWN})")
+
+
+def _missing(sources: KeySources) -> FirstKey:
+    """Describe the key that is created, or taken from another gateway, once Redis has returned."""
+    if sources.file is None:
+        return FirstKey("", "$KEY", "that of another gateway", is_kept=True)
+    return FirstKey("", _shell_word(sources.file), f"to be created in {sources.file}", is_kept=True)
 
 
 def _shell_word(path: Path) -> str:
@@ -170,11 +206,13 @@ def _shell_word(path: Path) -> str:
 def _discard(path: Path, *, is_new: bool) -> None:
     """Handle a key that is not the one of the store. is_new: it was created by this process."""
     if is_new:
-        path.unlink(missing_ok=True)
+        # A file that stays is reported by the next start.
+        with suppress(OSError):
+            path.unlink()
         return
     logger.warning(
-        "the key in %s is not the first key of this store, which another gateway created; to use it, "
-        "remove the key %s from Redis and restart every gateway",
+        "the key in %s is not the first key of this store, which another gateway created; to use it, stop "
+        "every gateway, remove the key %s from Redis, and start this gateway first",
         path,
         FIRST_KEY,
     )
@@ -182,4 +220,4 @@ def _discard(path: Path, *, is_new: bool) -> None:
 
 def _log_ignored(sources: KeySources, place: str) -> None:
     if sources.configured is not None:
-        logger.info("GATEWAY_API_KEY is ignored: there are tenants or keys in %s", place)
+        logger.info("GATEWAY_API_KEY is ignored: there are tenants in %s", place)

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from gateway.cli.banner import show_banner
 from gateway.cli.check import show_problems
-from gateway.cli.first_key import FirstKey, first_key
+from gateway.cli.first_key import FirstKey, KeySources, create_first_key_later, first_key, key_sources
 from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
@@ -34,16 +34,17 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
         show_problems(path, error)
         return 1
     write_lines(config.logs)
-    key = first_key(config, environment, errors, is_terminal=sys.stdout.isatty())
+    sources = key_sources(config, environment, is_terminal=sys.stdout.isatty())
+    key = first_key(config, sources)
     try:
-        asyncio.run(_run(config, ConfigSource(path, environment), key))
+        asyncio.run(_run(config, ConfigSource(path, environment), key, sources))
     except StartError as error:
         errors.print(f"[red]cannot start[/]: {escape(str(error))}")
         return 1
     return 0
 
 
-async def _run(config: Config, source: ConfigSource, key: FirstKey | None) -> None:
+async def _run(config: Config, source: ConfigSource, key: FirstKey | None, sources: KeySources) -> None:
     def show_progress(detail: str) -> None:
         # A line of its own, on a terminal too: lines of other processes would break into a spinner.
         logger.info("%s", detail)
@@ -57,6 +58,24 @@ async def _run(config: Config, source: ConfigSource, key: FirstKey | None) -> No
         config,
         first_key_digest=key.digest if key else None,
         first_key_waits=key is not None and key.waits,
+        first_key_is_kept=key is not None and key.is_kept,
     )
     show_progress("starting")
-    await Supervisor(boot, source, show_progress, on_ready).run()
+    async with _creating_missing_key(config, key, sources):
+        await Supervisor(boot, source, show_progress, on_ready).run()
+
+
+@asynccontextmanager
+async def _creating_missing_key(
+    config: Config, key: FirstKey | None, sources: KeySources
+) -> AsyncIterator[None]:
+    """Create the first key meanwhile, if it could not be created at start."""
+    if key is None or key.digest:
+        yield
+        return
+    task = asyncio.create_task(create_first_key_later(config.quotas.store, sources))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -10,7 +10,7 @@ from gateway.tenants.names import FIRST_KEY_NOTE
 
 
 def warn_of_first_key_end(context: Context, *, is_first: bool) -> None:
-    """Warn if a change ends the first key. is_first: the store was empty before."""
+    """Warn if a change ends the first key. is_first: there was no tenant in Redis before."""
     if is_first and not context.config.tenants:
         show_line(FIRST_KEY_NOTE)
 

@@ -10,15 +10,17 @@ from gateway.config.schema import Config
 class AppBoot(msgspec.Struct, frozen=True):
     """Settings that one worker's application is built from.
 
-    first_key_digest: digest of the key that is valid while no tenant is configured. first_key_waits: Redis
-    was unavailable at start and may hold tenants, in which case the first key is not valid. engines: upstream
-    name → address of its model in an engine. admin_port: port of the admin listener, if it has its own.
-    worker: index of this worker; None if there is only one.
+    first_key_digest: digest of the key that is valid while no tenant is configured; empty until a gateway has
+    created it. first_key_waits: Redis was unavailable at start and may hold tenants, in which case the first
+    key is not valid. first_key_is_kept: all gateways of the store agree on it by its digest there. engines:
+    upstream name → address of its model in an engine. admin_port: port of the admin listener, if it has its
+    own. worker: index of this worker; None if there is only one.
     """
 
     config: Config
     first_key_digest: str | None = None
     first_key_waits: bool = False
+    first_key_is_kept: bool = False
     engines: Mapping[str, str] = {}
     admin_port: int | None = None
     worker: int | None = None

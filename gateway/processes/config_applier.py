@@ -35,7 +35,7 @@ UpdateWorkers = Callable[[Config, Sequence[EngineProcess]], Awaitable[None]]
 class ConfigApplier:
     """The config that is served, and the only way to replace it. Runs one job at a time.
 
-    file: router.yaml as it was read at start. has_first_key: at start, a key was created that is used instead
+    file: router.yaml as it was read at start. has_first_key: at start there was a key that is used instead
     of tenants. config: the served config, namely the live settings of the file and the additions, with the
     settings that sockets and processes were started with.
     """
@@ -101,13 +101,13 @@ class ConfigApplier:
                 return await self._edit(job)
 
     def _require_key(self, wanted: Config) -> None:
-        """Reject a config that leaves no valid key: a first key is printed at start, and only then.
+        """Reject a config that leaves no valid key: a first key takes effect at start, and only then.
 
         Raises: ConfigError.
         """
         if wanted.tenants or self._has_first_key or wanted.quotas.store != "memory":
             return
-        message = "without tenants a first key is needed, which is created only at start: restart the gateway"
+        message = "without tenants a first key is needed; it takes effect only at start: restart the gateway"
         raise ConfigError([Problem("tenants", message)])
 
     async def _edit(self, edit: Edit) -> ReloadOutcome:

@@ -14,7 +14,7 @@ logger = logging.getLogger("gateway")
 
 
 class FirstKeyFileError(Exception):
-    """The file cannot be used; the message gives the reason."""
+    """The file cannot be used; the message gives the reason and a way out."""
 
 
 def read_first_key(path: Path) -> str | None:
@@ -23,13 +23,13 @@ def read_first_key(path: Path) -> str | None:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(FILE_BYTES_MAX)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise FirstKeyFileError(f"{path} cannot be read: {error.strerror}") from error
+        raise FirstKeyFileError(f"{path} cannot be read: {error.strerror}; make it readable") from error
     key = content.decode("ascii", "replace").strip()
     if not key.isascii() or not key.isprintable() or not key or " " in key:
-        raise FirstKeyFileError(f"{path} does not contain a key")
+        raise FirstKeyFileError(f"{path} contains no key; remove it")
     if mode & 0o077:
         logger.warning("%s can be read by other users: run chmod 600 %s", path, path)
     return key
@@ -51,7 +51,7 @@ def keep_first_key(path: Path, key: str) -> str:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        raise FirstKeyFileError(f"{path} cannot be written: {error.strerror}") from error
+        raise FirstKeyFileError(f"{path} cannot be written: {error.strerror}; set `state_dir`") from error
     return read_first_key(path) or key
 
 

@@ -31,6 +31,7 @@ COVERED_BY = {Operation.ENCODE: Operation.EMBED, Operation.DETOKENIZE: Operation
 OPERATIONS: frozenset[str] = frozenset(
     operation.value for operation in Operation if operation not in COVERED_BY
 )
+FIRST_KEY_SCOPES = (*sorted(OPERATIONS), "metrics", "admin")
 # A log line names this many keys of a tenant.
 NAMED_KEYS_MAX = 5
 
@@ -40,11 +41,13 @@ logger = logging.getLogger("gateway")
 class FirstKey(msgspec.Struct, frozen=True):
     """The key that is valid while no tenant is configured.
 
-    is_pending: it becomes valid only when the store turns out to contain no other keys or tenants.
+    digest: empty until a gateway has created the key. is_pending: it becomes valid only when the store turns
+    out to contain no tenants. is_kept: all gateways of the store agree on it, and the store's digest wins.
     """
 
     digest: str
     is_pending: bool = False
+    is_kept: bool = False
 
 
 class StoredKey(msgspec.Struct, frozen=True):
@@ -116,14 +119,10 @@ class Keyring:
         self.clock_offset_s = 0.0
         self._store_unread = has_store
         self._without_tenant: Mapping[str, StoredKey] = {}
-        self._first_key_is_ending = False
+        self._has_warned_of_end = False
         self._stored_keys: tuple[StoredKey, ...] = ()
         self._stored_tenants: Mapping[str, config.TenantConfig] = {}
-        scopes = (*sorted(OPERATIONS), "metrics", "admin")
-        self._first: StoredKey | None = None
-        if first_key is not None:
-            self._first = StoredKey("first", first_key.digest, FIRST_TENANT, scopes=scopes)
-        self._first_key_pending = first_key is not None and first_key.is_pending
+        self._first = first_key
         self.replace_configured(tenants, operators)
 
     def replace_configured(
@@ -148,18 +147,38 @@ class Keyring:
     @property
     def first_key_pending(self) -> bool:
         """True until the store has shown if the first key is valid."""
-        return self._first_key_pending
+        return self._first is not None and self._first.is_pending
 
     @property
-    def _first_key_is_valid(self) -> bool:
-        return self._first is not None and not self._first_key_pending and not self._tenants
+    def shared_first_key(self) -> str | None:
+        """Digest of a valid first key on which the gateways of the store agree, empty if none is created.
+
+        None if there is no such key.
+        """
+        first = self._valid_first_key
+        return first.digest if first is not None and first.is_kept else None
+
+    @property
+    def first_key_is_ending(self) -> bool:
+        """True if the first key is valid only until the next start, because the store has tenants."""
+        return self._valid_first_key is not None and bool(self._stored_tenants)
+
+    @property
+    def _valid_first_key(self) -> FirstKey | None:
+        return None if self.first_key_pending or self._tenants else self._first
 
     def resolve_first_key(self, *, is_active: bool) -> None:
-        """Decide a pending first key: it is active if the store contains no keys and no tenants."""
-        if not is_active:
-            self._first = None
-            logger.info("the first key is ignored: there are tenants or keys in Redis")
-        self._first_key_pending = False
+        """Decide a pending first key: it is active if the store contains no tenants."""
+        if self._first is None:
+            return
+        if not is_active and self._first.digest:
+            logger.info("the first key is ignored: there are tenants in Redis")
+        self._first = msgspec.structs.replace(self._first, is_pending=False) if is_active else None
+        self._rebuild()
+
+    def adopt_first_key(self, digest: str) -> None:
+        """Accept the first key of the store in place of this gateway's own."""
+        self._first = FirstKey(digest, is_kept=True)
         self._rebuild()
 
     def replace_stored(
@@ -169,10 +188,9 @@ class Keyring:
         self._store_unread = False
         self._stored_keys, self._stored_tenants = tuple(keys), tenants or {}
         self._rebuild()
-        is_ending = self._first_key_is_valid and bool(self._stored_keys or self._stored_tenants)
-        if is_ending and not self._first_key_is_ending:
+        if self.first_key_is_ending and not self._has_warned_of_end:
             logger.warning("%s", FIRST_KEY_NOTE)
-        self._first_key_is_ending = is_ending
+        self._has_warned_of_end = self.first_key_is_ending
 
     def forget_stored(self) -> None:
         """Drop all stored keys, because the store has been down for too long to trust them."""
@@ -217,8 +235,8 @@ class Keyring:
     def _rebuild(self) -> None:
         """Rebuild the owners by digest; keys of router.yaml take precedence."""
         configured = list(self._keys)
-        if self._first is not None and self._first_key_is_valid:
-            configured.insert(0, self._first)
+        if (first := self._valid_first_key) is not None and first.digest:
+            configured.insert(0, StoredKey("first", first.digest, FIRST_TENANT, scopes=FIRST_KEY_SCOPES))
         tenants = {**self._stored_tenants, **self._tenants}
         self._owners = {
             key.digest: (key.digest, _owner(tenants[key.tenant], key))

@@ -1,4 +1,5 @@
--- Return the clock of Redis in microseconds and the version of the keys and tenants, with a space between them.
--- KEYS: version.
-local time = redis.call('TIME')
-return string.format('%d%06d ', time[1], time[2]) .. (redis.call('GET', KEYS[1]) or '')
+-- Return, with a space between them: the clock of Redis in microseconds, the digest of the first key, and the
+-- version of the keys and tenants.
+-- KEYS: version, first key.
+local time, first_key = redis.call('TIME'), redis.call('GET', KEYS[2]) or ''
+return string.format('%d%06d ', time[1], time[2]) .. first_key .. ' ' .. (redis.call('GET', KEYS[1]) or '')

@@ -24,13 +24,14 @@ def id_problem(id_: str | None) -> str | None:
     return None
 
 
-# For an operator who creates the first tenant or key in the store.
+# For an operator who creates the first tenant in the store.
 FIRST_KEY_NOTE = (
-    "this is the first tenant or key in Redis: the first key is refused after the next start of a gateway; "
+    "this is the first tenant in Redis: the first key is refused after the next start of a gateway; "
     "for /admin create a key with the scope admin, or list one in `admin.keys`"
 )
 
 
 def unknown_tenant_note(tenant: str) -> str:
     """Return the note for an operator whose key belongs to a tenant that is defined nowhere."""
-    return f"tenant {tenant} is in neither router.yaml nor Redis: the key is refused until it is defined"
+    problem = f"tenant {tenant} is in neither router.yaml nor Redis"
+    return f"{problem}: the key is refused until that tenant is defined"

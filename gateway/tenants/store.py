@@ -36,20 +36,22 @@ logger = logging.getLogger("gateway")
 class KeyCreation(msgspec.Struct, frozen=True, array_like=True):
     """Outcome of creating a key.
 
-    is_created: False if there is a key of that id. has_tenant: its tenant is in the store. is_first: the
-    store contained neither keys nor tenants before.
+    is_created: False if there is a key of that id. has_tenant: its tenant is in the store.
     """
 
     is_created: bool
     has_tenant: bool
-    is_first: bool
 
 
 class StoreState(msgspec.Struct, frozen=True):
-    """Version of the content, which every change replaces, and the clock of Redis in seconds since 1970."""
+    """Version of the content, which every change replaces, and the clock of Redis in seconds since 1970.
+
+    first_key: digest of the first key, empty if there is none. It belongs to no version.
+    """
 
     version: bytes
     clock_s: float
+    first_key: str
 
 
 class TenantStore:
@@ -81,9 +83,9 @@ class TenantStore:
         return sorted((key for key in keys if key is not None), key=lambda key: key.id)
 
     async def put_tenant(self, name: str, settings: config.TenantConfig) -> bool:
-        """Add a tenant, or replace its settings. Return True if the store was empty before."""
-        _, was_empty = await self._change(TENANTS, name, msgspec.json.encode(settings).decode())
-        return was_empty
+        """Add a tenant, or replace its settings. Return True if it is the first one."""
+        _, is_first = await self._change(TENANTS, name, msgspec.json.encode(settings).decode())
+        return is_first
 
     async def remove_tenant(self, name: str) -> bool:
         """Remove a tenant with its keys, which would be refused without it.
@@ -104,9 +106,9 @@ class TenantStore:
         """Return the names of all tenants and of those that keys belong to."""
         return {*await self.tenants(), *(key.tenant for key in await self.keys())}
 
-    async def holds_any(self) -> bool:
-        """Return True if there is any tenant or key, readable or not."""
-        return any([await self._client.execute("HLEN", name) for name in (KEYS, TENANTS)])
+    async def has_tenants(self) -> bool:
+        """Return True if there is any tenant, readable or not."""
+        return bool(await self._client.execute("HLEN", TENANTS))
 
     async def first_key_digest(self) -> str | None:
         """Return the digest of the first key, None if no gateway has created one."""
@@ -119,18 +121,19 @@ class TenantStore:
         return await self.first_key_digest() or digest
 
     async def look(self) -> StoreState:
-        """Return the version, which is empty before the first change, and the time."""
-        clock_us, _, version = (await self._client.run_script(LOOK, (VERSION,), b"")).partition(b" ")
-        return StoreState(version, int(clock_us) / 1e6)
+        """Return the version, which is empty before the first change, the time, and the first key."""
+        reply = await self._client.run_script(LOOK, (VERSION, FIRST_KEY), b"")
+        clock_us, first_key, version = reply.split(b" ", 2)
+        return StoreState(version, int(clock_us) / 1e6, _text(first_key))
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
     async def _change(self, hash_: str, field: str, value: str | None = None) -> tuple[int, bool]:
-        """Set or remove a field. Return the number of removed fields, and if the store was empty before."""
+        """Set or remove a field. Return the number of removed fields, and if there was no tenant before."""
         argument = {"version": _new_version(), "field": field} | ({} if value is None else {"value": value})
-        reply = await self._run(CHANGE, (hash_, VERSION, KEYS, TENANTS), argument)
+        reply = await self._run(CHANGE, (hash_, VERSION, TENANTS), argument)
         return msgspec.msgpack.decode(reply, type=tuple[int, bool])
 
     async def _run(self, script: Script, keys: Sequence[str], argument: Mapping[str, str]) -> bytes:

@@ -181,7 +181,9 @@ async def test_notes_unknown_tenants_and_models_of_a_key(boot: Boots, own_redis:
         await gateway.client.put("/admin/tenants/set", json={})
         replies = [(await gateway.post("/admin/keys", settings)).json() for settings in requests]
 
-    nowhere = "tenant acme is in neither router.yaml nor Redis: the key is refused until it is defined"
+    nowhere = (
+        "tenant acme is in neither router.yaml nor Redis: the key is refused until that tenant is defined"
+    )
     assert [[nowhere, "model bgee is not served here"], [], []] == [created["notes"] for created in replies]
     assert all(created["key"].startswith("gw_") for created in replies)
 

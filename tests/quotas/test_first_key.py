@@ -2,14 +2,12 @@
 
 import logging
 import stat
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from gateway.cli.first_key import FirstKey, first_key
+from gateway.cli.first_key import FirstKey, first_key, key_sources
 from gateway.config.load import parse_config
 from gateway.tenants.first_key_file import FirstKeyFileError, keep_first_key, read_first_key
 from gateway.tenants.keyring import key_digest
@@ -32,7 +30,7 @@ def start(
     """Return the first key of a gateway that starts with this state_dir."""
     text = CONFIG.format(store=store) + f"state_dir: {folder}\n" + more
     config = parse_config(text, {}, Path.cwd())
-    return first_key(config, environment or {}, Console(stderr=True), is_terminal=is_terminal)
+    return first_key(config, key_sources(config, environment or {}, is_terminal=is_terminal))
 
 
 def text_in(folder: Path) -> str:
@@ -91,7 +89,7 @@ def test_start_with_tenants_logs_that_the_variable_is_ignored(
 
     place = "router.yaml" if store == "file" else "Redis"
     assert key is None
-    assert [f"GATEWAY_API_KEY is ignored: there are tenants or keys in {place}"] == caplog.messages
+    assert [f"GATEWAY_API_KEY is ignored: there are tenants in {place}"] == caplog.messages
     assert not folder.exists()
 
 
@@ -153,12 +151,14 @@ def test_outage_creates_no_key_but_uses_the_one_that_is_kept(folder: Path, own_r
 
     assert again is not None
     assert (key_digest(kept), True) == (again.digest, again.waits)
-    assert other is None
+    assert other is not None
+    assert ("", f"$(cat {folder}/other/first-key)", True) == (other.digest, other.shell_word, other.waits)
+    assert f"to be created in {folder}/other/first-key" == other.note
     assert not (folder / "other").exists()
 
 
 @pytest.fixture
-def not_writable(tmp_path: Path) -> Iterator[Path]:
+def not_writable(tmp_path: Path) -> Path:
     """Return a folder that cannot be created, even by root: its parent is a file."""
     (tmp_path / "file").write_text("")
     return tmp_path / "file" / "state"
@@ -177,7 +177,7 @@ def test_without_a_folder_a_key_is_created_for_this_start_and_shown(
     assert key_digest(first.shell_word) == first.digest
     assert first.shell_word in first.note
     assert "Not a directory" in caplog.text
-    assert "set `state_dir` or GATEWAY_API_KEY" in caplog.text
+    assert "set `state_dir`, or set GATEWAY_API_KEY" in caplog.text
     # Nobody would know the key of this start after the next one.
     assert "$-1" in own_redis.command("GET", FIRST_KEY)
 
@@ -192,7 +192,8 @@ def test_file_without_a_key_is_reported_and_not_replaced(
 
     assert key is not None
     assert not key.is_kept
-    assert "does not contain a key" in caplog.text
+    [line] = caplog.messages
+    assert f"{folder}/first-key contains no key; remove it, or set GATEWAY_API_KEY" in line
     assert content == (folder / "first-key").read_bytes()
 
 
@@ -228,7 +229,7 @@ def test_folder_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
 def test_default_folder_is_the_systems(tmp_path: Path, variables: dict[str, str], place: str) -> None:
     environment = {name: value.format(tmp_path, tmp_path) for name, value in variables.items()}
     config = parse_config(CONFIG.format(store="memory"), {}, Path.cwd())
-    first_key(config, environment, Console(stderr=True), is_terminal=False)
+    first_key(config, key_sources(config, environment, is_terminal=False))
 
     assert (tmp_path / place).exists()
 
@@ -236,7 +237,7 @@ def test_default_folder_is_the_systems(tmp_path: Path, variables: dict[str, str]
 def test_banner_shows_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = parse_config(CONFIG.format(store="memory") + "state_dir: a b\n", {}, Path())
-    key = first_key(config, {}, Console(stderr=True), is_terminal=False)
+    key = first_key(config, key_sources(config, {}, is_terminal=False))
 
     assert key is not None
     assert f"$(cat '{tmp_path}/a b/first-key')" == key.shell_word
@@ -282,7 +283,7 @@ def test_worker_refuses_a_waiting_key_once_tenants_are_found(tmp_path: Path, own
     try:
         own_redis.restart()
         own_redis.command("HSET", TENANTS, "acme", "{}")
-        line = "the first key is ignored: there are tenants or keys in Redis"
+        line = "the first key is ignored: there are tenants in Redis"
         assert wait_until(lambda: any(line in written for written in gateway.log))
     finally:
         gateway.stop()

@@ -18,7 +18,7 @@ from gateway.store.redis_client import RedisClient
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.guess_throttle import GUESSES_MAX
 from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
-from gateway.tenants.names import FIRST_KEY_NOTE
+from gateway.tenants.names import FIRST_KEY_NOTE, unknown_tenant_note
 from gateway.tenants.store import KEYS, TENANTS, TenantStore
 from tests.conftest import KEY, Boots
 from tests.fakes.tei import FakeTei
@@ -224,10 +224,12 @@ async def test_keys_expire_by_the_clock_of_redis(own_redis: RedisServer) -> None
 
 async def test_warns_that_the_first_tenant_ends_the_first_key(boot: Boots, own_redis: RedisServer) -> None:
     async with boot({"tei-0": FakeTei()}, config(own_redis, "")) as gateway:
+        alone = (await gateway.post("/admin/keys", {"tenant": "acme"})).json()
         first = (await gateway.client.put("/admin/tenants/acme", json={})).json()
         second = (await gateway.client.put("/admin/tenants/globex", json={})).json()
         key = (await gateway.post("/admin/keys", {"tenant": "acme"})).json()
 
+    assert [unknown_tenant_note("acme")] == alone["notes"]
     assert [[FIRST_KEY_NOTE], [], []] == [first["notes"], second["notes"], key["notes"]]
 
 

@@ -87,13 +87,21 @@ def test_warns_that_the_first_tenant_ends_the_first_key(config: Path, command: C
     assert [[FIRST_KEY_NOTE], []] == [first.err.splitlines(), second.err.splitlines()]
 
 
+def test_tenant_after_its_key_ends_the_first_key(config: Path, command: Commands) -> None:
+    key = command("keys", "create", "acme", "-c", str(config))
+    tenant = command("tenants", "set", "acme", "-c", str(config))
+
+    assert [unknown_tenant_note("acme")] == key.err.splitlines()
+    assert [FIRST_KEY_NOTE] == tenant.err.splitlines()
+
+
 def test_lists_keys_that_are_refused(config: Path, command: Commands) -> None:
     created = command("keys", "create", "acme", "--id", "k", "-c", str(config))
     table = command("keys", "list", "-c", str(config)).out
     command("tenants", "set", "acme", "-c", str(config))
     after = command("keys", "list", "-c", str(config)).out
 
-    assert created.err.splitlines() == [unknown_tenant_note("acme"), FIRST_KEY_NOTE]
+    assert created.err.splitlines() == [unknown_tenant_note("acme")]
     assert "acme (not defined: refused)" in table
     assert "not defined" not in after
 

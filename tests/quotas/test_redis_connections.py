@@ -72,18 +72,16 @@ async def holds_keys(url: str) -> None:
     stored = StoredKey("k", key_digest("secret"), "acme")
     try:
         before = await store.look()
-        assert KeyCreation(is_created=True, has_tenant=False, is_first=True) == await store.create_key(stored)
+        assert KeyCreation(is_created=True, has_tenant=False) == await store.create_key(stored)
         await store.put_tenant("acme", settings)
         assert ([stored], {"acme": settings}) == (await store.keys(), await store.tenants())
-        assert await store.holds_any()
+        assert await store.has_tenants()
         after = await store.look()
         assert before.version != after.version
         assert before.clock_s < after.clock_s
-        assert KeyCreation(is_created=False, has_tenant=True, is_first=False) == await store.create_key(
-            stored
-        )
+        assert KeyCreation(is_created=False, has_tenant=True) == await store.create_key(stored)
         assert await store.remove_tenant("acme")
-        assert not await store.holds_any()
+        assert not await store.has_tenants()
     finally:
         await store.aclose()
 

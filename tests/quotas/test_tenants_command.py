@@ -41,7 +41,7 @@ def text(store: str) -> str:
     return CONFIG.format(store=store, ops=key_digest(KEY), listed=key_digest("listed"))
 
 
-NO_TENANT = "tenant acme is in neither router.yaml nor Redis: the key is refused until it is defined"
+NO_TENANT = "tenant acme is in neither router.yaml nor Redis: the key is refused until that tenant is defined"
 
 
 @pytest.fixture

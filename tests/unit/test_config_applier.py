@@ -56,11 +56,11 @@ class Parent:
         self._source = source
         self.applier: ConfigApplier
 
-    async def start(self) -> None:
+    async def start(self, *, has_first_key: bool = True) -> None:
         """Start from the file and the stored additions."""
         file = await self._source.read()
         self.applier = ConfigApplier(
-            file, self._source, self.additions, self._update_workers, has_first_key=True
+            file, self._source, self.additions, self._update_workers, has_first_key=has_first_key
         )
         await self.applier.start(
             EnginePool(lambda: "/nowhere", {}, lambda _: None, Restarts(lambda *_: None))
@@ -84,6 +84,15 @@ async def parent(tmp_path: Path) -> Parent:
     started = Parent(tmp_path)
     await started.start()
     return started
+
+
+async def test_reload_without_tenants_needs_a_first_key(tmp_path: Path) -> None:
+    parent = Parent(tmp_path)
+    await parent.start(has_first_key=False)
+
+    [problem] = (await parent.refused("file")).problems
+    assert "tenants" == problem.path
+    assert "a first key is needed; it takes effect only at start: restart the gateway" in problem.message
 
 
 async def test_retries_an_edit_that_lost_a_race(parent: Parent) -> None:

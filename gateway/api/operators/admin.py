@@ -108,7 +108,7 @@ class Admin:
         await self._stored.refresh()
 
     def first_key_notes(self, *, is_first: bool) -> list[str]:
-        """Return a note if a change ends the first key. is_first: the store was empty before."""
+        """Return a note if a change ends the first key. is_first: there was no tenant in Redis before."""
         return [FIRST_KEY_NOTE] if is_first and not self.file_tenants else []
 
     @property

@@ -54,7 +54,7 @@ class KeyInfo(msgspec.Struct):
 class CreatedKey(msgspec.Struct):
     """A new key in the clear, which no other reply shows.
 
-    notes: tenants and models in the request that do not exist yet, and a warning that the first key ends.
+    notes: tenants and models in the request that do not exist yet.
     """
 
     key: str
@@ -102,7 +102,7 @@ async def create_key(
     if not creation.is_created:
         raise AlreadyExists(f"there is a key {key.stored.id!r} already", param="id")
     await admin.refresh()
-    notes = admin.first_key_notes(is_first=creation.is_first)
+    notes = []
     if not creation.has_tenant and data.tenant not in admin.file_tenants:
         notes.append(unknown_tenant_note(data.tenant))
     notes += [f"model {name} is not served here" for name in data.models or () if name not in admin.models]
