@@ -43,6 +43,8 @@ class Pool:
         self.replicas = replicas
         self.on_change: Callable[[], None] = lambda: None
         self.on_stalled: Callable[[Replica], None] = lambda _: None
+        # Whether work waits while no replica is usable, as in `LaneSettings`.
+        self.holds = False
         # Own counts of a piece of work with its prompt, None without a tokenizer.
         self.count_tokens: CountTokens = _count_nothing
         self._policy = policy
@@ -127,8 +129,9 @@ class Pool:
             return
         is_last = not self.usable([replica])
         event = event_of(error, replica.record_failure(), is_last=is_last)
-        if event is ReplicaEvent.LOST and is_last and replica.state in USABLE:
-            # It may be only this connection, and to eject the last replica would refuse every call.
+        if event is ReplicaEvent.LOST and is_last and replica.state in USABLE and not self.holds:
+            # It may be only this connection, and to eject the last replica would refuse every call. Calls
+            # that wait for it are better sent when it has passed a probe: an engine that died restarts.
             replica.suspicion = error.message
             replica.on_suspicion()
         elif event is not None:

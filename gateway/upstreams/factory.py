@@ -91,10 +91,11 @@ def create_upstream(
     else:
         for url in settings.replicas:
             pool.expect_discovery(url)
+    pool.holds = settings.is_hosted or settings.when_unavailable == "wait"
     lane_settings = LaneSettings(
         settings.queue_tokens,
         settings.attempt_timeout_s,
-        holds=settings.is_hosted or settings.when_unavailable == "wait",
+        holds=pool.holds,
         retry_share=settings.retry_share,
         hedge_share=settings.hedge_share,
         waits_for_loading=settings.when_loading == "wait",

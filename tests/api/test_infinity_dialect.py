@@ -84,7 +84,8 @@ async def test_rerank(
     assert [TEXTS[i] if return_documents else None for i in order] == [
         result["document"] for result in results
     ]
-    assert_frame(reply.json(), "rerank", "cross", sum(len(text.split()) + 3 for text in TEXTS))
+    # The query, two special tokens and the separator of the pair.
+    assert_frame(reply.json(), "rerank", "cross", sum(len(text.split()) + 4 for text in TEXTS))
 
 
 async def test_classify(boot: Boots) -> None:

@@ -67,7 +67,7 @@ async def test_scores_pairs_under_every_field_name(boot: Boots, path: str, first
     np.testing.assert_allclose(expected, scores_of(reply), rtol=1e-5)
     body = reply.json()
     assert {"id", "object", "created", "model", "data", "usage"} == body.keys()
-    assert ("list", "cross", 8) == (body["object"], body["model"], body["usage"]["total_tokens"])
+    assert ("list", "cross", 10) == (body["object"], body["model"], body["usage"]["total_tokens"])
     assert body["id"].startswith("score-")
 
 

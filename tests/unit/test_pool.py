@@ -127,6 +127,14 @@ def test_broken_connection_ejects_a_replica_while_another_is_usable() -> None:
     assert [None, "reset"] == [replica.suspicion for replica in bench.replicas]
 
 
+def test_last_replica_that_calls_wait_for_is_ejected_at_once() -> None:
+    bench = PoolBench(1).join_all()
+    bench.pool.holds = True
+    bench.pool.record_failure(bench.replicas[0], ConnectionLost("reset"), 0, 0)
+
+    assert State.DOWN is bench.replicas[0].state
+
+
 def test_unreachable_replica_is_ejected_without_a_probe() -> None:
     bench = PoolBench(1).join_all()
     bench.pool.record_failure(bench.replicas[0], ReplicaUnavailable("refused"), 0, 0)
