@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -72,9 +72,9 @@ if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.
     from gateway.telemetry.tracing import CallTraces
 
-# Serves a new configuration, whose engines are given by upstream. The task completes when everything that it
-# replaced is closed.
-Follow = Callable[[Config, Mapping[str, str]], "asyncio.Task[None]"]
+# Serves a new configuration, whose engines are given by upstream, with the names of its added models. The
+# task completes when everything that it replaced is closed.
+Follow = Callable[[Config, Mapping[str, str], Collection[str]], "asyncio.Task[None]"]
 
 FINGERPRINTS_TIMEOUT_S = 1.0
 # No caller waits for keys and tenants: an operator does, who must not repeat a change on a busy machine.
@@ -172,14 +172,16 @@ class WorkerReload:
     recent: ChangeHistory
     in_flight: InFlight
 
-    def follow(self, config: Config, engines: Mapping[str, str]) -> "asyncio.Task[None]":
+    def follow(
+        self, config: Config, engines: Mapping[str, str], added_models: Collection[str]
+    ) -> "asyncio.Task[None]":
         """Serve this configuration from now on. The task completes when everything replaced is closed.
 
-        engines: upstream → address of the engine that has its model. Raises: OSError, with nothing changed.
+        engines, added_models: as in `AppBoot`. Raises: OSError, with nothing changed.
         """
         retired = self.registry.apply(config.upstreams, engines)
         upstreams = self.registry.upstreams
-        self.api.gateway.serving = serving_of(config, upstreams)
+        self.api.gateway.serving = serving_of(config, upstreams, added_models)
         self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
         self.api.inputs_max = config.limits.inputs
         self.admin.apply(config)
@@ -207,7 +209,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     registry.apply(config.upstreams, boot.engines)
     admission = Admission(stores.ledger, observe, shadow=config.quotas.shadow)
     preparer = Preparer(FairThreads(), admission.ask)
-    serving = serving_of(config, registry.upstreams)
+    serving = serving_of(config, registry.upstreams, boot.added_models)
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer))
     in_flight = InFlight(config.limits.in_flight_bytes)
     metrics.watch(sources_of(gateway.upstreams, in_flight))
@@ -252,14 +254,14 @@ def _litestar(dependencies: tuple[str, ...]) -> ASGIApp:
     return cast("ASGIApp", litestar_application(HANDLERS, dependencies))
 
 
-def serving_of(config: Config, upstreams: Mapping[str, Upstream]) -> Serving:
+def serving_of(config: Config, upstreams: Mapping[str, Upstream], added_models: Collection[str]) -> Serving:
     """Return the `Serving` of a configuration. upstreams: those in the configuration."""
 
     def offered(name: str) -> frozenset[Operation] | None:
         capabilities = upstreams[name].capabilities
         return None if capabilities is None else capabilities.operations
 
-    return Serving(config, Routes(config.models, config.defaults, offered), upstreams)
+    return Serving(config, Routes(config.models, config.defaults, offered, added_models), upstreams)
 
 
 def sources_of(upstreams: Mapping[str, Upstream], in_flight: InFlight) -> Sources:

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -94,9 +94,12 @@ class Running:
         self.events = events
         self.application = application
 
-    def follow(self, config: str) -> "asyncio.Task[None]":
-        """Apply another config. The returned task ends when everything that it removes is closed."""
-        return self.application.follow(parse_config(config, {}, Path.cwd()), {})
+    def follow(self, config: str, added_models: Collection[str] = ()) -> "asyncio.Task[None]":
+        """Apply another config. The returned task ends when everything that it removes is closed.
+
+        added_models: those of its models that are not in the file.
+        """
+        return self.application.follow(parse_config(config, {}, Path.cwd()), {}, added_models)
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         """Send a POST with a JSON body. headers: underscores in names stand for hyphens."""

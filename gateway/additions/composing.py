@@ -17,6 +17,10 @@ from gateway.config.schema import Config, ModelSettings, UpstreamSettings
 
 _Settings = TypeVar("_Settings", UpstreamSettings, ModelSettings)
 LATER = "its model is loaded once the gateway is up"
+# Otherwise an addition could take the name that callers of the file's model happen to send.
+EVERY_NAME = (
+    "`defaults.any_name` gives every name to the model of router.yaml; set it to false there first"
+)
 
 # Problems of additions that are not served, by part and name.
 Rejected = Mapping[tuple[Part, str], tuple[Problem, ...]]
@@ -55,13 +59,13 @@ def compose(
 
     added = _read_all("upstreams", additions.upstreams, file.upstreams, upstream_of, rejected)
     upstreams = file.upstreams | added
-    models = _read_all(
-        "models",
-        additions.models,
-        file.models,
-        lambda name, written: read_model(name, written, upstreams),
-        rejected,
-    )
+
+    def model_of(name: str, written: Any) -> ModelSettings:
+        if file.defaults.any_name and len(file.models) == 1:
+            raise ConfigError([Problem(f"models.{name}", EVERY_NAME)])
+        return read_model(name, written, upstreams)
+
+    models = _read_all("models", additions.models, file.models, model_of, rejected)
     config = msgspec.structs.replace(file, upstreams=upstreams, models=file.models | models)
     return ComposedConfig(config, frozenset(added), rejected)
 

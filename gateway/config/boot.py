@@ -13,8 +13,9 @@ class AppBoot(msgspec.Struct, frozen=True):
     first_key_digest: digest of the key that is valid while no tenant is configured; empty until a gateway has
     created it. first_key_waits: Redis was unavailable at start and may hold tenants, in which case the first
     key is not valid. first_key_is_kept: all gateways of the store agree on it by its digest there. engines:
-    upstream name → address of its model in an engine. admin_port: port of the admin listener, if it has its
-    own. worker: index of this worker; None if there is only one.
+    upstream name → address of its model in an engine. added_models: models that are not in the file.
+    admin_port: port of the admin listener, if it has its own. worker: index of this worker; None if there is
+    only one.
     """
 
     config: Config
@@ -22,5 +23,6 @@ class AppBoot(msgspec.Struct, frozen=True):
     first_key_waits: bool = False
     first_key_is_kept: bool = False
     engines: Mapping[str, str] = {}
+    added_models: frozenset[str] = frozenset()
     admin_port: int | None = None
     worker: int | None = None

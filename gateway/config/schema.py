@@ -207,8 +207,8 @@ class ModelSettings(Section, frozen=True):
 class Defaults(Section, frozen=True):
     """Models for requests that name none, by operation.
 
-    any_name: while there is one model only, it also serves requests that name a model which does not exist.
-    A file with several models may not set it; with an added model it has no effect.
+    any_name: the only model also serves requests that name a model which does not exist. A file with several
+    models may not set it, and with it no model is added.
     """
 
     embed: str | None = None

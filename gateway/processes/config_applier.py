@@ -56,6 +56,11 @@ class ConfigApplier:
         self._has_first_key = has_first_key
         self.config = file
 
+    @property
+    def added_models(self) -> frozenset[str]:
+        """The served models that are not in the file."""
+        return frozenset(self.config.models.keys() - self._file.models.keys())
+
     async def start(self, engines: EnginePool) -> None:
         """Serve the file and the stored additions.
 
@@ -138,10 +143,12 @@ class ConfigApplier:
         stored = wanted if edit is None else await self._store(wanted, started)
         if stored is None:
             return LOST_RACE
+        added_models = self.added_models
         before, self.config = self.config, with_live_settings(self.config, composed.config)
         self._file = file
         self._additions.adopt(stored, composed)
-        if outcome.changes:
+        # A model that the file now defines too may decide other requests than the same addition did.
+        if outcome.changes or added_models != self.added_models:
             await self._update_workers(before, self._engines.replace_running(needed))
         return outcome
 

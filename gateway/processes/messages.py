@@ -32,11 +32,12 @@ class WorkerBoot(msgspec.Struct, frozen=True):
 
 
 class ConfigUpdate(msgspec.Struct, frozen=True, tag="config_update"):
-    """Command to serve a new config. config: the worker's share. engines: as in `AppBoot`."""
+    """Command to serve a new config. config: the worker's share. The rest is as in `AppBoot`."""
 
     number: int
     config: Config
     engines: Mapping[str, str]
+    added_models: frozenset[str]
 
 
 class ConfigAck(msgspec.Struct, frozen=True, tag="config_ack"):

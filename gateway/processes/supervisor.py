@@ -170,7 +170,10 @@ class Supervisor:
     def _app_boot(self) -> AppBoot:
         """Return the current settings, so that a restarted worker has the config of the others."""
         return msgspec.structs.replace(
-            self._boot, config=worker_share(self._applier.config), engines=self._engines.addresses
+            self._boot,
+            config=worker_share(self._applier.config),
+            engines=self._engines.addresses,
+            added_models=self._applier.added_models,
         )
 
     async def _update_workers(self, before: Config, unneeded: Sequence[EngineProcess]) -> None:
@@ -178,9 +181,7 @@ class Supervisor:
 
         before: the config that requests in flight began with.
         """
-        number, problems = await self._workers.update_config(
-            worker_share(self._applier.config), self._engines.addresses, UPDATE_TIMEOUT_S
-        )
+        number, problems = await self._workers.update_config(self._app_boot(), UPDATE_TIMEOUT_S)
         for worker, problem in problems.items():
             logger.error("worker %d did not apply the config, and serves the old one: %s", worker, problem)
         if not unneeded:

@@ -6,7 +6,7 @@ Configs, replies and restart counts arrive on one; requests, confirmations and h
 import asyncio
 import os
 import select
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
@@ -24,8 +24,9 @@ LISTING_TIMEOUT_S = 10.0
 # The parent kills a worker that has been silent for several times as long.
 HEARTBEAT_EVERY_S = 1.0
 
-# Serve a new config with the engines of its upstreams. The task completes once all that it removed is closed.
-ServeConfig: TypeAlias = Callable[[Config, Mapping[str, str]], "asyncio.Task[None]"]
+# Serve a new config with the engines of its upstreams and the names of its added models. The task completes
+# once all that it removed is closed.
+ServeConfig: TypeAlias = Callable[[Config, Mapping[str, str], Collection[str]], "asyncio.Task[None]"]
 _Reply = TypeVar("_Reply", ReloadOutcome, Listing)
 
 
@@ -110,7 +111,7 @@ class ParentLink:
     def _apply(self, update: messages.ConfigUpdate) -> None:
         assert self._serve_config is not None
         try:
-            drained = self._serve_config(update.config, update.engines)
+            drained = self._serve_config(update.config, update.engines, update.added_models)
         except OSError as error:
             self.send(messages.ConfigAck(update.number, str(error)))
             return

@@ -10,7 +10,6 @@ from itertools import count
 import msgspec
 
 from gateway.config.boot import AppBoot
-from gateway.config.schema import Config
 from gateway.events import EndReason, ProcessRestarted
 from gateway.processes import messages
 from gateway.processes.child import Child, ChildSpec
@@ -76,16 +75,16 @@ class WorkerPool:
             tasks.append(asyncio.create_task(watching))
         return tasks
 
-    async def update_config(
-        self, config: Config, engines: Mapping[str, str], timeout_s: float
-    ) -> tuple[int, dict[int, str]]:
-        """Send a config to every worker and wait for the confirmations.
+    async def update_config(self, boot: AppBoot, timeout_s: float) -> tuple[int, dict[int, str]]:
+        """Send the config of new workers to every worker and wait for the confirmations.
 
-        config: one worker's share. Returns the update's number, and why some workers did not apply it. The
+        Returns the update's number, and why some workers did not apply it. The
         caller passes the number to `wait_until_drained` or `ignore_drain`.
         """
         number = next(self._update_numbers)
-        line = msgspec.json.encode(messages.ConfigUpdate(number, config, engines))
+        line = msgspec.json.encode(
+            messages.ConfigUpdate(number, boot.config, boot.engines, boot.added_models)
+        )
         # A worker that is being started receives this config with its boot message.
         sent = [worker for worker, child in enumerate(self._children) if child.send(line)]
         return number, await self._acks.wait_until_applied(number, sent, timeout_s)

@@ -1,6 +1,6 @@
 """Resolution of public model names to upstreams. Pure: config and upstreams' operations are arguments."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 import msgspec
@@ -36,15 +36,21 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Routes:
-    """Table of all public model names."""
+    """Table of all public model names.
+
+    added: models that operators have added. They take no request that specifies no model, or an unknown one,
+    from the models of router.yaml: an admin key must not redirect the callers of these.
+    """
 
     def __init__(
         self,
         models: Mapping[str, config.ModelSettings],
         defaults: config.Defaults,
         operations_of: OperationsOf,
+        added: Collection[str] = (),
     ) -> None:
         self._models = models
+        self._of_file = tuple(name for name in models if name not in added)
         self._limits = {
             name: tuple(
                 parse_limit(limit, amount, model_scope(name)) for limit, amount in model.limits.items()
@@ -105,8 +111,9 @@ class Routes:
 
         Raises: InvalidInput.
         """
-        if self._defaults.embed is None and len(self._models) == 1:
-            return next(iter(self._models))
+        only = self._only_model()
+        if self._defaults.embed is None and only is not None:
+            return only
         return self.default_model(Operation.EMBED)
 
     def default_model(self, operation: Operation) -> str:
@@ -122,7 +129,7 @@ class Routes:
         field, preferred = special.get(operation, ("embed", defaults.embed))
         if preferred is not None:
             return preferred
-        capable = [name for name, model in self._models.items() if self._offers(model, operation)]
+        capable = self._capable(self._of_file, operation) or self._capable(self._models, operation)
         if len(capable) == 1:
             return capable[0]
         if not capable:
@@ -139,10 +146,19 @@ class Routes:
         """
         if name in self._models:
             return name
-        if self._defaults.any_name and len(self._models) == 1:
-            return next(iter(self._models))
+        only = self._only_model()
+        if self._defaults.any_name and only is not None:
+            return only
         names = [] if tenant is None else self.names(tenant)
         raise ModelNotFound(f"there is no model {name!r} here{_suggestion(name, names)}", param="model")
+
+    def _only_model(self) -> str | None:
+        """Return the only model of the file, or of all models if the file has none; None if several."""
+        names = self._of_file or tuple(self._models)
+        return names[0] if len(names) == 1 else None
+
+    def _capable(self, names: Iterable[str], operation: Operation) -> list[str]:
+        return [name for name in names if self._offers(self._models[name], operation)]
 
     def _offers(self, model: config.ModelSettings, operation: Operation) -> bool:
         operations = self._operations_of(model.upstream)

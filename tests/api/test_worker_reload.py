@@ -15,7 +15,7 @@ from gateway.tenants.keyring import key_digest
 from gateway.upstreams.factory import Dependencies
 from gateway.upstreams.registry import ScopedObserver, UpstreamRegistry
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import Gate, tei_with_hook, until
+from tests.fakes.hooks import CLASSIFIER, Gate, tei_with_hook, until
 from tests.fakes.replicas import HeldReplica
 from tests.fakes.tei import FakeTei
 
@@ -127,6 +127,21 @@ async def test_new_keys_and_tenants_apply_to_the_next_call(boot: Boots) -> None:
         assert 401 == await embed(gateway, key="other")
         assert [200, 200] == [await embed(gateway), await embed(gateway, key="third")]
         assert 200 == await running
+
+
+async def test_an_added_model_gets_no_request_of_the_only_model_of_the_file(boot: Boots) -> None:
+    one, added = FakeTei(model_type=CLASSIFIER), FakeTei()
+    async with boot({"old": one, "new": added}, ONE) as gateway:
+        with_added = ONE.replace("upstreams: {", 'upstreams: {two: {backend: tei, replicas: ["http://new"]}, ')
+        gateway.follow(with_added.replace("models: {", "models: {more: {upstream: two}, "), ["more"])
+        assert 200 == await embed(gateway, model="more")
+        root = await gateway.post("/", {"inputs": "confidential"})
+        ids = await gateway.post("/tokenize", {"inputs": "confidential"})
+        labels = await gateway.post("/predict", {"inputs": "confidential", "model": "bge"})
+
+    assert [200, 200, 200] == [reply.status_code for reply in (root, ids, labels)]
+    assert labels.json() == root.json()
+    assert "confidential" not in str(added.requests)
 
 
 async def test_new_limits_apply_to_the_next_call(boot: Boots) -> None:

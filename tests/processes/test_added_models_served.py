@@ -140,6 +140,14 @@ def statuses(gateway: Served, model: str) -> set[int]:
     return {status(gateway, model) for _ in range(12)}
 
 
+def served_without_a_model(gateway: Served) -> str:
+    """Return the model that serves a request which specifies none."""
+    with gateway.client() as client:
+        reply = client.post("/v1/embeddings", json={"input": "a"})
+    model: str = reply.json().get("model", reply.text)
+    return model
+
+
 def answers(gateway: Served, model: str) -> bool:
     """Return True if every worker serves the model; False also while a worker restarts."""
     try:
@@ -156,6 +164,8 @@ def test_additions_reach_every_worker_of_every_gateway(pair: Pair) -> None:
     reply = put(first, "models/org/shared", {"upstream": "shared"})
     assert [{"path": "models.org/shared", "how": "added", "detail": ""}] == reply.json()["changes"]
     assert {200} == statuses(first, "org/shared")
+    # The requests that specify no model stay those of the file's model.
+    assert {"m"} == {served_without_a_model(first) for _ in range(12)}
     assert f"Bearer {OF_FILE}" in {sent.get("authorization") for sent in place.fake.headers}
     assert wait_until(lambda: statuses(second, "org/shared") == {200}, 10)
     # A secret that only first gateway has keeps the other from serving only this upstream.

@@ -218,6 +218,18 @@ def test_file_takes_precedence_and_dependents_are_rejected() -> None:
     assert SECRET.encode() not in msgspec.json.encode(listing)
 
 
+@pytest.mark.parametrize(("any_name", "expected"), [("true", {"bge"}), ("false", {"bge", "more"})])
+def test_an_addition_takes_no_name_of_a_model_that_has_all_names(any_name: str, expected: set[str]) -> None:
+    text = f"{FILE}defaults: {{any_name: {any_name}}}\n"
+    additions = Additions({}, {"more": {"upstream": "one"}})
+    found = compose(file(text), additions, {}, {})
+
+    assert expected == found.config.models.keys()
+    problem = listing_of(additions, found.rejected).models[0].problem
+    assert ("more" in expected) is (problem is None)
+    assert problem is None or "`defaults.any_name`" in problem
+
+
 def test_added_engines_run_in_their_own_process(sources: SecretSources) -> None:
     text = FILE.replace("models:", "  #\nmodels:").replace(
         "{one:", "{mine: {backend: torch, model: a/b}, one:"

@@ -121,6 +121,17 @@ async def test_does_not_update_workers_without_a_change(parent: Parent) -> None:
     assert [["bge"], ["bge", "more"]] == parent.updates
 
 
+async def test_updates_workers_when_the_file_takes_over_an_equal_addition(parent: Parent) -> None:
+    await parent.applier.apply(Put("models", "more", {"upstream": "one"}))
+    assert {"more"} == parent.applier.added_models
+    parent.file.write_text(
+        FILE.replace("{bge: {upstream: one}}", "{bge: {upstream: one}, more: {upstream: one}}")
+    )
+    assert () == (await parent.applier.apply("file")).changes
+
+    assert (frozenset(), 2) == (parent.applier.added_models, len(parent.updates))
+
+
 async def test_invalid_file_and_unavailable_store_change_nothing(parent: Parent) -> None:
     await parent.applier.apply(TWO)
     parent.store.away = True

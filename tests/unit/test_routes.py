@@ -118,6 +118,43 @@ def test_only_model_serves_any_name_if_configured() -> None:
         several.resolve(UNRESTRICTED, "text-embeddings-inference", Operation.EMBED)
 
 
+@pytest.mark.parametrize(
+    ("of_file", "operation"),
+    [
+        ("bge", Operation.EMBED),
+        ("bge", Operation.TOKENIZE),
+        ("bge", Operation.RERANK),
+        ("cross", Operation.RERANK),
+        ("new", Operation.RERANK),
+    ],
+)
+def test_an_added_model_does_not_take_requests_without_a_model_from_the_file(
+    of_file: str, operation: Operation
+) -> None:
+    models = {name: MODELS[name] for name in (of_file, *MODELS)}
+    added = MODELS.keys() - {of_file}
+    with_added = Routes(models, config.Defaults(any_name=True), OFFERED.__getitem__, added)
+
+    assert [of_file, of_file] == [with_added.default_model(operation), with_added.root_model()]
+    assert OFFERED.keys() >= {MODELS[of_file].upstream} == {with_added.upstream_of("unknown")}
+    assert {*added} == {with_added.resolve(UNRESTRICTED, name, Operation.TOKENIZE).model for name in added}
+
+
+def test_an_added_model_is_the_default_of_an_operation_that_no_model_of_the_file_does() -> None:
+    models = {name: MODELS[name] for name in ("cross", "bge", "org/bge")}
+    one = Routes(
+        {name: models[name] for name in ("cross", "bge")}, config.Defaults(), OFFERED.__getitem__, ["bge"]
+    )
+    two = Routes(models, config.Defaults(), OFFERED.__getitem__, ["bge", "org/bge"])
+    only = Routes({"bge": MODELS["bge"]}, config.Defaults(any_name=True), OFFERED.__getitem__, ["bge"])
+
+    assert "bge" == one.default_model(Operation.EMBED)
+    assert "cross" == one.root_model()
+    with pytest.raises(InvalidInput):
+        two.default_model(Operation.EMBED)
+    assert ["bge", "bge"] == [only.root_model(), only.default_model(Operation.EMBED)]
+
+
 def test_forbidden_default_model_is_forbidden() -> None:
     tenant = Tenant("acme", models=frozenset({"cross"}))
 
