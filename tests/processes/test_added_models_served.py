@@ -206,7 +206,7 @@ def test_rejects_invalid_additions_without_storing_secrets(pair: Pair) -> None:
 
     assert [422, 422, 422] == [reply.status_code for reply in (wrong, unknown, duplicate)]
     assert all(path in errors[0] for path in ("upstreams.x.api_key", "upstreams.x.tls.ca"))
-    assert "there is no upstream 'none'; there are: one" in errors[1]
+    assert "there is no upstream 'none'; did you mean 'one'? there are: one" in errors[1]
     assert "models.m: router.yaml defines it" in errors[2]
     assert [{}, {}] == stored
     assert not [line for line in (*errors, *gateway.log) if WRITTEN in line]
