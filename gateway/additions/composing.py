@@ -18,9 +18,7 @@ from gateway.config.schema import Config, ModelSettings, UpstreamSettings
 _Settings = TypeVar("_Settings", UpstreamSettings, ModelSettings)
 LATER = "its model is loaded once the gateway is up"
 # Otherwise an addition could take the name that callers of the file's model happen to send.
-EVERY_NAME = (
-    "`defaults.any_name` gives every name to the model of router.yaml; set it to false there first"
-)
+EVERY_NAME = "`defaults.any_name` gives every name to the model of router.yaml; set it to false there first"
 
 # Problems of additions that are not served, by part and name.
 Rejected = Mapping[tuple[Part, str], tuple[Problem, ...]]

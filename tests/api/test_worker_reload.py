@@ -132,7 +132,9 @@ async def test_new_keys_and_tenants_apply_to_the_next_call(boot: Boots) -> None:
 async def test_an_added_model_gets_no_request_of_the_only_model_of_the_file(boot: Boots) -> None:
     one, added = FakeTei(model_type=CLASSIFIER), FakeTei()
     async with boot({"old": one, "new": added}, ONE) as gateway:
-        with_added = ONE.replace("upstreams: {", 'upstreams: {two: {backend: tei, replicas: ["http://new"]}, ')
+        with_added = ONE.replace(
+            "upstreams: {", 'upstreams: {two: {backend: tei, replicas: ["http://new"]}, '
+        )
         gateway.follow(with_added.replace("models: {", "models: {more: {upstream: two}, "), ["more"])
         assert 200 == await embed(gateway, model="more")
         root = await gateway.post("/", {"inputs": "confidential"})
