@@ -15,7 +15,7 @@ from rich.text import Text
 
 from gateway.cli.check import show_problems
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
-from gateway.cli.output import show_line
+from gateway.cli.output import PIPE_WIDTH, show_line
 from gateway.cli.status_view import view
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
@@ -26,8 +26,6 @@ POLL_EVERY_S = 1.0
 PATH = "/admin/status"
 # Addresses that mean every interface, and the loopback address that reaches them from here.
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - read, not listened on
-# Width for a pipe, which has none.
-WIDTH = 120
 
 
 class StatusDisplay:
@@ -111,7 +109,7 @@ def _show_once(client: GatewayClient, display: StatusDisplay) -> None:
     time.sleep(POLL_EVERY_S)
     display.update(client.get(PATH, Snapshot))
     console = Console()
-    Console(width=None if console.is_terminal else WIDTH).print(display)
+    Console(width=None if console.is_terminal else PIPE_WIDTH).print(display)
 
 
 def _follow(client: GatewayClient, display: StatusDisplay) -> None:

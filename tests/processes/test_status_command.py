@@ -136,6 +136,22 @@ def test_once_shows_every_table(two_workers: Path) -> None:
         assert word in ended.stdout
 
 
+def test_once_writes_one_line_per_replica_to_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    long_url = f"http://127.0.0.1:1/{'deep/' * 30}"
+    path.write_text(CONFIG.format(port=free_port(), workers=1, store="memory", keys="", url=long_url))
+    gateway = Served(path).wait_until_up()
+    try:
+        wait_until(lambda: any("is down" in line for line in gateway.log))
+        ended = status(path, "--once", GATEWAY_API_KEY=KEY)
+    finally:
+        gateway.stop()
+
+    (row,) = [line for line in ended.stdout.splitlines() if line.startswith(f"one {long_url} ")]
+    assert "down" in row
+    assert "nothing listens at its port" in row
+
+
 def cut_off(*words: str) -> tuple[int, str]:
     """Return the exit status and errors of a command whose output pipe is closed before it writes."""
     with unread() as writing:
