@@ -1,10 +1,12 @@
 """The page at /ui in a real browser: status, playground, safety and accessibility."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.tenants.keyring import key_digest
 from tests.browser.conftest import MARKUP, ObservedPage
 from tests.processes.conftest import KEY, Served
 
@@ -119,6 +121,39 @@ def test_wrong_key_shows_a_clear_error(watched: ObservedPage) -> None:
     assert "Incorrect API key provided" in text_of(watched.page, "#models-problem")
     # The status needs no key from this machine.
     assert watched.page.is_visible("#replicas")
+
+
+def test_rejected_key_is_not_tried_again(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(
+        f"""
+listen: 127.0.0.1:0
+admin: {{keys: ["{key_digest("operator-key")}"]}}
+upstreams: {{one: {{backend: tei, replicas: ["http://127.0.0.1:1"]}}}}
+models: {{bge: {{upstream: one}}}}
+tenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}
+"""
+    )
+    gateway = Served(path).wait_until_up()
+    try:
+        watched = ObservedPage(browser, gateway.url)
+        # The test moves the page's clock: no timer of the page fires by itself.
+        watched.page.clock.install()
+        watched.use_key("operator-key")
+        watched.page.wait_for_selector("#replicas tbody tr")
+        watched.use_key(KEY)
+        watched.page.wait_for_selector("#status-problem:has-text('scope admin')")
+        asked = len(watched.addresses)
+        watched.page.clock.fast_forward(10_000)
+        watched.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        watched.use_key("operator-key")
+        watched.page.wait_for_selector("#replicas tbody tr", state="visible")
+        again = [address for address in watched.addresses[asked:] if address.endswith("/admin/status")]
+        watched.context.close()
+    finally:
+        gateway.stop()
+
+    assert 1 == len(again)
 
 
 def test_key_that_no_header_can_hold_shows_a_clear_error(watched: ObservedPage) -> None:

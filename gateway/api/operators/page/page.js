@@ -293,6 +293,8 @@ function showStatus(snapshot) {
 }
 
 async function refresh() {
+  // Of an earlier request, perhaps with an earlier key.
+  clearTimeout(refreshTimer);
   if (document.hidden) return scheduleRefresh();
   const number = ++requestNumber;
   try {
@@ -305,8 +307,9 @@ async function refresh() {
     $("status-line").textContent = previous ? `Last seen at ${clock(previous.at_s)}.` : "Not seen yet.";
     showMessage($("status-problem"), statusProblem(error));
     if (error.status >= 400 && error.status < 500) {
-      // The gateway throttles addresses that keep sending a wrong key.
+      // The gateway throttles addresses that keep sending a wrong key: ask again for a different one only.
       $("status-body").hidden = true;
+      previous = null;
       return;
     }
   }
