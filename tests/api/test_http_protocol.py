@@ -639,6 +639,7 @@ async def test_idle_connections_make_room_and_requests_in_progress_do_not() -> N
         refused, _ = await connect(WHOLE)
         reply = await refused.read()
         assert reply.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in reply
         assert b"gateway_full" in reply
         ImpatientProtocol.released.set()
         assert [[b"200 /slow="]] * 3 == [await read_replies(reader, 1) for reader in (*slow, third)]

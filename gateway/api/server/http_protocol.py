@@ -44,9 +44,10 @@ class Refusal(msgspec.Struct, frozen=True):
         body = msgspec.json.encode(
             {"error": self.message, "error_type": "Validation", "message": self.message, "type": self.kind}
         )
+        retry = "retry-after: 1\r\n" if self.status == HTTP_UNAVAILABLE else ""
         head = (
             f"HTTP/1.1 {self.status} {_PHRASES[self.status]}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\n{retry}connection: close\r\n\r\n"
         )
         return head.encode() + body
 
