@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 # Values of `upstreams.<name>.backend`. The adapter of each kind is listed in `backends.registry`.
 BackendKind: TypeAlias = Literal["tei", "infinity", "vllm", "openai", "torch"]
+# Bound on every number that a server reports. Lengths, batches and quotas are computed from them.
+NUMBER_MAX = 2**31
 # Invariant: C-contiguous float32, so that a row is a view and its bytes are its base64 payload.
 Vectors: TypeAlias = NDArray[np.float32]
 

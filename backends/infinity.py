@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import (
+    NUMBER_MAX,
     Capabilities,
     Classify,
     Detokenize,
@@ -291,7 +292,7 @@ class InfinityBackend:
         """
         models = await self._models(timeout_s)
         waiting = [model.stats.queue_absolute for model in models if model.id == self._model]
-        return QueueDepth(waiting[0]) if waiting else None
+        return QueueDepth(waiting[0]) if waiting and 0 <= waiting[0] <= NUMBER_MAX else None
 
     async def aclose(self) -> None:
         """Close the connections to the server."""

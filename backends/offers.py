@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from backends.contract import Capabilities, Operation
+from backends.contract import NUMBER_MAX, Capabilities, Operation
 from backends.errors import ReplicaFailed
 
 # Longer than the restart of a pod behind an ingress, and than any single fault.
@@ -18,6 +18,17 @@ CONFIRM_S = 30.0
 CONFIRMATIONS_MIN = 3
 # Operations that every model has, so that they do not show that it was recognized.
 FREE_OPERATIONS = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
+
+
+# Numbers of a description that are not known, or at least one.
+COUNTS = (
+    "max_input_tokens",
+    "batch_inputs",
+    "batch_tokens",
+    "batch_bytes",
+    "concurrent_inputs",
+    "dimensions",
+)
 
 
 class OfferLost(ReplicaFailed):
@@ -46,6 +57,7 @@ class OfferHistory:
 
         options: features that capabilities do not contain, such as raw scores. Raises: ReplicaFailed.
         """
+        check_numbers(found)
         if found.operations <= FREE_OPERATIONS:
             raise ReplicaFailed(f"none of the probes of {found.model_id} found an operation that it offers")
         offer = _offer_of(found, options)
@@ -67,6 +79,25 @@ class OfferHistory:
             self._smaller, self._smaller_since_s, self._repeats = offer, now_s, 0
         self._repeats += 1
         return self._repeats >= CONFIRMATIONS_MIN and now_s - self._smaller_since_s >= CONFIRM_S
+
+
+def check_numbers(found: Capabilities) -> None:
+    """Check the numbers of a description: a negative length would be a negative charge.
+
+    Raises: ReplicaFailed.
+    """
+    for name in COUNTS:
+        number = getattr(found, name)
+        if number is not None:
+            _check_range(name, number, 1)
+    _check_range("overhead_tokens", found.overhead_tokens, 0)
+
+
+def _check_range(name: str, number: int, least: int) -> None:
+    if not least <= number <= NUMBER_MAX:
+        raise ReplicaFailed(
+            f"its description has {number} for `{name}`, which must be {least} to {NUMBER_MAX}"
+        )
 
 
 def _offer_of(found: Capabilities, options: Collection[str]) -> Offer:

@@ -34,6 +34,7 @@ from backends.errors import (
     input_too_long,
 )
 from backends.http import IDLE_S, SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
+from backends.offers import check_numbers
 from backends.openai_envelope import context_length_in, error_of
 from backends.openai_wire import choose_model, decode_embeddings, decode_models
 from backends.replies import check_dimensions, check_tokens, fit_vectors, status_error, truncated_inputs
@@ -156,8 +157,10 @@ class OpenAIBackend:
                 profile = earlier
             else:
                 profile = msgspec.structs.replace(profile, notes=(f"width not learnt: {error.message}",))
+        found = capabilities(profile, self._counter)
+        check_numbers(found)
         self._profile = profile
-        return capabilities(profile, self._counter)
+        return found
 
     async def _find_model(self, timeout_s: float) -> OpenAIProfile:
         """Determine the model and its length from GET /v1/models, which not every server has."""

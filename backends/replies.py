@@ -3,14 +3,13 @@
 Rule: an implausible value raises ReplicaFailed; it never becomes a vector.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 import numpy as np
 
-from backends.contract import Embed, TermWeights, Truncate, Vectors
+from backends.contract import NUMBER_MAX, Embed, TermWeights, Truncate, Vectors
 from backends.errors import (
     BackendError,
     InvalidWork,
@@ -80,7 +79,7 @@ def check_tokens(tokens: int, inputs: int, max_input_tokens: int | None) -> None
 
     Raises: ReplicaFailed.
     """
-    if tokens < 0 or (max_input_tokens is not None and tokens > inputs * max_input_tokens):
+    if not 0 <= tokens <= inputs * (max_input_tokens or NUMBER_MAX):
         raise ReplicaFailed(f"the upstream counted {tokens} tokens for {inputs} inputs")
 
 
@@ -204,7 +203,7 @@ def truncated_inputs(
 
 
 def read_gauge(exposition: bytes, name: str) -> float | None:
-    """Return the sum of a metric's samples in Prometheus' text format, or None if none is valid."""
+    """Return the sum of a metric's samples in Prometheus' text format, or None if it is no valid number."""
     samples = [
         line.rsplit(b" ", 1)[-1]
         for line in exposition.splitlines()
@@ -214,4 +213,4 @@ def read_gauge(exposition: bytes, name: str) -> float | None:
         total = sum(map(float, samples))
     except ValueError:
         return None
-    return total if samples and math.isfinite(total) else None
+    return total if samples and 0 <= total <= NUMBER_MAX else None

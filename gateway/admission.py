@@ -10,7 +10,7 @@ from gateway.events import Decision, Observe, QuotaDecided
 from gateway.prepare import TOKENS_MAX, PreparedWork
 from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, QuotaRequest, Reservation
-from gateway.quotas.limits import SECOND_US, Cost, LimitStatus
+from gateway.quotas.limits import SECOND_US, Cost, LimitStatus, bounded_amount
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
 
@@ -44,11 +44,11 @@ class Grant:
 
     def count(self, tokens: int) -> None:
         """Add tokens that a replica has computed for this call."""
-        self._tokens += tokens
+        self._tokens += bounded_amount(tokens, "tokens")
 
     def count_unanswered(self, tokens: int) -> None:
         """Add the most tokens that a replica was given to compute and whose reply no one awaited."""
-        self._unanswered_tokens += tokens
+        self._unanswered_tokens += bounded_amount(tokens, "tokens")
 
     def __enter__(self) -> Self:
         """Begin the call."""

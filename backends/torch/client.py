@@ -3,8 +3,9 @@
 import msgspec
 
 from backends import errors
-from backends.contract import Capabilities, ReplicaSpec, Reply, Residence, Work
+from backends.contract import NUMBER_MAX, Capabilities, ReplicaSpec, Reply, Residence, Work
 from backends.http import ConnectionOptions, UpstreamClient
+from backends.offers import check_numbers
 from backends.torch import wire
 from backends.torch.stats import EngineStats
 from backends.torch.stats import decoder as stats_decoder
@@ -35,15 +36,17 @@ class TorchBackend:
     async def describe(self, timeout_s: float) -> Capabilities:
         """Return the model's capabilities.
 
-        Raises: ReplicaUnavailable while the engine is loading or restarting.
+        Raises: ReplicaUnavailable while the engine is loading or restarting; ReplicaFailed.
         """
         response = await self._http.get("/info", timeout_s)
         if response.status != 200:
             raise errors.ReplicaUnavailable("the engine is not ready")
         try:
-            return wire.capabilities_decoder.decode(response.body)
+            found = wire.capabilities_decoder.decode(response.body)
         except (msgspec.DecodeError, ValueError) as error:
             raise errors.ReplicaFailed("the engine's description could not be read") from error
+        check_numbers(found)
+        return found
 
     async def residence(self, timeout_s: float) -> Residence:
         """Return whether the model is in memory. Raises: BackendError."""
@@ -60,7 +63,7 @@ class TorchBackend:
         try:
             if response.status == 200:
                 record_phases(response.headers)
-                return wire.reply_decoder.decode(response.body)
+                return _checked(wire.reply_decoder.decode(response.body))
             refusal = wire.refusal_decoder.decode(response.body)
         except (msgspec.DecodeError, ValueError) as error:
             raise errors.ReplicaFailed("the engine's answer could not be read") from error
@@ -78,6 +81,12 @@ class TorchBackend:
     async def aclose(self) -> None:
         """Close the connections to the engine."""
         await self._http.aclose()
+
+
+def _checked(reply: Reply) -> Reply:
+    if not 0 <= reply.tokens <= NUMBER_MAX:
+        raise errors.ReplicaFailed(f"the engine counted {reply.tokens} tokens")
+    return reply
 
 
 def open_replica(spec: ReplicaSpec) -> TorchBackend:

@@ -11,6 +11,7 @@ between open reservations: the TAT of a bucket that was full at the start of tha
 maximum of the candidates, and a correction moves only the candidates from before the corrected reservation.
 """
 
+import logging
 from bisect import bisect_left, bisect_right
 from calendar import monthrange
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,11 @@ import msgspec
 
 Unit = Literal["requests", "tokens", "inputs"]
 Period = Literal["second", "minute", "hour", "day", "month", "in_flight"]
+
+# The scripts compute with doubles, which are whole numbers up to here.
+AMOUNT_MAX = 2**52
+
+logger = logging.getLogger("gateway")
 
 UNITS: tuple[Unit, ...] = ("requests", "tokens", "inputs")
 SECOND_US = 1_000_000
@@ -49,16 +55,32 @@ class Limit(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Cost of a request in each unit."""
+    """Cost of a request in each unit: never negative, because that would be a credit."""
 
     requests: int = 1
     tokens: int = 0
     inputs: int = 0
 
+    def __post_init__(self) -> None:
+        """Replace an amount that no request can have."""
+        if 0 <= self.tokens <= AMOUNT_MAX and 0 <= self.inputs <= AMOUNT_MAX and self.requests >= 0:
+            return
+        for unit in UNITS:
+            msgspec.structs.force_setattr(self, unit, bounded_amount(self.of(unit), unit))
+
     def of(self, unit: Unit) -> int:
         """Return the amount of one unit."""
         amount: int = getattr(self, unit)
         return amount
+
+
+def bounded_amount(amount: int, unit: Unit) -> int:
+    """Return the amount, or the nearest one that is valid; an invalid one is logged as a bug."""
+    if 0 <= amount <= AMOUNT_MAX:
+        return amount
+    bounded = 0 if amount < 0 else AMOUNT_MAX
+    logger.error("bug: a cost of %d %s is invalid; %d is charged", amount, unit, bounded, stack_info=True)
+    return bounded
 
 
 class LimitStatus(msgspec.Struct, frozen=True):

@@ -77,9 +77,18 @@ local function is_open(id)
   return tonumber(redis.call('ZSCORE', KEYS[3], id) or 0) > now
 end
 
+-- Replace negative amounts by zero, in place: no gateway sends any, and they would be a credit.
+local function without_credits(amounts)
+  for at = 1, #amounts do
+    if amounts[at] < 0 then amounts[at] = 0 end
+  end
+  return amounts
+end
+
 local usage = {}
 for _, settle in ipairs(argument.settles) do
   local id, mark, key, amounts, used = unpack(settle)
+  without_credits(amounts)
   if is_open(id) then
     local record = cmsgpack.unpack(records[id])
     for at = 1, #amounts, 7 do
@@ -96,13 +105,16 @@ for _, settle in ipairs(argument.settles) do
       changed[limit.f] = true
     end
     records[id] = false
-    for at = 1, #used, 2 do usage[#usage + 1] = {KEYS[key], used[at], used[at + 1]} end
+    for at = 1, #used, 2 do
+      if used[at + 1] > 0 then usage[#usage + 1] = {KEYS[key], used[at], used[at + 1]} end
+    end
   elseif mark > 0 and not records[id] then
     records[id], expiries[id] = '', now + mark
   end
 end
 
 local function reserve(id, expires, shadow, amounts)
+  without_credits(amounts)
   local longest, blocking, reply = 0, 0, {true, 0, 0}
   local is_repeated = records[id]
   for at = 1, #amounts, 4 do

@@ -22,7 +22,7 @@ from gateway.quotas.limits import (
     period_end_us,
     period_start_us,
 )
-from gateway.quotas.operations import DAY_US
+from gateway.quotas.operations import DAY_US, keys_of, usage_key
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
@@ -120,6 +120,47 @@ def test_calendar_periods_agree_between_lua_and_python(redis: RedisServer) -> No
             expected += [period_start_us(name, noon_us) // DAY_US, period_end_us(name, noon_us) // DAY_US]
 
     assert expected == starts
+
+
+def operate(client: Redis, tenant: str, **operations: Any) -> Any:
+    """Run the script with these operations on three limits, as no gateway would send them."""
+    limits = [
+        {"f": "rate", "a": 1000, "k": "rate", "w": 60 * SECOND_US},
+        {"f": "day", "a": 1000, "k": "calendar", "p": "day"},
+        {"f": "flight", "a": 5, "k": "flight"},
+    ]
+    times = {"now": START_US, "lease": LEASE_US, "ttl": 1000, "usage_ttl": 1000, "limits": limits}
+    argument = msgspec.msgpack.encode(times | {"settles": [], "reserves": []} | operations)
+    keys = [*keys_of(tenant), usage_key(tenant, "2024-02-29")]
+    reply = client.eval(load_script("meters", "operate").source, len(keys), *keys, argument)
+    return msgspec.msgpack.decode(reply)[1]
+
+
+def test_scripts_take_no_negative_amount(redis: RedisServer) -> None:
+    tenant = f"negative-{secrets.token_hex(4)}"
+
+    def reserve(id_: str, cost: int) -> Any:
+        amounts = [amount for index in (1, 2, 3) for amount in (index, cost, cost * 60_000, 0)]
+        return [id_, 60 * SECOND_US, False, amounts]
+
+    def settle(id_: str, cost: int, actual: int) -> Any:
+        own = (cost, cost * 60_000, 0, actual, actual * 60_000, 0)
+        amounts = [amount for index in (1, 2, 3) for amount in (index, *own)]
+        return [id_, 0, 4, amounts, ["m|tokens", actual]]
+
+    with Redis(port=redis.port) as client:
+        used = operate(client, tenant, reserves=[reserve("a", 1)], settles=[])
+        well = operate(client, tenant, settles=[settle("a", 1, 400)])
+        operate(client, tenant, reserves=[reserve("b", -100_000)])
+        reserved = operate(client, tenant, settles=[settle("b", -100_000, -100_000)])
+        operate(client, tenant, reserves=[reserve("c", 0)])
+        settled = operate(client, tenant, settles=[settle("c", 0, -100_000)])
+        recorded = client.hgetall(usage_key(tenant, "2024-02-29"))
+
+    assert [1, 1] == [used[1][0], used[2][0]]
+    assert [24 * SECOND_US, 400, 0] == [state[0] for state in well]
+    assert well == reserved == settled
+    assert {b"m|tokens": b"400"} == recorded
 
 
 units: st.SearchStrategy[Unit] = st.sampled_from(("requests", "tokens", "inputs"))

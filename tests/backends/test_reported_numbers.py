@@ -1,0 +1,154 @@
+"""Numbers in descriptions and replies are within bounds on every wire."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from backends.contract import (
+    NUMBER_MAX,
+    Backend,
+    Capabilities,
+    Embed,
+    EmbedReply,
+    QueueDepth,
+    ReportsQueueDepth,
+)
+from backends.errors import ReplicaFailed
+from backends.http import UpstreamClient
+from backends.infinity import InfinityBackend
+from backends.offers import check_numbers
+from backends.openai import OpenAIBackend
+from backends.replies import check_tokens, read_gauge
+from backends.tei import TeiBackend
+from backends.torch.client import TorchBackend
+from backends.vllm import VllmBackend
+from tests.fakes.infinity import FakeInfinity
+from tests.fakes.openai import FakeOpenAI
+from tests.fakes.tei import FakeTei
+from tests.fakes.vllm import FakeVllm
+
+Builder = Callable[[str], tuple[Backend, Callable[[int], None]]]
+
+BAD = [-100_000, -1, 0, NUMBER_MAX + 1, 10**30]
+
+
+def client(server: Any) -> UpstreamClient:
+    return UpstreamClient("http://replica", transport=httpx.ASGITransport(server))
+
+
+def tei(field: str) -> Builder:
+    def build(_: str) -> tuple[Backend, Callable[[int], None]]:
+        server = FakeTei()
+        return TeiBackend(client(server)), lambda number: server.info.update({field: number})
+
+    return build
+
+
+def vllm(_: str) -> tuple[Backend, Callable[[int], None]]:
+    server = FakeVllm()
+    return VllmBackend(client(server)), lambda number: setattr(server, "max_tokens", number)
+
+
+def infinity(tokenizer: str) -> tuple[Backend, Callable[[int], None]]:
+    server = FakeInfinity()
+    backend = InfinityBackend(client(server), None, tokenizer)
+    return backend, lambda number: setattr(server, "batch_size", number)
+
+
+class ListedLength(FakeOpenAI):
+    """Server whose model list contains a length, as SGLang's does."""
+
+    length = 512
+
+    def _models(self, body: dict[str, Any]) -> Any:
+        reply = super()._models(body)
+        return reply | {"data": [entry | {"max_model_len": self.length} for entry in reply["data"]]}
+
+
+def openai(_: str) -> tuple[Backend, Callable[[int], None]]:
+    server = ListedLength()
+    return OpenAIBackend(client(server)), lambda number: setattr(server, "length", number)
+
+
+BUILDERS = {
+    "tei max_input_length": (tei("max_input_length"), "max_input_tokens"),
+    "tei max_client_batch_size": (tei("max_client_batch_size"), "batch_inputs"),
+    "tei max_concurrent_requests": (tei("max_concurrent_requests"), "concurrent_inputs"),
+    "vllm max_model_len": (vllm, "max_input_tokens"),
+    "infinity batch_size": (infinity, "batch_inputs"),
+    "openai max_model_len": (openai, "max_input_tokens"),
+}
+
+
+@pytest.mark.parametrize("number", BAD)
+@pytest.mark.parametrize("case", BUILDERS)
+async def test_description_out_of_bounds_is_rejected_and_the_last_one_stays(
+    case: str, number: int, small_files: str
+) -> None:
+    build, name = BUILDERS[case]
+    if case.startswith("openai") and number == 0:
+        pytest.skip("a server that knows no length lists zero")
+    backend, report = build(small_files)
+    well = getattr(await backend.describe(5.0), name)
+    report(number)
+    with pytest.raises(ReplicaFailed, match=f"`{name}`"):
+        await backend.describe(5.0)
+    report(well)
+    reply = await backend.run(Embed(("hello there",)), 5.0)
+    assert isinstance(reply, EmbedReply)
+    assert reply.tokens > 0
+
+
+@pytest.mark.parametrize("number", BAD)
+@pytest.mark.parametrize("field", ["max_input_tokens", "batch_inputs", "batch_tokens", "dimensions"])
+async def test_description_of_an_engine_is_bounded(field: str, number: int) -> None:
+    body = msgspec.msgpack.encode({"model_id": "m", "operations": ["embed"], field: min(number, 2**63)})
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
+    backend = TorchBackend("http+unix://socket/m")
+    backend._http = UpstreamClient("http://engine", transport=transport)
+    with pytest.raises(ReplicaFailed, match=f"`{field}`"):
+        await backend.describe(5.0)
+
+
+def test_overhead_of_pairs_may_be_zero_and_not_less() -> None:
+    check_numbers(Capabilities("m", frozenset(), overhead_tokens=0))
+    with pytest.raises(ReplicaFailed, match="`overhead_tokens`"):
+        check_numbers(Capabilities("m", frozenset(), overhead_tokens=-1))
+
+
+@pytest.mark.parametrize("tokens", [-1, 2 * NUMBER_MAX + 1, 10**40])
+@pytest.mark.parametrize("most", [None, 512])
+def test_token_counts_of_replies_are_bounded(tokens: int, most: int | None) -> None:
+    with pytest.raises(ReplicaFailed, match="tokens"):
+        check_tokens(tokens, 2, most)
+
+
+async def test_token_count_of_an_engine_is_bounded() -> None:
+    vector = ("<f4", (1, 1), b"\0\0\0\0")
+    body = msgspec.msgpack.encode({"type": "embedded", "vectors": vector, "tokens": -300, "truncated": []})
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
+    backend = TorchBackend("http+unix://socket/m")
+    backend._http = UpstreamClient("http://engine", transport=transport)
+    with pytest.raises(ReplicaFailed, match="-300 tokens"):
+        await backend.run(Embed(("a",)), 5.0)
+
+
+@pytest.mark.parametrize("value", [b"-5", b"1e300", b"nan", b"-inf", b"4294967296"])
+def test_queue_depth_out_of_bounds_is_none(value: bytes) -> None:
+    assert read_gauge(b"te_queue_size " + value + b"\n", "te_queue_size") is None
+
+
+@pytest.mark.parametrize("waiting", [-7, 10**12])
+async def test_queue_depth_of_infinity_out_of_bounds_is_none(waiting: int, small_files: str) -> None:
+    models = {"data": [{"id": "m", "capabilities": ["rerank"], "stats": {"queue_absolute": waiting}}]}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=json.dumps(models)))
+    backend = InfinityBackend(UpstreamClient("http://replica", transport=transport), None, small_files)
+    await backend.describe(5.0)
+    assert isinstance(backend, ReportsQueueDepth)
+    assert await backend.queue_depth(5.0) is None
+    models["data"][0]["stats"] = {"queue_absolute": 7}
+    assert QueueDepth(7) == await backend.queue_depth(5.0)
