@@ -5,10 +5,12 @@ import json
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.long_numbers import DIGITS, has_long_number
 from gateway.api.server.body_bounds import (
     UNCOUNTED_BYTES,
     VALUES_MAX,
@@ -90,6 +92,48 @@ WIDE = {
 def test_wide_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidInput, match="the body has more than"):
         asyncio.run(check_values(body, 2048, is_msgpack=False))
+
+
+NUMBER = b"9" * 2 * DIGITS
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[' + (NUMBER + b",") * 2000 + b"1]}",
+        b'{"messages":{"a":' + b" " * UNCOUNTED_BYTES + NUMBER + b"}}",
+        b'{"messages":"' + b"a" * UNCOUNTED_BYTES + b'","x":-' + NUMBER + b"}",
+        b'{"messages":"' + b"a" * (2 * UNCOUNTED_BYTES - 40) + b'","x":' + b"9" * 4300,
+        b'{"messages":0.' + NUMBER + b" " * UNCOUNTED_BYTES + b"}",
+    ],
+    ids=["many", "one", "negative", "across pieces", "fraction"],
+)
+def test_a_number_with_very_many_digits_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidInput, match="a number of 32 or more digits"):
+        asyncio.run(check_values(body, 2048, is_msgpack=False))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": ["9" * 100_000]},
+        {"input": ['"' + "9" * 100, "\\"] * 1000},
+        {"input": "a", "metadata": [-(2**63), 2**64 - 1, 1.7976931348623157e308, 5e-324] * 2000},
+        {"input": [[49408] * 20_000]},
+    ],
+    ids=["text", "quoted text", "ordinary numbers", "token ids"],
+)
+def test_digits_in_texts_and_ordinary_numbers_pass(body: Any) -> None:
+    asyncio.run(check_values(msgspec.json.encode(body), 2048, is_msgpack=False))
+
+
+@given(st.integers(1, 3 * DIGITS), st.integers(0, 2 * DIGITS), st.sampled_from([",", "-", "/", ":", " "]))
+def test_finds_every_long_number_and_no_short_one(length: int, place: int, other: str) -> None:
+    text = (other * place + "9" * length + other * 2 * DIGITS).encode()
+    found = has_long_number(np.frombuffer(text, np.uint8))
+
+    assert found or length < 2 * DIGITS
+    assert not found or length >= DIGITS
 
 
 def test_deep_json_is_malformed() -> None:

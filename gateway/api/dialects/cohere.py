@@ -9,7 +9,7 @@ import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Embed, EmbedReply, Truncate
-from gateway.api.server.body import ModelName
+from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.encoding import EmbeddingType, json_bytes, vector_items
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import COHERE
@@ -72,8 +72,8 @@ class EmbedV2Request(EmbedV1Request, kw_only=True):
     input_type: InputType
     inputs: list[CohereInput] | None = None
     output_dimension: Dimensions | None = None
-    max_tokens: int | None = None
-    priority: int | None = None
+    max_tokens: Integer | None = None
+    priority: Integer | None = None
 
 
 class Embeddings(msgspec.Struct, omit_defaults=True):

@@ -16,7 +16,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Classify, ClassifyReply, Embed, EmbedReply, Operation, Rerank, RerankReply
-from gateway.api.server.body import ModelName
+from gateway.api.server.body import INTEGER_MAX, ModelName
 from gateway.api.server.encoding import EncodingFormat, json_bytes, vector_items
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import INFINITY
@@ -57,7 +57,7 @@ class InfinityRerankRequest(msgspec.Struct):
     return_documents: bool = False
     raw_scores: bool = False
     model: ModelName = ANY_MODEL
-    top_n: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    top_n: Annotated[int, msgspec.Meta(gt=0, le=INTEGER_MAX)] | None = None
 
 
 class InfinityClassifyRequest(msgspec.Struct):

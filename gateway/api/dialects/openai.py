@@ -10,7 +10,7 @@ import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Embed, EmbedReply, Operation
-from gateway.api.server.body import ModelName
+from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.encoding import EmbeddingType, EncodingFormat, json_bytes, vector_items
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI
@@ -58,7 +58,7 @@ class InputObject(msgspec.Struct):
 
 
 TextInput = str | InputObject
-EmbeddingsInput = TextInput | list[str | InputObject | int | list[int]]
+EmbeddingsInput = TextInput | list[str | InputObject | Integer | list[Integer]]
 
 
 class OpenAIEmbeddingsRequest(VllmOptions, kw_only=True):

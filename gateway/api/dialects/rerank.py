@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from backends.contract import Operation, Rerank, RerankReply
 from backends.texts import token_upper_bound
-from gateway.api.server.body import ModelName
+from gateway.api.server.body import INTEGER_MAX, Integer, ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import COHERE, RERANK, TEI
@@ -34,9 +34,9 @@ from gateway.errors import EmptyInput, InvalidInput
 from gateway.serve import Served
 
 # 0 means all documents for vLLM's clients. Cohere's and Jina's never send it.
-TopN = Annotated[int, msgspec.Meta(ge=0)]
+TopN = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 # 0, which is vLLM's default, is no bound.
-DocumentTokens = Annotated[int, msgspec.Meta(ge=0)]
+DocumentTokens = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 # Source: Cohere's pricing: one search unit is a query with up to 100 documents.
 DOCUMENTS_PER_SEARCH_UNIT = 100
 NOT_CUT = "max_tokens_per_doc is not applied: a document is cut at the model's own length only"
@@ -66,7 +66,7 @@ class RerankOptions(VllmOptions, kw_only=True):
     max_tokens_per_doc: DocumentTokens | None = None
     truncation: bool | None = None
     rank_fields: list[str] | None = None
-    max_chunks_per_doc: int | None = None
+    max_chunks_per_doc: Integer | None = None
     return_embeddings: bool | None = None
 
 

@@ -12,7 +12,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from msgspec import UNSET, UnsetType
 
 from backends.contract import EmbedReply, EncodeReply, Operation, Output, RerankReply
-from gateway.api.server.body import ModelName
+from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI
@@ -63,7 +63,7 @@ class DefaultRequest(msgspec.Struct, omit_defaults=True):
     A source sentence with sentences can only ask for similarity, whatever the model's default operation.
     """
 
-    inputs: str | list[str | int | list[str | int]] | SimilarityInputs | UnsetType = UNSET
+    inputs: str | list[str | Integer | list[str | Integer]] | SimilarityInputs | UnsetType = UNSET
     query: str | UnsetType = UNSET
     texts: list[str] | UnsetType = UNSET
     truncate: bool | None = None

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from backends.contract import Detokenize, DetokenizeReply, Token, Tokenize, TokenizeReply
 from backends.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
-from gateway.api.server.body import ModelName
+from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI, VLLM
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
@@ -50,7 +50,7 @@ class TokenList(msgspec.Struct):
 class DecodeRequest(msgspec.Struct):
     """Body of TEI's /decode: one list of ids, or a list of lists."""
 
-    ids: list[int | list[int]]
+    ids: list[Integer | list[Integer]]
     skip_special_tokens: bool = True
     model: ModelName | None = None
 
@@ -58,7 +58,7 @@ class DecodeRequest(msgspec.Struct):
 class DetokenizeRequest(msgspec.Struct):
     """Body of vLLM's /detokenize: one list of ids, special tokens included in the text."""
 
-    tokens: list[int]
+    tokens: list[Integer]
     model: ModelName | None = None
 
 

@@ -9,7 +9,7 @@ import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Classify, ClassifyReply, Operation, RerankReply, Score
-from gateway.api.server.body import ModelName
+from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import VLLM
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
@@ -52,8 +52,8 @@ class VllmScoreRequest(VllmOptions, kw_only=True):
     data_2: Side | None = None
     text_1: Side | None = None
     text_2: Side | None = None
-    max_tokens_per_query: int = 0
-    max_tokens_per_doc: int = 0
+    max_tokens_per_query: Integer = 0
+    max_tokens_per_doc: Integer = 0
     model: ModelName | None = None
 
 

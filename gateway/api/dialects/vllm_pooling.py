@@ -22,7 +22,7 @@ from backends.contract import (
     Vectors,
 )
 from backends.vectors import shape_vectors
-from gateway.api.server.body import ModelName
+from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.encoding import EncodingFormat, base64_float32
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import VLLM
@@ -50,7 +50,7 @@ class PoolingRequest(VllmOptions, kw_only=True):
     encoding_format: EncodingFormat = "float"
     embed_dtype: Literal["float32"] = "float32"
     endianness: Literal["native", "little"] = "native"
-    dimensions: int | None = None
+    dimensions: Integer | None = None
     model: ModelName | None = None
 
 

@@ -17,6 +17,10 @@ from gateway.api.server.allowed_values import note_choices
 T = TypeVar("T")
 # Longer than any name in a configuration, and short enough to be repeated in an error.
 ModelName = Annotated[str, msgspec.Meta(max_length=512)]
+# Every integer of a body has an upper bound. Without one msgspec parses numbers of thousands of digits, in
+# quadratic time; with one it refuses them at once. Up to this one JSON is exact in every language.
+INTEGER_MAX = 2**53 - 1
+Integer = Annotated[int, msgspec.Meta(ge=-INTEGER_MAX, le=INTEGER_MAX)]
 
 
 class OnePass(AbstractDTO[T], Generic[T]):

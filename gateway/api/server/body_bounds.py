@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.long_numbers import DIGITS, has_long_number
 from gateway.errors import InvalidInput, MalformedBody
 
 # A body up to this size is decoded within a few milliseconds, whatever it contains.
@@ -64,13 +65,14 @@ class Counts(msgspec.Struct):
     """Contents of the part of a body that is counted.
 
     containers: arrays and objects. names: of fields. values: of all kinds, containers included. depth: arrays
-    and objects of JSON that are open at the end of the part.
+    and objects of JSON that are open at the end of the part. long_number: one has too many digits.
     """
 
     containers: int = 0
     names: int = 0
     values: int = 0
     depth: int = 0
+    long_number: bool = False
 
 
 async def check_values(body: Body, inputs_max: int, *, is_msgpack: bool) -> None:
@@ -89,6 +91,8 @@ async def check_values(body: Body, inputs_max: int, *, is_msgpack: bool) -> None
                 f"the body has more than {parts_max} arrays, objects or names of fields; "
                 f"this gateway takes {inputs_max} inputs in a call"
             )
+        if counts.long_number:
+            raise InvalidInput(f"the body has a number of {DIGITS} or more digits")
         if counts.values > VALUES_MAX:
             raise InvalidInput(f"the body has more than {VALUES_MAX} values; send several requests")
         await asyncio.sleep(0)
@@ -105,7 +109,7 @@ def has_few_values(body: Body, parts_max: int) -> bool:
         names += _count_byte(piece, ":")
         if len(body) > 2 * VALUES_MAX:
             commas += _count_byte(piece, ",")
-        if max(containers, names) > parts_max or commas + containers >= VALUES_MAX:
+        if max(containers, names) > parts_max or commas + containers >= VALUES_MAX or has_long_number(piece):
             return False
     return True
 
@@ -135,6 +139,7 @@ def count_json(body: Body, piece_bytes: int = PIECE_BYTES) -> Iterator[Counts]:
         counts.containers += containers
         counts.depth += containers - outside.count(b"]") - outside.count(b"}")
         counts.names += outside.count(b":")
+        counts.long_number = counts.long_number or has_long_number(np.frombuffer(outside, np.uint8))
         # Strings need commas between them, but malformed JSON may have none.
         counts.values = max(counts.values + containers + outside.count(b","), quotes // 2 - counts.names)
         yield counts

@@ -10,13 +10,14 @@ import msgspec
 
 from backends.contract import Capabilities, Operation
 from backends.texts import TOKEN_ID_LIMIT
+from gateway.api.server.body import Integer
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import EmptyInput, InvalidInput
 
 # No vector is longer. A number past 32 bits is one that TEI itself cannot read.
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 # Ids and texts share one list type, because a union of two list types cannot be decoded in one pass.
-Inputs: TypeAlias = str | list[str | int | list[int]]
+Inputs: TypeAlias = str | list[str | Integer | list[Integer]]
 # A text has no more tokens than bytes, apart from special ones, and each gets a vector. The number that they
 # come to is only known from the replies; `gateway.dispatch` bounds it.
 TOKEN_VECTORS_BYTES_MAX = 65_536

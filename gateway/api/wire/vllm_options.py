@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from backends.contract import Truncate
+from gateway.api.server.body import Integer
 from gateway.errors import InvalidInput
 
 
@@ -21,13 +22,13 @@ class VllmOptions(msgspec.Struct, kw_only=True):
     and activation are its older names.
     """
 
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Integer | None = None
     truncation_side: Literal["left", "right"] | None = None
     use_activation: bool | None = None
     softmax: bool | None = None
     activation: bool | None = None
     add_special_tokens: bool | None = None
-    priority: int | None = 0
+    priority: Integer | None = 0
     padding: Literal["max_length", "do_not_pad"] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     instruction: str | None = None
