@@ -122,6 +122,24 @@ class Admission:
         reservation = await self._reserve(ask, "bad_request")
         return self._ledger.settle(reservation, ask.cost)
 
+    async def charge_unfinished(self, tenant: Tenant, least: Cost, *, is_callers_fault: bool) -> None:
+        """Charge one request for a body that was not read to its end; ask only, if no caller is at fault.
+
+        Either way a caller whose limits are spent is recorded as such: the next body is refused unread.
+        least: the least that the request costs. Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        ask = QuotaRequest(
+            id=self._new_id(),
+            tenant=tenant.name,
+            limits=tuple([limit for limit in tenant.limits if limit.period != "in_flight"]),
+            cost=least,
+            expires_us=LEASE_US,
+            shadow=self._shadow,
+        )
+        if ask.limits:
+            reservation = await self._reserve(ask, "bad_request")
+            self._ledger.settle(reservation, Cost() if is_callers_fault else NOTHING)
+
     async def admit(self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline) -> Grant:
         """Reserve the cost of a call in all of its limits, or in none.
 

@@ -20,6 +20,25 @@ RETRY_AFTER_DRAIN_S = 5
 SLOW_REPLIES_DIVISOR = 8
 REPLIES_DIVISOR = 2
 SLOW_BYTES_PER_S = 1024 * 1024
+# Bodies of one tenant take at most so many times the bytes that stay free: n busy tenants take equal shares,
+# and a third of a share stays free for the next tenant.
+SHARE_OF_FREE = 3
+# Part that only bodies up to this size may take.
+RESERVE_DIVISOR = 16
+SMALL_BODY_BYTES = 64 * 1024
+
+
+class Body(Protocol):
+    """Body of one request, as far as it has arrived.
+
+    tenant: whose share it takes; fixed before its first byte is held. held_bytes: set by `InFlight`.
+    """
+
+    tenant: str
+    held_bytes: int
+
+    def evict(self) -> None:
+        """Refuse the request, whose body has not arrived to the end."""
 
 
 class ReplyReader(Protocol):
@@ -36,12 +55,16 @@ class InFlight:
     """Permits for calls and bytes.
 
     bytes_max: `limits.in_flight_bytes`. cancels: one callback for each call in progress, which cancels it.
-    readers: clients that have not taken their replies yet.
+    readers: clients that have not taken their replies yet. receiving: bodies of which more is to arrive.
+
+    Rule: a tenant cannot keep another one out by the bodies that it sends. See
+    docs/decisions/040-bodies-share-the-memory.md.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
+        self._bytes_by_tenant: dict[str, int] = {}
         self._reply_bytes = 0
         self._calls = 0
         self._idle = asyncio.Event()
@@ -50,6 +73,7 @@ class InFlight:
         self.abandoned = False
         self.cancels: set[Callable[[], object]] = set()
         self.readers: set[ReplyReader] = set()
+        self.receiving: set[Body] = set()
 
     @property
     def calls(self) -> int:
@@ -77,21 +101,61 @@ class InFlight:
         if self._calls == 0:
             self._idle.set()
 
-    def hold(self, size: int) -> None:
-        """Take a permit for bytes of a body that has arrived.
+    def hold(self, body: Body, size: int) -> None:
+        """Take a permit for bytes of a body that has arrived; larger tenants make room if they can.
 
         Raises: GatewayFull.
         """
-        # A single body always fits: `limits.body_bytes` bounds it.
-        if self._bytes and self._bytes + size > self._bytes_max:
-            raise GatewayFull(
-                "the bodies and replies in flight use all of `limits.in_flight_bytes`; try again"
-            )
+        if not self._has_room(body, size):
+            for rival in self._rivals_to_evict(body, size):
+                self.receiving.remove(rival)
+                self.release(rival)
+                rival.evict()
         self._bytes += size
+        body.held_bytes += size
+        self._bytes_by_tenant[body.tenant] = self._bytes_by_tenant.get(body.tenant, 0) + size
 
-    def release(self, size: int) -> None:
-        """Return the permit for bytes that are no longer in memory."""
-        self._bytes -= size
+    def release(self, body: Body) -> None:
+        """Return the permit for a body that is no longer in memory."""
+        size, body.held_bytes = body.held_bytes, 0
+        if size:
+            self._bytes -= size
+            left = self._bytes_by_tenant.pop(body.tenant) - size
+            if left:
+                self._bytes_by_tenant[body.tenant] = left
+
+    def _has_room(self, body: Body, size: int, freed: int = 0) -> bool:
+        """Return whether more of a body fits into the share of its tenant after others have freed bytes."""
+        free = self._bytes_max - self._bytes + freed - size
+        tenant_bytes = self._bytes_by_tenant.get(body.tenant, 0)
+        if free >= 0 and tenant_bytes + size <= SHARE_OF_FREE * free:
+            return True
+        if tenant_bytes > body.held_bytes:
+            return False
+        # The only body of its tenant may be larger than a share, and a single one always fits:
+        # `limits.body_bytes` bounds it.
+        is_small = body.held_bytes + size <= SMALL_BODY_BYTES
+        reserve = 0 if is_small else self._bytes_max // RESERVE_DIVISOR
+        return free >= reserve or self._bytes - freed == body.held_bytes
+
+    def _rivals_to_evict(self, body: Body, size: int) -> list[Body]:
+        """Return unfinished bodies of larger tenants that make room together, the largest first.
+
+        Raises: GatewayFull, if they do not free enough.
+        """
+        left, freed, evicted = self._bytes_by_tenant.copy(), 0, []
+        least = left.get(body.tenant, 0) + size
+        rivals = [rival for rival in self.receiving if rival.held_bytes and left[rival.tenant] > least]
+        # Sorted once, not after each of them: there may be thousands.
+        rivals.sort(key=lambda rival: (left[rival.tenant], rival.held_bytes), reverse=True)
+        for rival in rivals:
+            if left[rival.tenant] > least:
+                left[rival.tenant] -= rival.held_bytes
+                freed += rival.held_bytes
+                evicted.append(rival)
+                if self._has_room(body, size, freed):
+                    return evicted
+        raise GatewayFull("the bodies and replies in flight use all of `limits.in_flight_bytes`; try again")
 
     def hold_reply(self, size: int) -> None:
         """Count bytes of a reply that waits for its client; over the bound, disconnect slow readers."""

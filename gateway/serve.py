@@ -96,6 +96,13 @@ class Gateway:
         """
         return await self._admission.charge_bad_request(tenant)
 
+    async def charge_unfinished(self, tenant: Tenant, least: Cost, *, is_callers_fault: bool) -> None:
+        """Charge a body that was not read to its end, or only ask the ledger.
+
+        Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        await self._admission.charge_unfinished(tenant, least, is_callers_fault=is_callers_fault)
+
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""
         tenant = caller.tenant

@@ -58,6 +58,19 @@ class SocketGateway:
         await loop.sock_sendall(client, head.encode() + body)
         return client
 
+    async def send_part(
+        self, key: str, part: bytes, announced: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send a head that announces a body, and a part of it; return the connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        head = (
+            f"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+            f"content-length: {announced}\r\n\r\n"
+        )
+        writer.write(head.encode() + part)
+        await writer.drain()
+        return reader, writer
+
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self._port}", trust_env=False)
 

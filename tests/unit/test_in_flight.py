@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import GatewayFull, ShuttingDown
-from gateway.in_flight import RETRY_AFTER_DRAIN_S, SLOW_BYTES_PER_S, InFlight
+from gateway.in_flight import RETRY_AFTER_DRAIN_S, SLOW_BYTES_PER_S, SMALL_BODY_BYTES, InFlight
+
+MIB = 1024 * 1024
 
 
 def test_counts_calls_from_enter_to_leave() -> None:
@@ -27,52 +29,129 @@ def test_counts_calls_from_enter_to_leave() -> None:
     assert [0, 1, 2, 1, 2, 1, 0] == counts
 
 
-def test_refuses_bytes_over_the_bound_until_some_are_released() -> None:
+class SentBody:
+    """Body of a request, which one tenant sends."""
+
+    def __init__(self, in_flight: InFlight, tenant: str = "acme", *, is_complete: bool = True) -> None:
+        self.tenant = tenant
+        self.held_bytes = 0
+        self.evicted = False
+        self._in_flight = in_flight
+        if not is_complete:
+            in_flight.receiving.add(self)
+
+    def arrive(self, size: int) -> bool:
+        """Return whether the bytes were taken."""
+        before = self._in_flight.bytes
+        try:
+            self._in_flight.hold(self, size)
+        except GatewayFull:
+            assert before == self._in_flight.bytes
+            return False
+        return True
+
+    def evict(self) -> None:
+        assert 0 == self.held_bytes
+        self.evicted = True
+
+
+def test_a_tenant_takes_three_quarters_until_it_releases_some() -> None:
     in_flight = InFlight(100)
-    in_flight.hold(60)
-    in_flight.hold(40)
+    bodies = [SentBody(in_flight) for _ in range(5)]
+    assert [True, True, True, False] == [body.arrive(25) for body in bodies[:4]]
+    in_flight.release(bodies[0])
+    in_flight.release(bodies[0])
+    assert 50 == in_flight.bytes
+    assert bodies[4].arrive(25)
+
+
+def test_a_refusal_has_a_time_to_retry() -> None:
+    in_flight = InFlight(100)
+    in_flight.hold(SentBody(in_flight), 80)
     with pytest.raises(GatewayFull) as caught:
-        in_flight.hold(1)
+        in_flight.hold(SentBody(in_flight), 1)
     assert 1 == caught.value.retry_after_s
-    in_flight.release(60)
-    in_flight.hold(60)
-
-
-def test_a_refusal_takes_no_bytes() -> None:
-    in_flight = InFlight(100)
-    in_flight.hold(50)
-    for _ in range(3):
-        with pytest.raises(GatewayFull):
-            in_flight.hold(60)
-
-    in_flight.hold(50)
 
 
 def test_accepts_a_single_body_of_any_size() -> None:
     in_flight = InFlight(100)
-    in_flight.hold(500)
-    with pytest.raises(GatewayFull):
-        in_flight.hold(1)
-    in_flight.release(500)
-    in_flight.hold(500)
+    body = SentBody(in_flight)
+    assert [True, True] == [body.arrive(50), body.arrive(450)]
+    assert not SentBody(in_flight).arrive(1)
+    in_flight.release(body)
+    assert SentBody(in_flight).arrive(500)
 
 
-@given(st.lists(st.one_of(st.integers(1, 80), st.none()), max_size=30))
-@settings(max_examples=200, deadline=None)
-def test_several_bodies_never_exceed_the_bound(plan: list[int | None]) -> None:
-    in_flight, bodies = InFlight(100), list[int]()
-    for size in plan:
+def test_a_tenant_that_took_all_it_can_leaves_room_for_others() -> None:
+    in_flight = InFlight(MIB)
+    while SentBody(in_flight, "greedy").arrive(1024):
+        pass
+    assert 3 * MIB // 4 == in_flight.bytes
+    others = [SentBody(in_flight, f"other-{number}") for number in range(8)]
+
+    assert all(other.arrive(1024) for other in others)
+
+
+def test_only_small_bodies_take_the_reserve() -> None:
+    in_flight = InFlight(4 * MIB)
+    for number in range(15):
+        assert SentBody(in_flight, f"tenant-{number}").arrive(MIB // 4)
+
+    assert not SentBody(in_flight, "late").arrive(MIB // 4)
+    assert SentBody(in_flight, "late").arrive(SMALL_BODY_BYTES)
+
+
+def test_unfinished_bodies_of_a_larger_tenant_make_room() -> None:
+    in_flight = InFlight(100)
+    complete = SentBody(in_flight, "greedy")
+    unfinished = [SentBody(in_flight, "greedy", is_complete=False) for _ in range(2)]
+    small = SentBody(in_flight, "modest", is_complete=False)
+    assert all(body.arrive(size) for body, size in zip((complete, *unfinished), (40, 25, 10), strict=True))
+    assert small.arrive(5)
+    assert SentBody(in_flight, "other").arrive(30)
+
+    assert [True, False, False] == [body.evicted for body in (*unfinished, small)]
+    assert 40 + 10 + 5 + 30 == in_flight.bytes
+
+
+def test_a_tenant_never_makes_room_for_a_larger_one() -> None:
+    in_flight = InFlight(100)
+    assert SentBody(in_flight, "greedy").arrive(60)
+    modest = SentBody(in_flight, "modest", is_complete=False)
+    assert modest.arrive(30)
+
+    assert not SentBody(in_flight, "greedy").arrive(10)
+    assert not modest.evicted
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.one_of(st.integers(1, 80), st.none()), st.booleans()),
+        max_size=40,
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_bodies_of_tenants_never_exceed_the_bound(plan: list[tuple[str, int | None, bool]]) -> None:
+    in_flight, bodies = InFlight(100), list[SentBody]()
+    for tenant, size, is_complete in plan:
         if size is None:
             if bodies:
-                in_flight.release(bodies.pop(0))
+                body = bodies.pop(0)
+                in_flight.receiving.discard(body)
+                in_flight.release(body)
             continue
-        fits = not bodies or sum(bodies) + size <= 100
-        if fits:
-            in_flight.hold(size)
-            bodies.append(size)
+        body = SentBody(in_flight, tenant, is_complete=is_complete)
+        if body.arrive(size):
+            bodies.append(body)
         else:
-            with pytest.raises(GatewayFull):
-                in_flight.hold(size)
+            in_flight.receiving.discard(body)
+        bodies = [body for body in bodies if not body.evicted]
+        held = [body.held_bytes for body in bodies]
+        assert sum(held) == in_flight.bytes
+        assert sum(held) <= 100
+    for body in bodies:
+        in_flight.release(body)
+    assert 0 == in_flight.bytes
 
 
 async def test_drains_an_idle_process_at_once() -> None:
@@ -142,9 +221,9 @@ SLOW, FAST = SLOW_BYTES_PER_S / 2, SLOW_BYTES_PER_S * 2
 def test_replies_count_as_bytes_in_flight() -> None:
     in_flight = InFlight(100)
     in_flight.hold_reply(60)
-    in_flight.hold(40)
-    with pytest.raises(GatewayFull):
-        in_flight.hold(1)
+    body = SentBody(in_flight)
+    assert body.arrive(40)
+    assert not body.arrive(1)
     in_flight.release_reply(60)
     assert 40 == in_flight.bytes
 

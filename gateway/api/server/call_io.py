@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 
 from gateway.api.server.http_protocol import CONNECTION, ConnectionHandle
 from gateway.api.server.responses import HttpReply, encode_headers
-from gateway.errors import BodyTooLarge
-from gateway.in_flight import InFlight
+from gateway.errors import BodyTooLarge, GatewayFull
+from gateway.in_flight import SMALL_BODY_BYTES, InFlight
 
 # ASGI's own types: plain mappings, which every server and framework agree on.
 Message: TypeAlias = MutableMapping[str, Any]
@@ -24,8 +24,8 @@ LENGTH_DIGITS_MAX = 18
 class CallIO:
     """The connection of one request, as far as this request uses it.
 
-    headers: added to every reply. status: of the reply, 500 until there is one.
-    caller_gone: the client has closed the connection before it was answered.
+    headers: added to every reply. status: of the reply, 500 until there is one. tenant: whose share of the
+    memory the body takes. caller_gone: the client has closed the connection before it was answered.
     """
 
     def __init__(
@@ -35,6 +35,8 @@ class CallIO:
         self.status = 500
         self.replying = False
         self.caller_gone = False
+        self.tenant = ""
+        self.held_bytes = 0
         self._receive = receive
         self._send = send
         self._in_flight = in_flight
@@ -42,7 +44,8 @@ class CallIO:
         self._connection: ConnectionHandle | None = scope.get("extensions", {}).get(CONNECTION)
         self._cancel: Callable[[], object] | None = None
         self._body_bytes = 0
-        self._held_bytes = 0
+        self._body_complete = False
+        self._evicted = False
 
     def enter(self) -> None:
         """Take the permit that each request needs.
@@ -73,7 +76,11 @@ class CallIO:
         if self._connection is not None:
             # Cancel from here on. A request whose body is never read is answered in full.
             self._connection.on_lost = self._on_lost
-        message = await self._receive()
+        try:
+            message = await self._receive()
+        except asyncio.CancelledError:
+            self._raise_if_evicted()
+            raise
         if message["type"] == "http.disconnect":
             # In the middle of its body: there is no client to answer.
             self.caller_gone = True
@@ -84,22 +91,43 @@ class CallIO:
             if self._body_bytes > self._body_bytes_max:
                 raise _too_large(self._body_bytes_max)
             # Bytes that came, not bytes that were announced: an announcement costs a caller nothing.
-            self._in_flight.hold(size)
-            self._held_bytes += size
+            self._in_flight.hold(self, size)
         return message
 
     async def read_body(self) -> bytes | bytearray:
         """Return the whole body. Raises: the errors of `receive`."""
         message = await self.receive()
-        if not message.get("more_body", False):
-            body: bytes = message["body"]
-            return body
-        # Grows in place. Pieces that are joined at the end take twice the memory.
-        body_so_far = bytearray(message["body"])
-        while message.get("more_body", False):
-            message = await self.receive()
-            body_so_far += message["body"]
-        return body_so_far
+        body: bytes | bytearray = message["body"]
+        if message.get("more_body", False):
+            self._in_flight.receiving.add(self)
+            try:
+                body = await _read_rest(self, body)
+            finally:
+                self._in_flight.receiving.discard(self)
+        self._body_complete = True
+        return body
+
+    @property
+    def has_abandoned_body(self) -> bool:
+        """True after the caller has left a large body unfinished, or has let the time of any body pass."""
+        if not self.caller_gone or self._body_complete:
+            return False
+        timed_out = self._connection is not None and self._connection.timed_out
+        return timed_out or self._body_bytes >= SMALL_BODY_BYTES
+
+    def evict(self) -> None:
+        """Refuse the request, whose body is being read: another tenant needs the memory."""
+        self._evicted = True
+        if self._cancel is not None:
+            self._cancel()
+
+    def _raise_if_evicted(self) -> None:
+        """Turn the cancellation of `evict` into its error. Raises: GatewayFull."""
+        if self._evicted and not self.caller_gone:
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            raise GatewayFull("other tenants need the memory that this body takes; try again") from None
 
     async def reply(self, reply: HttpReply) -> None:
         """Send a reply; a small one in one piece, at a fraction of the cost of ASGI's messages."""
@@ -156,7 +184,7 @@ class CallIO:
 
     def release(self) -> None:
         """Return the permit and the held bytes."""
-        self._in_flight.release(self._held_bytes)
+        self._in_flight.release(self)
         if self._cancel is not None:
             self._in_flight.cancels.discard(self._cancel)
             self._in_flight.leave()
@@ -165,6 +193,17 @@ class CallIO:
         self.caller_gone = True
         if self._cancel is not None:
             self._cancel()
+
+
+async def _read_rest(io: CallIO, begun: bytes | bytearray) -> bytearray:
+    # Grows in place. Pieces that are joined at the end take twice the memory.
+    body_so_far = bytearray(begun)
+    more = True
+    while more:
+        message = await io.receive()
+        body_so_far += message["body"]
+        more = message.get("more_body", False)
+    return body_so_far
 
 
 def _too_large(bytes_max: int) -> BodyTooLarge:

@@ -4,6 +4,7 @@ One declaration creates the `Endpoint`, which the middleware calls for a POST, a
 is documented and answers other methods. docs/decisions/002-litestar-routing.md has the reasons and figures.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import update_wrapper
 from inspect import Parameter, Signature
@@ -65,7 +66,10 @@ class Endpoint:
             data = await self._read(context, api.inputs_max)
             reply = await self.handler(data, context, api, context.target.model)
         except Exception as error:  # noqa: BLE001 - every error becomes a reply
-            reply = context.failure(await api.charge_failure(context, error))
+            reply = context.failure(await api.charge_failure(context, error, self._least))
+        except asyncio.CancelledError:
+            await api.charge_abandoned_body(context, self._least)
+            raise
         await context.io.reply(reply)
 
     async def _read(self, context: RequestContext, inputs_max: int) -> Any:

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway.api.server.connection_limit import ConnectionLimit
 from gateway.api.server.connection_parts import (
     Backlog,
+    BodyPace,
     LingeringClose,
     ReplyTransport,
     StalledReplyTimer,
@@ -53,12 +54,16 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class ConnectionHandle:
-    """The connection of one call, past ASGI's messages. on_lost: called if it closes before the reply."""
+    """The connection of one call, past ASGI's messages.
+
+    on_lost: called if it closes before the reply. timed_out: the call's body did not come in time.
+    """
 
     def __init__(self, protocol: "BoundedProtocol", cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         self._cycle = cycle
         self.on_lost: Callable[[], None] | None = None
+        self.timed_out = False
 
     def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
         """Write a reply in one system call, at a fraction of the cost of ASGI messages.
@@ -131,6 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # Whether the connection is to persist after the request whose body is owed.
     _persists = False
     _refusal: Refusal | None = None
+    flow: "PipelineFlow"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time for the head of the first request."""
@@ -139,6 +145,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = PipelineFlow(self.transport, self.pipeline)
         transport.set_write_buffer_limits(self.write_buffer_bytes)
+        self._pace = BodyPace(self.loop)
         self._backlog = Backlog(transport, self.loop, self.in_flight)
         self._stalls = StalledReplyTimer(transport, self.loop, self.write_timeout_s)
         self._lingering = LingeringClose(transport, self.loop)
@@ -248,6 +255,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body, and as much off the count of framing twice: it was counted as framing."""
         self._framing_bytes -= 2 * len(body)
+        self._pace.bytes += len(body)
         cycle = self.cycle
         if cycle.response_complete:
             return
@@ -267,7 +275,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = self._reply_transport  # type: ignore[assignment]
         self._in_head = self._head_begun = False
-        self._head_bytes = self._framing_bytes = 0
+        self._head_bytes = self._framing_bytes = self._pace.bytes = 0
         self._persists = False
         self._stop_read_timer()
         self._handles.append(ConnectionHandle(self, self.cycle))
@@ -292,7 +300,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._read_timer is None and self._refusal is None and not self.is_closing():
             if not self._in_head:
-                self._start_read_timer(self.body_timeout_s)
+                self._pace.start(self.body_timeout_s)
+                self._start_read_timer(self._pace.next_check_s())
                 # A reply before the end of the body closes the connection, and its head announces that.
                 self._persists = self._persists or self.cycle.keep_alive
                 self.cycle.keep_alive = False
@@ -334,6 +343,8 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         timer = self._read_timer or self.timeout_keep_alive_task
         ends_s = timer.when() if timer is not None else 0.0
+        if not self._in_head:
+            ends_s = self._pace.ends_s
         if cycle is None or self._lingering.begun:
             return 0, ends_s
         if self._in_head:
@@ -364,7 +375,11 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self.flow.read_paused:
             # The server itself has stopped reading.
             self._start_owed_timer()
+        elif not self._in_head and not self._pace.is_late(was_paused=self.flow.take_has_paused()):
+            self._start_read_timer(self._pace.next_check_s())
         else:
+            if self._handles and not self._in_head:
+                self._handles[-1].timed_out = True
             self._refuse(408, "request_timeout", "the request was not complete in time")
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
@@ -428,6 +443,17 @@ class PipelineFlow(FlowControl):
     def __init__(self, transport: asyncio.Transport, waiting: Collection[object]) -> None:
         super().__init__(transport)
         self._waiting = waiting
+        self._has_paused = False
+
+    def pause_reading(self) -> None:
+        """Pause, and note it."""
+        self._has_paused = True
+        super().pause_reading()
+
+    def take_has_paused(self) -> bool:
+        """Return whether reading was paused since the last call."""
+        has_paused, self._has_paused = self._has_paused, False
+        return has_paused
 
     def resume_reading(self) -> None:
         """Resume, unless a pipelined request waits for its turn."""

@@ -1,6 +1,7 @@
 """The part of the gateway that inference handlers use, and the headers of a successful reply."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -16,6 +17,7 @@ from gateway.errors import (
     DeadlineExceeded,
     EmptyInput,
     GatewayError,
+    GatewayFull,
     InvalidInput,
     NoReplica,
     QuotaExceeded,
@@ -44,14 +46,22 @@ class InferenceApi:
         """
         tenant = self.authenticator.authenticate(context)
         self.gateway.refuse_if_spent(tenant, least)
+        context.io.tenant = tenant.name
         context.io.check_length(context.header(b"content-length"))
 
-    async def charge_failure(self, context: RequestContext, error: Exception) -> Exception:
-        """Charge one request if its own content made it fail before a reserve; return the error to report."""
+    async def charge_failure(self, context: RequestContext, error: Exception, least: Cost) -> Exception:
+        """Charge one request if its own content made it fail before a reserve; return the error to report.
+
+        least: the least that a request at this path costs.
+        """
         failure = as_gateway_error(error)
-        if context.tenant is None or not _is_bad_request(failure):
+        is_full = isinstance(failure, GatewayFull)
+        if context.tenant is None or not (is_full or _is_bad_request(failure)):
             return error
         try:
+            if is_full:
+                await self.gateway.charge_unfinished(context.tenant, least, is_callers_fault=False)
+                return error
             charged = await self.gateway.charge_bad_request(context.tenant)
         except QuotaExceeded as spent:
             return spent
@@ -60,6 +70,12 @@ class InferenceApi:
             return error
         failure.headers |= rate_limit_headers(charged)
         return failure
+
+    async def charge_abandoned_body(self, context: RequestContext, least: Cost) -> None:
+        """Charge one request if its caller has left a large body unfinished, or let its time pass."""
+        if context.tenant is not None and context.io.has_abandoned_body:
+            with suppress(QuotaExceeded, QuotaUnavailable):
+                await self.gateway.charge_unfinished(context.tenant, least, is_callers_fault=True)
 
     async def serve(self, context: RequestContext, call: Call) -> Served:
         """Run a decoded call through the gateway's stages. Raises: GatewayError."""
