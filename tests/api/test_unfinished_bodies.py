@@ -1,4 +1,4 @@
-"""Bodies that are not sent to their end: they keep nobody out, end soon, and cost their tenant a request."""
+"""Memory for bodies: its shares, and bodies that are not sent to their end."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from gateway.api.server.connection_parts import BodyPace
 from gateway.events import CallFinished, Event, QuotaDecided
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
+from tests.fakes.hooks import Gate, tei_with_hook
 from tests.fakes.tei import FakeTei
 from tests.socket_gateway import SocketGateway, socket_gateway, wait_for_value
 
@@ -79,6 +80,21 @@ async def test_a_body_that_makes_room_is_refused_in_its_dialect() -> None:
         other.close()
 
 
+async def test_bodies_that_grow_together_are_not_all_refused() -> None:
+    config = CONFIG.replace("requests_per_day: 2", "requests_per_day: 100")
+    async with socket_gateway(FakeTei(), config) as gateway, asyncio.timeout(20):
+        held = gateway.application.in_flight
+        rest = b" " * 300_000 + b'{"input": "a"}'
+        begun = [await gateway.send_part(GREEDY, b" " * 200_000, 200_000 + len(rest)) for _ in range(6)]
+        await wait_for_value(6 * 200_000, lambda: held.bytes)
+        for _, writer in begun:
+            writer.write(rest)
+        statuses = [(await reader.readexactly(13))[9:12] for reader, _ in begun]
+        assert {b"200", b"503"} == set(statuses)
+        for _, writer in begun:
+            writer.close()
+
+
 async def test_hanging_up_in_a_large_body_costs_a_request() -> None:
     async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(20):
         await hang_up(gateway, LARGE)
@@ -114,9 +130,12 @@ async def test_a_slow_body_that_keeps_the_pace_is_served(monkeypatch: pytest.Mon
     monkeypatch.setattr(BodyPace, "check_s", 0.05)
     checks: list[bool] = []
     is_late = BodyPace.is_late
-    monkeypatch.setattr(
-        BodyPace, "is_late", lambda pace, **paused: checks.append(late := is_late(pace, **paused)) or late
-    )
+
+    def check(pace: BodyPace, *, was_paused: bool) -> bool:
+        checks.append(is_late(pace, was_paused=was_paused))
+        return checks[-1]
+
+    monkeypatch.setattr(BodyPace, "is_late", check)
     async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(20):
         body = b'{"input": "a"' + b" " * 1_000_000 + b"}"
         reader, writer = await gateway.send_part(KEY, body[:13], len(body))
@@ -146,6 +165,22 @@ async def test_a_refused_body_of_a_spent_tenant_renews_the_report() -> None:
         assert b"HTTP/1.1 429 " == await reader.readexactly(13)
         writer.close()
         other.close()
+
+
+@pytest.mark.parametrize(("character", "bytes_each"), [("a", 1), ("文", 2), ("😀", 4)])
+async def test_a_body_counts_as_its_decoded_text_until_the_call_ends(character: str, bytes_each: int) -> None:
+    gate = Gate()
+    async with (
+        socket_gateway(tei_with_hook(gate), CONFIG) as gateway,
+        asyncio.timeout(20),
+    ):
+        held = gateway.application.in_flight
+        inputs = ["a" * 9_999 + character] * 20
+        with await gateway.send_call(inputs):
+            await wait_for_value(True, lambda: gate.waiting > 0)
+            assert 200_000 * bytes_each < held.bytes < 200_000 * bytes_each + 4000
+            gate.opened.set()
+            await wait_for_value(0, lambda: held.bytes)
 
 
 async def hang_up_all(parts: Sequence[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:

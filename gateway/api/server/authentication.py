@@ -8,7 +8,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 
 from gateway.api.server.request_context import RequestContext
-from gateway.errors import AuthThrottled, InvalidInput, Unauthenticated
+from gateway.errors import AuthThrottled, Unauthenticated
 from gateway.tenants.guess_throttle import GuessThrottle
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
 
@@ -32,7 +32,7 @@ class Authenticator:
     def authenticate(self, context: RequestContext) -> Tenant:
         """Return the tenant of a request's key. It is looked up once per request.
 
-        Raises: Unauthenticated, InvalidInput; AuthThrottled if the address has sent too many wrong keys.
+        Raises: Unauthenticated; AuthThrottled if the address has sent too many wrong keys.
         """
         if context.tenant is None:
             context.tenant = self._find_tenant(context)
@@ -82,11 +82,8 @@ def api_key_of(context: RequestContext) -> str | None:
     """Return the API key of a request, None if it carries none.
 
     It is a bearer token, or the password of HTTP Basic, for clients that only take a URL. A bare token is
-    accepted too: LlamaIndex's TEI reranker sends it like that. Raises: InvalidInput.
+    accepted too: LlamaIndex's TEI reranker sends it like that.
     """
-    if context.is_ambiguous(b"authorization"):
-        # A proxy in front may have checked the other one.
-        raise InvalidInput("the request has several different `Authorization` headers")
     authorization = context.header(b"authorization")
     scheme, _, credentials = authorization.partition(" ")
     match scheme.lower():

@@ -79,8 +79,10 @@ class CallIO:
         try:
             message = await self._receive()
         except asyncio.CancelledError:
-            self._raise_if_evicted()
-            raise
+            if not self._evicted or self.caller_gone:
+                raise
+            _uncancel()
+            raise GatewayFull("other tenants need the memory that this body takes; try again") from None
         if message["type"] == "http.disconnect":
             # In the middle of its body: there is no client to answer.
             self.caller_gone = True
@@ -121,13 +123,13 @@ class CallIO:
         if self._cancel is not None:
             self._cancel()
 
-    def _raise_if_evicted(self) -> None:
-        """Turn the cancellation of `evict` into its error. Raises: GatewayFull."""
-        if self._evicted and not self.caller_gone:
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
-            raise GatewayFull("other tenants need the memory that this body takes; try again") from None
+    def hold_decoded(self, size: int) -> None:
+        """Count a body as large as its decoded form, which stays in memory in its place.
+
+        Raises: GatewayFull.
+        """
+        if size > self.held_bytes:
+            self._in_flight.hold(self, size - self.held_bytes)
 
     async def reply(self, reply: HttpReply) -> None:
         """Send a reply; a small one in one piece, at a fraction of the cost of ASGI's messages."""
@@ -195,14 +197,25 @@ class CallIO:
             self._cancel()
 
 
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+
+
 async def _read_rest(io: CallIO, begun: bytes | bytearray) -> bytearray:
     # Grows in place. Pieces that are joined at the end take twice the memory.
     body_so_far = bytearray(begun)
     more = True
-    while more:
-        message = await io.receive()
-        body_so_far += message["body"]
-        more = message.get("more_body", False)
+    try:
+        while more:
+            message = await io.receive()
+            body_so_far += message["body"]
+            more = message.get("more_body", False)
+    except BaseException:
+        # The traceback refers to it until the request has been answered and charged.
+        body_so_far.clear()
+        raise
     return body_so_far
 
 

@@ -18,6 +18,7 @@ from litestar.params import FromPath, JSONBody
 
 from gateway.api.server.allowed_values import note_choices
 from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_values
+from gateway.api.server.decoded_bytes import decoded_bytes
 from gateway.api.server.error_bodies import Dialect, document_errors
 from gateway.api.server.paths import BELOW_MODEL, NAME, route_options
 from gateway.api.server.request_context import RequestContext
@@ -73,12 +74,15 @@ class Endpoint:
         await context.io.reply(reply)
 
     async def _read(self, context: RequestContext, inputs_max: int) -> Any:
-        """Read and decode a body. Afterwards only what was decoded stays in memory."""
+        """Read and decode a body. Afterwards only what was decoded stays in memory. Raises: GatewayFull."""
         body = await context.io.read_body()
-        if len(body) > UNCOUNTED_BYTES:
-            is_msgpack = self._msgpack is not None and _is_msgpack(context)
-            await check_values(body, inputs_max, is_msgpack=is_msgpack)
-        return self.decode(body, context)
+        if len(body) <= UNCOUNTED_BYTES:
+            return self.decode(body, context)
+        is_msgpack = self._msgpack is not None and _is_msgpack(context)
+        await check_values(body, inputs_max, is_msgpack=is_msgpack)
+        data = self.decode(body, context)
+        context.io.hold_decoded(decoded_bytes(data))
+        return data
 
     def decode(self, body: Body, context: RequestContext) -> Any:
         """Decode a body, and set the dialect of error replies if a field of the body decides it.
