@@ -5,7 +5,8 @@ The one owner of the work that a stopping process still has to finish.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Protocol
 
@@ -15,8 +16,8 @@ logger = logging.getLogger("gateway")
 
 # Long enough that a client does not return to a process that is stopping.
 RETRY_AFTER_DRAIN_S = 5
-# Parts of `limits.in_flight_bytes` that replies may take while their clients read them: over an eighth slow
-# readers are disconnected, and over a half any, the slowest first.
+# Parts of `limits.in_flight_bytes` that replies may take while their clients read them: an eighth for slow
+# readers, a half for all.
 SLOW_REPLIES_DIVISOR = 8
 REPLIES_DIVISOR = 2
 SLOW_BYTES_PER_S = 1024 * 1024
@@ -42,7 +43,10 @@ class Body(Protocol):
 
 
 class ReplyReader(Protocol):
-    """Client with bytes of a reply that it has not taken yet."""
+    """Client with bytes of a reply that it has not taken yet. tenant: whose reply it is."""
+
+    tenant: str
+    held_bytes: int
 
     def bytes_per_s(self) -> float:
         """Return how fast the client has read so far."""
@@ -104,10 +108,17 @@ class InFlight:
     def hold(self, body: Body, size: int) -> None:
         """Take a permit for bytes of a body that has arrived; larger tenants make room if they can.
 
-        Raises: GatewayFull.
+        Raises: GatewayFull. The body then holds nothing any more.
         """
         if not self._has_room(body, size):
-            for rival in self._rivals_to_evict(body, size):
+            rivals = self._rivals_to_evict(body, size)
+            if not rivals:
+                # At once: otherwise all bodies of a tenant that grow together are refused.
+                self.release(body)
+                raise GatewayFull(
+                    "the bodies and replies in flight use all of `limits.in_flight_bytes`; try again"
+                )
+            for rival in rivals:
                 self.receiving.remove(rival)
                 self.release(rival)
                 rival.evict()
@@ -139,10 +150,7 @@ class InFlight:
         return free >= reserve or self._bytes - freed == body.held_bytes
 
     def _rivals_to_evict(self, body: Body, size: int) -> list[Body]:
-        """Return unfinished bodies of larger tenants that make room together, the largest first.
-
-        Raises: GatewayFull, if they do not free enough.
-        """
+        """Return unfinished bodies of larger tenants that make room together; none if they cannot."""
         left, freed, evicted = self._bytes_by_tenant.copy(), 0, []
         least = left.get(body.tenant, 0) + size
         rivals = [rival for rival in self.receiving if rival.held_bytes and left[rival.tenant] > least]
@@ -155,32 +163,36 @@ class InFlight:
                 evicted.append(rival)
                 if self._has_room(body, size, freed):
                     return evicted
-        raise GatewayFull("the bodies and replies in flight use all of `limits.in_flight_bytes`; try again")
+        return []
 
     def hold_reply(self, size: int) -> None:
-        """Count bytes of a reply that waits for its client; over the bound, disconnect slow readers."""
+        """Count bytes of a reply that waits for its client; over a bound, disconnect readers."""
         self._bytes += size
         self._reply_bytes += size
         if self._reply_bytes > self._bytes_max // SLOW_REPLIES_DIVISOR:
-            self._disconnect_slowest()
+            self._disconnect_readers()
 
     def release_reply(self, size: int) -> None:
         """Count bytes of a reply no more."""
         self._bytes -= size
         self._reply_bytes -= size
 
-    def _disconnect_slowest(self) -> None:
-        disconnected = 0
-        for rate, reader in sorted(
-            [(reader.bytes_per_s(), reader) for reader in self.readers], key=itemgetter(0)
-        ):
-            divisor = SLOW_REPLIES_DIVISOR if rate < SLOW_BYTES_PER_S else REPLIES_DIVISOR
-            if self._reply_bytes <= self._bytes_max // divisor:
-                break
+    def _disconnect_readers(self) -> None:
+        by_rate = sorted(
+            [(reader.bytes_per_s(), reader) for reader in self.readers], key=itemgetter(0), reverse=True
+        )
+        slow = [reader for rate, reader in by_rate if rate < SLOW_BYTES_PER_S]
+        slow_bytes = sum(reader.held_bytes for reader in slow)
+        chosen = _choose(slow, slow_bytes - self._bytes_max // SLOW_REPLIES_DIVISOR)
+        excess = self._reply_bytes - self._bytes_max // REPLIES_DIVISOR
+        excess -= sum(reader.held_bytes for reader in chosen)
+        disconnected = set(chosen)
+        rest = [reader for _, reader in by_rate if reader not in disconnected]
+        chosen += _choose(rest, excess)
+        for reader in chosen:
             reader.disconnect()
-            disconnected += 1
-        if disconnected:
-            logger.warning("disconnected %d clients that read their replies too slowly", disconnected)
+        if chosen:
+            logger.warning("disconnected %d clients that read their replies too slowly", len(chosen))
 
     def abandon(self) -> None:
         """Cancel all calls that are still in progress."""
@@ -197,3 +209,25 @@ class InFlight:
         except TimeoutError:
             return False
         return True
+
+
+def _choose(readers: Sequence[ReplyReader], excess: int) -> list[ReplyReader]:
+    """Return readers with so many bytes in all: each time the slowest of the tenant that holds most.
+
+    readers: the slowest last.
+    """
+    by_tenant: dict[str, list[ReplyReader]] = {}
+    held: Counter[str] = Counter()
+    for reader in readers:
+        by_tenant.setdefault(reader.tenant, []).append(reader)
+        held[reader.tenant] += reader.held_bytes
+    chosen: list[ReplyReader] = []
+    while excess > 0 and held:
+        tenant = max(held, key=held.__getitem__)
+        reader = by_tenant[tenant].pop()
+        chosen.append(reader)
+        excess -= reader.held_bytes
+        held[tenant] -= reader.held_bytes
+        if not by_tenant[tenant]:
+            del held[tenant]
+    return chosen

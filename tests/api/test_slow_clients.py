@@ -75,6 +75,7 @@ async def test_replies_that_are_not_read_are_held_until_they_are_read() -> None:
             await wait_for_value(1, lambda: len(held.readers))
             # The reply is an eighth of all: more than the body of the request.
             assert held.bytes > 100_000
+            assert ["acme"] == [reader.tenant for reader in held.readers]
             while held.bytes:
                 await loop.sock_recv(client, 100_000)
         assert set() == held.readers

@@ -42,11 +42,12 @@ class SentBody:
 
     def arrive(self, size: int) -> bool:
         """Return whether the bytes were taken."""
-        before = self._in_flight.bytes
+        others = self._in_flight.bytes - self.held_bytes
         try:
             self._in_flight.hold(self, size)
         except GatewayFull:
-            assert before == self._in_flight.bytes
+            assert others == self._in_flight.bytes
+            assert 0 == self.held_bytes
             return False
         return True
 
@@ -63,6 +64,14 @@ def test_a_tenant_takes_three_quarters_until_it_releases_some() -> None:
     in_flight.release(bodies[0])
     assert 50 == in_flight.bytes
     assert bodies[4].arrive(25)
+
+
+def test_a_refused_body_leaves_its_room_to_others_that_grow() -> None:
+    in_flight = InFlight(100)
+    bodies = [SentBody(in_flight, is_complete=False) for _ in range(3)]
+    assert all(body.arrive(20) for body in bodies)
+
+    assert [False, True, False] == [body.arrive(20) for body in bodies]
 
 
 def test_a_refusal_has_a_time_to_retry() -> None:
@@ -200,9 +209,11 @@ async def test_drain_reports_a_timeout_and_calls_may_still_finish() -> None:
 class Reader:
     """Client that holds bytes of a reply and reads at a rate."""
 
-    def __init__(self, in_flight: InFlight, size: int, rate: float) -> None:
+    def __init__(self, in_flight: InFlight, size: int, rate: float, tenant: str = "acme") -> None:
         self.connected = True
-        self._in_flight, self._size, self._rate = in_flight, size, rate
+        self.tenant = tenant
+        self.held_bytes = size
+        self._in_flight, self._rate = in_flight, rate
         in_flight.hold_reply(size)
         in_flight.readers.add(self)
 
@@ -212,7 +223,7 @@ class Reader:
     def disconnect(self) -> None:
         self.connected = False
         self._in_flight.readers.remove(self)
-        self._in_flight.release_reply(self._size)
+        self._in_flight.release_reply(self.held_bytes)
 
 
 SLOW, FAST = SLOW_BYTES_PER_S / 2, SLOW_BYTES_PER_S * 2
@@ -223,27 +234,48 @@ def test_replies_count_as_bytes_in_flight() -> None:
     in_flight.hold_reply(60)
     body = SentBody(in_flight)
     assert body.arrive(40)
-    assert not body.arrive(1)
+    assert not SentBody(in_flight).arrive(1)
     in_flight.release_reply(60)
     assert 40 == in_flight.bytes
 
 
 def test_slow_readers_are_disconnected_over_an_eighth_slowest_first() -> None:
     in_flight = InFlight(800)
-    readers = [Reader(in_flight, 30, rate) for rate in (SLOW + 1, SLOW, FAST)]
+    readers = [Reader(in_flight, 60, rate) for rate in (SLOW + 1, SLOW, FAST)]
     Reader(in_flight, 30, FAST)
 
     assert [True, False, True] == [reader.connected for reader in readers]
-    assert 90 == in_flight.bytes
+    assert 150 == in_flight.bytes
+
+
+def test_replies_of_fast_readers_disconnect_no_slow_one() -> None:
+    in_flight = InFlight(800)
+    slow = Reader(in_flight, 90, SLOW)
+    for _ in range(3):
+        Reader(in_flight, 100, FAST)
+
+    assert slow.connected
+
+
+def test_the_slowest_reader_of_the_tenant_that_holds_most_is_disconnected() -> None:
+    in_flight = InFlight(800)
+    modest = Reader(in_flight, 40, SLOW, "modest")
+    greedy = [Reader(in_flight, 30, rate, "greedy") for rate in (SLOW + 1, SLOW + 2)]
+    Reader(in_flight, 10, FAST, "modest")
+    assert all(reader.connected for reader in (modest, *greedy))
+    greedy.append(Reader(in_flight, 30, SLOW + 3, "greedy"))
+    Reader(in_flight, 10, FAST, "modest")
+    assert [True, False, True, True] == [reader.connected for reader in (modest, *greedy)]
 
 
 def test_fast_readers_are_disconnected_over_a_half(caplog: pytest.LogCaptureFixture) -> None:
     in_flight = InFlight(800)
-    readers = [Reader(in_flight, 200, FAST + 1), Reader(in_flight, 200, FAST)]
+    modest = Reader(in_flight, 100, FAST, "modest")
+    readers = [Reader(in_flight, 150, FAST + 1), Reader(in_flight, 150, FAST + 2)]
     assert all(reader.connected for reader in readers)
-    Reader(in_flight, 10, FAST)
+    Reader(in_flight, 10, FAST, "modest")
 
-    assert [True, False] == [reader.connected for reader in readers]
+    assert [True, False, True] == [reader.connected for reader in (modest, *readers)]
     assert "disconnected 1 clients" in caplog.text
 
 

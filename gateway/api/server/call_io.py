@@ -134,6 +134,8 @@ class CallIO:
     async def reply(self, reply: HttpReply) -> None:
         """Send a reply; a small one in one piece, at a fraction of the cost of ASGI's messages."""
         body = reply.body
+        if self._connection is not None:
+            self._connection.set_tenant(self.tenant)
         headers = encode_headers(reply.headers)
         if reply.status != 204:
             headers.append((b"content-type", reply.media_type.encode()))

@@ -16,7 +16,10 @@ GRACE_S = 2.0
 
 
 class Backlog:
-    """Bytes of replies that the client of one connection has not taken. in_flight: counts them."""
+    """Bytes of replies that the client of one connection has not taken.
+
+    in_flight: counts them. tenant: of the last call on the connection.
+    """
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, in_flight: InFlight
@@ -24,30 +27,31 @@ class Backlog:
         self._transport = transport
         self._loop = loop
         self._in_flight = in_flight
-        self._bytes = 0
+        self.tenant = ""
+        self.held_bytes = 0
         self._since_s = 0.0
 
     def start(self) -> None:
         """Count what the transport buffers, until all of it is taken."""
         self.end()
-        self._bytes = self._transport.get_write_buffer_size()
+        self.held_bytes = self._transport.get_write_buffer_size()
         self._since_s = self._loop.time()
         # This reply is not among the readers yet: a single one always fits.
-        self._in_flight.hold_reply(self._bytes)
+        self._in_flight.hold_reply(self.held_bytes)
         self._in_flight.readers.add(self)
 
     def end(self) -> None:
         """Count nothing more: the client has taken everything, or has disconnected."""
         if self in self._in_flight.readers:
             self._in_flight.readers.remove(self)
-            self._in_flight.release_reply(self._bytes)
+            self._in_flight.release_reply(self.held_bytes)
 
     def bytes_per_s(self) -> float:
         """Return the rate since the backlog began; infinite for a young one."""
         age_s = self._loop.time() - self._since_s
         if age_s < GRACE_S:
             return math.inf
-        return (self._bytes - self._transport.get_write_buffer_size()) / age_s
+        return (self.held_bytes - self._transport.get_write_buffer_size()) / age_s
 
     def disconnect(self) -> None:
         """Drop the connection with what it buffers."""

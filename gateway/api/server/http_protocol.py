@@ -85,6 +85,10 @@ class ConnectionHandle:
         cycle.on_response()
         return True
 
+    def set_tenant(self, tenant: str) -> None:
+        """Record whose reply the connection carries from now on."""
+        self._protocol.set_tenant(tenant)
+
     @property
     def is_backed_up(self) -> bool:
         """True while the client has not taken an earlier reply."""
@@ -307,6 +311,10 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.cycle.keep_alive = False
             else:
                 self._start_read_timer(self.head_timeout_s)
+
+    def set_tenant(self, tenant: str) -> None:
+        """Record whose replies the client takes from now on."""
+        self._backlog.tenant = tenant
 
     def pause_writing(self) -> None:
         """Check from now on that the client reads the data sent to it."""
