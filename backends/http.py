@@ -43,6 +43,16 @@ IDLE_S = 30.0
 SHORT_IDLE_S = 4.0
 
 
+# Replies up to this size are decoded without a further check.
+COUNTED_BYTES = 64 * 1024
+# Of a reply to a GET: descriptions of a server and its metrics.
+DESCRIPTION_BYTES_MAX = 4 * 1024 * 1024
+ERROR_BYTES_MAX = 64 * 1024
+# A token each of 256 KiB of text is an object, and 2,048 vectors of 8,192 numbers are the largest batch.
+REPLY_LISTS_MAX = 1_000_000
+REPLY_VALUES_MAX = 20_000_000
+
+
 def countdown(timeout_s: float) -> Callable[[], float]:
     """Return a function that reports the remaining seconds of a timeout shared by several requests.
 
@@ -95,6 +105,8 @@ class UpstreamClient:
         self._headers = {"accept-encoding": "identity", **(headers or {})}
         parts = [part for value in (headers or {}).values() for part in (value, *value.split())]
         self._secrets = [part.encode() for part in parts if len(part) >= SECRET_CHARACTERS_MIN]
+        # Only the gateway's own engine is behind a socket.
+        self._is_trusted = options is not None and options.socket_path is not None
         self._templates: dict[tuple[str, str, str | None], RequestTemplate] = {}
         self._transport: Transport | None = None if transport is None else HttpxTransport(transport)
         self._open = partial(_open_pool, self.base_url, options or ConnectionOptions())
@@ -128,6 +140,8 @@ class UpstreamClient:
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise _translate(error, timeout_s) from error
         if response.status == 200:
+            if len(response.body) > COUNTED_BYTES and not self._is_trusted:
+                _check_size(method, response.body)
             return response
         request = f"{method} {httpx.URL(self.base_url + path).path}"
         return msgspec.structs.replace(response, request=request)
@@ -140,7 +154,7 @@ class UpstreamClient:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw.headers}
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise ReplicaFailed("the reply is compressed, which was not asked for")
-        body = raw.body if raw.status == 200 else self._without_secrets(raw.body)
+        body = raw.body if raw.status == 200 else self._without_secrets(raw.body[:ERROR_BYTES_MAX])
         return UpstreamResponse(raw.status, headers, body)
 
     def _without_secrets(self, body: bytes) -> bytes:
@@ -169,6 +183,22 @@ class UpstreamClient:
         """Close the connection pool."""
         if self._transport is not None:
             await self._transport.aclose()
+
+
+def _check_size(method: str, body: bytes) -> None:
+    """Check that a reply can be decoded in little time and memory.
+
+    JSON is decoded on the event loop, where 50 MB of empty lists take nine seconds and gigabytes. Strings in
+    replies are short, so that brackets and commas in them do not matter.
+
+    Raises: ReplicaFailed.
+    """
+    if method == "GET" and len(body) > DESCRIPTION_BYTES_MAX:
+        raise ReplicaFailed(f"its description is larger than {DESCRIPTION_BYTES_MAX} bytes")
+    if body.count(b"[") + body.count(b"{") > REPLY_LISTS_MAX:
+        raise ReplicaFailed(f"the reply contains more than {REPLY_LISTS_MAX} lists and objects")
+    if body.count(b",") > REPLY_VALUES_MAX:
+        raise ReplicaFailed(f"the reply contains more than {REPLY_VALUES_MAX} values")
 
 
 def open_client(spec: ReplicaSpec, idle_s: float = IDLE_S) -> UpstreamClient:
