@@ -1,6 +1,7 @@
 """Stage `admit`: reserve the maximum cost of a call before anything is sent, settle afterwards."""
 
 import secrets
+from collections.abc import Sequence
 from itertools import count
 from typing import Self
 
@@ -10,7 +11,7 @@ from gateway.events import Decision, Observe, QuotaDecided
 from gateway.prepare import TOKENS_MAX, PreparedWork
 from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, QuotaRequest, Reservation
-from gateway.quotas.limits import SECOND_US, Cost, LimitStatus, bounded_amount
+from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus, bounded_amount
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
 
@@ -109,18 +110,7 @@ class Admission:
         Return the limits that were charged. Raises: QuotaExceeded, QuotaUnavailable.
         """
         limits = [limit for limit in tenant.limits if limit.unit == "requests"]
-        ask = QuotaRequest(
-            id=self._new_id(),
-            tenant=tenant.name,
-            limits=tuple([limit for limit in limits if limit.period != "in_flight"]),
-            cost=Cost(),
-            expires_us=LEASE_US,
-            shadow=self._shadow,
-        )
-        if not ask.limits:
-            return ()
-        reservation = await self._reserve(ask, "bad_request")
-        return self._ledger.settle(reservation, ask.cost)
+        return await self._charge(tenant, limits, least=Cost(), used=Cost())
 
     async def charge_unfinished(self, tenant: Tenant, least: Cost, *, is_callers_fault: bool) -> None:
         """Charge one request for a body that was not read to its end; ask only, if no caller is at fault.
@@ -128,17 +118,7 @@ class Admission:
         Either way a caller whose limits are spent is recorded as such: the next body is refused unread.
         least: the least that the request costs. Raises: QuotaExceeded, QuotaUnavailable.
         """
-        ask = QuotaRequest(
-            id=self._new_id(),
-            tenant=tenant.name,
-            limits=tuple([limit for limit in tenant.limits if limit.period != "in_flight"]),
-            cost=least,
-            expires_us=LEASE_US,
-            shadow=self._shadow,
-        )
-        if ask.limits:
-            reservation = await self._reserve(ask, "bad_request")
-            self._ledger.settle(reservation, Cost() if is_callers_fault else NOTHING)
+        await self._charge(tenant, tenant.limits, least, used=Cost() if is_callers_fault else NOTHING)
 
     async def admit(self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline) -> Grant:
         """Reserve the cost of a call in all of its limits, or in none.
@@ -166,8 +146,7 @@ class Admission:
 
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """
-        # Even for a moment, a slot in flight may be the one that a request of the tenant needs.
-        limits = tuple([limit for limit in tenant.limits + route.limits if limit.period != "in_flight"])
+        limits = _without_slots(tenant.limits + route.limits)
         if self._shadow or not limits:
             return TOKENS_MAX
         request = QuotaRequest(
@@ -183,6 +162,16 @@ class Admission:
         room = [status.remaining + least.tokens for status in statuses if status.limit.unit == "tokens"]
         return min(room, default=TOKENS_MAX)
 
+    async def _charge(
+        self, tenant: Tenant, limits: Sequence[Limit], least: Cost, used: Cost
+    ) -> tuple[LimitStatus, ...]:
+        """Reserve the least cost of a request that reaches no model, settle it, and return the limits."""
+        charged = _without_slots(limits)
+        if not charged:
+            return ()
+        ask = QuotaRequest(self._new_id(), tenant.name, charged, least, LEASE_US, shadow=self._shadow)
+        return self._ledger.settle(await self._reserve(ask, "bad_request"), used)
+
     def _new_id(self) -> str:
         """Return an id that is unique among all gateways, and cheap: a random prefix and a counter."""
         return f"{self._process}{next(self._numbers):x}"
@@ -195,6 +184,14 @@ class Admission:
         finally:
             self._observe(QuotaDecided(ask.tenant, decision))
         return reservation
+
+
+def _without_slots(limits: Sequence[Limit]) -> tuple[Limit, ...]:
+    """Return the limits without those in flight.
+
+    Even for a moment, a slot in flight may be the one that another request of the tenant needs.
+    """
+    return tuple([limit for limit in limits if limit.period != "in_flight"])
 
 
 def _is_charged(error: BaseException | None) -> bool:

@@ -30,6 +30,7 @@ Ask = Callable[[Tenant, Route, Cost], Awaitable[int]]
 # Text of this length takes as long to tokenize as a hundred trips to Redis: ask for room first.
 ASK_CHARACTERS = 64 * 1024
 TOKENS_MAX = sys.maxsize
+ONE_REQUEST = Cost()
 
 
 class PreparedWork:
@@ -67,7 +68,7 @@ class PreparedWork:
         self.capabilities = capabilities
         self.by_cosine = by_cosine
         self.input_tokens: list[int] | None = None
-        self.cost = Cost()
+        self.cost = ONE_REQUEST
         self._token_bounds: list[int] | None = None
 
     @property

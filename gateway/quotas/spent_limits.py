@@ -51,8 +51,9 @@ class SpentLimits:
 
     def forget(self, tenant: str) -> None:
         """Drop the reports of a tenant: something was taken or given back since."""
-        self._reports.pop(tenant, None)
-        self._passed_us.pop(tenant, None)
+        # A tenant within its limits has none, and this is called for each of its requests.
+        if self._reports.pop(tenant, None) is not None:
+            self._passed_us.pop(tenant, None)
 
     def blocking(self, tenant: str, limits: Sequence[Limit], least: Cost) -> SpentLimit | None:
         """Return the limit that longest blocks a request of at least this cost, or None if none is known."""
