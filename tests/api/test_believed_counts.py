@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from tests.conftest import Boots, Running
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER
-from tests.fakes.tei import Computed, FakeTei, vector_of
+from tests.fakes.tei import Computed, FakeTei, assert_vectors
 from tests.fakes.threaded import serve_in_thread
 
 TEXTS = ["one", "two three", "four five six"]
@@ -67,12 +66,6 @@ def served(*servers: FakeTei, settings: str = "") -> Iterator[str]:
 
 async def embed(gateway: Running, *texts: str) -> httpx.Response:
     return await gateway.post("/v1/embeddings", {"input": list(texts), "model": "m"})
-
-
-def assert_vectors(reply: httpx.Response, *texts: str) -> None:
-    assert 200 == reply.status_code, reply.text
-    vectors = [item["embedding"] for item in reply.json()["data"]]
-    np.testing.assert_array_equal([vector_of(text) for text in texts], np.array(vectors, np.float32))
 
 
 # As the tokenizer of the small checkpoint counts: a token per word, and two special tokens.

@@ -157,13 +157,18 @@ async def test_calls_that_waited_for_the_first_replica_pay_for_their_own_tokens(
     assert len(server.requests) < len(texts)
 
 
+def config_with_ids(folder: Path) -> str:
+    """Return a config whose model accepts token ids."""
+    ids = folder / "ids"
+    ids.mkdir()
+    return config_of(folder, "requests_per_minute: 100", token_encoding=str(write_small_files(ids)))
+
+
 async def test_token_ids_of_a_call_are_bounded(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_ids, "IDS_MAX", 5)
-    folder = tmp_path / "ids"
-    folder.mkdir()
-    config = config_of(tmp_path, "requests_per_minute: 100", token_encoding=str(write_small_files(folder)))
+    config = config_with_ids(tmp_path)
     async with boot({"tei": FakeTei()}, config) as gateway:
         allowed = await gateway.post(OPENAI, {"input": [[0, 0], [0, 0, 0]]})
         refused = await gateway.post(OPENAI, {"input": [[0, 0, 0], [0, 0, 0]]})
@@ -176,9 +181,7 @@ async def test_an_unknown_token_id_is_named_by_its_input(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_ids, "CHUNK_CHARACTERS", 4)
-    folder = tmp_path / "ids"
-    folder.mkdir()
-    config = config_of(tmp_path, "requests_per_minute: 100", token_encoding=str(write_small_files(folder)))
+    config = config_with_ids(tmp_path)
     async with boot({"tei": FakeTei()}, config) as gateway:
         reply = await gateway.post(OPENAI, {"input": [[0], [0], [77]]})
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from gateway.api.server.http_protocol import CONNECTION
@@ -13,7 +12,7 @@ from gateway.events import AttemptFinished, ReplicaChanged
 from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
-from tests.fakes.tei import FakeTei, vector_of
+from tests.fakes.tei import FakeTei, assert_vectors
 
 OPENAI = "/v1/embeddings"
 INVALID = b'{"error":"Input validation error: no","error_type":"Validation"}'
@@ -21,13 +20,6 @@ INVALID = b'{"error":"Input validation error: no","error_type":"Validation"}'
 
 async def embed(gateway: Running, *texts: str, **headers: str) -> httpx.Response:
     return await gateway.post(OPENAI, {"input": list(texts or ("a",))}, **headers)
-
-
-def assert_vectors(reply: httpx.Response, *texts: str) -> None:
-    """Check that each text got its own vector."""
-    assert 200 == reply.status_code, reply.text
-    vectors = [item["embedding"] for item in reply.json()["data"]]
-    np.testing.assert_array_equal([vector_of(text) for text in texts], np.array(vectors, np.float32))
 
 
 def sizes(server: FakeTei) -> list[int]:

@@ -283,16 +283,20 @@ async def test_charges_a_caller_who_leaves_for_dispatched_batches(
     assert [(1, 28)] == [(row.requests, row.tokens) for row in rows]
 
 
-async def test_models_deadline_charges_what_replicas_computed(boot: Boots) -> None:
-    """The caller chose the size of the call, so a call that outlasts the deadline is not free."""
-    gate, ledger = Gate(), MemoryLedger(Clock())
-    server = FakeTei()
+def tei_that_hangs(gate: Gate) -> FakeTei:
+    """Return a server that holds the second batch of four inputs at a gate."""
 
     async def hook(path: str, sent: dict[str, Any]) -> None:
         if "004" in sent["input"]:
             await gate()
 
-    server.hook = hook
+    return tei_with_hook(hook)
+
+
+async def test_models_deadline_charges_what_replicas_computed(boot: Boots) -> None:
+    """The caller chose the size of the call, so a call that outlasts the deadline is not free."""
+    gate, ledger = Gate(), MemoryLedger(Clock())
+    server = tei_that_hangs(gate)
     config = tenants("requests_per_minute: 3, tokens_per_day: 1000").replace(
         "backend: tei,", "backend: tei, in_flight_batches: 1,"
     )
@@ -312,13 +316,7 @@ async def test_models_deadline_charges_what_replicas_computed(boot: Boots) -> No
 async def test_refunds_the_whole_call_if_a_replica_hangs(boot: Boots) -> None:
     """A hung replica is no fault of the caller, even if the replica answered a part of the call."""
     gate, ledger = Gate(), MemoryLedger(Clock())
-    server = FakeTei()
-
-    async def hook(path: str, sent: dict[str, Any]) -> None:
-        if "004" in sent["input"]:
-            await gate()
-
-    server.hook = hook
+    server = tei_that_hangs(gate)
     config = tenants("requests_per_minute: 3, tokens_per_day: 1000").replace(
         "backend: tei,", "backend: tei, attempt_timeout_s: 0.2,"
     )

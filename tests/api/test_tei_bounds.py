@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import RERANKER
-from tests.fakes.tei import FakeTei, vector_of
+from tests.fakes.tei import FakeTei, assert_vectors
 from tests.fakes.threaded import serve_in_thread
 
 TEXT_BYTES = 80_000
@@ -63,12 +62,6 @@ def text_of(index: int, size: int = TEXT_BYTES) -> str:
 
 async def embed(gateway: Running, *texts: str) -> httpx.Response:
     return await gateway.post("/v1/embeddings", {"input": list(texts), "model": "m"})
-
-
-def assert_vectors(reply: httpx.Response, *texts: str) -> None:
-    assert 200 == reply.status_code, reply.text
-    vectors = [item["embedding"] for item in reply.json()["data"]]
-    np.testing.assert_array_equal([vector_of(text) for text in texts], np.array(vectors, np.float32))
 
 
 def sizes(server: FakeTei) -> list[int]:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
 
 from backends.canaries import CANARIES
@@ -57,6 +58,13 @@ def tokens_of(text: Text, max_tokens: int = 10**9) -> int:
     """Count words and two special tokens, up to the model's maximum length; token ids count as they are."""
     count = len(text.split()) + 2 if isinstance(text, str) else len(text)
     return min(count, max_tokens)
+
+
+def assert_vectors(reply: httpx.Response, *texts: str) -> None:
+    """Check that each text of a call to OpenAI's dialect got its own vector."""
+    assert 200 == reply.status_code, reply.text
+    vectors = [item["embedding"] for item in reply.json()["data"]]
+    np.testing.assert_array_equal([vector_of(text) for text in texts], np.array(vectors, np.float32))
 
 
 def weights_of(text: str) -> dict[int, float]:

@@ -7,7 +7,12 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+from gateway.store.redis_client import RedisClient
+from gateway.tenants.store import TenantStore
 
 
 def binary() -> str:
@@ -143,3 +148,13 @@ class SentinelServer(RedisServer):
         ]
         file.write_text("\n".join(lines) + "\n")
         return [str(file), "--sentinel"]
+
+
+@asynccontextmanager
+async def opened(server: RedisServer) -> AsyncIterator[TenantStore]:
+    """Open the store of tenants and keys on a server."""
+    store = TenantStore(RedisClient(server.url, 5))
+    try:
+        yield store
+    finally:
+        await store.aclose()

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
@@ -14,15 +12,14 @@ from gateway.api.server.request_context import RequestContext
 from gateway.app import ROUTES
 from gateway.config.schema import TenantConfig
 from gateway.errors import TenantUnknown, Unauthenticated
-from gateway.store.redis_client import RedisClient
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.guess_throttle import GUESSES_MAX
 from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
 from gateway.tenants.names import FIRST_KEY_NOTE, unknown_tenant_note
-from gateway.tenants.store import KEYS, TENANTS, TenantStore
+from gateway.tenants.store import KEYS, TENANTS
 from tests.conftest import KEY, Boots
 from tests.fakes.tei import FakeTei
-from tests.quotas.redis_server import RedisServer
+from tests.quotas.redis_server import RedisServer, opened
 
 CONFIG = """
 listen: 0.0.0.0:8080
@@ -35,15 +32,6 @@ OPS = f"tenants:\n  ops: {{keys: [{{digest: '{key_digest(KEY)}', scopes: [embed,
 
 def config(redis: RedisServer, more: str = OPS, timeout_ms: int = 2000) -> str:
     return CONFIG.format(store=redis.url, timeout_ms=timeout_ms) + more
-
-
-@asynccontextmanager
-async def opened(server: RedisServer) -> AsyncIterator[TenantStore]:
-    store = TenantStore(RedisClient(server.url, 5))
-    try:
-        yield store
-    finally:
-        await store.aclose()
 
 
 def bearer(key: str) -> dict[str, str]:

@@ -16,14 +16,13 @@ from gateway.additions.store import ADDED
 from gateway.config import schema as config
 from gateway.errors import Unauthenticated
 from gateway.quotas.limits import UNITS
-from gateway.store.redis_client import RedisClient
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
 from gateway.tenants.store import KEYS, TENANTS, TenantStore
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 from tests.quotas.conftest import Commands
-from tests.quotas.redis_server import RedisServer
+from tests.quotas.redis_server import RedisServer, opened
 from tests.quotas.test_keys_command import gateway as process
 
 OPENAI = "/v1/embeddings"
@@ -363,15 +362,6 @@ async def test_tenants_require_the_admin_scope(boot: Boots, own_redis: RedisServ
 
     assert [403, 403, 403] == [reply.status_code for reply in replies]
     assert [] == as_operator.json()
-
-
-@asynccontextmanager
-async def opened(server: RedisServer) -> AsyncIterator[TenantStore]:
-    store = TenantStore(RedisClient(server.url, 2))
-    try:
-        yield store
-    finally:
-        await store.aclose()
 
 
 @asynccontextmanager
