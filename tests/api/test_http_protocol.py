@@ -12,8 +12,8 @@ import pytest
 import uvicorn
 
 from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
-from gateway.api.server.connection_parts import LingeringClose
 from gateway.api.server.http_protocol import CONNECTION, BoundedProtocol
+from gateway.api.server.lingering_close import LingeringClose
 from tests.fakes.hooks import until
 
 # Path → bytes of its reply. /large exceeds every buffer between two sockets; /small never pauses writing.

@@ -15,14 +15,10 @@ import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from gateway.api.server.body_pace import BodyPace
 from gateway.api.server.connection_limit import ConnectionLimit
-from gateway.api.server.connection_parts import (
-    Backlog,
-    BodyPace,
-    LingeringClose,
-    ReplyTransport,
-    StalledReplyTimer,
-)
+from gateway.api.server.lingering_close import LingeringClose, ReplyTransport
+from gateway.api.server.unread_replies import Backlog, StalledReplyTimer
 from gateway.in_flight import InFlight
 
 # The ASGI extension that contains the `ConnectionHandle` of a call.

@@ -1,0 +1,44 @@
+"""Time that the client of one connection has for a body."""
+
+import asyncio
+
+
+class BodyPace:
+    """Time that a client has for a body: in all, and by its rate in each interval.
+
+    A body that hardly moves takes memory from others. ends_s: when the time in all is over. bytes: that came
+    in this interval.
+    """
+
+    check_s = 5.0
+    bytes_per_s = 16 * 1024
+    # A check this late was delayed by the gateway itself, which may not have read what has come.
+    late_s = 1.0
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._since_s = 0.0
+        self._check_at_s = 0.0
+        self.ends_s = 0.0
+        self.bytes = 0
+
+    def start(self, timeout_s: float) -> None:
+        """Start the time of a body, of which some bytes have come with its head."""
+        self._since_s = self._loop.time()
+        self.ends_s = self._since_s + timeout_s
+
+    def next_check_s(self) -> float:
+        """Return the time until the next check."""
+        now_s = self._loop.time()
+        self._check_at_s = min(now_s + self.check_s, self.ends_s)
+        return self._check_at_s - now_s
+
+    def is_late(self, *, was_paused: bool) -> bool:
+        """Return whether the time is over. was_paused: the gateway did not read for a part of it."""
+        now_s = self._loop.time()
+        if now_s >= self.ends_s:
+            return True
+        needed = self.bytes_per_s * (now_s - self._since_s)
+        is_slow = self.bytes < needed and not was_paused and now_s <= self._check_at_s + self.late_s
+        self._since_s, self.bytes = now_s, 0
+        return is_slow
