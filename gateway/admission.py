@@ -72,13 +72,16 @@ class Grant:
             # ours, and so is a replica that hangs.
             is_charged = self._tokens > 0 and not isinstance(error, ReplicaTimedOut)
             return Cost(reserved.requests, self._tokens, reserved.inputs) if is_charged else NOTHING
-        if not _is_charged(error):
+        if error is not None and not _is_charged(error):
             return NOTHING
         unanswered = self._unanswered_tokens
-        if reserved.tokens:
+        if unanswered and reserved.tokens:
             # The reservation may be exact, where the bounds of slices are not: never charge above it.
             unanswered = min(unanswered, max(0, reserved.tokens - self._tokens))
-        return Cost(reserved.requests, self._tokens + unanswered, reserved.inputs)
+        tokens = self._tokens + unanswered
+        if tokens == reserved.tokens:
+            return reserved
+        return Cost(reserved.requests, tokens, reserved.inputs)
 
 
 class Admission:
@@ -194,8 +197,8 @@ def _without_slots(limits: Sequence[Limit]) -> tuple[Limit, ...]:
     return tuple([limit for limit in limits if limit.period != "in_flight"])
 
 
-def _is_charged(error: BaseException | None) -> bool:
-    """Return whether the caller pays for a call: after success, its own fault, or its own deadline."""
+def _is_charged(error: BaseException) -> bool:
+    """Return whether the caller pays for a call that failed: by its own fault, or its own deadline."""
     if isinstance(error, DeadlineExceeded):
         # A short deadline of the caller's own would otherwise buy work for free.
         return True

@@ -83,10 +83,8 @@ class Dispatcher:
         )
 
 
-def _numbers_of(reply: Reply) -> int:
+def _numbers_of(reply: EncodeReply) -> int:
     """Return the size of outputs that are larger than one vector for an input."""
-    if not isinstance(reply, EncodeReply):
-        return 0
     vectors = sum(rows.size for rows in (*(reply.multivector or ()), *(reply.token_vectors or ())))
     return vectors + sum(2 * len(terms.indices) for terms in reply.sparse or ())
 
@@ -133,12 +131,17 @@ class _Submission:
             tokens = self._tokens[piece.start : piece.start + piece.inputs]
             return await self.submit_all(cut_again(piece, tokens, self._lane.bounds()))
         grant.count(reply.reply.tokens)
-        self._numbers += _numbers_of(reply.reply)
+        if isinstance(reply.reply, EncodeReply):
+            self._check_size(reply.reply)
+        return [(piece, reply)]
+
+    def _check_size(self, reply: EncodeReply) -> None:
+        """Count the numbers of a slice's reply. Raises: InvalidInput if those of the call are too many."""
+        self._numbers += _numbers_of(reply)
         if self._numbers > REPLY_NUMBERS_MAX:
             raise InvalidInput(
                 f"the output has more than {REPLY_NUMBERS_MAX} numbers; send fewer or shorter texts"
             )
-        return [(piece, reply)]
 
     def _count_unanswered(self, piece: Slice) -> None:
         # Tokenizing is free.

@@ -71,11 +71,12 @@ class LocalShare:
 
     def slots_are_scarce(self, request: QuotaRequest) -> bool:
         """Return True if a request may be waiting for a slot, by the last known state of the limits."""
-        slots = [limit for limit in request.limits if limit.period == "in_flight"]
-        return any(
-            self._free_slots(request.tenant, limit) < max(FREE_SLOTS_MIN, limit.amount // 2)
-            for limit in slots
-        )
+        for limit in request.limits:
+            if limit.period == "in_flight":
+                free = self._free_slots(request.tenant, limit)
+                if free < FREE_SLOTS_MIN or free < limit.amount // 2:
+                    return True
+        return False
 
     def reset(self) -> None:
         """Forget the counts of an earlier outage, at the beginning of a new one."""

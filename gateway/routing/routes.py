@@ -65,8 +65,11 @@ class Routes:
 
         Raises: ModelNotFound, ModelForbidden, OperationUnsupported, InvalidInput.
         """
-        model_name = self._known_name(name, tenant) if name is not None else self.default_model(operation)
-        model = self._models[model_name]
+        model_name = self.default_model(operation) if name is None else name
+        model = self._models.get(model_name)
+        if model is None:
+            model_name = self._known_name(model_name, tenant)
+            model = self._models[model_name]
         if not tenant.may_use(model_name):
             raise ModelForbidden(f"this key may not use the model {model_name!r}", param="model")
         if not self._offers(model, operation):

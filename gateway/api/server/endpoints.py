@@ -64,7 +64,13 @@ class Endpoint:
         api: Any = context.dependencies["api"]
         try:
             api.admit_caller(context, self._least)
-            data = await self._read(context, api.inputs_max)
+            body = await context.io.read_body()
+            if len(body) <= UNCOUNTED_BYTES:
+                data = self.decode(body, context)
+            else:
+                data = await self._decode_large(body, context, api.inputs_max)
+            # Only what was decoded stays in memory.
+            del body
             reply = await self.handler(data, context, api, context.target.model)
         except Exception as error:  # noqa: BLE001 - every error becomes a reply
             reply = context.failure(await api.charge_failure(context, error, self._least))
@@ -73,11 +79,8 @@ class Endpoint:
             raise
         await context.io.reply(reply)
 
-    async def _read(self, context: RequestContext, inputs_max: int) -> Any:
-        """Read and decode a body. Afterwards only what was decoded stays in memory. Raises: GatewayFull."""
-        body = await context.io.read_body()
-        if len(body) <= UNCOUNTED_BYTES:
-            return self.decode(body, context)
+    async def _decode_large(self, body: Body, context: RequestContext, inputs_max: int) -> Any:
+        """Decode a body whose values are counted first. Raises: as `decode`; GatewayFull."""
         is_msgpack = self._msgpack is not None and _is_msgpack(context)
         await check_values(body, inputs_max, is_msgpack=is_msgpack)
         data = self.decode(body, context)

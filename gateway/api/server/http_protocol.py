@@ -83,7 +83,7 @@ class ConnectionHandle:
 
     def set_tenant(self, tenant: str) -> None:
         """Record whose reply the connection carries from now on."""
-        self._protocol.set_tenant(tenant)
+        self._protocol.backlog.tenant = tenant
 
     @property
     def is_backed_up(self) -> bool:
@@ -146,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow = PipelineFlow(self.transport, self.pipeline)
         transport.set_write_buffer_limits(self.write_buffer_bytes)
         self._pace = BodyPace(self.loop)
-        self._backlog = Backlog(transport, self.loop, self.in_flight)
+        self.backlog = Backlog(transport, self.loop, self.in_flight)
         self._stalls = StalledReplyTimer(transport, self.loop, self.write_timeout_s)
         self._lingering = LingeringClose(transport, self.loop)
         self._reply_transport = ReplyTransport(transport, self._close_after_reply)
@@ -159,7 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Stop the timers, and report the loss to calls without a reply."""
         self._stop_read_timer()
         self._stalls.cancel()
-        self._backlog.end()
+        self.backlog.end()
         self._lingering.cancel()
         self._reply_transport.close = self.transport.close
         while self._handles:
@@ -308,19 +308,15 @@ class BoundedProtocol(HttpToolsProtocol):
             else:
                 self._start_read_timer(self.head_timeout_s)
 
-    def set_tenant(self, tenant: str) -> None:
-        """Record whose replies the client takes from now on."""
-        self._backlog.tenant = tenant
-
     def pause_writing(self) -> None:
         """Check from now on that the client reads the data sent to it."""
         super().pause_writing()
-        self._backlog.start()
+        self.backlog.start()
         self._stalls.start()
 
     def resume_writing(self) -> None:
         """Count the reply as taken."""
-        self._backlog.end()
+        self.backlog.end()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
