@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 import msgspec
@@ -12,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backends.torch.stats import BOUNDS, COUNTERS
 from gateway.config.load import parse_config
-from gateway.config.schema import Config, Key, Section
+from gateway.config.schema import Config, Key
 from gateway.errors import FACTS
 from gateway.telemetry.metrics import Metrics
 
@@ -206,7 +207,7 @@ def test_every_config_key_is_documented() -> None:
     assert set(_keys(Config, "")) == documented
 
 
-def _keys(section: type[Section], path: str) -> list[str]:
+def _keys(section: type[msgspec.Struct], path: str) -> list[str]:
     """Return the paths of all keys of a section, as the document writes them."""
     by_name = {"upstreams", "models", "tenants"}
     keys: list[str] = []
@@ -215,17 +216,17 @@ def _keys(section: type[Section], path: str) -> list[str]:
         inner = field.type
         if field.name in by_name and not path:
             inner, place = inner.__args__[1], f"{place}.<name>"
-        # The document lists the keys of an optional section, not the section itself.
-        inner = next((member for member in get_args(inner) if _is_section(member)), inner)
-        if _is_section(inner):
-            keys += _keys(inner, place)
-        else:
+        # The document lists the keys of an optional section, and the section itself if it may be a word.
+        members = [member for member in get_args(inner) if member is not NoneType] or [inner]
+        sections = [member for member in members if _is_section(member)]
+        keys += [key for section in sections for key in _keys(section, place)]
+        if not sections or len(members) > 1:
             keys.append(place)
     return keys
 
 
 def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Section)
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _doc(name: str) -> str:

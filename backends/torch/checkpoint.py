@@ -18,7 +18,6 @@ from backends.torch.kinds import recognize
 from backends.torch.late import read_late_interaction
 from backends.torch.options import TaskSettings
 from backends.torch.recipe import (
-    AnswerTokens,
     InputRules,
     ModelKind,
     PoolingMode,
@@ -126,18 +125,12 @@ def _complete_classifier(common: Recipe, files: CheckpointFiles, _: TaskSettings
     return replace(common, labels=labels, multi_label=multi_label)
 
 
-def _complete_language(common: Recipe, files: CheckpointFiles, _: TaskSettings) -> Recipe:
-    score = files.module_config("LogitScore")
-    tokens = AnswerTokens(score.get("true_token_id"), score.get("false_token_id"))
-    return replace(common, answer_tokens=tokens)
-
-
 COMPLETIONS: dict[ModelKind, Callable[[Recipe, CheckpointFiles, TaskSettings], Recipe]] = {
     "dense": _complete_dense,
     "sparse": _complete_sparse,
     "multivector": _complete_multivector,
     "classifier": _complete_classifier,
-    "language": _complete_language,
+    "language": lambda common, *_: common,
 }
 
 

@@ -10,6 +10,7 @@ from backends.errors import ModelUnavailable
 from backends.torch.files import CheckpointFiles
 from backends.torch.options import TaskSettings
 from backends.torch.recipe import ModelKind
+from backends.torch.rerank_families import REFUSED, published_family
 
 Condition: TypeAlias = Callable[[CheckpointFiles, TaskSettings], bool]
 
@@ -24,16 +25,31 @@ def _lists_module(kind: str) -> Condition:
     return lambda files, _: files.module_folder(kind) is not None
 
 
+def _is_reranker(_: CheckpointFiles, settings: TaskSettings) -> bool:
+    """Return True if the settings name the task, a template, or a published reranker."""
+    return (
+        settings.task == "rerank"
+        or settings.rerank_template is not None
+        or published_family(settings.model) is not None
+    )
+
+
+def _is_encoder(files: CheckpointFiles, settings: TaskSettings) -> bool:
+    return not _is_language_model(files, settings)
+
+
 def _all_of(*conditions: Condition) -> Condition:
     return lambda files, settings: all(condition(files, settings) for condition in conditions)
 
 
-# The first rule whose condition holds decides.
+_is_language_model = _has_architecture("ForCausalLM")
+
+# The first rule whose condition holds decides. A language model whose purpose nothing states meets none.
 KIND_RULES: tuple[tuple[Condition, ModelKind], ...] = (
     (lambda _, settings: settings.pooling == "splade", "sparse"),
     (lambda _, settings: settings.pooling is not None or settings.task == "embed", "dense"),
     (_lists_module("LogitScore"), "language"),
-    (_all_of(lambda _, settings: settings.task == "rerank", _has_architecture("ForCausalLM")), "language"),
+    (_all_of(_is_reranker, _is_language_model), "language"),
     (_lists_module("SpladePooling"), "sparse"),
     # PyLate writes ColBERT, sentence-transformers MultiVectorEncoder; the original has no such file.
     (
@@ -43,7 +59,7 @@ KIND_RULES: tuple[tuple[Condition, ModelKind], ...] = (
     (_has_architecture("HF_ColBERT"), "multivector"),
     (_lists_module("Pooling"), "dense"),
     (_has_architecture("ForSequenceClassification"), "classifier"),
-    (lambda *_: True, "dense"),
+    (_is_encoder, "dense"),
 )
 
 # Modules of sentence-transformers that the engine implements for each kind.
@@ -61,7 +77,13 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
 
     Raises: ModelUnavailable if a module is not supported, or the files contradict the operator's settings.
     """
-    kind = next(kind for condition, kind in KIND_RULES if condition(files, settings))
+    _refuse_architecture(files)
+    kind = next((kind for condition, kind in KIND_RULES if condition(files, settings)), None)
+    if kind is None:
+        raise ModelUnavailable(
+            f"{files.checkpoint} is a language model whose files do not state its purpose; set `task: embed` "
+            "and `pooling`, usually `last_token`, if it embeds, or `task: rerank` if it reranks"
+        )
     unknown = {module.kind for module in files.modules} - SUPPORTED_MODULES[kind]
     if unknown:
         raise ModelUnavailable(
@@ -74,3 +96,11 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
             "language model and no vectors of late interaction"
         )
     return kind
+
+
+def _refuse_architecture(files: CheckpointFiles) -> None:
+    for name in files.config.get("architectures") or []:
+        if name in REFUSED:
+            raise ModelUnavailable(
+                f"{files.checkpoint} is a {name}, which the built-in engine does not serve: {REFUSED[name]}"
+            )

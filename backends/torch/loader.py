@@ -13,13 +13,16 @@ from backends.contract import Capabilities, Operation, Output, ScoreKind
 from backends.texts import SPECIAL_TOKENS
 from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.checkpoint import dense_width, outputs_of, read_recipe
+from backends.torch.files import CheckpointFiles
 from backends.torch.loaded_model import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, LoadedModel
 from backends.torch.networks import NetworkSource, Placement, open_network
 from backends.torch.options import TaskSettings
-from backends.torch.preparing import PairTemplate, Preparer, template_tokens
+from backends.torch.pairs import PairEncoder, answer_ids
+from backends.torch.preparing import Preparer
 from backends.torch.recipe import ModelKind, Recipe
+from backends.torch.rerank_template import RerankTemplate
 from backends.torch.sequences import LOGITS, Head, InputSequence
-from backends.torch.template import pair_template
+from backends.torch.template import read_template
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
 # Reports a step of a load.
@@ -58,22 +61,22 @@ def load(
     Raises: ModelUnavailable.
     """
     recipe = read_recipe(checkpoint, options.settings)
+    template = read_template(CheckpointFiles(checkpoint), recipe, options.settings)
     device = best_device(options.device)
     dtype = _dtype(options.dtype, device)
     report(f"loading weights as {_dtype_name(dtype)} on {device}")
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
     network = open_network(
-        NetworkSource(checkpoint, recipe, tokenizer, options.trust_remote_code),
+        NetworkSource(checkpoint, recipe, tokenizer, template, options.trust_remote_code),
         Placement(dtype, device, options.compiled),
     )
-    template = pair_template(checkpoint) if recipe.kind == "language" else None
     report("compiling; this takes a minute or two" if options.compiled else "warming up")
     started_s = time.perf_counter()
     width = run_on_device(partial(_warm_up, network.head, tokenizer, recipe, network.outputs or LOGITS))
     if options.compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")
     capabilities = msgspec.structs.replace(
-        _capabilities(recipe, network.outputs, width),
+        _capabilities(recipe, template, network.outputs, width),
         model_id=model_id,
         dtype=_dtype_name(dtype),
         checkpoint=str(checkpoint),
@@ -96,10 +99,12 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
     Raises: ModelUnavailable.
     """
     recipe = read_recipe(checkpoint, options.settings)
-    template = pair_template(checkpoint) if recipe.kind == "language" else None
+    template = read_template(CheckpointFiles(checkpoint), recipe, options.settings)
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
+    if recipe.kind == "language":
+        answer_ids(tokenizer, template)
     return msgspec.structs.replace(
-        _capabilities(recipe, outputs_of(recipe), dense_width(checkpoint, recipe)),
+        _capabilities(recipe, template, outputs_of(recipe), dense_width(checkpoint, recipe)),
         model_id=model_id,
         dtype=_dtype_name(_dtype(options.dtype, best_device(options.device))),
         checkpoint=str(checkpoint),
@@ -163,9 +168,13 @@ SCORE_KINDS: dict[ModelKind, ScoreKind] = {
 REPORTED_POOLINGS: dict[ModelKind, str] = {"sparse": "splade", "language": "last_token"}
 
 
-def _capabilities(recipe: Recipe, outputs: frozenset[Output], width: int | None) -> Capabilities:
-    """Derive the capabilities that follow from a recipe."""
-    operations = OPERATIONS[recipe.kind] | {Operation.TOKENIZE, Operation.DETOKENIZE}
+def _capabilities(
+    recipe: Recipe, template: RerankTemplate, outputs: frozenset[Output], width: int | None
+) -> Capabilities:
+    """Derive the capabilities that follow from a recipe and a template."""
+    # In a prompt for pairs a single text has no label.
+    own = OPERATIONS["language" if template.prompt else recipe.kind]
+    operations = own | {Operation.TOKENIZE, Operation.DETOKENIZE}
     if len(recipe.labels) == 1:
         operations |= {Operation.RERANK}
     is_dense = recipe.kind == "dense"
@@ -185,13 +194,13 @@ def _capabilities(recipe: Recipe, outputs: frozenset[Output], width: int | None)
     )
 
 
-def _overhead_tokens(recipe: Recipe, tokenizer: TextTokenizer, template: PairTemplate | None) -> int:
+def _overhead_tokens(recipe: Recipe, tokenizer: TextTokenizer, template: RerankTemplate) -> int:
     """Return the tokens of a pair beyond those of its texts.
 
     For late interaction, a query is a sequence of its own.
     """
-    if template is not None:
-        return template_tokens(tokenizer, template)
+    if template.prompt:
+        return PairEncoder(tokenizer, template).overhead_tokens
     if recipe.kind != "multivector":
         return 0
     prompts = tokenizer.ids([recipe.prompts["query"], recipe.prompts["document"]])

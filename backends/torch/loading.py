@@ -37,7 +37,7 @@ def load_model(
 
 
 def _options_of(boot: wire.ModelBoot) -> LoadOptions:
-    settings = TaskSettings(boot.task, boot.pooling)
+    settings = TaskSettings(boot.task, boot.pooling, boot.rerank_template, boot.model)
     return LoadOptions(boot.dtype, boot.device, boot.compiled, boot.trust_remote_code, settings)
 
 

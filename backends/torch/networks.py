@@ -10,6 +10,7 @@ import msgspec
 import torch
 import transformers
 from torch import nn
+from transformers.modeling_layers import GenericForSequenceClassification
 
 from backends.contract import Output
 from backends.errors import ModelUnavailable
@@ -19,6 +20,7 @@ from backends.torch.fusing import fuse
 from backends.torch.heads import Classifier, Encoder, InputBuilder
 from backends.torch.language import LanguageHead
 from backends.torch.packing import PackedEncoder, pack
+from backends.torch.pairs import answer_ids
 from backends.torch.precision import Autocast, CastLinear, fastest_linear, replace_linears
 from backends.torch.projection import read_inline_linear, read_linear, read_projections
 from backends.torch.readers import (
@@ -31,11 +33,12 @@ from backends.torch.readers import (
     read_token_vectors,
 )
 from backends.torch.recipe import ModelKind, Recipe
+from backends.torch.rerank_template import RerankTemplate
 from backends.torch.sequences import Head
 
 
 class NetworkSource(NamedTuple):
-    """Checkpoint with its recipe and tokenizer.
+    """Checkpoint with its recipe, its tokenizer and the template of the pairs that it scores.
 
     trust_remote_code: True if code that comes with the weights may run.
     """
@@ -43,6 +46,7 @@ class NetworkSource(NamedTuple):
     checkpoint: Path
     recipe: Recipe
     tokenizer: TextTokenizer
+    template: RerankTemplate
     trust_remote_code: bool = False
 
 
@@ -127,8 +131,8 @@ def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> Ope
 def _open_language(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     # Its last layer stays in float32: a score is the small difference of two logits.
     head = LanguageHead(model)
-    true_id, false_id = _answer_ids(source)
-    readers = {Output.DENSE: NextTokenReader(head, true_id, false_id)}
+    answers = answer_ids(source.tokenizer, source.template)
+    readers = {Output.DENSE: NextTokenReader(head, *answers)}
     opened = _encoder(head.take_encoder(), placement, readers)
     return opened._replace(outputs=frozenset())
 
@@ -137,6 +141,10 @@ def _open_classifier(model: Any, source: NetworkSource, placement: Placement) ->
     """Open the stock classifier, around an encoder without padding if its architecture supports that."""
     del source
     prefix = model.base_model_prefix
+    if isinstance(model, GenericForSequenceClassification):
+        # It finds the last token by its padding token, which a text may contain and a config may lack.
+        readers = {Output.DENSE: PooledReader(("lasttoken",), model.score.float())}
+        return _encoder(getattr(model, prefix), placement, readers)._replace(outputs=frozenset())
     packed = _packed(getattr(model, prefix), placement)
     inputs = _input_builder(model, placement.device)
     if packed is None:
@@ -250,16 +258,3 @@ def _special_ids(tokenizer: TextTokenizer) -> frozenset[int]:
     names = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
     ids = (tokenizer.token_id(name) for name in names)
     return frozenset(id_ for id_ in ids if id_ is not None)
-
-
-def _answer_ids(source: NetworkSource) -> tuple[int, int | None]:
-    """Return the ids of the next tokens that accept and reject a document. Raises: ModelUnavailable."""
-    configured = source.recipe.answer_tokens
-    if configured.true_id is not None:
-        return configured.true_id, configured.false_id
-    yes, no = source.tokenizer.token_id("yes"), source.tokenizer.token_id("no")
-    if yes is None or no is None:
-        raise ModelUnavailable(
-            f"{source.checkpoint} cannot rerank: its vocabulary has no tokens `yes` and `no`"
-        )
-    return yes, no

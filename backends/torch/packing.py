@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from backends.torch.attention import PACKED, register
 
@@ -107,7 +107,7 @@ class PackedEncoder(nn.Module):
         token_type_ids: Tensor | None = None,
         tokens: Tensor | None = None,
         **_: Any,
-    ) -> BaseModelOutputWithPooling:
+    ) -> BaseModelOutputWithPoolingAndCrossAttentions:
         """Run the encoder on (rows, longest) int64 tensors, padded on the right.
 
         tokens: mask of all tokens, if not all are attended to.
@@ -125,7 +125,7 @@ class PackedEncoder(nn.Module):
             inputs["token_type_ids"] = layout.pack(token_type_ids)
         hidden = layout.unpack(self.encoder(**inputs).last_hidden_state)
         pooled = None if self.pooler is None else self.pooler(hidden)
-        return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
+        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=pooled)
 
     def restore(self) -> None:
         """Put the pooler back into the encoder."""

@@ -9,23 +9,15 @@ from collections.abc import Sequence
 import msgspec
 
 from backends.contract import Classify, Embed, Encode, Output, Rerank, Score, Tokenize, Truncate, Work
-from backends.errors import InvalidWork, UnsupportedWork, input_too_long
-from backends.texts import clip_text
+from backends.errors import InvalidWork, UnsupportedWork
 from backends.tokens import TextTokenizer, TokenSequences
+from backends.torch.pairs import Pair, PairEncoder
 from backends.torch.recipe import QueryExpansion, Recipe
+from backends.torch.rerank_template import RerankTemplate
 from backends.torch.sequences import LOGITS, InputSequence, PreparedSequences
 
-Pair = tuple[str, str]
 # Tokens that fill up queries if the checkpoint names none; the first in the vocabulary.
 FILLER_TOKENS = ("[MASK]", "<mask>", "<|endoftext|>", "</s>")
-
-
-class PairTemplate(msgspec.Struct, frozen=True):
-    """Chat of a reranker: the text before a query, between it and its document, and after both."""
-
-    before: str
-    between: str
-    after: str
 
 
 class RoleTokenizer(msgspec.Struct, frozen=True):
@@ -39,8 +31,7 @@ class RoleTokenizer(msgspec.Struct, frozen=True):
 class Preparer:
     """Preparation of texts for one checkpoint.
 
-    outputs: those that can be requested. width: of its dense vectors. template: of a language model that
-    reranks.
+    outputs: those that can be requested. width: of its dense vectors. template: of the pairs that it scores.
     """
 
     def __init__(
@@ -49,11 +40,11 @@ class Preparer:
         tokenizer: TextTokenizer,
         outputs: frozenset[Output],
         width: int,
-        template: PairTemplate | None = None,
+        template: RerankTemplate,
     ) -> None:
         self._recipe = recipe
         self._outputs = outputs
-        self._template = template
+        self._pairs = PairEncoder(tokenizer, template)
         self._roles = _role_tokenizers(recipe, tokenizer)
         self.tokenizer = self._roles[False].tokenizer if recipe.kind == "multivector" else tokenizer
         self._width = width
@@ -117,9 +108,7 @@ class Preparer:
     def _prepare_pairs(self, pairs: Sequence[Pair], truncate: Truncate) -> PreparedSequences:
         if self._recipe.kind == "multivector":
             return self._prepare_late_pairs(pairs, truncate)
-        if self._template is not None:
-            return _prepared(_encode_chats(self.tokenizer, self._template, pairs, truncate), LOGITS)
-        return _prepared(self.tokenizer.encode(pairs, truncate), LOGITS)
+        return _prepared(self._pairs.encode(pairs, truncate), LOGITS)
 
     def _prepare_late_pairs(self, pairs: Sequence[Pair], truncate: Truncate) -> PreparedSequences:
         """Prepare each query once, however many documents it is compared with."""
@@ -157,11 +146,6 @@ class Preparer:
             raise InvalidWork(f"`dimensions` must be between 1 and {self._width}, not {dimensions}")
 
 
-def template_tokens(tokenizer: TextTokenizer, template: PairTemplate) -> int:
-    """Return the most tokens that a template adds to a pair."""
-    return sum(len(ids) + 1 for ids in tokenizer.ids([template.before, template.between, template.after]))
-
-
 def _prepared(encoded: TokenSequences, outputs: frozenset[Output], skip: int = 0) -> PreparedSequences:
     rows = zip(encoded.ids, encoded.type_ids, strict=True)
     sequences = [InputSequence(ids, type_ids, skip) for ids, type_ids in rows]
@@ -197,43 +181,3 @@ def _fill_up(ids: list[int], type_ids: list[int], role: RoleTokenizer, *, is_que
         attended_tokens=None if expansion.attended else len(ids),
         is_query=is_query,
     )
-
-
-def _encode_chats(
-    tokenizer: TextTokenizer, template: PairTemplate, pairs: Sequence[Pair], truncate: Truncate
-) -> TokenSequences:
-    """Encode pairs in their template. Only documents are cut: a chat without its end asks for no answer.
-
-    Raises: InvalidWork if truncate is ERROR and a pair is too long.
-    """
-    max_tokens = tokenizer.max_tokens
-    clipped = [(query, clip_text(document, max_tokens, truncate)) for query, document in pairs]
-    texts = [
-        template.before + query + template.between + document + template.after for query, document in clipped
-    ]
-    rows = tokenizer.ids(texts)
-    too_long = [i for i, row in enumerate(rows) if len(row) > max_tokens]
-    if too_long and truncate is Truncate.ERROR:
-        raise input_too_long(max_tokens, f"{len(rows[too_long[0]])} tokens", too_long[0])
-    (ending,) = tokenizer.ids([template.after])
-    for i in too_long:
-        start = len(template.before) + len(clipped[i][0]) + len(template.between)
-        rows[i] = _cut_document(tokenizer.tokens_with_starts(texts[i]), start, ending, max_tokens, truncate)
-    truncated = {i for i, pair in enumerate(pairs) if clipped[i] != pair}
-    return TokenSequences(rows, [[0] * len(row) for row in rows], tuple(sorted({*too_long, *truncated})))
-
-
-def _cut_document(
-    tokens: list[tuple[int, int]], start: int, ending: list[int], max_tokens: int, truncate: Truncate
-) -> list[int]:
-    """Return the ids of a chat without the excess tokens of its document.
-
-    tokens: (id, first character) of each. start: first character of the document. ending: ids of the
-    template's end.
-    """
-    ids = [id_ for id_, _ in tokens]
-    excess = len(ids) - max_tokens
-    first = sum(1 for _, character in tokens if character < start)
-    if truncate is Truncate.LEFT and first + excess <= len(ids) - len(ending):
-        return ids[:first] + ids[first + excess :]
-    return ids[: max_tokens - len(ending)] + ending

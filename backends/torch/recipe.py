@@ -9,7 +9,7 @@ import msgspec
 
 # dense: token vectors are pooled. sparse: a masked language model's weights for terms. multivector: a vector
 # per token. classifier: a sequence classifier; with one label it reranks. language: a causal language model
-# whose next word is yes or no.
+# whose next word scores a pair.
 ModelKind: TypeAlias = Literal["dense", "sparse", "multivector", "classifier", "language"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -26,13 +26,6 @@ class Splade(msgspec.Struct, frozen=True):
 
     strategy: Literal["max", "sum"] = "max"
     twice: bool = False
-
-
-class AnswerTokens(msgspec.Struct, frozen=True):
-    """Next tokens that count for and against a document; None for "yes" and "no"."""
-
-    true_id: int | None = None
-    false_id: int | None = None
 
 
 class QueryExpansion(msgspec.Struct, frozen=True):
@@ -96,7 +89,6 @@ class Recipe(msgspec.Struct, frozen=True):
     multi_label: bool = False
     splade: Splade = Splade()
     late: LateInteraction = LateInteraction()
-    answer_tokens: AnswerTokens = AnswerTokens()
     lexical: bool = False
     colbert: bool = False
     has_code: bool = False

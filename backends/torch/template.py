@@ -1,60 +1,174 @@
-"""Chat of a language model that reranks: its checkpoint's template, or Qwen3-Reranker's own words.
+"""Choice of a reranker's template: the operator's, the checkpoint's own, or that of a published model.
 
-The template is rendered once, with marks in place of query and document.
+A chat template is rendered once, with marks in place of instruction, query and document.
 """
 
-from pathlib import Path
 from typing import Any
 
 import transformers
 from jinja2 import TemplateError
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
+from backends.errors import ModelUnavailable
 from backends.torch.files import CheckpointFiles
-from backends.torch.preparing import PairTemplate
+from backends.torch.options import RerankPrompt, TaskSettings
+from backends.torch.recipe import Recipe
+from backends.torch.rerank_families import FAMILIES, published_family
+from backends.torch.rerank_template import Prompt, RerankTemplate, Slot, split_at, written_template
 
-QUERY_MARK, DOCUMENT_MARK = "\u2983query\u2984", "\u2983document\u2984"
-# Source: the model card of Qwen/Qwen3-Reranker-0.6B, "Transformers Usage".
-QWEN3 = PairTemplate(
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
-    'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-    "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: ",
-    "\n<Document>: ",
-    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+INSTRUCTION_MARK, QUERY_MARK, DOCUMENT_MARK = (
+    "\u2983instruction\u2984",
+    "\u2983query\u2984",
+    "\u2983document\u2984",
+)
+MARKS: dict[str, Slot] = {QUERY_MARK: "query", DOCUMENT_MARK: "document"}
+MARKS_WITH_INSTRUCTION: dict[str, Slot] = {INSTRUCTION_MARK: "instruction", **MARKS}
+WAY_OUT = (
+    f"set `rerank_template` of its upstream to the template that it was trained with: {', '.join(FAMILIES)}, "
+    "or a mapping with `prompt`, `positive` and `negative`"
 )
 
 
-def pair_template(checkpoint: Path) -> PairTemplate:
-    """Return the text around a query and its document.
+def read_template(files: CheckpointFiles, recipe: Recipe, settings: TaskSettings) -> RerankTemplate:
+    """Return the template of the pairs that a model scores; for other models it is unused.
 
-    It is the checkpoint's own template if that supports messages of the roles query and document, as
-    sentence-transformers 6 writes pairs.
+    Raises: ModelUnavailable if neither files nor settings state it, or the settings do not fit the model.
     """
-    return _split(_render(checkpoint)) or QWEN3
+    if recipe.kind == "language":
+        return _of_language_model(files, settings)
+    if recipe.kind == "classifier" and len(recipe.labels) == 1:
+        return _of_classifier(files, settings)
+    if settings.rerank_template is not None:
+        raise ModelUnavailable(
+            f"{files.checkpoint} gives no single score for a pair, though `rerank_template` is set; leave it "
+            "out"
+        )
+    return RerankTemplate()
 
 
-def _render(checkpoint: Path) -> str:
-    files = CheckpointFiles(checkpoint)
-    if not files.has("chat_template.jinja") and "chat_template" not in files.tokenizer_config:
-        return ""
+def _of_language_model(files: CheckpointFiles, settings: TaskSettings) -> RerankTemplate:
+    template = _configured(settings) or _of_logit_score(files) or _of_hints(files) or _published(settings)
+    if template is None:
+        raise ModelUnavailable(
+            f"{files.checkpoint} is a language model, and its files do not state how it scores a document; "
+            f"{WAY_OUT}"
+        )
+    if template.positive is None:
+        raise ModelUnavailable(
+            f"{files.checkpoint} has no classifier, so that its `rerank_template` needs a `positive` token"
+        )
+    return template
+
+
+def _of_classifier(files: CheckpointFiles, settings: TaskSettings) -> RerankTemplate:
+    written = settings.rerank_template
+    if isinstance(written, RerankPrompt) and written.positive is not None:
+        raise ModelUnavailable(
+            f"{files.checkpoint} has a classifier, which scores; leave `positive` and `negative` out of its "
+            "`rerank_template`"
+        )
+    template = _configured(settings) or _of_roles(files) or _published(settings)
+    if template is None and _is_decoder(files):
+        raise ModelUnavailable(
+            f"{files.checkpoint} is a language model with a classifier whose files do not state the prompt "
+            f"around a query and its document; {WAY_OUT}, without tokens"
+        )
+    return template or RerankTemplate()
+
+
+def _configured(settings: TaskSettings) -> RerankTemplate | None:
+    configured = settings.rerank_template
+    if configured is None:
+        return None
+    return FAMILIES[configured] if isinstance(configured, str) else written_template(configured)
+
+
+def _published(settings: TaskSettings) -> RerankTemplate | None:
+    family = published_family(settings.model)
+    return None if family is None else FAMILIES[family]
+
+
+def _of_logit_score(files: CheckpointFiles) -> RerankTemplate | None:
+    """Return the template of sentence-transformers' module for language models. Raises: ModelUnavailable."""
+    if files.module_folder("LogitScore") is None:
+        return None
+    score = files.module_config("LogitScore")
+    tokens = score.get("true_token_id"), score.get("false_token_id")
+    if not _reads_messages(files):
+        return RerankTemplate((), (), *tokens)
+    prompt, instructed = _role_prompts(files)
+    if not prompt:
+        raise ModelUnavailable(
+            f"{files.checkpoint} has a chat template without the roles query and document; {WAY_OUT}"
+        )
+    return RerankTemplate(prompt, instructed, *tokens)
+
+
+def _of_hints(files: CheckpointFiles) -> RerankTemplate | None:
+    """Return the template that options of vLLM in config.json describe."""
+    if files.config.get("is_original_qwen3_reranker"):
+        return FAMILIES["qwen3"]
+    tokens = files.config.get("classifier_from_token") or []
+    if not 1 <= len(tokens) <= 2 or (found := _of_roles(files)) is None:
+        return None
+    # The token that rejects a document comes first.
+    negative = tokens[0] if len(tokens) == 2 else None
+    return RerankTemplate(found.prompt, found.instructed, tokens[-1], negative)
+
+
+def _of_roles(files: CheckpointFiles) -> RerankTemplate | None:
+    """Return the template of a chat with the roles query and document, without tokens that answer it."""
+    prompt, instructed = _role_prompts(files) if _reads_messages(files) else ((), ())
+    return RerankTemplate(prompt, instructed) if prompt else None
+
+
+def _reads_messages(files: CheckpointFiles) -> bool:
+    modalities = files.transformer_config.get("modality_config")
+    if modalities is not None and "message" not in modalities:
+        return False
+    return files.has("chat_template.jinja") or "chat_template" in files.tokenizer_config
+
+
+def _role_prompts(files: CheckpointFiles) -> tuple[Prompt, Prompt]:
+    """Return the prompts of calls without and with an instruction; () for one that the template lacks."""
     config = files.sentence_config
-    instruction = config.get("prompts", {}).get(config.get("default_prompt_name"))
+    default = config.get("prompts", {}).get(config.get("default_prompt_name"))
+    plain, instructed = _render(files, [default, INSTRUCTION_MARK])
+    return split_at(plain, MARKS), split_at(instructed, MARKS_WITH_INSTRUCTION)
+
+
+def _render(files: CheckpointFiles, instructions: list[str | None]) -> list[str]:
+    """Return the chat around the marks with each instruction; "" if the template does not support it."""
     options: dict[str, Any] = files.transformer_config.get("processing_kwargs", {}).get("chat_template", {})
-    messages = [{"role": "query", "content": QUERY_MARK}, {"role": "document", "content": DOCUMENT_MARK}]
-    if instruction:
-        messages.insert(0, {"role": "system", "content": instruction})
+    # A flag of sentence-transformers, not a variable of the template.
+    variables = {name: value for name, value in options.items() if name != "restore_suffix"}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-        rendered: str = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(files.checkpoint, local_files_only=True)
+        chats = [_messages(files, instruction) for instruction in instructions]
+        return [tokenizer.apply_chat_template(chat, tokenize=False, **variables) for chat in chats]
     except (OSError, ValueError, TemplateError):
         # A template may reject roles that it does not support.
-        return ""
-    return rendered
+        return ["" for _ in instructions]
 
 
-def _split(rendered: str) -> PairTemplate | None:
-    """Split a rendered chat at its marks; None unless each mark appears once, the query's first."""
-    before, query, rest = rendered.partition(QUERY_MARK)
-    between, document, after = rest.partition(DOCUMENT_MARK)
-    if not query or not document or QUERY_MARK in rest or DOCUMENT_MARK in before + after:
-        return None
-    return PairTemplate(before, between, after)
+def _messages(files: CheckpointFiles, instruction: str | None) -> list[dict[str, Any]]:
+    texts = [("system", instruction), ("query", QUERY_MARK), ("document", DOCUMENT_MARK)]
+    message = files.transformer_config.get("modality_config", {}).get("message", {})
+    is_structured = isinstance(message, dict) and message.get("format") == "structured"
+    return [
+        {"role": role, "content": [{"type": "text", "text": text}] if is_structured else text}
+        for role, text in texts
+        if text
+    ]
+
+
+def _is_decoder(files: CheckpointFiles) -> bool:
+    """Return True for a network that only its classifier makes a reranker: a pair has no separator in it."""
+    model_type = files.config.get("model_type")
+    return (
+        model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    )

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import Capabilities, ModelState, Reply, Residence, Work
-from backends.torch.options import Pooling, Task
+from backends.torch.options import Pooling, RerankFamily, RerankPrompt, Task
 
 MEDIA_TYPE = "application/msgpack"
 # Types of array elements: float32 and int32, little-endian as both ends' processors store them.
@@ -33,6 +33,7 @@ class ModelBoot(msgspec.Struct, frozen=True):
     compiled: bool = False
     task: Task | None = None
     pooling: Pooling | None = None
+    rerank_template: RerankFamily | RerankPrompt | None = None
     trust_remote_code: bool = False
     batch_tokens: int | None = None
     queue_tokens: int = 2_000_000

@@ -135,7 +135,7 @@ def _text_problems(settings: UpstreamSettings | ModelSettings, path: str) -> Ite
         field = text_path.removeprefix(f"{path}.")
         if "${" in text and not (field == "api_key" or field.startswith("headers.")):
             yield Problem(text_path, "a placeholder, which only `api_key` and `headers` may contain")
-        if not text.isprintable() and not field.startswith("prompts."):
+        if not text.isprintable() and not field.startswith(("prompts.", "rerank_template.")):
             yield Problem(text_path, "contains an unprintable character")
 
 

@@ -6,6 +6,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from backends.errors import ModelUnavailable
+from backends.torch.options import RerankPrompt
+from backends.torch.rerank_template import written_template
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
 from gateway.config.problems import Problem, unknown_name
@@ -47,8 +50,17 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
             yield Problem(f"{path}.model", "is missing; a hub id or the path of a checkpoint")
         if upstream.replicas:
             yield Problem(f"{path}.replicas", "torch runs here; replicas are for remote backends")
+        yield from _prompt_problems(upstream, path)
         return
     yield from _remote_problems(upstream, path)
+
+
+def _prompt_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    if isinstance(upstream.rerank_template, RerankPrompt):
+        try:
+            written_template(upstream.rerank_template)
+        except ModelUnavailable as error:
+            yield Problem(f"{path}.rerank_template", str(error))
 
 
 def model_problems(name: str, model: ModelSettings, upstreams: Collection[str]) -> Iterator[Problem]:
@@ -67,6 +79,8 @@ def model_problems(name: str, model: ModelSettings, upstreams: Collection[str]) 
 
 
 def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    if upstream.rerank_template is not None:
+        yield Problem(f"{path}.rerank_template", "the remote server has its own; this is for torch")
     if not upstream.replicas:
         yield Problem(f"{path}.replicas", "is missing; a list of base URLs, http://host:port")
     if upstream.backend == "infinity" and not upstream.tokenizer:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from backends.contract import BackendKind
-from backends.torch.options import Pooling, Task
+from backends.torch.options import Pooling, RerankFamily, RerankPrompt, Task
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -145,11 +145,11 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     batch_bytes: most bytes of inputs in one upstream request, in place of what its backend assumes.
     in_flight_batches: window of batches in flight to one replica; absent, it is learned. queue_tokens: most
     tokens that may wait in front of all replicas. retry_share, hedge_share: extra attempts, as a share of
-    those that callers cause. task, pooling: override the checkpoint's own files. trust_remote_code:
-    permission to run code that the checkpoint brings along. prompts: name → text put in front of an input.
-    They extend and override the checkpoint's own. process: upstreams that name the same engine process share
-    it. preload: load the model before the first request. when_loading: treatment of requests that arrive
-    earlier.
+    those that callers cause. task, pooling, rerank_template: override the checkpoint's own files.
+    trust_remote_code: permission to run code that the checkpoint brings along. prompts: name → text put in
+    front of an input. They extend and override the checkpoint's own. process: upstreams that name the same
+    engine process share it. preload: load the model before the first request. when_loading: treatment of
+    requests that arrive earlier.
     """
 
     backend: BackendKind
@@ -178,6 +178,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     compile: bool = False
     task: Task | None = None
     pooling: Pooling | None = None
+    rerank_template: RerankFamily | RerankPrompt | None = None
     trust_remote_code: bool = False
     prompts: dict[str, str] = {}
     process: str = "engine"

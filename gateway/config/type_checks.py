@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from gateway.config.problems import Problem, did_you_mean, join_path
-from gateway.config.schema import Section
 
 MISMATCH = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 WORDS = {
@@ -24,9 +23,8 @@ WORDS = {
 
 def type_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
     """Walk the schema and the data together, so that one wrong leaf does not hide the next."""
-    if value is not None and get_origin(kind) is UnionType:
-        # An optional section that is present is checked as that section.
-        kind = next((member for member in get_args(kind) if _is_section(member)), kind)
+    if value is not None and get_origin(kind) in {Union, UnionType}:
+        kind = _present_member(value, kind)
     if _is_section(kind):
         yield from _section_problems(value, kind, path)
     elif get_origin(kind) is dict:
@@ -40,10 +38,17 @@ def type_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
 
 
 def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Section)
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _section_problems(value: Any, kind: type[Section], path: str) -> Iterator[Problem]:
+def _present_member(value: Any, kind: Any) -> Any:
+    """Return the section among the alternatives of a present value, unless it may be something else."""
+    members = [member for member in get_args(kind) if member is not NoneType]
+    sections = [member for member in members if _is_section(member)]
+    return sections[0] if sections and (len(members) == 1 or isinstance(value, dict)) else kind
+
+
+def _section_problems(value: Any, kind: type[msgspec.Struct], path: str) -> Iterator[Problem]:
     if not isinstance(value, dict):
         yield Problem(path, f"expected a mapping, not {_type_name(value)}")
         return

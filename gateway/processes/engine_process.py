@@ -104,6 +104,7 @@ def _model_boot(name: str, settings: UpstreamSettings, *, preload: bool) -> wire
         compiled=settings.compile,
         task=settings.task,
         pooling=settings.pooling,
+        rerank_template=settings.rerank_template,
         trust_remote_code=settings.trust_remote_code,
         batch_tokens=settings.batch_tokens,
         preload=preload,

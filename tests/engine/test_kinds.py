@@ -46,8 +46,12 @@ def modules(*kinds: str) -> str:
         ("BertForSequenceClassification", ["Transformer"], "CrossEncoder", NO_SETTINGS, "classifier"),
         ("BertForSequenceClassification", ["Transformer", "Pooling"], None, NO_SETTINGS, "dense"),
         ("BertForSequenceClassification", [], None, TaskSettings(task="embed"), "dense"),
-        ("Qwen3ForCausalLM", [], None, NO_SETTINGS, "dense"),
+        ("Qwen3ForCausalLM", [], None, TaskSettings(task="embed"), "dense"),
+        ("Qwen3ForCausalLM", [], None, TaskSettings(pooling="last_token"), "dense"),
+        ("Qwen2ForCausalLM", ["Transformer", "Pooling", "Normalize"], None, NO_SETTINGS, "dense"),
         ("Qwen3ForCausalLM", [], None, TaskSettings(task="rerank"), "language"),
+        ("Qwen3ForCausalLM", [], None, TaskSettings(rerank_template="qwen3"), "language"),
+        ("Qwen3ForCausalLM", [], None, TaskSettings(model="Qwen/Qwen3-Reranker-4B"), "language"),
         ("Qwen3ForCausalLM", ["Transformer", "LogitScore"], "CrossEncoder", NO_SETTINGS, "language"),
     ],
 )
@@ -65,6 +69,13 @@ def test_recognizes_the_kind_of_a_model_from_its_files(
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"model_type": model_type}))
 
     assert kind == recognize(CheckpointFiles(tmp_path), settings)
+
+
+def test_refuses_a_language_model_without_a_stated_purpose(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
+
+    with pytest.raises(ModelUnavailable, match=r"`task: embed` and `pooling`.*`task: rerank`"):
+        recognize(CheckpointFiles(tmp_path), NO_SETTINGS)
 
 
 def test_error_names_an_unsupported_module(tmp_path: Path) -> None:

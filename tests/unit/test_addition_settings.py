@@ -162,6 +162,8 @@ def test_reads_no_file_without_a_folder(sources: SecretSources) -> None:
         ({**TORCH, "model": "/etc"}, "model"),
         ({**TORCH, "revision": "../main"}, "revision"),
         ({**TORCH, "trust_remote_code": True}, "trust_remote_code"),
+        ({**TORCH, "rerank_template": {"prompt": "{query}"}}, "rerank_template"),
+        ({**TORCH, "rerank_template": {"prompt": "${HOME}{query}{document}"}}, "rerank_template.prompt"),
     ],
 )
 def test_reports_problems_by_path(sources: SecretSources, settings: dict[str, Any], path: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from backends.torch.options import RerankPrompt
 from gateway.config.file_checks import missing_exporter
 from gateway.config.load import load_config, parse_config
 from gateway.config.problems import ConfigError, Problem
@@ -479,6 +480,20 @@ def test_reports_an_unknown_section_to_every_command(tmp_path: Path) -> None:
         load_config(tmp_path / "router.yaml", {}, ("listen",))
 
 
+def template(written: str) -> str:
+    return f"upstreams: {{x: {{backend: torch, model: a/b, rerank_template: {written}}}}}"
+
+
+def test_rerank_template_is_a_family_or_a_prompt() -> None:
+    prompt = "{prompt: '{query} {document}', positive: 'yes', negative: 'no'}"
+    found = [
+        parsed(template(written) + "\nmodels: {m: {upstream: x}}\n").upstreams["x"].rerank_template
+        for written in ("bge-gemma", prompt, "null")
+    ]
+
+    assert ["bge-gemma", RerankPrompt("{query} {document}", "yes", "no"), None] == found
+
+
 @pytest.mark.parametrize(
     ("written", "path", "message"),
     [
@@ -493,6 +508,19 @@ def test_reports_an_unknown_section_to_every_command(tmp_path: Path) -> None:
             "expected a list, not text",
         ),
         ("workers: many", "workers", "expected a whole number, not text"),
+        (template("qwen4"), "upstreams.x.rerank_template", "'qwen4' is not one of: qwen3, mxbai-v2,"),
+        (template("{prompts: q}"), "upstreams.x.rerank_template.prompts", "did you mean 'prompt'?"),
+        (
+            template("{prompt: a, positive: yes}"),
+            "upstreams.x.rerank_template.positive",
+            "expected text, not",
+        ),
+        (template("{prompt: '{query}'}"), "upstreams.x.rerank_template", "{document} once"),
+        (
+            "upstreams: {x: {backend: tei, replicas: ['http://a'], rerank_template: qwen3}}",
+            "upstreams.x.rerank_template",
+            "this is for torch",
+        ),
     ],
 )
 def test_a_mistake_is_explained_in_the_words_of_the_file(written: str, path: str, message: str) -> None:

@@ -4,6 +4,7 @@ import msgspec
 
 from backends.contract import ModelState
 from backends.torch import wire
+from backends.torch.options import RerankPrompt
 from gateway.config.schema import EngineSettings, UpstreamSettings
 from gateway.processes.child import Child
 from gateway.processes.engine_process import EngineGroup, engine_child
@@ -40,12 +41,17 @@ def test_restarted_engine_loads_the_models_that_were_loaded() -> None:
 
 
 def test_boot_message_has_bounds_and_model_settings() -> None:
-    settings = UpstreamSettings(backend="torch", model="m", when_loading="refuse", dtype="float32")
+    prompt = RerankPrompt("{query}{document}", "yes")
+    settings = UpstreamSettings(
+        backend="torch", model="m", when_loading="refuse", dtype="float32", rerank_template=prompt
+    )
     group = EngineGroup("engine", "/run/x.sock", {"a/b": settings})
     message = boot(engine_child(group, EngineSettings(10, 2.5), {}, lambda _: None))
 
     assert (message.socket_path, message.memory_bytes, message.idle_s) == ("/run/x.sock", 10, 2.5)
-    assert message.models == (wire.ModelBoot("a/b", "m", dtype="float32", waits=False),)
+    assert message.models == (
+        wire.ModelBoot("a/b", "m", dtype="float32", waits=False, rerank_template=prompt),
+    )
 
 
 def test_model_address_round_trips_any_name_and_path() -> None:
