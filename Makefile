@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs lock clean
+.PHONY: help install serve example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs models lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -110,6 +110,9 @@ loadtest: .venv/installed-plots ## measure scenarios and the gateway next to its
 
 docs: .venv/installed-docs ## build the documentation as a site into site/; fails on a broken link or anchor
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
+
+models: .venv/installed-dev ## write docs/models.md from the table of model families in tests/engine/families
+	$(BIN)/python -m tests.engine.families
 
 LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --override requirements/without-torch.txt pyproject.toml --group engine --group build
 CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))

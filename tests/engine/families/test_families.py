@@ -1,0 +1,118 @@
+"""Families of checkpoints: served as their own libraries compute them, or refused with the reason."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.contract import EmbedReply, EncodeReply, Reply, RerankReply, Truncate, Vectors
+from backends.errors import ModelUnavailable
+from backends.tokens import open_tokenizer
+from backends.torch.checkpoint import read_recipe
+from backends.torch.loaded_model import LoadedModel
+from backends.torch.loader import DTypeName, LoadOptions, load
+from tests.engine.engines import cosines, dense_of, engine_on
+from tests.engine.families.checkpoint import write_checkpoint
+from tests.engine.families.family import Answer, Family, Served
+from tests.engine.families.page import PAGE, models_page
+from tests.engine.families.references import TEXTS, auto_tokenizer_ids
+from tests.engine.families.table import FAMILIES
+
+SERVED = [family for family in FAMILIES if isinstance(family.state, Served)]
+NOT_SERVED = [family for family in FAMILIES if not isinstance(family.state, Served)]
+# Least cosine of vectors, and most difference of scores, for each number format.
+LEAST_COSINE: dict[DTypeName, float] = {"float32": 0.99999, "bfloat16": 0.9995}
+SCORE_TOLERANCE: dict[DTypeName, float] = {"float32": 1e-4, "bfloat16": 0.02}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@cache
+def checkpoint_of(name: str, folders: Path) -> Path:
+    family = next(family for family in FAMILIES if family.name == name)
+    return write_checkpoint(family, folders / name)
+
+
+@cache
+def expected_answers(name: str, folders: Path) -> Sequence[Answer]:
+    family = next(family for family in FAMILIES if family.name == name)
+    assert family.reference is not None
+    return family.reference(checkpoint_of(name, folders))
+
+
+def load_family(family: Family, folder: Path, dtype: DTypeName) -> LoadedModel:
+    return load(folder, "tiny", LoadOptions(dtype, "cpu", settings=family.settings, **family.options))
+
+
+@pytest.mark.parametrize("dtype", LEAST_COSINE)
+@pytest.mark.parametrize("family", SERVED, ids=lambda family: family.name)
+async def test_a_served_family_computes_what_its_library_computes(
+    family: Family, dtype: DTypeName, folders: Path
+) -> None:
+    assert isinstance(family.state, Served)
+    model = load_family(family, checkpoint_of(family.name, folders), dtype)
+    engine = engine_on(model)
+
+    assert (family.kind, family.state.packed) == (model.recipe.kind, model.packed)
+    for work, expected in expected_answers(family.name, folders):
+        assert_alike(await engine.run(work), expected, dtype)
+
+
+@pytest.mark.parametrize("family", SERVED, ids=lambda family: family.name)
+def test_a_served_family_has_the_token_ids_of_its_library(family: Family, folders: Path) -> None:
+    folder = checkpoint_of(family.name, folders)
+    texts = [*TEXTS, "word " * 600]
+    max_tokens = read_recipe(folder, family.settings).max_tokens
+    reference = family.token_ids or auto_tokenizer_ids
+
+    ids = open_tokenizer(folder, max_tokens).encode(texts, Truncate.RIGHT).ids
+
+    assert reference(folder, texts, max_tokens) == ids
+
+
+@pytest.mark.parametrize("family", NOT_SERVED, ids=lambda family: family.name)
+def test_any_other_family_is_refused_with_its_reason(family: Family, folders: Path) -> None:
+    assert not isinstance(family.state, Served)
+
+    with pytest.raises(ModelUnavailable, match=family.state.refusal):
+        load_family(family, checkpoint_of(family.name, folders), "float32")
+
+
+def test_names_and_checkpoints_are_unique() -> None:
+    names = [family.name for family in FAMILIES]
+    checkpoints = [checkpoint for family in FAMILIES for checkpoint in family.checkpoints]
+
+    assert len(names) == len(set(names))
+    assert len(checkpoints) == len(set(checkpoints))
+    assert len(checkpoints) >= 60
+
+
+def assert_alike(reply: Reply, expected: Vectors, dtype: DTypeName) -> None:
+    if isinstance(reply, RerankReply):
+        np.testing.assert_allclose(reply.scores, expected, atol=SCORE_TOLERANCE[dtype], rtol=0)
+        assert expected.std() > 0.01
+        return
+    rows = rows_of(reply, expected.shape[-1])
+    assert expected.shape == rows.shape
+    assert cosines(rows, expected).min() >= LEAST_COSINE[dtype]
+    # Vectors that all point in one direction would agree after any computation.
+    assert cosines(expected[:1], expected[1:]).min() < 0.99
+
+
+def rows_of(reply: Reply, width: int) -> Vectors:
+    """Return the vectors of a reply, or its weights of terms in vectors of this width."""
+    if isinstance(reply, EmbedReply):
+        return reply.vectors
+    assert isinstance(reply, EncodeReply)
+    if reply.sparse is not None:
+        return np.stack([dense_of(terms, width) for terms in reply.sparse])
+    return np.concatenate(reply.multivector or ())
+
+
+def test_the_page_of_models_is_the_table() -> None:
+    assert models_page() == PAGE.read_text(encoding="utf-8"), "run `make models`"
