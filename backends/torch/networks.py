@@ -19,6 +19,7 @@ from backends.torch.checkpoint import COLBERT_FILE, LEXICAL_FILE, OFFSET_POSITIO
 from backends.torch.fusing import fuse
 from backends.torch.heads import Classifier, Encoder, InputBuilder
 from backends.torch.language import LanguageHead
+from backends.torch.llama_bidirectional import pooled_head, register
 from backends.torch.packing import PackedEncoder, pack
 from backends.torch.pairs import answer_ids
 from backends.torch.precision import Autocast, CastLinear, fastest_linear, replace_linears
@@ -77,6 +78,8 @@ REMOTE_CODE_PACKAGE = "transformers_modules"
 STATEFUL_ROTATIONS = frozenset({"dynamic", "longrope"})
 # Types of models that keep state of a pass.
 STATEFUL_TYPES = frozenset({"big_bird", "recurrent_gemma"})
+
+register()
 
 Readers: TypeAlias = Mapping[Output, Reader]
 
@@ -143,7 +146,8 @@ def _open_classifier(model: Any, source: NetworkSource, placement: Placement) ->
     prefix = model.base_model_prefix
     if isinstance(model, GenericForSequenceClassification):
         # It finds the last token by its padding token, which a text may contain and a config may lack.
-        readers = {Output.DENSE: PooledReader(("lasttoken",), model.score.float())}
+        pooling, score = pooled_head(model)
+        readers = {Output.DENSE: PooledReader((pooling,), score)}
         return _encoder(getattr(model, prefix), placement, readers)._replace(outputs=frozenset())
     packed = _packed(getattr(model, prefix), placement)
     inputs = _input_builder(model, placement.device)

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import (
 
 from backends.errors import ModelUnavailable
 from backends.torch.files import CheckpointFiles
+from backends.torch.llama_bidirectional import LlamaBidirectionalConfig
 from backends.torch.options import RerankPrompt, TaskSettings
 from backends.torch.recipe import Recipe
 from backends.torch.rerank_families import FAMILIES, published_family
@@ -168,7 +169,7 @@ def _messages(files: CheckpointFiles, instruction: str | None) -> list[dict[str,
 def _is_decoder(files: CheckpointFiles) -> bool:
     """Return True for a network that only its classifier makes a reranker: a pair has no separator in it."""
     model_type = files.config.get("model_type")
-    return (
+    return model_type == LlamaBidirectionalConfig.model_type or (
         model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         and model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     )
