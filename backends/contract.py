@@ -95,20 +95,29 @@ class Encode(msgspec.Struct, frozen=True, tag="encode"):
 
 
 class Rerank(msgspec.Struct, frozen=True, tag="rerank"):
-    """Request for one score per document against the query; `ScoreKind` defines raw scores."""
+    """Request for one score per document against the query; `ScoreKind` defines raw scores.
+
+    instruction: the task for the model, in its template; None selects the template's own. Only a model that
+    reports `takes_instruction` accepts one.
+    """
 
     query: str
     documents: tuple[str, ...]
     raw_scores: bool = False
     truncate: Truncate = Truncate.RIGHT
+    instruction: str | None = None
 
 
 class Score(msgspec.Struct, frozen=True, tag="score"):
-    """Request for one score per pair of a query and a document, answered by a `RerankReply`."""
+    """Request for one score per pair of a query and a document, answered by a `RerankReply`.
+
+    instruction: as in `Rerank`.
+    """
 
     pairs: tuple[tuple[str, str], ...]
     raw_scores: bool = False
     truncate: Truncate = Truncate.RIGHT
+    instruction: str | None = None
 
 
 class Classify(msgspec.Struct, frozen=True, tag="classify"):
@@ -244,6 +253,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     outputs: the kinds that `Encode` may request. labels: a classifier's labels, in the order of its scores.
     score_kind: the scale of a reranker's scores if raw scores are not requested.
     overhead_tokens: the most tokens that a pair has in addition to those of its query and document.
+    takes_instruction: a request for scores may bring an instruction, which is applied to every pair.
+    pools_prompt: the tokens of a prompt take part in pooling, so that a prompt is a part of the text.
     notes: further facts for operators, logged when the replica joins.
     truncates: what the server does with an input that is too long if a request does not say it.
     loaded: the model is in memory. If it is not, all values come from the checkpoint's small files.
@@ -269,6 +280,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
     score_kind: ScoreKind | None = None
     overhead_tokens: int = 0
+    takes_instruction: bool = False
+    pools_prompt: bool = True
     notes: tuple[str, ...] = ()
     truncates: bool | None = None
     loaded: bool = True

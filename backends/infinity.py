@@ -53,7 +53,7 @@ from backends.outputs import check_outputs
 from backends.replies import (
     check_dimensions,
 )
-from backends.texts import ModelWork, WorkT, clip_text, map_texts
+from backends.texts import ModelWork, WorkT, check_no_instruction, clip_text, map_texts
 from backends.tokens import TokenCount
 
 # Infinity refuses longer texts. A model of 8,192 tokens reads far less.
@@ -119,6 +119,7 @@ def check_supported(work: ModelWork, offered: Capabilities) -> None:
 
     Raises: UnsupportedWork.
     """
+    check_no_instruction(work)
     if operation_of(work) not in offered.operations:
         raise UnsupportedWork("this upstream's model does not do that")
     match work:

@@ -64,7 +64,7 @@ from backends.replies import (
     translate_decode_errors,
     truncated_inputs,
 )
-from backends.texts import ModelWork, clip_texts
+from backends.texts import ModelWork, check_no_instruction, clip_texts
 
 # TEI's --payload-limit is 2,000,000 by default, and no route reports it. The margin is for the other fields.
 BATCH_BYTES = 1_990_000
@@ -172,10 +172,11 @@ def capabilities(info: TeiInfo) -> Capabilities:
 
 
 def check_supported(work: Work, info: TeiInfo) -> None:
-    """Check that this type of model offers the operation and outputs.
+    """Check that this type of model offers the operation and outputs; TEI's wire has no instruction.
 
     Raises: UnsupportedWork.
     """
+    check_no_instruction(work)
     operations, outputs = operations_and_outputs(info.model_type)
     if isinstance(work, Encode):
         check_outputs(work, outputs)

@@ -5,7 +5,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from backends.contract import Classify, Embed, Encode, Rerank, Score, Truncate
+from backends.contract import Classify, Embed, Encode, Rerank, Score, Truncate, Work
+from backends.errors import UnsupportedWork
 
 # Text that a model reads as one sequence: a text, or two texts with a separator between them.
 ModelInput: TypeAlias = str | tuple[str, str]
@@ -51,6 +52,15 @@ def model_inputs_of(work: ModelWork) -> Sequence[ModelInput]:
             return work.pairs
         case Embed() | Encode() | Classify():
             return work.inputs
+
+
+def check_no_instruction(work: Work) -> None:
+    """Check that a request for scores brings no instruction, for wires and models that take none.
+
+    Raises: UnsupportedWork.
+    """
+    if isinstance(work, Rerank | Score) and work.instruction is not None:
+        raise UnsupportedWork("this upstream's model takes no instruction")
 
 
 def map_texts(work: WorkT, change: Callable[[str], str]) -> WorkT:

@@ -58,7 +58,7 @@ from backends.replies import (
     translate_decode_errors,
     truncated_inputs,
 )
-from backends.texts import ModelWork, clip_texts
+from backends.texts import ModelWork, check_no_instruction, clip_texts
 from backends.vectors import sigmoid
 from backends.vllm_probe import VllmProfile, capabilities, labels_of, probe_features
 from backends.vllm_wire import (
@@ -139,10 +139,13 @@ def _pairs_body(
         raise UnsupportedWork("this upstream gives no scores")
     if work.raw_scores and profile.scores == "sigmoid":
         raise UnsupportedWork("this upstream gives no raw scores")
+    if not profile.instructed:
+        check_no_instruction(work)
+    instruction: Body = {} if work.instruction is None else {"instruction": work.instruction}
     # vLLM scores an empty second text as a single text, without the second separator.
     second_texts = tuple(text or " " for text in documents)
     first_texts = queries[0] if len(queries) == 1 else queries
-    return {"text_1": first_texts, "text_2": second_texts, "use_activation": False}
+    return {"text_1": first_texts, "text_2": second_texts, "use_activation": False} | instruction
 
 
 def _classify_body(work: Classify, profile: VllmProfile) -> Body:

@@ -36,6 +36,8 @@ from backends.vllm_wire import (
 PROBE = ("a", "b c")
 # Several pairs, because one pair is not enough to determine the scale of the scores.
 PROBE_PAIRS = ("how many people live in Berlin", ("Berlin has many people", "x", "a recipe for soup"))
+# Unlike any default in length, so that a template with it renders another number of tokens.
+PROBE_INSTRUCTION = "a"
 # Statuses of a route that does not exist, or exists for a different kind of model.
 NOT_OFFERED = frozenset({400, 404, 405, 501})
 # Share of zeros above which a vector contains term weights; a dense vector has almost no zeros.
@@ -53,6 +55,7 @@ class VllmProfile(msgspec.Struct, frozen=True):
 
     width: of its vectors; None if it has none. raw_vectors: the switch that turns their normalization off.
     scores: logits on request, always logits, or always sigmoid; None if it has no scores.
+    instructed: it puts the instruction of a request for scores into the prompt of each pair.
     specials: the number of special tokens before and after a text. special_ids: their ids.
     sparse: its vectors are term weights. token_width: of its token vectors; None if it has none.
     raw_tokens: a switch turns their normalization off. classes: their number; 0 if it is no classifier.
@@ -65,6 +68,7 @@ class VllmProfile(msgspec.Struct, frozen=True):
     width: int | None = None
     raw_vectors: Switch | None = None
     scores: ScoreSupport | None = None
+    instructed: bool = False
     specials: tuple[int, int] | None = None
     special_ids: frozenset[int] = frozenset()
     sparse: bool = False
@@ -91,6 +95,7 @@ class VllmProfile(msgspec.Struct, frozen=True):
             "raw vectors": self.raw_vectors is not None,
             "raw scores": self.scores in ("on_request", "logits"),
             "raw scores of classes": self.raw_classes,
+            "instructions": self.instructed,
         }
         return frozenset(option for option, is_offered in options.items() if is_offered)
 
@@ -112,6 +117,7 @@ def capabilities(profile: VllmProfile, rules: InputRules | None, labels: tuple[s
         version=f"vLLM {profile.version}".strip(),
         outputs=profile.outputs,
         labels=labels,
+        takes_instruction=profile.instructed,
         notes=_notes(profile),
     )
 
@@ -142,6 +148,8 @@ def _notes(profile: VllmProfile) -> tuple[str, ...]:
         notes.append(f"raw vectors by {profile.raw_vectors}" if profile.raw_vectors else "no raw vectors")
     if profile.scores is not None:
         notes.append(f"scores: {profile.scores}")
+    if profile.instructed:
+        notes.append("instructions")
     if profile.sparse:
         notes.append("term weights")
     if profile.token_width is not None:
@@ -180,9 +188,9 @@ async def probe_features(profile: VllmProfile, send: SendRequest) -> VllmProfile
     vectors = await _try_vectors(send, {})
     if vectors is not None:
         return await _probe_vectors(profile, vectors, send)
-    kind = await _try_scores(send)
-    if kind is not None:
-        return msgspec.structs.replace(profile, scores=kind)
+    profile = await _probe_scores(profile, send)
+    if profile.scores is not None:
+        return profile
     profile = await _probe_classes(profile, send)
     return profile if profile.classes else await _probe_token_vectors(profile, send)
 
@@ -253,16 +261,21 @@ async def _try_vectors(send: SendRequest, switch: Body) -> Vectors | None:
         return None
 
 
-async def _try_scores(send: SendRequest) -> ScoreSupport | None:
+async def _probe_scores(profile: VllmProfile, send: SendRequest) -> VllmProfile:
     query, documents = PROBE_PAIRS
-    body = {"text_1": query, "text_2": documents}
-    raw = await _try(send, SCORE, body | {"use_activation": False})
+    body = {"text_1": query, "text_2": documents, "use_activation": False}
+    raw = await _try(send, SCORE, body)
     plain = await _try(send, SCORE, body | {"use_activation": True})
     if raw is None or plain is None:
-        return None
-    return detect_score_support(
-        decode_scores(raw, len(documents))[0], decode_scores(plain, len(documents))[0]
-    )
+        return profile
+    raw_scores, tokens = decode_scores(raw, len(documents))
+    kind = detect_score_support(raw_scores, decode_scores(plain, len(documents))[0])
+    if kind is None:
+        return profile
+    # Older releases, such as 0.20, ignore the field, and so does any whose template has no place for it.
+    instructed = await _try(send, SCORE, body | {"instruction": PROBE_INSTRUCTION})
+    is_applied = instructed is not None and decode_scores(instructed, len(documents))[1] != tokens
+    return msgspec.structs.replace(profile, scores=kind, instructed=is_applied)
 
 
 async def _try_classes(send: SendRequest, *, activated: bool) -> Vectors | None:

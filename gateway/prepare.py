@@ -15,11 +15,13 @@ from backends.contract import Work as BackendWork
 from backends.texts import INLINE_CHARACTERS_MAX, model_inputs_of
 from gateway.batching.slices import token_bounds
 from gateway.calls import Call, Deadline, Similarity, Work, default_truncation, inputs_of, truncation
+from gateway.errors import InvalidInput
 from gateway.prompts import with_prompt, with_roles
 from gateway.quotas.limits import Cost
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
 from gateway.upstreams.fair_threads import Claim, FairThreads
+from gateway.upstreams.instructions import InstructedModel, with_pair_instruction, with_query_prompt
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.token_counts import TokenCount, count_here
 from gateway.upstreams.token_ids import IdDecoder
@@ -163,7 +165,7 @@ class Preparer:
         most = capabilities.max_input_tokens
         if most is None or not inputs.can_count(capabilities):
             return None
-        if isinstance(work, Rerank) and capabilities.overhead_tokens:
+        if isinstance(work, Rerank | Score) and (capabilities.overhead_tokens or work.instruction):
             # Such a reranker puts each pair into a template that its tokenizer alone does not know.
             return None
         try:
@@ -217,7 +219,9 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
     capabilities = inputs.capabilities()
     by_cosine = scores_by_cosine(call.work, capabilities)
     work = neutral_work(call.work, by_cosine=by_cosine)
-    if isinstance(work, Embed | Encode | Tokenize):
+    if call.instruction is not None:
+        work = _with_instruction(work, call, _instructed_model(inputs, route), call.instruction)
+    elif isinstance(work, Embed | Encode | Tokenize):
         configured = {**inputs.prompts, **route.prompts}
         work = _with_prompt(work, call, configured, capabilities)
     if not isinstance(work, Tokenize | Detokenize):
@@ -238,6 +242,33 @@ def _with_prompt(
         default = capabilities.default_prompt if capabilities else None
         return with_roles(work, {**checkpoint_prompts, **configured}, default)
     return with_prompt(work, call.role, configured, checkpoint_prompts)
+
+
+def _instructed_model(inputs: ModelInputs, route: Route) -> InstructedModel:
+    capabilities = inputs.capabilities()
+    checkpoint_prompts = capabilities.prompts if capabilities else {}
+    prompts = {**checkpoint_prompts, **inputs.prompts, **route.prompts}
+    return InstructedModel(route.model, inputs.instruction_template, prompts, capabilities)
+
+
+def _with_instruction(work: BackendWork, call: Call, model: InstructedModel, instruction: str) -> BackendWork:
+    """Return the work with the instruction of its call: in its queries, or for its replica to apply.
+
+    Raises: InvalidInput, NoReplica.
+    """
+    match work:
+        case Rerank() | Score():
+            return with_pair_instruction(work, instruction, model)
+        case Embed() if isinstance(call.work, Rerank):
+            default = model.capabilities.default_prompt if model.capabilities else None
+            return with_roles(work, model.prompts, default, model.query_prompt(instruction))
+        case Embed() | Encode() if call.role == "document":
+            raise InvalidInput("`instruction` is for queries: send documents without it", param="instruction")
+        case Embed() | Encode() if call.work is work:
+            return with_query_prompt(work, model.query_prompt(instruction))
+    raise InvalidInput(
+        "this operation takes no `instruction` with this model: embed or rerank with it", param="instruction"
+    )
 
 
 def scores_by_cosine(work: Work, capabilities: Capabilities | None) -> bool:

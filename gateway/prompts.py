@@ -48,16 +48,20 @@ def with_prompt(
     return msgspec.structs.replace(work, inputs=inputs, prompt_name="")
 
 
-def with_roles(work: Embed, prompts: Mapping[str, str], default: str | None) -> Embed:
+def with_roles(
+    work: Embed, prompts: Mapping[str, str], default: str | None, instructed: str | None = None
+) -> Embed:
     """Return a rerank's texts, the query first, each with the prompt of its role written into it.
 
     prompts: all prompts of the model by name. default: name of the prompt for a role that has none of its
-    own. A model without prompts for either role gets the work unchanged.
+    own. instructed: prompt that the call brings for its query. Without it, a model that has prompts for
+    neither role gets the work unchanged.
     """
     names = prompt_of("query", prompts), prompt_of("document", prompts)
-    if names == (None, None):
+    if names == (None, None) and instructed is None:
         return work
     query_prompt, document_prompt = (prompts.get(name or default or "", "") for name in names)
+    query_prompt = query_prompt if instructed is None else instructed
     query, *documents = work.inputs
     inputs = (query_prompt + query, *(document_prompt + document for document in documents))
     return msgspec.structs.replace(work, inputs=inputs, prompt_name="")

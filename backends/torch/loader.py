@@ -187,6 +187,8 @@ def _capabilities(
         pooling="+".join(recipe.pooling) if is_dense else REPORTED_POOLINGS.get(recipe.kind),
         prompts=recipe.prompts,
         default_prompt=recipe.default_prompt,
+        pools_prompt=recipe.include_prompt,
+        takes_instruction=bool(template.instructed),
         reports_input_tokens=True,
         outputs=outputs,
         labels=recipe.labels,

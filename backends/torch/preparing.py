@@ -10,6 +10,7 @@ import msgspec
 
 from backends.contract import Classify, Embed, Encode, Output, Rerank, Score, Tokenize, Truncate, Work
 from backends.errors import InvalidWork, UnsupportedWork
+from backends.texts import check_no_instruction
 from backends.tokens import TextTokenizer, TokenSequences
 from backends.torch.pairs import Pair, PairEncoder
 from backends.torch.recipe import QueryExpansion, Recipe
@@ -58,11 +59,9 @@ class Preparer:
             case Encode():
                 return self._prepare_encode(work)
             case Rerank():
-                return self._prepare_pairs(
-                    [(work.query, document) for document in work.documents], work.truncate
-                )
+                return self._prepare_pairs([(work.query, document) for document in work.documents], work)
             case Score():
-                return self._prepare_pairs(work.pairs, work.truncate)
+                return self._prepare_pairs(work.pairs, work)
             case Classify():
                 return _prepared(self.tokenizer.encode(work.inputs, work.truncate), LOGITS)
         raise UnsupportedWork("this engine does not do that")
@@ -105,10 +104,11 @@ class Preparer:
         sequences = [_fill_up(ids, type_ids, role, is_query=is_query) for ids, type_ids in rows]
         return PreparedSequences(sequences, outputs, encoded.truncated, tuple(encoded.lengths))
 
-    def _prepare_pairs(self, pairs: Sequence[Pair], truncate: Truncate) -> PreparedSequences:
+    def _prepare_pairs(self, pairs: Sequence[Pair], work: Rerank | Score) -> PreparedSequences:
         if self._recipe.kind == "multivector":
-            return self._prepare_late_pairs(pairs, truncate)
-        return _prepared(self._pairs.encode(pairs, truncate), LOGITS)
+            check_no_instruction(work)
+            return self._prepare_late_pairs(pairs, work.truncate)
+        return _prepared(self._pairs.encode(pairs, work.truncate, work.instruction), LOGITS)
 
     def _prepare_late_pairs(self, pairs: Sequence[Pair], truncate: Truncate) -> PreparedSequences:
         """Prepare each query once, however many documents it is compared with."""

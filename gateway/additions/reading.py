@@ -28,6 +28,8 @@ REFERENCES_ALLOWED = (
     "${UPSTREAM_NAME}, a variable of the gateway's, or ${file:name}, a file below `admin.files`"
 )
 HIDDEN = "(hidden)"
+# Fields whose texts models read, with line breaks.
+FREE_TEXTS = ("prompts.", "instruction_template", "rerank_template.")
 # Headers that belong to the framing of a request.
 FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -135,7 +137,7 @@ def _text_problems(settings: UpstreamSettings | ModelSettings, path: str) -> Ite
         field = text_path.removeprefix(f"{path}.")
         if "${" in text and not (field == "api_key" or field.startswith("headers.")):
             yield Problem(text_path, "a placeholder, which only `api_key` and `headers` may contain")
-        if not text.isprintable() and not field.startswith(("prompts.", "rerank_template.")):
+        if not text.isprintable() and not field.startswith(FREE_TEXTS):
             yield Problem(text_path, "contains an unprintable character")
 
 

@@ -114,7 +114,7 @@ def token_bounds(
 
     pair_overhead: tokens that a reranker adds to each pair.
     """
-    extra = len(prompt.encode())
+    extra = len(prompt.encode()) + _instruction_bytes(work)
     if isinstance(work, Rerank):
         extra += len(work.query.encode())
     bounds = [_token_bound(work_input) + extra for work_input in inputs_of(work)]
@@ -124,6 +124,12 @@ def token_bounds(
     if not isinstance(work, Rerank | Score):
         return bounds
     return [bound + pair_overhead for bound in bounds]
+
+
+def _instruction_bytes(work: Work) -> int:
+    """Return the bytes of the instruction that each pair carries."""
+    instruction = work.instruction if isinstance(work, Rerank | Score) else None
+    return len(instruction.encode()) if instruction else 0
 
 
 def _token_bound(work_input: WorkInput) -> int:
@@ -185,8 +191,9 @@ def cut_again(piece: Slice, tokens: Sequence[int], bounds: Bounds) -> list[Slice
 
 def request_bytes(work: Work) -> int:
     """Return the bytes of a request's inputs in JSON; the query of a rerank is one of them."""
-    query = len(msgspec.json.encode(work.query)) if isinstance(work, Rerank) else 0
-    return query + sum(len(msgspec.json.encode(work_input)) + 1 for work_input in inputs_of(work))
+    return _shared_bytes(work) + sum(
+        len(msgspec.json.encode(work_input)) + 1 for work_input in inputs_of(work)
+    )
 
 
 def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:
@@ -263,10 +270,18 @@ def _smallest(*limits: int | None) -> int | None:
 
 
 def _bytes_for_inputs(work: Work, bounds: Bounds) -> int | None:
-    """Return the bytes that a body has left for inputs; the query is sent with each slice."""
-    if bounds.bytes is None or not isinstance(work, Rerank):
-        return bounds.bytes
-    return bounds.bytes - len(msgspec.json.encode(work.query))
+    """Return the bytes that a body has left for inputs; query and instruction are sent with each slice."""
+    return None if bounds.bytes is None else bounds.bytes - _shared_bytes(work)
+
+
+def _shared_bytes(work: Work) -> int:
+    """Return the bytes in JSON of what each slice of a work repeats: its query and its instruction."""
+    if not isinstance(work, Rerank | Score):
+        return 0
+    texts = [work.query] if isinstance(work, Rerank) else []
+    if work.instruction is not None:
+        texts.append(work.instruction)
+    return sum(len(msgspec.json.encode(text)) for text in texts)
 
 
 def _wire_sizes(work: Work, room: int | None) -> Sequence[int]:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backends.errors import ModelUnavailable
+from backends.instructions import template_problem
 from backends.torch.options import RerankPrompt
 from backends.torch.rerank_template import written_template
 from gateway.config.key_checks import key_problems, named_limit_problems
@@ -45,6 +46,9 @@ def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
 
 def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
     """Yield the problems of one upstream whose types are right."""
+    template = upstream.instruction_template
+    if template is not None and (problem := template_problem(template)):
+        yield Problem(f"{path}.instruction_template", problem)
     if upstream.is_hosted:
         if not upstream.model:
             yield Problem(f"{path}.model", "is missing; a hub id or the path of a checkpoint")

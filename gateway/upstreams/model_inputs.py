@@ -30,6 +30,7 @@ class ModelInputs:
         self, settings: schema.UpstreamSettings, capabilities: Callable[[], Capabilities | None]
     ) -> None:
         self.prompts = settings.prompts
+        self.instruction_template = settings.instruction_template
         self.capabilities = capabilities
         # Slices of several tenants can share a batch only where each tenant's tokens are known beforehand.
         self.always_counts = not settings.is_hosted and settings.tokenizer is not None

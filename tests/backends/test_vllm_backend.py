@@ -15,6 +15,7 @@ from backends.contract import (
     QueueDepth,
     Rerank,
     RerankReply,
+    Score,
     Token,
     Tokenize,
     TokenizeReply,
@@ -424,3 +425,20 @@ async def test_long_input_is_read_whole_by_a_server_that_chunks() -> None:
 
     assert (42, ()) == (whole.tokens, whole.truncated)
     assert cut.tokens == 16
+
+
+@pytest.mark.parametrize("instructed", [True, False])
+async def test_an_instruction_reaches_only_a_server_that_applies_it(instructed: bool) -> None:
+    server = FakeVllm(task="classify", instructed=instructed)
+    backend = backend_of(server)
+    found = await backend.describe(5.0)
+    work = Score((("q", "a"), ("r", "b")), raw_scores=True, instruction="find")
+
+    assert instructed == found.takes_instruction
+    if not instructed:
+        with pytest.raises(UnsupportedWork, match="instruction"):
+            await backend.run(work, 5.0)
+        return
+    reply = await backend.run(work, 5.0)
+    assert isinstance(reply, RerankReply)
+    np.testing.assert_allclose([logit_of("find q", "a"), logit_of("find r", "b")], reply.scores, rtol=1e-5)

@@ -26,6 +26,7 @@ from backends.errors import InvalidWork, ModelUnavailable
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import DTypeName, LoadOptions, describe
 from backends.torch.options import RerankPrompt, TaskSettings
+from gateway.batching.slices import token_bounds
 from tests.engine.checkpoints import DECODER
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 from tests.engine.vocabularies import write_gemma, write_qwen
@@ -190,11 +191,15 @@ def test_family_is_set_by_the_operator_or_by_the_published_name(family: str, tmp
 def test_instruction_takes_the_place_of_the_own_one(family: str, tmp_path: Path) -> None:
     model_id, write, ids_by_card, _ = CAUSAL[family]
     folder = write(tmp_path / "model")
-    pairs = load_tiny(folder, settings=TaskSettings(model=model_id)).preparer._pairs
+    model = load_tiny(folder, settings=TaskSettings(model=model_id))
+    task = "prefer {query} to news"
 
-    encoded = pairs.encode([(QUERY, "a b")], Truncate.RIGHT, "prefer {query} to news")
-
-    assert [ids_by_card(folder, QUERY, "a b", "prefer {query} to news")] == encoded.ids
+    assert model.capabilities.takes_instruction
+    for work in (Rerank(QUERY, ("a b",), instruction=task), Score(((QUERY, "a b"),), instruction=task)):
+        (sequence,) = model.preparer.prepare(work).sequences
+        assert ids_by_card(folder, QUERY, "a b", task) == sequence.ids
+        (bound,) = token_bounds(work, None, pair_overhead=model.capabilities.overhead_tokens)
+        assert len(sequence.ids) <= bound
 
 
 @pytest.mark.parametrize("family", CAUSAL)

@@ -33,7 +33,7 @@ class FakeVllm(FakeServer):
     """vLLM server of one model.
 
     task: embed, classify or token_embed. classes: those of a classifier; 1 is a cross-encoder. splade: its
-    vectors are as wide as its vocabulary.
+    vectors are as wide as its vocabulary. instructed: its template puts an instruction before each query.
     """
 
     def __init__(
@@ -47,9 +47,11 @@ class FakeVllm(FakeServer):
         classes: int = 1,
         splade: bool = False,
         chunked: bool = False,
+        instructed: bool = False,
     ) -> None:
         super().__init__()
         self.chunked = chunked
+        self.instructed = instructed
         self.task = task
         self.version = version
         self.model = model
@@ -186,6 +188,8 @@ class FakeVllm(FakeServer):
         if "text_1" not in body or "text_2" not in body:
             raise self._refused(400, "Bad Request", "Field required")
         queries, documents = self._texts(body, "text_1"), self._texts(body, "text_2")
+        if self.instructed and "instruction" in body:
+            queries = [f"{body['instruction']} {query}" for query in queries]
         if len(queries) not in (1, len(documents)):
             raise self._refused(400, "BadRequestError", "Input lengths must be either 1:1, 1:N or N:N")
         pairs = list(zip(queries * (len(documents) // len(queries)), documents, strict=True))

@@ -103,6 +103,7 @@ FAULTS: dict[str, set[str]] = {
         "upstreams.tei.replicas[3]",
     },
     "replica_listed_twice": {"upstreams.tei.replicas[2]"},
+    "template_without_a_text": {"upstreams.embedder.instruction_template"},
     "replicas_of_the_engine": {"upstreams.engine.replicas"},
     "traces_to_nowhere": {"tracing.endpoint", "tracing.sample", "logs.format"},
     "unknown_backend": {"upstreams.tei.backend"},

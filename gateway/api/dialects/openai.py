@@ -18,7 +18,14 @@ from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions, InputField, Inputs, read_texts
-from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, truncate_of, truncation_side
+from gateway.api.wire.vllm_options import (
+    VllmOptions,
+    check_options,
+    instruction_of,
+    is_raw,
+    truncate_of,
+    truncation_side,
+)
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.prompts import Role
@@ -132,7 +139,8 @@ async def decode_embeddings(
     if data.truncate_prompt_tokens is not None:
         capabilities = api.capabilities_of(model, Operation.EMBED)
         truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
-    return Call(work, model, truncate, truncation_side(data), role=role)
+    instruction = instruction_of(data)
+    return Call(work, model, truncate, truncation_side(data), role=role, instruction=instruction)
 
 
 def inputs_of(inputs: EmbeddingsInput, api: InferenceApi) -> Inputs:

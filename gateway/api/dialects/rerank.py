@@ -28,7 +28,14 @@ from gateway.api.wire.tei_bodies import (
     encode_rerank,
 )
 from gateway.api.wire.tei_truncation import Direction
-from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, truncate_of, truncation_side
+from gateway.api.wire.vllm_options import (
+    VllmOptions,
+    check_options,
+    instruction_of,
+    is_raw,
+    truncate_of,
+    truncation_side,
+)
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.serve import Served
@@ -165,7 +172,14 @@ def decode_documents(data: RerankOptions, documents: Documents, name: str | None
     if data.truncate_prompt_tokens is not None:
         capabilities = api.capabilities_of(model, Operation.RERANK)
         truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
-    return Call(work, model, truncate, truncation_side(data), bulk=bool(data.priority))
+    return Call(
+        work,
+        model,
+        truncate,
+        truncation_side(data),
+        bulk=bool(data.priority),
+        instruction=instruction_of(data),
+    )
 
 
 def _text_of(document: str | Document, index: int) -> str:

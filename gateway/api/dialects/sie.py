@@ -20,6 +20,7 @@ from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import check_token_vectors
+from gateway.api.wire.instructions import check_instruction
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.prompts import Role
@@ -59,7 +60,7 @@ class SieOptions(msgspec.Struct):
 
 
 class EncodeParams(msgspec.Struct):
-    """Outputs of an encode request. instruction is refused, because its wording depends on the model."""
+    """Outputs of an encode request. instruction: the task in words, for queries of a model that takes one."""
 
     output_types: Annotated[list[OutputType], msgspec.Meta(min_length=1, max_length=KINDS_MAX)] | None = None
     output_dtype: OutputDtype | None = None
@@ -77,7 +78,10 @@ class SieEncodeRequest(msgspec.Struct):
 
 
 class SieScoreRequest(msgspec.Struct):
-    """Body of /v1/score: items to score against a query."""
+    """Body of /v1/score: items to score against a query.
+
+    instruction: the task in words, for a model that takes one.
+    """
 
     query: SieItem
     items: list[SieItem]
@@ -159,7 +163,7 @@ def decode_encode(data: SieEncodeRequest, name: str | None, api: InferenceApi) -
     Raises: EmptyInput, InvalidInput.
     """
     params = data.params or EncodeParams()
-    _check_options(params.instruction, params.options)
+    _check_options(params.options)
     items = items_of(data)
     api.check_count(len(items), "items")
     texts = api.whole_texts([_text_of(item, "items", index) for index, item in enumerate(items)], "items")
@@ -167,7 +171,8 @@ def decode_encode(data: SieEncodeRequest, name: str | None, api: InferenceApi) -
     if Output.MULTIVECTOR in outputs:
         check_token_vectors(texts, "items")
     work = Embed(texts) if outputs == {Output.DENSE} else Encode(texts, outputs)
-    return Call(work, name, role=_role(params.options))
+    instruction = check_instruction(params.instruction, param="params.instruction")
+    return Call(work, name, role=_role(params.options), instruction=instruction)
 
 
 def _role(options: SieOptions | None) -> Role | None:
@@ -181,13 +186,13 @@ def decode_score(data: SieScoreRequest, name: str | None, api: InferenceApi) -> 
 
     Raises: EmptyInput, InvalidInput.
     """
-    _check_options(data.instruction, data.options)
+    _check_options(data.options)
     query = _text_of(data.query, "query", 0)
     if not query:
         raise EmptyInput("`query` is an empty string", param="query")
     api.check_count(len(data.items), "items")
     texts = api.texts([_text_of(item, "items", index) for index, item in enumerate(data.items)], "items")
-    return Call(Rerank(query, texts), name)
+    return Call(Rerank(query, texts), name, instruction=check_instruction(data.instruction))
 
 
 def items_of(data: SieEncodeRequest) -> list[SieItem]:
@@ -210,9 +215,7 @@ def _text_of(item: SieItem, field: str, index: int) -> str:
     return item.text
 
 
-def _check_options(instruction: str | None, options: SieOptions | None) -> None:
-    if instruction is not None:
-        raise InvalidInput("`instruction` is not supported: write it into the texts", param="instruction")
+def _check_options(options: SieOptions | None) -> None:
     if options is None:
         return
     if options.lora_id is not None or options.muvera is not None or options.profile not in {None, "default"}:

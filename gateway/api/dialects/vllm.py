@@ -16,7 +16,14 @@ from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import InputField, Inputs, read_texts
-from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, truncate_of, truncation_side
+from gateway.api.wire.vllm_options import (
+    VllmOptions,
+    check_options,
+    instruction_of,
+    is_raw,
+    truncate_of,
+    truncation_side,
+)
 from gateway.api.wire.vllm_replies import VllmReply, encode_reply
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
@@ -153,7 +160,8 @@ def decode_score(data: VllmScoreRequest, name: str | None, api: InferenceApi) ->
     model = name or data.model
     capabilities = api.capabilities_of(model, Operation.RERANK)
     truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
-    return Call(Score(pairs, raw_scores=is_raw(data)), model, truncate, truncation_side(data))
+    work = Score(pairs, raw_scores=is_raw(data))
+    return Call(work, model, truncate, truncation_side(data), instruction=instruction_of(data))
 
 
 async def decode_classify(
@@ -170,7 +178,8 @@ async def decode_classify(
     texts = await read_texts(data.input, InputField("input", model, Operation.CLASSIFY), context, api)
     capabilities = api.capabilities_of(model, Operation.CLASSIFY)
     truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
-    return Call(Classify(texts, raw_scores=is_raw(data)), model, truncate, truncation_side(data))
+    work = Classify(texts, raw_scores=is_raw(data))
+    return Call(work, model, truncate, truncation_side(data), instruction=instruction_of(data))
 
 
 def class_items(reply: ClassifyReply) -> list[Any]:

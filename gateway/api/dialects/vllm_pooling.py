@@ -30,7 +30,14 @@ from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_texts
-from gateway.api.wire.vllm_options import VllmOptions, check_options, is_raw, truncate_of, truncation_side
+from gateway.api.wire.vllm_options import (
+    VllmOptions,
+    check_options,
+    instruction_of,
+    is_raw,
+    truncate_of,
+    truncation_side,
+)
 from gateway.api.wire.vllm_replies import VllmReply, encode_reply
 from gateway.calls import Call
 from gateway.errors import InvalidInput, OperationUnsupported
@@ -90,7 +97,7 @@ async def decode_pooling(
     texts = await read_texts(data.input, InputField("input", model, operation), context, api)
     work = pooling_work(operation, texts, capabilities, raw=is_raw(data))
     truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
-    return Call(work, model, truncate, truncation_side(data))
+    return Call(work, model, truncate, truncation_side(data), instruction=instruction_of(data))
 
 
 def task_of(capabilities: Capabilities | None) -> str:

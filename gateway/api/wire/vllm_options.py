@@ -12,6 +12,7 @@ import msgspec
 
 from backends.contract import Truncate
 from gateway.api.server.body import Integer
+from gateway.api.wire.instructions import check_instruction
 from gateway.errors import InvalidInput
 
 
@@ -19,7 +20,8 @@ class VllmOptions(msgspec.Struct, kw_only=True):
     """Options of every pooling request.
 
     truncate_prompt_tokens: -1 cuts at the model's length. use_activation: false returns raw output; softmax
-    and activation are its older names.
+    and activation are its older names. instruction: the task in words, for a model that takes one;
+    chat_template_kwargs may contain it instead, and nothing else.
     """
 
     truncate_prompt_tokens: Integer | None = None
@@ -43,9 +45,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "priority": (None, 0),
     "padding": (None, "do_not_pad"),
     "mm_processor_kwargs": (None, {}),
-    "instruction": (None, ""),
     "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
 }
 
 
@@ -61,9 +61,28 @@ def check_options(options: VllmOptions, *, own: Container[str] = ()) -> None:
     for field, allowed in HARMLESS.items():
         if field not in own and getattr(options, field) not in allowed:
             raise InvalidInput(f"`{field}` is not supported by this gateway", param=field)
+    if options.chat_template_kwargs and options.chat_template_kwargs.keys() != {"instruction"}:
+        raise InvalidInput(
+            "`chat_template_kwargs` may contain `instruction` only", param="chat_template_kwargs"
+        )
     cut = options.truncate_prompt_tokens
     if cut is not None and cut < -1:
         raise InvalidInput("`truncate_prompt_tokens` is -1 or more", param="truncate_prompt_tokens")
+
+
+def instruction_of(options: VllmOptions) -> str | None:
+    """Return the instruction of a request, None without one; that of `chat_template_kwargs` takes precedence.
+
+    Raises: InvalidInput.
+    """
+    if not options.chat_template_kwargs:
+        return check_instruction(options.instruction)
+    instruction = options.chat_template_kwargs.get("instruction")
+    if not isinstance(instruction, str):
+        raise InvalidInput(
+            "`instruction` in `chat_template_kwargs` is not a string", param="chat_template_kwargs"
+        )
+    return check_instruction(instruction)
 
 
 def truncate_of(options: VllmOptions, max_tokens: int | None) -> bool | None:

@@ -1,0 +1,69 @@
+"""Instructions of calls, and the templates that express them to an embedding model. Pure.
+
+Rule: an instruction is applied as its model was trained, or the call is refused; it is never ignored. Only
+queries bring one: the cards of instruct embedders leave documents as they are.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from backends.contract import Capabilities, Embed, Encode, Operation, Rerank, Score
+from backends.instructions import PUBLISHED, instruction_prompt, template_in
+from gateway.errors import InvalidInput, NoReplica
+
+
+class InstructedModel(msgspec.Struct, frozen=True):
+    """Facts about the model of a call that brings an instruction.
+
+    name: the public name. template: of the configuration. prompts: of configuration and checkpoint, by name.
+    capabilities: None while no replica has joined.
+    """
+
+    name: str
+    template: str | None
+    prompts: Mapping[str, str]
+    capabilities: Capabilities | None
+
+    def check_pairs(self) -> None:
+        """Check that scores of pairs take an instruction; a replica that has not joined checks it itself.
+
+        Raises: InvalidInput.
+        """
+        if self.capabilities is not None and not self.capabilities.takes_instruction:
+            raise InvalidInput(
+                f"the model {self.name!r} takes no `instruction`: send the call without it",
+                param="instruction",
+            )
+
+    def query_prompt(self, instruction: str) -> str:
+        """Return the text that puts an instruction before a query. Raises: InvalidInput, NoReplica."""
+        capabilities = self.capabilities
+        if capabilities is None:
+            raise NoReplica("no replica has reported yet how this model takes an `instruction`")
+        template = self.template or template_in(self.prompts.values()) or PUBLISHED.get(capabilities.model_id)
+        if template is None or Operation.EMBED not in capabilities.operations:
+            raise InvalidInput(
+                f"the model {self.name!r} has no known template for `instruction`: write it into the texts, "
+                "or have `instruction_template` set for its upstream",
+                param="instruction",
+            )
+        if not capabilities.pools_prompt:
+            raise InvalidInput(
+                f"the model {self.name!r} leaves instructions out of its pooling, which is not supported: "
+                "send the call without `instruction`",
+                param="instruction",
+            )
+        return instruction_prompt(template, instruction)
+
+
+def with_pair_instruction(work: Rerank | Score, instruction: str, model: InstructedModel) -> Rerank | Score:
+    """Return a request for scores with its instruction, which its replica applies. Raises: InvalidInput."""
+    model.check_pairs()
+    return msgspec.structs.replace(work, instruction=instruction)
+
+
+def with_query_prompt(work: Embed | Encode, prompt: str) -> Embed | Encode:
+    """Return the work with a prompt before each text, in place of a named prompt."""
+    inputs = tuple(prompt + text for text in work.inputs)
+    return msgspec.structs.replace(work, inputs=inputs, prompt_name="")

@@ -1,0 +1,153 @@
+"""Instructions of calls: their templates, and the refusals of models that take none."""
+
+from typing import Any
+
+import pytest
+
+from backends.contract import Capabilities, Operation, Rerank, Score
+from backends.instructions import PUBLISHED, instruction_prompt, template_in, template_problem
+from gateway.api.wire.instructions import INSTRUCTION_BYTES_MAX, check_instruction
+from gateway.batching.slices import Bounds, cut, request_bytes, token_bounds
+from gateway.errors import InvalidInput, NoReplica
+from gateway.routing.offers import is_uniform, offers, union
+from gateway.upstreams.instructions import InstructedModel
+
+RETRIEVE = "Given a web search query, retrieve relevant passages that answer the query"
+E5 = "Instruct: {instruction}\nQuery: {text}"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "template"),
+    [
+        # Qwen3-Embedding, e5-mistral-7b-instruct, KaLM, bge-multilingual-gemma2, as they are published.
+        ({"query": f"Instruct: {RETRIEVE}\nQuery:", "document": ""}, "Instruct: {instruction}\nQuery:{text}"),
+        (
+            {"web": f"Instruct: {RETRIEVE}\nQuery: ", "sts": "Instruct: Retrieve similar text.\nQuery: "},
+            "Instruct: {instruction}\nQuery: {text}",
+        ),
+        ({"query": f"Instruct: {RETRIEVE} \n Query: "}, "Instruct: {instruction} \n Query: {text}"),
+        ({"web": f"<instruct>{RETRIEVE}\n<query>"}, "<instruct>{instruction}\n<query>{text}"),
+        # Two forms, and prompts that are no instructions.
+        ({"a": "Instruct: x\nQuery: ", "b": "Instruct: x\nQuery:"}, None),
+        ({"query": "query: ", "document": "passage: "}, None),
+        ({"query": "task: search result | query: "}, None),
+        ({"query": "Instruct: \nQuery: "}, None),
+        ({"query": "Instruct: x Query: "}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_the_prompts_of_a_checkpoint_show_its_template(prompts: dict[str, str], template: str | None) -> None:
+    assert template == template_in(prompts.values())
+
+
+def test_a_checkpoints_template_renders_its_own_prompt() -> None:
+    prompt = f"Instruct: {RETRIEVE}\nQuery:"
+    template = template_in([prompt])
+
+    assert template is not None
+    assert prompt == instruction_prompt(template, RETRIEVE)
+    assert "Instruct: {text}\nQuery:" == instruction_prompt(template, "{text}")
+
+
+@pytest.mark.parametrize("template", PUBLISHED.values())
+def test_published_templates_are_valid(template: str) -> None:
+    assert template_problem(template) is None
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["", "{text}", "{instruction}", "{text}{instruction}", "{instruction} {text}.", "{instruction}" * 2],
+)
+def test_a_template_has_both_slots_once_and_ends_with_the_text(template: str) -> None:
+    assert "{instruction}" in str(template_problem(template))
+
+
+def model(**known: Any) -> InstructedModel:
+    """Return an embedding model without a template, with these facts changed."""
+    operations = known.pop("operations", frozenset({Operation.EMBED}))
+    capabilities = Capabilities(known.pop("model_id", "own"), operations, **known.pop("capabilities", {}))
+    facts: dict[str, Any] = {"template": None, "prompts": {}, "capabilities": capabilities}
+    return InstructedModel("m", **(facts | known))
+
+
+@pytest.mark.parametrize(
+    ("known", "prompt"),
+    [
+        ({"template": "{instruction}: {text}"}, "find: "),
+        ({"prompts": {"q": "Instruct: x\nQuery:"}}, "Instruct: find\nQuery:"),
+        ({"model_id": "intfloat/multilingual-e5-large-instruct"}, "Instruct: find\nQuery: "),
+        # The configuration before the prompts, and these before the published table.
+        ({"template": "{instruction}: {text}", "prompts": {"q": "Instruct: x\nQuery:"}}, "find: "),
+        (
+            {"prompts": {"q": "Instruct: x\nQuery:"}, "model_id": "intfloat/e5-mistral-7b-instruct"},
+            "Instruct: find\nQuery:",
+        ),
+    ],
+    ids=str,
+)
+def test_the_template_is_configured_or_the_checkpoints_or_published(
+    known: dict[str, Any], prompt: str
+) -> None:
+    assert prompt == model(**known).query_prompt("find")
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {},
+        {"prompts": {"query": "query: "}},
+        {"template": E5, "operations": frozenset({Operation.ENCODE, Operation.RERANK})},
+        {"template": E5, "capabilities": {"pools_prompt": False}},
+    ],
+    ids=str,
+)
+def test_a_model_without_a_place_for_an_instruction_refuses_it(known: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="`instruction`") as refusal:
+        model(**known).query_prompt("find")
+    assert "instruction" == refusal.value.param
+
+
+def test_without_a_replica_no_template_is_assumed() -> None:
+    with pytest.raises(NoReplica):
+        InstructedModel("m", E5, {}, None).query_prompt("find")
+
+
+def test_an_empty_instruction_is_none_and_a_long_one_an_error() -> None:
+    longest = "ä" * (INSTRUCTION_BYTES_MAX // 2)
+
+    assert check_instruction(None) is None
+    assert check_instruction("") is None
+    assert longest == check_instruction(longest)
+    with pytest.raises(InvalidInput, match=str(INSTRUCTION_BYTES_MAX)):
+        check_instruction(longest + "a")
+
+
+@pytest.mark.parametrize(
+    "work", [Rerank("q", ("a", "b")), Score((("q", "a"), ("q", "b")))], ids=["rerank", "score"]
+)
+def test_an_instruction_counts_in_the_tokens_and_bytes_of_every_pair(work: Rerank | Score) -> None:
+    instructed = type(work)(
+        **{field: getattr(work, field) for field in work.__struct_fields__} | {"instruction": "find"}
+    )
+
+    plain_tokens = token_bounds(work, None)
+    assert [tokens + 4 for tokens in plain_tokens] == token_bounds(instructed, None)
+    assert request_bytes(work) + len('"find"') == request_bytes(instructed)
+    # A body that holds both pairs holds only one of them next to the instruction.
+    bounds = Bounds(bytes=request_bytes(work))
+    assert (1, 2) == (len(cut(work, [1, 1], bounds)), len(cut(instructed, [1, 1], bounds)))
+    assert all("find" == piece.work.instruction for piece in cut(instructed, [1, 1], bounds))
+
+
+def test_only_replicas_that_take_an_instruction_are_offered_one() -> None:
+    operations = frozenset({Operation.RERANK})
+    plain, instructed = Capabilities("m", operations), Capabilities("m", operations, takes_instruction=True)
+    work = Rerank("q", ("a",), instruction="find")
+
+    assert (True, False) == (offers(instructed, work), offers(plain, work))
+    assert offers(plain, Rerank("q", ("a",)))
+    assert not is_uniform([plain, instructed])
+    combined = union([plain, instructed])
+    assert combined is not None
+    assert combined.takes_instruction
