@@ -10,19 +10,22 @@ import msgspec
 import torch
 
 from backends.contract import Capabilities, Operation, Output, ScoreKind
+from backends.errors import ModelUnavailable
 from backends.texts import SPECIAL_TOKENS
 from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.checkpoint import dense_width, outputs_of, read_recipe
 from backends.torch.files import CheckpointFiles
 from backends.torch.loaded_model import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, LoadedModel
-from backends.torch.networks import NetworkSource, Placement, open_network
+from backends.torch.networks import open_network
 from backends.torch.options import TaskSettings
 from backends.torch.pairs import PairEncoder, answer_ids
 from backends.torch.preparing import Preparer
 from backends.torch.recipe import ModelKind, Recipe
+from backends.torch.refusals import refuse_on_error
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.sequences import LOGITS, Head, InputSequence
 from backends.torch.template import read_template
+from backends.torch.weights import NetworkSource, Placement
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
 # Reports a step of a load.
@@ -72,7 +75,8 @@ def load(
     )
     report("compiling; this takes a minute or two" if options.compiled else "warming up")
     started_s = time.perf_counter()
-    width = run_on_device(partial(_warm_up, network.head, tokenizer, recipe, network.outputs or LOGITS))
+    with refuse_on_error(f"the first passes through {checkpoint} failed"):
+        width = run_on_device(partial(_warm_up, network.head, tokenizer, recipe, network.outputs or LOGITS))
     if options.compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")
     capabilities = msgspec.structs.replace(
@@ -141,14 +145,17 @@ def _warm_up(head: Head, tokenizer: TextTokenizer, recipe: Recipe, outputs: froz
     """Run a few batches, so that no caller pays for one-time costs; return the width of a dense row.
 
     They have several shapes: the compiler treats a size as variable only after it has changed.
+    Raises: ModelUnavailable if a result is NaN or infinite.
     """
     (word,) = tokenizer.explain(["ready"], add_special_tokens=True)
     ids = [token.id for token in word][: recipe.max_tokens]
     width = 0
     for repeats in ((1,), (2, 1, 1), (3, 2)):
         batch = [(ids * times)[: recipe.max_tokens] for times in repeats]
-        row = head.run([InputSequence(text_ids, [0] * len(text_ids)) for text_ids in batch], outputs)[0]
-        width = 0 if row.dense is None else len(row.dense)
+        rows = head.run([InputSequence(text_ids, [0] * len(text_ids)) for text_ids in batch], outputs)
+        if not all(row.is_finite() for row in rows):
+            raise ModelUnavailable("its results are not finite numbers; set `dtype: float32`")
+        width = 0 if rows[0].dense is None else len(rows[0].dense)
     return width
 
 

@@ -19,6 +19,7 @@ from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import RunOnDevice, best_device
 from backends.torch.loading import LoadModel, describe_model, run_in_new_thread
 from backends.torch.memory_budget import MemoryBudget, megabytes
+from backends.torch.refusals import describe_error
 from backends.torch.threads import ForwardThreads
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class ModelLoads:
             raise
         except Exception as error:
             logger.exception("loading %s failed", model.boot.name)
-            message = f"loading the model failed: {type(error).__name__}"
+            message = f"loading the model failed: {describe_error(error)}"
             self._fail(model, message)
             raise ModelUnavailable(message) from error
         finally:

@@ -3,12 +3,9 @@
 import inspect
 import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import msgspec
 import torch
-import transformers
 from torch import nn
 from transformers.modeling_layers import GenericForSequenceClassification
 
@@ -33,30 +30,10 @@ from backends.torch.readers import (
     SpladeReader,
     read_token_vectors,
 )
-from backends.torch.recipe import ModelKind, Recipe
-from backends.torch.rerank_template import RerankTemplate
+from backends.torch.recipe import ModelKind
+from backends.torch.refusals import refuse_on_error
 from backends.torch.sequences import Head
-
-
-class NetworkSource(NamedTuple):
-    """Checkpoint with its recipe, its tokenizer and the template of the pairs that it scores.
-
-    trust_remote_code: True if code that comes with the weights may run.
-    """
-
-    checkpoint: Path
-    recipe: Recipe
-    tokenizer: TextTokenizer
-    template: RerankTemplate
-    trust_remote_code: bool = False
-
-
-class Placement(msgspec.Struct, frozen=True):
-    """Number format of a network's matrix products, its device, and True if it is compiled."""
-
-    dtype: torch.dtype
-    device: torch.device
-    compiled: bool = False
+from backends.torch.weights import NetworkSource, Placement, load_network
 
 
 class OpenedNetwork(NamedTuple):
@@ -86,9 +63,11 @@ Readers: TypeAlias = Mapping[Output, Reader]
 
 def open_network(source: NetworkSource, placement: Placement) -> OpenedNetwork:
     """Load a network with its readers. Raises: ModelUnavailable."""
-    model = _stock_model(source).to(placement.device).eval()
+    model = load_network(source).to(placement.device).eval()
     reentrant = _is_reentrant(model)
-    return OPENERS[source.recipe.kind](model, source, placement)._replace(reentrant=reentrant)
+    with refuse_on_error(f"{source.checkpoint} has a {type(model).__name__} that the engine cannot run"):
+        opened = OPENERS[source.recipe.kind](model, source, placement)
+    return opened._replace(reentrant=reentrant)
 
 
 def _open_dense(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
@@ -165,35 +144,6 @@ OPENERS: dict[ModelKind, Callable[[Any, NetworkSource, Placement], OpenedNetwork
     "classifier": _open_classifier,
     "language": _open_language,
 }
-# Class of transformers that builds each kind of network.
-MODEL_CLASSES: dict[ModelKind, Any] = {
-    "dense": transformers.AutoModel,
-    "sparse": transformers.AutoModelForMaskedLM,
-    "multivector": transformers.AutoModel,
-    "classifier": transformers.AutoModelForSequenceClassification,
-    "language": transformers.AutoModelForCausalLM,
-}
-
-
-def _stock_model(source: NetworkSource) -> Any:
-    """Load the network as transformers builds it, in float32."""
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    try:
-        return MODEL_CLASSES[source.recipe.kind].from_pretrained(
-            source.checkpoint,
-            dtype=torch.float32,
-            local_files_only=True,
-            trust_remote_code=source.trust_remote_code,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError) as error:
-        reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        if source.recipe.has_code and not source.trust_remote_code:
-            reason = (
-                "it comes with code of its own, which runs only where its upstream says "
-                "`trust_remote_code: true`"
-            )
-        raise ModelUnavailable(f"{source.checkpoint} could not be loaded: {reason}") from error
 
 
 def _encoder(network: Any, placement: Placement, readers: Readers) -> OpenedNetwork:

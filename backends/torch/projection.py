@@ -6,16 +6,14 @@ weights that ColBERT and BGE-M3 keep outside of it. Rule: code in a file of weig
 
 from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 
 import msgspec
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from backends.errors import ModelUnavailable
 from backends.torch.recipe import Projection
+from backends.torch.refusals import first_line
+from backends.torch.weight_files import read_file, read_tensor, read_tensors
 
 # Full names as sentence-transformers writes them. A file can only select torch's own classes from this list.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -88,37 +86,28 @@ def read_projections(
 
 def read_linear(path: Path) -> nn.Linear:
     """Load a linear layer from a file that holds its state dict. Raises: ModelUnavailable."""
-    try:
-        return _linear_of(torch.load(path, map_location="cpu", weights_only=True))
-    except (OSError, RuntimeError, KeyError, UnpicklingError) as error:
-        raise ModelUnavailable(f"the weights in {path} could not be read: {_first_line(error)}") from error
+    return _linear_of(read_file(path), path)
 
 
 def read_inline_linear(checkpoint: Path) -> nn.Linear:
     """Load ColBERT's projection, `linear.weight` among the network's weights. Raises: ModelUnavailable."""
+    weight = read_tensor(checkpoint, "linear.weight")
+    if weight is None:
+        raise ModelUnavailable(f"{checkpoint} has no weight `linear.weight`, ColBERT's projection")
+    return _linear_of({"weight": weight}, checkpoint)
+
+
+def _linear_of(state: dict[str, Tensor], source: Path) -> nn.Linear:
     try:
-        return _linear_of({"weight": _load_tensor(checkpoint, "linear.weight")})
-    except (OSError, RuntimeError, KeyError, SafetensorError, UnpicklingError) as error:
-        raise ModelUnavailable(f"{checkpoint} has no weight `linear.weight`, ColBERT's projection") from error
-
-
-def _load_tensor(checkpoint: Path, name: str) -> Tensor:
-    if not (checkpoint / "model.safetensors").is_file():
-        return _load_weights(checkpoint)[name]
-    with safe_open(checkpoint / "model.safetensors", "pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-    return tensor
-
-
-def _linear_of(state: dict[str, Tensor]) -> nn.Linear:
-    rows, columns = state["weight"].shape
-    layer = nn.Linear(columns, rows, bias="bias" in state)
-    layer.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+        rows, columns = state["weight"].shape
+        layer = nn.Linear(columns, rows, bias="bias" in state)
+        layer.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise ModelUnavailable(
+            f"the weights in {source} are no linear layer: {first_line(error)}; they hold "
+            f"{', '.join(sorted(state)[:3])}"
+        ) from error
     return layer.eval()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def _load_dense(folder: Path, *, of_tokens: bool) -> Dense:
@@ -131,14 +120,7 @@ def _load_dense(folder: Path, *, of_tokens: bool) -> Dense:
             names = ", ".join(ACTIVATIONS)
             raise ModelUnavailable(f"{folder} asks for {config.activation_function}; known are {names}")
         module = Dense(config)
-        module.load_state_dict({name: tensor.float() for name, tensor in _load_weights(folder).items()})
-    except (OSError, RuntimeError, msgspec.DecodeError, UnpicklingError) as error:
+        module.load_state_dict({name: tensor.float() for name, tensor in read_tensors(folder).items()})
+    except (OSError, RuntimeError, msgspec.DecodeError) as error:
         raise ModelUnavailable(f"the Dense module in {folder} could not be read: {error}") from error
     return module
-
-
-def _load_weights(folder: Path) -> dict[str, Tensor]:
-    if (folder / "model.safetensors").is_file():
-        return load_file(folder / "model.safetensors")
-    state: dict[str, Tensor] = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    return state

@@ -1,0 +1,111 @@
+"""Reading of a network's weights, proven: every tensor of the network is in the files, and the reverse."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+import transformers
+
+from backends.errors import ModelUnavailable
+from backends.tokens import TextTokenizer
+from backends.torch.recipe import ModelKind, Recipe
+from backends.torch.refusals import refuse_on_error
+from backends.torch.rerank_template import RerankTemplate
+from backends.torch.weight_files import network_files
+from backends.torch.weight_names import TensorDifferences, describe_faults
+
+
+class NetworkSource(NamedTuple):
+    """Checkpoint with its recipe, its tokenizer and the template of the pairs that it scores.
+
+    trust_remote_code: True if code that comes with the weights may run.
+    """
+
+    checkpoint: Path
+    recipe: Recipe
+    tokenizer: TextTokenizer
+    template: RerankTemplate
+    trust_remote_code: bool = False
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Number format of a network's matrix products, its device, and True if it is compiled."""
+
+    dtype: torch.dtype
+    device: torch.device
+    compiled: bool = False
+
+
+# Class of transformers that builds each kind of network.
+MODEL_CLASSES: dict[ModelKind, Any] = {
+    "dense": transformers.AutoModel,
+    "sparse": transformers.AutoModelForMaskedLM,
+    "multivector": transformers.AutoModel,
+    "classifier": transformers.AutoModelForSequenceClassification,
+    "language": transformers.AutoModelForCausalLM,
+}
+CODE_REMEDY = (
+    "it comes with code of its own, which runs only where its upstream says `trust_remote_code: true`"
+)
+
+
+def load_network(source: NetworkSource) -> Any:
+    """Return the network as transformers builds it, in float32, with all of its weights.
+
+    Raises: ModelUnavailable if the files are damaged, or do not hold exactly the network's tensors.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    # Its report of missing tensors is a log line of a hundred lines; `_prove` raises a short error.
+    transformers.utils.logging.set_verbosity_error()
+    with refuse_on_error(f"{source.checkpoint} could not be loaded", _remedy(source)):
+        config = transformers.AutoConfig.from_pretrained(
+            source.checkpoint, local_files_only=True, trust_remote_code=source.trust_remote_code
+        )
+        network_files(source.checkpoint)
+        loaded = _read(source, config)
+    if not isinstance(loaded, tuple):
+        raise _refusal(source, "cannot be proven: its own code does not report which weights it lacks")
+    network, info = loaded
+    _prove(source, network, info)
+    return network
+
+
+def _read(source: NetworkSource, config: Any) -> Any:
+    return MODEL_CLASSES[source.recipe.kind].from_pretrained(
+        source.checkpoint,
+        config=config,
+        dtype=torch.float32,
+        local_files_only=True,
+        trust_remote_code=source.trust_remote_code,
+        output_loading_info=True,
+        # Another shape is one of the differences that `_prove` reports by name.
+        ignore_mismatched_sizes=True,
+    )
+
+
+def _prove(source: NetworkSource, network: Any, info: dict[str, Any]) -> None:
+    parts = [name for name, _ in network.named_children()]
+    differences = TensorDifferences.of(parts, info)
+    faults = describe_faults(differences, source.recipe.kind, network.base_model_prefix)
+    if faults:
+        raise _refusal(source, f"is not a whole {type(network).__name__} ({faults})")
+    _require_finite(source, network)
+
+
+def _require_finite(source: NetworkSource, network: Any) -> None:
+    """Raise if a weight is NaN or infinite. It takes a tenth of a second per gigabyte."""
+    for name, weight in network.named_parameters():
+        # Much faster than `isfinite` of each number, and NaN is passed on.
+        if weight.numel() and not all(extreme.isfinite() for extreme in torch.aminmax(weight.detach())):
+            raise _refusal(source, f"has a weight that is not a finite number: {name}")
+
+
+def _refusal(source: NetworkSource, fault: str) -> ModelUnavailable:
+    return ModelUnavailable(f"{source.checkpoint} {fault}; {_remedy(source)}")
+
+
+def _remedy(source: NetworkSource) -> str:
+    if source.recipe.has_code and not source.trust_remote_code:
+        return CODE_REMEDY
+    return "fetch its files again; if they are complete, this engine does not have the model"
