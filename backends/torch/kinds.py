@@ -34,6 +34,10 @@ def _is_reranker(_: CheckpointFiles, settings: TaskSettings) -> bool:
     )
 
 
+def _is_cross_encoder(files: CheckpointFiles) -> bool:
+    return bool(files.sentence_config.get("model_type") == "CrossEncoder")
+
+
 def _is_encoder(files: CheckpointFiles, settings: TaskSettings) -> bool:
     return not _is_language_model(files, settings)
 
@@ -83,6 +87,11 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
         raise ModelUnavailable(
             f"{files.checkpoint} is a language model whose files do not state its purpose; set `task: embed` "
             "and `pooling`, usually `last_token`, if it embeds, or `task: rerank` if it reranks"
+        )
+    if kind == "dense" and _is_cross_encoder(files) and settings.task != "embed" and settings.pooling is None:
+        raise ModelUnavailable(
+            f"{files.checkpoint} is a CrossEncoder without a classifier or `LogitScore`, which the built-in "
+            "engine does not have; serve it with Infinity behind this gateway"
         )
     unknown = {module.kind for module in files.modules} - SUPPORTED_MODULES[kind]
     if unknown:

@@ -208,7 +208,7 @@ def _overhead_tokens(recipe: Recipe, tokenizer: TextTokenizer, template: RerankT
 
     For late interaction, a query is a sequence of its own.
     """
-    if template.prompt:
+    if template.prompt or template.query_prefix:
         return PairEncoder(tokenizer, template).overhead_tokens
     if recipe.kind != "multivector":
         return 0

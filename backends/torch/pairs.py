@@ -29,7 +29,8 @@ class PairEncoder:
     @property
     def overhead_tokens(self) -> int:
         """Most tokens that a prompt without an instruction adds to a pair."""
-        literals = [literal for piece in self._template.prompt for literal in piece.literals if literal]
+        literals = [literal for piece in self._template.prompt for literal in piece.literals]
+        literals = [literal for literal in (*literals, self._template.query_prefix) if literal]
         # Where two texts meet, the cut may lie inside what would be one token.
         around = sum(len(ids) + 1 for ids in self._tokenizer.ids(literals))
         return around + len(self._before) + len(self._after)
@@ -44,7 +45,8 @@ class PairEncoder:
         """
         prompt = self._prompt(instruction)
         if not prompt:
-            return self._tokenizer.encode(pairs, truncate)
+            prefix = self._template.query_prefix
+            return self._tokenizer.encode([(prefix + query, document) for query, document in pairs], truncate)
         clipped = [self._clip(pair, truncate) for pair in pairs]
         filled = [
             {"instruction": instruction or "", "query": query, "document": document}

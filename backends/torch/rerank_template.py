@@ -51,7 +51,8 @@ class RerankTemplate(msgspec.Struct, frozen=True):
     prompt: of calls without an instruction; empty for the two texts as the tokenizer joins them. instructed:
     of calls with one; empty if the model takes none. positive, negative: next tokens that count for and
     against a document, by text or id. Without `positive` a classifier scores; without `negative` nothing is
-    subtracted. special_tokens: the tokenizer's own surround the prompt.
+    subtracted. special_tokens: the tokenizer's own surround the prompt. query_prefix: text before a query
+    that has no prompt around it.
     """
 
     prompt: Prompt = ()
@@ -59,6 +60,7 @@ class RerankTemplate(msgspec.Struct, frozen=True):
     positive: str | int | None = None
     negative: str | int | None = None
     special_tokens: bool = False
+    query_prefix: str = ""
 
 
 def prompt_of(*texts: str, instruction: str = "") -> Prompt:

@@ -77,7 +77,7 @@ def _of_classifier(files: CheckpointFiles, settings: TaskSettings) -> RerankTemp
             f"{files.checkpoint} is a language model with a classifier whose files do not state the prompt "
             f"around a query and its document; {WAY_OUT}, without tokens"
         )
-    return template or RerankTemplate()
+    return template or RerankTemplate(query_prefix=_default_prompt(files))
 
 
 def _configured(settings: TaskSettings) -> RerankTemplate | None:
@@ -99,7 +99,7 @@ def _of_logit_score(files: CheckpointFiles) -> RerankTemplate | None:
     score = files.module_config("LogitScore")
     tokens = score.get("true_token_id"), score.get("false_token_id")
     if not _reads_messages(files):
-        return RerankTemplate((), (), *tokens)
+        return RerankTemplate((), (), *tokens, query_prefix=_default_prompt(files))
     prompt, instructed = _role_prompts(files)
     if not prompt:
         raise ModelUnavailable(
@@ -135,13 +135,17 @@ def _reads_messages(files: CheckpointFiles) -> bool:
 
 def _role_prompts(files: CheckpointFiles) -> tuple[Prompt, Prompt]:
     """Return the prompts of calls without and with an instruction; () for one that the template lacks."""
-    config = files.sentence_config
-    default = config.get("prompts", {}).get(config.get("default_prompt_name"))
-    plain, instructed = _render(files, [default, INSTRUCTION_MARK])
+    plain, instructed = _render(files, [_default_prompt(files), INSTRUCTION_MARK])
     return split_at(plain, MARKS), split_at(instructed, MARKS_WITH_INSTRUCTION)
 
 
-def _render(files: CheckpointFiles, instructions: list[str | None]) -> list[str]:
+def _default_prompt(files: CheckpointFiles) -> str:
+    """Return the prompt that sentence-transformers puts before a query, or into a chat as system message."""
+    config = files.sentence_config
+    return config.get("prompts", {}).get(config.get("default_prompt_name")) or ""
+
+
+def _render(files: CheckpointFiles, instructions: list[str]) -> list[str]:
     """Return the chat around the marks with each instruction; "" if the template does not support it."""
     options: dict[str, Any] = files.transformer_config.get("processing_kwargs", {}).get("chat_template", {})
     # A flag of sentence-transformers, not a variable of the template.
@@ -155,7 +159,7 @@ def _render(files: CheckpointFiles, instructions: list[str | None]) -> list[str]
         return ["" for _ in instructions]
 
 
-def _messages(files: CheckpointFiles, instruction: str | None) -> list[dict[str, Any]]:
+def _messages(files: CheckpointFiles, instruction: str) -> list[dict[str, Any]]:
     texts = [("system", instruction), ("query", QUERY_MARK), ("document", DOCUMENT_MARK)]
     message = files.transformer_config.get("modality_config", {}).get("message", {})
     is_structured = isinstance(message, dict) and message.get("format") == "structured"

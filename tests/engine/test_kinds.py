@@ -78,6 +78,14 @@ def test_refuses_a_language_model_without_a_stated_purpose(tmp_path: Path) -> No
         recognize(CheckpointFiles(tmp_path), NO_SETTINGS)
 
 
+def test_refuses_a_cross_encoder_that_pools(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(modules("Transformer", "Pooling", "Dense"))
+    (tmp_path / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}')
+
+    with pytest.raises(ModelUnavailable, match="CrossEncoder without a classifier"):
+        recognize(CheckpointFiles(tmp_path), NO_SETTINGS)
+
+
 def test_error_names_an_unsupported_module(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(modules("Transformer", "SpladePooling", "Router"))
 

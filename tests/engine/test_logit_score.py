@@ -61,13 +61,17 @@ async def test_uses_template_and_tokens_of_the_checkpoint(checkpoint: Path, tmp_
 
 
 async def test_joins_the_texts_plainly_without_a_chat_template(checkpoint: Path, tmp_path: Path) -> None:
-    stock = CrossEncoder(str(checkpoint), device="cpu")
+    prompts = {"web": "find the passage: "}
+    stock = CrossEncoder(str(checkpoint), device="cpu", prompts=prompts, default_prompt_name="web")
     model = load_tiny(saved(stock, tmp_path / "stock"))
 
     scored = await run_work(engine_on(model), Score(PAIRS), Reply)
 
     np.testing.assert_allclose(scored.scores, stock.predict(list(PAIRS)), atol=1e-4)
     assert scored.scores.std() > 0.01
+    # The prompt costs the tokens that the gateway reserves.
+    counted = model.preparer.tokenizer.encode(PAIRS, Truncate.RIGHT).lengths
+    assert sum(counted) < scored.tokens <= sum(counted) + len(PAIRS) * model.capabilities.overhead_tokens
 
 
 @pytest.mark.parametrize(
