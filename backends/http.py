@@ -51,6 +51,9 @@ ERROR_BYTES_MAX = 64 * 1024
 # A token each of 256 KiB of text is an object, and 2,048 vectors of 8,192 numbers are the largest batch.
 REPLY_LISTS_MAX = 1_000_000
 REPLY_VALUES_MAX = 20_000_000
+# Of a reply that has one vector or one score for each input; the widest vectors in use have 16,384 numbers.
+ROW_LISTS_MAX = 16
+ROW_VALUES_MAX = 65_536
 
 
 def countdown(timeout_s: float) -> Callable[[], float]:
@@ -116,16 +119,34 @@ class UpstreamClient:
 
         Raises: ReplicaUnavailable, ConnectionLost, AttemptTimedOut, ReplicaFailed.
         """
-        return await self._send("GET", path, b"", None, timeout_s)
+        response = await self._send("GET", path, b"", None, timeout_s)
+        if self._is_large(response):
+            if len(response.body) > DESCRIPTION_BYTES_MAX:
+                raise ReplicaFailed(f"its description is larger than {DESCRIPTION_BYTES_MAX} bytes")
+            _check_values(response.body, None)
+        return response
 
     async def post(
-        self, path: str, body: bytes, timeout_s: float, content_type: str = "application/json"
+        self,
+        path: str,
+        body: bytes,
+        timeout_s: float,
+        content_type: str = "application/json",
+        rows: int | None = None,
     ) -> UpstreamResponse:
         """Send a POST request and return the complete response.
 
+        rows: vectors or scores in a valid reply, which bound its size; None if their number is unknown.
+
         Raises: ReplicaUnavailable, ConnectionLost, AttemptTimedOut, ReplicaFailed.
         """
-        return await self._send("POST", path, body, content_type, timeout_s)
+        response = await self._send("POST", path, body, content_type, timeout_s)
+        if self._is_large(response):
+            _check_values(response.body, rows)
+        return response
+
+    def _is_large(self, response: UpstreamResponse) -> bool:
+        return response.status == 200 and len(response.body) > COUNTED_BYTES and not self._is_trusted
 
     async def _send(
         self, method: str, path: str, body: bytes, content_type: str | None, timeout_s: float
@@ -140,8 +161,6 @@ class UpstreamClient:
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise _translate(error, timeout_s) from error
         if response.status == 200:
-            if len(response.body) > COUNTED_BYTES and not self._is_trusted:
-                _check_size(method, response.body)
             return response
         request = f"{method} {httpx.URL(self.base_url + path).path}"
         return msgspec.structs.replace(response, request=request)
@@ -185,20 +204,22 @@ class UpstreamClient:
             await self._transport.aclose()
 
 
-def _check_size(method: str, body: bytes) -> None:
-    """Check that a reply can be decoded in little time and memory.
+def _check_values(body: bytes, rows: int | None) -> None:
+    """Check that a reply can be decoded in little time and memory. rows: as in `UpstreamClient.post`.
 
     JSON is decoded on the event loop, where 50 MB of empty lists take nine seconds and gigabytes. Strings in
     replies are short, so that brackets and commas in them do not matter.
 
     Raises: ReplicaFailed.
     """
-    if method == "GET" and len(body) > DESCRIPTION_BYTES_MAX:
-        raise ReplicaFailed(f"its description is larger than {DESCRIPTION_BYTES_MAX} bytes")
-    if body.count(b"[") + body.count(b"{") > REPLY_LISTS_MAX:
-        raise ReplicaFailed(f"the reply contains more than {REPLY_LISTS_MAX} lists and objects")
-    if body.count(b",") > REPLY_VALUES_MAX:
-        raise ReplicaFailed(f"the reply contains more than {REPLY_VALUES_MAX} values")
+    lists_max, values_max = REPLY_LISTS_MAX, REPLY_VALUES_MAX
+    if rows is not None:
+        lists_max = min(lists_max, ROW_LISTS_MAX * (rows + 1))
+        values_max = min(values_max, ROW_VALUES_MAX * (rows + 1))
+    if body.count(b"[") + body.count(b"{") > lists_max:
+        raise ReplicaFailed(f"the reply contains more than {lists_max} lists and objects")
+    if body.count(b",") > values_max:
+        raise ReplicaFailed(f"the reply contains more than {values_max} values")
 
 
 def open_client(spec: ReplicaSpec, idle_s: float = IDLE_S) -> UpstreamClient:

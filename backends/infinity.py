@@ -52,6 +52,7 @@ from backends.openai_wire import UnequalWidths, choose_model, decode_embeddings
 from backends.outputs import check_outputs
 from backends.replies import (
     check_dimensions,
+    rows_of,
 )
 from backends.texts import ModelWork, WorkT, check_no_instruction, clip_text, map_texts
 from backends.tokens import TokenCount
@@ -281,7 +282,7 @@ class InfinityBackend:
         self, work: Embed | Encode | Rerank | Classify, model: str, timeout_s: float
     ) -> UpstreamResponse:
         path, body = encode(work, model)
-        response = await self._http.post(path, msgspec.json.encode(body), timeout_s)
+        response = await self._http.post(path, msgspec.json.encode(body), timeout_s, rows=rows_of(work))
         if response.status != 200:
             raise failure(response)
         return response

@@ -37,7 +37,14 @@ from backends.http import IDLE_S, SHORT_IDLE_S, UpstreamClient, UpstreamResponse
 from backends.offers import check_numbers
 from backends.openai_envelope import context_length_in, error_of
 from backends.openai_wire import choose_model, decode_embeddings, decode_models
-from backends.replies import check_dimensions, check_tokens, fit_vectors, status_error, truncated_inputs
+from backends.replies import (
+    check_dimensions,
+    check_tokens,
+    fit_vectors,
+    rows_of,
+    status_error,
+    truncated_inputs,
+)
 from backends.tokens import TokenCount
 
 PROBE = Embed(("a",))
@@ -203,7 +210,7 @@ class OpenAIBackend:
 
     async def _post(self, work: Embed, profile: OpenAIProfile, timeout_s: float) -> UpstreamResponse:
         body = msgspec.json.encode(encode(work, profile))
-        return await self._http.post(f"{self._path}/embeddings", body, timeout_s)
+        return await self._http.post(f"{self._path}/embeddings", body, timeout_s, rows=rows_of(work))
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Execute one piece of work.

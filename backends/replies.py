@@ -9,7 +9,17 @@ from contextlib import contextmanager
 import msgspec
 import numpy as np
 
-from backends.contract import NUMBER_MAX, Embed, TermWeights, Truncate, Vectors
+from backends.contract import (
+    NUMBER_MAX,
+    Embed,
+    Rerank,
+    Score,
+    TermWeights,
+    Truncate,
+    Vectors,
+    Work,
+    inputs_of,
+)
 from backends.errors import (
     BackendError,
     InvalidWork,
@@ -34,6 +44,11 @@ def translate_decode_errors() -> Iterator[None]:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         # ValueError: invalid base64, rows of unequal length, a length that is not a multiple of 4.
         raise ReplicaFailed("the upstream's answer could not be read") from error
+
+
+def rows_of(work: Work) -> int | None:
+    """Return the vectors or scores of the reply, None if it has several values for each input."""
+    return len(inputs_of(work)) if isinstance(work, Embed | Rerank | Score) else None
 
 
 def status_error(response: UpstreamResponse) -> BackendError:

@@ -57,6 +57,7 @@ from backends.replies import (
     label_scores,
     order_scores,
     read_gauge,
+    rows_of,
     score_matrix,
     status_error,
     term_weights,
@@ -403,7 +404,7 @@ class TeiBackend:
 
     async def _request(self, work: Work, info: TeiInfo, timeout_s: float) -> Reply:
         path, body = encode(work, info)
-        response = await self._http.post(path, msgspec.json.encode(body), timeout_s)
+        response = await self._http.post(path, msgspec.json.encode(body), timeout_s, rows=rows_of(work))
         if response.status != 200:
             raise failure(response)
         return decode(work, path, response, info)

@@ -54,6 +54,7 @@ from backends.replies import (
     check_tokens,
     fit_vectors,
     read_gauge,
+    rows_of,
     term_weights,
     translate_decode_errors,
     truncated_inputs,
@@ -283,8 +284,10 @@ class VllmBackend:
         earlier = self._profile
         return earlier.version if earlier is not None and earlier.model == model else ""
 
-    async def _post(self, path: str, body: Body, timeout_s: float) -> UpstreamResponse:
-        return restore_status(await self._http.post(path, msgspec.json.encode(body), timeout_s))
+    async def _post(
+        self, path: str, body: Body, timeout_s: float, rows: int | None = None
+    ) -> UpstreamResponse:
+        return restore_status(await self._http.post(path, msgspec.json.encode(body), timeout_s, rows=rows))
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Execute one piece of work, in one request per kind of output.
@@ -308,7 +311,7 @@ class VllmBackend:
 
     async def _request(self, work: ModelWork, profile: VllmProfile, timeout_s: float) -> Reply:
         path, body = encode(work, profile)
-        response = await self._post(path, body, timeout_s)
+        response = await self._post(path, body, timeout_s, rows_of(work))
         if response.status != 200:
             raise error_for(work, failure(response))
         return decode(work, response, profile, self._labels(profile))

@@ -1,14 +1,18 @@
 """Replies that would take long to decode are refused before that."""
 
 import tracemalloc
+from typing import Any
 
 import httpx
 import pytest
 
-from backends.contract import BackendKind, Embed, ReplicaSpec
+from backends.contract import BackendKind, Embed, ReplicaSpec, Work
 from backends.errors import BackendError, ReplicaFailed
 from backends.http import DESCRIPTION_BYTES_MAX, REPLY_LISTS_MAX, REPLY_VALUES_MAX, UpstreamClient
 from tests.conftest import remote_backend
+from tests.fakes.openai import FakeOpenAI
+from tests.fakes.tei import FakeTei
+from tests.fakes.vllm import FakeVllm
 
 LISTS = b"[" + b"[]," * REPLY_LISTS_MAX + b"[]]"
 VALUES = b"[[" + b"0," * (REPLY_VALUES_MAX + 1) + b"0]]"
@@ -29,6 +33,32 @@ def client_of(body: bytes, status: int = 200) -> UpstreamClient:
 async def test_reply_of_too_many_values_is_refused(body: bytes, reason: str) -> None:
     with pytest.raises(ReplicaFailed, match=reason):
         await client_of(body).post("/embed", b"{}", 30.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "server", "work"),
+    [
+        ("tei", FakeTei(), Embed(("a",))),
+        ("openai", FakeOpenAI(), Embed(("a",))),
+        ("vllm", FakeVllm(), Embed(("a",))),
+    ],
+    ids=["tei", "openai", "vllm"],
+)
+async def test_reply_is_bounded_by_its_inputs(kind: BackendKind, server: Any, work: Work) -> None:
+    joining = httpx.ASGITransport(server)
+    has_joined = False
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if not has_joined or request.method == "GET":
+            return await joining.handle_async_request(request)
+        return httpx.Response(200, content=b"[[" + b"0," * 200_000 + b"0]]")
+
+    backend = remote_backend(kind, ReplicaSpec("http://hostile"), httpx.MockTransport(answer))
+    await backend.describe(30.0)
+    has_joined = True
+
+    with pytest.raises(ReplicaFailed, match="more than 131072 values"):
+        await backend.run(work, 30.0)
 
 
 async def test_large_honest_reply_is_taken() -> None:
