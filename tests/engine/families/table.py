@@ -1,7 +1,17 @@
 """Table of all families, in the order of the page."""
 
-from tests.engine.families import bert, decoders, modernbert, own_code, refused, rerankers, roberta, sparse
+from tests.engine.families import (
+    bert,
+    decoders,
+    language_rerankers,
+    modernbert,
+    own_code,
+    refused,
+    rerankers,
+    roberta,
+    sparse,
+)
 from tests.engine.families.family import Family
 
-GROUPS = (bert, roberta, modernbert, decoders, rerankers, sparse, own_code, refused)
+GROUPS = (bert, roberta, modernbert, decoders, rerankers, language_rerankers, sparse, own_code, refused)
 FAMILIES: tuple[Family, ...] = tuple(family for group in GROUPS for family in group.FAMILIES)
