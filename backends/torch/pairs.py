@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from backends.contract import Truncate
 from backends.errors import ModelUnavailable, UnsupportedWork, input_too_long
-from backends.texts import clip_text
+from backends.texts import ModelInput, clip_text
 from backends.tokens import TextTokenizer, TokenSequences
 from backends.torch.rerank_template import Prompt, RerankTemplate, Slot
 
@@ -18,7 +18,10 @@ PlacedToken: TypeAlias = tuple[int, int]
 
 
 class PairEncoder:
-    """Encoder of pairs of a query and a document in one template."""
+    """Encoder of pairs of a query and a document in one template.
+
+    Raises: ModelUnavailable if the tokenizer lacks the special tokens that the template has.
+    """
 
     def __init__(self, tokenizer: TextTokenizer, template: RerankTemplate) -> None:
         self._tokenizer = tokenizer
@@ -45,8 +48,7 @@ class PairEncoder:
         """
         prompt = self._prompt(instruction)
         if not prompt:
-            prefix = self._template.query_prefix
-            return self._tokenizer.encode([(prefix + query, document) for query, document in pairs], truncate)
+            return self.encode_plainly(pairs, truncate)
         clipped = [self._clip(pair, truncate) for pair in pairs]
         filled = [
             {"instruction": instruction or "", "query": query, "document": document}
@@ -61,6 +63,15 @@ class PairEncoder:
         cut = {i for i, pair in enumerate(pairs) if clipped[i] != pair}
         ids = [[*self._before, *row, *self._after] for row in rows]
         return TokenSequences(ids, [[0] * len(row) for row in ids], tuple(sorted(cut.union(too_long))))
+
+    def encode_plainly(self, items: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
+        """Encode texts, and pairs as the tokenizer joins them. Raises: InvalidWork."""
+        prefix = self._template.query_prefix
+        if prefix:
+            items = [
+                prefix + item if isinstance(item, str) else (prefix + item[0], item[1]) for item in items
+            ]
+        return self._tokenizer.encode(items, truncate)
 
     def _prompt(self, instruction: str | None) -> Prompt:
         if instruction is None:
@@ -132,8 +143,15 @@ def _within(tokens: Sequence[PlacedToken], text: str, start: int, end: int) -> l
 
 
 def _special_ids(tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
-    """Return the ids that the tokenizer puts before and after a text."""
+    """Return the ids that the tokenizer puts before and after a text.
+
+    Raises: ModelUnavailable if it puts none.
+    """
     (tokens,) = tokenizer.explain(["a"], add_special_tokens=True)
     first = next(i for i, token in enumerate(tokens) if not token.special)
     last = len(tokens) - next(i for i, token in enumerate(reversed(tokens)) if not token.special)
+    if first == 0 and last == len(tokens):
+        raise ModelUnavailable(
+            "the reranker's prompt begins or ends with a special token, and tokenizer.json adds none"
+        )
     return [token.id for token in tokens[:first]], [token.id for token in tokens[last:]]

@@ -63,7 +63,7 @@ class Preparer:
             case Score():
                 return self._prepare_pairs(work.pairs, work)
             case Classify():
-                return _prepared(self.tokenizer.encode(work.inputs, work.truncate), LOGITS)
+                return _prepared(self._pairs.encode_plainly(work.inputs, work.truncate), LOGITS)
         raise UnsupportedWork("this engine does not do that")
 
     def prompted(self, work: Embed | Encode | Tokenize) -> list[str]:

@@ -52,7 +52,7 @@ class RerankTemplate(msgspec.Struct, frozen=True):
     of calls with one; empty if the model takes none. positive, negative: next tokens that count for and
     against a document, by text or id. Without `positive` a classifier scores; without `negative` nothing is
     subtracted. special_tokens: the tokenizer's own surround the prompt. query_prefix: text before a query
-    that has no prompt around it.
+    that has no prompt around it, and before a text that is classified.
     """
 
     prompt: Prompt = ()

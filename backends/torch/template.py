@@ -41,13 +41,13 @@ def read_template(files: CheckpointFiles, recipe: Recipe, settings: TaskSettings
     if recipe.kind == "language":
         return _of_language_model(files, settings)
     if recipe.kind == "classifier" and len(recipe.labels) == 1:
-        return _of_classifier(files, settings)
+        return _of_reranking_classifier(files, settings)
     if settings.rerank_template is not None:
         raise ModelUnavailable(
             f"{files.checkpoint} gives no single score for a pair, though `rerank_template` is set; leave it "
             "out"
         )
-    return RerankTemplate()
+    return RerankTemplate(query_prefix=_default_prompt(files) if recipe.kind == "classifier" else "")
 
 
 def _of_language_model(files: CheckpointFiles, settings: TaskSettings) -> RerankTemplate:
@@ -64,7 +64,7 @@ def _of_language_model(files: CheckpointFiles, settings: TaskSettings) -> Rerank
     return template
 
 
-def _of_classifier(files: CheckpointFiles, settings: TaskSettings) -> RerankTemplate:
+def _of_reranking_classifier(files: CheckpointFiles, settings: TaskSettings) -> RerankTemplate:
     written = settings.rerank_template
     if isinstance(written, RerankPrompt) and written.positive is not None:
         raise ModelUnavailable(
@@ -130,7 +130,7 @@ def _reads_messages(files: CheckpointFiles) -> bool:
     modalities = files.transformer_config.get("modality_config")
     if modalities is not None and "message" not in modalities:
         return False
-    return files.has("chat_template.jinja") or "chat_template" in files.tokenizer_config
+    return files.has("chat_template.jinja") or bool(files.tokenizer_config.get("chat_template"))
 
 
 def _role_prompts(files: CheckpointFiles) -> tuple[Prompt, Prompt]:

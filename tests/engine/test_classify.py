@@ -16,6 +16,7 @@ from backends.contract import (
     RerankReply,
     Score,
     ScoreKind,
+    Truncate,
     Vectors,
 )
 from backends.errors import UnsupportedWork
@@ -104,3 +105,30 @@ async def test_reply_reports_truncated_inputs(minilm: Path, tmp_path: Path) -> N
 
     assert reply.truncated == (1, 2)
     assert reply.tokens == 3 + 130 + 130
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+async def test_default_prompt_is_put_before_texts_and_queries(
+    labels: int, minilm: Path, tmp_path: Path
+) -> None:
+    make_classifier(ENCODERS["bert"][0](), minilm, tmp_path / "plain", labels=labels)
+    stock = CrossEncoder(
+        str(tmp_path / "plain"),
+        device="cpu",
+        prompts={"ask": "judge this: "},
+        default_prompt_name="ask",
+        activation_fn=torch.nn.Identity(),
+    )
+    stock.save(str(tmp_path / "stock"))
+    model = load_tiny(tmp_path / "stock")
+    engine, pairs = engine_on(model), INPUTS[8:]
+
+    classified = await run_work(engine, Classify(pairs, raw_scores=True), ClassifyReply)
+
+    expected = stock.predict(list(pairs)).reshape(len(pairs), labels)
+    np.testing.assert_allclose(classified.scores, expected, atol=1e-4)
+    if labels == 1:
+        scored = await run_work(engine, Score(pairs, raw_scores=True), RerankReply)
+        np.testing.assert_allclose(scored.scores, expected[:, 0], atol=1e-4)
+        bare = model.preparer.tokenizer.encode(pairs, Truncate.RIGHT).lengths
+        assert sum(bare) < scored.tokens <= sum(bare) + len(pairs) * model.capabilities.overhead_tokens

@@ -261,7 +261,8 @@ async def test_operator_writes_the_template(tmp_path: Path) -> None:
         (RerankPrompt("{query}{document}", "yes", ""), "'' is not one token"),
         (RerankPrompt("{query}{document}"), "needs a `positive` token"),
         ("pair", "needs a `positive` token"),
-        ("bge-gemma", None),
+        ("bge-gemma", "special token, and"),
+        ("mxbai-v2", None),
     ],
 )
 def test_refuses_templates_that_do_not_fit(written: Any, error: str | None, tmp_path: Path) -> None:
@@ -345,3 +346,12 @@ def test_refuses_rerankers_with_a_network_of_their_own(
 
     with pytest.raises(ModelUnavailable, match=reason):
         load_tiny(folder, settings=TaskSettings(task=task), trust_remote_code=True)
+
+
+def test_refuses_a_vocabulary_without_the_first_token_of_the_prompt(tmp_path: Path) -> None:
+    folder = bge_gemma(tmp_path)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+
+    with pytest.raises(ModelUnavailable, match="special token, and"):
+        load_tiny(folder, settings=TaskSettings(rerank_template="bge-gemma"))
