@@ -4,6 +4,7 @@ Only this module imports huggingface_hub. It reads no more than it needs to dete
 """
 
 import hashlib
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +21,8 @@ CONFIG_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata"]
 LAYER_FILES = ["sparse_linear.pt", "colbert_linear.pt"]
 CODE_FILES = ["*.py"]
 WEIGHT_FILES = ["*.safetensors", "pytorch_model*.bin"]
+# A person waits for the sizes of files.
+HUB_TIMEOUT_S = 10.0
 # Other runtimes' exports of the same weights; each would double the download.
 IGNORED_FILES = ["onnx/*", "openvino/*", "gguf/*", "original/*"]
 
@@ -144,11 +147,26 @@ def _fetch_tokenizer(model: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=["*.json"]))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=CONFIG_FILES))
     except HFValidationError as error:
         raise ModelUnavailable(f"{model!r} is neither a folder on this machine nor a hub id") from error
     except (OSError, ValueError, RuntimeError) as error:
         raise _fetch_failure(model, error) from error
+
+
+def stored_weight_bytes(model: str, revision: str | None = None) -> int | None:
+    """Return the bytes of a model's weight files at the Hub, None if the Hub does not answer."""
+    from huggingface_hub import HfApi
+
+    try:
+        info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=HUB_TIMEOUT_S)
+    except (OSError, ValueError, RuntimeError):
+        return None
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    for pattern in WEIGHT_FILES:
+        if size := sum(size for name, size in sizes.items() if fnmatch(name, pattern)):
+            return size
+    return None
 
 
 def _fetch_failure(model: str, error: Exception) -> ModelUnavailable:

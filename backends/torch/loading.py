@@ -22,8 +22,17 @@ LoadModel: TypeAlias = Callable[[wire.ModelBoot, Path, ReportStep, RunOnDevice],
 
 def describe_model(boot: wire.ModelBoot) -> Capabilities:
     """Return the capabilities of a model, read without its weights. Raises: ModelUnavailable."""
-    folder = locate_tokenizer(boot.model, boot.revision)
+    return describe_folder(boot, locate_tokenizer(boot.model, boot.revision))
+
+
+def describe_folder(boot: wire.ModelBoot, folder: Path) -> Capabilities:
+    """Return the capabilities of a model whose small files are in a folder. Raises: ModelUnavailable."""
     return describe(folder, boot.model, _options_of(boot))
+
+
+def settings_of(boot: wire.ModelBoot) -> TaskSettings:
+    """Return the settings of a model that stand in place of what its files declare."""
+    return TaskSettings(boot.task, boot.pooling, boot.rerank_template, boot.model)
 
 
 def load_model(
@@ -37,8 +46,7 @@ def load_model(
 
 
 def _options_of(boot: wire.ModelBoot) -> LoadOptions:
-    settings = TaskSettings(boot.task, boot.pooling, boot.rerank_template, boot.model)
-    return LoadOptions(boot.dtype, boot.device, boot.compiled, boot.trust_remote_code, settings)
+    return LoadOptions(boot.dtype, boot.device, boot.compiled, boot.trust_remote_code, settings_of(boot))
 
 
 async def run_in_new_thread(function: Callable[[], T]) -> T:

@@ -4,8 +4,9 @@ Only this module imports safetensors. Rule: code in a file of weights is never r
 """
 
 import hashlib
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
@@ -33,6 +34,32 @@ CONTENT_DIGEST = re.compile("[0-9a-f]{64}")
 READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, EOFError, SafetensorError, UnpicklingError)
 
 
+# Bits of an element by the name of its type in safetensors; others have 32.
+ELEMENT_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64"), 64),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 8),
+    "F4": 4,
+}
+
+
+class StoredTensor(msgspec.Struct, frozen=True):
+    """Type and shape of a tensor in a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its data in the file."""
+        return self.elements * ELEMENT_BITS.get(self.dtype, 32) // 8
+
+
 class ShardIndex(msgspec.Struct, frozen=True):
     """Content of `….index.json`. weight_map: tensor name → file name."""
 
@@ -44,13 +71,29 @@ def network_files(checkpoint: Path) -> list[Path]:
 
     Raises: ModelUnavailable if one is missing, cut off, or not the file that was published.
     """
-    name = next((name for name in NETWORK_FILES if (checkpoint / name).is_file()), None)
-    if name is None:
-        raise ModelUnavailable(f"{checkpoint} has no weights: it needs {' or '.join(NETWORK_FILES[::2])}")
-    files = _shards(checkpoint / name) if name.endswith(".json") else [checkpoint / name]
+    files = _listed_files(checkpoint)
     for file in files:
         check_file(file)
     return files
+
+
+def stored_tensors(checkpoint: Path, folders: Sequence[str] = ()) -> dict[str, StoredTensor] | None:
+    """Return the tensors of a network's files without reading their data; None if no file can show them.
+
+    folders: those of the checkpoint's modules, which become a prefix of the names of their tensors.
+    Raises: ModelUnavailable if a file is missing or cut off.
+    """
+    if not any((checkpoint / name).is_file() for name in NETWORK_FILES):
+        return None
+    files = _listed_files(checkpoint)
+    if any(file.suffix != ".safetensors" for file in files):
+        return None
+    tensors = {name: tensor for file in files for name, tensor in _headers(file).items()}
+    for folder in folders:
+        file = checkpoint / folder / "model.safetensors"
+        if file.is_file():
+            tensors |= {f"{folder}/{name}": tensor for name, tensor in _headers(file).items()}
+    return tensors
 
 
 def check_file(path: Path) -> None:
@@ -112,6 +155,24 @@ def unreadable(path: Path, error: Exception) -> ModelUnavailable:
     return ModelUnavailable(
         f"the weights in {path} could not be read: {first_line(error)}; fetch the file again"
     )
+
+
+def _listed_files(checkpoint: Path) -> list[Path]:
+    name = next((name for name in NETWORK_FILES if (checkpoint / name).is_file()), None)
+    if name is None:
+        raise ModelUnavailable(f"{checkpoint} has no weights: it needs {' or '.join(NETWORK_FILES[::2])}")
+    return _shards(checkpoint / name) if name.endswith(".json") else [checkpoint / name]
+
+
+def _headers(path: Path) -> dict[str, StoredTensor]:
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in _names(file)}
+            return {
+                name: StoredTensor(part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()
+            }
+    except READ_ERRORS as error:
+        raise unreadable(path, error) from error
 
 
 def _shards(index: Path) -> list[Path]:

@@ -56,9 +56,9 @@ def load_network(source: NetworkSource) -> Any:
     Raises: ModelUnavailable if the files are damaged, or do not hold exactly the network's tensors.
     """
     transformers.utils.logging.disable_progress_bar()
-    # Its report of missing tensors is a log line of a hundred lines; `_prove` raises a short error.
+    # It reports missing tensors in a hundred lines; `refuse_differences` raises a short error.
     transformers.utils.logging.set_verbosity_error()
-    with refuse_on_error(f"{source.checkpoint} could not be loaded", _remedy(source)):
+    with refuse_on_error(f"{source.checkpoint} could not be loaded", remedy_for(source)):
         config = transformers.AutoConfig.from_pretrained(
             source.checkpoint, local_files_only=True, trust_remote_code=source.trust_remote_code
         )
@@ -67,7 +67,8 @@ def load_network(source: NetworkSource) -> Any:
     if not isinstance(loaded, tuple):
         raise _refusal(source, "cannot be proven: its own code does not report which weights it lacks")
     network, info = loaded
-    _prove(source, network, info)
+    refuse_differences(source, network, info)
+    _require_finite(source, network)
     return network
 
 
@@ -79,18 +80,21 @@ def _read(source: NetworkSource, config: Any) -> Any:
         local_files_only=True,
         trust_remote_code=source.trust_remote_code,
         output_loading_info=True,
-        # Another shape is one of the differences that `_prove` reports by name.
+        # Another shape is one of the differences that `refuse_differences` reports by name.
         ignore_mismatched_sizes=True,
     )
 
 
-def _prove(source: NetworkSource, network: Any, info: dict[str, Any]) -> None:
+def refuse_differences(source: NetworkSource, network: Any, info: dict[str, Any]) -> None:
+    """Raise if the tensors of the files are not those of the network.
+
+    info: the loading info of transformers. Raises: ModelUnavailable.
+    """
     parts = [name for name, _ in network.named_children()]
     differences = TensorDifferences.of(parts, info)
     faults = describe_faults(differences, source.recipe.kind, network.base_model_prefix)
     if faults:
         raise _refusal(source, f"is not a whole {type(network).__name__} ({faults})")
-    _require_finite(source, network)
 
 
 def _require_finite(source: NetworkSource, network: Any) -> None:
@@ -102,10 +106,11 @@ def _require_finite(source: NetworkSource, network: Any) -> None:
 
 
 def _refusal(source: NetworkSource, fault: str) -> ModelUnavailable:
-    return ModelUnavailable(f"{source.checkpoint} {fault}; {_remedy(source)}")
+    return ModelUnavailable(f"{source.checkpoint} {fault}; {remedy_for(source)}")
 
 
-def _remedy(source: NetworkSource) -> str:
+def remedy_for(source: NetworkSource) -> str:
+    """Return the way out of a refusal of a network."""
     if source.recipe.has_code and not source.trust_remote_code:
         return CODE_REMEDY
     return "fetch its files again; if they are complete, this engine does not have the model"

@@ -63,6 +63,34 @@ class State(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+class WeightSizes(msgspec.Struct, frozen=True):
+    """Bytes of a checkpoint's weight files, their elements, and estimated bytes in memory; None: unknown."""
+
+    file_bytes: int | None = None
+    elements: int | None = None
+    memory_bytes: int | None = None
+
+
+class Inspection(msgspec.Struct, frozen=True):
+    """Result of the inspection of a checkpoint whose weights were not loaded.
+
+    checkpoint: folder of its files. refusal: why it does not load; fields that could not be read are None.
+    packed: True if batches are computed without padding, None if only a load can show it.
+    template: a reranker's prompt with its slots. notes: guesses, and settings that may be missing.
+    """
+
+    model: str
+    checkpoint: str | None = None
+    refusal: str | None = None
+    kind: str | None = None
+    architectures: tuple[str, ...] = ()
+    capabilities: Capabilities | None = None
+    packed: bool | None = None
+    template: str | None = None
+    weights: WeightSizes = WeightSizes()
+    notes: tuple[str, ...] = ()
+
+
 class Request(msgspec.Struct, frozen=True):
     """One piece of work. timeout_s: remaining time of the attempt."""
 

@@ -10,6 +10,7 @@ from typing import get_args
 from gateway import __version__
 from gateway.cli.check import check
 from gateway.cli.keys import keys
+from gateway.cli.models import add_models_options, models
 from gateway.cli.serve import serve
 from gateway.cli.status import status
 from gateway.cli.tenants import tenants
@@ -56,6 +57,8 @@ def _run(options: argparse.Namespace) -> int:
             return keys(options, os.environ)
         case "tenants":
             return tenants(options, os.environ)
+        case "models":
+            return models(options, os.environ)
         case "usage":
             return usage(options, os.environ)
         case "status":
@@ -88,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_keys(commands.add_parser("keys", help=text, description=text))
     text = "set, list and remove tenants in Redis; for a tenant that router.yaml has too, the file wins"
     _add_tenants(commands.add_parser("tenants", help=text, description=text))
+    text = "inspect a checkpoint for the built-in engine, without loading its weights"
+    add_models_options(commands.add_parser("models", help=text, description=text))
     text = "show the settled usage of tenants by model and day (UTC)"
     _add_usage(_with_config(commands.add_parser("usage", help=text, description=text)))
     text = "show the state of a running gateway every second until Ctrl-C"

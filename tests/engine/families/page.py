@@ -10,7 +10,26 @@ PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 HEAD = """\
 # Models
 
-What the built-in engine does with popular checkpoints.
+What the built-in engine does with popular checkpoints. Ask about any other, by hub id or by its folder:
+
+```console
+$ gateway models inspect Qwen/Qwen3-Embedding-0.6B
+```
+
+The command loads no weights. It prints kind, pooling, prompts, lengths, memory and the lines for router.yaml,
+or why the engine refuses the checkpoint. It fetches small files from the Hub if they are not on this machine.
+
+| option | effect |
+|---|---|
+| `--task`, `--pooling`, `--dtype` | inspect with these settings of an upstream |
+| `--revision`, `--trust-remote-code` | the same |
+| `-c FILE` | inspect the upstream of that name, with its settings |
+| `--json` | print the inspection for scripts |
+
+If weights are on this machine, their names and shapes are compared with the network's, as a load does. The
+exit status is 1 if the engine refuses the checkpoint.
+
+## States
 
 | state | meaning |
 |---|---|

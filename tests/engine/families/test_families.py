@@ -1,5 +1,6 @@
 """Families of checkpoints: served as their own libraries compute them, or refused with the reason."""
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from backends.contract import EmbedReply, EncodeReply, Reply, RerankReply, Truncate, Vectors
 from backends.errors import ModelUnavailable
 from backends.tokens import open_tokenizer
+from backends.torch import wire
 from backends.torch.checkpoint import read_recipe
+from backends.torch.inspection import inspect_folder
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import DTypeName, LoadOptions, load
 from tests.engine.engines import cosines, dense_of, engine_on
@@ -81,6 +84,33 @@ def test_any_other_family_is_refused_with_its_reason(family: Family, folders: Pa
 
     with pytest.raises(ModelUnavailable, match=family.state.refusal):
         load_family(family, checkpoint_of(family.name, folders), "float32")
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_inspection_without_weights_agrees_with_the_load(family: Family, folders: Path) -> None:
+    folder = checkpoint_of(family.name, folders)
+
+    found = inspect_folder(boot_of(family, folder), folder)
+
+    if isinstance(family.state, Served):
+        assert (family.kind, family.state.packed, None) == (found.kind, found.packed, found.refusal)
+        assert found.weights.elements
+    else:
+        assert re.search(family.state.refusal, found.refusal or "")
+
+
+def boot_of(family: Family, folder: Path) -> wire.ModelBoot:
+    settings = family.settings
+    return wire.ModelBoot(
+        "tiny",
+        settings.model or str(folder),
+        dtype="float32",
+        device="cpu",
+        task=settings.task,
+        pooling=settings.pooling,
+        rerank_template=settings.rerank_template,
+        **family.options,
+    )
 
 
 def test_names_and_checkpoints_are_unique() -> None:

@@ -1,0 +1,134 @@
+"""Inspection of a checkpoint without loading its weights: what the engine would do with it, or why not.
+
+`python -m backends.torch.inspection` reads the settings of a model as JSON from its standard input and writes
+the inspection as JSON to its standard output. The command line runs it as a process of its own, because it
+imports torch.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from backends.checkpoints import locate_tokenizer, stored_weight_bytes
+from backends.contract import Capabilities
+from backends.errors import ModelUnavailable
+from backends.tokens import open_tokenizer
+from backends.torch import wire
+from backends.torch.checkpoint import read_recipe
+from backends.torch.files import CheckpointFiles
+from backends.torch.loading import describe_folder, settings_of
+from backends.torch.memory import files_bytes
+from backends.torch.rerank_template import RerankTemplate
+from backends.torch.small_network import computes_without_padding, refuse_unloadable
+from backends.torch.template import read_template
+from backends.torch.weight_files import StoredTensor, stored_tensors
+from backends.torch.weights import NetworkSource
+
+BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Name of each type of config.json in bytes, for weights whose files are not on this machine.
+STORED_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+Tensors: TypeAlias = Mapping[str, StoredTensor]
+
+
+def inspect(boot: wire.ModelBoot) -> wire.Inspection:
+    """Inspect a model with the settings of its upstream; fetch small files only."""
+    try:
+        folder = locate_tokenizer(boot.model, boot.revision)
+    except ModelUnavailable as error:
+        return wire.Inspection(boot.model, refusal=str(error))
+    return inspect_folder(boot, folder)
+
+
+def inspect_folder(boot: wire.ModelBoot, folder: Path) -> wire.Inspection:
+    """Inspect a model whose small files are in a folder."""
+    files = CheckpointFiles(folder)
+    found = wire.Inspection(boot.model, str(folder))
+    try:
+        architectures = tuple(files.config.get("architectures") or ())
+        found = msgspec.structs.replace(found, architectures=architectures)
+        return _complete(found, boot, files)
+    except ModelUnavailable as error:
+        return msgspec.structs.replace(found, refusal=str(error))
+
+
+def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFiles) -> wire.Inspection:
+    """Complete the inspection. Raises: ModelUnavailable."""
+    settings, folder = settings_of(boot), files.checkpoint
+    recipe = read_recipe(folder, settings)
+    template = read_template(files, recipe, settings)
+    capabilities = describe_folder(boot, folder)
+    runs_code = recipe.has_code and boot.trust_remote_code
+    module_folders = [module.folder for module in files.modules if module.folder]
+    tensors = stored_tensors(folder, module_folders)
+    if not runs_code:
+        tokenizer = open_tokenizer(folder, recipe.max_tokens)
+        source = NetworkSource(folder, recipe, tokenizer, template)
+        refuse_unloadable(source, _of_network(tensors, module_folders))
+    return msgspec.structs.replace(
+        found,
+        kind=recipe.kind,
+        capabilities=capabilities,
+        packed=None if runs_code else computes_without_padding(folder),
+        template=_template_text(template),
+        weights=_weights(boot, files, tensors, capabilities.dtype),
+        notes=tuple(_notes(boot, capabilities, tensors)),
+    )
+
+
+def _of_network(tensors: Tensors | None, folders: Sequence[str]) -> dict[str, StoredTensor] | None:
+    """Return the tensors without those of other modules."""
+    if tensors is None:
+        return None
+    others = tuple(f"{folder}/" for folder in folders)
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(others)}
+
+
+def _template_text(template: RerankTemplate) -> str | None:
+    if not template.prompt:
+        return None
+    return "".join(piece.fill({slot: f"{{{slot}}}" for slot in piece.slots}) for piece in template.prompt)
+
+
+def _weights(
+    boot: wire.ModelBoot,
+    files: CheckpointFiles,
+    tensors: Mapping[str, StoredTensor] | None,
+    dtype: str | None,
+) -> wire.WeightSizes:
+    """Estimate the memory of the loaded weights."""
+    width = BYTES_PER_ELEMENT.get(dtype or "", BYTES_PER_ELEMENT["float32"])
+    if tensors is not None:
+        elements = sum(tensor.elements for tensor in tensors.values())
+        file_bytes = sum(tensor.bytes for tensor in tensors.values())
+        return wire.WeightSizes(file_bytes, elements, elements * width)
+    size = files_bytes(files.checkpoint) or stored_weight_bytes(boot.model, boot.revision)
+    stored = str(files.config.get("dtype") or files.config.get("torch_dtype") or "float32")
+    if size is None or stored not in STORED_BYTES:
+        return wire.WeightSizes(size)
+    elements = size // STORED_BYTES[stored]
+    return wire.WeightSizes(size, elements, elements * width)
+
+
+def _notes(boot: wire.ModelBoot, capabilities: Capabilities, tensors: Tensors | None) -> Iterator[str]:
+    if tensors is None:
+        yield "names and shapes of the weights were not compared: no safetensors files are on this machine"
+    if not any(capabilities.prompts.values()) and capabilities.dimensions is not None:
+        yield "the checkpoint brings no prompts; if its card asks for one, set `prompts` of the upstream"
+    if boot.trust_remote_code:
+        yield "code that comes with the checkpoint runs in the engine, because `trust_remote_code` is set"
+
+
+def main() -> None:
+    """Inspect the model whose settings are on standard input."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    boot = msgspec.json.decode(sys.stdin.buffer.read(), type=wire.ModelBoot)
+    sys.stdout.buffer.write(msgspec.json.encode(inspect(boot)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""`gateway models inspect`: what it prints for a checkpoint that is served, and for one that is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from backends.checkpoints import DEFAULT_MODEL
+from backends.torch import wire
+from backends.torch.inspection import inspect
+from gateway.cli import main as command_line
+from gateway.cli import models as command
+from gateway.config.load import parse_config
+from tests.engine.checkpoints import ENCODERS, make_encoder, make_language_model
+
+GATEWAY = (sys.executable, "-m", "gateway", "models", "inspect")
+
+
+@pytest.fixture
+def encoder(minilm: Path, tmp_path: Path) -> Path:
+    return make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "encoder")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*GATEWAY, *arguments], capture_output=True, text=True, timeout=55, check=False)
+
+
+def options(*arguments: str) -> object:
+    return command_line._parser().parse_args(["models", "inspect", *arguments])
+
+
+@pytest.mark.slow
+def test_prints_what_an_operator_needs_for_a_served_checkpoint() -> None:
+    ended = run(DEFAULT_MODEL, "--dtype", "float32")
+
+    facts = dict(line.strip().split("  ", 1) for line in ended.stdout.splitlines() if "  " in line.strip())
+    found = {name: facts[name].strip() for name in ("state", "kind", "pooling", "dimensions", "packed")}
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert {
+        "state": "served",
+        "kind": "dense",
+        "pooling": "mean",
+        "dimensions": "384",
+        "packed": "yes",
+    } == found
+    assert facts["maximum tokens"].strip() == "256"
+    assert facts["weights"].strip() == "23 million parameters, 91 MB of files, about 91 MB in memory"
+    _, _, snippet = ended.stdout.partition("\nupstreams:")
+    config = parse_config(f"upstreams:{snippet}", {}, Path.cwd())
+    assert config.upstreams["all-minilm-l6-v2"].model == DEFAULT_MODEL
+    assert config.models["all-minilm-l6-v2"].upstream == "all-minilm-l6-v2"
+
+
+@pytest.mark.slow
+def test_prints_the_refusal_of_an_upstream_as_json_and_fails(encoder: Path, tmp_path: Path) -> None:
+    weights = load_file(encoder / "model.safetensors")
+    del weights["encoder.layer.1.attention.self.query.weight"]
+    save_file(weights, encoder / "model.safetensors", {"format": "pt"})
+    config = tmp_path / "router.yaml"
+    config.write_text(
+        f"upstreams: {{small: {{backend: torch, model: {encoder}}}}}\n"
+        "models: {small: {upstream: small}}\n"
+    )
+
+    ended = run("small", "-c", str(config), "--json")
+
+    found = json.loads(ended.stdout)
+    assert ended.returncode == 1
+    assert "missing: encoder.layer.1.attention.self.query.weight" in found["refusal"]
+    assert (str(encoder), ["BertModel"]) == (found["checkpoint"], found["architectures"])
+
+
+def test_unknown_upstream_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "router.yaml"
+    config.write_text(
+        "upstreams: {a: {backend: torch, model: org/x}, b: {backend: tei, replicas: ['http://tei']}}\n"
+        "models: {a: {upstream: a}}\n"
+    )
+
+    assert command.models(options("b", "-c", str(config)), {}) == 1
+    assert "no torch upstream 'b'; it has: a" in capsys.readouterr().err
+
+
+def test_installation_without_the_engine_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+
+    assert command.models(options(DEFAULT_MODEL), {}) == 1
+    assert "needs torch and transformers" in capsys.readouterr().err
+
+
+def test_hub_id_that_is_not_here_is_refused_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    found = inspect(wire.ModelBoot("x", "org/not-here"))
+
+    assert found.refusal is not None
+    assert "is not on this machine" in found.refusal
+
+
+def test_settings_change_what_a_checkpoint_is(minilm: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForMaskedLM
+
+    folder = make_language_model(ENCODERS["bert"][0](), minilm, tmp_path / "masked", AutoModelForMaskedLM)
+
+    dense = inspect(wire.ModelBoot("x", str(folder), dtype="float32"))
+    sparse = inspect(wire.ModelBoot("x", str(folder), dtype="bfloat16", pooling="splade"))
+
+    assert (dense.kind, sparse.kind) == ("dense", "sparse")
+    assert dense.weights.memory_bytes == 2 * (sparse.weights.memory_bytes or 0)
+
+
+def test_weights_that_are_not_here_are_named_as_unknown(encoder: Path) -> None:
+    (encoder / "model.safetensors").unlink()
+
+    found = inspect(wire.ModelBoot("x", str(encoder)))
+
+    assert found.refusal is None
+    assert found.weights.file_bytes is None
+    assert any("were not compared" in note for note in found.notes)
