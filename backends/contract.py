@@ -70,7 +70,8 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
 
     dimensions: keep the first N components, then normalize (if requested), as TEI does.
     prompt_name: a key of the checkpoint's sentence-transformers prompts. None selects the checkpoint's
-    default prompt; "" selects no prompt.
+    default prompt; "" selects no prompt. prompt_characters: length of the prompt that each input begins with,
+    for a model that leaves prompts out of its pooling (`pools_prompt`); empty for any other.
     """
 
     inputs: tuple[str, ...]
@@ -78,12 +79,14 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     dimensions: int | None = None
     prompt_name: str | None = None
     truncate: Truncate = Truncate.RIGHT
+    prompt_characters: tuple[int, ...] = ()
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
     """Request for several kinds of output per input, or for one kind that is not dense.
 
-    A request for dense vectors only is an `Embed`. normalize and dimensions apply to the dense vector.
+    A request for dense vectors only is an `Embed`. normalize and dimensions apply to the dense vector. The
+    other fields are those of `Embed`.
     """
 
     inputs: tuple[str, ...]
@@ -92,6 +95,7 @@ class Encode(msgspec.Struct, frozen=True, tag="encode"):
     dimensions: int | None = None
     prompt_name: str | None = None
     truncate: Truncate = Truncate.RIGHT
+    prompt_characters: tuple[int, ...] = ()
 
 
 class Rerank(msgspec.Struct, frozen=True, tag="rerank"):
@@ -254,7 +258,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     score_kind: the scale of a reranker's scores if raw scores are not requested.
     overhead_tokens: the most tokens that a pair has in addition to those of its query and document.
     takes_instruction: a request for scores may bring an instruction, which is applied to every pair.
-    pools_prompt: the tokens of a prompt take part in pooling, so that a prompt is a part of the text.
+    pools_prompt: the tokens of a prompt take part in pooling. If they do not, a request states the prompts
+    that its inputs contain.
     notes: further facts for operators, logged when the replica joins.
     truncates: what the server does with an input that is too long if a request does not say it.
     loaded: the model is in memory. If it is not, all values come from the checkpoint's small files.

@@ -25,6 +25,14 @@ PUBLISHED: dict[str, str] = {
     "Qwen/Qwen3-Embedding-8B": _QWEN3,
     "BAAI/bge-multilingual-gemma2": "<instruct>{instruction}\n<query>{text}",
 }
+# The caller writes the whole prompt, of documents too.
+WHOLE_PROMPT = "{instruction}{text}"
+# Models whose instruction takes no part in pooling; a server that pools it is not known by these ids.
+PUBLISHED_UNPOOLED: dict[str, str] = {
+    "hkunlp/instructor-base": WHOLE_PROMPT,
+    "hkunlp/instructor-large": WHOLE_PROMPT,
+    "hkunlp/instructor-xl": WHOLE_PROMPT,
+}
 # How published prompts open and end; the text between them is the instruction.
 FORMS = (("Instruct: ", "Query:"), ("<instruct>", "<query>"))
 

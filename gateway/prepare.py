@@ -16,7 +16,7 @@ from backends.texts import INLINE_CHARACTERS_MAX, model_inputs_of
 from gateway.batching.slices import token_bounds
 from gateway.calls import Call, Deadline, Similarity, Work, default_truncation, inputs_of, truncation
 from gateway.errors import InvalidInput
-from gateway.prompts import with_prompt, with_roles
+from gateway.prompts import with_prompt, with_prompt_lengths, with_roles
 from gateway.quotas.limits import Cost
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
@@ -218,12 +218,14 @@ def _is_short(work: Embed, prompt: str) -> bool:
 def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
     capabilities = inputs.capabilities()
     by_cosine = scores_by_cosine(call.work, capabilities)
-    work = neutral_work(call.work, by_cosine=by_cosine)
+    work = plain = neutral_work(call.work, by_cosine=by_cosine)
     if call.instruction is not None:
         work = _with_instruction(work, call, _instructed_model(inputs, route), call.instruction)
     elif isinstance(work, Embed | Encode | Tokenize):
         configured = {**inputs.prompts, **route.prompts}
         work = _with_prompt(work, call, configured, capabilities)
+    if capabilities is not None and not capabilities.pools_prompt:
+        work = _with_prompt_lengths(work, plain)
     if not isinstance(work, Tokenize | Detokenize):
         default = default_truncation(route.truncate, capabilities)
         work = msgspec.structs.replace(work, truncate=truncation(call, default))
@@ -244,6 +246,12 @@ def _with_prompt(
     return with_prompt(work, call.role, configured, checkpoint_prompts)
 
 
+def _with_prompt_lengths(work: BackendWork, plain: BackendWork) -> BackendWork:
+    if isinstance(work, Embed | Encode) and isinstance(plain, Embed | Encode):
+        return with_prompt_lengths(work, plain)
+    return work
+
+
 def _instructed_model(inputs: ModelInputs, route: Route) -> InstructedModel:
     capabilities = inputs.capabilities()
     checkpoint_prompts = capabilities.prompts if capabilities else {}
@@ -262,10 +270,10 @@ def _with_instruction(work: BackendWork, call: Call, model: InstructedModel, ins
         case Embed() if isinstance(call.work, Rerank):
             default = model.capabilities.default_prompt if model.capabilities else None
             return with_roles(work, model.prompts, default, model.query_prompt(instruction))
-        case Embed() | Encode() if call.role == "document":
-            raise InvalidInput("`instruction` is for queries: send documents without it", param="instruction")
         case Embed() | Encode() if call.work is work:
-            return with_query_prompt(work, model.query_prompt(instruction))
+            prompt = model.query_prompt(instruction)
+            model.check_role(call.role)
+            return with_query_prompt(work, prompt)
     raise InvalidInput(
         "this operation takes no `instruction` with this model: embed or rerank with it", param="instruction"
     )

@@ -48,6 +48,18 @@ def with_prompt(
     return msgspec.structs.replace(work, inputs=inputs, prompt_name="")
 
 
+def with_prompt_lengths(work: Promptable, plain: Promptable) -> Promptable:
+    """Return the work with the lengths of the prompts that were written into its inputs.
+
+    plain: the same work without prompts.
+    """
+    if isinstance(work, Tokenize) or work.inputs == plain.inputs:
+        return work
+    pairs = zip(work.inputs, plain.inputs, strict=True)
+    lengths = tuple(len(prompted) - len(text) for prompted, text in pairs)
+    return msgspec.structs.replace(work, prompt_characters=lengths)
+
+
 def with_roles(
     work: Embed, prompts: Mapping[str, str], default: str | None, instructed: str | None = None
 ) -> Embed:

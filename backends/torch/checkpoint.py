@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from backends.contract import Output
 from backends.errors import ModelUnavailable
+from backends.instructions import PUBLISHED_UNPOOLED
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
 from backends.torch.late import read_late_interaction
@@ -98,7 +99,7 @@ def _complete_dense(common: Recipe, files: CheckpointFiles, settings: TaskSettin
     return replace(
         common,
         pooling=(configured,) if configured else _pooling_modes(pooling),
-        include_prompt=bool(pooling.get("include_prompt", True)),
+        include_prompt=bool(pooling.get("include_prompt", True)) and settings.model not in PUBLISHED_UNPOOLED,
         lexical=files.has(LEXICAL_FILE),
         colbert=files.has(COLBERT_FILE),
     )

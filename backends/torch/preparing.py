@@ -5,6 +5,7 @@ or replies.
 """
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import msgspec
 
@@ -87,13 +88,28 @@ class Preparer:
         if self._recipe.kind == "multivector":
             is_query = (work.prompt_name or self._recipe.default_prompt) == "query"
             return self._prepare_role(self.prompted(work), work.truncate, outputs, is_query=is_query)
-        prompt = self._prompt(work.prompt_name)
-        encoded = self.tokenizer.encode(self.prompted(work), work.truncate)
-        if not prompt or self._recipe.include_prompt:
+        texts = self.prompted(work)
+        encoded = self.tokenizer.encode(texts, work.truncate)
+        if self._recipe.include_prompt:
             return _prepared(encoded, outputs)
+        if encoded.truncated and work.truncate is Truncate.LEFT:
+            raise UnsupportedWork("this model cannot cut the left end of an input, where its prompt may be")
+        characters = work.prompt_characters or [len(self._prompt(work.prompt_name))] * len(texts)
+        prompts = [text[:length] for text, length in zip(texts, characters, strict=True)]
+        return _prepared(encoded, outputs, self._prompt_tokens(prompts, work.truncate))
+
+    def _prompt_tokens(self, prompts: Sequence[str], truncate: Truncate) -> list[int]:
+        """Return the tokens at the start of each sequence that belong to its prompt.
+
+        Raises: InvalidWork, if a prompt leaves no room for a text.
+        """
+        unique = [prompt for prompt in dict.fromkeys(prompts) if prompt]
+        lengths = self.tokenizer.encode(unique, truncate).lengths if unique else []
+        if max(lengths, default=0) >= self.tokenizer.max_tokens:
+            raise InvalidWork(f"the prompt alone fills the {self.tokenizer.max_tokens} tokens of the model")
         # Encoded without a text, the prompt ends in a separator that is not counted.
-        prompt_tokens = self.tokenizer.encode([prompt], work.truncate).lengths[0] - 1
-        return _prepared(encoded, outputs, skip=prompt_tokens)
+        tokens = {prompt: length - 1 for prompt, length in zip(unique, lengths, strict=True)}
+        return [tokens.get(prompt, 0) for prompt in prompts]
 
     def _prepare_role(
         self, texts: Sequence[str], truncate: Truncate, outputs: frozenset[Output], *, is_query: bool
@@ -146,9 +162,12 @@ class Preparer:
             raise InvalidWork(f"`dimensions` must be between 1 and {self._width}, not {dimensions}")
 
 
-def _prepared(encoded: TokenSequences, outputs: frozenset[Output], skip: int = 0) -> PreparedSequences:
-    rows = zip(encoded.ids, encoded.type_ids, strict=True)
-    sequences = [InputSequence(ids, type_ids, skip) for ids, type_ids in rows]
+def _prepared(
+    encoded: TokenSequences, outputs: frozenset[Output], skips: Sequence[int] | None = None
+) -> PreparedSequences:
+    """Return the sequences. skips: tokens at the start of each that are left out of pooling; None is none."""
+    rows = zip(encoded.ids, encoded.type_ids, skips or repeat(0), strict=False)
+    sequences = [InputSequence(ids, type_ids, skip) for ids, type_ids, skip in rows]
     return PreparedSequences(sequences, outputs, encoded.truncated, tuple(encoded.lengths))
 
 

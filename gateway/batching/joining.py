@@ -39,6 +39,7 @@ def are_joinable(a: Slice, b: Slice) -> bool:
         and work.truncate is other.truncate
         and work.dimensions == other.dimensions
         and work.prompt_name == other.prompt_name
+        and bool(work.prompt_characters) == bool(other.prompt_characters)
     )
 
 
@@ -47,10 +48,12 @@ def join_slices(pieces: Sequence[Slice]) -> Slice:
     if len(pieces) == 1:
         return pieces[0]
     inputs: list[str] = []
+    lengths: list[int] = []
     for piece in pieces:
         assert isinstance(piece.work, Embed)
         inputs.extend(piece.work.inputs)
-    work = msgspec.structs.replace(pieces[0].work, inputs=tuple(inputs))
+        lengths.extend(piece.work.prompt_characters)
+    work = msgspec.structs.replace(pieces[0].work, inputs=tuple(inputs), prompt_characters=tuple(lengths))
     is_exact = all(piece.exact for piece in pieces)
     return Slice(0, work, len(inputs), sum(piece.tokens for piece in pieces), exact=is_exact)
 

@@ -310,6 +310,9 @@ def _part(work: Work, start: int, end: int) -> Work:
             return msgspec.structs.replace(work, documents=work.documents[start:end])
         case Score():
             return msgspec.structs.replace(work, pairs=work.pairs[start:end])
+        case Embed(prompt_characters=lengths) | Encode(prompt_characters=lengths) if lengths:
+            part = work.inputs[start:end]
+            return msgspec.structs.replace(work, inputs=part, prompt_characters=lengths[start:end])
         case Embed() | Encode() | Classify() | Tokenize() | Detokenize():
             return msgspec.structs.replace(work, inputs=work.inputs[start:end])
 

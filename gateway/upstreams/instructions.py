@@ -1,7 +1,7 @@
 """Instructions of calls, and the templates that express them to an embedding model. Pure.
 
 Rule: an instruction is applied as its model was trained, or the call is refused; it is never ignored. Only
-queries bring one: the cards of instruct embedders leave documents as they are.
+queries bring one, unless it is the whole prompt: the cards of instruct embedders leave documents as they are.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,15 @@ from collections.abc import Mapping
 import msgspec
 
 from backends.contract import Capabilities, Embed, Encode, Operation, Rerank, Score
-from backends.instructions import PUBLISHED, instruction_prompt, template_in
+from backends.instructions import (
+    PUBLISHED,
+    PUBLISHED_UNPOOLED,
+    WHOLE_PROMPT,
+    instruction_prompt,
+    template_in,
+)
 from gateway.errors import InvalidInput, NoReplica
+from gateway.prompts import Role
 
 
 class InstructedModel(msgspec.Struct, frozen=True):
@@ -41,20 +48,27 @@ class InstructedModel(msgspec.Struct, frozen=True):
         capabilities = self.capabilities
         if capabilities is None:
             raise NoReplica("no replica has reported yet how this model takes an `instruction`")
-        template = self.template or template_in(self.prompts.values()) or PUBLISHED.get(capabilities.model_id)
+        template = self._template(capabilities)
         if template is None or Operation.EMBED not in capabilities.operations:
             raise InvalidInput(
                 f"the model {self.name!r} has no known template for `instruction`: write it into the texts, "
                 "or have `instruction_template` set for its upstream",
                 param="instruction",
             )
-        if not capabilities.pools_prompt:
-            raise InvalidInput(
-                f"the model {self.name!r} leaves instructions out of its pooling, which is not supported: "
-                "send the call without `instruction`",
-                param="instruction",
-            )
         return instruction_prompt(template, instruction)
+
+    def check_role(self, role: Role | None) -> None:
+        """Check that the inputs may bring an instruction: queries, or all if it is the whole prompt.
+
+        Raises: InvalidInput.
+        """
+        is_whole_prompt = self.capabilities is not None and self._template(self.capabilities) == WHOLE_PROMPT
+        if role == "document" and not is_whole_prompt:
+            raise InvalidInput("`instruction` is for queries: send documents without it", param="instruction")
+
+    def _template(self, capabilities: Capabilities) -> str | None:
+        published = PUBLISHED if capabilities.pools_prompt else PUBLISHED_UNPOOLED
+        return self.template or template_in(self.prompts.values()) or published.get(capabilities.model_id)
 
 
 def with_pair_instruction(work: Rerank | Score, instruction: str, model: InstructedModel) -> Rerank | Score:

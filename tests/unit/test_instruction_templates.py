@@ -4,13 +4,18 @@ from typing import Any
 
 import pytest
 
-from backends.contract import Capabilities, Operation, Rerank, Score
+from backends.contract import Capabilities, Embed, Encode, Operation, Output, Rerank, Score
 from backends.instructions import PUBLISHED, instruction_prompt, template_in, template_problem
 from gateway.api.wire.instructions import INSTRUCTION_BYTES_MAX, check_instruction
 from gateway.batching.slices import Bounds, cut, request_bytes, token_bounds
+from gateway.calls import Call
+from gateway.config.schema import UpstreamSettings
 from gateway.errors import InvalidInput, NoReplica
+from gateway.prepare import _build
 from gateway.routing.offers import is_uniform, offers, union
+from gateway.routing.routes import Route
 from gateway.upstreams.instructions import InstructedModel
+from gateway.upstreams.model_inputs import ModelInputs
 
 RETRIEVE = "Given a web search query, retrieve relevant passages that answer the query"
 E5 = "Instruct: {instruction}\nQuery: {text}"
@@ -98,7 +103,6 @@ def test_the_template_is_configured_or_the_checkpoints_or_published(
         {},
         {"prompts": {"query": "query: "}},
         {"template": E5, "operations": frozenset({Operation.ENCODE, Operation.RERANK})},
-        {"template": E5, "capabilities": {"pools_prompt": False}},
     ],
     ids=str,
 )
@@ -151,3 +155,46 @@ def test_only_replicas_that_take_an_instruction_are_offered_one() -> None:
     combined = union([plain, instructed])
     assert combined is not None
     assert combined.takes_instruction
+
+
+def test_an_instruction_that_is_the_whole_prompt_is_for_documents_too() -> None:
+    unpooled = {"model_id": "hkunlp/instructor-xl", "capabilities": {"pools_prompt": False}}
+
+    assert "Represent: " == model(**unpooled).query_prompt("Represent: ")
+    model(**unpooled).check_role("document")
+    # A server that pools the prompt would return other vectors.
+    with pytest.raises(InvalidInput):
+        model(model_id="hkunlp/instructor-xl").query_prompt("Represent: ")
+    with pytest.raises(InvalidInput, match="documents"):
+        model(template=E5).check_role("document")
+
+
+@pytest.mark.parametrize("pools_prompt", [True, False])
+@pytest.mark.parametrize(
+    ("call", "inputs", "lengths"),
+    [
+        (Call(Embed(("a", "b")), role="query"), ("q: a", "q: b"), (3, 3)),
+        (Call(Embed(("a",)), role="query", instruction="find"), ("find: a",), (6,)),
+        (Call(Encode(("a",), frozenset({Output.SPARSE})), instruction="find"), ("find: a",), (6,)),
+        (Call(Rerank("a", ("b",))), ("q: a", "doc: b"), (3, 5)),
+        (Call(Rerank("a", ("b",)), instruction="find"), ("find: a", "doc: b"), (6, 5)),
+        (Call(Embed(("a",))), ("a",), ()),
+    ],
+    ids=str,
+)
+def test_a_model_that_pools_no_prompts_gets_their_lengths(
+    call: Call, inputs: tuple[str, ...], lengths: tuple[int, ...], *, pools_prompt: bool
+) -> None:
+    settings = UpstreamSettings(
+        backend="torch",
+        model="m",
+        prompts={"query": "q: ", "document": "doc: "},
+        instruction_template="{instruction}: {text}",
+    )
+    capabilities = Capabilities("m", frozenset({Operation.EMBED}), pools_prompt=pools_prompt)
+    route = Route("m", "u", Operation.EMBED, None, 5.0)
+
+    work = _build(ModelInputs(settings, lambda: capabilities), call, route).work
+
+    assert isinstance(work, Embed | Encode)
+    assert (inputs, () if pools_prompt else lengths) == (work.inputs, work.prompt_characters)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from backends.contract import Embed, EmbedReply, Rerank, Truncate
 from gateway.batching.joining import BatchTotals, are_joinable, join_slices, split_reply
-from gateway.batching.slices import Bounds, Slice
+from gateway.batching.slices import Bounds, Slice, cut
 
 many = settings(max_examples=200, deadline=None)
 SIZES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 50)), min_size=1, max_size=8)
@@ -111,3 +111,17 @@ def test_only_embeddings_with_equal_options_are_joinable(other: Embed | Rerank) 
     assert not are_joinable(first, different)
     assert not are_joinable(different, first)
     assert not are_joinable(Slice(0, Rerank("q", ("a",)), 1, 1), Slice(0, Rerank("q", ("b",)), 1, 1))
+
+
+def test_joined_and_cut_texts_keep_the_lengths_of_their_prompts() -> None:
+    pieces = [
+        Slice(0, Embed(("p: a", "b"), prompt_characters=(3, 0)), 2, 9),
+        Slice(0, Embed(("query: c",), prompt_characters=(7,)), 1, 9),
+    ]
+    whole = join_slices(pieces)
+
+    assert are_joinable(*pieces)
+    assert not are_joinable(pieces[0], Slice(0, Embed(("d",)), 1, 9))
+    assert Embed(("p: a", "b", "query: c"), prompt_characters=(3, 0, 7)) == whole.work
+    parts = cut(whole.work, [1, 1, 1], Bounds(inputs=2))
+    assert [pieces[0].work, pieces[1].work] == [part.work for part in parts]
