@@ -4,7 +4,7 @@ Does not need torch and loads no weights. Nothing is guessed: a missing value is
 documented default, and a module that this engine does not have is an error.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from backends.contract import Output
 from backends.errors import ModelUnavailable
 from backends.instructions import PUBLISHED_UNPOOLED
+from backends.torch import module_order
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
 from backends.torch.late import read_late_interaction
@@ -84,7 +85,7 @@ def read_recipe(checkpoint: Path, settings: TaskSettings) -> Recipe:
         kind=kind,
         model_type=str(files.config.get("model_type", "")),
         max_tokens=_max_tokens(files),
-        projections=_projections(files),
+        projections=module_order.projections(files),
         lower_case=bool(files.transformer_config.get("do_lower_case", False)),
         prompts=_with_document_role(_prompts(files)),
         default_prompt=files.sentence_config.get("default_prompt_name"),
@@ -100,6 +101,8 @@ def _complete_dense(common: Recipe, files: CheckpointFiles, settings: TaskSettin
         common,
         pooling=(configured,) if configured else _pooling_modes(pooling),
         include_prompt=bool(pooling.get("include_prompt", True)) and settings.model not in PUBLISHED_UNPOOLED,
+        token_projections=module_order.token_projections(files),
+        layer_weights=module_order.layer_weights(files),
         lexical=files.has(LEXICAL_FILE),
         colbert=files.has(COLBERT_FILE),
     )
@@ -150,12 +153,20 @@ def outputs_of(recipe: Recipe) -> frozenset[Output]:
 def dense_width(checkpoint: Path, recipe: Recipe) -> int | None:
     """Return the components of a dense vector, None if the files do not state them."""
     files = CheckpointFiles(checkpoint)
-    folders = [projection.folder for projection in recipe.projections if projection.kind == "Dense"]
-    if folders:
-        out_features: int | None = files.read_json(f"{folders[-1]}/config.json").get("out_features")
-        return out_features
-    width = next((files.config[key] for key in WIDTH_KEYS if key in files.config), None)
+    projected = _out_features(files, recipe.projections)
+    if projected:
+        return projected
+    width = _out_features(files, recipe.token_projections)
+    width = width or next((files.config[key] for key in WIDTH_KEYS if key in files.config), None)
     return int(width) * len(recipe.pooling) if width else None
+
+
+def _out_features(files: CheckpointFiles, projections: Sequence[Projection]) -> int | None:
+    folders = [projection.folder for projection in projections if projection.kind == "Dense"]
+    out_features: int | None = (
+        files.read_json(f"{folders[-1]}/config.json").get("out_features") if folders else None
+    )
+    return out_features
 
 
 def _prompts(files: CheckpointFiles) -> dict[str, str]:
@@ -167,17 +178,6 @@ def _with_document_role(prompts: dict[str, str]) -> dict[str, str]:
     """Add the document prompt under the role's own name, as sentence-transformers looks it up."""
     document = next((prompts[name] for name in DOCUMENT_PROMPTS if name in prompts), None)
     return prompts if document is None else {**prompts, "document": document}
-
-
-def _projections(files: CheckpointFiles) -> tuple[Projection, ...]:
-    projections = [
-        Projection("Dense" if kind == "Dense" else "Normalize", folder)
-        for kind, folder in files.modules
-        if kind in {"Dense", "Normalize"}
-    ]
-    while projections and projections[-1].kind == "Normalize":
-        projections.pop()
-    return tuple(projections)
 
 
 def _pooling_modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:

@@ -57,18 +57,30 @@ class InputBuilder:
 
 
 class Encoder:
-    """Network whose token vectors are read by one or several readers in one pass."""
+    """Network whose token vectors are read by one or several readers in one pass.
 
-    def __init__(self, network: nn.Module, inputs: InputBuilder, readers: Mapping[Output, Reader]) -> None:
+    projection: applied to each token's vector (…, dim) before it is read.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        inputs: InputBuilder,
+        readers: Mapping[Output, Reader],
+        projection: nn.Module | None = None,
+    ) -> None:
         self._network = network
         self._inputs = inputs
         self._readers = readers
+        self._projection = projection
 
     @torch.inference_mode()
     def run(self, sequences: Sequence[InputSequence], outputs: frozenset[Output]) -> list[Row]:
         """Compute a row per sequence; only late interaction's vectors are normalized."""
         inputs = self._inputs.build(sequences)
         vectors = self._network(**inputs).last_hidden_state
+        if self._projection is not None:
+            vectors = self._projection(vectors.float())
         has_fillers = _has_fillers(sequences)
         tokens = self._inputs.token_mask(sequences) if has_fillers else inputs["attention_mask"]
         hidden = HiddenStates(vectors, tokens, sequences)

@@ -68,7 +68,15 @@ KIND_RULES: tuple[tuple[Condition, ModelKind], ...] = (
 
 # Modules of sentence-transformers that the engine implements for each kind.
 SUPPORTED_MODULES: dict[ModelKind, set[str]] = {
-    "dense": {"Transformer", "Pooling", "Dense", "Normalize"},
+    "dense": {
+        "Transformer",
+        "WeightedLayerPooling",
+        "Pooling",
+        "Dense",
+        "LayerNorm",
+        "Dropout",
+        "Normalize",
+    },
     "sparse": {"Transformer", "MLMTransformer", "SpladePooling"},
     "multivector": {"Transformer", "Dense", "Normalize", "MultiVectorMask"},
     "classifier": {"Transformer"},

@@ -40,8 +40,8 @@ class LoadOptions(msgspec.Struct, frozen=True):
     """Options of loading a checkpoint.
 
     dtype: None is bfloat16 if the processor multiplies it in hardware, else float32. device: None is cuda if
-    there is one, else cpu. compiled: True to run torch.compile. trust_remote_code: True if code that comes
-    with the weights may run.
+    there is one, else mps on Apple hardware, else cpu. compiled: True to run torch.compile.
+    trust_remote_code: True if code that comes with the weights may run.
     """
 
     dtype: DTypeName | None = None
@@ -118,8 +118,8 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
 
 
 def best_device(device: str | None) -> torch.device:
-    """Return the configured device, by default cuda if there is one."""
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """Return the configured device, by default the first of cuda, mps (Apple hardware) and cpu."""
+    return torch.device(device or next(name for name, is_available in DEVICES if is_available()))
 
 
 def _dtype(name: DTypeName | None, device: torch.device) -> torch.dtype:
@@ -159,6 +159,12 @@ def _warm_up(head: Head, tokenizer: TextTokenizer, recipe: Recipe, outputs: froz
     return width
 
 
+# In the order of preference. Looked up when called, as a test replaces them.
+DEVICES: tuple[tuple[str, Callable[[], bool]], ...] = (
+    ("cuda", lambda: torch.cuda.is_available()),  # noqa: PLW0108
+    ("mps", lambda: torch.backends.mps.is_available()),  # noqa: PLW0108
+    ("cpu", lambda: True),
+)
 OPERATIONS: dict[ModelKind, set[Operation]] = {
     "dense": {Operation.EMBED, Operation.ENCODE},
     "sparse": {Operation.ENCODE},

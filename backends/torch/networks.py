@@ -20,7 +20,13 @@ from backends.torch.llama_bidirectional import pooled_head, register
 from backends.torch.packing import PackedEncoder, pack
 from backends.torch.pairs import answer_ids
 from backends.torch.precision import Autocast, CastLinear, fastest_linear, replace_linears
-from backends.torch.projection import read_inline_linear, read_linear, read_projections
+from backends.torch.projection import (
+    LayerMix,
+    read_inline_linear,
+    read_layer_mix,
+    read_linear,
+    read_projections,
+)
 from backends.torch.readers import (
     LateReader,
     LexicalReader,
@@ -75,6 +81,8 @@ def _open_dense(model: Any, source: NetworkSource, placement: Placement) -> Open
     # A sentence's vector is pooled from token vectors; BERT's own pooler is a layer for classifiers.
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
+    if recipe.layer_weights is not None:
+        _mix_layers(model, read_layer_mix(checkpoint / recipe.layer_weights).to(placement.device))
     projections = read_projections(checkpoint, recipe.projections).to(placement.device)
     readers: dict[Output, Reader] = {Output.DENSE: PooledReader(recipe.pooling, projections)}
     if recipe.lexical:
@@ -83,7 +91,11 @@ def _open_dense(model: Any, source: NetworkSource, placement: Placement) -> Open
     if recipe.colbert:
         layer = read_linear(checkpoint / COLBERT_FILE).to(placement.device)
         readers[Output.MULTIVECTOR] = LateReader(layer, drop_first=True, skipped=frozenset())
-    return _encoder(model, placement, readers)
+    token_projection = None
+    if recipe.token_projections:
+        token_projection = read_projections(checkpoint, recipe.token_projections, of_tokens=True)
+        token_projection.to(placement.device)
+    return _encoder(model, placement, readers, token_projection)
 
 
 def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
@@ -146,12 +158,25 @@ OPENERS: dict[ModelKind, Callable[[Any, NetworkSource, Placement], OpenedNetwork
 }
 
 
-def _encoder(network: Any, placement: Placement, readers: Readers) -> OpenedNetwork:
+def _mix_layers(model: Any, mix: LayerMix) -> None:
+    """Have a network return the weighted mean of its layers as its last hidden state."""
+
+    def replace_last(_module: nn.Module, _inputs: Any, outputs: Any) -> Any:
+        outputs["last_hidden_state"] = mix(outputs.hidden_states)
+        return outputs
+
+    model.register_forward_hook(replace_last)
+
+
+def _encoder(
+    network: Any, placement: Placement, readers: Readers, projection: nn.Module | None = None
+) -> OpenedNetwork:
     packed = _packed(network, placement)
     inputs = _input_builder(network, placement.device, passes_tokens=packed is not None)
     runnable = packed or Autocast(network, placement.dtype)
     all_readers = {**readers, Output.TOKENS: read_token_vectors}
-    return OpenedNetwork(Encoder(runnable, inputs, all_readers), packed is not None, frozenset(all_readers))
+    head = Encoder(runnable, inputs, all_readers, projection)
+    return OpenedNetwork(head, packed is not None, frozenset(all_readers))
 
 
 def _packed(encoder: Any, placement: Placement) -> PackedEncoder | None:
@@ -163,7 +188,9 @@ def _packed(encoder: Any, placement: Placement) -> PackedEncoder | None:
         if placement.compiled:
             raise ModelUnavailable(f"`compile` does not serve models of type {config.model_type}")
         return None
-    fuse(packed.encoder)
+    if not config.output_hidden_states:
+        # transformers collects the vectors of each layer by the layer's class.
+        fuse(packed.encoder)
     replace_linears(packed.encoder, _linear_type(placement), placement.dtype)
     if placement.compiled:
         packed.encoder = _compiled(packed.encoder, placement.device)

@@ -112,16 +112,33 @@ _SUPPORTED: dict[torch.dtype, Callable[[], bool]] = {
 }
 
 
+class Float32Linear(nn.Linear):
+    """Linear layer of float32 under autocast, for outputs beyond the range of float16."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute (..., out) float32 of (..., in) of any float dtype."""
+        with torch.autocast(inputs.device.type, enabled=False):
+            return super().forward(inputs.float())
+
+
 class Autocast(nn.Module):
-    """Model that mixes number formats in its own code, which autocast keeps consistent."""
+    """Model that mixes number formats in its own code, which autocast keeps consistent.
+
+    In float16 the layers stay in float32 that transformers lists in `_keep_in_fp32_modules`.
+    """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.model = model
         self._dtype = dtype
         self._device_type = next(model.parameters()).device.type
-        for layer in model.modules():
-            if isinstance(layer, nn.Linear):
+        wide = getattr(model, "_keep_in_fp32_modules", None) or () if dtype == torch.float16 else ()
+        for name, layer in model.named_modules():
+            if not isinstance(layer, nn.Linear):
+                continue
+            if name.rsplit(".", 1)[-1] in wide:
+                layer.__class__ = Float32Linear
+            else:
                 layer.to(dtype)
 
     def forward(self, **inputs: Tensor) -> Any:

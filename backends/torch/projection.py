@@ -1,19 +1,24 @@
 """Projection of pooled vectors, or of token vectors, with a checkpoint's own layers.
 
-(rows, dim) float32 → (rows, out) float32. Source: sentence-transformers 6, `Dense` and `Normalize`; the
-weights that ColBERT and BGE-M3 keep outside of it. Rule: code in a file of weights is never run.
+(rows, dim) float32 → (rows, out) float32. Source: sentence-transformers 6, `Dense`, `LayerNorm`,
+`Normalize` and `WeightedLayerPooling`; the weights that ColBERT and BGE-M3 keep outside of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from backends.errors import ModelUnavailable
-from backends.torch.recipe import Projection
+from backends.torch.recipe import Projection, ProjectionKind
 from backends.torch.refusals import first_line
 from backends.torch.weight_files import read_file, read_tensor, read_tensors
+
+Config = TypeVar("Config", bound=msgspec.Struct)
 
 # Full names as sentence-transformers writes them. A file can only select torch's own classes from this list.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -35,6 +40,7 @@ class DenseConfig(msgspec.Struct, frozen=True):
     activation_function: str = "torch.nn.modules.activation.Tanh"
     use_residual: bool = False
     module_input_name: str = "sentence_embedding"
+    module_output_name: str | None = None
 
 
 class Dense(nn.Module):
@@ -59,6 +65,36 @@ class Dense(nn.Module):
         return out if self.residual is None else out + self.residual(vectors)
 
 
+class LayerNormConfig(msgspec.Struct, frozen=True):
+    """Content of the config.json of `LayerNorm`."""
+
+    dimension: int
+
+
+class LayerMixConfig(msgspec.Struct, frozen=True):
+    """Content of the config.json of `WeightedLayerPooling`; the embeddings are layer 0."""
+
+    num_hidden_layers: int = 12
+    layer_start: int = 4
+
+
+class LayerMix(nn.Module):
+    """Weighted mean of the token vectors of a network's layers."""
+
+    def __init__(self, config: LayerMixConfig) -> None:
+        super().__init__()
+        self.layer_weights = nn.Parameter(torch.ones(config.num_hidden_layers + 1 - config.layer_start))
+        self._first = config.layer_start
+
+    def forward(self, layers: Sequence[Tensor]) -> Tensor:
+        """Return (rows, tokens, dim) of the layers' vectors, the embeddings first."""
+        mixed = sum(
+            (weight * layer for weight, layer in zip(self.layer_weights, layers[self._first :], strict=True)),
+            start=torch.zeros((), device=layers[0].device),
+        )
+        return mixed / self.layer_weights.sum()
+
+
 class Normalize(nn.Module):
     """Scaling of each row to length 1."""
 
@@ -76,12 +112,18 @@ def read_projections(
     """
     return nn.Sequential(
         *(
-            _load_dense(checkpoint / projection.folder, of_tokens=of_tokens)
-            if projection.kind == "Dense"
-            else Normalize()
+            _load(projection.kind, checkpoint / projection.folder, of_tokens=of_tokens)
             for projection in projections
         )
     ).eval()
+
+
+def read_layer_mix(folder: Path) -> LayerMix:
+    """Load the weights by which the vectors of several layers are averaged. Raises: ModelUnavailable."""
+    with _readable("WeightedLayerPooling", folder):
+        module = LayerMix(_config(folder, LayerMixConfig))
+        module.load_state_dict(_floats(folder))
+    return module.eval().requires_grad_(requires_grad=False)
 
 
 def read_linear(path: Path) -> nn.Linear:
@@ -110,17 +152,49 @@ def _linear_of(state: dict[str, Tensor], source: Path) -> nn.Linear:
     return layer.eval()
 
 
+def _load(kind: ProjectionKind, folder: Path, *, of_tokens: bool) -> nn.Module:
+    if kind == "Normalize":
+        return Normalize()
+    if kind == "LayerNorm":
+        return _load_layer_norm(folder)
+    return _load_dense(folder, of_tokens=of_tokens)
+
+
+def _load_layer_norm(folder: Path) -> nn.LayerNorm:
+    with _readable("LayerNorm", folder):
+        module = nn.LayerNorm(_config(folder, LayerNormConfig).dimension)
+        state = {name.removeprefix("norm."): tensor for name, tensor in _floats(folder).items()}
+        module.load_state_dict(state)
+    return module
+
+
 def _load_dense(folder: Path, *, of_tokens: bool) -> Dense:
-    try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=DenseConfig)
+    with _readable("Dense", folder):
+        config = _config(folder, DenseConfig)
         # Without such a name, the kind of the model decides between sentence and token vectors.
         if not of_tokens and config.module_input_name != "sentence_embedding":
             raise ModelUnavailable(f"{folder} projects {config.module_input_name}, not the pooled vector")
+        if config.module_output_name not in {None, config.module_input_name}:
+            raise ModelUnavailable(f"{folder} writes {config.module_output_name}, which nothing else reads")
         if config.activation_function not in ACTIVATIONS:
             names = ", ".join(ACTIVATIONS)
             raise ModelUnavailable(f"{folder} asks for {config.activation_function}; known are {names}")
         module = Dense(config)
-        module.load_state_dict({name: tensor.float() for name, tensor in read_tensors(folder).items()})
-    except (OSError, RuntimeError, msgspec.DecodeError) as error:
-        raise ModelUnavailable(f"the Dense module in {folder} could not be read: {error}") from error
+        module.load_state_dict(_floats(folder))
     return module
+
+
+def _config(folder: Path, kind: type[Config]) -> Config:
+    return msgspec.json.decode((folder / "config.json").read_bytes(), type=kind)
+
+
+def _floats(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor.float() for name, tensor in read_tensors(folder).items()}
+
+
+@contextmanager
+def _readable(kind: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, msgspec.DecodeError) as error:
+        raise ModelUnavailable(f"the {kind} module in {folder} could not be read: {error}") from error

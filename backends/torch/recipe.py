@@ -11,13 +11,14 @@ import msgspec
 # per token. classifier: a sequence classifier; with one label it reranks. language: a causal language model
 # whose next word scores a pair.
 ModelKind: TypeAlias = Literal["dense", "sparse", "multivector", "classifier", "language"]
+ProjectionKind: TypeAlias = Literal["Dense", "LayerNorm", "Normalize"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 
 class Projection(msgspec.Struct, frozen=True):
-    """Module of sentence-transformers after pooling: a `Dense` layer, or scaling to length 1."""
+    """Module of sentence-transformers that changes vectors: a layer, or scaling to length 1."""
 
-    kind: Literal["Dense", "Normalize"]
+    kind: ProjectionKind
     folder: str = ""
 
 
@@ -70,6 +71,8 @@ class Recipe(msgspec.Struct, frozen=True):
 
     projections: modules after pooling, in order; the last scaling is left to the caller's `normalize`. For
     multivector they are applied to each token.
+    token_projections: `Dense` modules before pooling, applied to each token. layer_weights: folder of the
+    weights by which the vectors of several layers are averaged, None for the vectors of the last layer.
     prompts: name → text that is put before an input.
     include_prompt: True if the prompt's tokens take part in pooling.
     lexical, colbert: True if BGE-M3's weights for terms and for token vectors lie next to a dense model.
@@ -81,6 +84,8 @@ class Recipe(msgspec.Struct, frozen=True):
     max_tokens: int
     pooling: tuple[PoolingMode, ...] = ("mean",)
     projections: tuple[Projection, ...] = ()
+    token_projections: tuple[Projection, ...] = ()
+    layer_weights: str | None = None
     include_prompt: bool = True
     lower_case: bool = False
     prompts: dict[str, str] = {}

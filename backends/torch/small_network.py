@@ -16,7 +16,7 @@ from backends.torch.checkpoint import OFFSET_POSITIONS
 from backends.torch.packing import pack
 from backends.torch.refusals import refuse_on_error
 from backends.torch.weight_files import StoredTensor
-from backends.torch.weights import MODEL_CLASSES, NetworkSource, refuse_differences, remedy_for
+from backends.torch.weights import NetworkSource, random_network, refuse_differences, remedy_for
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def computes_without_padding(checkpoint: Path) -> bool | None:
                 checkpoint, local_files_only=True, trust_remote_code=False
             )
         )
-        encoder = transformers.AutoModel.from_config(config, dtype=torch.float32).eval()
+        encoder = random_network("dense", config).eval()
         if getattr(encoder, "pooler", None) is not None:
             encoder.pooler = None
         first = (config.pad_token_id or 0) + 1 if config.model_type in OFFSET_POSITIONS else 0
@@ -77,7 +77,7 @@ def refuse_unloadable(source: NetworkSource, tensors: Mapping[str, StoredTensor]
             source.checkpoint, local_files_only=True, trust_remote_code=False
         )
         with torch.device("meta"):
-            network = MODEL_CLASSES[source.recipe.kind].from_config(config, trust_remote_code=False)
+            network = random_network(source.recipe.kind, config)
         if tensors is None:
             return
         # One number that stands for all of a tensor takes no memory.

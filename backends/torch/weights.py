@@ -45,6 +45,12 @@ MODEL_CLASSES: dict[ModelKind, Any] = {
     "classifier": transformers.AutoModelForSequenceClassification,
     "language": transformers.AutoModelForCausalLM,
 }
+# Classes of networks whose text encoder is one half: AutoModel builds both. By `model_type`.
+ENCODER_CLASSES: dict[str, Any] = {
+    "t5": transformers.T5EncoderModel,
+    "mt5": transformers.MT5EncoderModel,
+    "umt5": transformers.UMT5EncoderModel,
+}
 CODE_REMEDY = (
     "it comes with code of its own, which runs only where its upstream says `trust_remote_code: true`"
 )
@@ -72,8 +78,21 @@ def load_network(source: NetworkSource) -> Any:
     return network
 
 
+def random_network(kind: ModelKind, config: Any) -> Any:
+    """Return the network of a configuration of transformers with random weights in float32."""
+    network_class = _network_class(kind, config)
+    if network_class in ENCODER_CLASSES.values():
+        return network_class(config)
+    return network_class.from_config(config, dtype=torch.float32, trust_remote_code=False)
+
+
+def _network_class(kind: ModelKind, config: Any) -> Any:
+    stock = MODEL_CLASSES[kind]
+    return ENCODER_CLASSES.get(config.model_type, stock) if stock is transformers.AutoModel else stock
+
+
 def _read(source: NetworkSource, config: Any) -> Any:
-    return MODEL_CLASSES[source.recipe.kind].from_pretrained(
+    return _network_class(source.recipe.kind, config).from_pretrained(
         source.checkpoint,
         config=config,
         dtype=torch.float32,

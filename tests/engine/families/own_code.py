@@ -3,6 +3,7 @@
 from tests.engine.families.bert import TOKENIZER as BERT_TOKENIZER
 from tests.engine.families.family import Family, Json, NeedsTrustedCode
 from tests.engine.families.layout import SIZES, dense_config, sentence_files
+from tests.engine.families.modernbert import NOMIC
 from tests.engine.families.roberta import LONG_XLM_TOKENIZER
 from tests.engine.families.vocabularies import BERT, LLAMA_2, QWEN, XLM_ROBERTA
 
@@ -41,7 +42,47 @@ NEW: Json = SIZES | {
 LONG_BERT_TOKENIZER = BERT_TOKENIZER | {"model_max_length": 8192}
 CODE_ELSEWHERE = "`trust_remote_code: true`; the code is in another repository"
 
+
+def with_experts(name: str) -> str:
+    """Return the published name of a tensor: every second layer has experts."""
+    return name.replace("layers.1.mlp.fc1", "layers.1.mlp.experts.mlp.w").replace(
+        "layers.1.mlp", "layers.1.mlp.experts.mlp"
+    )
+
+
 FAMILIES = (
+    Family(
+        name="nomic-embed-moe",
+        checkpoints=("nomic-ai/nomic-embed-text-v2-moe",),
+        kind="dense",
+        state=NeedsTrustedCode(),
+        network="NomicBertModel",
+        config=NOMIC
+        | {
+            "activation_function": "gelu",
+            "expert_choice_router": False,
+            "ffn_div": 1.0,
+            "mlp_fc1_bias": True,
+            "mlp_fc2_bias": True,
+            "moe_every_n_layers": 2,
+            "moe_impl": "megablocks",
+            "moe_normalize_expert_weights": False,
+            "moe_resid_pdrop": 0.0,
+            "moe_top_k": 2,
+            "n_positions": 2048,
+            "num_experts": 8,
+            "num_shared_experts": 0,
+            "qkv_proj_bias": True,
+            "router_aux_loss_coef": 0.1,
+            "rotary_emb_base": 10000,
+        },
+        rename=with_experts,
+        vocabulary=XLM_ROBERTA,
+        tokenizer_config=LONG_XLM_TOKENIZER,
+        files=sentence_files("mean", max_seq_length=512),
+        pooling="mean",
+        notes="the library's `nomic_bert` has no experts",
+    ),
     Family(
         name="gte-v1.5",
         checkpoints=("Alibaba-NLP/gte-base-en-v1.5", "Alibaba-NLP/gte-large-en-v1.5"),

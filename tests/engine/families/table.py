@@ -10,8 +10,9 @@ from tests.engine.families import (
     rerankers,
     roberta,
     sparse,
+    t5,
 )
 from tests.engine.families.family import Family
 
-GROUPS = (bert, roberta, modernbert, decoders, rerankers, language_rerankers, sparse, own_code, refused)
+GROUPS = (bert, roberta, modernbert, decoders, t5, rerankers, language_rerankers, sparse, own_code, refused)
 FAMILIES: tuple[Family, ...] = tuple(family for group in GROUPS for family in group.FAMILIES)

@@ -1,0 +1,76 @@
+"""Order of a checkpoint's sentence-transformers modules: those before pooling, and those behind it.
+
+Pure. Source: sentence-transformers 6, whose modules pass named tensors on. A module that stands where its
+tensor does not exist yet, or is not read any more, is an error.
+"""
+
+from collections.abc import Sequence
+from typing import get_args
+
+from backends.errors import ModelUnavailable
+from backends.torch.files import CheckpointFiles, ListedModule
+from backends.torch.recipe import Projection, ProjectionKind
+
+KINDS: dict[str, ProjectionKind] = {kind: kind for kind in get_args(ProjectionKind)}
+# Modules that change nothing outside of training.
+IDENTITIES = frozenset({"Dropout"})
+LAYER_MIX = "WeightedLayerPooling"
+
+
+def projections(files: CheckpointFiles) -> tuple[Projection, ...]:
+    """Return the modules behind pooling, or all if there is no pooling; the last scaling is left out."""
+    found = [Projection(KINDS[kind], folder) for kind, folder in _behind(files.modules) if kind in KINDS]
+    while found and found[-1].kind == "Normalize":
+        found.pop()
+    return tuple(found)
+
+
+def token_projections(files: CheckpointFiles) -> tuple[Projection, ...]:
+    """Return the modules between network and pooling that project each token. Raises: ModelUnavailable."""
+    before = [
+        module for module in _before(files.modules) if module.kind in KINDS or module.kind in IDENTITIES
+    ]
+    for kind, folder in before:
+        if kind != "Dense":
+            raise ModelUnavailable(
+                f"{files.checkpoint} lists {kind} before Pooling, where there is no vector of the text yet"
+            )
+        read = files.read_json(f"{folder}/config.json")
+        name = read.get("module_input_name", "sentence_embedding")
+        if {name, read.get("module_output_name") or name} != {"token_embeddings"}:
+            raise ModelUnavailable(
+                f"{files.checkpoint}/{folder} stands before Pooling and projects {name}, not token_embeddings"
+            )
+    return tuple(Projection("Dense", folder) for _, folder in before)
+
+
+def layer_weights(files: CheckpointFiles) -> str | None:
+    """Return the folder of the weights of layers, None if vectors are those of the last layer.
+
+    Raises: ModelUnavailable.
+    """
+    places = [place for place, module in enumerate(files.modules) if module.kind == LAYER_MIX]
+    if not places:
+        return None
+    if places != [1]:
+        raise ModelUnavailable(f"{files.checkpoint} lists {LAYER_MIX} elsewhere than behind its network")
+    if not files.config.get("output_hidden_states"):
+        raise ModelUnavailable(
+            f"{files.checkpoint} lists {LAYER_MIX}, which sentence-transformers skips without "
+            "`output_hidden_states: true` in config.json; set that, or remove the module"
+        )
+    return files.modules[1].folder
+
+
+def _pooling_place(modules: Sequence[ListedModule]) -> int | None:
+    return next((place for place, module in enumerate(modules) if module.kind == "Pooling"), None)
+
+
+def _before(modules: Sequence[ListedModule]) -> Sequence[ListedModule]:
+    place = _pooling_place(modules)
+    return () if place is None else modules[:place]
+
+
+def _behind(modules: Sequence[ListedModule]) -> Sequence[ListedModule]:
+    place = _pooling_place(modules)
+    return modules if place is None else modules[place + 1 :]
