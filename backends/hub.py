@@ -84,7 +84,7 @@ def _not_an_id(repository: str) -> ModelUnavailable:
 
 def _fetch_failure(repository: str, error: Exception) -> ModelUnavailable:
     return ModelUnavailable(
-        f"{repository!r} is not, or not wholly, on this machine and could not be fetched from the Hub "
+        f"{repository!r} is not on this machine, or only in part, and could not be fetched from the Hub "
         f"({type(error).__name__}). Check the name and the network; or copy the checkpoint here and "
         "give its folder as `model`; for a gated model set HF_TOKEN"
     )

@@ -89,7 +89,6 @@ def read_recipe(checkpoint: Path, settings: TaskSettings) -> Recipe:
         lower_case=bool(files.transformer_config.get("do_lower_case", False)),
         prompts=_with_document_role(_prompts(files)),
         default_prompt=files.sentence_config.get("default_prompt_name"),
-        has_code="auto_map" in files.config,
     )
     return COMPLETIONS[kind](common, files, settings)
 

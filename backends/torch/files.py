@@ -12,6 +12,8 @@ import msgspec
 from backends.errors import ModelUnavailable
 
 Json = dict[str, Any]
+# Packages whose modules the engine knows.
+MODULE_PACKAGES = ("sentence_transformers.", "pylate.")
 
 
 class ListedModule(NamedTuple):
@@ -51,6 +53,14 @@ class CheckpointFiles:
             ListedModule(str(entry["type"]).rsplit(".", 1)[-1], str(entry.get("path", "")))
             for entry in entries
         ]
+
+    @cached_property
+    def own_modules(self) -> list[str]:
+        """Classes of modules.json that are code of the checkpoint or of an unknown package."""
+        path = self.checkpoint / "modules.json"
+        entries = _decode(path, list[Json]) if path.is_file() else []
+        names = [str(entry["type"]) for entry in entries]
+        return [name for name in names if not name.startswith(MODULE_PACKAGES)]
 
     @cached_property
     def transformer_config(self) -> Json:

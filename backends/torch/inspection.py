@@ -20,7 +20,7 @@ from backends.tokens import open_tokenizer
 from backends.torch import wire
 from backends.torch.checkpoint import read_recipe
 from backends.torch.files import CheckpointFiles
-from backends.torch.loading import describe_folder, settings_of
+from backends.torch.loading import describe_folder, own_code_of, settings_of
 from backends.torch.memory import files_bytes
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.small_network import computes_without_padding, refuse_unloadable
@@ -62,7 +62,7 @@ def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFil
     recipe = read_recipe(folder, settings)
     template = read_template(files, recipe, settings)
     capabilities = describe_folder(boot, folder)
-    runs_code = recipe.has_code and boot.trust_remote_code
+    runs_code = own_code_of(boot, folder) is not None
     module_folders = [module.folder for module in files.modules if module.folder]
     tensors = stored_tensors(folder, module_folders)
     if not runs_code:
@@ -76,7 +76,7 @@ def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFil
         packed=None if runs_code else computes_without_padding(folder),
         template=_template_text(template),
         weights=_weights(boot, files, tensors, capabilities.dtype),
-        notes=tuple(_notes(boot, capabilities, tensors)),
+        notes=tuple(_notes(capabilities, tensors, runs_code=runs_code)),
     )
 
 
@@ -114,12 +114,12 @@ def _weights(
     return wire.WeightSizes(size, elements, elements * width)
 
 
-def _notes(boot: wire.ModelBoot, capabilities: Capabilities, tensors: Tensors | None) -> Iterator[str]:
+def _notes(capabilities: Capabilities, tensors: Tensors | None, *, runs_code: bool) -> Iterator[str]:
     if tensors is None:
         yield "names and shapes of the weights were not compared: no safetensors files are on this machine"
     if not any(capabilities.prompts.values()) and capabilities.dimensions is not None:
         yield "the checkpoint brings no prompts; if its card asks for one, set `prompts` of the upstream"
-    if boot.trust_remote_code:
+    if runs_code:
         yield "code that comes with the checkpoint runs in the engine, because `trust_remote_code` is set"
 
 

@@ -101,6 +101,12 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
             f"{files.checkpoint} is a CrossEncoder without a classifier or `LogitScore`, which the built-in "
             "engine does not have; serve it with Infinity behind this gateway"
         )
+    if files.own_modules:
+        raise ModelUnavailable(
+            f"{files.checkpoint} names the module {', '.join(files.own_modules)}. The built-in engine "
+            "runs no code for sentence-transformers, with `trust_remote_code` neither; serve the model with "
+            "Infinity behind this gateway"
+        )
     unknown = {module.kind for module in files.modules} - SUPPORTED_MODULES[kind]
     if unknown:
         raise ModelUnavailable(

@@ -40,6 +40,14 @@ class LlamaBidirectionalForSequenceClassification(LlamaForSequenceClassification
     config_class = LlamaBidirectionalConfig
 
 
+# Names of these classes by the auto class that builds them.
+CLASS_NAMES = {
+    "AutoConfig": LlamaBidirectionalConfig.__name__,
+    "AutoModel": LlamaBidirectionalModel.__name__,
+    "AutoModelForSequenceClassification": LlamaBidirectionalForSequenceClassification.__name__,
+}
+
+
 def register() -> None:
     """Have transformers build these classes for their `model_type`, in place of a checkpoint's own code."""
     AutoConfig.register(LlamaBidirectionalConfig.model_type, LlamaBidirectionalConfig, exist_ok=True)

@@ -9,15 +9,19 @@ from typing import Literal, TypeAlias
 import msgspec
 import torch
 
+from backends.checkpoints import locate_code
 from backends.contract import Capabilities, Operation, Output, ScoreKind
 from backends.errors import ModelUnavailable
 from backends.texts import SPECIAL_TOKENS
 from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.checkpoint import dense_width, outputs_of, read_recipe
 from backends.torch.files import CheckpointFiles
+from backends.torch.kinds import recognize
 from backends.torch.loaded_model import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, LoadedModel
 from backends.torch.networks import open_network
 from backends.torch.options import TaskSettings
+from backends.torch.own_code import OwnCode, require_permission
+from backends.torch.own_network import TrustedCode
 from backends.torch.pairs import PairEncoder, answer_ids
 from backends.torch.preparing import Preparer
 from backends.torch.recipe import ModelKind, Recipe
@@ -41,13 +45,15 @@ class LoadOptions(msgspec.Struct, frozen=True):
 
     dtype: None is bfloat16 if the processor multiplies it in hardware, else float32. device: None is cuda if
     there is one, else mps on Apple hardware, else cpu. compiled: True to run torch.compile.
-    trust_remote_code: True if code that comes with the weights may run.
+    trust_remote_code: True if code that comes with the weights may run. code_revision: commit of that code,
+    if it lies in another repository.
     """
 
     dtype: DTypeName | None = None
     device: str | None = None
     compiled: bool = False
     trust_remote_code: bool = False
+    code_revision: str | None = None
     settings: TaskSettings = TaskSettings()
 
 
@@ -65,12 +71,13 @@ def load(
     """
     recipe = read_recipe(checkpoint, options.settings)
     template = read_template(CheckpointFiles(checkpoint), recipe, options.settings)
+    code = _trusted_code(checkpoint, options)
     device = best_device(options.device)
     dtype = _dtype(options.dtype, device)
     report(f"loading weights as {_dtype_name(dtype)} on {device}")
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
     network = open_network(
-        NetworkSource(checkpoint, recipe, tokenizer, template, options.trust_remote_code),
+        NetworkSource(checkpoint, recipe, tokenizer, template, code),
         Placement(dtype, device, options.compiled),
     )
     report("compiling; this takes a minute or two" if options.compiled else "warming up")
@@ -104,6 +111,7 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
     """
     recipe = read_recipe(checkpoint, options.settings)
     template = read_template(CheckpointFiles(checkpoint), recipe, options.settings)
+    permitted_code(checkpoint, options)
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
     if recipe.kind == "language":
         answer_ids(tokenizer, template)
@@ -115,6 +123,25 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
         overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
         loaded=False,
     )
+
+
+def permitted_code(checkpoint: Path, options: LoadOptions) -> OwnCode | None:
+    """Return the checkpoint's own code if its network needs it; read from its small files only.
+
+    Raises: ModelUnavailable if the operator did not permit and pin it.
+    """
+    files = CheckpointFiles(checkpoint)
+    kind = recognize(files, options.settings)
+    return require_permission(
+        files, kind, trusted=options.trust_remote_code, code_revision=options.code_revision
+    )
+
+
+def _trusted_code(checkpoint: Path, options: LoadOptions) -> TrustedCode | None:
+    code = permitted_code(checkpoint, options)
+    if code is None:
+        return None
+    return TrustedCode(code, locate_code(checkpoint, code.classes, options.code_revision))
 
 
 def best_device(device: str | None) -> torch.device:

@@ -9,15 +9,32 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from backends.checkpoints import locate_tokenizer
+from backends.checkpoints import locate_checkpoint, locate_code, locate_tokenizer
 from backends.contract import Capabilities
 from backends.torch import wire
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import LoadOptions, ReportStep, RunOnDevice, describe, load
+from backends.torch.loader import LoadOptions, ReportStep, RunOnDevice, describe, load, permitted_code
 from backends.torch.options import TaskSettings
+from backends.torch.own_code import OwnCode
 
 T = TypeVar("T")
 LoadModel: TypeAlias = Callable[[wire.ModelBoot, Path, ReportStep, RunOnDevice], LoadedModel]
+
+
+def locate_model(boot: wire.ModelBoot) -> Path:
+    """Return the folder of a model, after downloading what its load needs: weights, and code if permitted.
+
+    Raises: ModelUnavailable, before it downloads weights if the small files suffice to refuse them.
+    """
+
+    def approve(folder: Path) -> None:
+        own_code_of(boot, folder)
+
+    folder = locate_checkpoint(boot.model, boot.revision, with_code=boot.trust_remote_code, approve=approve)
+    code = own_code_of(boot, folder)
+    if code is not None:
+        locate_code(folder, code.classes, boot.code_revision)
+    return folder
 
 
 def describe_model(boot: wire.ModelBoot) -> Capabilities:
@@ -28,6 +45,11 @@ def describe_model(boot: wire.ModelBoot) -> Capabilities:
 def describe_folder(boot: wire.ModelBoot, folder: Path) -> Capabilities:
     """Return the capabilities of a model whose small files are in a folder. Raises: ModelUnavailable."""
     return describe(folder, boot.model, _options_of(boot))
+
+
+def own_code_of(boot: wire.ModelBoot, folder: Path) -> OwnCode | None:
+    """Return the code of its own that a model runs, None if it runs none. Raises: ModelUnavailable."""
+    return permitted_code(folder, _options_of(boot))
 
 
 def settings_of(boot: wire.ModelBoot) -> TaskSettings:
@@ -46,7 +68,9 @@ def load_model(
 
 
 def _options_of(boot: wire.ModelBoot) -> LoadOptions:
-    return LoadOptions(boot.dtype, boot.device, boot.compiled, boot.trust_remote_code, settings_of(boot))
+    return LoadOptions(
+        boot.dtype, boot.device, boot.compiled, boot.trust_remote_code, boot.code_revision, settings_of(boot)
+    )
 
 
 async def run_in_new_thread(function: Callable[[], T]) -> T:

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import torch
 
-from backends.checkpoints import locate_checkpoint
 from backends.errors import ModelUnavailable
 from backends.torch import memory, wire
 from backends.torch.engine import Engine
 from backends.torch.hosted_model import HostedModel, PendingLoad
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import RunOnDevice, best_device
-from backends.torch.loading import LoadModel, describe_model, run_in_new_thread
+from backends.torch.loading import LoadModel, describe_model, locate_model, run_in_new_thread
 from backends.torch.memory_budget import MemoryBudget, megabytes
 from backends.torch.refusals import describe_error
 from backends.torch.threads import ForwardThreads
@@ -84,10 +83,7 @@ class ModelLoads:
 
     async def _folder(self, model: HostedModel) -> Path:
         if model.folder is None:
-            boot = model.boot
-            model.folder = await asyncio.to_thread(
-                locate_checkpoint, boot.model, boot.revision, with_code=boot.trust_remote_code
-            )
+            model.folder = await asyncio.to_thread(locate_model, model.boot)
         return model.folder
 
     async def _open(self, model: HostedModel, folder: Path) -> LoadedModel:

@@ -17,6 +17,7 @@ from backends.torch.fusing import fuse
 from backends.torch.heads import Classifier, Encoder, InputBuilder
 from backends.torch.language import LanguageHead
 from backends.torch.llama_bidirectional import pooled_head, register
+from backends.torch.own_network import OwnNetwork, prove_own_network
 from backends.torch.packing import PackedEncoder, pack
 from backends.torch.pairs import answer_ids
 from backends.torch.precision import Autocast, CastLinear, fastest_linear, replace_linears
@@ -72,6 +73,9 @@ def open_network(source: NetworkSource, placement: Placement) -> OpenedNetwork:
     model = load_network(source).to(placement.device).eval()
     reentrant = _is_reentrant(model)
     with refuse_on_error(f"{source.checkpoint} has a {type(model).__name__} that the engine cannot run"):
+        if source.code is not None:
+            model = OwnNetwork(model, "logits" if source.recipe.kind == "classifier" else "last_hidden_state")
+            prove_own_network(model, placement.device)
         opened = OPENERS[source.recipe.kind](model, source, placement)
     return opened._replace(reentrant=reentrant)
 
@@ -133,7 +137,8 @@ def _open_language(model: Any, source: NetworkSource, placement: Placement) -> O
 
 def _open_classifier(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     """Open the stock classifier, around an encoder without padding if its architecture supports that."""
-    del source
+    if source.code is not None:
+        return _padded_classifier(model, placement)
     prefix = model.base_model_prefix
     if isinstance(model, GenericForSequenceClassification):
         # It finds the last token by its padding token, which a text may contain and a config may lack.
@@ -141,12 +146,17 @@ def _open_classifier(model: Any, source: NetworkSource, placement: Placement) ->
         readers = {Output.DENSE: PooledReader((pooling,), score)}
         return _encoder(getattr(model, prefix), placement, readers)._replace(outputs=frozenset())
     packed = _packed(getattr(model, prefix), placement)
-    inputs = _input_builder(model, placement.device)
     if packed is None:
-        classifier = Classifier(Autocast(model, placement.dtype), inputs)
-        return OpenedNetwork(classifier, packed=False, outputs=frozenset())
+        return _padded_classifier(model, placement)
+    inputs = _input_builder(model, placement.device)
     setattr(model, prefix, packed)
     return OpenedNetwork(Classifier(model, inputs), packed=True, outputs=frozenset())
+
+
+def _padded_classifier(model: Any, placement: Placement) -> OpenedNetwork:
+    inputs = _input_builder(model, placement.device)
+    classifier = Classifier(Autocast(model, placement.dtype), inputs)
+    return OpenedNetwork(classifier, packed=False, outputs=frozenset())
 
 
 OPENERS: dict[ModelKind, Callable[[Any, NetworkSource, Placement], OpenedNetwork]] = {
@@ -181,12 +191,14 @@ def _encoder(
 
 def _packed(encoder: Any, placement: Placement) -> PackedEncoder | None:
     """Return the encoder without padding, None if its architecture does not support that."""
+    if isinstance(encoder, OwnNetwork):
+        _refuse_compiled(encoder, placement)
+        return None
     config = encoder.config
     first = (config.pad_token_id or 0) + 1 if config.model_type in OFFSET_POSITIONS else 0
     packed = pack(encoder, first)
     if packed is None:
-        if placement.compiled:
-            raise ModelUnavailable(f"`compile` does not serve models of type {config.model_type}")
+        _refuse_compiled(encoder, placement)
         return None
     if not config.output_hidden_states:
         # transformers collects the vectors of each layer by the layer's class.
@@ -195,6 +207,11 @@ def _packed(encoder: Any, placement: Placement) -> PackedEncoder | None:
     if placement.compiled:
         packed.encoder = _compiled(packed.encoder, placement.device)
     return packed
+
+
+def _refuse_compiled(encoder: Any, placement: Placement) -> None:
+    if placement.compiled:
+        raise ModelUnavailable(f"`compile` does not serve models of type {encoder.config.model_type}")
 
 
 def _linear_type(placement: Placement) -> Any:
@@ -227,7 +244,7 @@ def _is_reentrant(model: Any) -> bool:
 def _input_builder(model: Any, device: torch.device, *, passes_tokens: bool = False) -> InputBuilder:
     config = model.config
     has_type_ids = (
-        "token_type_ids" in inspect.signature(model.forward).parameters
+        "token_type_ids" in inspect.signature(getattr(model, "own", model).forward).parameters
         and getattr(config, "type_vocab_size", 0) > 1
     )
     pad_id = config.pad_token_id or 0

@@ -76,7 +76,6 @@ class Recipe(msgspec.Struct, frozen=True):
     prompts: name → text that is put before an input.
     include_prompt: True if the prompt's tokens take part in pooling.
     lexical, colbert: True if BGE-M3's weights for terms and for token vectors lie next to a dense model.
-    has_code: True if the checkpoint comes with code of its own.
     """
 
     kind: ModelKind
@@ -96,7 +95,6 @@ class Recipe(msgspec.Struct, frozen=True):
     late: LateInteraction = LateInteraction()
     lexical: bool = False
     colbert: bool = False
-    has_code: bool = False
 
 
 class InputRules(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from backends.torch.checkpoint import OFFSET_POSITIONS
 from backends.torch.packing import pack
 from backends.torch.refusals import refuse_on_error
 from backends.torch.weight_files import StoredTensor
-from backends.torch.weights import NetworkSource, random_network, refuse_differences, remedy_for
+from backends.torch.weights import REMEDY, NetworkSource, random_network, refuse_differences
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def refuse_unloadable(source: NetworkSource, tensors: Mapping[str, StoredTensor]
     tensors: those of the network's files, None if they are not known. Raises: ModelUnavailable.
     """
     transformers.utils.logging.set_verbosity_error()
-    with refuse_on_error(f"{source.checkpoint} could not be loaded", remedy_for(source)):
+    with refuse_on_error(f"{source.checkpoint} could not be loaded", REMEDY):
         config = transformers.AutoConfig.from_pretrained(
             source.checkpoint, local_files_only=True, trust_remote_code=False
         )

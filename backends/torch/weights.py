@@ -9,6 +9,7 @@ import transformers
 
 from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer
+from backends.torch.own_network import TrustedCode, read_own_class
 from backends.torch.recipe import ModelKind, Recipe
 from backends.torch.refusals import refuse_on_error
 from backends.torch.rerank_template import RerankTemplate
@@ -19,14 +20,14 @@ from backends.torch.weight_names import TensorDifferences, describe_faults
 class NetworkSource(NamedTuple):
     """Checkpoint with its recipe, its tokenizer and the template of the pairs that it scores.
 
-    trust_remote_code: True if code that comes with the weights may run.
+    code: the checkpoint's own, which the operator permits and its network needs.
     """
 
     checkpoint: Path
     recipe: Recipe
     tokenizer: TextTokenizer
     template: RerankTemplate
-    trust_remote_code: bool = False
+    code: TrustedCode | None = None
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -51,9 +52,7 @@ ENCODER_CLASSES: dict[str, Any] = {
     "mt5": transformers.MT5EncoderModel,
     "umt5": transformers.UMT5EncoderModel,
 }
-CODE_REMEDY = (
-    "it comes with code of its own, which runs only where its upstream says `trust_remote_code: true`"
-)
+REMEDY = "fetch its files again; if they are complete, this engine does not have the model"
 
 
 def load_network(source: NetworkSource) -> Any:
@@ -64,12 +63,10 @@ def load_network(source: NetworkSource) -> Any:
     transformers.utils.logging.disable_progress_bar()
     # It reports missing tensors in a hundred lines; `refuse_differences` raises a short error.
     transformers.utils.logging.set_verbosity_error()
-    with refuse_on_error(f"{source.checkpoint} could not be loaded", remedy_for(source)):
-        config = transformers.AutoConfig.from_pretrained(
-            source.checkpoint, local_files_only=True, trust_remote_code=source.trust_remote_code
-        )
+    with refuse_on_error(f"{source.checkpoint} could not be loaded", REMEDY):
+        network_class, config = _class_of(source)
         network_files(source.checkpoint)
-        loaded = _read(source, config)
+        loaded = _read(source, network_class, config)
     if not isinstance(loaded, tuple):
         raise _refusal(source, "cannot be proven: its own code does not report which weights it lacks")
     network, info = loaded
@@ -91,13 +88,22 @@ def _network_class(kind: ModelKind, config: Any) -> Any:
     return ENCODER_CLASSES.get(config.model_type, stock) if stock is transformers.AutoModel else stock
 
 
-def _read(source: NetworkSource, config: Any) -> Any:
-    return _network_class(source.recipe.kind, config).from_pretrained(
+def _class_of(source: NetworkSource) -> tuple[Any, Any]:
+    """Return the class of the network and its configuration."""
+    if source.code is not None:
+        return read_own_class(source.checkpoint, source.code)
+    config = transformers.AutoConfig.from_pretrained(
+        source.checkpoint, local_files_only=True, trust_remote_code=False
+    )
+    return _network_class(source.recipe.kind, config), config
+
+
+def _read(source: NetworkSource, network_class: Any, config: Any) -> Any:
+    return network_class.from_pretrained(
         source.checkpoint,
         config=config,
         dtype=torch.float32,
         local_files_only=True,
-        trust_remote_code=source.trust_remote_code,
         output_loading_info=True,
         # Another shape is one of the differences that `refuse_differences` reports by name.
         ignore_mismatched_sizes=True,
@@ -125,11 +131,4 @@ def _require_finite(source: NetworkSource, network: Any) -> None:
 
 
 def _refusal(source: NetworkSource, fault: str) -> ModelUnavailable:
-    return ModelUnavailable(f"{source.checkpoint} {fault}; {remedy_for(source)}")
-
-
-def remedy_for(source: NetworkSource) -> str:
-    """Return the way out of a refusal of a network."""
-    if source.recipe.has_code and not source.trust_remote_code:
-        return CODE_REMEDY
-    return "fetch its files again; if they are complete, this engine does not have the model"
+    return ModelUnavailable(f"{source.checkpoint} {fault}; {REMEDY}")

@@ -22,7 +22,8 @@ class ModelBoot(msgspec.Struct, frozen=True):
 
     name: its upstream's. model: hub id or path. batch_tokens: tokens of one forward pass, None for the
     device's default. queue_tokens: bound of the queue. preload: load it at start. waits: work that arrives
-    before it is loaded waits for the load, and is refused otherwise.
+    before it is loaded waits for the load, and is refused otherwise. code_revision: commit of the repository
+    with the model's code.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ModelBoot(msgspec.Struct, frozen=True):
     pooling: Pooling | None = None
     rerank_template: RerankFamily | RerankPrompt | None = None
     trust_remote_code: bool = False
+    code_revision: str | None = None
     batch_tokens: int | None = None
     queue_tokens: int = 2_000_000
     preload: bool = True

@@ -176,6 +176,8 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
         yield Problem(f"{path}.revision", "not the name of a revision")
     if upstream.trust_remote_code:
         yield Problem(f"{path}.trust_remote_code", "runs code, which router.yaml alone may allow")
+    if upstream.code_revision is not None:
+        yield Problem(f"{path}.code_revision", "names code to run, which router.yaml alone may allow")
 
 
 def _file_problems(upstream: UpstreamSettings, path: str, files: Path | None) -> Iterator[Problem]:

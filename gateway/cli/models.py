@@ -49,6 +49,7 @@ def add_models_options(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="as `dtype`")
     inspect.add_argument("--revision", metavar="REVISION", help="branch, tag or commit at the Hub")
     inspect.add_argument("--trust-remote-code", action="store_true", help="code of the checkpoint may run")
+    inspect.add_argument("--code-revision", metavar="COMMIT", help="commit of code in another repository")
     inspect.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="timeout of the inspection (default: 300)"
     )
@@ -86,6 +87,7 @@ def _boot(options: argparse.Namespace, environment: Mapping[str, str]) -> wire.M
             task=options.task,
             pooling=options.pooling,
             trust_remote_code=options.trust_remote_code,
+            code_revision=options.code_revision,
         )
     upstreams = load_config(options.config, environment).upstreams
     engines = {name: settings for name, settings in upstreams.items() if settings.backend == "torch"}
@@ -184,6 +186,7 @@ def _snippet(boot: wire.ModelBoot) -> str:
         "task": boot.task,
         "pooling": boot.pooling,
         "trust_remote_code": "true" if boot.trust_remote_code else None,
+        "code_revision": boot.code_revision,
     }
     lines = [f"    {name}: {_scalar(value)}" for name, value in settings.items() if value is not None]
     return "\n".join(

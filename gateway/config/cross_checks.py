@@ -16,6 +16,7 @@ from gateway.config.problems import Problem, unknown_name
 from gateway.config.schema import OPERATION_SEGMENTS, Config, ModelSettings, UpstreamSettings
 
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 STORES_ALLOWED = "memory, redis://host:port/db, rediss://host:port/db, redis+sentinel://h1,h2/name/db, redis+cluster://h1,h2"
 
 
@@ -55,6 +56,7 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
         if upstream.replicas:
             yield Problem(f"{path}.replicas", "torch runs here; replicas are for remote backends")
         yield from _prompt_problems(upstream, path)
+        yield from _code_problems(upstream, path)
         return
     yield from _remote_problems(upstream, path)
 
@@ -80,6 +82,16 @@ def model_problems(name: str, model: ModelSettings, upstreams: Collection[str]) 
             path,
             "a name may not end in an operation, v1 or v2: /models/{name}/{operation} must be unambiguous",
         )
+
+
+def _code_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    if upstream.code_revision is None:
+        return
+    if not COMMIT.fullmatch(upstream.code_revision):
+        # A branch or a tag can move to other code.
+        yield Problem(f"{path}.code_revision", "is no commit; write its 40 hexadecimal digits")
+    elif not upstream.trust_remote_code:
+        yield Problem(f"{path}.code_revision", "needs `trust_remote_code: true`")
 
 
 def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:

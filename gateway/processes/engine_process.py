@@ -106,6 +106,7 @@ def _model_boot(name: str, settings: UpstreamSettings, *, preload: bool) -> wire
         pooling=settings.pooling,
         rerank_template=settings.rerank_template,
         trust_remote_code=settings.trust_remote_code,
+        code_revision=settings.code_revision,
         batch_tokens=settings.batch_tokens,
         preload=preload,
         waits=settings.when_loading == "wait",

@@ -24,6 +24,15 @@ def minilm() -> Path:
 
 
 @pytest.fixture(scope="session")
+def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the one folder of a session into which transformers copies the code of checkpoints.
+
+    Its modules are parts of a package, which Python finds in one folder only.
+    """
+    return tmp_path_factory.mktemp("modules")
+
+
+@pytest.fixture(scope="session")
 def cross_encoder(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a fitted cross-encoder of MiniLM's shape."""
     return make_cross_encoder(minilm, tmp_path_factory.mktemp("cross-encoder"))

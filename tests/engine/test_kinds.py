@@ -30,7 +30,7 @@ NO_SETTINGS = TaskSettings()
 
 
 def modules(*kinds: str) -> str:
-    return json.dumps([{"type": f"some.library.{kind}", "path": kind} for kind in kinds])
+    return json.dumps([{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in kinds])
 
 
 @pytest.mark.parametrize(
@@ -154,43 +154,6 @@ async def test_detokenizes_ids(minilm: Path, tmp_path: Path) -> None:
     for wrong in (-1, 10**6, 2**40):
         with pytest.raises(InvalidWork, match=str(wrong)):
             await engine.run(Detokenize(((7592, wrong),)))
-
-
-def with_code(minilm: Path, folder: Path) -> Path:
-    """Write a checkpoint whose network is defined by code of its own."""
-    make_encoder(ENCODERS["bert"][0](), minilm, folder)
-    config = json.loads((folder / "config.json").read_text())
-    named = {"AutoConfig": "own_code.OwnConfig", "AutoModel": "own_code.OwnModel"}
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": named}))
-    (folder / "own_code.py").write_text(
-        "from pathlib import Path\n"
-        "from transformers import BertConfig, BertModel\n"
-        "Path(__file__).with_name('ran').touch()\n"
-        "class OwnConfig(BertConfig):\n    model_type = 'own'\n"
-        "class OwnModel(BertModel):\n    config_class = OwnConfig\n"
-    )
-    return folder
-
-
-async def test_code_of_a_checkpoint_runs_only_if_it_is_trusted(
-    minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = tmp_path / "cache"
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(cache))
-    folder = with_code(minilm, tmp_path / "own")
-    make_encoder(ENCODERS["bert"][0](), minilm, tmp_path / "plain")
-
-    with pytest.raises(ModelUnavailable, match="trust_remote_code: true"):
-        load_tiny(folder)
-    assert not list(cache.rglob("ran"))
-    own = load_tiny(folder, trust_remote_code=True)
-    trusted = await run_work(engine_on(own), Embed(("a",)), EmbedReply)
-
-    plain = await run_work(engine_on(load_tiny(tmp_path / "plain")), Embed(("a",)), EmbedReply)
-    assert list(cache.rglob("ran"))
-    # Unknown code may keep state, therefore its passes must not overlap.
-    assert not own.reentrant
-    np.testing.assert_allclose(trusted.vectors, plain.vectors, atol=1e-5)
 
 
 def test_arrays_of_a_reply_survive_the_socket() -> None:

@@ -162,6 +162,7 @@ def test_reads_no_file_without_a_folder(sources: SecretSources) -> None:
         ({**TORCH, "model": "/etc"}, "model"),
         ({**TORCH, "revision": "../main"}, "revision"),
         ({**TORCH, "trust_remote_code": True}, "trust_remote_code"),
+        ({**TORCH, "code_revision": "0" * 40}, "code_revision"),
         ({**TORCH, "rerank_template": {"prompt": "{query}"}}, "rerank_template"),
         ({**TORCH, "rerank_template": {"prompt": "${HOME}{query}{document}"}}, "rerank_template.prompt"),
     ],

@@ -86,6 +86,7 @@ FAULTS: dict[str, set[str]] = {
     "no_replicas": {"upstreams.tei.replicas"},
     "infinity_without_a_tokenizer": {"upstreams.inf.tokenizer"},
     "no_upstreams": {"upstreams"},
+    "code_without_a_commit": {"upstreams.branch.code_revision", "upstreams.untrusted.code_revision"},
     "not_yaml": {"line 4"},
     "origins_that_no_browser_sends": {
         "cors.origins[2]",
