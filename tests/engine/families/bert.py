@@ -165,6 +165,7 @@ FAMILIES = (
             "Snowflake/snowflake-arctic-embed-xs",
             "Snowflake/snowflake-arctic-embed-s",
             "Snowflake/snowflake-arctic-embed-m",
+            "Snowflake/snowflake-arctic-embed-m-v1.5",
             "Snowflake/snowflake-arctic-embed-l",
         ),
         kind="dense",

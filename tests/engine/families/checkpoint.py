@@ -47,8 +47,10 @@ def _write_weights(family: Family, folder: Path) -> None:
     randomize(model)
     model.save_pretrained(folder)
     path = folder / "model.safetensors"
-    tensors = load_file(path)
-    save_file({family.rename(name): tensor for name, tensor in tensors.items()}, path, {"format": "pt"})
+    tensors = {family.rename(name): tensor for name, tensor in load_file(path).items()}
+    tensors.pop("", None)
+    extra = {name: torch.randn(shape) * WEIGHT_SPREAD for name, shape in family.extra.items()}
+    save_file(tensors | extra, path, {"format": "pt"})
 
 
 def randomize(model: nn.Module) -> None:

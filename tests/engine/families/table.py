@@ -4,6 +4,8 @@ from tests.engine.families import (
     bert,
     decoders,
     language_rerankers,
+    late_interaction,
+    look_alikes,
     modernbert,
     own_code,
     refused,
@@ -14,5 +16,18 @@ from tests.engine.families import (
 )
 from tests.engine.families.family import Family
 
-GROUPS = (bert, roberta, modernbert, decoders, t5, rerankers, language_rerankers, sparse, own_code, refused)
+GROUPS = (
+    bert,
+    roberta,
+    modernbert,
+    decoders,
+    t5,
+    rerankers,
+    language_rerankers,
+    sparse,
+    late_interaction,
+    look_alikes,
+    own_code,
+    refused,
+)
 FAMILIES: tuple[Family, ...] = tuple(family for group in GROUPS for family in group.FAMILIES)
