@@ -195,8 +195,10 @@ def _max_tokens(files: CheckpointFiles) -> int:
     """Return the smallest limit in the files, as sentence-transformers reads them."""
     positions = files.config.get("max_position_embeddings")
     offset = OFFSET_POSITIONS.get(str(files.config.get("model_type", "")), 0)
+    # PyLate saves the length that it happened to set for its last texts, without their marker.
+    is_pylate = files.sentence_config.get("model_type") == "ColBERT"
     limits = [
-        files.transformer_config.get("max_seq_length"),
+        None if is_pylate else files.transformer_config.get("max_seq_length"),
         files.tokenizer_config.get("model_max_length"),
         positions - offset if positions else None,
     ]

@@ -10,14 +10,12 @@ from tests.engine.families.bert import TOKENIZER as BERT_TOKENIZER
 from tests.engine.families.family import Family, Json, NeedsTrustedCode, Served
 from tests.engine.families.late_interaction import METADATA
 from tests.engine.families.layout import HIDDEN, INTERMEDIATE, sentence_files
-from tests.engine.families.modernbert import FAMILIES as MODERNBERT_FAMILIES
 from tests.engine.families.modernbert import GTE
 from tests.engine.families.references import sentence_vectors
 from tests.engine.families.roberta import LONG_XLM_TOKENIZER, XLM_ROBERTA
 from tests.engine.families.vocabularies import BERT
 from tests.engine.families.vocabularies import XLM_ROBERTA as XLM_VOCABULARY
 
-NOMIC = next(family for family in MODERNBERT_FAMILIES if family.name == "nomic-embed")
 LONG_BERT_TOKENIZER = BERT_TOKENIZER | {"model_max_length": 8192}
 JINA_BERT = "jinaai/jina-bert-implementation--modeling_bert.JinaBert"
 JINA_BERT_CONFIG: Json = BERT_CONFIG | {
@@ -199,35 +197,6 @@ FAMILIES = (
         rename=flash_name,
         vocabulary=XLM_VOCABULARY,
         tokenizer_config=LONG_XLM_TOKENIZER | {"model_max_length": 1026},
-    ),
-    Family(
-        name="nomic-embed-v2-moe",
-        checkpoints=("nomic-ai/nomic-embed-text-v2-moe",),
-        kind="dense",
-        state=NeedsTrustedCode(),
-        network="NomicBertModel",
-        config=NOMIC.config
-        | {
-            "activation_function": "gelu",
-            "expert_choice_router": False,
-            "ffn_div": 1,
-            "mlp_fc1_bias": True,
-            "mlp_fc2_bias": True,
-            "moe_every_n_layers": 2,
-            "moe_top_k": 2,
-            "n_positions": 2048,
-            "num_experts": 8,
-            "num_shared_experts": 0,
-            "qkv_proj_bias": True,
-            "rotary_emb_base": 10000,
-            "type_vocab_size": 1,
-        },
-        rename=lambda name: re.sub(r"layers\.1\.mlp\.fc\d+\.weight", "layers.1.mlp.experts.mlp.w1", name),
-        extra={"encoder.layers.1.mlp.router.layer.weight": (8, HIDDEN)},
-        vocabulary=XLM_VOCABULARY,
-        tokenizer_config=LONG_XLM_TOKENIZER | {"model_max_length": 512},
-        files=sentence_files("mean", prompts={"query": "search_query: ", "passage": "search_document: "}),
-        pooling="mean",
     ),
     Family(
         name="arctic-embed-m-v2",
