@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.api.server.encoding import EmbeddingType, quantize
+from gateway.api.server.encoding import EmbeddingType
+from gateway.api.server.quantization import quantize
 from tests.conftest import CONFIG, Boots
 from tests.fakes.tei import FakeTei, vector_of
 

@@ -16,8 +16,9 @@ from gateway.api.dialects.sie import (
     decode_encode,
     encode_items,
 )
-from gateway.api.server.encoding import json_bytes, quantize
+from gateway.api.server.encoding import json_bytes
 from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.quantization import quantize_rows
 from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei, score_of, vector_of
@@ -93,7 +94,7 @@ async def test_rejects_malformed_msgpack_with_400_in_json(boot: Boots, body: byt
 async def test_output_dtype_quantizes_the_same_vectors(boot: Boots, dtype: Any) -> None:
     reply = await post_json(boot, ENCODE, {"items": ITEMS, "params": {"output_dtype": dtype}})
 
-    expected = quantize(np.array([vector_of(text) for text in TEXTS]), dtype).tolist()
+    expected = quantize_rows(np.array([vector_of(text) for text in TEXTS]), dtype).tolist()
     assert expected == [item["dense"]["values"] for item in reply["items"]]
 
 

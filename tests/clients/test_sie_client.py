@@ -13,7 +13,7 @@ SIZES = {
     "float16": (np.float16, DIMENSIONS),
     "int8": (np.int8, DIMENSIONS),
     "uint8": (np.uint8, DIMENSIONS),
-    "binary": (np.int8, DIMENSIONS // 8),
+    "binary": (np.uint8, DIMENSIONS // 8),
     "ubinary": (np.uint8, DIMENSIONS // 8),
 }
 

@@ -13,10 +13,11 @@ from litestar.openapi.datastructures import ResponseSpec
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Rerank, RerankReply
-from gateway.api.server.encoding import json_bytes, msgpack_bytes, quantize
+from gateway.api.server.encoding import json_bytes, msgpack_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import SIE
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
+from gateway.api.server.quantization import quantize_rows
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import check_token_vectors
@@ -264,7 +265,7 @@ def _multivector(rows: Any, dtype: OutputDtype) -> dict[str, Any]:
 def _as_dtype(rows: Any, dtype: OutputDtype) -> Any:
     if dtype == "float16":
         return rows.astype(np.float16)
-    return rows if dtype == "float32" else quantize(rows, dtype)
+    return rows if dtype == "float32" else quantize_rows(rows, dtype)
 
 
 def score_items(reply: RerankReply, ids: Sequence[str | None]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import orjson
 import pybase64
 
 from backends.contract import Vectors
+from gateway.api.server.quantization import quantize
 
 EncodingFormat = Literal["float", "base64"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -44,31 +45,10 @@ def vector_items(vectors: Vectors, encoding_format: EmbeddingType) -> list[Any]:
     """Return each row as `json_bytes` takes it: an array, or its little-endian bytes in base64."""
     if encoding_format == "base64":
         return [pybase64.b64encode_as_string(row.data) for row in vectors.astype("<f4", copy=False)]
-    return list(quantize(vectors, encoding_format))
+    return list(vectors if encoding_format == "float" else quantize(vectors, encoding_format))
 
 
 def base64_float32(array: Vectors) -> str:
     """Return the little-endian float32 bytes of an array of any shape, in base64."""
     encoded: str = pybase64.b64encode_as_string(np.ascontiguousarray(array, dtype="<f4").tobytes())
     return encoded
-
-
-def quantize(vectors: Vectors, kind: EmbeddingType) -> np.typing.NDArray[Any]:
-    """Quantize vectors.
-
-    vectors: (n, dim) float32 → (n, dim) int8 or uint8, or (n, ceil(dim / 8)) packed bits.
-
-    int8: [-1, 1] is [-127, 127]; uint8: [-1, 1] is [0, 255]; values outside are clipped. The range is fixed,
-    so that vectors of all calls compare. binary, ubinary: a bit for each component above 0, the first in
-    the highest bit of its byte; binary is ubinary - 128.
-    Source: sentence-transformers' quantize_embeddings, Cohere's and Jina's documentation of /embed.
-    """
-    if kind == "int8":
-        return np.asarray(np.rint(np.clip(vectors, -1, 1) * 127), np.int8)
-    if kind == "uint8":
-        return np.asarray(np.rint((np.clip(vectors, -1, 1) + 1) * 127.5), np.uint8)
-    if kind not in {"binary", "ubinary"}:
-        return vectors
-    bits = np.packbits(vectors > 0, axis=1)
-    # The top bit turned over is the same byte minus 128, read as signed.
-    return bits if kind == "ubinary" else (bits ^ 0x80).view(np.int8)
