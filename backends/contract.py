@@ -353,12 +353,26 @@ def ignore_fault(fault: ConnectionFault) -> None:
     """Ignore the fault of a connection."""
 
 
+class TokenizerSettings(msgspec.Struct, frozen=True):
+    """Tokens around each text; None leaves the choice to the checkpoint's files."""
+
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+
+
+class TokenizerSource(msgspec.Struct, frozen=True):
+    """Location of a checkpoint's tokenizer, a hub id or path, and the settings for it."""
+
+    location: str
+    settings: TokenizerSettings = TokenizerSettings()
+
+
 class ReplicaSpec(msgspec.Struct, frozen=True):
     """Address and connection settings of one replica.
 
     address: a base URL; for torch, the form that `backends.torch.wire.address_of` writes.
     model: name of the served model, if the wire carries one.
-    tokenizer: hub id or path of the model's checkpoint, for wires that report no tokens or no prompts.
+    tokenizer: of the model's checkpoint, for wires that report no tokens or no prompts.
     ip: the address to connect to if the host of `address` has several. Host header and SNI keep the name.
     report: called with each fault of its connections.
     """
@@ -367,7 +381,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     model: str | None = None
     headers: Mapping[str, str] = {}
     tls: TlsFiles = TlsFiles()
-    tokenizer: str | None = None
+    tokenizer: TokenizerSource | None = None
     ip: str | None = None
     report: ReportFault = ignore_fault
 

@@ -4,6 +4,7 @@ Rule: the files are read once per process, and counting runs outside the event l
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -13,12 +14,23 @@ from typing import TypeVar
 import msgspec
 
 from backends.checkpoints import locate_tokenizer
-from backends.contract import Detokenize, DetokenizeReply, Embed, Encode, Tokenize, TokenizeReply, Work
+from backends.contract import (
+    Detokenize,
+    DetokenizeReply,
+    Embed,
+    Encode,
+    Tokenize,
+    TokenizeReply,
+    TokenizerSource,
+    Work,
+)
 from backends.errors import AttemptTimedOut, InvalidWork
 from backends.texts import ModelInput, ModelWork, model_inputs_of
-from backends.tokens import TextTokenizer, TokenCount, open_tokenizer
+from backends.tokens import TextTokenizer, TokenCount, open_tokenizer, tokenizer_notes
 from backends.torch.checkpoint import read_input_rules
 from backends.torch.recipe import InputRules
+
+logger = logging.getLogger(__name__)
 
 # Dedicated threads, so that a count whose caller timed out does not delay other work.
 COUNTING = ThreadPoolExecutor(2, "count")
@@ -81,8 +93,8 @@ class TokenCounter:
         return DetokenizeReply(tuple(texts))
 
 
-async def open_token_counter(source: str, timeout_s: float) -> TokenCounter:
-    """Open the token counter of a checkpoint, given by hub id or path.
+async def open_token_counter(source: TokenizerSource, timeout_s: float) -> TokenCounter:
+    """Open the token counter of a checkpoint.
 
     Raises: ModelUnavailable, AttemptTimedOut.
     """
@@ -90,10 +102,13 @@ async def open_token_counter(source: str, timeout_s: float) -> TokenCounter:
 
 
 @cache
-def _open(source: str) -> TokenCounter:
-    checkpoint = locate_tokenizer(source)
+def _open(source: TokenizerSource) -> TokenCounter:
+    checkpoint = locate_tokenizer(source.location)
     rules = read_input_rules(checkpoint)
-    return TokenCounter(open_tokenizer(checkpoint, rules.max_tokens), rules, read_labels(checkpoint))
+    tokenizer = open_tokenizer(checkpoint, rules.max_tokens, source.settings)
+    for note in tokenizer_notes(checkpoint, source.settings):
+        logger.warning("tokenizer %s: %s", source.location, note)
+    return TokenCounter(tokenizer, rules, read_labels(checkpoint))
 
 
 def read_labels(checkpoint: Path) -> tuple[str, ...]:

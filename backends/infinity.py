@@ -25,6 +25,7 @@ from backends.contract import (
     RerankReply,
     Score,
     Tokenize,
+    TokenizerSource,
     Truncate,
     Work,
     operation_of,
@@ -193,7 +194,7 @@ def profile_vectors(response: UpstreamResponse) -> InfinityProfile:
 class InfinityBackend:
     """Client of one model of one Infinity server."""
 
-    def __init__(self, http: UpstreamClient, model: str | None, tokenizer: str | None) -> None:
+    def __init__(self, http: UpstreamClient, model: str | None, tokenizer: TokenizerSource | None) -> None:
         self._http = http
         self._configured_model = model
         self._tokenizer = tokenizer

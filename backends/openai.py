@@ -19,6 +19,7 @@ from backends.contract import (
     ReplicaSpec,
     Reply,
     Tokenize,
+    TokenizerSource,
     Truncate,
     Work,
 )
@@ -138,7 +139,9 @@ def failure(response: UpstreamResponse) -> BackendError:
 class OpenAIBackend:
     """Client of one server or hosted API."""
 
-    def __init__(self, http: UpstreamClient, model: str | None = None, tokenizer: str | None = None) -> None:
+    def __init__(
+        self, http: UpstreamClient, model: str | None = None, tokenizer: TokenizerSource | None = None
+    ) -> None:
         self._http = http
         self._path = route(http.base_url)
         self._configured_model = model

@@ -7,15 +7,18 @@ words of text.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-from backends.contract import Token, Truncate
+from backends.contract import Token, TokenizerSettings, Truncate
 from backends.errors import InvalidWork, ModelUnavailable, input_too_long
+from backends.json_files import read_json_object
 from backends.texts import (
     CHARACTERS_PER_TOKEN,
     DETOKENIZE_IDS_MAX,
@@ -24,6 +27,15 @@ from backends.texts import (
     ModelInput,
     clip_text,
 )
+from backends.tokenizer_config import rules_of
+from backends.tokenizer_json import EditedTokenizer, apply_rules
+from backends.tokenizer_rules import TokenizerFiles, TokenizerRules
+from backends.wordpiece_json import VOCABULARY_FILE, wordpiece_json
+
+AS_FILES_SAY = TokenizerSettings()
+TOKENIZER_FILE = "tokenizer.json"
+# Vocabularies that another library reads.
+OTHER_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "spm.model", "merges.txt")
 
 
 class TokenSequences(msgspec.Struct, frozen=True):
@@ -167,6 +179,19 @@ class TextTokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def prompt_lengths(self, prompts: Sequence[str]) -> list[int]:
+        """Return the tokens of each prompt and of all in front of it.
+
+        Raises: InvalidWork, if a prompt leaves no room for a text.
+        """
+        mask = self._tokenizer.encode("a").special_tokens_mask
+        behind = sum(1 for _ in takewhile(bool, reversed(mask)))
+        clipped = [_clip(prompt, self.max_tokens, Truncate.RIGHT) for prompt in prompts]
+        lengths = list(map(len, self._tokenizer.encode_batch_fast(clipped)))
+        if max(lengths, default=0) >= self.max_tokens:
+            raise InvalidWork(f"the prompt alone fills the {self.max_tokens} tokens of the model")
+        return [length - behind for length in lengths]
+
     def token_id(self, token: str) -> int | None:
         """Return the id of a token, or None if it is not in the vocabulary."""
         return self._tokenizer.token_to_id(token)
@@ -199,7 +224,7 @@ class TextTokenizer:
     ) -> list[ModelInput]:
         if truncate is Truncate.ERROR:
             self._refuse_oversized(items, first_index)
-        return [self._clip(item, truncate) for item in items]
+        return [_clip(item, self.max_tokens, truncate) for item in items]
 
     def _lengths(self, encodings: Sequence[Encoding], truncate: Truncate, first_index: int = 0) -> list[int]:
         """Return the tokens of each encoding; refuse one that is too long if it must not be cut."""
@@ -218,42 +243,103 @@ class TextTokenizer:
             if characters > limit:
                 raise input_too_long(self.max_tokens, f"{characters} characters", index)
 
-    def _clip(self, item: ModelInput, truncate: Truncate) -> ModelInput:
-        """Cut the text beyond the model's maximum length; return the same object if nothing is cut."""
-        if isinstance(item, str):
-            return clip_text(item, self.max_tokens, truncate)
-        query, document = item
-        clipped = (
-            clip_text(query, self.max_tokens, truncate),
-            clip_text(document, self.max_tokens, truncate),
-        )
-        return item if clipped == item else clipped
+
+def _clip(item: ModelInput, max_tokens: int, truncate: Truncate) -> ModelInput:
+    """Cut the text beyond a maximum length; return the same object if nothing is cut."""
+    if isinstance(item, str):
+        return clip_text(item, max_tokens, truncate)
+    clipped = (clip_text(item[0], max_tokens, truncate), clip_text(item[1], max_tokens, truncate))
+    return item if clipped == item else clipped
 
 
-# A file as it was read, and its use: path, time of the last change, size; maximum length, 0 for a counter.
-_FileKey = tuple[str, int, int, int]
+class FileKey(NamedTuple):
+    """A file as it was read, and the rules applied to it. max_tokens: 0 for a counter."""
+
+    path: str
+    changed_ns: int
+    size: int
+    rules: TokenizerRules
+    max_tokens: int
+
+
+class TokenizerFile(NamedTuple):
+    """File with a checkpoint's vocabulary, the small files next to it, and the rules for it."""
+
+    path: Path
+    files: TokenizerFiles
+    rules: TokenizerRules
+
+    def key(self, max_tokens: int) -> FileKey:
+        """Return what tells this file from a changed one. Raises: ModelUnavailable."""
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise ModelUnavailable(f"no readable {self.path.name} in {self.path.parent}") from error
+        return FileKey(str(self.path), status.st_mtime_ns, status.st_size, self.rules, max_tokens)
+
+    def read(self) -> EditedTokenizer:
+        """Return the content of a tokenizer.json that follows the rules. Raises: ModelUnavailable."""
+        try:
+            content = self.path.read_bytes()
+            is_whole = self.path.name == TOKENIZER_FILE
+            return apply_rules(content if is_whole else wordpiece_json(content, self.files), self.rules)
+        except OSError as error:
+            raise ModelUnavailable(f"no readable {self.path.name} in {self.path.parent}") from error
+        except ModelUnavailable as error:
+            raise ModelUnavailable(f"{self.path.parent}: {error.message}") from error
+
+
 # Tokenizers in use. Each takes several MB that the allocator hardly gives back, at every reload.
-_opened: WeakValueDictionary[_FileKey, "TextTokenizer | TextCounter"] = WeakValueDictionary()
+_opened: WeakValueDictionary[FileKey, "TextTokenizer | TextCounter"] = WeakValueDictionary()
 # The last ones stay open: a reload closes the old upstream before the new one counts its first text.
 RECENT_MAX = 4
 _recent: "deque[TextTokenizer | TextCounter]" = deque(maxlen=RECENT_MAX)
 _opening = Lock()
 
 
-def open_tokenizer(checkpoint: Path, max_tokens: int) -> TextTokenizer:
-    """Read a checkpoint's tokenizer.json, or return the tokenizer of the same file that is in use.
+def open_tokenizer(
+    checkpoint: Path, max_tokens: int, settings: TokenizerSettings = AS_FILES_SAY
+) -> TextTokenizer:
+    """Read a checkpoint's tokenizer, or return the tokenizer of the same files that is in use.
 
     Raises: ModelUnavailable.
     """
-    shared = _share(checkpoint, max_tokens, lambda: TextTokenizer(_read(checkpoint), max_tokens))
+    file = find_tokenizer(checkpoint, settings)
+    shared = _share(file.key(max_tokens), lambda: TextTokenizer(_read(file), max_tokens))
     assert isinstance(shared, TextTokenizer)
     return shared
 
 
+def open_counter(checkpoint: Path, settings: TokenizerSettings = AS_FILES_SAY) -> TextCounter:
+    """Read a checkpoint's tokenizer for counting only.
+
+    Raises: ModelUnavailable.
+    """
+    file = find_tokenizer(checkpoint, settings)
+    shared = _share(file.key(0), lambda: TextCounter(_read(file)))
+    assert isinstance(shared, TextCounter)
+    return shared
+
+
+def open_vocabulary(checkpoint: Path) -> Vocabulary:
+    """Read a checkpoint's tokenizer for decoding only.
+
+    Raises: ModelUnavailable.
+    """
+    return Vocabulary(_read(find_tokenizer(checkpoint, AS_FILES_SAY)))
+
+
+def tokenizer_notes(checkpoint: Path, settings: TokenizerSettings = AS_FILES_SAY) -> tuple[str, ...]:
+    """Return what an operator should know of a checkpoint's tokenization: guesses, and settled conflicts.
+
+    Raises: ModelUnavailable.
+    """
+    return find_tokenizer(checkpoint, settings).read().notes
+
+
 def _share(
-    checkpoint: Path, max_tokens: int, create: "Callable[[], TextTokenizer | TextCounter]"
+    key: FileKey, create: "Callable[[], TextTokenizer | TextCounter]"
 ) -> "TextTokenizer | TextCounter":
-    key = _file_key(checkpoint / "tokenizer.json", max_tokens)
     # Held while a file is read, so that callers that need the same one at once read it once.
     with _opening:
         shared = _opened.get(key)
@@ -264,38 +350,45 @@ def _share(
     return shared
 
 
-def _file_key(path: Path, max_tokens: int) -> _FileKey:
+def find_tokenizer(checkpoint: Path, settings: TokenizerSettings) -> TokenizerFile:
+    """Return the file with a checkpoint's vocabulary. Raises: ModelUnavailable, with the remedy."""
+    for name in (TOKENIZER_FILE, VOCABULARY_FILE):
+        if (checkpoint / name).is_file():
+            files = _read_small_files(checkpoint)
+            return TokenizerFile(checkpoint / name, files, rules_of(files, settings))
+    found = next((name for name in OTHER_FILES if (checkpoint / name).is_file()), None)
+    remedy = (
+        f'; it has {found}. Write one: pip install sentencepiece protobuf, then python -c "from transformers '
+        f"import AutoTokenizer as A; A.from_pretrained('{checkpoint}').save_pretrained('{checkpoint}')\""
+    )
+    raise ModelUnavailable(f"no readable {TOKENIZER_FILE} in {checkpoint}{remedy if found else ''}")
+
+
+def _read_small_files(checkpoint: Path) -> TokenizerFiles:
+    config, named, added, model = (
+        read_json_object(checkpoint / f"{name}.json")
+        for name in ("tokenizer_config", "special_tokens_map", "added_tokens", "config")
+    )
+    if "added_tokens_decoder" in config:
+        # Newer versions of the library state all in one file, and may leave the other two behind.
+        return TokenizerFiles(config, model, config, {})
+    return TokenizerFiles(config, model, {**config, **named}, added)
+
+
+def _read(file: TokenizerFile) -> Tokenizer:
+    edited = file.read()
     try:
-        status = path.stat()
-    except OSError as error:
-        raise ModelUnavailable(f"no readable tokenizer.json in {path.parent}") from error
-    return str(path), status.st_mtime_ns, status.st_size, max_tokens
-
-
-def open_counter(checkpoint: Path) -> TextCounter:
-    """Read a checkpoint's tokenizer.json for counting only.
-
-    Raises: ModelUnavailable.
-    """
-    shared = _share(checkpoint, 0, lambda: TextCounter(_read(checkpoint)))
-    assert isinstance(shared, TextCounter)
-    return shared
-
-
-def open_vocabulary(checkpoint: Path) -> Vocabulary:
-    """Read a checkpoint's tokenizer.json for decoding only.
-
-    Raises: ModelUnavailable.
-    """
-    return Vocabulary(_read(checkpoint))
-
-
-def _read(checkpoint: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+        tokenizer = Tokenizer.from_buffer(edited.content)
     except Exception as error:
-        # The Rust code raises a bare Exception for a missing and for a broken file.
-        raise ModelUnavailable(f"no readable tokenizer.json in {checkpoint}") from error
+        # The Rust code raises a bare Exception for a broken file.
+        raise ModelUnavailable(f"no readable {file.path.name} in {file.path.parent}") from error
+    for word, id_ in edited.added.items():
+        if tokenizer.token_to_id(word) != id_:
+            raise ModelUnavailable(
+                f"the files next to {file.path} give the token {word} the id {id_}, and the vocabulary in it "
+                "does not reach that far"
+            )
+    return tokenizer
 
 
 def _register_marker(tokenizer: Tokenizer, marker: str) -> None:

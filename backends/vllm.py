@@ -30,6 +30,7 @@ from backends.contract import (
     TermWeights,
     Tokenize,
     TokenizeReply,
+    TokenizerSource,
     Truncate,
     Vectors,
     Work,
@@ -228,7 +229,9 @@ def error_for(work: ModelWork, error: BackendError) -> BackendError:
 class VllmBackend:
     """Client of one vLLM server."""
 
-    def __init__(self, http: UpstreamClient, model: str | None = None, tokenizer: str | None = None) -> None:
+    def __init__(
+        self, http: UpstreamClient, model: str | None = None, tokenizer: TokenizerSource | None = None
+    ) -> None:
         self._http = http
         self._configured_model = model
         self._tokenizer = tokenizer

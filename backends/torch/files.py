@@ -7,9 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
-from backends.errors import ModelUnavailable
+from backends.json_files import decode_json_file, read_json_object
 
 Json = dict[str, Any]
 # Packages whose modules the engine knows.
@@ -48,7 +46,7 @@ class CheckpointFiles:
         path = self.checkpoint / "modules.json"
         if not path.is_file():
             return []
-        entries = _decode(path, list[Json])
+        entries = decode_json_file(path, list[Json])
         return [
             ListedModule(str(entry["type"]).rsplit(".", 1)[-1], str(entry.get("path", "")))
             for entry in entries
@@ -58,7 +56,7 @@ class CheckpointFiles:
     def own_modules(self) -> list[str]:
         """Classes of modules.json that are code of the checkpoint or of an unknown package."""
         path = self.checkpoint / "modules.json"
-        entries = _decode(path, list[Json]) if path.is_file() else []
+        entries = decode_json_file(path, list[Json]) if path.is_file() else []
         names = [str(entry["type"]) for entry in entries]
         return [name for name in names if not name.startswith(MODULE_PACKAGES)]
 
@@ -85,16 +83,8 @@ class CheckpointFiles:
 
     def read_json(self, name: str) -> Json:
         """Return a file by its path in the checkpoint."""
-        path = self.checkpoint / name
-        return _decode(path, Json) if path.is_file() else {}
+        return read_json_object(self.checkpoint / name)
 
     def has(self, name: str) -> bool:
         """Return True if there is a file of that name."""
         return (self.checkpoint / name).is_file()
-
-
-def _decode(path: Path, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelUnavailable(f"{path} is not valid JSON: {error}") from error

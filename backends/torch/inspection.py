@@ -66,7 +66,7 @@ def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFil
     module_folders = [module.folder for module in files.modules if module.folder]
     tensors = stored_tensors(folder, module_folders)
     if not runs_code:
-        tokenizer = open_tokenizer(folder, recipe.max_tokens)
+        tokenizer = open_tokenizer(folder, recipe.max_tokens, boot.tokenizer)
         source = NetworkSource(folder, recipe, tokenizer, template)
         refuse_unloadable(source, _of_network(tensors, module_folders))
     return msgspec.structs.replace(
@@ -115,6 +115,7 @@ def _weights(
 
 
 def _notes(capabilities: Capabilities, tensors: Tensors | None, *, runs_code: bool) -> Iterator[str]:
+    yield from capabilities.notes
     if tensors is None:
         yield "names and shapes of the weights were not compared: no safetensors files are on this machine"
     if not any(capabilities.prompts.values()) and capabilities.dimensions is not None:

@@ -10,10 +10,10 @@ import msgspec
 import torch
 
 from backends.checkpoints import locate_code
-from backends.contract import Capabilities, Operation, Output, ScoreKind
+from backends.contract import Capabilities, Operation, Output, ScoreKind, TokenizerSettings
 from backends.errors import ModelUnavailable
 from backends.texts import SPECIAL_TOKENS
-from backends.tokens import TextTokenizer, open_tokenizer
+from backends.tokens import TextTokenizer, open_tokenizer, tokenizer_notes
 from backends.torch.checkpoint import dense_width, outputs_of, read_recipe
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
@@ -55,6 +55,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     trust_remote_code: bool = False
     code_revision: str | None = None
     settings: TaskSettings = TaskSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
 
 
 def load(
@@ -75,7 +76,7 @@ def load(
     device = best_device(options.device)
     dtype = _dtype(options.dtype, device)
     report(f"loading weights as {_dtype_name(dtype)} on {device}")
-    tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
+    tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
     network = open_network(
         NetworkSource(checkpoint, recipe, tokenizer, template, code),
         Placement(dtype, device, options.compiled),
@@ -92,6 +93,7 @@ def load(
         dtype=_dtype_name(dtype),
         checkpoint=str(checkpoint),
         overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
+        notes=tokenizer_notes(checkpoint, options.tokenizer),
     )
     return LoadedModel(
         recipe,
@@ -112,7 +114,7 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
     recipe = read_recipe(checkpoint, options.settings)
     template = read_template(CheckpointFiles(checkpoint), recipe, options.settings)
     permitted_code(checkpoint, options)
-    tokenizer = open_tokenizer(checkpoint, recipe.max_tokens)
+    tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
     if recipe.kind == "language":
         answer_ids(tokenizer, template)
     return msgspec.structs.replace(
@@ -121,6 +123,7 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
         dtype=_dtype_name(_dtype(options.dtype, best_device(options.device))),
         checkpoint=str(checkpoint),
         overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
+        notes=tokenizer_notes(checkpoint, options.tokenizer),
         loaded=False,
     )
 

@@ -69,7 +69,13 @@ def load_model(
 
 def _options_of(boot: wire.ModelBoot) -> LoadOptions:
     return LoadOptions(
-        boot.dtype, boot.device, boot.compiled, boot.trust_remote_code, boot.code_revision, settings_of(boot)
+        boot.dtype,
+        boot.device,
+        boot.compiled,
+        boot.trust_remote_code,
+        boot.code_revision,
+        settings_of(boot),
+        boot.tokenizer,
     )
 
 

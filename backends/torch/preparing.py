@@ -96,19 +96,17 @@ class Preparer:
             raise UnsupportedWork("this model cannot cut the left end of an input, where its prompt may be")
         characters = work.prompt_characters or [len(self._prompt(work.prompt_name))] * len(texts)
         prompts = [text[:length] for text, length in zip(texts, characters, strict=True)]
-        return _prepared(encoded, outputs, self._prompt_tokens(prompts, work.truncate))
+        skips = zip(self._prompt_tokens(prompts), encoded.lengths, strict=True)
+        # The last token of a prompt can also be the first of its text; something has to be pooled.
+        return _prepared(encoded, outputs, [min(skip, length - 1) for skip, length in skips])
 
-    def _prompt_tokens(self, prompts: Sequence[str], truncate: Truncate) -> list[int]:
+    def _prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Return the tokens at the start of each sequence that belong to its prompt.
 
         Raises: InvalidWork, if a prompt leaves no room for a text.
         """
         unique = [prompt for prompt in dict.fromkeys(prompts) if prompt]
-        lengths = self.tokenizer.encode(unique, truncate).lengths if unique else []
-        if max(lengths, default=0) >= self.tokenizer.max_tokens:
-            raise InvalidWork(f"the prompt alone fills the {self.tokenizer.max_tokens} tokens of the model")
-        # Encoded without a text, the prompt ends in a separator that is not counted.
-        tokens = {prompt: length - 1 for prompt, length in zip(unique, lengths, strict=True)}
+        tokens = dict(zip(unique, self.tokenizer.prompt_lengths(unique), strict=True))
         return [tokens.get(prompt, 0) for prompt in prompts]
 
     def _prepare_role(

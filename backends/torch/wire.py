@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 import numpy as np
 
-from backends.contract import Capabilities, ModelState, Reply, Residence, Work
+from backends.contract import Capabilities, ModelState, Reply, Residence, TokenizerSettings, Work
 from backends.torch.options import Pooling, RerankFamily, RerankPrompt, Task
 
 MEDIA_TYPE = "application/msgpack"
@@ -37,6 +37,7 @@ class ModelBoot(msgspec.Struct, frozen=True):
     rerank_template: RerankFamily | RerankPrompt | None = None
     trust_remote_code: bool = False
     code_revision: str | None = None
+    tokenizer: TokenizerSettings = TokenizerSettings()
     batch_tokens: int | None = None
     queue_tokens: int = 2_000_000
     preload: bool = True

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from backends.contract import TokenizerSettings
 from backends.errors import ModelUnavailable
 from backends.instructions import template_problem
 from backends.torch.options import RerankPrompt
@@ -99,12 +100,7 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
         yield Problem(f"{path}.rerank_template", "the remote server has its own; this is for torch")
     if not upstream.replicas:
         yield Problem(f"{path}.replicas", "is missing; a list of base URLs, http://host:port")
-    if upstream.backend == "infinity" and not upstream.tokenizer:
-        yield Problem(
-            f"{path}.tokenizer",
-            "is missing; Infinity counts characters, so its tokens are counted here: a hub id, or the path "
-            "of a checkpoint's tokenizer.json and config files",
-        )
+    yield from _tokenizer_problems(upstream, f"{path}.tokenizer")
     for index, url in enumerate(upstream.replicas):
         if _has_credentials(url):
             # Logs, metrics and events name a replica by its URL, and would show them.
@@ -115,6 +111,21 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
             yield Problem(f"{path}.replicas[{index}]", "not a base URL, http://host:port")
         elif url in upstream.replicas[:index]:
             yield Problem(f"{path}.replicas[{index}]", "is listed twice")
+
+
+def _tokenizer_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    if upstream.tokenizer:
+        return
+    if upstream.backend == "infinity":
+        yield Problem(
+            path,
+            "is missing; Infinity counts characters, so its tokens are counted here: a hub id, or the path "
+            "of a checkpoint's tokenizer.json and config files",
+        )
+    elif upstream.tokenizer_settings != TokenizerSettings():
+        yield Problem(
+            path, "is missing; `add_bos_token` and `add_eos_token` say how the gateway counts with it"
+        )
 
 
 def _has_credentials(url: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from backends.contract import BackendKind
+from backends.contract import BackendKind, TokenizerSettings
 from backends.torch.options import Pooling, RerankFamily, RerankPrompt, Task
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -141,7 +141,8 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     when_unavailable: treatment of requests while no replica is available. Requests to torch always wait.
     tokenizer: location of the checkpoint's small files, for facts that the backend's protocol does not
     report. token_encoding: location of the tokenizer.json that turns token ids sent by callers back into
-    text. batch_inputs, batch_tokens: size of one upstream request, where the replica does not report it.
+    text. add_bos_token, add_eos_token: add the token, or do not; absent, as the checkpoint's files say.
+    batch_inputs, batch_tokens: size of one upstream request, where the replica does not report it.
     batch_bytes: most bytes of inputs in one upstream request, in place of what its backend assumes.
     in_flight_batches: window of batches in flight to one replica; absent, it is learned. queue_tokens: most
     tokens that may wait in front of all replicas. retry_share, hedge_share: extra attempts, as a share of
@@ -163,6 +164,8 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     tls: UpstreamTls = UpstreamTls()
     tokenizer: str | None = None
     token_encoding: str | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
     policy: Policy = "least_tokens"
     batch_inputs: PositiveInt | None = None
     batch_tokens: PositiveInt | None = None
@@ -192,6 +195,11 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     def is_hosted(self) -> bool:
         """True if an engine process of this gateway runs the model, rather than a remote server."""
         return self.backend == "torch"
+
+    @property
+    def tokenizer_settings(self) -> TokenizerSettings:
+        """Settings for the model's tokenizer."""
+        return TokenizerSettings(self.add_bos_token, self.add_eos_token)
 
 
 class ModelSettings(Section, frozen=True):

@@ -7,7 +7,15 @@ from typing import Any
 
 import msgspec
 
-from backends.contract import Backend, BackendKind, ConnectionFault, ReplicaSpec, ReportsResidence, TlsFiles
+from backends.contract import (
+    Backend,
+    BackendKind,
+    ConnectionFault,
+    ReplicaSpec,
+    ReportsResidence,
+    TlsFiles,
+    TokenizerSource,
+)
 from gateway.batching.lane import Lane
 from gateway.batching.lane_settings import LaneSettings
 from gateway.config.schema import UpstreamSettings
@@ -141,9 +149,15 @@ def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: Re
     if settings.api_key:
         headers["authorization"] = f"Bearer {settings.api_key}"
     tls = TlsFiles(settings.tls.ca, settings.tls.certificate, settings.tls.private_key)
-    spec = ReplicaSpec(place.address, settings.model, headers, tls, settings.tokenizer, place.ip)
+    spec = ReplicaSpec(place.address, settings.model, headers, tls, _tokenizer_source(settings), place.ip)
     window = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_hosted else None)
     return Replica(place.name, opener.open(settings.backend, place.name, spec), Window(window))
+
+
+def _tokenizer_source(settings: UpstreamSettings) -> TokenizerSource | None:
+    if settings.tokenizer is None:
+        return None
+    return TokenizerSource(settings.tokenizer, settings.tokenizer_settings)
 
 
 def _probe_intervals(settings: UpstreamSettings) -> ProbeIntervals:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.checkpoints import locate_tokenizer
-from backends.contract import Capabilities
+from backends.contract import Capabilities, TokenizerSettings
 from backends.errors import ModelUnavailable
 from backends.texts import ModelInput, ModelWork, model_inputs_of
 from gateway.config import schema
@@ -35,6 +35,7 @@ class ModelInputs:
         # Slices of several tenants can share a batch only where each tenant's tokens are known beforehand.
         self.always_counts = not settings.is_hosted and settings.tokenizer is not None
         self._source = settings.tokenizer
+        self._settings = settings.tokenizer_settings
         self._opener: BackgroundOpener[TextCounter] = BackgroundOpener()
         self._is_unreadable = False
 
@@ -60,7 +61,7 @@ class ModelInputs:
         source = self._source or capabilities.checkpoint
         assert source
         try:
-            counter = await self._opener.get(partial(_open_counter, source))
+            counter = await self._opener.get(partial(_open_counter, source, self._settings))
         except ModelUnavailable as error:
             if not self._is_unreadable:
                 self._is_unreadable = True
@@ -77,7 +78,7 @@ def _length(counter: "TextCounter", item: ModelInput, prompt: str, most: int | N
     return tokens if most is None else min(tokens, most)
 
 
-def _open_counter(source: str) -> "TextCounter":
+def _open_counter(source: str, settings: TokenizerSettings) -> "TextCounter":
     from backends.tokens import open_counter
 
-    return open_counter(Path(locate_tokenizer(source)))
+    return open_counter(Path(locate_tokenizer(source)), settings)

@@ -23,6 +23,7 @@ from backends.contract import (
     Rerank,
     RerankReply,
     Score,
+    TokenizerSource,
     Truncate,
     Work,
 )
@@ -73,7 +74,7 @@ def server_of(kind: BackendKind, does: str) -> Any:
 
 async def joined(kind: BackendKind, server: Any, tokenizer: str) -> tuple[Backend, Capabilities]:
     """Return the joined adapter; only Infinity and OpenAI count with the tokenizer."""
-    source = tokenizer if kind in ("infinity", "openai") else None
+    source = TokenizerSource(tokenizer) if kind in ("infinity", "openai") else None
     spec = ReplicaSpec("http://one", tokenizer=source)
     backend = remote_backend(kind, spec, httpx.ASGITransport(server))
     return backend, await backend.describe(5.0)
@@ -205,7 +206,8 @@ async def test_tei_classifies_pairs(small_files: str) -> None:
 
 
 async def test_checkpoint_files_name_the_labels(tmp_path: Path) -> None:
-    spec = ReplicaSpec("http://one", tokenizer=str(write_small_files(tmp_path, labels=LABELS)))
+    source = TokenizerSource(str(write_small_files(tmp_path, labels=LABELS)))
+    spec = ReplicaSpec("http://one", tokenizer=source)
     kinds: list[BackendKind] = ["infinity", "vllm"]
     for kind in kinds:
         backend = remote_backend(kind, spec, httpx.ASGITransport(server_of(kind, "classify")))

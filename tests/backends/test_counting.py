@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends import counting
-from backends.contract import Detokenize, Embed, Rerank, Tokenize, Truncate, Work
+from backends.contract import Detokenize, Embed, Rerank, Tokenize, TokenizerSource, Truncate, Work
 from backends.counting import apply_prompt, open_token_counter
 from backends.errors import AttemptTimedOut, InvalidWork, ModelUnavailable
 from backends.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
@@ -34,11 +34,11 @@ LONG = "w " * 20
 async def test_counts_tokens_after_truncation(
     small_files: str, work: Embed | Rerank, expected: TokenCount
 ) -> None:
-    assert expected == await (await open_token_counter(small_files, 5.0)).count(work, 5.0)
+    assert expected == await (await open_token_counter(TokenizerSource(small_files), 5.0)).count(work, 5.0)
 
 
 async def test_refuses_inputs_that_must_not_be_truncated(small_files: str) -> None:
-    counter = await open_token_counter(small_files, 5.0)
+    counter = await open_token_counter(TokenizerSource(small_files), 5.0)
     with pytest.raises(
         InvalidWork, match=r"maximum context length is 16 tokens; this input has 22 tokens"
     ) as refused:
@@ -48,7 +48,7 @@ async def test_refuses_inputs_that_must_not_be_truncated(small_files: str) -> No
 
 async def test_counts_in_chunks_as_at_once(small_files: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "CHUNK_CHARACTERS", 4)
-    counter = await open_token_counter(small_files, 5.0)
+    counter = await open_token_counter(TokenizerSource(small_files), 5.0)
     texts = ("a", "b c", LONG, "", "d e f g", LONG)
 
     assert TokenCount(3 + 4 + 16 + 2 + 6 + 16, (2, 5)) == await counter.count(Embed(texts), 5.0)
@@ -61,7 +61,7 @@ async def test_a_large_batch_does_not_hold_the_threads_from_a_small_one(
     small_files: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counting, "CHUNK_CHARACTERS", 4)
-    counter = await open_token_counter(small_files, 5.0)
+    counter = await open_token_counter(TokenizerSource(small_files), 5.0)
     works = [Embed(tuple(f"{i} {j}" for j in range(2000))) for i in range(2)]
     large = [asyncio.create_task(counter.count(work, 60)) for work in works]
     await asyncio.sleep(0)
@@ -72,14 +72,14 @@ async def test_a_large_batch_does_not_hold_the_threads_from_a_small_one(
 
 
 async def test_count_times_out(small_files: str) -> None:
-    counter = await open_token_counter(small_files, 5.0)
+    counter = await open_token_counter(TokenizerSource(small_files), 5.0)
     with pytest.raises(AttemptTimedOut):
         await counter.count(Embed(("a",)), 0.0)
 
 
 async def test_missing_files_raise_model_unavailable(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable):
-        await open_token_counter(str(tmp_path), 5.0)
+        await open_token_counter(TokenizerSource(str(tmp_path)), 5.0)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,6 @@ def test_reads_input_rules_of_models_the_engine_does_not_support(tmp_path: Path)
 async def test_refuses_work_with_a_huge_reply(
     small_files: str, work: Tokenize | Detokenize, message: str
 ) -> None:
-    counter = await open_token_counter(small_files, 5.0)
+    counter = await open_token_counter(TokenizerSource(small_files), 5.0)
     with pytest.raises(InvalidWork, match=message):
         await counter.run(work, 5.0)

@@ -14,7 +14,7 @@ import pytest
 
 from backends import infinity_wire, vllm_wire
 from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
-from backends.contract import BackendKind, QueueDepth, ReplicaSpec, ReportsQueueDepth
+from backends.contract import BackendKind, QueueDepth, ReplicaSpec, ReportsQueueDepth, TokenizerSource
 from backends.errors import InvalidWork, ReplicaFailed
 from backends.http import UpstreamResponse
 from tests.conftest import remote_backend
@@ -84,7 +84,7 @@ async def test_replayed_conversation_has_the_recorded_outcomes(
     kind: BackendKind = "infinity" if name.startswith("infinity") else "vllm"
     model = name.split("/")[1]
     task = TASKS[model]
-    tokenizer = small_copies[model] if kind == "infinity" else None
+    tokenizer = TokenizerSource(small_copies[model]) if kind == "infinity" else None
     spec = ReplicaSpec("http://recorded", tokenizer=tokenizer)
     backend = remote_backend(kind, spec, replay(conversation["exchanges"]))
     capabilities = await backend.describe(30.0)

@@ -17,6 +17,7 @@ from backends.contract import (
     RerankReply,
     Tokenize,
     TokenizeReply,
+    TokenizerSource,
     Truncate,
 )
 from backends.errors import (
@@ -54,7 +55,7 @@ def backend_of(
 ) -> InfinityBackend:
     """Return the backend of a server, not joined yet."""
     client = UpstreamClient("http://infinity", headers, transport=httpx.ASGITransport(server))
-    return InfinityBackend(client, model, tokenizer)
+    return InfinityBackend(client, model, None if tokenizer is None else TokenizerSource(tokenizer))
 
 
 async def joined(server: FakeInfinity, tokenizer: str, model: str | None = None) -> InfinityBackend:
@@ -261,7 +262,7 @@ async def test_tokenizes_with_the_local_tokenizer(small_files: str) -> None:
 async def test_base_url_includes_the_url_prefix(small_files: str) -> None:
     server = FakeInfinity(prefix="/v1")
     client = UpstreamClient("http://infinity/v1", transport=httpx.ASGITransport(server))
-    backend = InfinityBackend(client, None, small_files)
+    backend = InfinityBackend(client, None, TokenizerSource(small_files))
     await backend.describe(5.0)
     await backend.run(Embed(("a",)), 5.0)
 
@@ -319,7 +320,9 @@ def test_invalid_rankings_fail(body: Any) -> None:
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"data": [{"id": "m"}]}'])
 async def test_other_servers_do_not_join(small_files: str, body: bytes) -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-    backend = InfinityBackend(UpstreamClient("http://infinity", transport=transport), None, small_files)
+    backend = InfinityBackend(
+        UpstreamClient("http://infinity", transport=transport), None, TokenizerSource(small_files)
+    )
     with pytest.raises(ReplicaFailed):
         await backend.describe(5.0)
 

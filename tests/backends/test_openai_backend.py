@@ -16,6 +16,7 @@ from backends.contract import (
     Rerank,
     Tokenize,
     TokenizeReply,
+    TokenizerSource,
     Truncate,
 )
 from backends.errors import (
@@ -44,7 +45,8 @@ def backend_of(
     server: Any, model: str | None = None, tokenizer: str | None = None, address: str = "http://api"
 ) -> OpenAIBackend:
     """Return the backend of a server, not joined yet."""
-    return OpenAIBackend(UpstreamClient(address, transport=httpx.ASGITransport(server)), model, tokenizer)
+    source = None if tokenizer is None else TokenizerSource(tokenizer)
+    return OpenAIBackend(UpstreamClient(address, transport=httpx.ASGITransport(server)), model, source)
 
 
 async def joined(server: FakeOpenAI, tokenizer: str | None = None) -> OpenAIBackend:

@@ -16,6 +16,7 @@ from backends.contract import (
     EmbedReply,
     QueueDepth,
     ReportsQueueDepth,
+    TokenizerSource,
 )
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamClient
@@ -55,7 +56,7 @@ def vllm(_: str) -> tuple[Backend, Callable[[int], None]]:
 
 def infinity(tokenizer: str) -> tuple[Backend, Callable[[int], None]]:
     server = FakeInfinity()
-    backend = InfinityBackend(client(server), None, tokenizer)
+    backend = InfinityBackend(client(server), None, TokenizerSource(tokenizer))
     return backend, lambda number: setattr(server, "batch_size", number)
 
 
@@ -146,7 +147,9 @@ def test_queue_depth_out_of_bounds_is_none(value: bytes) -> None:
 async def test_queue_depth_of_infinity_out_of_bounds_is_none(waiting: int, small_files: str) -> None:
     models = {"data": [{"id": "m", "capabilities": ["rerank"], "stats": {"queue_absolute": waiting}}]}
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=json.dumps(models)))
-    backend = InfinityBackend(UpstreamClient("http://replica", transport=transport), None, small_files)
+    backend = InfinityBackend(
+        UpstreamClient("http://replica", transport=transport), None, TokenizerSource(small_files)
+    )
     await backend.describe(5.0)
     assert isinstance(backend, ReportsQueueDepth)
     assert await backend.queue_depth(5.0) is None

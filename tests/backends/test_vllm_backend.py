@@ -19,6 +19,7 @@ from backends.contract import (
     Token,
     Tokenize,
     TokenizeReply,
+    TokenizerSource,
     Truncate,
 )
 from backends.errors import (
@@ -53,7 +54,8 @@ works = st.one_of(
 
 def backend_of(server: Any, model: str | None = None, tokenizer: str | None = None) -> VllmBackend:
     """Return the backend of a server, not joined yet."""
-    return VllmBackend(UpstreamClient("http://vllm", transport=httpx.ASGITransport(server)), model, tokenizer)
+    source = None if tokenizer is None else TokenizerSource(tokenizer)
+    return VllmBackend(UpstreamClient("http://vllm", transport=httpx.ASGITransport(server)), model, source)
 
 
 async def joined(server: FakeVllm, tokenizer: str | None = None) -> VllmBackend:

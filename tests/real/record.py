@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from backends.contract import ReplicaSpec
+from backends.contract import ReplicaSpec, TokenizerSource
 from tests.conftest import remote_backend
 from tests.engine.cross_encoder import make_cross_encoder
 from tests.real.classifier import make_classifier
@@ -85,7 +85,7 @@ def make_models(folder: Path) -> dict[Task, Path]:
 
 def replica_spec(server: Server, url: str, model: Path) -> ReplicaSpec:
     """Return the replica as an operator would configure it; Infinity needs the tokenizer."""
-    return ReplicaSpec(url, tokenizer=str(model) if server == "infinity" else None)
+    return ReplicaSpec(url, tokenizer=TokenizerSource(str(model)) if server == "infinity" else None)
 
 
 async def conversation(server: Server, task: Task, url: str, model: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from tests.engine.families import (
     bert,
     decoders,
+    end_tokens,
     language_rerankers,
     late_interaction,
     look_alikes,
@@ -22,6 +23,7 @@ GROUPS = (
     modernbert,
     decoders,
     t5,
+    end_tokens,
     rerankers,
     language_rerankers,
     sparse,

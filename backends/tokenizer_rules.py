@@ -1,0 +1,97 @@
+"""Rules of tokenization that a checkpoint states next to its tokenizer.json, and their files.
+
+Pure data.
+"""
+
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+Json = dict[str, Any]
+EndKey: TypeAlias = Literal["add_bos_token", "add_eos_token"]
+ENDS: tuple[EndKey, EndKey] = ("add_bos_token", "add_eos_token")
+Origin: TypeAlias = Literal["settings", "config", "code"]
+
+# Class of a checkpoint that names none, by `model_type` of config.json.
+CLASSES_OF_TYPES = {
+    **dict.fromkeys(("bert", "convbert", "electra", "mobilebert", "nomic_bert"), "BertTokenizer"),
+    **dict.fromkeys(("llama", "mistral", "mixtral"), "LlamaTokenizer"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
+    **dict.fromkeys(("roberta", "longformer"), "RobertaTokenizer"),
+    "bart": "BartTokenizer",
+    "deberta": "DebertaTokenizer",
+    "distilbert": "DistilBertTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "gpt_neox": "GPTNeoXTokenizer",
+    "mpnet": "MPNetTokenizer",
+}
+
+
+class AddedWord(msgspec.Struct, frozen=True):
+    """Token that is found in a text before the text is split; id: None if the files do not state it."""
+
+    content: str
+    id: int | None = None
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+
+class EndRule(msgspec.Struct, frozen=True):
+    """One side of a text: the token to add, or to leave out.
+
+    origin: what asks for it: the operator, a key that the tokenizer's class followed, or code that is not
+    run.
+    """
+
+    key: EndKey
+    token: str | None
+    add: bool
+    origin: Origin
+
+
+class LetterRules(msgspec.Struct, frozen=True):
+    """Treatment of letters by BERT's normalizer, under the names of tokenizer.json."""
+
+    lowercase: bool = True
+    strip_accents: bool | None = None
+    handle_chinese_chars: bool = True
+
+
+class TokenizerRules(msgspec.Struct, frozen=True):
+    """Changes that a checkpoint's files and the operator ask of its tokenizer.json; None changes nothing.
+
+    prefix_space: a space before the first word. vocabulary_size: of the network. code: class of tokenizer
+    code that is not run.
+    """
+
+    bos: EndRule | None = None
+    eos: EndRule | None = None
+    letters: LetterRules | None = None
+    prefix_space: bool | None = None
+    added: tuple[AddedWord, ...] = ()
+    vocabulary_size: int | None = None
+    code: str | None = None
+
+
+class TokenizerFiles(NamedTuple):
+    """Small files that say how a checkpoint's tokenizer works."""
+
+    config: Json
+    model: Json
+    named: Json
+    added: Json
+
+    @property
+    def class_name(self) -> str:
+        """Class of the tokenizer, without `Fast`; empty if no file says it."""
+        stated = self.config.get("tokenizer_class") or self.model.get("tokenizer_class")
+        name = stated or CLASSES_OF_TYPES.get(str(self.model.get("model_type")), "")
+        return str(name).removesuffix("Fast")
+
+    def token(self, key: str, default: str) -> str | None:
+        """Return the text of a named token such as `eos_token`."""
+        value = self.named.get(key, default)
+        return str(value["content"]) if isinstance(value, dict) else value
