@@ -66,6 +66,8 @@ KIND_RULES: tuple[tuple[Condition, ModelKind], ...] = (
     (_is_encoder, "dense"),
 )
 
+# Parts of config.json that a network for other media than text has.
+MEDIA_KEYS = frozenset({"vision_config", "audio_config"})
 # Modules of sentence-transformers that the engine implements for each kind.
 SUPPORTED_MODULES: dict[ModelKind, set[str]] = {
     "dense": {
@@ -122,6 +124,12 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
 
 
 def _refuse_architecture(files: CheckpointFiles) -> None:
+    media = MEDIA_KEYS & files.config.keys()
+    if media and "auto_map" not in files.config:
+        raise ModelUnavailable(
+            f"{files.checkpoint} reads images or sound as well as text ({', '.join(sorted(media))} in "
+            "config.json), which the built-in engine does not serve"
+        )
     for name in files.config.get("architectures") or []:
         if name in REFUSED:
             raise ModelUnavailable(

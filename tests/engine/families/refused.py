@@ -14,6 +14,27 @@ STATIC_FILES: Json = {
     ],
 }
 
+
+def of_media(
+    name: str, checkpoints: tuple[str, ...], model_type: str, architecture: str, media: str = "vision"
+) -> Family:
+    """Return a family of networks that read other media than text."""
+    return Family(
+        name=name,
+        checkpoints=checkpoints,
+        kind={"vision": "images", "audio": "sound"}[media],
+        state=Refused("reads images" if media == "vision" else "reads sound", "reads images or sound"),
+        network="",
+        config={
+            "architectures": [architecture],
+            "model_type": model_type,
+            f"{media}_config": {"hidden_size": 32},
+            "text_config": {"hidden_size": 32},
+        },
+        vocabulary=BERT,
+    )
+
+
 FAMILIES = (
     Family(
         name="static-embedding",
@@ -48,4 +69,11 @@ FAMILIES = (
             ]
         },
     ),
+    of_media("clip-plain", ("openai/clip-vit-base-patch32",), "clip", "CLIPModel"),
+    of_media("siglip", ("google/siglip-base-patch16-224",), "siglip", "SiglipModel"),
+    of_media("colpali", ("vidore/colpali-v1.3-hf",), "colpali", "ColPaliForRetrieval"),
+    of_media(
+        "qwen3-vl-embedding", ("Qwen/Qwen3-VL-Embedding-2B",), "qwen3_vl", "Qwen3VLForConditionalGeneration"
+    ),
+    of_media("clap", ("laion/clap-htsat-unfused",), "clap", "ClapModel", "audio"),
 )
