@@ -59,9 +59,14 @@ def make_reranker(folder: Path) -> Path:
     torch.manual_seed(0)
     model = transformers.AutoModelForSequenceClassification.from_config(config)
     model.eval().save_pretrained(folder)
-    for name in _TOKENIZER_FILES:
-        shutil.copy(locate_checkpoint(DEFAULT_MODEL) / name, folder / name)
+    copy_tokenizer(folder)
     path = folder / "tokenizer_config.json"
     changes = {"model_max_length": 512, "model_input_names": ["input_ids", "attention_mask"]}
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder
+
+
+def copy_tokenizer(folder: Path) -> None:
+    """Copy all-MiniLM's tokenizer into a folder."""
+    for name in _TOKENIZER_FILES:
+        shutil.copy(locate_checkpoint(DEFAULT_MODEL) / name, folder / name)

@@ -13,7 +13,7 @@ from torch.nn.functional import layer_norm
 
 from backends.torch.attention import compute, compute_joined
 from backends.torch.memory import is_exhausted
-from backends.torch.precision import ActivatedLinear
+from backends.torch.precision import ActivatedLinear, WideLinear
 
 # float32 noise of one layer, whose outputs are normalized, stays below 1e-5.
 TOLERANCE = 1e-4
@@ -54,7 +54,7 @@ class FusedLayer(nn.Module):
 
 
 def fuse(encoder: nn.Module) -> None:
-    """Replace all layers that can be fused. encoder: a float32 model with packed attention."""
+    """Replace all layers that can be fused. encoder: it has packed attention and computes in float32."""
     # Only lists are collected: a reference to a replaced layer would keep its weights in memory.
     for layers in [module for module in encoder.modules() if isinstance(module, nn.ModuleList)]:
         for place in range(len(layers)):
@@ -94,7 +94,7 @@ def _probe(layer: nn.Module) -> dict[str, Any]:
 def _join_layers(layers: Sequence[nn.Linear]) -> nn.Linear:
     """Join several layers of the same input into one; their outputs are concatenated."""
     first = layers[0]
-    joined = nn.Linear(first.in_features, sum(layer.out_features for layer in layers), device="meta")
+    joined = WideLinear(first.in_features, sum(layer.out_features for layer in layers), device="meta")
     joined.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]), requires_grad=False)
     joined.bias = nn.Parameter(torch.cat([layer.bias for layer in layers]), requires_grad=False)
     return joined

@@ -13,6 +13,7 @@ from backends.contract import Output
 from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer
 from backends.torch.checkpoint import COLBERT_FILE, LEXICAL_FILE, OFFSET_POSITIONS
+from backends.torch.formats import copy_from_files
 from backends.torch.fusing import fuse
 from backends.torch.heads import Classifier, Encoder, InputBuilder
 from backends.torch.language import LanguageHead
@@ -70,13 +71,17 @@ Readers: TypeAlias = Mapping[Output, Reader]
 
 def open_network(source: NetworkSource, placement: Placement) -> OpenedNetwork:
     """Load a network with its readers. Raises: ModelUnavailable."""
-    model = load_network(source).to(placement.device).eval()
+    model, stored = load_network(source, placement)
+    model.to(placement.device)
+    # A head for language removes the encoder from its model.
+    encoder = getattr(model, model.base_model_prefix, model)
     reentrant = _is_reentrant(model)
     with refuse_on_error(f"{source.checkpoint} has a {type(model).__name__} that the engine cannot run"):
         if source.code is not None:
             model = OwnNetwork(model, "logits" if source.recipe.kind == "classifier" else "last_hidden_state")
             prove_own_network(model, placement.device)
         opened = OPENERS[source.recipe.kind](model, source, placement)
+    copy_from_files((model, encoder), stored)
     return opened._replace(reentrant=reentrant)
 
 

@@ -137,8 +137,8 @@ class PackedEncoder(nn.Module):
 def pack(encoder: Any, first_position: int) -> PackedEncoder | None:
     """Return the encoder without padding, or None if its vectors would differ from those with padding.
 
-    encoder: a float32 transformers model. The comparison fails for models with attention of their own, and
-    for those that do not take positions as an input.
+    encoder: a transformers model that computes in float32. The comparison fails for models with attention of
+    their own, and for those that do not take positions as an input.
     """
     inputs = _probe(encoder)
     expected = encoder(**inputs).last_hidden_state

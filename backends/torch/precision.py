@@ -28,7 +28,27 @@ FUSED_ACTIVATIONS: dict[type[nn.Module], tuple[str, str]] = {
 NO_ACTIVATION = ("none", "")
 
 
-class ActivatedLinear(nn.Linear):
+class WideLinear(nn.Linear):
+    """Linear layer that computes in float32, whatever the number format in which its weights are held.
+
+    A network is compared with its faster form in float32, before its layers are replaced.
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute (..., out) float32 of (..., in) of any float dtype."""
+        bias = None if self.bias is None else self.bias.float()
+        return linear(inputs.float(), self.weight.float(), bias)
+
+
+class WideEmbedding(nn.Embedding):
+    """Embedding that returns float32, whatever the number format in which its vectors are held."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the vectors (..., dim) float32 of (...) ids."""
+        return super().forward(ids).float()
+
+
+class ActivatedLinear(WideLinear):
     """Linear layer followed by an activation; shares the weights of the layer that it is made of."""
 
     def __init__(self, layer: nn.Linear, activation: nn.Module) -> None:
@@ -76,7 +96,7 @@ class PrepackedLinear(nn.Module):
         self._dtype = dtype
         weight = layer.weight.detach().to(dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_TOKENS)  # noqa: SLF001
-        self._bias = None if layer.bias is None else layer.bias.detach().to(dtype)
+        self._bias = None if layer.bias is None else layer.bias.detach().to(dtype, copy=True)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute (..., out) in the layer's dtype of (..., in) of any float dtype."""
@@ -93,7 +113,7 @@ def replace_linears(
     """Replace every linear layer by one of a number format; only few weights exist twice at a time."""
     for parent in [module for module in network.modules() if not isinstance(module, nn.Linear)]:
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and type(child) in {nn.Linear, ActivatedLinear}:
+            if isinstance(child, nn.Linear) and type(child) in {nn.Linear, WideLinear, ActivatedLinear}:
                 setattr(parent, name, linear_type(child, dtype))
 
 
@@ -121,6 +141,12 @@ class Float32Linear(nn.Linear):
             return super().forward(inputs.float())
 
 
+def layers_in_float32(model: nn.Module, dtype: torch.dtype) -> frozenset[str]:
+    """Return the names of layers whose outputs are beyond the range of a number format."""
+    names = getattr(model, "_keep_in_fp32_modules", None) or ()
+    return frozenset(names) if dtype == torch.float16 else frozenset()
+
+
 class Autocast(nn.Module):
     """Model that mixes number formats in its own code, which autocast keeps consistent.
 
@@ -132,14 +158,15 @@ class Autocast(nn.Module):
         self.model = model
         self._dtype = dtype
         self._device_type = next(model.parameters()).device.type
-        wide = getattr(model, "_keep_in_fp32_modules", None) or () if dtype == torch.float16 else ()
+        wide = layers_in_float32(model, dtype)
         for name, layer in model.named_modules():
-            if not isinstance(layer, nn.Linear):
-                continue
-            if name.rsplit(".", 1)[-1] in wide:
+            if isinstance(layer, nn.Linear) and name.rsplit(".", 1)[-1] in wide:
                 layer.__class__ = Float32Linear
-            else:
-                layer.to(dtype)
+            elif isinstance(layer, nn.Linear):
+                _fit_to_autocast(layer, dtype)
+            elif type(layer) is WideEmbedding:
+                # Masks take the number format of the model's first weights.
+                layer.float().__class__ = nn.Embedding  # type: ignore[assignment]
 
     def forward(self, **inputs: Tensor) -> Any:
         """Run the model under autocast."""
@@ -147,3 +174,10 @@ class Autocast(nn.Module):
             self._device_type, self._dtype, enabled=self._dtype != torch.float32, cache_enabled=False
         ):
             return self.model(**inputs)
+
+
+def _fit_to_autocast(layer: nn.Linear, dtype: torch.dtype) -> None:
+    """Cast a layer; autocast would narrow the operands that a wide layer widens."""
+    layer.to(dtype)
+    if type(layer) is WideLinear:
+        layer.__class__ = nn.Linear  # type: ignore[assignment]

@@ -6,11 +6,12 @@ Only this module imports safetensors. Rule: code in a file of weights is never r
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from zipfile import is_zipfile
 
 import msgspec
 import torch
@@ -28,6 +29,8 @@ NETWORK_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+# Names of number formats in safetensors; networks with narrower ones are not read.
+FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Name of a large file in the cache of the hub: the SHA-256 of its content.
 CONTENT_DIGEST = re.compile("[0-9a-f]{64}")
 # Errors of reading a file that is damaged, or is no file of weights.
@@ -120,6 +123,17 @@ def check_file(path: Path) -> None:
         )
 
 
+def stored_formats(files: Iterable[Path]) -> frozenset[torch.dtype]:
+    """Return the number formats of the files' floating-point tensors. Raises: ModelUnavailable."""
+    formats: set[torch.dtype] = set()
+    for path in files:
+        try:
+            formats |= set(_formats_of(path))
+        except READ_ERRORS as error:
+            raise unreadable(path, error) from error
+    return frozenset(formats)
+
+
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of a small module's folder. Raises: ModelUnavailable."""
     path = folder / "model.safetensors"
@@ -190,6 +204,14 @@ def _shards(index: Path) -> list[Path]:
     return shards
 
 
+def _formats_of(path: Path) -> Iterator[torch.dtype]:
+    if path.suffix != ".safetensors":
+        yield from (tensor.dtype for tensor in _read_pickled(path).values() if tensor.is_floating_point())
+        return
+    names = {tensor.dtype for tensor in _headers(path).values()}
+    yield from (FORMATS[name] for name in names & FORMATS.keys())
+
+
 def _tensor_of(path: Path, name: str) -> Tensor | None:
     if path.suffix != ".safetensors":
         return _read_pickled(path).get(name)
@@ -203,7 +225,8 @@ def _names(file: Any) -> Iterator[str]:
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    # Files of torch before 1.6 cannot be mapped.
+    state: dict[str, Tensor] = torch.load(path, "cpu", weights_only=True, mmap=is_zipfile(path))
     return state
 
 

@@ -1,5 +1,6 @@
 """Reading of a network's weights, proven: every tensor of the network is in the files, and the reverse."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,11 +10,12 @@ import transformers
 
 from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer
+from backends.torch.formats import WeightFormats, class_with_formats
 from backends.torch.own_network import TrustedCode, read_own_class
 from backends.torch.recipe import ModelKind, Recipe
 from backends.torch.refusals import refuse_on_error
 from backends.torch.rerank_template import RerankTemplate
-from backends.torch.weight_files import network_files
+from backends.torch.weight_files import network_files, stored_formats
 from backends.torch.weight_names import TensorDifferences, describe_faults
 
 
@@ -38,6 +40,13 @@ class Placement(msgspec.Struct, frozen=True):
     compiled: bool = False
 
 
+class LoadedNetwork(NamedTuple):
+    """Network with its weights, and the number formats of the files that some of them may still lie in."""
+
+    network: Any
+    stored: frozenset[torch.dtype]
+
+
 # Class of transformers that builds each kind of network.
 MODEL_CLASSES: dict[ModelKind, Any] = {
     "dense": transformers.AutoModel,
@@ -55,8 +64,8 @@ ENCODER_CLASSES: dict[str, Any] = {
 REMEDY = "fetch its files again; if they are complete, this engine does not have the model"
 
 
-def load_network(source: NetworkSource) -> Any:
-    """Return the network as transformers builds it, in float32, with all of its weights.
+def load_network(source: NetworkSource, placement: Placement) -> LoadedNetwork:
+    """Return the network as transformers builds it, on the processor, with all of its weights.
 
     Raises: ModelUnavailable if the files are damaged, or do not hold exactly the network's tensors.
     """
@@ -65,25 +74,29 @@ def load_network(source: NetworkSource) -> Any:
     transformers.utils.logging.set_verbosity_error()
     with refuse_on_error(f"{source.checkpoint} could not be loaded", REMEDY):
         network_class, config = _class_of(source)
-        network_files(source.checkpoint)
-        loaded = _read(source, network_class, config)
+        stored = stored_formats(network_files(source.checkpoint))
+        formats = WeightFormats.of(placement.dtype, stored, source.recipe.kind)
+        # Code of a checkpoint may use the weights of a layer without its `forward`.
+        formatted = class_with_formats(network_class, formats) if source.code is None else network_class
+        loaded = _read(source, formatted, config)
     if not isinstance(loaded, tuple):
         raise _refusal(source, "cannot be proven: its own code does not report which weights it lacks")
     network, info = loaded
+    network.__class__ = network_class
     refuse_differences(source, network, info)
     _require_finite(source, network)
-    return network
+    return LoadedNetwork(network.eval(), stored)
 
 
 def random_network(kind: ModelKind, config: Any) -> Any:
     """Return the network of a configuration of transformers with random weights in float32."""
-    network_class = _network_class(kind, config)
-    if network_class in ENCODER_CLASSES.values():
-        return network_class(config)
-    return network_class.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    builder = _builder(kind, config)
+    if builder in ENCODER_CLASSES.values():
+        return builder(config)
+    return builder.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
-def _network_class(kind: ModelKind, config: Any) -> Any:
+def _builder(kind: ModelKind, config: Any) -> Any:
     stock = MODEL_CLASSES[kind]
     return ENCODER_CLASSES.get(config.model_type, stock) if stock is transformers.AutoModel else stock
 
@@ -95,13 +108,18 @@ def _class_of(source: NetworkSource) -> tuple[Any, Any]:
     config = transformers.AutoConfig.from_pretrained(
         source.checkpoint, local_files_only=True, trust_remote_code=False
     )
-    return _network_class(source.recipe.kind, config), config
+    builder = _builder(source.recipe.kind, config)
+    if builder in ENCODER_CLASSES.values():
+        return builder, config
+    with torch.device("meta"):
+        return type(builder.from_config(deepcopy(config), trust_remote_code=False)), config
 
 
 def _read(source: NetworkSource, network_class: Any, config: Any) -> Any:
     return network_class.from_pretrained(
         source.checkpoint,
         config=config,
+        # Of all weights that have no format of their own.
         dtype=torch.float32,
         local_files_only=True,
         output_loading_info=True,
