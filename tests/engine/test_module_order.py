@@ -124,7 +124,10 @@ def test_modules_without_a_meaning_in_their_place_are_refused(
     order: list[str], refusal: str, encoder: Path, tmp_path: Path
 ) -> None:
     make_sentence_model(encoder, tmp_path, "mean")
-    listed = [{"type": f"library.{kind}", "path": f"{i}_{kind}" if i else ""} for i, kind in enumerate(order)]
+    listed = [
+        {"type": f"sentence_transformers.models.{kind}", "path": f"{i}_{kind}" if i else ""}
+        for i, kind in enumerate(order)
+    ]
     (tmp_path / "modules.json").write_text(json.dumps(listed))
 
     with pytest.raises(ModelUnavailable, match=refusal):
