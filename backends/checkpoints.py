@@ -15,6 +15,7 @@ from backends import hub
 from backends.auto_map import ClassReference, missing_modules, missing_own_code
 from backends.errors import ModelUnavailable
 from backends.needed_files import has_weights, missing_weights, needed_weights
+from backends.static_models import find_static
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,9 @@ def _find_local(model: str) -> Path | None:
 
 def missing_files(path: Path, *, with_code: bool) -> list[str]:
     """Return what a copy of a checkpoint lacks: names of files, or the kind of file."""
+    static = find_static(path)
+    if static is not None:
+        return static.missing_files() + missing_weights(path)
     if not (path / "config.json").is_file():
         return ["config.json"]
     if not has_weights(path):

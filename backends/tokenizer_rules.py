@@ -64,7 +64,7 @@ class TokenizerRules(msgspec.Struct, frozen=True):
     """Changes that a checkpoint's files and the operator ask of its tokenizer.json; None changes nothing.
 
     prefix_space: a space before the first word. vocabulary_size: of the network. code: class of tokenizer
-    code that is not run.
+    code that is not run. special: False if no tokens are put around a text, whatever tokenizer.json says.
     """
 
     bos: EndRule | None = None
@@ -74,6 +74,7 @@ class TokenizerRules(msgspec.Struct, frozen=True):
     added: tuple[AddedWord, ...] = ()
     vocabulary_size: int | None = None
     code: str | None = None
+    special: bool = True
 
 
 class TokenizerFiles(NamedTuple):

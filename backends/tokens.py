@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from backends.contract import Token, TokenizerSettings, Truncate
 from backends.errors import InvalidWork, ModelUnavailable, input_too_long
 from backends.json_files import read_json_object
+from backends.static_models import StaticModel, find_static
 from backends.texts import (
     CHARACTERS_PER_TOKEN,
     DETOKENIZE_IDS_MAX,
@@ -281,8 +282,8 @@ class TokenizerFile(NamedTuple):
         """Return the content of a tokenizer.json that follows the rules. Raises: ModelUnavailable."""
         try:
             content = self.path.read_bytes()
-            is_whole = self.path.name == TOKENIZER_FILE
-            return apply_rules(content if is_whole else wordpiece_json(content, self.files), self.rules)
+            is_list = self.path.name == VOCABULARY_FILE
+            return apply_rules(wordpiece_json(content, self.files) if is_list else content, self.rules)
         except OSError as error:
             raise ModelUnavailable(f"no readable {self.path.name} in {self.path.parent}") from error
         except ModelUnavailable as error:
@@ -352,6 +353,9 @@ def _share(
 
 def find_tokenizer(checkpoint: Path, settings: TokenizerSettings) -> TokenizerFile:
     """Return the file with a checkpoint's vocabulary. Raises: ModelUnavailable, with the remedy."""
+    static = find_static(checkpoint)
+    if static is not None:
+        return _tokenizer_of(static, settings)
     for name in (TOKENIZER_FILE, VOCABULARY_FILE):
         if (checkpoint / name).is_file():
             files = _read_small_files(checkpoint)
@@ -362,6 +366,16 @@ def find_tokenizer(checkpoint: Path, settings: TokenizerSettings) -> TokenizerFi
         f"import AutoTokenizer as A; A.from_pretrained('{checkpoint}').save_pretrained('{checkpoint}')\""
     )
     raise ModelUnavailable(f"no readable {TOKENIZER_FILE} in {checkpoint}{remedy if found else ''}")
+
+
+def _tokenizer_of(static: StaticModel, settings: TokenizerSettings) -> TokenizerFile:
+    """Return the file of a static model; its library reads no other, and adds no special tokens."""
+    if settings != AS_FILES_SAY:
+        raise ModelUnavailable(
+            f"{static.tokenizer} is of a static model, which has no special tokens; leave out "
+            "`add_bos_token` and `add_eos_token`"
+        )
+    return TokenizerFile(static.tokenizer, TokenizerFiles({}, {}, {}, {}), TokenizerRules(special=False))
 
 
 def _read_small_files(checkpoint: Path) -> TokenizerFiles:
@@ -382,6 +396,8 @@ def _read(file: TokenizerFile) -> Tokenizer:
     except Exception as error:
         # The Rust code raises a bare Exception for a broken file.
         raise ModelUnavailable(f"no readable {file.path.name} in {file.path.parent}") from error
+    if not file.rules.special:
+        tokenizer.post_processor = None
     for word, id_ in edited.added.items():
         if tokenizer.token_to_id(word) != id_:
             raise ModelUnavailable(

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from backends.contract import Output
 from backends.errors import ModelUnavailable
 from backends.instructions import PUBLISHED_UNPOOLED
+from backends.static_models import find_static, max_tokens
 from backends.torch import module_order
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
@@ -57,6 +58,7 @@ MAIN_OUTPUTS: dict[ModelKind, Output] = {
     "dense": Output.DENSE,
     "sparse": Output.SPARSE,
     "multivector": Output.MULTIVECTOR,
+    "static": Output.DENSE,
 }
 # Names that architectures use for the number of components of a token's vector.
 WIDTH_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
@@ -134,6 +136,7 @@ COMPLETIONS: dict[ModelKind, Callable[[Recipe, CheckpointFiles, TaskSettings], R
     "multivector": _complete_multivector,
     "classifier": _complete_classifier,
     "language": lambda common, *_: common,
+    "static": lambda common, *_: common,
 }
 
 
@@ -141,6 +144,8 @@ def outputs_of(recipe: Recipe) -> frozenset[Output]:
     """Return the outputs that `Encode` may request from this model."""
     if recipe.kind in {"classifier", "language"}:
         return frozenset()
+    if recipe.kind == "static":
+        return frozenset({Output.DENSE})
     outputs = {MAIN_OUTPUTS[recipe.kind], Output.TOKENS}
     if recipe.lexical:
         outputs.add(Output.SPARSE)
@@ -193,6 +198,9 @@ def _pooling_modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:
 
 def _max_tokens(files: CheckpointFiles) -> int:
     """Return the smallest limit in the files, as sentence-transformers reads them."""
+    static = find_static(files.checkpoint)
+    if static is not None:
+        return max_tokens(static, files.checkpoint)
     positions = files.config.get("max_position_embeddings")
     offset = OFFSET_POSITIONS.get(str(files.config.get("model_type", "")), 0)
     # PyLate saves the length that it happened to set for its last texts, without their marker.

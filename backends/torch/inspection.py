@@ -16,6 +16,7 @@ import msgspec
 from backends.checkpoints import locate_tokenizer, stored_weight_bytes
 from backends.contract import Capabilities
 from backends.errors import ModelUnavailable
+from backends.static_models import StaticModel, find_static, max_tokens
 from backends.tokens import open_tokenizer
 from backends.torch import wire
 from backends.torch.checkpoint import read_recipe
@@ -24,11 +25,12 @@ from backends.torch.loading import describe_folder, own_code_of, settings_of
 from backends.torch.memory import files_bytes
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.small_network import computes_without_padding, refuse_unloadable
+from backends.torch.static_files import check_vocabulary, read_table_file
 from backends.torch.template import read_template
 from backends.torch.weight_files import StoredTensor, stored_tensors
 from backends.torch.weights import NetworkSource
 
-BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 # Name of each type of config.json in bytes, for weights whose files are not on this machine.
 STORED_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -62,6 +64,10 @@ def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFil
     recipe = read_recipe(folder, settings)
     template = read_template(files, recipe, settings)
     capabilities = describe_folder(boot, folder)
+    found = msgspec.structs.replace(found, kind=recipe.kind, capabilities=capabilities)
+    static = find_static(folder)
+    if static is not None:
+        return _complete_static(found, boot, files, static)
     runs_code = own_code_of(boot, folder) is not None
     module_folders = [module.folder for module in files.modules if module.folder]
     tensors = stored_tensors(folder, module_folders)
@@ -71,12 +77,28 @@ def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFil
         refuse_unloadable(source, _of_network(tensors, module_folders))
     return msgspec.structs.replace(
         found,
-        kind=recipe.kind,
-        capabilities=capabilities,
         packed=None if runs_code else computes_without_padding(folder),
         template=_template_text(template),
         weights=_weights(boot, files, tensors, capabilities.dtype),
         notes=tuple(_notes(capabilities, tensors, runs_code=runs_code)),
+    )
+
+
+def _complete_static(
+    found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFiles, static: StaticModel
+) -> wire.Inspection:
+    """Complete the inspection of a static model. Raises: ModelUnavailable."""
+    capabilities, file = found.capabilities, read_table_file(static)
+    assert capabilities is not None
+    tensors = None if file is None else file.tensors
+    if file is not None:
+        tokenizer = open_tokenizer(files.checkpoint, max_tokens(static, files.checkpoint))
+        check_vocabulary(static, file, tokenizer.vocabulary_size)
+    return msgspec.structs.replace(
+        found,
+        packed=True,
+        weights=_weights(boot, files, tensors, capabilities.dtype),
+        notes=tuple(_notes(capabilities, tensors, runs_code=False)),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from backends.errors import ModelUnavailable
+from backends.static_models import find_static
 from backends.torch.files import CheckpointFiles
 from backends.torch.options import TaskSettings
 from backends.torch.recipe import ModelKind
@@ -50,6 +51,7 @@ _is_language_model = _has_architecture("ForCausalLM")
 
 # The first rule whose condition holds decides. A language model whose purpose nothing states meets none.
 KIND_RULES: tuple[tuple[Condition, ModelKind], ...] = (
+    (lambda files, _: find_static(files.checkpoint) is not None, "static"),
     (lambda _, settings: settings.pooling == "splade", "sparse"),
     (lambda _, settings: settings.pooling is not None or settings.task == "embed", "dense"),
     (_lists_module("LogitScore"), "language"),
@@ -83,6 +85,7 @@ SUPPORTED_MODULES: dict[ModelKind, set[str]] = {
     "multivector": {"Transformer", "Dense", "Normalize", "MultiVectorMask"},
     "classifier": {"Transformer"},
     "language": {"Transformer", "LogitScore"},
+    "static": {"StaticEmbedding", "Dense", "LayerNorm", "Dropout", "Normalize"},
 }
 
 
@@ -102,6 +105,10 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
         raise ModelUnavailable(
             f"{files.checkpoint} is a CrossEncoder without a classifier or `LogitScore`, which the built-in "
             "engine does not have; serve it with Infinity behind this gateway"
+        )
+    if kind == "static" and settings.pooling not in {None, "mean"}:
+        raise ModelUnavailable(
+            f"{files.checkpoint} is a static model: the mean of token vectors; leave out `pooling`"
         )
     if files.own_modules:
         raise ModelUnavailable(

@@ -11,6 +11,8 @@ from backends.torch.sequences import Head
 # batch; only a large batch keeps a GPU busy.
 CPU_BATCH_TOKENS = 1024
 GPU_BATCH_TOKENS = 16384
+# A static model computes so little that a pass of the same size would be mostly its fixed costs.
+STATIC_BATCH_TOKENS = 8192
 
 
 class LoadedModel(msgspec.Struct, frozen=True):

@@ -12,12 +12,18 @@ import torch
 from backends.checkpoints import locate_code
 from backends.contract import Capabilities, Operation, Output, ScoreKind, TokenizerSettings
 from backends.errors import ModelUnavailable
+from backends.static_models import find_static
 from backends.texts import SPECIAL_TOKENS
 from backends.tokens import TextTokenizer, open_tokenizer, tokenizer_notes
 from backends.torch.checkpoint import dense_width, outputs_of, read_recipe
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
-from backends.torch.loaded_model import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, LoadedModel
+from backends.torch.loaded_model import (
+    CPU_BATCH_TOKENS,
+    GPU_BATCH_TOKENS,
+    STATIC_BATCH_TOKENS,
+    LoadedModel,
+)
 from backends.torch.networks import open_network
 from backends.torch.options import TaskSettings
 from backends.torch.own_code import OwnCode, require_permission
@@ -28,6 +34,7 @@ from backends.torch.recipe import ModelKind, Recipe
 from backends.torch.refusals import refuse_on_error
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.sequences import LOGITS, Head, InputSequence
+from backends.torch.static_files import table_dtype, table_width
 from backends.torch.template import read_template
 from backends.torch.weights import NetworkSource, Placement
 
@@ -38,15 +45,17 @@ ReportStep: TypeAlias = Callable[[str], None]
 RunOnDevice: TypeAlias = Callable[[Callable[[], int]], int]
 # A later slice of a larger request must not wait long behind an earlier one.
 BATCH_INPUTS = 32
+# Those of a static model take less time than their way to the engine.
+STATIC_BATCH_INPUTS = 256
 
 
 class LoadOptions(msgspec.Struct, frozen=True):
     """Options of loading a checkpoint.
 
-    dtype: None is bfloat16 if the processor multiplies it in hardware, else float32. device: None is cuda if
-    there is one, else mps on Apple hardware, else cpu. compiled: True to run torch.compile.
-    trust_remote_code: True if code that comes with the weights may run. code_revision: commit of that code,
-    if it lies in another repository.
+    dtype: None is bfloat16 if the processor multiplies it in hardware, else float32; for a static model it is
+    the number format of its file. device: None is cuda if there is one, else mps on Apple hardware, else cpu.
+    compiled: True to run torch.compile. trust_remote_code: True if code that comes with the weights may run.
+    code_revision: commit of that code, if it lies in another repository.
     """
 
     dtype: DTypeName | None = None
@@ -74,7 +83,7 @@ def load(
     template = read_template(CheckpointFiles(checkpoint), recipe, options.settings)
     code = _trusted_code(checkpoint, options)
     device = best_device(options.device)
-    dtype = _dtype(options.dtype, device)
+    dtype = _dtype(checkpoint, options)
     report(f"loading weights as {_dtype_name(dtype)} on {device}")
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
     network = open_network(
@@ -101,7 +110,7 @@ def load(
         network.head,
         capabilities,
         packed=network.packed,
-        batch_tokens=CPU_BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS,
+        batch_tokens=_batch_tokens(recipe, device),
         reentrant=network.reentrant,
     )
 
@@ -118,9 +127,9 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
     if recipe.kind == "language":
         answer_ids(tokenizer, template)
     return msgspec.structs.replace(
-        _capabilities(recipe, template, outputs_of(recipe), dense_width(checkpoint, recipe)),
+        _capabilities(recipe, template, outputs_of(recipe), _width(checkpoint, recipe)),
         model_id=model_id,
-        dtype=_dtype_name(_dtype(options.dtype, best_device(options.device))),
+        dtype=_dtype_name(_dtype(checkpoint, options)),
         checkpoint=str(checkpoint),
         overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
         notes=tokenizer_notes(checkpoint, options.tokenizer),
@@ -135,6 +144,8 @@ def permitted_code(checkpoint: Path, options: LoadOptions) -> OwnCode | None:
     """
     files = CheckpointFiles(checkpoint)
     kind = recognize(files, options.settings)
+    if kind == "static":
+        return None
     return require_permission(
         files, kind, trusted=options.trust_remote_code, code_revision=options.code_revision
     )
@@ -152,8 +163,16 @@ def best_device(device: str | None) -> torch.device:
     return torch.device(device or next(name for name, is_available in DEVICES if is_available()))
 
 
-def _dtype(name: DTypeName | None, device: torch.device) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, name) if name else _best_dtype(device)
+def _width(checkpoint: Path, recipe: Recipe) -> int | None:
+    width, static = dense_width(checkpoint, recipe), find_static(checkpoint)
+    return width if width is not None or static is None else table_width(static)
+
+
+def _dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
+    name, static = options.dtype, find_static(checkpoint)
+    if name is None:
+        return _best_dtype(best_device(options.device)) if static is None else table_dtype(static)
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
@@ -169,6 +188,12 @@ def _best_dtype(device: torch.device) -> torch.dtype:
     processor = torch.cpu.get_capabilities()
     in_hardware = processor.get("amx_bf16") or processor.get("avx512_bf16") or processor.get("sve_bf16")
     return torch.bfloat16 if in_hardware else torch.float32
+
+
+def _batch_tokens(recipe: Recipe, device: torch.device) -> int:
+    if recipe.kind == "static":
+        return STATIC_BATCH_TOKENS
+    return CPU_BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
 
 
 def _warm_up(head: Head, tokenizer: TextTokenizer, recipe: Recipe, outputs: frozenset[Output]) -> int:
@@ -201,6 +226,7 @@ OPERATIONS: dict[ModelKind, set[Operation]] = {
     "multivector": {Operation.ENCODE, Operation.RERANK},
     "classifier": {Operation.CLASSIFY},
     "language": {Operation.RERANK},
+    "static": {Operation.EMBED, Operation.ENCODE},
 }
 SCORE_KINDS: dict[ModelKind, ScoreKind] = {
     "multivector": ScoreKind.COSINE,
@@ -220,12 +246,12 @@ def _capabilities(
     operations = own | {Operation.TOKENIZE, Operation.DETOKENIZE}
     if len(recipe.labels) == 1:
         operations |= {Operation.RERANK}
-    is_dense = recipe.kind == "dense"
+    is_dense = recipe.kind in {"dense", "static"}
     return Capabilities(
         model_id="",
         operations=frozenset(operations),
         max_input_tokens=recipe.max_tokens,
-        batch_inputs=BATCH_INPUTS,
+        batch_inputs=STATIC_BATCH_INPUTS if recipe.kind == "static" else BATCH_INPUTS,
         dimensions=width if is_dense else None,
         pooling="+".join(recipe.pooling) if is_dense else REPORTED_POOLINGS.get(recipe.kind),
         prompts=recipe.prompts,

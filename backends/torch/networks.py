@@ -11,6 +11,7 @@ from transformers.modeling_layers import GenericForSequenceClassification
 
 from backends.contract import Output
 from backends.errors import ModelUnavailable
+from backends.static_models import StaticModel, find_static
 from backends.tokens import TextTokenizer
 from backends.torch.checkpoint import COLBERT_FILE, LEXICAL_FILE, OFFSET_POSITIONS
 from backends.torch.formats import copy_from_files
@@ -41,6 +42,7 @@ from backends.torch.readers import (
 from backends.torch.recipe import ModelKind
 from backends.torch.refusals import refuse_on_error
 from backends.torch.sequences import Head
+from backends.torch.static import StaticHead, read_table
 from backends.torch.weights import NetworkSource, Placement, load_network
 
 
@@ -71,6 +73,9 @@ Readers: TypeAlias = Mapping[Output, Reader]
 
 def open_network(source: NetworkSource, placement: Placement) -> OpenedNetwork:
     """Load a network with its readers. Raises: ModelUnavailable."""
+    static = find_static(source.checkpoint)
+    if static is not None:
+        return _open_static(static, source, placement)
     model, stored = load_network(source, placement)
     model.to(placement.device)
     # A head for language removes the encoder from its model.
@@ -162,6 +167,15 @@ def _padded_classifier(model: Any, placement: Placement) -> OpenedNetwork:
     inputs = _input_builder(model, placement.device)
     classifier = Classifier(Autocast(model, placement.dtype), inputs)
     return OpenedNetwork(classifier, packed=False, outputs=frozenset())
+
+
+def _open_static(static: StaticModel, source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    if placement.compiled:
+        raise ModelUnavailable("`compile` does not serve static models, which have nothing to compile")
+    table = read_table(static, source.tokenizer, placement.dtype, placement.device)
+    projections = read_projections(source.checkpoint, source.recipe.projections)
+    head = StaticHead(table, projections)
+    return OpenedNetwork(head, packed=True, outputs=frozenset({Output.DENSE}))
 
 
 OPENERS: dict[ModelKind, Callable[[Any, NetworkSource, Placement], OpenedNetwork]] = {

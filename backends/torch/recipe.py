@@ -9,8 +9,8 @@ import msgspec
 
 # dense: token vectors are pooled. sparse: a masked language model's weights for terms. multivector: a vector
 # per token. classifier: a sequence classifier; with one label it reranks. language: a causal language model
-# whose next word scores a pair.
-ModelKind: TypeAlias = Literal["dense", "sparse", "multivector", "classifier", "language"]
+# whose next word scores a pair. static: a table of token vectors; a text's vector is their mean.
+ModelKind: TypeAlias = Literal["dense", "sparse", "multivector", "classifier", "language", "static"]
 ProjectionKind: TypeAlias = Literal["Dense", "LayerNorm", "Normalize"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 

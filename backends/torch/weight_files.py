@@ -91,12 +91,24 @@ def stored_tensors(checkpoint: Path, folders: Sequence[str] = ()) -> dict[str, S
     files = _listed_files(checkpoint)
     if any(file.suffix != ".safetensors" for file in files):
         return None
-    tensors = {name: tensor for file in files for name, tensor in _headers(file).items()}
+    tensors = {name: tensor for file in files for name, tensor in read_headers(file).items()}
     for folder in folders:
         file = checkpoint / folder / "model.safetensors"
         if file.is_file():
-            tensors |= {f"{folder}/{name}": tensor for name, tensor in _headers(file).items()}
+            tensors |= {f"{folder}/{name}": tensor for name, tensor in read_headers(file).items()}
     return tensors
+
+
+def read_headers(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file without reading their data. Raises: ModelUnavailable."""
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in _names(file)}
+            return {
+                name: StoredTensor(part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()
+            }
+    except READ_ERRORS as error:
+        raise unreadable(path, error) from error
 
 
 def check_file(path: Path) -> None:
@@ -178,17 +190,6 @@ def _listed_files(checkpoint: Path) -> list[Path]:
     return _shards(checkpoint / name) if name.endswith(".json") else [checkpoint / name]
 
 
-def _headers(path: Path) -> dict[str, StoredTensor]:
-    try:
-        with safe_open(path, "pt") as file:
-            slices = {name: file.get_slice(name) for name in _names(file)}
-            return {
-                name: StoredTensor(part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()
-            }
-    except READ_ERRORS as error:
-        raise unreadable(path, error) from error
-
-
 def _shards(index: Path) -> list[Path]:
     try:
         names = msgspec.json.decode(index.read_bytes(), type=ShardIndex).weight_map.values()
@@ -208,7 +209,7 @@ def _formats_of(path: Path) -> Iterator[torch.dtype]:
     if path.suffix != ".safetensors":
         yield from (tensor.dtype for tensor in _read_pickled(path).values() if tensor.is_floating_point())
         return
-    names = {tensor.dtype for tensor in _headers(path).values()}
+    names = {tensor.dtype for tensor in read_headers(path).values()}
     yield from (FORMATS[name] for name in names & FORMATS.keys())
 
 

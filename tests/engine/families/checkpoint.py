@@ -33,6 +33,8 @@ def write_checkpoint(family: Family, folder: Path) -> Path:
         _write_json(folder / name, content)
         if name.endswith("Dense/config.json"):
             _write_dense(folder / name)
+    if family.write is not None:
+        family.write(folder)
     return folder
 
 

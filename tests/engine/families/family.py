@@ -58,6 +58,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: published hub ids. kind: of the engine; of the model itself if it is refused.
     network: class of transformers that writes the weights; "" for none.
     config: content of config.json. files: other JSON files, by their path in the checkpoint.
+    write: completes a folder that has all other files, where no class of transformers writes the weights.
     rename: name of a tensor in transformers → its published name, "" to leave it out.
     extra: shapes of tensors that transformers does not write, by name.
     pooling: as the page shows it. notes: for the page; settings to write in router.yaml first.
@@ -74,6 +75,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_config: Json = {}
     files: Mapping[str, Json | list[Json]] = {}
     rename: Callable[[str], str] = str
+    write: Callable[[Path], None] | None = None
     extra: Mapping[str, tuple[int, ...]] = {}
     reference: Reference | None = None
     token_ids: TokenIds | None = None

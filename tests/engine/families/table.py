@@ -13,6 +13,7 @@ from tests.engine.families import (
     rerankers,
     roberta,
     sparse,
+    static,
     t5,
 )
 from tests.engine.families.family import Family
@@ -29,6 +30,7 @@ GROUPS = (
     sparse,
     late_interaction,
     look_alikes,
+    static,
     own_code,
     refused,
 )
