@@ -4,6 +4,7 @@ The one place where a BackendError becomes a GatewayError.
 """
 
 import asyncio
+import re
 from collections.abc import Sequence
 from itertools import count
 
@@ -37,6 +38,8 @@ from gateway.upstreams.model_inputs import ModelInputs
 OVERLOADED_RETRY_S = 2
 # 32 texts of 512 tokens with vectors of 1,024 numbers: 64 MiB in memory, and 180 MB of JSON.
 REPLY_NUMBERS_MAX = 16 * 1024 * 1024
+# A backend's message about a field of the request begins with its name.
+FIELD = re.compile(r"`(?P<name>\w+)`")
 
 
 class Dispatcher:
@@ -207,7 +210,8 @@ def translated(error: errors.BackendError, place: str = "") -> GatewayError:
         case errors.InvalidWork(empty=True):
             return EmptyInput(place + error.message)
         case errors.InvalidWork():
-            return InvalidInput(place + error.message)
+            field = FIELD.match(error.message)
+            return InvalidInput(place + error.message, param=field["name"] if field else None)
         case errors.UnsupportedWork():
             return OperationUnsupported(error.message)
         case errors.ReplicaOverloaded():

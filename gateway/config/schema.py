@@ -38,6 +38,7 @@ OPERATION_SEGMENTS = frozenset(
         "embeddings",
         "health",
         "info",
+        "multi-vector",
         "pooling",
         "predict",
         "rerank",

@@ -32,7 +32,7 @@ def assert_openai(reply: httpx.Response, status: int, code: str | None, param: s
     """Assert OpenAI's envelope: four keys, of which two are a string or null."""
     assert "application/json" == reply.headers["content-type"]
     error = reply.json()["error"]
-    assert ["error"] == list(reply.json())
+    assert ["error", "detail"] == list(reply.json())
     assert {"message", "type", "param", "code"} == error.keys()
     assert (status, "invalid_request_error") == (reply.status_code, error["type"])
     assert (code, param) == (error["code"], error["param"])
@@ -199,7 +199,7 @@ async def test_2048_inputs_are_accepted_and_2049_refused(boot: Boots) -> None:
 
 async def test_more_dimensions_than_the_model_has_are_refused(boot: Boots) -> None:
     openai = await post_bytes(boot, OPENAI, b'{"input": "a", "dimensions": 9}')
-    assert_openai(openai, 400, None)
+    assert_openai(openai, 400, None, "dimensions")
 
 
 @pytest.mark.parametrize("model", ["nowhere", "", "BGE", "bge ", "/bge", "\x00"])

@@ -108,11 +108,10 @@ async def test_truncate_decides_whether_long_inputs_are_cut(
     ("wrong", "param"),
     [
         ({"late_chunking": True}, "late_chunking"),
-        ({"return_multivector": True}, "return_multivector"),
+        ({"return_tokenized_input": True}, "return_tokenized_input"),
         ({"task": "juggling"}, "task"),
-        ({"embedding_type": "int8"}, "embedding_type"),
+        ({"embedding_type": "int4"}, "embedding_type"),
         ({"embedding_type": []}, "embedding_type"),
-        ({"embedding_type": ["float", "binary"]}, "embedding_type"),
         ({"input": {"image": "https://example.org/a.png"}}, "input"),
         ({"input": [{"text": "a", "image": "x"}]}, "input"),
         ({"input": [{}]}, "input"),

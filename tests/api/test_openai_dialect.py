@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from backends.contract import EmbedReply
-from gateway.api.dialects.openai import encode_embeddings
-from gateway.api.server.encoding import EncodingFormat
+from gateway.api.server.encoding import Encoding, EncodingFormat
+from gateway.api.wire.embedding_replies import encode_embeddings
 from tests.conftest import KEY, Boots
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei, vector_of
@@ -157,6 +157,6 @@ async def test_official_client_raises_its_own_errors(boot: Boots) -> None:
 def test_encoded_vectors_decode_bit_for_bit(
     vectors: np.ndarray[Any, np.dtype[np.float32]], encoding_format: EncodingFormat
 ) -> None:
-    body = msgspec.json.decode(encode_embeddings(EmbedReply(vectors, 1), "m", encoding_format))
+    body = msgspec.json.decode(encode_embeddings(EmbedReply(vectors, 1), "m", Encoding((encoding_format,))))
 
     assert vectors.tobytes() == b"".join(vector_in(item).tobytes() for item in body["data"])

@@ -26,6 +26,7 @@ from tests.fakes.tei import FakeTei
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
     "/v1/embeddings": openai.OpenAIEmbeddingsRequest,
+    "/v1/multi-vector": openai.OpenAIEmbeddingsRequest,
     "/embeddings": openai.OpenAIEmbeddingsRequest,
     "/embed": tei_bodies.EmbedRequest,
     "/rerank": rerank.EitherRerankRequest,

@@ -13,9 +13,10 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from backends.contract import Classify, Embed, EmbedReply, Rerank, RerankReply, Score, Truncate
 from gateway.api.dialects import cohere, infinity, openai, rerank, sie, vllm, vllm_pooling
-from gateway.api.server.encoding import json_bytes, msgpack_bytes
+from gateway.api.server.encoding import Encoding, json_bytes, msgpack_bytes
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.wire import tei_bodies, tei_predictions
+from gateway.api.wire.embedding_replies import encode_embeddings
 from gateway.calls import Call
 
 many = settings(max_examples=100, deadline=None)
@@ -169,8 +170,8 @@ def test_pooling_for_vectors_is_an_embedding(texts: list[str]) -> None:
 @given(VECTORS)
 def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None:
     reply = EmbedReply(vectors, 7)
-    numbers = msgspec.json.decode(openai.encode_embeddings(reply, "m", "float"))
-    packed = msgspec.json.decode(openai.encode_embeddings(reply, "m", "base64"))
+    numbers = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("float",))))
+    packed = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("base64",))))
     kinds = msgspec.json.decode(json_bytes(cohere.encode_by_type(reply, ["float", "base64"])))
     ids = [None] * len(vectors)
     items = msgspec.json.decode(json_bytes(sie.encode_items(reply, ids, "float32")))

@@ -39,6 +39,7 @@ def test_every_kind_has_the_shape_of_its_dialect(kind: str) -> None:
     assert ("why", facts.openai_type, "input", facts.openai_code) == tuple(
         openai["error"][key] for key in ("message", "type", "param", "code")
     )
+    assert "why" == openai["detail"]
     assert {"error": "why", "error_type": facts.tei_type} == render(kind, "tei")[1]
     assert {"message": "why"} == render(kind, "cohere")[1]
     assert {"message": "why", "detail": "why"} == render(kind, "rerank")[1]

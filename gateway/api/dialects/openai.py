@@ -1,25 +1,38 @@
-"""OpenAI: POST /v1/embeddings, with the fields that Jina's and vLLM's clients add to it.
+"""OpenAI: POST /v1/embeddings, with the fields that other services' clients add to it.
 
-Source: OpenAI OpenAPI document 2.3.0, openai-python 3.3.1 (which requests base64 by default), Jina's OpenAPI
-document 2026.04.02.
+Source: OpenAI OpenAPI document 2.3.0, openai-python 3.3.1 (which requests base64 by default). The fields of
+Jina, NVIDIA NIM and Voyage are in `embedding_options.py`, those of vLLM in `vllm_options.py`.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 
-from backends.contract import Embed, EmbedReply, Operation
+from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Operation, Output
 from gateway.api.server.body import Integer, ModelName
-from gateway.api.server.encoding import EmbeddingType, EncodingFormat, json_bytes, vector_items
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.inputs import Dimensions, InputField, Inputs, read_texts
+from gateway.api.wire.embedding_options import (
+    EmbeddingOptions,
+    check_embedding_options,
+    dimensions_of,
+    encoding_of,
+    prompt_name_of,
+    role_of,
+    truncation_of,
+)
+from gateway.api.wire.embedding_replies import (
+    MultiVectorResponse,
+    OpenAIEmbeddingsResponse,
+    encode_embeddings,
+    with_dimensions,
+)
+from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_texts
 from gateway.api.wire.vllm_options import (
-    VllmOptions,
     check_options,
     instruction_of,
     is_raw,
@@ -28,94 +41,33 @@ from gateway.api.wire.vllm_options import (
 )
 from gateway.calls import Call
 from gateway.errors import InvalidInput
-from gateway.prompts import Role
 
-# Jina's names, as its models have them. `input_type` takes two of the gateway's own roles.
-Task = Literal[
-    "retrieval.query",
-    "retrieval.passage",
-    "code.query",
-    "code.passage",
-    "text-matching",
-    "classification",
-    "clustering",
-    "separation",
-]
-ROLE_OF: dict[Task, Role] = {
-    "retrieval.query": "query",
-    "retrieval.passage": "document",
-    "code.query": "query",
-    "code.passage": "document",
-    "text-matching": "similarity",
-    "classification": "classification",
-    "clustering": "clustering",
-    "separation": "separation",
-}
-JinaType = Literal["float", "base64", "binary", "ubinary"]
-# Fields for Jina's multi-modal and multi-vector models, which the gateway does not serve.
-UNSUPPORTED_FIELDS = ("late_chunking", "return_multivector")
+OTHER_KINDS = ("image", "pdf", "video", "audio", "content")
 
 
 class InputObject(msgspec.Struct):
-    """An input in Jina's form. image and pdf are refused."""
+    """An input in Jina's form: `text`. image, pdf, video, audio and content are refused."""
 
     text: str | None = None
     image: Any = None
     pdf: Any = None
+    video: Any = None
+    audio: Any = None
+    content: Any = None
 
 
 TextInput = str | InputObject
 EmbeddingsInput = TextInput | list[str | InputObject | Integer | list[Integer]]
 
 
-class OpenAIEmbeddingsRequest(VllmOptions, kw_only=True):
+class OpenAIEmbeddingsRequest(EmbeddingOptions, kw_only=True):
     """Body of /v1/embeddings.
 
-    input: one text or a list of texts; or token ids, if the model's config specifies their vocabulary. The
-    fields from `task` on are Jina's, from `embed_dtype` on vLLM's. embedding_type overrides encoding_format.
+    input: one text or a list of texts; or token ids, if the model's config specifies their vocabulary.
     """
 
     input: EmbeddingsInput
     model: ModelName | None = None
-    encoding_format: EncodingFormat | None = None
-    dimensions: Dimensions | None = None
-    user: str | None = None
-    task: Task | None = None
-    input_type: Literal["query", "document"] | None = None
-    normalized: bool | None = None
-    truncate: bool | None = None
-    embedding_type: JinaType | list[JinaType] | None = None
-    late_chunking: bool | None = None
-    return_multivector: bool | None = None
-    embed_dtype: Literal["float32"] | None = None
-    endianness: Literal["native", "little"] | None = None
-
-
-class OpenAIEmbeddingItem(msgspec.Struct):
-    """One vector.
-
-    embedding: numbers; for binary types packed bits; for base64 the little-endian float32 bytes.
-    """
-
-    index: int
-    embedding: list[float] | str
-    object: str = "embedding"
-
-
-class OpenAIEmbeddingsUsage(msgspec.Struct):
-    """Tokens after truncation, with special tokens and the prompt."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class OpenAIEmbeddingsResponse(msgspec.Struct):
-    """Vectors of length 1, in the order of the inputs."""
-
-    data: list[OpenAIEmbeddingItem]
-    model: str
-    usage: OpenAIEmbeddingsUsage
-    object: str = "list"
 
 
 async def decode_embeddings(
@@ -125,22 +77,32 @@ async def decode_embeddings(
 
     Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
     """
-    for unsupported in UNSUPPORTED_FIELDS:
-        if getattr(data, unsupported):
-            raise InvalidInput(f"`{unsupported}` is not supported", param=unsupported)
     check_options(data)
+    check_embedding_options(data)
     model = name or data.model
-    field = InputField("input", model, Operation.EMBED)
+    operation = Operation.ENCODE if data.return_multivector else Operation.EMBED
+    field = InputField("input", model, operation)
     texts = await read_texts(inputs_of(data.input, api), field, context, api)
-    normalize = data.normalized is not False and not is_raw(data)
-    work = Embed(texts, normalize=normalize, dimensions=data.dimensions)
-    role = data.input_type if data.task is None else ROLE_OF[data.task]
-    truncate = data.truncate
+    truncate, side = truncation_of(data)
     if data.truncate_prompt_tokens is not None:
-        capabilities = api.capabilities_of(model, Operation.EMBED)
+        capabilities = api.capabilities_of(model, operation)
         truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
-    instruction = instruction_of(data)
-    return Call(work, model, truncate, truncation_side(data), role=role, instruction=instruction)
+    side = truncation_side(data) or side
+    return Call(
+        work_of(data, texts), model, truncate, side, role=role_of(data), instruction=instruction_of(data)
+    )
+
+
+def work_of(data: EmbeddingOptions, texts: tuple[str, ...]) -> Embed | Encode:
+    """Return the work of a request. Raises: InvalidInput."""
+    normalize = data.normalized is not False and not is_raw(data)
+    dimensions, prompt_name = dimensions_of(data), prompt_name_of(data)
+    if not data.return_multivector:
+        return Embed(texts, normalize=normalize, dimensions=dimensions, prompt_name=prompt_name)
+    if not normalize:
+        raise InvalidInput("multi-vectors are normalized: leave out `normalized`", param="normalized")
+    check_token_vectors(texts, "input")
+    return Encode(texts, frozenset({Output.MULTIVECTOR}), prompt_name=prompt_name)
 
 
 def inputs_of(inputs: EmbeddingsInput, api: InferenceApi) -> Inputs:
@@ -157,34 +119,9 @@ def inputs_of(inputs: EmbeddingsInput, api: InferenceApi) -> Inputs:
 
 
 def _text_of(item: InputObject) -> str:
-    if item.text is None or item.image is not None or item.pdf is not None:
+    if item.text is None or any(getattr(item, kind) is not None for kind in OTHER_KINDS):
         raise InvalidInput("an input is a text, or an object with `text` alone", param="input")
     return item.text
-
-
-def encoding_of(data: OpenAIEmbeddingsRequest) -> EmbeddingType:
-    """Return the format of the vectors in the reply.
-
-    Raises: InvalidInput.
-    """
-    kinds = data.embedding_type
-    if kinds is None:
-        return data.encoding_format or "float"
-    if isinstance(kinds, str):
-        return kinds
-    if len(kinds) != 1:
-        raise InvalidInput("`embedding_type` is one type, of several a call each", param="embedding_type")
-    return kinds[0]
-
-
-def encode_embeddings(reply: EmbedReply, model: str, encoding: EmbeddingType) -> bytes:
-    """Encode the reply. model: the name that the caller used."""
-    items = [
-        {"object": "embedding", "index": index, "embedding": item}
-        for index, item in enumerate(vector_items(reply.vectors, encoding))
-    ]
-    usage = {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens}
-    return json_bytes({"object": "list", "data": items, "model": model, "usage": usage})
 
 
 @inference(
@@ -202,14 +139,41 @@ async def embeddings(
 ) -> HttpReply:
     """Turn texts into vectors.
 
-    Returns one vector for each input, in the order of the inputs. Also takes Jina's fields (`task`,
-    `normalized`, `embedding_type`) and vLLM's (`truncate_prompt_tokens`, `use_activation`).
+    Returns one vector for each input, in the order of the inputs. Also takes the fields of Jina (`task`,
+    `embedding_type`), NIM (`input_type`, `truncate`), Voyage (`output_dimension`, `output_dtype`) and vLLM.
     """
+    return await _serve(data, name, context, api)
+
+
+@inference(
+    "/v1/multi-vector",
+    dialect=OPENAI,
+    reply=ResponseSpec(MultiVectorResponse, description="One vector for each token of each input"),
+    tags=["Cohere and Jina"],
+)
+async def multi_vector(
+    data: OpenAIEmbeddingsRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
+) -> HttpReply:
+    """Turn texts into one vector for each token, as late interaction compares them.
+
+    The same as `/v1/embeddings` with `return_multivector`.
+    """
+    return await _serve(msgspec.structs.replace(data, return_multivector=True), name, context, api)
+
+
+async def _serve(
+    data: OpenAIEmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
+) -> HttpReply:
     encoding = encoding_of(data)
     served = await api.serve(context, await decode_embeddings(data, name, context, api))
-    reply = expect_reply(served.reply, EmbedReply)
-    body = encode_embeddings(reply, served.route.model, encoding)
-    return respond(context, served, body)
+    reply = expect_reply(served.reply, EmbedReply | EncodeReply)
+    dimensions = dimensions_of(data)
+    if dimensions and isinstance(reply, EncodeReply):
+        reply = with_dimensions(reply, dimensions)
+    return respond(context, served, encode_embeddings(reply, served.route.model, encoding))
 
 
-HANDLERS = [embeddings]
+HANDLERS = [embeddings, multi_vector]

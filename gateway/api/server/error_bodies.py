@@ -36,9 +36,10 @@ class OpenAIErrorDetail(msgspec.Struct):
 
 
 class OpenAIError(msgspec.Struct):
-    """OpenAI's envelope."""
+    """OpenAI's envelope. detail: the message again, for clients of Jina and Voyage, who share its paths."""
 
     error: OpenAIErrorDetail
+    detail: str
 
 
 class TeiError(msgspec.Struct):
@@ -136,7 +137,8 @@ def _openai_error(error: GatewayError) -> OpenAIError:
         kind = "tokens" if error.unit == "tokens" else "requests"
         if error.calendar:
             kind = code = "insufficient_quota"
-    return OpenAIError(OpenAIErrorDetail(error.message, kind, error.param, code))
+    detail = OpenAIErrorDetail(error.message, kind, error.param, code)
+    return OpenAIError(detail, error.message)
 
 
 def _tei_error(error: GatewayError) -> TeiError:

@@ -1,0 +1,161 @@
+"""Fields that clients of Jina, NVIDIA NIM and Voyage add to OpenAI's embeddings request. Pure.
+
+Source: Jina's OpenAPI document 2026.04.02, NVIDIA's reference of the embedding NIM 2.2, Voyage's API
+reference and voyageai 0.5.0.
+Rule: a field is applied, or refused by name. Only `user` changes nothing and is ignored.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from backends.contract import Truncate
+from gateway.api.server.encoding import EmbeddingType, Encoding, EncodingFormat
+from gateway.api.server.quantization import QuantizedType
+from gateway.api.wire.inputs import Dimensions
+from gateway.api.wire.vllm_options import VllmOptions
+from gateway.errors import InvalidInput
+from gateway.prompts import Role
+
+# Jina's names, as its models have them.
+Task = Literal[
+    "retrieval.query",
+    "retrieval.passage",
+    "code.query",
+    "code.passage",
+    "text-matching",
+    "classification",
+    "clustering",
+    "separation",
+]
+ROLE_OF_TASK: dict[str, Role] = {
+    "retrieval.query": "query",
+    "retrieval.passage": "document",
+    "code.query": "query",
+    "code.passage": "document",
+    "text-matching": "similarity",
+    "classification": "classification",
+    "clustering": "clustering",
+    "separation": "separation",
+}
+# Of jina-code-embeddings, whose prompts are one for each task and role.
+CodeTask = Literal[
+    "nl2code.query",
+    "nl2code.passage",
+    "qa.query",
+    "qa.passage",
+    "code2code.query",
+    "code2code.passage",
+    "code2nl.query",
+    "code2nl.passage",
+    "code2completion.query",
+    "code2completion.passage",
+]
+InputType = Literal["query", "document", "passage"]
+ROLE_OF_TYPE: dict[InputType, Role] = {"query": "query", "document": "document", "passage": "document"}
+TruncateSide = Literal["NONE", "START", "END"]
+SIDE_OF: dict[TruncateSide, Truncate] = {"START": Truncate.LEFT, "END": Truncate.RIGHT}
+Modality = Literal["text", "image", "text_image"]
+# Each of them is computed; there are six.
+EmbeddingTypes = Annotated[list[EmbeddingType], msgspec.Meta(min_length=1, max_length=16)]
+# Why each of these is refused if it is on.
+REFUSED = {
+    "late_chunking": "each input is embedded by itself; send the whole text as one input",
+    "return_tokenized_input": "`/tokenize` returns the tokens of a text",
+}
+
+
+class EmbeddingOptions(VllmOptions, kw_only=True):
+    """Options of an embeddings request, without its inputs and model.
+
+    Jina's: task, normalized, late_chunking, return_multivector (one vector for each token),
+    return_tokenized_input. Jina's and NIM's:
+    embedding_type, which overrides encoding_format, and truncate. NIM's: modality. Voyage's:
+    output_dimension, output_dtype, truncation. input_type: `passage` is NIM's document. vLLM's: embed_dtype,
+    endianness.
+    """
+
+    encoding_format: EncodingFormat | None = None
+    dimensions: Dimensions | None = None
+    user: str | None = None
+    task: Task | CodeTask | None = None
+    input_type: InputType | None = None
+    normalized: bool | None = None
+    truncate: bool | TruncateSide | None = None
+    embedding_type: EmbeddingType | EmbeddingTypes | None = None
+    late_chunking: bool | None = None
+    return_multivector: bool | None = None
+    return_tokenized_input: bool | None = None
+    modality: Modality | list[Modality] | None = None
+    output_dimension: Dimensions | None = None
+    output_dtype: Literal["float"] | QuantizedType | None = None
+    truncation: bool | None = None
+    embed_dtype: Literal["float32"] | None = None
+    endianness: Literal["native", "little"] | None = None
+
+
+def check_embedding_options(options: EmbeddingOptions) -> None:
+    """Check that no option asks for a computation that the gateway does not do.
+
+    Raises: InvalidInput.
+    """
+    for field, way_out in REFUSED.items():
+        if getattr(options, field):
+            raise InvalidInput(f"`{field}` is not supported: {way_out}", param=field)
+    modalities = [options.modality] if isinstance(options.modality, str) else options.modality or []
+    if any(modality != "text" for modality in modalities):
+        raise InvalidInput("`modality` is text; images are not supported", param="modality")
+
+
+def role_of(options: EmbeddingOptions) -> Role | None:
+    """Return the role of the inputs, or None. `task` takes precedence over `input_type`."""
+    if options.task is not None:
+        return ROLE_OF_TASK.get(options.task)
+    return None if options.input_type is None else ROLE_OF_TYPE[options.input_type]
+
+
+def prompt_name_of(options: EmbeddingOptions) -> str | None:
+    """Return the name of the prompt that only a task of code names; other prompts follow from the role."""
+    task = options.task
+    if task is None or task in ROLE_OF_TASK:
+        return None
+    # As the checkpoint's config_sentence_transformers.json names them.
+    return task.replace(".query", "_query").replace(".passage", "_document")
+
+
+def dimensions_of(options: EmbeddingOptions) -> int | None:
+    """Return the requested width of the vectors, or None for the model's own. Raises: InvalidInput."""
+    _check_one_of(options, "dimensions", "output_dimension")
+    return options.dimensions or options.output_dimension
+
+
+def truncation_of(options: EmbeddingOptions) -> tuple[bool | None, Truncate | None]:
+    """Return whether inputs that are too long are cut, and at which end; None follows the model's config.
+
+    Raises: InvalidInput.
+    """
+    _check_one_of(options, "truncate", "truncation")
+    setting = options.truncation if options.truncate is None else options.truncate
+    if isinstance(setting, str):
+        return setting != "NONE", SIDE_OF.get(setting)
+    return setting, None
+
+
+def encoding_of(options: EmbeddingOptions) -> Encoding:
+    """Return the format of the vectors in the reply. Raises: InvalidInput."""
+    packed = options.encoding_format == "base64"
+    if options.embedding_type is None:
+        if options.output_dtype is None or options.output_dtype == "float":
+            return Encoding((options.encoding_format or "float",))
+        return Encoding((options.output_dtype,), packed)
+    if options.output_dtype is not None:
+        raise InvalidInput("send `embedding_type` or `output_dtype`, one of them", param="output_dtype")
+    kinds = options.embedding_type
+    return Encoding((kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds)))
+
+
+def _check_one_of(options: EmbeddingOptions, name: str, other: str) -> None:
+    """Check that two fields of one meaning do not contradict each other. Raises: InvalidInput."""
+    values = {getattr(options, name), getattr(options, other)} - {None}
+    if len(values) > 1:
+        raise InvalidInput(f"send `{name}` or `{other}`, one of them", param=other)

@@ -1,0 +1,93 @@
+"""Replies to embeddings requests: OpenAI's frame, with one vector or Jina's multi-vector for each input."""
+
+from typing import Any
+
+import msgspec
+
+from backends.contract import EmbedReply, EncodeReply
+from backends.vectors import shape_vectors
+from gateway.api.server.encoding import Encoding, encoded_rows, json_bytes
+from gateway.errors import InvalidInput
+
+Embedding = list[float] | str
+
+
+class OpenAIEmbeddingItem(msgspec.Struct):
+    """One vector.
+
+    embedding: numbers; for binary types packed bits; for base64 the little-endian bytes of the numbers; for
+    several types an object with one of these for each type.
+    """
+
+    index: int
+    embedding: Embedding | dict[str, Embedding]
+    object: str = "embedding"
+
+
+class MultiVectorItem(msgspec.Struct):
+    """One vector for each token of an input, each in a form of `OpenAIEmbeddingItem.embedding`."""
+
+    index: int
+    embeddings: list[Embedding | dict[str, Embedding]]
+    object: str = "embeddings"
+
+
+class OpenAIEmbeddingsUsage(msgspec.Struct):
+    """Tokens after truncation, with special tokens and the prompt."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class OpenAIEmbeddingsResponse(msgspec.Struct):
+    """Vectors of length 1, in the order of the inputs. With `return_multivector` as /v1/multi-vector."""
+
+    data: list[OpenAIEmbeddingItem]
+    model: str
+    usage: OpenAIEmbeddingsUsage
+    object: str = "list"
+
+
+class MultiVectorResponse(msgspec.Struct):
+    """One vector for each token of an input, in the order of the inputs."""
+
+    data: list[MultiVectorItem]
+    model: str
+    usage: OpenAIEmbeddingsUsage
+    object: str = "list"
+
+
+def encode_embeddings(reply: EmbedReply | EncodeReply, model: str, encoding: Encoding) -> bytes:
+    """Encode the reply. model: the name that the caller used."""
+    items = _vectors(reply, encoding) if isinstance(reply, EmbedReply) else _multi_vectors(reply, encoding)
+    usage = {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens}
+    return json_bytes({"object": "list", "data": items, "model": model, "usage": usage})
+
+
+def _vectors(reply: EmbedReply, encoding: Encoding) -> list[dict[str, Any]]:
+    return [
+        {"object": "embedding", "index": index, "embedding": item}
+        for index, item in enumerate(encoded_rows(reply.vectors, encoding))
+    ]
+
+
+def with_dimensions(reply: EncodeReply, dimensions: int) -> EncodeReply:
+    """Return a reply whose multi-vectors have their first `dimensions` components, at length 1.
+
+    Raises: InvalidInput if the model's vectors have fewer.
+    """
+    matrices = reply.multivector or ()
+    width = min((rows.shape[1] for rows in matrices), default=dimensions)
+    if dimensions > width:
+        raise InvalidInput(
+            f"`dimensions` is {dimensions}, the model's vectors have {width}", param="dimensions"
+        )
+    cut = tuple(shape_vectors(rows, dimensions=dimensions, normalize=True) for rows in matrices)
+    return msgspec.structs.replace(reply, multivector=cut)
+
+
+def _multi_vectors(reply: EncodeReply, encoding: Encoding) -> list[dict[str, Any]]:
+    return [
+        {"object": "embeddings", "index": index, "embeddings": encoded_rows(rows, encoding)}
+        for index, rows in enumerate(reply.multivector or ())
+    ]
