@@ -19,6 +19,7 @@ from backends.torch import module_order
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
 from backends.torch.late import read_late_interaction
+from backends.torch.native_forms import native_form
 from backends.torch.options import TaskSettings
 from backends.torch.recipe import (
     InputRules,
@@ -92,7 +93,28 @@ def read_recipe(checkpoint: Path, settings: TaskSettings) -> Recipe:
         prompts=_with_document_role(_prompts(files)),
         default_prompt=files.sentence_config.get("default_prompt_name"),
     )
-    return COMPLETIONS[kind](common, files, settings)
+    recipe = COMPLETIONS[kind](_with_stated_by_code(common, files), files, settings)
+    return _with_adapter_prompt(recipe, settings.adapter)
+
+
+def _with_stated_by_code(common: Recipe, files: CheckpointFiles) -> Recipe:
+    """Add what only a checkpoint's own code states, where the engine knows the code."""
+    form = native_form(files.config)
+    if form is None:
+        return common
+    return replace(
+        common,
+        pooling=form.pooling or common.pooling,
+        prompts={**form.prompts, **common.prompts},
+        default_prompt=form.default_prompt or common.default_prompt,
+    )
+
+
+def _with_adapter_prompt(recipe: Recipe, adapter: str | None) -> Recipe:
+    """Leave the prompt of an adapter only, if each adapter has a prompt of its own, as the default."""
+    if adapter is None or adapter not in recipe.prompts:
+        return recipe
+    return replace(recipe, prompts={adapter: recipe.prompts[adapter]}, default_prompt=adapter)
 
 
 def _complete_dense(common: Recipe, files: CheckpointFiles, settings: TaskSettings) -> Recipe:
@@ -100,7 +122,7 @@ def _complete_dense(common: Recipe, files: CheckpointFiles, settings: TaskSettin
     configured = CONFIGURED_POOLINGS.get(settings.pooling or "")
     return replace(
         common,
-        pooling=(configured,) if configured else _pooling_modes(pooling),
+        pooling=(configured,) if configured else _pooling_modes(pooling) if pooling else common.pooling,
         include_prompt=bool(pooling.get("include_prompt", True)) and settings.model not in PUBLISHED_UNPOOLED,
         token_projections=module_order.token_projections(files),
         layer_weights=module_order.layer_weights(files),

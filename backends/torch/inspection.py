@@ -19,6 +19,7 @@ from backends.errors import ModelUnavailable
 from backends.static_models import StaticModel, find_static, max_tokens
 from backends.tokens import open_tokenizer
 from backends.torch import wire
+from backends.torch.adapter_choice import adapter_names
 from backends.torch.checkpoint import read_recipe
 from backends.torch.files import CheckpointFiles
 from backends.torch.loading import describe_folder, own_code_of, settings_of
@@ -80,7 +81,7 @@ def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFil
         packed=None if runs_code else computes_without_padding(folder),
         template=_template_text(template),
         weights=_weights(boot, files, tensors, capabilities.dtype),
-        notes=tuple(_notes(capabilities, tensors, runs_code=runs_code)),
+        notes=(*_adapter_notes(boot, files), *_notes(capabilities, tensors, runs_code=runs_code)),
     )
 
 
@@ -134,6 +135,12 @@ def _weights(
         return wire.WeightSizes(size)
     elements = size // STORED_BYTES[stored]
     return wire.WeightSizes(size, elements, elements * width)
+
+
+def _adapter_notes(boot: wire.ModelBoot, files: CheckpointFiles) -> Iterator[str]:
+    names = adapter_names(files)
+    if names and boot.adapter is None:
+        yield f"served without an adapter; `adapter` merges one of: {', '.join(names)}"
 
 
 def _notes(capabilities: Capabilities, tensors: Tensors | None, *, runs_code: bool) -> Iterator[str]:

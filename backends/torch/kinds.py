@@ -9,6 +9,7 @@ from typing import TypeAlias
 from backends.errors import ModelUnavailable
 from backends.static_models import find_static
 from backends.torch.files import CheckpointFiles
+from backends.torch.native_forms import native_form
 from backends.torch.options import TaskSettings
 from backends.torch.recipe import ModelKind
 from backends.torch.rerank_families import REFUSED, published_family
@@ -110,7 +111,7 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
         raise ModelUnavailable(
             f"{files.checkpoint} is a static model: the mean of token vectors; leave out `pooling`"
         )
-    if files.own_modules:
+    if files.own_modules and native_form(files.config) is None:
         raise ModelUnavailable(
             f"{files.checkpoint} names the module {', '.join(files.own_modules)}. The built-in engine "
             "runs no code for sentence-transformers, with `trust_remote_code` neither; serve the model with "

@@ -15,6 +15,7 @@ from backends.errors import ModelUnavailable
 from backends.static_models import find_static
 from backends.texts import SPECIAL_TOKENS
 from backends.tokens import TextTokenizer, open_tokenizer, tokenizer_notes
+from backends.torch.adapter_choice import choose_adapter
 from backends.torch.checkpoint import dense_width, outputs_of, read_recipe
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
@@ -80,14 +81,16 @@ def load(
     Raises: ModelUnavailable.
     """
     recipe = read_recipe(checkpoint, options.settings)
-    template = read_template(CheckpointFiles(checkpoint), recipe, options.settings)
+    files = CheckpointFiles(checkpoint)
+    template = read_template(files, recipe, options.settings)
+    adapter = choose_adapter(files, options.settings.adapter)
     code = _trusted_code(checkpoint, options)
     device = best_device(options.device)
     dtype = _dtype(checkpoint, options)
     report(f"loading weights as {_dtype_name(dtype)} on {device}")
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
     network = open_network(
-        NetworkSource(checkpoint, recipe, tokenizer, template, code),
+        NetworkSource(checkpoint, recipe, tokenizer, template, code, adapter),
         Placement(dtype, device, options.compiled),
     )
     report("compiling; this takes a minute or two" if options.compiled else "warming up")
@@ -120,8 +123,10 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
 
     Raises: ModelUnavailable.
     """
+    files = CheckpointFiles(checkpoint)
     recipe = read_recipe(checkpoint, options.settings)
-    template = read_template(CheckpointFiles(checkpoint), recipe, options.settings)
+    template = read_template(files, recipe, options.settings)
+    choose_adapter(files, options.settings.adapter)
     permitted_code(checkpoint, options)
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
     if recipe.kind == "language":

@@ -35,10 +35,12 @@ class RerankPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TaskSettings(msgspec.Struct, frozen=True):
     """Settings that the operator configured; None leaves the choice to the checkpoint's files.
 
-    model: hub id or path, by which published rerankers are known.
+    model: hub id or path, by which published rerankers are known. adapter: name of the adapter that is
+    merged into the weights.
     """
 
     task: Task | None = None
     pooling: Pooling | None = None
     rerank_template: RerankFamily | RerankPrompt | None = None
     model: str = ""
+    adapter: str | None = None

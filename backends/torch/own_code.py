@@ -21,6 +21,7 @@ from backends.checkpoints import has_local_code
 from backends.errors import ModelUnavailable
 from backends.torch.files import CheckpointFiles, Json
 from backends.torch.llama_bidirectional import CLASS_NAMES, LlamaBidirectionalConfig
+from backends.torch.native_forms import native_form
 from backends.torch.recipe import ModelKind
 
 # Class of transformers that builds each kind of network.
@@ -94,7 +95,7 @@ def find_own_code(files: CheckpointFiles, kind: ModelKind) -> OwnCode | None:
     Raises: ModelUnavailable if code alone cannot serve it.
     """
     references = read_auto_map(files.config)
-    if _difference(files.config, kind, references) is None:
+    if native_form(files.config) is not None or _difference(files.config, kind, references) is None:
         return None
     wanted = references.get(AUTO_CLASSES[kind])
     if wanted is None:

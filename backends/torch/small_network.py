@@ -13,10 +13,17 @@ import torch
 import transformers
 
 from backends.torch.checkpoint import OFFSET_POSITIONS
+from backends.torch.native_configs import read_config
 from backends.torch.packing import pack
 from backends.torch.refusals import refuse_on_error
 from backends.torch.weight_files import StoredTensor
-from backends.torch.weights import REMEDY, NetworkSource, random_network, refuse_differences
+from backends.torch.weights import (
+    REMEDY,
+    NetworkSource,
+    loading_options,
+    random_network,
+    refuse_differences,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +39,7 @@ def computes_without_padding(checkpoint: Path) -> bool | None:
     Builds two of its layers, or as many as it takes to have each type of layer, with random weights.
     """
     try:
-        config = _small(
-            transformers.AutoConfig.from_pretrained(
-                checkpoint, local_files_only=True, trust_remote_code=False
-            )
-        )
+        config = _small(read_config(checkpoint))
         encoder = random_network("dense", config).eval()
         if getattr(encoder, "pooler", None) is not None:
             encoder.pooler = None
@@ -73,9 +76,7 @@ def refuse_unloadable(source: NetworkSource, tensors: Mapping[str, StoredTensor]
     """
     transformers.utils.logging.set_verbosity_error()
     with refuse_on_error(f"{source.checkpoint} could not be loaded", REMEDY):
-        config = transformers.AutoConfig.from_pretrained(
-            source.checkpoint, local_files_only=True, trust_remote_code=False
-        )
+        config = read_config(source.checkpoint)
         with torch.device("meta"):
             network = random_network(source.recipe.kind, config)
         if tensors is None:
@@ -83,6 +84,7 @@ def refuse_unloadable(source: NetworkSource, tensors: Mapping[str, StoredTensor]
         # One number that stands for all of a tensor takes no memory.
         state = {name: torch.zeros(()).expand(tensor.shape) for name, tensor in tensors.items()}
         options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        options |= loading_options(source.checkpoint)
         network, info = type(network).from_pretrained(
             None, config=config, state_dict=state, dtype=torch.float32, **options
         )

@@ -10,7 +10,12 @@ import transformers
 
 from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer
+from backends.torch.adapter_choice import Adapter
+from backends.torch.adapters import merge_adapter
+from backends.torch.files import CheckpointFiles
 from backends.torch.formats import WeightFormats, class_with_formats
+from backends.torch.native_configs import read_config
+from backends.torch.native_forms import native_form
 from backends.torch.own_network import TrustedCode, read_own_class
 from backends.torch.recipe import ModelKind, Recipe
 from backends.torch.refusals import refuse_on_error
@@ -22,7 +27,8 @@ from backends.torch.weight_names import TensorDifferences, describe_faults
 class NetworkSource(NamedTuple):
     """Checkpoint with its recipe, its tokenizer and the template of the pairs that it scores.
 
-    code: the checkpoint's own, which the operator permits and its network needs.
+    code: the checkpoint's own, which the operator permits and its network needs. adapter: merged into the
+    weights.
     """
 
     checkpoint: Path
@@ -30,6 +36,7 @@ class NetworkSource(NamedTuple):
     tokenizer: TextTokenizer
     template: RerankTemplate
     code: TrustedCode | None = None
+    adapter: Adapter | None = None
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -85,7 +92,15 @@ def load_network(source: NetworkSource, placement: Placement) -> LoadedNetwork:
     network.__class__ = network_class
     refuse_differences(source, network, info)
     _require_finite(source, network)
+    if source.adapter is not None:
+        merge_adapter(network, source.checkpoint, source.adapter)
     return LoadedNetwork(network.eval(), stored)
+
+
+def loading_options(checkpoint: Path) -> dict[str, Any]:
+    """Return options by which transformers finds a network's tensors under other names."""
+    form = native_form(CheckpointFiles(checkpoint).config)
+    return {} if form is None else {"key_mapping": dict(form.names)}
 
 
 def random_network(kind: ModelKind, config: Any) -> Any:
@@ -105,9 +120,7 @@ def _class_of(source: NetworkSource) -> tuple[Any, Any]:
     """Return the class of the network and its configuration."""
     if source.code is not None:
         return read_own_class(source.checkpoint, source.code)
-    config = transformers.AutoConfig.from_pretrained(
-        source.checkpoint, local_files_only=True, trust_remote_code=False
-    )
+    config = read_config(source.checkpoint)
     builder = _builder(source.recipe.kind, config)
     if builder in ENCODER_CLASSES.values():
         return builder, config
@@ -123,6 +136,7 @@ def _read(source: NetworkSource, network_class: Any, config: Any) -> Any:
         dtype=torch.float32,
         local_files_only=True,
         output_loading_info=True,
+        **loading_options(source.checkpoint),
         # Another shape is one of the differences that `refuse_differences` reports by name.
         ignore_mismatched_sizes=True,
     )
@@ -133,6 +147,10 @@ def refuse_differences(source: NetworkSource, network: Any, info: dict[str, Any]
 
     info: the loading info of transformers. Raises: ModelUnavailable.
     """
+    form = native_form(CheckpointFiles(source.checkpoint).config)
+    adapters = () if form is None else form.adapters
+    unexpected = {name for name in info["unexpected_keys"] if not name.endswith(adapters)}
+    info = {**info, "unexpected_keys": unexpected}
     parts = [name for name, _ in network.named_children()]
     differences = TensorDifferences.of(parts, info)
     faults = describe_faults(differences, source.recipe.kind, network.base_model_prefix)

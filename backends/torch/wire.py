@@ -35,6 +35,7 @@ class ModelBoot(msgspec.Struct, frozen=True):
     task: Task | None = None
     pooling: Pooling | None = None
     rerank_template: RerankFamily | RerankPrompt | None = None
+    adapter: str | None = None
     trust_remote_code: bool = False
     code_revision: str | None = None
     tokenizer: TokenizerSettings = TokenizerSettings()

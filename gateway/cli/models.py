@@ -46,6 +46,7 @@ def add_models_options(parser: argparse.ArgumentParser) -> None:
     )
     inspect.add_argument("--task", choices=get_args(Task), help="as `task` of an upstream")
     inspect.add_argument("--pooling", choices=get_args(Pooling), help="as `pooling` of an upstream")
+    inspect.add_argument("--adapter", metavar="NAME", help="as `adapter` of an upstream")
     inspect.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="as `dtype`")
     inspect.add_argument("--revision", metavar="REVISION", help="branch, tag or commit at the Hub")
     inspect.add_argument("--trust-remote-code", action="store_true", help="code of the checkpoint may run")
@@ -86,6 +87,7 @@ def _boot(options: argparse.Namespace, environment: Mapping[str, str]) -> wire.M
             dtype=options.dtype,
             task=options.task,
             pooling=options.pooling,
+            adapter=options.adapter,
             trust_remote_code=options.trust_remote_code,
             code_revision=options.code_revision,
         )
@@ -185,6 +187,7 @@ def _snippet(boot: wire.ModelBoot) -> str:
         "dtype": boot.dtype,
         "task": boot.task,
         "pooling": boot.pooling,
+        "adapter": boot.adapter,
         "trust_remote_code": "true" if boot.trust_remote_code else None,
         "code_revision": boot.code_revision,
     }

@@ -96,8 +96,8 @@ def _code_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
 
 
 def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
-    if upstream.rerank_template is not None:
-        yield Problem(f"{path}.rerank_template", "the remote server has its own; this is for torch")
+    for key in [key for key in ("adapter", "rerank_template") if getattr(upstream, key) is not None]:
+        yield Problem(f"{path}.{key}", "the remote server has its own; this is for torch")
     if not upstream.replicas:
         yield Problem(f"{path}.replicas", "is missing; a list of base URLs, http://host:port")
     yield from _tokenizer_problems(upstream, f"{path}.tokenizer")

@@ -148,6 +148,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     in_flight_batches: window of batches in flight to one replica; absent, it is learned. queue_tokens: most
     tokens that may wait in front of all replicas. retry_share, hedge_share: extra attempts, as a share of
     those that callers cause. task, pooling, rerank_template: override the checkpoint's own files.
+    adapter: name of the checkpoint's adapter (LoRA) that is merged into the weights.
     trust_remote_code: permission to run code that the checkpoint brings along. code_revision: commit of that
     code, if it lies in another repository. prompts: name → text put in front of an input. They extend and
     override the checkpoint's own. instruction_template: form in which an embedding model reads the
@@ -184,6 +185,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     task: Task | None = None
     pooling: Pooling | None = None
     rerank_template: RerankFamily | RerankPrompt | None = None
+    adapter: str | None = None
     trust_remote_code: bool = False
     code_revision: str | None = None
     prompts: dict[str, str] = {}

@@ -105,6 +105,7 @@ def _model_boot(name: str, settings: UpstreamSettings, *, preload: bool) -> wire
         task=settings.task,
         pooling=settings.pooling,
         rerank_template=settings.rerank_template,
+        adapter=settings.adapter,
         trust_remote_code=settings.trust_remote_code,
         code_revision=settings.code_revision,
         tokenizer=settings.tokenizer_settings,

@@ -228,7 +228,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str]] = {
                 "AutoModel": f"{JINA}modeling_lora.XLMRobertaLoRA",
             },
         },
-        "`XLMRobertaLoRA` of jinaai/xlm-roberta-flash-implementation",
+        "",
     ),
     "jina-colbert-v2": (
         {

@@ -523,6 +523,11 @@ def test_rerank_template_is_a_family_or_a_prompt() -> None:
             "upstreams.x.rerank_template",
             "this is for torch",
         ),
+        (
+            "upstreams: {x: {backend: tei, replicas: ['http://a'], adapter: law}}",
+            "upstreams.x.adapter",
+            "this is for torch",
+        ),
     ],
 )
 def test_a_mistake_is_explained_in_the_words_of_the_file(written: str, path: str, message: str) -> None:

@@ -43,14 +43,19 @@ def test_restarted_engine_loads_the_models_that_were_loaded() -> None:
 def test_boot_message_has_bounds_and_model_settings() -> None:
     prompt = RerankPrompt("{query}{document}", "yes")
     settings = UpstreamSettings(
-        backend="torch", model="m", when_loading="refuse", dtype="float32", rerank_template=prompt
+        backend="torch",
+        model="m",
+        when_loading="refuse",
+        dtype="float32",
+        rerank_template=prompt,
+        adapter="law",
     )
     group = EngineGroup("engine", "/run/x.sock", {"a/b": settings})
     message = boot(engine_child(group, EngineSettings(10, 2.5), {}, lambda _: None))
 
     assert (message.socket_path, message.memory_bytes, message.idle_s) == ("/run/x.sock", 10, 2.5)
     assert message.models == (
-        wire.ModelBoot("a/b", "m", dtype="float32", waits=False, rerank_template=prompt),
+        wire.ModelBoot("a/b", "m", dtype="float32", waits=False, rerank_template=prompt, adapter="law"),
     )
 
 

@@ -9,7 +9,7 @@ from tests.engine.families.bert import CONFIG as BERT_CONFIG
 from tests.engine.families.bert import TOKENIZER as BERT_TOKENIZER
 from tests.engine.families.family import Family, Json, NeedsTrustedCode, Served
 from tests.engine.families.late_interaction import METADATA
-from tests.engine.families.layout import HIDDEN, INTERMEDIATE, sentence_files
+from tests.engine.families.layout import HIDDEN, sentence_files
 from tests.engine.families.modernbert import GTE
 from tests.engine.families.references import sentence_vectors
 from tests.engine.families.roberta import LONG_XLM_TOKENIZER, XLM_ROBERTA
@@ -82,17 +82,6 @@ def flash_name(name: str) -> str:
     return renamed(name, FLASH_NAMES)
 
 
-def lora_name(name: str) -> str:
-    """Return the name in jina-embeddings-v3, whose adapters are parametrizations of the layers."""
-    published = flash_name(name)
-    layer = re.fullmatch(r"(.*(?:Wqkv|out_proj|fc1|fc2|word_embeddings))\.weight", published)
-    return (
-        f"roberta.{layer[1]}.parametrizations.weight.original"
-        if layer
-        else published and f"roberta.{published}"
-    )
-
-
 FAMILIES = (
     Family(
         name="jina-v2",
@@ -122,37 +111,6 @@ FAMILIES = (
         rename=jina_bert_name,
         vocabulary=BERT,
         tokenizer_config=LONG_BERT_TOKENIZER,
-    ),
-    Family(
-        name="jina-v3",
-        checkpoints=("jinaai/jina-embeddings-v3",),
-        kind="dense",
-        state=NeedsTrustedCode(),
-        network="XLMRobertaModel",
-        config=FLASH_CONFIG
-        | {
-            "architectures": ["XLMRobertaModel"],
-            "load_trained_adapters": True,
-            "lora_adaptations": [
-                "retrieval.query",
-                "retrieval.passage",
-                "separation",
-                "classification",
-                "text-matching",
-            ],
-            "lora_alpha": 1,
-            "lora_rank": 4,
-        },
-        rename=lora_name,
-        extra={
-            "roberta.embeddings.word_embeddings.parametrizations.weight.0.lora_A": (5, 4, HIDDEN),
-            "roberta.encoder.layers.0.mlp.fc1.parametrizations.weight.0.lora_B": (5, INTERMEDIATE, 4),
-        },
-        vocabulary=XLM_VOCABULARY,
-        tokenizer_config=LONG_XLM_TOKENIZER,
-        files=sentence_files("mean", max_seq_length=8192),
-        pooling="mean",
-        notes="without code: jinaai/jina-embeddings-v3-hf",
     ),
     Family(
         name="jina-colbert-v2",

@@ -21,7 +21,7 @@ or why the engine refuses the checkpoint. It fetches small files from the Hub if
 
 | option | effect |
 |---|---|
-| `--task`, `--pooling`, `--dtype` | inspect with these settings of an upstream |
+| `--task`, `--pooling`, `--adapter`, `--dtype` | inspect with these settings of an upstream |
 | `--revision`, `--trust-remote-code`, `--code-revision` | the same |
 | `-c FILE` | inspect the upstream of that name, with its settings |
 | `--json` | print the inspection for scripts |

@@ -1,6 +1,7 @@
 """Table of all families, in the order of the page."""
 
 from tests.engine.families import (
+    adapted,
     bert,
     decoders,
     end_tokens,
@@ -23,6 +24,7 @@ GROUPS = (
     roberta,
     modernbert,
     decoders,
+    adapted,
     t5,
     end_tokens,
     rerankers,

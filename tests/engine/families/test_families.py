@@ -109,6 +109,7 @@ def boot_of(family: Family, folder: Path) -> wire.ModelBoot:
         task=settings.task,
         pooling=settings.pooling,
         rerank_template=settings.rerank_template,
+        adapter=settings.adapter,
         **family.options,
     )
 
