@@ -1,9 +1,11 @@
 """The OpenAPI document: bodies, replies and errors of each path."""
 
+import base64
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import fields
 
 from gateway.api.dialects import (
     cohere,
@@ -16,10 +18,13 @@ from gateway.api.dialects import (
     vllm,
     vllm_pooling,
 )
+from gateway.api.document.complete import TAGS
+from gateway.api.document.examples import EXAMPLES
+from gateway.api.document.fields import FIELDS, OWN_FIELDS
 from gateway.api.operators import keys
 from gateway.api.wire import tei_bodies, tei_predictions
 from gateway.app import ROUTES
-from tests.conftest import Boots
+from tests.conftest import KEY, Boots
 from tests.fakes.tei import FakeTei
 
 # Path of each POST → struct that it decodes. Paths below /models/{name} decode the same as at the root.
@@ -81,11 +86,11 @@ async def test_every_post_documents_its_body_and_required_fields(boot: Boots) ->
     for path, post in posts.items():
         assert post["requestBody"]["required"] is True, path
         schema = resolve(post["requestBody"]["content"]["application/json"]["schema"], openapi)
-        fields = msgspec.structs.fields(BODIES[path.removeprefix("/models/{name}")])
-        assert {field.encode_name for field in fields} == schema["properties"].keys(), path
-        assert {field.encode_name for field in fields if field.required} == set(schema.get("required", [])), (
-            path
-        )
+        declared = fields(BODIES[path.removeprefix("/models/{name}")])
+        assert {field.encode_name for field in declared} == schema["properties"].keys(), path
+        assert {field.encode_name for field in declared if field.required} == set(
+            schema.get("required", [])
+        ), path
 
 
 async def test_every_operation_documents_200_and_not_201(boot: Boots) -> None:
@@ -157,10 +162,75 @@ async def test_every_documented_path_has_its_own_label(boot: Boots) -> None:
     assert plain == ROUTES.plain_paths
 
 
+async def test_every_way_to_send_a_key_is_documented_and_taken(boot: Boots) -> None:
+    openapi = await document(boot)
+    schemes = openapi["components"]["securitySchemes"]
+    assert {"bearer", "basic", None} == {scheme.get("scheme") for scheme in schemes.values()}
+    assert [{name: []} for name in schemes] == openapi["security"]
+    basic = base64.b64encode(f"any:{KEY}".encode()).decode()
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        for value in (f"Bearer {KEY}", f"Basic {basic}", KEY):
+            reply = await gateway.client.get("/v1/models", headers={"authorization": value})
+            assert 200 == reply.status_code, value
+
+
+async def test_every_field_of_a_body_has_a_meaning(boot: Boots) -> None:
+    openapi = await document(boot)
+    for name in {body.__name__ for body in BODIES.values()}:
+        for field, schema in openapi["components"]["schemas"][name]["properties"].items():
+            # A schema that is a reference has the description of its target.
+            assert "description" in schema or "$ref" in schema, (
+                f"{name}.{field}: describe it in gateway/api/document/fields.py"
+            )
+
+
+def test_meanings_and_examples_belong_to_bodies() -> None:
+    structs = {body.__name__: {field.encode_name for field in fields(body)} for body in BODIES.values()}
+
+    assert structs.keys() == EXAMPLES.keys()
+    assert FIELDS.keys() <= set().union(*structs.values())
+    for name in OWN_FIELDS:
+        struct, _, field = name.partition(".")
+        assert field in structs[struct], name
+
+
+async def test_every_example_is_a_valid_body(boot: Boots) -> None:
+    openapi = await document(boot)
+    for path, body in BODIES.items():
+        operation = openapi["paths"][path or "/models/{name}"]["post"]
+        example = operation["requestBody"]["content"]["application/json"]["example"]
+        assert msgspec.convert(example, body) is not None, path
+
+
+async def test_the_examples_of_the_fake_are_answered(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        for path in ("/v1/embeddings", "/embed", "/similarity", "/tokenize"):
+            example = EXAMPLES[BODIES[path].__name__]
+            body = {name: value for name, value in example.items() if name != "model"}
+            reply = await gateway.client.post(path, json=body)
+            assert 200 == reply.status_code, (path, reply.text)
+
+
+async def test_tags_are_described_and_openai_is_first(boot: Boots) -> None:
+    openapi = await document(boot)
+    names = [tag["name"] for tag in openapi["tags"]]
+    operations = [operation for item in openapi["paths"].values() for operation in item.values()]
+
+    assert "OpenAI" == names[0]
+    assert "/v1/embeddings" == next(iter(openapi["paths"]))
+    assert {tag for operation in operations for tag in operation["tags"]} <= TAGS.keys()
+    assert all(operation["summary"] for operation in operations)
+
+
+async def test_the_document_is_the_same_when_it_is_asked_for_again(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        replies = [await gateway.client.get("/docs/openapi.json") for _ in range(2)]
+
+    assert replies[0].json() == replies[1].json()
+
+
 async def test_the_document_tells_which_paths_need_a_key(boot: Boots) -> None:
     openapi = await document(boot)
-    (scheme,) = openapi["components"]["securitySchemes"]
-    assert {"type": "http", "scheme": "bearer"} == openapi["components"]["securitySchemes"][scheme]
     plain = [path for path, item in openapi["paths"].items() if "get" in item and "{" not in path]
     needs = {
         path for path in plain if openapi["paths"][path]["get"].get("security", openapi["security"]) != [{}]

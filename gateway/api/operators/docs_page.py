@@ -6,7 +6,9 @@ from html import escape
 from typing import Any, TypeAlias
 
 from litestar import Request
-from litestar.openapi.plugins import OpenAPIRenderPlugin
+from litestar.openapi.plugins import JsonRenderPlugin, OpenAPIRenderPlugin
+
+from gateway.api.document.complete import TAGS, complete
 
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -25,9 +27,15 @@ summary { cursor: pointer; }
 STYLE_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{STYLE_DIGEST}'; img-src data:; base-uri 'none'"
 
-# In the order of the page: what most callers need comes first.
-GROUPS = ("OpenAI", "TEI", "Cohere and Jina", "vLLM", "Infinity", "SIE", "Probes", "Operators")
 Schemas: TypeAlias = dict[str, dict[str, Any]]
+
+
+class CompleteJsonRenderPlugin(JsonRenderPlugin):
+    """The document in JSON, completed when it is first asked for."""
+
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        """Return the document in JSON."""
+        return super().render(request, complete(openapi_schema))
 
 
 class ReferenceRenderPlugin(OpenAPIRenderPlugin):
@@ -38,6 +46,7 @@ class ReferenceRenderPlugin(OpenAPIRenderPlugin):
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
         """Return the page in UTF-8."""
+        complete(openapi_schema)
         document = escape(self.get_openapi_json_route(request))
         info = openapi_schema["info"]
         title = escape(f"{info['title']} {info['version']}")
@@ -54,7 +63,7 @@ class ReferenceRenderPlugin(OpenAPIRenderPlugin):
 
 def _sections(schema: dict[str, Any]) -> str:
     # A handler's paths differ in nothing else, and are shown together.
-    groups: dict[str, dict[tuple[str, str], list[str]]] = {tag: {} for tag in GROUPS}
+    groups: dict[str, dict[tuple[str, str], list[str]]] = {tag: {} for tag in TAGS}
     for path, item in schema["paths"].items():
         for method, operation in item.items():
             below = method.upper(), _content(operation, schema["components"]["schemas"])

@@ -13,19 +13,33 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
-from litestar.types import Scope
+from litestar.types import Method, Scope
+from litestar.types.internal_types import PathParameterDefinition
 
 from gateway import __version__
-from gateway.api.operators.docs_page import ReferenceRenderPlugin
+from gateway.api.document.complete import operation_id
+from gateway.api.operators.docs_page import CompleteJsonRenderPlugin, ReferenceRenderPlugin
 from gateway.api.server.paths import options_of
 from gateway.api.server.request_context import context_of, context_of_request
 
-# Name of the way to send a key, in the OpenAPI document.
-KEY = "key"
+# The ways to send a key, in the OpenAPI document. Any of them is enough.
+KEYS = {
+    "key": SecurityScheme(type="http", scheme="bearer", description="The key as a bearer token."),
+    "password": SecurityScheme(
+        type="http",
+        scheme="basic",
+        description="The key as the password, with any user name, for clients that only take a URL.",
+    ),
+    "token": SecurityScheme(
+        type="apiKey",
+        name="authorization",
+        security_scheme_in="header",
+        description="The key as the whole value of the header.",
+    ),
+}
 
 
 class LeanLitestar(Litestar):
@@ -54,12 +68,21 @@ def litestar_application(handlers: Sequence[HTTPRouteHandler], dependencies: Seq
             title="Embedding gateway",
             version=__version__,
             path="/docs",
-            components=Components(security_schemes={KEY: SecurityScheme(type="http", scheme="bearer")}),
-            security=[{KEY: []}],
+            components=Components(security_schemes=dict(KEYS)),
+            security=[{name: []} for name in KEYS],
+            operation_id_creator=_operation_id,
             use_handler_docstrings=True,
-            render_plugins=[ReferenceRenderPlugin(), JsonRenderPlugin()],
+            render_plugins=[ReferenceRenderPlugin(), CompleteJsonRenderPlugin()],
         ),
     )
+
+
+def _operation_id(
+    handler: HTTPRouteHandler, method: Method, path: list[str | PathParameterDefinition]
+) -> str:
+    """Return the id of an operation, as Litestar's creator of ids."""
+    del handler
+    return operation_id(method, " ".join(part if isinstance(part, str) else part.name for part in path))
 
 
 def _dependency(name: str) -> Provide:

@@ -1,0 +1,70 @@
+"""Completion of the OpenAPI document that Litestar generates: summaries, tags, fields, and examples."""
+
+from typing import Any, Final, TypeAlias
+
+from gateway.api.document.examples import EXAMPLES
+from gateway.api.document.fields import FIELDS, OWN_FIELDS
+
+# In the order of the document: what most callers need comes first.
+TAGS: Final[dict[str, str]] = {
+    "OpenAI": "Embeddings and models, with the fields that Jina, NIM, Voyage and vLLM add.",
+    "TEI": "The paths of Text Embeddings Inference.",
+    "Cohere and Jina": "Embeddings and rerank as the clients of Cohere and Jina call them.",
+    "vLLM": "The pooling paths of vLLM.",
+    "Infinity": "The paths of Infinity, below `/infinity`.",
+    "SIE": "The encode and score paths of SIE.",
+    "Probes": "Health and metrics for orchestrators; they need no key.",
+    "Operators": "Keys, tenants, usage, upstreams and models; they need a key with the scope `admin`.",
+}
+Operation: TypeAlias = dict[str, Any]
+
+
+def complete(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the document, completed in place; a completed one is returned as it is."""
+    if "tags" not in document:
+        _sort_paths(document)
+        for item in document["paths"].values():
+            for operation in item.values():
+                _split_description(operation)
+                _complete_body(operation, document["components"]["schemas"])
+    return document
+
+
+def operation_id(method: str, path: str) -> str:
+    """Return the id of an operation, such as postV1Embeddings, which is unique because its path is."""
+    letters = "".join(letter if letter.isalnum() else " " for letter in path)
+    words = letters.split() or ["root"]
+    return method.lower() + "".join(word[0].upper() + word[1:] for word in words)
+
+
+def _sort_paths(document: dict[str, Any]) -> None:
+    """Group the paths by their first tag, with versioned paths first and those below a model last."""
+    items = document["paths"]
+    tag_of = {path: next(iter(item.values()))["tags"][0] for path, item in items.items()}
+    names = list(dict.fromkeys([*TAGS, *tag_of.values()]))
+
+    def place(path: str) -> tuple[int, bool, bool, str]:
+        return names.index(tag_of[path]), path.startswith("/models/{"), not path.startswith("/v"), path
+
+    document["paths"] = {path: items[path] for path in sorted(items, key=place)}
+    document["tags"] = [{"name": name, "description": TAGS.get(name, name)} for name in names]
+
+
+def _split_description(operation: Operation) -> None:
+    """Make the first line of a handler's docstring the summary."""
+    summary, _, rest = operation.get("description", "").partition("\n\n")
+    if summary:
+        operation["summary"] = " ".join(summary.split()).removesuffix(".")
+        operation["description"] = rest or summary
+
+
+def _complete_body(operation: Operation, schemas: dict[str, Any]) -> None:
+    """Describe the fields of a body, and give it an example."""
+    for media in operation.get("requestBody", {}).get("content", {}).values():
+        name = media["schema"].get("$ref", "").rpartition("/")[2]
+        for field, schema in schemas.get(name, {}).get("properties", {}).items():
+            meaning = OWN_FIELDS.get(f"{name}.{field}") or FIELDS.get(field)
+            if meaning and "$ref" not in schema:
+                schema.setdefault("description", meaning)
+        if name in EXAMPLES:
+            media["example"] = EXAMPLES[name]

@@ -1,0 +1,39 @@
+"""Examples of request bodies for the OpenAPI document, by the name of the body's struct.
+
+The models' names are those of docs and examples; a caller replaces them by its own.
+"""
+
+from typing import Any, Final
+
+QUERY: Final = "what is a panda?"
+TEXTS: Final = ["the panda eats bamboo", "Paris is in France"]
+
+EXAMPLES: Final[dict[str, dict[str, Any]]] = {
+    "DecodeRequest": {"ids": [101, 7592, 102]},
+    "DefaultRequest": {"inputs": TEXTS},
+    "DetokenizeRequest": {"tokens": [101, 7592, 102]},
+    "EitherRerankRequest": {"query": QUERY, "texts": TEXTS},
+    "EmbedRequest": {"inputs": TEXTS},
+    "EmbedV1Request": {"model": "bge", "texts": TEXTS, "input_type": "search_document"},
+    "EmbedV2Request": {
+        "model": "bge",
+        "texts": TEXTS,
+        "input_type": "search_document",
+        "embedding_types": ["float"],
+    },
+    "InfinityClassifyRequest": {"model": "emotions", "input": TEXTS},
+    "InfinityEmbeddingsRequest": {"model": "bge", "input": TEXTS},
+    "InfinityRerankRequest": {"model": "reranker", "query": QUERY, "documents": TEXTS},
+    "KeyRequest": {"tenant": "search"},
+    "OpenAIEmbeddingsRequest": {"model": "bge", "input": TEXTS},
+    "PoolingRequest": {"model": "bge", "input": TEXTS},
+    "PredictRequest": {"inputs": QUERY},
+    "RerankRequest": {"model": "reranker", "query": QUERY, "documents": TEXTS, "top_n": 1},
+    "SieEncodeRequest": {"items": [{"text": TEXTS[0]}], "params": {"output_types": ["dense"]}},
+    "SieScoreRequest": {"query": {"text": QUERY}, "items": [{"text": text} for text in TEXTS]},
+    "SimilarityRequest": {"inputs": {"source_sentence": QUERY, "sentences": TEXTS}},
+    "TeiEncodeRequest": {"inputs": TEXTS},
+    "TokenizeRequest": {"inputs": TEXTS},
+    "VllmClassifyRequest": {"model": "emotions", "input": TEXTS},
+    "VllmScoreRequest": {"model": "reranker", "queries": QUERY, "documents": TEXTS},
+}

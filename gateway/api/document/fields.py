@@ -1,0 +1,113 @@
+"""Meaning of every field of a request body, for the OpenAPI document.
+
+A field has one meaning in all dialects, with few exceptions. The structs carry the types and bounds.
+"""
+
+from typing import Final
+
+REFUSED: Final = "Refused with 4xx unless it is null: the gateway embeds texts only."
+UNSUPPORTED: Final = "Refused with 400 unless it has its default, because the gateway does not apply it."
+CUT: Final = "Whether an input longer than the model takes is cut. By default the model's config decides."
+
+FIELDS: Final[dict[str, str]] = {
+    "activation": "Older name of `use_activation`.",
+    "add_special_tokens": "Whether special tokens are added. Requests that run a model accept true only.",
+    "chat_template": UNSUPPORTED,
+    "chat_template_kwargs": "May contain `instruction` only, which then takes precedence over the field.",
+    "data_1": "First side of the pairs: one text or a list.",
+    "data_2": "Second side of the pairs: one text or a list.",
+    "dimensions": "Width to which vectors are cut. By default the model's own width.",
+    "documents": "Texts to score against the query. The gateway's config bounds their number.",
+    "embed_dtype": "Number format of the vectors; only float32.",
+    "embedding_type": "Number format of the vectors, or a list of formats. It overrides `encoding_format`.",
+    "embedding_types": "Number formats of the vectors; the reply has one list for each.",
+    "encoding_format": "`base64` packs the float32 values of a vector, little-endian, into one string.",
+    "endianness": "Byte order of packed vectors; always little-endian.",
+    "expires": "Moment at which the key expires, in ISO 8601. By default it does not expire.",
+    "id": "Identifier of the key. By default it is generated.",
+    "ids": "Token ids: one list, or a list of lists.",
+    "images": REFUSED,
+    "input": "One text or a list of texts. The gateway's config bounds their number.",
+    "input_type": "Purpose of the inputs, which selects the prompt put before each of them.",
+    "inputs": "One text or a list of texts. The gateway's config bounds their number.",
+    "instruction": "The task in words, for a model that takes one.",
+    "items": "Inputs of the request.",
+    "late_chunking": "Refused if true: each input is embedded by itself.",
+    "limits": "Limits of the key, in addition to those of its tenant: name of the limit → amount.",
+    "max_chunks_per_doc": UNSUPPORTED,
+    "max_tokens": UNSUPPORTED,
+    "max_tokens_per_doc": "Bound on a document's tokens; 0 is none. It is not applied, and the reply warns.",
+    "max_tokens_per_query": UNSUPPORTED,
+    "messages": "Refused unless it is null: no chat template is applied here; send texts.",
+    "mm_processor_kwargs": UNSUPPORTED,
+    "modality": "Kind of the inputs; only `text` is served.",
+    "model": "Public name of the model. It may be left out if the config has a default or the path has it.",
+    "models": "Models that the key may call. By default all models of its tenant.",
+    "normalize": "Whether vectors are scaled to length 1.",
+    "normalized": "Whether vectors are scaled to length 1. By default they are.",
+    "output_dimension": "Width to which vectors are cut. By default the model's own width.",
+    "output_dtype": "Number format of the vectors.",
+    "padding": UNSUPPORTED,
+    "parameters": "Options of the request.",
+    "params": "Outputs and options of the request.",
+    "priority": "0 is interactive; another value is refused.",
+    "prompt": "One text.",
+    "prompt_name": "Name of a prompt in the model's checkpoint, put before each input.",
+    "queries": "First side of the pairs: one text or a list.",
+    "query": "Text against which the others are scored.",
+    "rank_fields": UNSUPPORTED,
+    "raw_scores": "Whether scores are returned as logits, without sigmoid or softmax.",
+    "return_documents": "Whether each result contains the text of its document.",
+    "return_embeddings": "Refused if true: a reranker returns scores only.",
+    "return_multivector": "Whether one vector is returned for each token instead of one for each input.",
+    "return_text": "Whether each result contains its text.",
+    "return_token_strs": "Whether the reply contains each token as text.",
+    "return_tokenized_input": "Refused if true: `/tokenize` returns the tokens of a text.",
+    "scopes": "Groups of paths that the key may call. By default those that compute.",
+    "skip_special_tokens": "Whether special tokens are left out of the text.",
+    "softmax": "Older name of `use_activation`.",
+    "task": "Task for which the inputs are embedded, which selects their prompt or the output.",
+    "tenant": "Tenant to which the key belongs.",
+    "text_1": "First side of the pairs: one text or a list.",
+    "text_2": "Second side of the pairs: one text or a list.",
+    "texts": "Texts of the request. The gateway's config bounds their number.",
+    "tokens": "Token ids of one text.",
+    "top_n": "Number of results to return, the best first. By default all of them.",
+    "truncate": CUT,
+    "truncate_prompt_tokens": "Number of tokens to which an input is cut; -1 is the model's length.",
+    "truncation": CUT,
+    "truncation_direction": "End at which an input that is too long is cut.",
+    "truncation_side": "End at which an input that is too long is cut.",
+    "use_activation": "Whether scores pass sigmoid or softmax; false returns logits.",
+    "user": "Name of the end user. It changes nothing.",
+}
+
+# Struct.field → meaning, where it differs from that of the same field elsewhere.
+OWN_FIELDS: Final[dict[str, str]] = {
+    "EmbedV1Request.truncate": "End at which an input that is too long is cut; `NONE` refuses it instead.",
+    "EmbedV2Request.truncate": "End at which an input that is too long is cut; `NONE` refuses it instead.",
+    "EmbedV2Request.inputs": "Inputs in parts, each of one text; instead of `texts`.",
+    "EmbedV2Request.priority": "0, the default, is interactive; any other value is bulk.",
+    "EitherRerankRequest.priority": "0, the default, is interactive; any other value is bulk.",
+    "RerankRequest.priority": "0, the default, is interactive; any other value is bulk.",
+    "InfinityEmbeddingsRequest.dimensions": "Width to which vectors are cut; 0 is the model's own.",
+    "OpenAIEmbeddingsRequest.input": (
+        "One text or a list of texts; or token ids, if the model's config specifies their vocabulary. "
+        "The gateway's config bounds their number."
+    ),
+    "OpenAIEmbeddingsRequest.truncate": (
+        "Whether an input longer than the model takes is cut, or the end at which it is cut; "
+        "`NONE` refuses it instead."
+    ),
+    "PoolingRequest.dimensions": "Refused unless it is null.",
+    "PoolingRequest.task": "Output of the model. By default the model's own.",
+    "SieEncodeRequest.input": "Alias of `items`.",
+    "SieEncodeRequest.inputs": "Alias of `items`.",
+    "SieScoreRequest.items": "Texts to score against the query.",
+    "SieScoreRequest.options": "Options of the request.",
+    "SimilarityRequest.inputs": "One sentence, and the sentences to compare it with.",
+    "VllmScoreRequest.documents": "Second side of the pairs: one text or a list.",
+    "VllmScoreRequest.items": "Second side of the pairs: one text or a list.",
+    "VllmScoreRequest.max_tokens_per_doc": UNSUPPORTED,
+    "DefaultRequest.inputs": "Texts, or for similarity one sentence and the sentences to compare it with.",
+}
