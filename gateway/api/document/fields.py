@@ -23,7 +23,7 @@ FIELDS: Final[dict[str, str]] = {
     "embedding_types": "Number formats of the vectors; the reply has one list for each.",
     "encoding_format": "`base64` packs the float32 values of a vector, little-endian, into one string.",
     "endianness": "Byte order of packed vectors; always little-endian.",
-    "expires": "Moment at which the key expires, in ISO 8601. By default it does not expire.",
+    "expires": "Day or time, in UTC, at which the key expires. By default it does not expire.",
     "id": "Identifier of the key. By default it is generated.",
     "ids": "Token ids: one list, or a list of lists.",
     "images": REFUSED,
