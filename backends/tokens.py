@@ -108,6 +108,28 @@ class TextCounter:
         # The length of an encoding; its ids would be Python objects, made while the GIL is held.
         return list(map(len, self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)))
 
+    def cut(self, texts: Sequence[str], most: int, side: Truncate) -> list[str]:
+        """Return each text with its first `most` tokens at most, or its last ones if the left side is cut.
+
+        At least one character stays, even if it has more tokens.
+        """
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            text if len(encoding) <= most else self._cut(text, encoding.offsets, most, side)
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
+
+    def _cut(self, text: str, offsets: list[tuple[int, int]], most: int, side: Truncate) -> str:
+        kept = most
+        while True:
+            start, end = offsets[-kept if side is Truncate.LEFT else kept - 1]
+            part = text[start:] if side is Truncate.LEFT else text[:end]
+            # Tokens of one character share its place, and a part of a word may have other tokens by itself.
+            excess = self.count([part])[0] - most
+            if excess <= 0 or kept == 1:
+                return part
+            kept = max(1, kept - excess)
+
 
 class TextTokenizer:
     """Tokenizer of one checkpoint with the model's maximum length."""

@@ -41,7 +41,8 @@ class Call(msgspec.Struct, frozen=True):
     model: as the caller wrote it; None takes the default. truncate: cut inputs that are too long, or refuse
     them; None takes the model's setting. side: the end to cut; None takes the model's. bulk: the caller can
     wait (`x-priority: bulk`). role: purpose of the inputs, for a call that specifies no prompt. instruction:
-    task of the queries in words, in place of the model's own; never an empty text.
+    task of the queries in words, in place of the model's own; never an empty text. text_tokens: the most
+    tokens of each text to embed, or of each document to rank, apart from special ones and the prompt.
     """
 
     work: Work
@@ -51,6 +52,7 @@ class Call(msgspec.Struct, frozen=True):
     bulk: bool = False
     role: Role | None = None
     instruction: str | None = None
+    text_tokens: int | None = None
 
 
 def default_truncation(configured: Truncate | None, capabilities: Capabilities | None) -> Truncate:

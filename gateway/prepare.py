@@ -23,6 +23,7 @@ from gateway.tenants.keyring import Tenant
 from gateway.upstreams.fair_threads import Claim, FairThreads
 from gateway.upstreams.instructions import InstructedModel, with_pair_instruction, with_query_prompt
 from gateway.upstreams.model_inputs import ModelInputs
+from gateway.upstreams.text_cuts import CutCall, cut_call
 from gateway.upstreams.token_counts import TokenCount, count_here
 from gateway.upstreams.token_ids import IdDecoder
 
@@ -41,6 +42,7 @@ class PreparedWork:
     capabilities: of the replicas when it was prepared, None if none had joined.
     by_cosine: the work embeds texts whose cosines are the scores that the caller asked for.
     input_tokens: exact tokens of each input, None if they were not counted.
+    cut: the inputs that were cut to the call's `text_tokens`.
     cost: the most that the call can cost; its tokens are 0 unless a limit counts tokens.
     """
 
@@ -50,6 +52,7 @@ class PreparedWork:
         "call",
         "capabilities",
         "cost",
+        "cut",
         "input_tokens",
         "route",
         "work",
@@ -71,6 +74,7 @@ class PreparedWork:
         self.by_cosine = by_cosine
         self.input_tokens: list[int] | None = None
         self.cost = ONE_REQUEST
+        self.cut = CutCall(call)
         self._token_bounds: list[int] | None = None
 
     @property
@@ -108,10 +112,12 @@ class Preparer:
     ) -> PreparedWork:
         """Return the work, counted exactly where a limit or a shared batch needs the number.
 
-        inputs: of the model that serves the route. Raises: DeadlineExceeded, Overloaded, QuotaExceeded,
-        RequestExceedsLimit.
+        inputs: of the model that serves the route. Raises: DeadlineExceeded, InvalidInput, Overloaded,
+        QuotaExceeded, RequestExceedsLimit.
         """
-        prepared = _build(inputs, call, route)
+        cut = await self._cut(inputs, tenant, call, deadline)
+        prepared = _build(inputs, cut.call, route)
+        prepared.cut = cut
         # Tokenizing is free, whatever the limits.
         is_free = isinstance(call.work, Tokenize | Detokenize)
         is_limited = not is_free and _has_token_limit(tenant, route)
@@ -135,6 +141,7 @@ class Preparer:
         if capabilities is prepared.capabilities or capabilities == prepared.capabilities:
             return prepared
         fresh = _build(inputs, prepared.call, prepared.route)
+        fresh.cut = prepared.cut
         if inputs.always_counts:
             # The tokens of calls that share a batch would otherwise be divided by length.
             fresh.input_tokens = await self._count(inputs, fresh, tenant, deadline, is_reserved=True)
@@ -145,6 +152,16 @@ class Preparer:
     ) -> list[str]:
         """Return the text of each list of token ids. Raises: as `IdDecoder.decode`."""
         return await decoder.decode(ids, self._threads, self._claim(tenant, bulk=False), deadline)
+
+    async def _cut(self, inputs: ModelInputs, tenant: Tenant, call: Call, deadline: Deadline) -> CutCall:
+        if call.text_tokens is None:
+            return CutCall(call)
+        try:
+            async with asyncio.timeout_at(deadline.at_s):
+                claim = self._claim(tenant, bulk=call.bulk)
+                return await cut_call(call, inputs.open_counter, self._threads, claim)
+        except TimeoutError as error:
+            raise deadline.error() from error
 
     async def _count(
         self,

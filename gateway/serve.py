@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from backends.contract import EmbedReply, EncodeReply, Operation, Reply
+from backends.contract import DetokenizeReply, EmbedReply, EncodeReply, Operation, Reply, TokenizeReply
 from gateway.admission import Admission
 from gateway.calls import Call, Deadline, operation_of
 from gateway.config.schema import Config
@@ -36,6 +36,7 @@ class Served(msgspec.Struct, frozen=True):
 
     limit_statuses: the remaining amounts. degraded: they were counted without the shared store.
     fingerprint: id of the vector space of the reply's vectors; None for a reply without vectors.
+    is_cut: whether texts have no more tokens than the call allows; False if they could not be cut.
     """
 
     reply: Reply
@@ -44,6 +45,7 @@ class Served(msgspec.Struct, frozen=True):
     limit_statuses: tuple[LimitStatus, ...]
     degraded: bool = False
     fingerprint: str | None = None
+    is_cut: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,11 @@ class Gateway:
                 timeline.lap("quota")
                 reply = await self._dispatcher.dispatch(grant, upstream.lane, upstream.model_inputs, timeline)
             fingerprint = upstream.fingerprint if _has_vectors(reply) else None
-        return Served(reply, tenant, route, grant.limit_statuses, grant.degraded, fingerprint)
+        cut = prepared.cut
+        if cut.indices:
+            reply = _with_cut(reply, cut.indices)
+        statuses = grant.limit_statuses
+        return Served(reply, tenant, route, statuses, grant.degraded, fingerprint, cut.is_complete)
 
     async def decode_ids(
         self, tenant: Tenant, model: str | None, operation: Operation, ids: Sequence[Sequence[int]]
@@ -137,6 +143,14 @@ class Gateway:
 
 def _has_vectors(reply: Reply) -> bool:
     return isinstance(reply, EmbedReply) or (isinstance(reply, EncodeReply) and reply.dense is not None)
+
+
+def _with_cut(reply: Reply, indices: tuple[int, ...]) -> Reply:
+    """Return a reply that reports these inputs as cut, too."""
+    if isinstance(reply, TokenizeReply | DetokenizeReply) or reply.truncated is None:
+        return reply
+    truncated = tuple(sorted({*reply.truncated, *indices}))
+    return msgspec.structs.replace(reply, truncated=truncated)
 
 
 def _deadline(route: Route, caller: Caller) -> Deadline:

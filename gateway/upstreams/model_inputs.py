@@ -51,6 +51,13 @@ class ModelInputs:
         most = capabilities.max_input_tokens
         return [_length(counter, item, prompt, most) for item in model_inputs_of(work)]
 
+    async def open_counter(self) -> "TextCounter | None":
+        """Return the counter of the model's tokens, or None if the model or its tokenizer is not known."""
+        capabilities = self.capabilities()
+        if capabilities is None or not self.can_count(capabilities):
+            return None
+        return await self.counter(capabilities)
+
     async def counter(self, capabilities: Capabilities) -> "TextCounter | None":
         """Return the counter of the model's tokens, or None if its tokenizer cannot be opened.
 

@@ -1,14 +1,18 @@
 """Cohere's /v2/embed and /v1/embed."""
 
 import base64
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from gateway.api.dialects.cohere import EmbedV1Request, EmbedV2Request
 from gateway.api.server.encoding import EmbeddingType
 from gateway.api.server.quantization import quantize
 from tests.conftest import CONFIG, Boots
+from tests.fakes.checkpoint import write_small_files
 from tests.fakes.tei import FakeTei, vector_of
 
 V1, V2 = "/v1/embed", "/v2/embed"
@@ -137,7 +141,8 @@ async def test_truncate_selects_the_end_to_cut(boot: Boots, truncate: str, side:
         {"truncate": "MIDDLE"},
         {"output_dimension": 0},
         {"output_dimension": 9},
-        {"max_tokens": 100},
+        {"max_tokens": 0},
+        {"max_tokens": 2, "texts": ["one two three"]},
     ],
     ids=str,
 )
@@ -160,3 +165,45 @@ async def test_accepts_more_texts_than_cohere(boot: Boots) -> None:
     np.testing.assert_array_equal(
         [vector_of(text) for text in texts], np.array(reply["embeddings"]["float"], np.float32)
     )
+
+
+@pytest.mark.parametrize("path", [V1, V2])
+@pytest.mark.parametrize(
+    ("truncate", "text"), [(None, "one two"), ("END", "one two"), ("START", "two three"), ("NONE", None)]
+)
+async def test_max_tokens_cuts_or_refuses_as_truncate_says(
+    boot: Boots, tmp_path: Path, path: str, truncate: str | None, text: str | None
+) -> None:
+    config = CONFIG.replace("backend: tei", f"tokenizer: {write_small_files(tmp_path)}, backend: tei")
+    body = {
+        "texts": ["one two three", "a"],
+        "input_type": "clustering",
+        "embedding_types": ["float"],
+        "max_tokens": 2,
+    }
+    async with boot({"tei-0": FakeTei(), "tei-1": FakeTei()}, config) as gateway:
+        reply = await gateway.post(path, body | ({} if truncate is None else {"truncate": truncate}))
+
+    assert (400 if text is None else 200) == reply.status_code
+    if text is not None:
+        vectors = np.array(reply.json()["embeddings"]["float"], np.float32)
+        np.testing.assert_array_equal([vector_of(text), vector_of("a")], vectors)
+        assert "0" == reply.headers["x-truncated-inputs"]
+
+
+async def test_max_tokens_that_no_text_exceeds_needs_no_tokenizer(boot: Boots) -> None:
+    await post_json(boot, V2, BODY | {"max_tokens": 4096})
+
+
+# Every field that Cohere documents, of both versions. `images` is refused, the others are applied.
+DOCUMENTED = {
+    *("texts", "images", "inputs", "model", "input_type", "max_tokens", "output_dimension"),
+    *("embedding_types", "truncate", "priority"),
+}
+
+
+def test_each_documented_field_is_a_field_of_the_body() -> None:
+    assert DOCUMENTED == {field.name for field in msgspec.structs.fields(EmbedV2Request)}
+    # Only the second version has these.
+    v1 = {field.name for field in msgspec.structs.fields(EmbedV1Request)}
+    assert {"inputs", "priority"} == DOCUMENTED - v1

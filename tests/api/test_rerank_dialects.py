@@ -1,14 +1,18 @@
 """Cohere's and Jina's rerank: /v1/rerank, /v2/rerank and /rerank with documents."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from gateway.api.dialects.rerank import NOT_CUT, RerankRequest, decode_documents
 from gateway.api.server.inference_api import InferenceApi
+from gateway.api.wire.rerank_bodies import NOT_CUT, REFUSED, RerankRequest, decode_documents
+from gateway.api.wire.vllm_options import VllmOptions
 from tests.conftest import CONFIG, Boots
+from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
 from tests.fakes.tei import FakeTei, score_of, vector_of
 
@@ -53,11 +57,11 @@ async def test_v1_reply_has_the_fields_that_coheres_and_jinas_clients_read(boot:
     assert ("list", "cross") == (reply["object"], reply["model"])
     assert reply["usage"]["total_tokens"] == reply["usage"]["prompt_tokens"] > 0
     assert {"search_units": 1} == reply["meta"]["billed_units"]
-    assert all({"index", "relevance_score"} == result.keys() for result in reply["results"])
+    assert all({"index", "relevance_score", "document"} == result.keys() for result in reply["results"])
 
 
 async def test_v2_reply_has_only_the_fields_that_coheres_clients_read(boot: Boots) -> None:
-    reply = await post_json(boot, V2, BODY | {"return_documents": True})
+    reply = await post_json(boot, V2, BODY)
 
     assert {"id", "results", "meta"} == reply.keys()
     assert "2" == reply["meta"]["api_version"]["version"]
@@ -73,13 +77,48 @@ async def test_a_search_unit_is_a_query_with_a_hundred_documents(
     assert units == reply["meta"]["billed_units"]["search_units"]
 
 
-@pytest.mark.parametrize("path", [V1, SHARED])
-async def test_returns_documents_on_request(boot: Boots, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "wanted", "returned"),
+    [
+        (V1, {}, True),
+        (SHARED, {}, True),
+        (V1, {"return_documents": None}, True),
+        (V1, {"return_documents": False}, False),
+        (V2, {}, False),
+        (V2, {"return_documents": True}, True),
+    ],
+    ids=str,
+)
+async def test_returns_documents_as_jina_and_on_request(
+    boot: Boots, path: str, wanted: Any, returned: bool
+) -> None:
     documents = [{"text": text, "title": "ignored"} if i % 2 else text for i, text in enumerate(TEXTS)]
-    reply = await post_json(boot, path, {"query": "q", "documents": documents, "return_documents": True})
+    reply = await post_json(boot, path, {"query": "q", "documents": documents} | wanted)
 
     assert ORDER == [result["index"] for result in reply["results"]]
-    assert all({"text": TEXTS[result["index"]]} == result["document"] for result in reply["results"])
+    texts = [{"text": TEXTS[index]} if returned else None for index in ORDER]
+    assert texts == [result.get("document") for result in reply["results"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "count", "documents"),
+    [
+        ({"top_k": None, "truncation": True}, 6, False),
+        ({"top_k": 2}, 2, False),
+        ({"top_k": 3, "return_documents": True}, 3, True),
+    ],
+    ids=str,
+)
+async def test_replies_as_voyage_to_a_body_with_top_k(
+    boot: Boots, fields: Any, count: int, documents: bool
+) -> None:
+    reply = await post_json(boot, V1, BODY | {"model": "cross"} | fields)
+
+    assert {"object", "data", "model", "usage"} == reply.keys()
+    assert ("list", {"total_tokens"}) == (reply["object"], reply["usage"].keys())
+    assert ORDER[:count] == [result["index"] for result in reply["data"]]
+    texts = [TEXTS[index] if documents else None for index in ORDER[:count]]
+    assert texts == [result.get("document") for result in reply["data"]]
 
 
 @pytest.mark.parametrize("path", [V1, V2, SHARED])
@@ -138,13 +177,37 @@ async def test_truncation_decides_whether_long_documents_are_cut(
 
 
 @pytest.mark.parametrize(("allowed", "warned"), [(None, False), (0, False), (5, True), (4096, False)])
-async def test_warns_if_max_tokens_per_doc_would_cut_a_document(
-    boot: Boots, allowed: int | None, warned: bool
+@pytest.mark.parametrize("field", ["max_tokens_per_doc", "max_doc_length"])
+async def test_warns_if_a_document_cannot_be_cut(
+    boot: Boots, field: str, allowed: int | None, warned: bool
 ) -> None:
-    body = {"query": "q", "documents": ["a", "one two three"], "max_tokens_per_doc": allowed}
+    body = {"query": "q", "documents": ["a", "one two three"], field: allowed}
+    if field == "max_doc_length" and allowed == 0:
+        await post_json(boot, V2, body, 400)
+        return
 
     warnings = (await post_json(boot, V2, body))["meta"].get("warnings")
     assert ([NOT_CUT] if warned else None) == warnings
+
+
+@pytest.mark.parametrize("field", ["max_tokens_per_doc", "max_doc_length"])
+@pytest.mark.parametrize("model", ["cross", "bge"])
+async def test_documents_are_cut_to_the_requested_tokens(
+    boot: Boots, tmp_path: Path, field: str, model: str
+) -> None:
+    tokenizer = f"tokenizer: {write_small_files(tmp_path)}, backend: tei"
+    body = {"query": "q", "documents": ["a", "one two three"], field: 2, "model": model}
+    async with boot(fakes(), CONFIG.replace("backend: tei", tokenizer)) as gateway:
+        reply = await gateway.post(V1, body)
+
+    texts = ["a", "one two"]
+    expected = [
+        score_of("q", text) if model == "cross" else vector_of("q") @ vector_of(text) for text in texts
+    ]
+    scores = {result["index"]: result["relevance_score"] for result in reply.json()["results"]}
+    assert dict(enumerate(map(float, expected))) == pytest.approx(scores, abs=1e-6)
+    assert "1" == reply.headers["x-truncated-inputs"]
+    assert "warnings" not in reply.json()["meta"]
 
 
 @pytest.mark.parametrize("path", [V1, V2, SHARED])
@@ -166,6 +229,11 @@ async def test_warns_if_max_tokens_per_doc_would_cut_a_document(
         {"max_chunks_per_doc": 10},
         {"return_embeddings": True},
         {"max_tokens_per_doc": -1},
+        {"max_doc_length": 8193},
+        {"max_doc_length": 5, "max_tokens_per_doc": 4},
+        {"max_tokens_per_query": 5},
+        {"top_k": -1},
+        {"top_k": 2, "top_n": 3},
         {"truncation": "yes"},
     ],
     ids=str,
@@ -214,3 +282,45 @@ def test_priority_above_0_is_bulk(priority: int | None, bulk: bool) -> None:
     data = RerankRequest(query="q", documents=["a"], priority=priority)
 
     assert bulk is decode_documents(data, data.documents, None, api).bulk
+
+
+# The fields that each peer documents. Those of `REFUSED` are refused, the others are applied.
+FIELDS_OF = {
+    "cohere v1": {
+        "model",
+        "query",
+        "documents",
+        "top_n",
+        "rank_fields",
+        "return_documents",
+        "max_chunks_per_doc",
+    },
+    "cohere v2": {"model", "query", "documents", "top_n", "max_tokens_per_doc", "priority"},
+    "jina": {
+        *("model", "query", "documents", "top_n", "return_documents", "max_doc_length", "return_embeddings"),
+        "truncation",
+    },
+    "voyage": {"model", "query", "documents", "top_k", "return_documents", "truncation"},
+}
+
+
+@pytest.mark.parametrize("peer", FIELDS_OF)
+def test_each_documented_field_is_applied_or_refused_by_name(peer: str) -> None:
+    fields = {field.name for field in msgspec.structs.fields(RerankRequest)}
+
+    assert not FIELDS_OF[peer] - fields
+
+
+def test_each_field_of_the_body_belongs_to_a_peer() -> None:
+    vllms = {field.name for field in msgspec.structs.fields(VllmOptions)} | {"max_tokens_per_query"}
+    fields = {field.name for field in msgspec.structs.fields(RerankRequest)}
+
+    assert fields - vllms == set().union(*FIELDS_OF.values()) - vllms
+
+
+@pytest.mark.parametrize("field", REFUSED)
+async def test_a_refused_field_is_named_with_the_way_out(boot: Boots, field: str) -> None:
+    value = {"rank_fields": ["a"], "return_embeddings": True}.get(field, 5)
+    message = (await post_json(boot, V1, BODY | {field: value}, 400))["message"]
+
+    assert f"`{field}` is not supported: {REFUSED[field]}" == message

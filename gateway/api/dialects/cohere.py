@@ -9,7 +9,7 @@ import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Embed, EmbedReply, Truncate
-from gateway.api.server.body import Integer, ModelName
+from gateway.api.server.body import INTEGER_MAX, Integer, ModelName
 from gateway.api.server.encoding import EmbeddingType, json_bytes, vector_items
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import COHERE
@@ -31,6 +31,7 @@ ROLE_OF: dict[InputType, Role] = {
 TruncateSide = Literal["NONE", "START", "END"]
 SIDE_OF: dict[TruncateSide, Truncate] = {"START": Truncate.LEFT, "END": Truncate.RIGHT}
 
+TextTokens = Annotated[int, msgspec.Meta(ge=1, le=INTEGER_MAX)]
 # Each of them is computed; there are six.
 EmbeddingTypes = Annotated[list[EmbeddingType], msgspec.Meta(max_length=16)]
 
@@ -51,7 +52,8 @@ class CohereInput(msgspec.Struct):
 class EmbedV1Request(msgspec.Struct, kw_only=True):
     """Body of /v1/embed.
 
-    Without embedding_types the reply contains plain vectors. images are refused.
+    Without embedding_types the reply contains plain vectors. output_dimension and max_tokens are those of the
+    second version: the most tokens of each text, which `truncate` cuts or refuses. images are refused.
     """
 
     texts: list[str] | None = None
@@ -60,19 +62,18 @@ class EmbedV1Request(msgspec.Struct, kw_only=True):
     embedding_types: EmbeddingTypes | None = None
     truncate: TruncateSide | None = None
     images: list[str] | None = None
+    output_dimension: Dimensions | None = None
+    max_tokens: TextTokens | None = None
 
 
 class EmbedV2Request(EmbedV1Request, kw_only=True):
     """Body of /v2/embed: texts, or inputs of one text part each.
 
-    priority: 0, Cohere's highest and default, is interactive; any other value is bulk. images and max_tokens
-    are refused.
+    priority: 0, Cohere's highest and default, is interactive; any other value is bulk.
     """
 
     input_type: InputType
     inputs: list[CohereInput] | None = None
-    output_dimension: Dimensions | None = None
-    max_tokens: Integer | None = None
     priority: Integer | None = None
 
 
@@ -130,13 +131,13 @@ def decode_embed(data: EmbedV1Request, texts: list[str], name: str | None, api: 
         raise InvalidInput("images are not supported", param="images")
     if data.embedding_types == []:
         raise InvalidInput("`embedding_types` is an empty list", param="embedding_types")
-    dimensions = data.output_dimension if isinstance(data, EmbedV2Request) else None
     return Call(
-        Embed(api.whole_texts(texts, "texts"), dimensions=dimensions),
+        Embed(api.whole_texts(texts, "texts"), dimensions=data.output_dimension),
         name or data.model,
         truncate=None if data.truncate is None else data.truncate != "NONE",
         side=None if data.truncate is None else SIDE_OF.get(data.truncate),
         role=None if data.input_type is None else ROLE_OF[data.input_type],
+        text_tokens=data.max_tokens,
     )
 
 
@@ -186,8 +187,6 @@ async def embed_v2(
 
     Send `texts`, or `inputs` of one text part each. Returns the vectors in each type of `embedding_types`.
     """
-    if data.max_tokens is not None:
-        raise InvalidInput("`max_tokens` is not supported: cut texts before", param="max_tokens")
     images = data.images is not None
     call = decode_embed(data, [] if images else texts_of(data, api), name, api)
     call = msgspec.structs.replace(call, bulk=bool(data.priority))

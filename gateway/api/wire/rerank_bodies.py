@@ -1,0 +1,254 @@
+"""Bodies and replies of Cohere's, Jina's, Voyage's and vLLM's rerank, which share their paths.
+
+Source: cohere-python 7.0.9, Jina's OpenAPI document 2026.04.02, Voyage's API reference and voyageai 0.5.0.
+Clients of all but Cohere's v2 call /v1/rerank, so its reply has the fields of Cohere and Jina. A body with
+`top_k` is Voyage's, and so is its reply.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from backends.contract import Operation, Rerank, RerankReply
+from gateway.api.server.body import INTEGER_MAX, Integer, ModelName
+from gateway.api.wire.inputs import InputReader
+from gateway.api.wire.tei_truncation import Direction
+from gateway.api.wire.vllm_options import (
+    VllmOptions,
+    check_options,
+    instruction_of,
+    is_raw,
+    truncate_of,
+    truncation_side,
+)
+from gateway.calls import Call
+from gateway.errors import EmptyInput, InvalidInput
+from gateway.serve import Served
+
+# 0 means all documents for vLLM's clients. Cohere's and Jina's never send it.
+TopN = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
+# 0, which is vLLM's default, is no bound.
+TextTokens = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
+# Source: Jina's OpenAPI document.
+DocumentLength = Annotated[int, msgspec.Meta(ge=1, le=8192)]
+# Source: Cohere's pricing: one search unit is a query with up to 100 documents.
+DOCUMENTS_PER_SEARCH_UNIT = 100
+NOT_CUT = (
+    "documents were not cut to the requested number of tokens: the model's tokenizer is not known to the "
+    "gateway; they are cut at the model's own length only"
+)
+# Why each of these is refused.
+REFUSED = {
+    "rank_fields": "join the fields to one text before",
+    "max_chunks_per_doc": "a document is not split; cut texts before",
+    "return_embeddings": "embed the documents with another request",
+    "max_tokens_per_query": "cut the query before",
+}
+
+
+class Document(msgspec.Struct):
+    """A document as an object. Keys other than these are ignored. image: Jina's; refused."""
+
+    text: str | UnsetType = UNSET
+    image: Any = UNSET
+
+
+Documents = list[str | Document]
+
+
+class RerankOptions(VllmOptions, kw_only=True):
+    """Options of every rerank request, with vLLM's fields.
+
+    top_k: Voyage's top_n. max_tokens_per_doc (Cohere, vLLM), max_doc_length (Jina): the most tokens of each
+    document. truncation: Voyage's switch. priority: Cohere's; 0, its highest and default, is interactive; any
+    other value is bulk. The fields of `REFUSED` are refused.
+    """
+
+    query: str
+    model: ModelName | None = None
+    top_n: TopN | None = None
+    top_k: TopN | UnsetType | None = UNSET
+    return_documents: bool | None = None
+    max_tokens_per_doc: TextTokens | None = None
+    max_doc_length: DocumentLength | None = None
+    max_tokens_per_query: TextTokens | None = None
+    truncation: bool | None = None
+    rank_fields: list[str] | None = None
+    max_chunks_per_doc: Integer | None = None
+    return_embeddings: bool | None = None
+
+
+class RerankRequest(RerankOptions, kw_only=True):
+    """Body of /v1/rerank and /v2/rerank. documents: strings, or objects with `text`."""
+
+    documents: Documents
+
+
+class EitherRerankRequest(RerankOptions, kw_only=True):
+    """Body of /rerank: `texts` with TEI's options, or `documents` with Cohere's and Jina's."""
+
+    texts: list[str] | UnsetType = UNSET
+    documents: Documents | UnsetType = UNSET
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class DocumentText(msgspec.Struct):
+    """A document in the reply."""
+
+    text: str
+
+
+class RankedDocument(msgspec.Struct, omit_defaults=True):
+    """Score of one document. index: its place in the request. document: as `return_documents` asks."""
+
+    index: int
+    relevance_score: float
+    document: DocumentText | None = None
+
+
+class RerankUsage(msgspec.Struct):
+    """Tokens after truncation, with special tokens. The query counts with each document."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankMeta(msgspec.Struct, omit_defaults=True):
+    """Cohere's metadata: api_version {version}, billed_units {search_units}, tokens {input_tokens}."""
+
+    api_version: dict[str, str]
+    billed_units: dict[str, int]
+    tokens: dict[str, int]
+    warnings: list[str] | None = None
+
+
+class RerankResponse(msgspec.Struct):
+    """Results, best first. Equal scores are in the request's order."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: RerankUsage
+    meta: RerankMeta
+    object: str = "list"
+
+
+class RerankV2Response(msgspec.Struct):
+    """Results, best first. Equal scores are in the request's order."""
+
+    id: str
+    results: list[RankedDocument]
+    meta: RerankMeta
+
+
+class VoyageResult(msgspec.Struct, omit_defaults=True):
+    """Score of one document. index: its place in the request. document: only with `return_documents`."""
+
+    index: int
+    relevance_score: float
+    document: str | None = None
+
+
+class VoyageUsage(msgspec.Struct):
+    """Tokens after truncation, with special tokens. The query counts with each document."""
+
+    total_tokens: int
+
+
+class VoyageRerankResponse(msgspec.Struct):
+    """Voyage's results, to a request with `top_k`."""
+
+    data: list[VoyageResult]
+    model: str
+    usage: VoyageUsage
+    object: str = "list"
+
+
+def decode_documents(data: RerankOptions, documents: Documents, name: str | None, api: InputReader) -> Call:
+    """Decode a body with `documents`. name: the model in the path.
+
+    An empty document is scored like any other. An empty query is an error.
+    Raises: EmptyInput, InvalidInput.
+    """
+    for field, way_out in REFUSED.items():
+        if getattr(data, field):
+            raise InvalidInput(f"`{field}` is not supported: {way_out}", param=field)
+    check_options(data, own={"priority"})
+    if not data.query:
+        raise EmptyInput("`query` is an empty string", param="query")
+    api.check_count(len(documents), "documents")
+    texts = api.texts([_text_of(document, index) for index, document in enumerate(documents)], "documents")
+    model = name or data.model
+    truncate = data.truncation
+    if data.truncate_prompt_tokens is not None:
+        capabilities = api.capabilities_of(model, Operation.RERANK)
+        truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
+    return Call(
+        Rerank(data.query, texts, raw_scores=is_raw(data)),
+        model,
+        truncate,
+        truncation_side(data),
+        bulk=bool(data.priority),
+        instruction=instruction_of(data),
+        text_tokens=_one_of(data, "max_tokens_per_doc", "max_doc_length"),
+    )
+
+
+def _text_of(document: str | Document, index: int) -> str:
+    if isinstance(document, str):
+        return document
+    if document.image is not UNSET:
+        raise InvalidInput(f"`documents` {index} is an image; texts are ranked here", param="documents")
+    if isinstance(document.text, UnsetType):
+        raise InvalidInput(f"`documents` {index} is an object without `text`", param="documents")
+    return document.text
+
+
+def count_of(data: RerankOptions) -> int | None:
+    """Return how many results the request asks for, None for all. Raises: InvalidInput."""
+    return _one_of(data, "top_n", "top_k")
+
+
+def _one_of(data: RerankOptions, name: str, other: str) -> int | None:
+    """Return the one of two fields of the same meaning that is sent and not 0. Raises: InvalidInput."""
+    values: set[int] = {getattr(data, name) or 0, getattr(data, other) or 0} - {0}
+    if len(values) > 1:
+        raise InvalidInput(f"send `{name}` or `{other}`, one of them", param=other)
+    return next(iter(values), None)
+
+
+def is_voyages(data: RerankOptions) -> bool:
+    """Return whether a body is certainly Voyage's, whose clients send `top_k` even without a value."""
+    return data.top_k is not UNSET
+
+
+def rank_documents(reply: RerankReply, count: int | None) -> list[dict[str, Any]]:
+    """Return at most `count` results, best first; 0 and None: all.
+
+    Equal scores stay in the request's order.
+    """
+    scores = reply.scores.tolist()
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    return [{"index": index, "relevance_score": reply.scores[index]} for index in order[: count or None]]
+
+
+def with_documents(results: list[dict[str, Any]], documents: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the results with their documents. documents: as they are written, in the request's order."""
+    return [result | {"document": documents[result["index"]]} for result in results]
+
+
+def meta_of(served: Served, documents: int, version: str) -> dict[str, Any]:
+    """Return Cohere's metadata of a reply. documents: their number."""
+    meta: dict[str, Any] = {
+        "api_version": {"version": version},
+        "billed_units": {"search_units": -(-documents // DOCUMENTS_PER_SEARCH_UNIT)},
+        "tokens": {"input_tokens": served.reply.tokens},
+    }
+    if not served.is_cut:
+        meta["warnings"] = [NOT_CUT]
+    return meta
