@@ -134,7 +134,19 @@ def _complete_dense(common: Recipe, files: CheckpointFiles, settings: TaskSettin
 def _complete_sparse(common: Recipe, files: CheckpointFiles, _: TaskSettings) -> Recipe:
     pooling = files.module_config("SpladePooling")
     twice = pooling.get("activation_function") == "log1p_relu"
-    return replace(common, splade=Splade(pooling.get("pooling_strategy", "max"), twice))
+    splade = Splade(pooling.get("pooling_strategy", "max"), twice)
+    routes = files.routes
+    if routes.network is None:
+        return replace(common, splade=splade)
+    prompts = {**dict.fromkeys([*routes.tables, routes.network], ""), **common.prompts}
+    return replace(
+        common,
+        splade=splade,
+        prompts=prompts,
+        tables=dict(routes.tables),
+        network_route=routes.network,
+        default_route=routes.default,
+    )
 
 
 def _complete_multivector(common: Recipe, files: CheckpointFiles, _: TaskSettings) -> Recipe:

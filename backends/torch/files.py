@@ -5,20 +5,14 @@ Does not interpret them, and loads no weights.
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from backends.json_files import decode_json_file, read_json_object
+from backends.torch.routes import ListedModule, Routes, read_routes
 
 Json = dict[str, Any]
 # Packages whose modules the engine knows.
 MODULE_PACKAGES = ("sentence_transformers.", "pylate.")
-
-
-class ListedModule(NamedTuple):
-    """Entry of modules.json: the last word of its class, and its folder."""
-
-    kind: str
-    folder: str
 
 
 class CheckpointFiles:
@@ -42,11 +36,24 @@ class CheckpointFiles:
 
     @cached_property
     def modules(self) -> list[ListedModule]:
-        """Entries of modules.json in order; empty for a plain transformers checkpoint."""
+        """Entries of modules.json in order; empty for a plain transformers checkpoint.
+
+        A router stands for the modules of its route with a network.
+        """
+        return self.routes.modules
+
+    @cached_property
+    def routes(self) -> Routes:
+        """Modules by the role of an input, where modules.json lists a router.
+
+        Raises: ModelUnavailable for routes that the engine does not serve.
+        """
+        return read_routes(self._listed, self.read_json)
+
+    @cached_property
+    def _listed(self) -> list[ListedModule]:
         path = self.checkpoint / "modules.json"
-        if not path.is_file():
-            return []
-        entries = decode_json_file(path, list[Json])
+        entries = decode_json_file(path, list[Json]) if path.is_file() else []
         return [
             ListedModule(str(entry["type"]).rsplit(".", 1)[-1], str(entry.get("path", "")))
             for entry in entries
@@ -76,7 +83,9 @@ class CheckpointFiles:
 
     def module_config(self, kind: str, name: str = "config.json") -> Json:
         """Return a file of a module's folder. The network's folder is the top if no module is listed."""
-        folder = self.module_folder(kind)
+        # The network's files are also read for other servers, whose routes need not be known.
+        modules = self._listed if kind == "Transformer" else self.modules
+        folder = next((module.folder for module in modules if module.kind == kind), None)
         if folder is None and kind != "Transformer":
             return {}
         return self.read_json(f"{folder or '.'}/{name}")

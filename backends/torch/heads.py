@@ -5,12 +5,13 @@ Works on tensors; knows nothing of queues, callers or text.
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from backends.contract import Output
+from backends.contract import Output, TermWeights, Vectors
 from backends.torch.readers import HiddenStates, Reader
-from backends.torch.sequences import InputSequence, Row
+from backends.torch.sequences import Head, InputSequence, Row
 
 # Outputs in the order of a row's fields.
 COLUMNS = (Output.DENSE, Output.SPARSE, Output.MULTIVECTOR, Output.TOKENS)
@@ -88,6 +89,31 @@ class Encoder:
         absent = [None] * len(sequences)
         columns = (values.get(output, absent) for output in COLUMNS)
         return [Row(*fields) for fields in zip(*columns, strict=True)]
+
+
+class TableHead:
+    """Encoder of documents next to tables of weights, in which the terms of queries are looked up.
+
+    tables: route → (vocabulary,) float32, the weight of each token.
+    """
+
+    def __init__(self, encoder: Head, tables: Mapping[str, Vectors]) -> None:
+        self._encoder = encoder
+        self._tables = tables
+
+    def run(self, sequences: Sequence[InputSequence], outputs: frozenset[Output]) -> list[Row]:
+        """Compute a row per sequence; a looked-up one has the weight of each of its tokens once."""
+        encoded = [sequence for sequence in sequences if sequence.table is None]
+        rows = iter(self._encoder.run(encoded, outputs) if encoded else ())
+        return [
+            next(rows) if sequence.table is None else self._look_up(sequence.table, sequence.ids)
+            for sequence in sequences
+        ]
+
+    def _look_up(self, table: str, ids: list[int]) -> Row:
+        indices = np.unique(np.array(ids, dtype=np.int32))
+        weights = self._tables[table][indices]
+        return Row(terms=TermWeights(indices[weights != 0], weights[weights != 0]))
 
 
 class Classifier:

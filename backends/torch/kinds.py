@@ -117,6 +117,10 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
             "runs no code for sentence-transformers, with `trust_remote_code` neither; serve the model with "
             "Infinity behind this gateway"
         )
+    if files.routes.tables and kind != "sparse":
+        raise ModelUnavailable(
+            f"{files.checkpoint} has routes for sparse vectors, which `task` and `pooling` cannot change"
+        )
     unknown = {module.kind for module in files.modules} - SUPPORTED_MODULES[kind]
     if unknown:
         raise ModelUnavailable(

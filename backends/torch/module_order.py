@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import get_args
 
 from backends.errors import ModelUnavailable
-from backends.torch.files import CheckpointFiles, ListedModule
+from backends.torch.files import CheckpointFiles
 from backends.torch.recipe import Projection, ProjectionKind
+from backends.torch.routes import ListedModule
 
 KINDS: dict[str, ProjectionKind] = {kind: kind for kind in get_args(ProjectionKind)}
 # Modules that change nothing outside of training.

@@ -16,7 +16,7 @@ from backends.tokens import TextTokenizer
 from backends.torch.checkpoint import COLBERT_FILE, LEXICAL_FILE, OFFSET_POSITIONS
 from backends.torch.formats import copy_from_files
 from backends.torch.fusing import fuse
-from backends.torch.heads import Classifier, Encoder, InputBuilder
+from backends.torch.heads import Classifier, Encoder, InputBuilder, TableHead
 from backends.torch.language import LanguageHead
 from backends.torch.llama_bidirectional import pooled_head, register
 from backends.torch.own_network import OwnNetwork, prove_own_network
@@ -29,6 +29,7 @@ from backends.torch.projection import (
     read_layer_mix,
     read_linear,
     read_projections,
+    read_terms,
 )
 from backends.torch.readers import (
     LateReader,
@@ -133,7 +134,12 @@ def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> Ope
     encoder = head.take_encoder()
     replace_linears(head, _linear_type(placement), placement.dtype)
     terms = SpladeReader(head, model.config.vocab_size, source.recipe.splade)
-    return _encoder(encoder, placement, {Output.SPARSE: terms})
+    opened = _encoder(encoder, placement, {Output.SPARSE: terms})
+    folders = source.recipe.tables.items()
+    tables = {
+        route: read_terms(source.checkpoint, folder, model.config.vocab_size) for route, folder in folders
+    }
+    return opened._replace(head=TableHead(opened.head, tables)) if tables else opened
 
 
 def _open_language(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:

@@ -10,8 +10,8 @@ from itertools import repeat
 import msgspec
 
 from backends.contract import Classify, Embed, Encode, Output, Rerank, Score, Tokenize, Truncate, Work
-from backends.errors import InvalidWork, UnsupportedWork
-from backends.texts import check_no_instruction
+from backends.errors import InvalidWork, UnsupportedWork, input_too_long
+from backends.texts import check_no_instruction, clip_text
 from backends.tokens import TextTokenizer, TokenSequences
 from backends.torch.pairs import Pair, PairEncoder
 from backends.torch.recipe import QueryExpansion, Recipe
@@ -89,6 +89,9 @@ class Preparer:
             is_query = (work.prompt_name or self._recipe.default_prompt) == "query"
             return self._prepare_role(self.prompted(work), work.truncate, outputs, is_query=is_query)
         texts = self.prompted(work)
+        route = self._route(work)
+        if route in self._recipe.tables:
+            return self._prepare_lookup(texts, work.truncate, outputs, route)
         encoded = self.tokenizer.encode(texts, work.truncate)
         if self._recipe.include_prompt:
             return _prepared(encoded, outputs)
@@ -99,6 +102,39 @@ class Preparer:
         skips = zip(self._prompt_tokens(prompts), encoded.lengths, strict=True)
         # The last token of a prompt can also be the first of its text; something has to be pooled.
         return _prepared(encoded, outputs, [min(skip, length - 1) for skip, length in skips])
+
+    def _route(self, work: Embed | Encode) -> str | None:
+        """Return the route of a model with routes. Raises: InvalidWork."""
+        recipe = self._recipe
+        if recipe.network_route is None:
+            return None
+        name = work.prompt_name
+        route = name if name in {*recipe.tables, recipe.network_route} else recipe.default_route
+        # A prompt that was written into the inputs no longer tells their role.
+        if route is None or name == "":
+            names = ", ".join(sorted([*recipe.tables, recipe.network_route]))
+            raise InvalidWork(
+                f"this model has routes: name one of {names} as role or prompt, and configure no `prompts`"
+            )
+        return route
+
+    def _prepare_lookup(
+        self, texts: Sequence[str], truncate: Truncate, outputs: frozenset[Output], route: str
+    ) -> PreparedSequences:
+        """Prepare texts whose terms are looked up: without special tokens."""
+        if outputs != {Output.SPARSE}:
+            raise UnsupportedWork(
+                f"inputs of the route {route!r} have no network, and give term weights only"
+            )
+        limit = self.tokenizer.max_tokens
+        clipped = [clip_text(text, limit, truncate) for text in texts]
+        rows = self.tokenizer.ids(clipped)
+        cut = [i for i, row in enumerate(rows) if len(row) > limit or clipped[i] != texts[i]]
+        if cut and truncate is Truncate.ERROR:
+            raise input_too_long(limit, f"{len(rows[cut[0]])} tokens", cut[0])
+        kept = [row[-limit:] if truncate is Truncate.LEFT else row[:limit] for row in rows]
+        sequences = [InputSequence(row, [0] * len(row), table=route) for row in kept]
+        return PreparedSequences(sequences, outputs, tuple(cut), tuple(map(len, kept)))
 
     def _prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Return the tokens at the start of each sequence that belong to its prompt.

@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from backends.contract import Vectors
 from backends.errors import ModelUnavailable
 from backends.torch.recipe import Projection, ProjectionKind
 from backends.torch.refusals import first_line
@@ -129,6 +130,23 @@ def read_layer_mix(folder: Path) -> LayerMix:
 def read_linear(path: Path) -> nn.Linear:
     """Load a linear layer from a file that holds its state dict. Raises: ModelUnavailable."""
     return _linear_of(read_file(path), path)
+
+
+def read_terms(checkpoint: Path, folder: str, vocabulary: int) -> Vectors:
+    """Load the weight of each token of a `SparseStaticEmbedding`: (vocabulary,) float32.
+
+    Raises: ModelUnavailable if they do not fit the network next to them, or have a tokenizer of their own.
+    """
+    tokenizers = [checkpoint / "tokenizer.json", checkpoint / folder / "tokenizer.json"]
+    if tokenizers[1].is_file() and tokenizers[0].read_bytes() != tokenizers[1].read_bytes():
+        raise ModelUnavailable(f"{tokenizers[1]} is not the tokenizer of the network, {tokenizers[0]}")
+    state = read_tensors(checkpoint / folder)
+    weights = state.get("weight")
+    if set(state) != {"weight"} or weights is None or weights.shape != (vocabulary,):
+        shapes = {name: list(tensor.shape) for name, tensor in state.items()}
+        raise ModelUnavailable(f"{checkpoint / folder} holds {shapes}, not a `weight` of {[vocabulary]}")
+    found: Vectors = weights.float().numpy()
+    return found
 
 
 def read_inline_linear(checkpoint: Path) -> nn.Linear:

@@ -75,6 +75,8 @@ class Recipe(msgspec.Struct, frozen=True):
     weights by which the vectors of several layers are averaged, None for the vectors of the last layer.
     prompts: name → text that is put before an input.
     include_prompt: True if the prompt's tokens take part in pooling.
+    tables: route of inputs whose terms are looked up → folder of their weights. network_route: route of the
+    network, None for a model without routes. default_route: of inputs without a role, None if they need one.
     lexical, colbert: True if BGE-M3's weights for terms and for token vectors lie next to a dense model.
     """
 
@@ -92,6 +94,9 @@ class Recipe(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
     multi_label: bool = False
     splade: Splade = Splade()
+    tables: dict[str, str] = {}
+    network_route: str | None = None
+    default_route: str | None = None
     late: LateInteraction = LateInteraction()
     lexical: bool = False
     colbert: bool = False

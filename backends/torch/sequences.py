@@ -20,7 +20,8 @@ class InputSequence(msgspec.Struct, frozen=True):
 
     skip: leading prompt tokens that pooling leaves out. attended_tokens: number of tokens, from the first,
     that others attend to, None for all; the rest are a query's fillers. is_query: True for the query of a
-    model that treats queries and documents differently.
+    model that treats queries and documents differently. table: route of an input whose terms are looked up,
+    None for the network.
     """
 
     ids: list[int]
@@ -28,6 +29,7 @@ class InputSequence(msgspec.Struct, frozen=True):
     skip: int = 0
     attended_tokens: int | None = None
     is_query: bool = False
+    table: str | None = None
 
     @property
     def attention_length(self) -> int:

@@ -87,9 +87,9 @@ def test_refuses_a_cross_encoder_that_pools(tmp_path: Path) -> None:
 
 
 def test_error_names_an_unsupported_module(tmp_path: Path) -> None:
-    (tmp_path / "modules.json").write_text(modules("Transformer", "SpladePooling", "Router"))
+    (tmp_path / "modules.json").write_text(modules("Transformer", "SpladePooling", "CNN"))
 
-    with pytest.raises(ModelUnavailable, match="module Router"):
+    with pytest.raises(ModelUnavailable, match="module CNN"):
         recognize(CheckpointFiles(tmp_path), NO_SETTINGS)
 
 

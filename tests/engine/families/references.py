@@ -42,6 +42,17 @@ def sparse_weights(folder: Path) -> Sequence[Answer]:
     return [Answer(Encode(tuple(TEXTS), frozenset({Output.SPARSE})), weights)]
 
 
+def routed_weights(folder: Path) -> Sequence[Answer]:
+    """Weigh terms with sentence-transformers' SparseEncoder: without a role, of documents and of queries."""
+    model = SparseEncoder(str(folder), device="cpu", model_kwargs={"dtype": "float32"})
+    encoders = {None: model.encode, "document": model.encode_document, "query": model.encode_query}
+    answers = []
+    for role, encode in encoders.items():
+        weights = encode(TEXTS, convert_to_sparse_tensor=False, convert_to_tensor=True).numpy()
+        answers.append(Answer(Encode(tuple(TEXTS), frozenset({Output.SPARSE}), prompt_name=role), weights))
+    return answers
+
+
 def classifier_scores(folder: Path) -> Sequence[Answer]:
     """Score pairs with transformers' sequence classifier and a sigmoid."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
