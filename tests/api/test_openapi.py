@@ -211,6 +211,23 @@ async def test_the_examples_of_the_fake_are_answered(boot: Boots) -> None:
             assert 200 == reply.status_code, (path, reply.text)
 
 
+async def test_the_document_has_no_random_examples(boot: Boots) -> None:
+    text = msgspec.json.encode(await document(boot)).decode()
+
+    assert '"example":' in text
+    assert '"examples":' not in text
+
+
+async def test_names_in_a_path_are_texts(boot: Boots) -> None:
+    openapi = await document(boot)
+    operations = [operation for item in openapi["paths"].values() for operation in item.values()]
+    parameters = [parameter for operation in operations for parameter in operation.get("parameters", ())]
+
+    assert all(
+        {"type": "string"} == parameter["schema"] for parameter in parameters if parameter["in"] == "path"
+    )
+
+
 async def test_tags_are_described_and_openai_is_first(boot: Boots) -> None:
     openapi = await document(boot)
     names = [tag["name"] for tag in openapi["tags"]]

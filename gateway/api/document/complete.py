@@ -22,10 +22,12 @@ Operation: TypeAlias = dict[str, Any]
 def complete(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document, completed in place; a completed one is returned as it is."""
     if "tags" not in document:
+        _drop_random_examples(document)
         _sort_paths(document)
         for item in document["paths"].values():
             for operation in item.values():
                 _split_description(operation)
+                _require_path_names(operation)
                 _complete_body(operation, document["components"]["schemas"])
     return document
 
@@ -35,6 +37,18 @@ def operation_id(method: str, path: str) -> str:
     letters = "".join(letter if letter.isalnum() else " " for letter in path)
     words = letters.split() or ["root"]
     return method.lower() + "".join(word[0].upper() + word[1:] for word in words)
+
+
+def _drop_random_examples(value: Any) -> None:
+    """Remove the examples that Litestar makes of random values, which look like replies and are none."""
+    if isinstance(value, dict):
+        if isinstance(value.get("examples"), list | dict):
+            del value["examples"]
+        for member in value.values():
+            _drop_random_examples(member)
+    elif isinstance(value, list):
+        for member in value:
+            _drop_random_examples(member)
 
 
 def _sort_paths(document: dict[str, Any]) -> None:
@@ -56,6 +70,13 @@ def _split_description(operation: Operation) -> None:
     if summary:
         operation["summary"] = " ".join(summary.split()).removesuffix(".")
         operation["description"] = rest or summary
+
+
+def _require_path_names(operation: Operation) -> None:
+    """Type names in a path as text without null, which a handler has for its paths without a name."""
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "path":
+            parameter["schema"] = {"type": "string"}
 
 
 def _complete_body(operation: Operation, schemas: dict[str, Any]) -> None:
