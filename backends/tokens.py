@@ -66,6 +66,8 @@ class Vocabulary:
     """Decoder of token ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
         self._tokenizer = tokenizer
 
     def decode(
@@ -85,9 +87,33 @@ class Vocabulary:
                 )
         return self._tokenizer.decode_batch(lists, skip_special_tokens=skip_special_tokens)
 
+    def decode_own(self, ids: Sequence[Sequence[int]], *, first_index: int = 0) -> list[str]:
+        """Return the text that the vocabulary's own model reads as each list of ids.
+
+        The special tokens that the tokenizer adds are removed from both ends. Any other stays in the text,
+        where the model reads it as itself. Raises: InvalidWork, as `decode`.
+        """
+        before, after = self._added_ids()
+        contents = [_between(list(sequence), before, after) for sequence in ids]
+        return self.decode(contents, skip_special_tokens=False, first_index=first_index)
+
+    def _added_ids(self) -> tuple[list[int], list[int]]:
+        """Return the ids that the tokenizer adds before a text, and those after it."""
+        encoded = self._tokenizer.encode("a")
+        marks = encoded.special_tokens_mask
+        first = sum(1 for _ in takewhile(bool, marks))
+        last = len(marks) - sum(1 for _ in takewhile(bool, reversed(marks)))
+        return encoded.ids[:first], encoded.ids[last:]
+
     def _contains(self, id_: int) -> bool:
         # A vocabulary can have gaps, therefore its size is not enough to validate an id.
         return 0 <= id_ < TOKEN_ID_LIMIT and self._tokenizer.id_to_token(id_) is not None
+
+
+def _between(ids: list[int], before: list[int], after: list[int]) -> list[int]:
+    start = len(before) if ids[: len(before)] == before else 0
+    stop = len(ids) - len(after) if ids[len(ids) - len(after) :] == after else len(ids)
+    return ids[start : max(start, stop)]
 
 
 class TextCounter:
@@ -344,12 +370,12 @@ def open_counter(checkpoint: Path, settings: TokenizerSettings = AS_FILES_SAY) -
     return shared
 
 
-def open_vocabulary(checkpoint: Path) -> Vocabulary:
+def open_vocabulary(checkpoint: Path, settings: TokenizerSettings = AS_FILES_SAY) -> Vocabulary:
     """Read a checkpoint's tokenizer for decoding only.
 
     Raises: ModelUnavailable.
     """
-    return Vocabulary(_read(find_tokenizer(checkpoint, AS_FILES_SAY)))
+    return Vocabulary(_read(find_tokenizer(checkpoint, settings)))
 
 
 def tokenizer_notes(checkpoint: Path, settings: TokenizerSettings = AS_FILES_SAY) -> tuple[str, ...]:

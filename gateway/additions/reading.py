@@ -17,7 +17,7 @@ from gateway.config.cross_checks import model_problems, upstream_problems
 from gateway.config.file_checks import missing_folder, upstream_tls_problems
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.relative_paths import resolve_upstream_paths
-from gateway.config.schema import ModelSettings, UpstreamSettings
+from gateway.config.schema import OWN_VOCABULARY, ModelSettings, UpstreamSettings
 from gateway.config.type_checks import type_problems
 from gateway.tenants.names import name_problem
 
@@ -201,7 +201,7 @@ def _named_checkpoints(upstream: UpstreamSettings) -> Iterator[tuple[str, str]]:
         ("tokenizer", upstream.tokenizer),
         ("token_encoding", upstream.token_encoding),
     ):
-        if name is not None:
+        if name is not None and (field, name) != ("token_encoding", OWN_VOCABULARY):
             yield field, name
 
 

@@ -14,7 +14,7 @@ from backends.torch.rerank_template import written_template
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
 from gateway.config.problems import Problem, unknown_name
-from gateway.config.schema import OPERATION_SEGMENTS, Config, ModelSettings, UpstreamSettings
+from gateway.config.schema import OPERATION_SEGMENTS, OWN_VOCABULARY, Config, ModelSettings, UpstreamSettings
 
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -116,6 +116,8 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
 def _tokenizer_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
     if upstream.tokenizer:
         return
+    if upstream.token_encoding == OWN_VOCABULARY:
+        yield Problem(path, "is missing; `token_encoding: model` decodes ids with it")
     if upstream.backend == "infinity":
         yield Problem(
             path,

@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from backends.checkpoints import is_path
-from gateway.config.schema import Config, ListenerTls, UpstreamSettings, UpstreamTls
+from gateway.config.schema import OWN_VOCABULARY, Config, ListenerTls, UpstreamSettings, UpstreamTls
 
 _Tls = TypeVar("_Tls", ListenerTls, UpstreamTls)
 
@@ -29,13 +29,14 @@ def resolve_upstream_paths(upstream: UpstreamSettings, base: Path) -> UpstreamSe
             return name
         return str((base / name).resolve()) if is_path(name) or (base / name).is_dir() else name
 
+    encoding = upstream.token_encoding
     return msgspec.structs.replace(
         upstream,
         tls=_resolve_tls_paths(upstream.tls, base),
         # A remote upstream's model is the name that the server knows, not a path on this machine.
         model=resolve(upstream.model) if upstream.is_hosted else upstream.model,
         tokenizer=resolve(upstream.tokenizer),
-        token_encoding=resolve(upstream.token_encoding),
+        token_encoding=encoding if encoding == OWN_VOCABULARY else resolve(encoding),
     )
 
 

@@ -133,6 +133,10 @@ class VectorSpaceSettings(Section, frozen=True):
     on_mismatch: Literal["refuse", "warn"] = "refuse"
 
 
+# Value of `token_encoding`: callers' token ids are of the model's own vocabulary.
+OWN_VOCABULARY = "model"
+
+
 class UpstreamSettings(Section, frozen=True, kw_only=True):
     """A named group of equal replicas: one model, one vector space.
 
@@ -142,7 +146,8 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     when_unavailable: treatment of requests while no replica is available. Requests to torch always wait.
     tokenizer: location of the checkpoint's small files, for facts that the backend's protocol does not
     report. token_encoding: location of the tokenizer.json that turns token ids sent by callers back into
-    text. add_bos_token, add_eos_token: add the token, or do not; absent, as the checkpoint's files say.
+    text, or `OWN_VOCABULARY`. add_bos_token, add_eos_token: add the token, or do not; absent, as the
+    checkpoint's files say.
     batch_inputs, batch_tokens: size of one upstream request, where the replica does not report it.
     batch_bytes: most bytes of inputs in one upstream request, in place of what its backend assumes.
     in_flight_batches: window of batches in flight to one replica; absent, it is learned. queue_tokens: most

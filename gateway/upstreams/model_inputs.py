@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.checkpoints import locate_tokenizer
-from backends.contract import Capabilities, TokenizerSettings
+from backends.contract import Capabilities, TokenizerSettings, TokenizerSource
 from backends.errors import ModelUnavailable
 from backends.texts import ModelInput, ModelWork, model_inputs_of
 from gateway.config import schema
@@ -42,6 +42,12 @@ class ModelInputs:
     def can_count(self, capabilities: Capabilities) -> bool:
         """Return whether a tokenizer is known, and the replica reports how long an input may be."""
         return bool(self._source or capabilities.checkpoint) and capabilities.max_input_tokens is not None
+
+    def tokenizer_source(self) -> TokenizerSource | None:
+        """Return the place of the model's tokenizer, None if a replica that has not joined reports it."""
+        capabilities = self.capabilities()
+        location = self._source or (capabilities.checkpoint if capabilities else None)
+        return None if location is None else TokenizerSource(location, self._settings)
 
     async def count_few(self, work: ModelWork, prompt: str, capabilities: Capabilities) -> list[int] | None:
         """Return the tokens of a few short inputs, prompt and special tokens included; None if not known."""

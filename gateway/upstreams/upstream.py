@@ -29,7 +29,7 @@ class Upstream:
         self.space = space
         self.model_inputs = ModelInputs(settings, pool.capabilities)
         pool.count_tokens = self.model_inputs.count_few
-        self.ids = IdDecoder(settings.token_encoding)
+        self.ids = IdDecoder(settings.token_encoding, self.model_inputs.tokenizer_source)
         # Calls in progress, from the route to the reply; the upstream may be closed when there are none.
         self.calls = 0
 

@@ -18,9 +18,9 @@ from gateway.errors import EmptyInput, InvalidInput
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 # Ids and texts share one list type, because a union of two list types cannot be decoded in one pass.
 Inputs: TypeAlias = str | list[str | Integer | list[Integer]]
-# A text has no more tokens than bytes, apart from special ones, and each gets a vector. The number that they
-# come to is only known from the replies; `gateway.dispatch` bounds it.
-TOKEN_VECTORS_BYTES_MAX = 65_536
+# Each token gets a vector. 65,536 are 32 texts, TEI's largest request, for a model of 2,048 tokens. How many
+# numbers the vectors have is only known from the replies; `gateway.dispatch` bounds them.
+TOKEN_VECTORS_MAX = 65_536
 
 
 class InputField(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class InputReader(Protocol):
 async def read_texts(
     inputs: Inputs, field: InputField, context: RequestContext, api: InputReader
 ) -> tuple[str, ...]:
-    """Return the texts of a request, with token ids decoded. None of them is empty.
+    """Return the texts of a request, with token ids decoded. None of them is empty, unless ids decode to it.
 
     Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve` and `IdDecoder.decode`.
     """
@@ -69,10 +69,10 @@ async def read_texts(
         api.check_count(len(inputs), field.name)
     items = split_items(inputs, field.name)
     ids = [item for item in items if isinstance(item, list)]
-    if ids:
-        decoded = iter(await api.decode_ids(context, field.model, field.operation, ids))
-        items = [next(decoded) if isinstance(item, list) else item for item in items]
-    return api.whole_texts([item for item in items if isinstance(item, str)], field.name)
+    if not ids:
+        return api.whole_texts([item for item in items if isinstance(item, str)], field.name)
+    decoded = iter(await api.decode_ids(context, field.model, field.operation, ids))
+    return tuple([next(decoded) if isinstance(item, list) else item for item in items])
 
 
 def split_items(inputs: Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
@@ -102,13 +102,16 @@ def check_ids(ids: Sequence[int], field: str) -> None:
         raise InvalidInput(f"`{field}` contains a number that is not a token id", param=field)
 
 
-def check_token_vectors(texts: tuple[str, ...], field: str) -> None:
+def check_token_vectors(texts: tuple[str, ...], field: str, capabilities: Capabilities | None) -> None:
     """Check that the reply with a vector for each token of these texts is not too large.
 
-    Raises: InvalidInput.
+    A text has at most as many tokens as bytes, and at most as many as the model reads.
+    capabilities: of the model. Raises: InvalidInput.
     """
-    if sum(len(text.encode()) for text in texts) > TOKEN_VECTORS_BYTES_MAX:
+    longest = (capabilities.max_input_tokens if capabilities else None) or TOKEN_VECTORS_MAX + 1
+    if sum(min(len(text.encode()), longest) for text in texts) > TOKEN_VECTORS_MAX:
         raise InvalidInput(
-            f"more than {TOKEN_VECTORS_BYTES_MAX} bytes of text; a vector for each token is many times that",
+            f"the texts may have more than {TOKEN_VECTORS_MAX} tokens, with a vector for each; "
+            "send fewer or shorter texts",
             param=field,
         )
