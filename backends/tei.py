@@ -88,7 +88,7 @@ class TeiInfo(msgspec.Struct, frozen=True):
 
 
 class TeiClassifier(msgspec.Struct, frozen=True):
-    """Description of a classifier in GET /info."""
+    """Description of a classifier or a reranker in GET /info."""
 
     id2label: dict[int, str]
 
@@ -136,16 +136,19 @@ def operations_and_outputs(model_type: dict[str, Any]) -> tuple[frozenset[Operat
         own = {Operation.EMBED, Operation.ENCODE, *free}
         return frozenset(own), frozenset({Output.DENSE, Output.TOKENS})
     if "reranker" in model_type:
-        return frozenset({Operation.RERANK, *free}), frozenset()
+        # Its /predict returns the one label, if /info has it.
+        labelled = {Operation.CLASSIFY} if len(labels_of(model_type)) == 1 else set()
+        return frozenset({Operation.RERANK, *labelled, *free}), frozenset()
     if labels_of(model_type):
         return frozenset({Operation.CLASSIFY, *free}), frozenset()
     return frozenset(free), frozenset()
 
 
 def labels_of(model_type: dict[str, Any]) -> tuple[str, ...]:
-    """Return a classifier's labels in the order of their ids, or an empty tuple for any other model."""
+    """Return the labels of a classifier or reranker in the order of their ids; of other models, none."""
+    described = model_type.get("classifier", model_type.get("reranker"))
     try:
-        classifier = msgspec.convert(model_type.get("classifier"), TeiClassifier, strict=False)
+        classifier = msgspec.convert(described, TeiClassifier, strict=False)
     except msgspec.ValidationError:
         return ()
     return tuple(label for _, label in sorted(classifier.id2label.items()))

@@ -106,7 +106,12 @@ def inputs_of(work: Work) -> Sequence[WorkInput]:
 
 
 def characters_of(work: Work) -> int:
-    """Return the length of all inputs together; token ids count no characters."""
+    """Return the length of all inputs together; token ids count no characters.
+
+    The query of a rerank counts with each document, as it does in the model.
+    """
+    if isinstance(work, Rerank):
+        return sum(len(work.query) + len(document) for document in work.documents)
     return sum(map(_characters, inputs_of(work)))
 
 

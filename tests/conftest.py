@@ -122,17 +122,21 @@ async def running_gateway(
     traces: CallTraces | None = None,
     reload: Reload | None = None,
     adding: AdditionsClient | None = None,
+    engines: Mapping[str, Backend] | None = None,
 ) -> AsyncIterator[Running]:
     """Boot with a config whose replicas are ASGI apps.
 
     servers: app of each replica by host name, or by address if the config discovers replicas. A missing host
     is unreachable. wait: return only once `/readyz` answers 200. sockets: replicas are servers on real ports.
     resolver: resolves host names for discovery. traces: records traces of calls. reload: reads the
-    configuration file again. adding: changes the added models.
+    configuration file again. adding: changes the added models. engines: those in this process, by upstream.
     """
     events: list[Event] = []
+    hosted = engines or {}
 
     def open_replica(kind: BackendKind, spec: ReplicaSpec) -> Backend:
+        if kind == "torch" and spec.address in hosted:
+            return hosted[spec.address]
         host = spec.ip or urlsplit(spec.address).hostname or ""
         if kind == "torch" or sockets:
             return open_real_replica(kind, spec)
@@ -142,7 +146,8 @@ async def running_gateway(
     parsed = _parse(config, Path.cwd())
     bootstrap_digest = None if parsed.tenants else key_digest(KEY)
     collaborators = Collaborators(open_replica, resolver, ledger, events.append, traces, reload, adding)
-    application = build(AppBoot(parsed, bootstrap_digest), collaborators)
+    boot = AppBoot(parsed, bootstrap_digest, engines={name: name for name in hosted})
+    application = build(boot, collaborators)
     async with (
         application.lifespan(),
         httpx.AsyncClient(

@@ -133,6 +133,9 @@ class Routes:
         if preferred is not None:
             return preferred
         capable = self._capable(self._of_file, operation) or self._capable(self._models, operation)
+        if operation is Operation.CLASSIFY:
+            # A reranker returns its one label, but a request without a model is more likely for a classifier.
+            capable = [name for name in capable if not self._scores_pairs(name)] or capable
         if len(capable) == 1:
             return capable[0]
         if not capable:
@@ -162,6 +165,10 @@ class Routes:
 
     def _capable(self, names: Iterable[str], operation: Operation) -> list[str]:
         return [name for name in names if self._offers(self._models[name], operation)]
+
+    def _scores_pairs(self, name: str) -> bool:
+        operations = self._operations_of(self._models[name].upstream)
+        return operations is not None and Operation.RERANK in operations
 
     def _offers(self, model: config.ModelSettings, operation: Operation) -> bool:
         operations = self._operations_of(model.upstream)

@@ -32,7 +32,7 @@ async def test_each_model_lists_its_operations(boot: Boots) -> None:
     both = {"tokenize", "detokenize"}
     assert {"embed", "encode", "rerank"} | both == operations["bge"]
     assert {"embed", "encode"} | both == operations["no-rerank"]
-    assert {"rerank"} | both == operations["cross"]
+    assert {"rerank", "classify"} | both == operations["cross"]
 
 
 async def test_the_default_models_are_marked(boot: Boots) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from backends.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
-from gateway.api.wire.inputs import TOKEN_VECTORS_BYTES_MAX
+from gateway.api.wire.inputs import TOKEN_VECTORS_MAX
 from tests.conftest import Boots
 from tests.fakes.hooks import SPLADE
 from tests.fakes.tei import FakeTei
@@ -32,7 +32,7 @@ async def reply_to(boot: Boots, path: str, body: Any, server: Any, config: str) 
     return reply.status_code, reply.text
 
 
-LONG = "é" * (TOKEN_VECTORS_BYTES_MAX // 2)
+LONG = "é" * (TOKEN_VECTORS_MAX // 2)
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,23 @@ LONG = "é" * (TOKEN_VECTORS_BYTES_MAX // 2)
 async def test_texts_for_token_vectors_are_bounded_before_they_are_sent(
     boot: Boots, path: str, body: Any
 ) -> None:
-    status, text = await reply_to(boot, path, body, FakeVllm(task="token_embed"), LATE)
+    server = FakeVllm(task="token_embed")
+    server.max_tokens = TOKEN_VECTORS_MAX
+    status, text = await reply_to(boot, path, body, server, LATE)
 
     assert status in (400, 413, 422)
-    assert f"more than {TOKEN_VECTORS_BYTES_MAX} bytes" in text
+    assert f"more than {TOKEN_VECTORS_MAX} tokens" in text
+
+
+async def test_texts_count_no_more_tokens_than_the_model_reads(boot: Boots) -> None:
+    server = FakeTei(max_input_length=512, max_client_batch_size=32)
+    status, text = await reply_to(boot, "/embed_all", {"inputs": ["w " * 4096] * 32}, server, PLAIN)
+
+    assert 200 == status, text
 
 
 async def test_dense_output_is_not_bounded_as_token_vectors_are(boot: Boots) -> None:
-    body = {"items": [{"text": "w " * TOKEN_VECTORS_BYTES_MAX}]}
+    body = {"items": [{"text": "w " * TOKEN_VECTORS_MAX}]}
 
     assert 200 == (await reply_to(boot, ENCODE, body, FakeTei(auto_truncate=True), PLAIN))[0]
 

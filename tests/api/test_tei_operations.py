@@ -1,12 +1,15 @@
 """TEI's other operations: sparse and token vectors, labels, token ids, and POST /."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from backends.vectors import sigmoid
+from gateway.config.load import parse_config
+from gateway.config.problems import ConfigError
 from tests.conftest import Boots
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER, SPLADE
@@ -111,13 +114,16 @@ async def test_predict_returns_a_list_of_lists_for_a_batch(boot: Boots) -> None:
     assert 0 < int(reply.headers["x-compute-tokens"])
 
 
-@pytest.mark.parametrize("inputs", [["q", "red"], [["q", "red"], ["r", "blue"]]])
-async def test_a_reranker_predicts_pairs(boot: Boots, inputs: Any) -> None:
+@pytest.mark.parametrize(
+    "inputs", ["red", ["q", "red"], [["q", "red"], ["r", "blue"]], [["red"], ["q", "r"]]]
+)
+async def test_a_reranker_predicts_its_label(boot: Boots, inputs: Any) -> None:
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/models/cross/predict", {"inputs": inputs})
 
     batch = isinstance(inputs[0], list)
-    items, predicted = (inputs, reply.json()) if batch else ([inputs], [reply.json()])
+    one = [inputs] if isinstance(inputs, str) else inputs
+    items, predicted = (inputs, reply.json()) if batch else ([one], [reply.json()])
     for item, labels in zip(items, predicted, strict=True):
         assert_predictions(predictions(tuple(item), ["LABEL_0"]), labels)
 
@@ -153,7 +159,6 @@ async def test_predict_rejects_inputs_of_another_shape(boot: Boots, inputs: Any,
     [
         ("/predict", {"inputs": "a", "model": "org/bge"}),
         ("/predict", {"inputs": ["a", "b"], "model": "org/bge"}),
-        ("/predict", {"inputs": "a", "model": "cross"}),
         ("/embed_sparse", {"inputs": "a", "model": "org/bge"}),
         ("/embed_all", {"inputs": "a", "model": "splade"}),
         ("/embed", {"inputs": "a", "model": "splade"}),
@@ -168,11 +173,40 @@ async def test_replies_424_to_operations_that_the_model_lacks(boot: Boots, path:
     assert (424, "Backend") == (reply.status_code, reply.json()["error_type"])
 
 
-async def test_rejects_token_vectors_of_too_much_text(boot: Boots) -> None:
+async def test_token_vectors_are_bounded_by_the_tokens_that_the_model_reads(boot: Boots) -> None:
+    servers = {**fakes(), "embed": FakeTei(max_input_length=40_000)}
+    async with boot(servers, CONFIG) as gateway:
+        long = await gateway.post("/embed_all", {"inputs": ["w " * 20_000] * 2})
     async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/embed_all", {"inputs": ["w " * 20_000] * 2})
+        cut = await gateway.post("/embed_all", {"inputs": ["w " * 20_000] * 2})
 
-    assert (422, "Validation") == (reply.status_code, reply.json()["error_type"])
+    assert (422, "Validation") == (long.status_code, long.json()["error_type"])
+    assert (200, 2) == (cut.status_code, len(cut.json()))
+
+
+async def test_a_request_without_a_model_prefers_a_classifier_to_a_reranker(boot: Boots) -> None:
+    config = CONFIG.replace("defaults: {embed: org/bge, rerank: cross, classify: moods}", "")
+    async with boot(fakes(), config) as gateway:
+        reply = await gateway.post("/predict", {"inputs": "a"})
+
+    assert set(LABELS) == {item["label"] for item in reply.json()}
+
+
+@pytest.mark.parametrize(("query", "texts"), [("", ["red"]), ("q", [""])])
+async def test_a_reranker_scores_an_empty_query_and_empty_texts(
+    boot: Boots, query: str, texts: list[str]
+) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/rerank", {"query": query, "texts": texts})
+
+    assert [{"index": 0, "score": pytest.approx(score_of(query, texts[0]), rel=1e-6)}] == reply.json()
+
+
+async def test_the_query_counts_its_characters_with_each_text(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/rerank", {"query": "four", "texts": ["red", "blue"]})
+
+    assert str(2 * len("four") + len("redblue")) == reply.headers["x-compute-characters"]
 
 
 @pytest.mark.parametrize(
@@ -305,6 +339,13 @@ models:
 """
 
 
+OWN_IDS = """
+upstreams:
+  embedder: {{backend: tei, replicas: ["http://embed"], tokenizer: {folder}, token_encoding: model}}
+models: {{bge: {{upstream: embedder}}}}
+"""
+
+
 @pytest.fixture
 def ids_config(tmp_path: Any) -> str:
     """Return a config with a small vocabulary: 0 [UNK], 1 [CLS], 2 [SEP]."""
@@ -331,6 +372,35 @@ async def test_decodes_input_ids_of_the_configs_vocabulary(
 
     assert 200 == reply.status_code, reply.text
     assert sent == servers["embed"].requests[-1][1]["input"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("ids", "sent"),
+    [
+        ([1, 0, 2], ["[UNK]"]),
+        ([0, 0], ["[UNK] [UNK]"]),
+        ([[1, 0], [0, 2, 0, 2]], ["[UNK]", "[UNK] [SEP] [UNK]"]),
+    ],
+    ids=str,
+)
+async def test_decodes_input_ids_of_the_models_own_vocabulary(
+    boot: Boots, tmp_path: Path, ids: Any, sent: list[str]
+) -> None:
+    """Only the special tokens that the tokenizer adds are left out, because it adds them again."""
+    server = FakeTei()
+    config = OWN_IDS.format(folder=write_small_files(tmp_path))
+    async with boot({"embed": server}, config) as gateway:
+        reply = await gateway.post("/embed", {"inputs": ids})
+
+    assert 200 == reply.status_code, reply.text
+    assert sent == server.requests[-1][1]["input"]
+
+
+async def test_a_tokenizer_is_needed_for_ids_of_the_models_own_vocabulary(tmp_path: Path) -> None:
+    config = OWN_IDS.format(folder="x").replace("tokenizer: x, ", "")
+
+    with pytest.raises(ConfigError, match=r"upstreams\.embedder\.tokenizer: is missing"):
+        parse_config(config, {}, tmp_path)
 
 
 @pytest.mark.parametrize(

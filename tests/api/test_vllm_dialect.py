@@ -242,7 +242,6 @@ def assert_refused(reply: Any, status: int, param: str | None = None) -> None:
         ("/pooling", {"input": "a", "encoding_format": "bytes"}, None),
         ("/pooling", {"input": "a", "embed_dtype": "float16"}, None),
         ("/pooling", {"input": "a", "endianness": "big"}, None),
-        ("/pooling", {"input": "w " * 40_000, "task": "token_embed", "model": "org/colbert"}, "input"),
         ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
         ("/tokenize", {"prompt": ["a"]}, None),
         ("/detokenize", {"tokens": []}, "tokens"),

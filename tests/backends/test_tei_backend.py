@@ -143,7 +143,7 @@ def test_clips_long_texts_to_what_the_server_reads() -> None:
             {Operation.EMBED, Operation.ENCODE, Operation.TOKENIZE, Operation.DETOKENIZE},
         ),
         ({"embedding": {"pooling": "splade"}}, {Operation.ENCODE, Operation.TOKENIZE, Operation.DETOKENIZE}),
-        (RERANKER, {Operation.RERANK, Operation.TOKENIZE, Operation.DETOKENIZE}),
+        (RERANKER, {Operation.RERANK, Operation.CLASSIFY, Operation.TOKENIZE, Operation.DETOKENIZE}),
         ({"classifier": {"id2label": {}, "label2id": {}}}, {Operation.TOKENIZE, Operation.DETOKENIZE}),
     ],
 )

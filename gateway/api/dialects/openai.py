@@ -83,6 +83,8 @@ async def decode_embeddings(
     operation = Operation.ENCODE if data.return_multivector else Operation.EMBED
     field = InputField("input", model, operation)
     texts = await read_texts(inputs_of(data.input, api), field, context, api)
+    if data.return_multivector:
+        check_token_vectors(texts, "input", api.capabilities_of(model, operation))
     truncate, side = truncation_of(data)
     if data.truncate_prompt_tokens is not None:
         capabilities = api.capabilities_of(model, operation)
@@ -101,7 +103,6 @@ def work_of(data: EmbeddingOptions, texts: tuple[str, ...]) -> Embed | Encode:
         return Embed(texts, normalize=normalize, dimensions=dimensions, prompt_name=prompt_name)
     if not normalize:
         raise InvalidInput("multi-vectors are normalized: leave out `normalized`", param="normalized")
-    check_token_vectors(texts, "input")
     return Encode(texts, frozenset({Output.MULTIVECTOR}), prompt_name=prompt_name)
 
 

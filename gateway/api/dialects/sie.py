@@ -12,7 +12,7 @@ import numpy as np
 from litestar.openapi.datastructures import ResponseSpec
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Rerank, RerankReply
+from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Operation, Output, Rerank, RerankReply
 from gateway.api.server.encoding import json_bytes, msgpack_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import SIE
@@ -170,7 +170,7 @@ def decode_encode(data: SieEncodeRequest, name: str | None, api: InferenceApi) -
     texts = api.whole_texts([_text_of(item, "items", index) for index, item in enumerate(items)], "items")
     outputs = frozenset(Output(kind) for kind in params.output_types or ["dense"])
     if Output.MULTIVECTOR in outputs:
-        check_token_vectors(texts, "items")
+        check_token_vectors(texts, "items", api.capabilities_of(name, Operation.ENCODE))
     work = Embed(texts) if outputs == {Output.DENSE} else Encode(texts, outputs)
     instruction = check_instruction(params.instruction, param="params.instruction")
     return Call(work, name, role=_role(params.options), instruction=instruction)

@@ -163,7 +163,8 @@ def model_type(capabilities: Capabilities) -> dict[str, Any]:
     if Operation.CLASSIFY in capabilities.operations:
         return {"classifier": _labels(capabilities.labels)}
     sparse = Output.SPARSE in capabilities.outputs and Output.DENSE not in capabilities.outputs
-    return {"embedding": {"pooling": capabilities.pooling or ("splade" if sparse else None)}}
+    # TEI's clients require a text. Servers other than TEI do not report it.
+    return {"embedding": {"pooling": capabilities.pooling or ("splade" if sparse else "unknown")}}
 
 
 def _labels(labels: Sequence[str]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def pooling_work(
         return Embed(texts, normalize=not raw)
     if operation is Operation.CLASSIFY:
         return Classify(texts, raw_scores=raw)
-    check_token_vectors(texts, "input")
+    check_token_vectors(texts, "input", capabilities)
     late = not raw and capabilities is not None and Output.MULTIVECTOR in capabilities.outputs
     return Encode(texts, frozenset({Output.MULTIVECTOR if late else Output.TOKENS}))
 

@@ -1,9 +1,14 @@
 """GET /, which people open in a browser and TEI's clients use as a health check, and TEI's OpenAPI path."""
 
-from litestar import Response, get
+from functools import cache
+from typing import Any
+
+import msgspec
+from litestar import Litestar, Request, Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
+from gateway.api.document.complete import complete
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -12,8 +17,7 @@ from gateway.api.server.responses import EMPTY, NO_KEY, empty
 
 FAILURES = document_errors(TEI)
 MOVED = ResponseSpec(None, generate_examples=False, description="A redirect")
-FOLLOWED = ResponseSpec(None, generate_examples=False, description="The document, after the redirect")
-DOCUMENT = "/docs/openapi.json"
+DOCUMENT = ResponseSpec(dict[str, Any], generate_examples=False, description="The OpenAPI document")
 
 
 @get("/", responses={200: EMPTY, 303: MOVED} | FAILURES, tags=["TEI"], security=NO_KEY)
@@ -28,20 +32,22 @@ async def start(
     """
     if "text/html" in context.header(b"accept"):
         page = "/ui" if watched.config.admin.listen is None else "/docs"
-        return _redirect(page, 303)
+        headers = {"location": page, "vary": "accept"}
+        return Response(b"", status_code=303, headers=headers, media_type="text/plain")
     api.check_health(None)
     return empty()
 
 
-@get("/api-doc/openapi.json", responses={200: FOLLOWED, 307: MOVED}, tags=["TEI"], security=NO_KEY)
-async def openapi_document() -> Response[bytes]:
-    """Send clients of TEI to /docs/openapi.json."""
-    return _redirect(DOCUMENT, 307)
+@get("/api-doc/openapi.json", responses={200: DOCUMENT}, tags=["TEI"], security=NO_KEY)
+async def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Return the OpenAPI document of all dialects, for clients that look for it where TEI has its own."""
+    return Response(_document(request.app), media_type="application/json")
 
 
-def _redirect(path: str, status: int) -> Response[bytes]:
-    headers = {"location": path, "vary": "accept"}
-    return Response(b"", status_code=status, headers=headers, media_type="text/plain")
+@cache
+def _document(application: Litestar) -> bytes:
+    """Return the document as JSON, which is encoded once because no key is needed to read it."""
+    return msgspec.json.encode(complete(application.openapi_schema.to_schema()))
 
 
 HANDLERS = [start, openapi_document]

@@ -133,7 +133,7 @@ async def decode_token_vectors(
     """
     model = name or data.model
     texts = await read_texts(data.inputs, InputField("inputs", model, Operation.ENCODE), context, api)
-    check_token_vectors(texts, "inputs")
+    check_token_vectors(texts, "inputs", api.capabilities_of(model, Operation.ENCODE))
     return _encode_call(data, texts, Output.TOKENS, model)
 
 
@@ -145,11 +145,9 @@ def _encode_call(data: TeiEncodeRequest, texts: tuple[str, ...], output: Output,
 def decode_rerank(data: TeiRerankRequest, name: str | None, api: InputReader) -> Call:
     """Decode a body of /rerank with `texts`. name: the model in the path.
 
-    An empty text is scored like any other. An empty query is an error.
+    An empty text is scored like any other, and so is an empty query.
     Raises: EmptyInput, InvalidInput.
     """
-    if not data.query:
-        raise EmptyInput("`query` is an empty string", param="query")
     work = Rerank(data.query, api.texts(data.texts, "texts"), raw_scores=data.raw_scores)
     return Call(work, name or data.model, data.truncate, side_of(data))
 
