@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import hypothesis
 import pytest
 
 from backends.contract import Backend, BackendKind, ReplicaSpec
@@ -31,6 +32,10 @@ from gateway.routing.discovery import Resolver, resolve
 from gateway.telemetry.tracing import CallTraces
 from gateway.tenants.keyring import key_digest
 from tests.rooms import belongs, rooms
+
+# Every example of a test would otherwise fail after 200 ms, which a busy machine takes now and then.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 KEY = "test-key"
 
