@@ -24,6 +24,7 @@ PLAIN_PATHS = frozenset(
         "/infinity/health",
         "/infinity/models",
         "/infinity/rerank",
+        "/invocations",
         "/info",
         "/livez",
         "/metrics",
@@ -47,6 +48,7 @@ PLAIN_PATHS = frozenset(
         "/v1/score",
         "/v2/embed",
         "/v2/rerank",
+        "/vertex",
     }
 )
 ROUTE_LABELS = PLAIN_PATHS | {

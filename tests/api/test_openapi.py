@@ -13,7 +13,7 @@ from gateway.api.dialects import (
     openai,
     rerank,
     sie,
-    tei_default,
+    tei_vertex,
     tokenize,
     vllm,
     vllm_pooling,
@@ -22,7 +22,7 @@ from gateway.api.document.complete import TAGS
 from gateway.api.document.examples import EXAMPLES
 from gateway.api.document.fields import FIELDS, OWN_FIELDS
 from gateway.api.operators import keys
-from gateway.api.wire import tei_bodies, tei_predictions
+from gateway.api.wire import tei_bodies, tei_operations, tei_predictions
 from gateway.app import ROUTES
 from tests.conftest import KEY, Boots
 from tests.fakes.tei import FakeTei
@@ -48,8 +48,10 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/embed_all": tei_bodies.TeiEncodeRequest,
     "/embed_sparse": tei_bodies.TeiEncodeRequest,
     "/predict": tei_predictions.PredictRequest,
-    "/": tei_default.DefaultRequest,
-    "": tei_default.DefaultRequest,
+    "/": tei_operations.DefaultRequest,
+    "/invocations": tei_operations.DefaultRequest,
+    "/vertex": tei_vertex.VertexRequest,
+    "": tei_operations.DefaultRequest,
     "/score": vllm.VllmScoreRequest,
     "/v1/score": vllm.VllmScoreRequest,
     "/classify": vllm.VllmClassifyRequest,

@@ -145,7 +145,7 @@ async def rerank(
     call = decode_rerank(_tei_request(data, data.texts), name, api)
     served: Served = await api.serve(context, call)
     body = encode_rerank(expect_reply(served.reply, RerankReply), data.texts if data.return_text else None)
-    return respond(context, served, body, compute_headers(context, served, call))
+    return respond(context, served, body, compute_headers(context, served.reply, call))
 
 
 def _tei_request(data: EitherRerankRequest, texts: list[str]) -> TeiRerankRequest:

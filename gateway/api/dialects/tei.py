@@ -81,7 +81,7 @@ async def embed(
     call = await decode_embed(data, name, context, api)
     served = await api.serve(context, call)
     body = json_bytes(list(expect_reply(served.reply, EmbedReply).vectors))
-    return respond(context, served, body, compute_headers(context, served, call))
+    return respond(context, served, body, compute_headers(context, served.reply, call))
 
 
 @inference(
@@ -103,7 +103,7 @@ async def similarity(
     call = decode_similarity(data, name, api)
     served = await api.serve(context, call)
     body = json_bytes(expect_reply(served.reply, RerankReply).scores)
-    return respond(context, served, body, compute_headers(context, served, call))
+    return respond(context, served, body, compute_headers(context, served.reply, call))
 
 
 @get(["/info", "/models/{name:str}/info"], responses=FAILURES, tags=["TEI"])

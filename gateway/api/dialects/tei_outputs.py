@@ -42,7 +42,7 @@ async def embed_sparse(
     served = await api.serve(context, call)
     reply: EncodeReply = expect_reply(served.reply, EncodeReply)
     body = json_bytes([term_items(terms) for terms in reply.sparse or ()])
-    return respond(context, served, body, compute_headers(context, served, call))
+    return respond(context, served, body, compute_headers(context, served.reply, call))
 
 
 @inference(
@@ -65,7 +65,7 @@ async def embed_all(
     served = await api.serve(context, call)
     reply: EncodeReply = expect_reply(served.reply, EncodeReply)
     body = json_bytes(list(reply.token_vectors or ()))
-    return respond(context, served, body, compute_headers(context, served, call))
+    return respond(context, served, body, compute_headers(context, served.reply, call))
 
 
 HANDLERS = [embed_sparse, embed_all]

@@ -41,7 +41,7 @@ async def predict(
     call = decode_predict(data, name, api)
     served = await api.serve(context, call)
     body = encode_predictions(served.reply, batch=is_batch(data.inputs))
-    return respond(context, served, body, compute_headers(context, served, call))
+    return respond(context, served, body, compute_headers(context, served.reply, call))
 
 
 HANDLERS = [predict]

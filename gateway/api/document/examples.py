@@ -34,6 +34,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "SimilarityRequest": {"inputs": {"source_sentence": QUERY, "sentences": TEXTS}},
     "TeiEncodeRequest": {"inputs": TEXTS},
     "TokenizeRequest": {"inputs": TEXTS},
+    "VertexRequest": {"instances": [{"inputs": TEXTS[0]}, {"inputs": TEXTS[1]}]},
     "VllmClassifyRequest": {"model": "emotions", "input": TEXTS},
     "VllmScoreRequest": {"model": "reranker", "queries": QUERY, "documents": TEXTS},
 }

@@ -111,5 +111,6 @@ OWN_FIELDS: Final[dict[str, str]] = {
     "VllmScoreRequest.documents": "Second side of the pairs: one text or a list.",
     "VllmScoreRequest.items": "Second side of the pairs: one text or a list.",
     "VllmScoreRequest.max_tokens_per_doc": UNSUPPORTED,
+    "VertexRequest.instances": "Bodies of `POST /`, each of which gets one prediction.",
     "DefaultRequest.inputs": "Texts, or for similarity one sentence and the sentences to compare it with.",
 }

@@ -4,16 +4,17 @@ Source: TEI's and OpenAI's unions: a list of numbers is one input, a list of lis
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 
 from backends.contract import Capabilities, Operation
 from backends.texts import TOKEN_ID_LIMIT
 from gateway.api.server.body import Integer
-from gateway.api.server.request_context import RequestContext
 from gateway.errors import EmptyInput, InvalidInput
 
+# The `RequestContext`, which is only passed on here; its module has a long chain of imports.
+Context: TypeAlias = Any
 # No vector is longer. A number past 32 bits is one that TEI itself cannot read.
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
 # Ids and texts share one list type, because a union of two list types cannot be decoded in one pass.
@@ -50,13 +51,13 @@ class InputReader(Protocol):
         """Return the capabilities of a model, or None while no replica of it has joined."""
 
     async def decode_ids(
-        self, context: RequestContext, model: str | None, operation: Operation, ids: Sequence[list[int]]
+        self, context: Context, model: str | None, operation: Operation, ids: Sequence[list[int]]
     ) -> list[str]:
         """Return the text of each list of token ids."""
 
 
 async def read_texts(
-    inputs: Inputs, field: InputField, context: RequestContext, api: InputReader
+    inputs: Inputs, field: InputField, context: Context, api: InputReader
 ) -> tuple[str, ...]:
     """Return the texts of a request, with token ids decoded. None of them is empty, unless ids decode to it.
 

@@ -5,7 +5,7 @@ Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs an
 
 import msgspec
 
-from backends.contract import Embed, Encode, Operation, Output, Rerank, RerankReply, TermWeights
+from backends.contract import Embed, Encode, Operation, Output, Reply, Rerank, RerankReply, TermWeights
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.request_context import RequestContext
@@ -20,7 +20,6 @@ from gateway.api.wire.inputs import (
 from gateway.api.wire.tei_truncation import Direction, side_of
 from gateway.calls import Call, Similarity, characters_of
 from gateway.errors import EmptyInput
-from gateway.serve import Served
 
 
 class EmbedRequest(msgspec.Struct):
@@ -184,7 +183,7 @@ def term_items(terms: TermWeights) -> list[dict[str, object]]:
     return [{"index": index, "value": value} for index, value in pairs]
 
 
-def compute_headers(context: RequestContext, served: Served, call: Call) -> dict[str, str]:
+def compute_headers(context: RequestContext, reply: Reply, call: Call) -> dict[str, str]:
     """Return TEI's x-compute-* and x-*-time headers, in whole milliseconds as TEI's are."""
     timeline = context.timeline
     total = str(round(timeline.total_s() * 1000))
@@ -192,7 +191,7 @@ def compute_headers(context: RequestContext, served: Served, call: Call) -> dict
         "x-compute-type": "gateway",
         "x-compute-time": total,
         "x-compute-characters": str(characters_of(call.work)),
-        "x-compute-tokens": str(served.reply.tokens),
+        "x-compute-tokens": str(reply.tokens),
         "x-total-time": total,
         "x-tokenization-time": "0",
         "x-queue-time": str(timeline.milliseconds("queue")),

@@ -1,0 +1,71 @@
+"""Every field that TEI documents is taken by the body of the same route.
+
+Source: TEI 1.9.3, docs/openapi.json and router/src/http/types.rs.
+"""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import fields
+
+from gateway.api.dialects import rerank, tei_vertex, tokenize
+from gateway.api.dialects.openai import OpenAIEmbeddingsRequest
+from gateway.api.dialects.tei import InfoResponse
+from gateway.api.wire import tei_bodies, tei_operations, tei_predictions
+
+TRUNCATION = {"truncate", "truncation_direction"}
+EMBED = {"inputs", "prompt_name", "normalize", "dimensions", *TRUNCATION}
+ENCODE = {"inputs", "prompt_name", *TRUNCATION}
+PREDICT = {"inputs", "raw_scores", *TRUNCATION}
+RERANK = {"query", "texts", "raw_scores", "return_text", *TRUNCATION}
+SIMILARITY = {"inputs", "parameters"}
+INFO = {
+    "model_id",
+    "model_sha",
+    "model_dtype",
+    "served_model_name",
+    "model_type",
+    "max_concurrent_requests",
+    "max_input_length",
+    "max_batch_tokens",
+    "max_batch_requests",
+    "max_client_batch_size",
+    "auto_truncate",
+    "tokenization_workers",
+    "version",
+    "sha",
+    "docker_label",
+}
+# Struct → the fields that TEI has there.
+DOCUMENTED: dict[Any, set[str]] = {
+    tei_bodies.EmbedRequest: EMBED,
+    tei_bodies.TeiEncodeRequest: ENCODE,
+    tei_predictions.PredictRequest: PREDICT,
+    tei_bodies.TeiRerankRequest: RERANK,
+    rerank.EitherRerankRequest: RERANK,
+    tei_bodies.SimilarityRequest: SIMILARITY,
+    tei_bodies.SimilarityInputs: {"source_sentence", "sentences"},
+    tei_bodies.SimilarityParameters: {"prompt_name", *TRUNCATION},
+    tokenize.TokenizeRequest: {"inputs", "add_special_tokens", "prompt_name"},
+    tokenize.DecodeRequest: {"ids", "skip_special_tokens"},
+    tei_operations.DefaultRequest: EMBED | ENCODE | PREDICT | RERANK | SIMILARITY,
+    tei_vertex.VertexRequest: {"instances"},
+    OpenAIEmbeddingsRequest: {"input", "model", "user", "encoding_format", "dimensions"},
+    InfoResponse: INFO,
+}
+
+
+@pytest.mark.parametrize("struct", DOCUMENTED, ids=lambda struct: struct.__name__)
+def test_every_documented_field_is_taken(struct: Any) -> None:
+    assert set() == DOCUMENTED[struct] - {field.encode_name for field in fields(struct)}
+
+
+@pytest.mark.parametrize(
+    "struct",
+    [struct for struct in vars(tei_bodies).values() if isinstance(struct, type) and struct in DOCUMENTED],
+    ids=str,
+)
+def test_a_field_of_the_gateways_own_is_the_model_only(struct: Any) -> None:
+    own = {field.encode_name for field in fields(struct)} - DOCUMENTED[struct]
+
+    assert own <= {"model"}
