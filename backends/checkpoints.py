@@ -134,7 +134,7 @@ def _find_local(model: str) -> Path | None:
 
 
 def missing_files(path: Path, *, with_code: bool) -> list[str]:
-    """Return what a copy of a checkpoint lacks: names of files, or the kind of file."""
+    """Return the files that a copy of a checkpoint lacks, by name or kind."""
     static = find_static(path)
     if static is not None:
         return static.missing_files() + missing_weights(path)

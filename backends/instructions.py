@@ -43,7 +43,7 @@ def instruction_prompt(template: str, instruction: str) -> str:
 
 
 def template_problem(template: str) -> str | None:
-    """Return what is wrong with a template of the configuration, None if nothing is."""
+    """Return the fault of a template in the configuration, None if it is valid."""
     if template.count(SLOT) != 1 or template.count(TEXT) != 1 or not template.endswith(TEXT):
         return f"must contain {SLOT} once and end with {TEXT}, as in 'Instruct: {SLOT}\\nQuery: {TEXT}'"
     return None

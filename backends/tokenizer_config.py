@@ -75,7 +75,7 @@ SPECIAL_NAMES = (
 
 
 def rules_of(files: TokenizerFiles, settings: TokenizerSettings) -> TokenizerRules:
-    """Return what the files and the operator ask of a tokenizer."""
+    """Return the changes that files and settings require of a tokenizer."""
     name, code = files.class_name, _code(files.config)
     return TokenizerRules(
         bos=_end_rule(files, "add_bos_token", settings),
@@ -89,7 +89,7 @@ def rules_of(files: TokenizerFiles, settings: TokenizerSettings) -> TokenizerRul
 
 
 def _end_rule(files: TokenizerFiles, key: EndKey, settings: TokenizerSettings) -> EndRule | None:
-    """Return what is asked for one side of a text; the operator's word counts most."""
+    """Return the rule for one side of a text; a setting takes precedence over the files."""
     side, stated, configured = ENDS.index(key), files.config.get(key), getattr(settings, key)
     origin: Origin
     add: bool | None

@@ -42,8 +42,8 @@ class AddedWord(msgspec.Struct, frozen=True):
 class EndRule(msgspec.Struct, frozen=True):
     """One side of a text: the token to add, or to leave out.
 
-    origin: what asks for it: the operator, a key that the tokenizer's class followed, or code that is not
-    run.
+    origin: source of the rule: a setting of the upstream, a key that the tokenizer's class followed, or code
+    that is not run.
     """
 
     key: EndKey
@@ -78,7 +78,7 @@ class TokenizerRules(msgspec.Struct, frozen=True):
 
 
 class TokenizerFiles(NamedTuple):
-    """Small files that say how a checkpoint's tokenizer works."""
+    """Small files with the settings of a checkpoint's tokenizer."""
 
     config: Json
     model: Json
@@ -87,7 +87,7 @@ class TokenizerFiles(NamedTuple):
 
     @property
     def class_name(self) -> str:
-        """Class of the tokenizer, without `Fast`; empty if no file says it."""
+        """Class of the tokenizer, without `Fast`; empty if no file states it."""
         stated = self.config.get("tokenizer_class") or self.model.get("tokenizer_class")
         name = stated or CLASSES_OF_TYPES.get(str(self.model.get("model_type")), "")
         return str(name).removesuffix("Fast")

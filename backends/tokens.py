@@ -319,7 +319,7 @@ class TokenizerFile(NamedTuple):
     rules: TokenizerRules
 
     def key(self, max_tokens: int) -> FileKey:
-        """Return what tells this file from a changed one. Raises: ModelUnavailable."""
+        """Return the identity of the file's present content and rules. Raises: ModelUnavailable."""
         try:
             status = self.path.stat()
         except OSError as error:
@@ -379,7 +379,7 @@ def open_vocabulary(checkpoint: Path, settings: TokenizerSettings = AS_FILES_SAY
 
 
 def tokenizer_notes(checkpoint: Path, settings: TokenizerSettings = AS_FILES_SAY) -> tuple[str, ...]:
-    """Return what an operator should know of a checkpoint's tokenization: guesses, and settled conflicts.
+    """Return notes for the operator on a checkpoint's tokenization: guesses, and settled conflicts.
 
     Raises: ModelUnavailable.
     """

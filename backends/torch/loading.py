@@ -53,7 +53,7 @@ def own_code_of(boot: wire.ModelBoot, folder: Path) -> OwnCode | None:
 
 
 def settings_of(boot: wire.ModelBoot) -> TaskSettings:
-    """Return the settings of a model that stand in place of what its files declare."""
+    """Return the settings of a model that override its files."""
     return TaskSettings(boot.task, boot.pooling, boot.rerank_template, boot.model, boot.adapter)
 
 

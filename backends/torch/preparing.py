@@ -110,7 +110,7 @@ class Preparer:
             return None
         name = work.prompt_name
         route = name if name in {*recipe.tables, recipe.network_route} else recipe.default_route
-        # A prompt that was written into the inputs no longer tells their role.
+        # The gateway sends "" for inputs that contain their prompt; their role is then unknown.
         if route is None or name == "":
             names = ", ".join(sorted([*recipe.tables, recipe.network_route]))
             raise InvalidWork(

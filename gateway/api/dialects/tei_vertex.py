@@ -68,7 +68,7 @@ async def decode_instance(data: DefaultRequest, context: RequestContext, api: In
 
 
 def options_of(instance: Instance) -> Any:
-    """Return what instances that are computed together have in common; unique if it is computed alone."""
+    """Return the key by which instances are grouped into one call; unique for one that is computed alone."""
     call = instance.call
     if isinstance(call.work, Embed | Encode | Classify):
         return replace(call, work=replace(call.work, inputs=()))

@@ -69,10 +69,9 @@ class EmbeddingOptions(VllmOptions, kw_only=True):
     """Options of an embeddings request, without its inputs and model.
 
     Jina's: task, normalized, late_chunking, return_multivector (one vector for each token),
-    return_tokenized_input. Jina's and NIM's:
-    embedding_type, which overrides encoding_format, and truncate. NIM's: modality. Voyage's:
-    output_dimension, output_dtype, truncation. input_type: `passage` is NIM's document. vLLM's: embed_dtype,
-    endianness.
+    return_tokenized_input. Jina's and NIM's: embedding_type, which overrides encoding_format, and truncate.
+    NIM's: modality. Voyage's: output_dimension, output_dtype, truncation. input_type: `passage` is NIM's
+    document. vLLM's: embed_dtype, endianness.
     """
 
     encoding_format: EncodingFormat | None = None
