@@ -96,9 +96,11 @@ def served(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterat
 def test_lists_unrequested_model_as_unloaded(served: Served) -> None:
     with served.client() as client:
         assert client.get("/readyz").status_code == 200
-        listed = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
         assert wait_until(lambda: residences(client)["m0"] == "loaded")
+        # The state of each model is null until its first probe, and models are probed one by one.
+        assert wait_until(lambda: residences(client)["m7"] is not None)
 
+        listed = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
         assert listed["m7"]["residence"] == "unloaded"
         assert "embed" in listed["m7"]["operations"]
         assert client.get("/models/m7/info").json()["residence"] == "unloaded"
