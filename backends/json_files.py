@@ -1,5 +1,6 @@
 """JSON files on this machine, decoded to a type."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,15 @@ import msgspec
 from backends.errors import ModelUnavailable
 
 
-def decode_json_file(path: Path, kind: Any) -> Any:
-    """Return the content of a file as a type of msgspec. Raises: ModelUnavailable."""
+def read_json_file(path: Path, kind: Any) -> Any:
+    """Return the content of a file as a type of msgspec, None if there is no such file.
+
+    Raises: ModelUnavailable.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise ModelUnavailable(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -20,5 +26,11 @@ def decode_json_file(path: Path, kind: Any) -> Any:
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a file, or {} if there is no such file. Raises: ModelUnavailable."""
-    content: dict[str, Any] = decode_json_file(path, dict[str, Any]) if path.is_file() else {}
-    return content
+    return read_json_file(path, dict[str, Any]) or {}
+
+
+def peek_json_file(path: Path, kind: Any) -> Any:
+    """Return the content of a file that is checked elsewhere, None if it is missing or invalid."""
+    with suppress(ModelUnavailable):
+        return read_json_file(path, kind)
+    return None

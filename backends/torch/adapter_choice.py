@@ -6,11 +6,11 @@ Pure. One adapter is merged when a model is loaded: an upstream is one vector sp
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from backends.errors import ModelUnavailable
+from backends.json_files import read_json_object
 from backends.torch.files import CheckpointFiles
 from backends.torch.native_forms import native_form
 
@@ -136,11 +136,10 @@ def _folders(files: CheckpointFiles, name: str) -> Iterator[Path]:
 
 
 def _read_config(folder: Path) -> AdapterConfig:
+    keys = read_json_object(folder / ADAPTER_CONFIG)
     try:
-        content = (folder / ADAPTER_CONFIG).read_bytes()
-        config = msgspec.json.decode(content, type=AdapterConfig)
-        keys = msgspec.json.decode(content, type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+        config = msgspec.convert(keys, AdapterConfig)
+    except msgspec.ValidationError as error:
         raise ModelUnavailable(f"{folder / ADAPTER_CONFIG} could not be read: {error}") from error
     unsupported = [key for key, value in keys.items() if value and key not in PLAIN_KEYS]
     unsupported += [key for key in PLAIN_VALUES if getattr(config, key) not in PLAIN_VALUES[key]]

@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from backends.json_files import decode_json_file, read_json_object
+from backends.json_files import read_json_file, read_json_object
+from backends.static_models import StaticModel, find_static
 from backends.torch.routes import ListedModule, Routes, read_routes
 
 Json = dict[str, Any]
@@ -51,21 +52,26 @@ class CheckpointFiles:
         return read_routes(self._listed, self.read_json)
 
     @cached_property
+    def own_modules(self) -> list[str]:
+        """Classes of modules.json that are code of the checkpoint or of an unknown package."""
+        names = [str(entry["type"]) for entry in self._entries]
+        return [name for name in names if not name.startswith(MODULE_PACKAGES)]
+
+    @cached_property
+    def static(self) -> StaticModel | None:
+        """Static model in the folder, None if there is none."""
+        return find_static(self.checkpoint)
+
+    @cached_property
     def _listed(self) -> list[ListedModule]:
-        path = self.checkpoint / "modules.json"
-        entries = decode_json_file(path, list[Json]) if path.is_file() else []
         return [
             ListedModule(str(entry["type"]).rsplit(".", 1)[-1], str(entry.get("path", "")))
-            for entry in entries
+            for entry in self._entries
         ]
 
     @cached_property
-    def own_modules(self) -> list[str]:
-        """Classes of modules.json that are code of the checkpoint or of an unknown package."""
-        path = self.checkpoint / "modules.json"
-        entries = decode_json_file(path, list[Json]) if path.is_file() else []
-        names = [str(entry["type"]) for entry in entries]
-        return [name for name in names if not name.startswith(MODULE_PACKAGES)]
+    def _entries(self) -> list[Json]:
+        return read_json_file(self.checkpoint / "modules.json", list[Json]) or []
 
     @cached_property
     def transformer_config(self) -> Json:
