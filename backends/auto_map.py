@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from backends.errors import ModelUnavailable
-from backends.json_files import peek_json_file
 
 REFERENCE = re.compile(
     r"(?:(?P<repository>[\w.-]+/[\w.-]+)--)?(?P<module>[A-Za-z_]\w*)\.(?P<name>[A-Za-z_]\w*)"
@@ -76,6 +77,10 @@ def missing_modules(folder: Path, modules: Iterable[str]) -> list[str]:
 
 def missing_own_code(folder: Path) -> list[str]:
     """Return the missing files of the code that lies in a checkpoint's own repository."""
-    references = read_auto_map(peek_json_file(folder / "config.json", dict[str, Any]) or {}).values()
+    try:
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return []
+    references = read_auto_map(config).values()
     modules = [reference.module for reference in references if reference.repository is None]
     return missing_modules(folder, modules)

@@ -14,6 +14,7 @@ from pathlib import Path
 from backends import hub
 from backends.auto_map import ClassReference, missing_modules, missing_own_code
 from backends.errors import ModelUnavailable
+from backends.model_names import is_path
 from backends.needed_files import has_weights, missing_weights, needed_weights
 from backends.static_models import find_static
 
@@ -113,11 +114,6 @@ def stored_weight_bytes(model: str, revision: str | None = None) -> int | None:
     except ModelUnavailable:
         return None
     return sum(sizes[name] for name in needed_weights(sizes)) or None
-
-
-def is_path(model: str) -> bool:
-    """Return True if a model name can only be a path on this machine."""
-    return model in (".", "..") or model.startswith(("/", "./", "../", "~"))
 
 
 def _find_local(model: str) -> Path | None:

@@ -1,6 +1,5 @@
 """JSON files on this machine, decoded to a type."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,3 @@ def read_json_file(path: Path, kind: Any) -> Any:
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a file, or {} if there is no such file. Raises: ModelUnavailable."""
     return read_json_file(path, dict[str, Any]) or {}
-
-
-def peek_json_file(path: Path, kind: Any) -> Any:
-    """Return the content of a file that is checked elsewhere, None if it is missing or invalid."""
-    with suppress(ModelUnavailable):
-        return read_json_file(path, kind)
-    return None

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from backends.json_files import peek_json_file
+import msgspec
 
 # Files that transformers and sentence-transformers load; a repository may hold further precisions of them.
 WEIGHT_FILE = re.compile(
@@ -41,7 +41,7 @@ def missing_weights(checkpoint: Path) -> list[str]:
     """Return the files of weights that a checkpoint's small files list and its folder lacks."""
     folders = (
         str(entry.get("path", ""))
-        for entry in peek_json_file(checkpoint / "modules.json", list[dict[str, Any]]) or ()
+        for entry in _read(checkpoint / "modules.json", list[dict[str, Any]]) or ()
         if str(entry.get("type", "")).endswith(WEIGHTED_MODULES)
     )
     modules = [f"{folder}/model.safetensors" for folder in folders if not has_weights(checkpoint / folder)]
@@ -52,9 +52,15 @@ def _missing_shards(checkpoint: Path) -> list[str]:
     """Return the missing shards of the format that lacks the fewest; none if one file holds all weights."""
     if any((checkpoint / name).is_file() for name in WHOLE_FILES):
         return []
-    indexes = (
-        peek_json_file(checkpoint / f"{name}.index.json", dict[str, Any]) or {} for name in WHOLE_FILES
-    )
+    indexes = (_read(checkpoint / f"{name}.index.json", dict[str, Any]) or {} for name in WHOLE_FILES)
     formats = [sorted(set(index["weight_map"].values())) for index in indexes if index.get("weight_map")]
     missing = [[name for name in names if not (checkpoint / name).is_file()] for names in formats]
     return min(missing, key=len, default=[])
+
+
+def _read(path: Path, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        # A file that is not valid JSON is reported where it is read for its content.
+        return None

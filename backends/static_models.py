@@ -9,12 +9,11 @@ Sources: `StaticEmbedding` of sentence-transformers 6.2, `StaticModel` of model2
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from backends.errors import ModelUnavailable
-from backends.json_files import read_json_file
 
 Library: TypeAlias = Literal["sentence-transformers", "model2vec", "wordllama"]
 
@@ -91,9 +90,9 @@ def find_static(checkpoint: Path) -> StaticModel | None:
 
     Raises: ModelUnavailable if a wordllama folder does not hold exactly one model.
     """
-    listed = read_json_file(checkpoint / "modules.json", list[_ListedModule]) or ()
+    listed = _read(checkpoint / "modules.json", list[_ListedModule]) or ()
     folder = next((module.path for module in listed if module.type.endswith(".StaticEmbedding")), None)
-    config = read_json_file(checkpoint / "config.json", _ModelType)
+    config = _read(checkpoint / "config.json", _ModelType)
     is_model2vec = config is not None and config.model_type == "model2vec"
     if folder is None and not is_model2vec:
         return _find_wordllama(checkpoint)
@@ -107,7 +106,7 @@ def max_tokens(static: StaticModel, checkpoint: Path) -> int:
     if static.library == "wordllama":
         return UNLIMITED_TOKENS
     if static.library == "model2vec":
-        config = read_json_file(checkpoint / "config.json", _Config)
+        config = _read(checkpoint / "config.json", _Config)
         return UNLIMITED_TOKENS if config is None else config.max_length or UNLIMITED_TOKENS
     truncation = _read_tokenizer(static.tokenizer).truncation
     return UNLIMITED_TOKENS if truncation is None else truncation.max_length
@@ -144,7 +143,17 @@ def _wordllama_models(checkpoint: Path) -> Iterator[StaticModel]:
 
 
 def _read_tokenizer(path: Path) -> _TokenizerFile:
-    found: _TokenizerFile | None = read_json_file(path, _TokenizerFile)
+    found: _TokenizerFile | None = _read(path, _TokenizerFile)
     if found is None:
         raise ModelUnavailable(f"no readable {path.name} in {path.parent}")
     return found
+
+
+def _read(path: Path, kind: Any) -> Any:
+    """Return the content of a JSON file, None if there is no such file. Raises: ModelUnavailable."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelUnavailable(f"{path} is not valid JSON: {error}") from error

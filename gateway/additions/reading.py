@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from backends.checkpoints import is_path
+from backends.model_names import is_path
 from gateway.config.cross_checks import model_problems, upstream_problems
 from gateway.config.file_checks import missing_folder, upstream_tls_problems
 from gateway.config.problems import ConfigError, Problem

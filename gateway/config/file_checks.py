@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from backends.checkpoints import is_path
+from backends.model_names import is_path
 from gateway.config.problems import Problem
 from gateway.config.schema import Config, UpstreamSettings, UpstreamTls
 

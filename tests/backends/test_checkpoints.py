@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from backends import checkpoints
 from backends.checkpoints import locate_checkpoint, locate_tokenizer
 from backends.errors import ModelUnavailable
+from backends.model_names import is_path
 
 
 @pytest.fixture
@@ -36,4 +36,4 @@ def test_path_names_a_local_folder(working_directory: Path) -> None:
 
 @pytest.mark.parametrize("name", [".", "..", "~", "~/x", "./x", "/x"])
 def test_recognizes_paths(name: str) -> None:
-    assert checkpoints.is_path(name)
+    assert is_path(name)
