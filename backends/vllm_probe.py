@@ -188,11 +188,10 @@ async def probe_features(profile: VllmProfile, send: SendRequest) -> VllmProfile
     vectors = await _try_vectors(send, {})
     if vectors is not None:
         return await _probe_vectors(profile, vectors, send)
-    profile = await _probe_scores(profile, send)
-    if profile.scores is not None:
-        return profile
-    profile = await _probe_classes(profile, send)
-    return profile if profile.classes else await _probe_token_vectors(profile, send)
+    # The one class of a cross-encoder is that of its scores.
+    profile = await _probe_classes(await _probe_scores(profile, send), send)
+    is_classifier = profile.classes or profile.scores is not None
+    return profile if is_classifier else await _probe_token_vectors(profile, send)
 
 
 async def _probe_vectors(profile: VllmProfile, vectors: Vectors, send: SendRequest) -> VllmProfile:

@@ -31,6 +31,7 @@ from gateway.api.dialects import (
     tokenize,
     vllm,
     vllm_pooling,
+    vllm_server,
 )
 from gateway.api.operators import added_models, admin, keys, probes, start_page, status, tenants, ui
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
@@ -94,6 +95,7 @@ DIALECTS = (
     tei_vertex,
     vllm,
     vllm_pooling,
+    vllm_server,
     infinity,
     rerank,
     cohere,

@@ -27,6 +27,7 @@ PLAIN_PATHS = frozenset(
         "/invocations",
         "/info",
         "/livez",
+        "/load",
         "/metrics",
         "/ping",
         "/pooling",
@@ -48,6 +49,7 @@ PLAIN_PATHS = frozenset(
         "/v1/score",
         "/v2/embed",
         "/v2/rerank",
+        "/version",
         "/vertex",
     }
 )

@@ -103,6 +103,26 @@ async def test_input_type_selects_the_models_prompt(
     )
 
 
+@pytest.mark.parametrize(("fields", "prompt"), [({}, ""), ({"input_type": "passage"}, "p: ")])
+async def test_v2_accepts_vllms_prompt_names_and_their_absence(
+    boot: Boots, fields: dict[str, str], prompt: str
+) -> None:
+    reply = await post_json(boot, V2, {"texts": ["red"]} | fields, config=PROMPTED)
+
+    np.testing.assert_array_equal(
+        [vector_of(prompt + "red")], np.array(reply["embeddings"]["float"], np.float32)
+    )
+
+
+async def test_a_prompt_that_the_model_lacks_is_refused(boot: Boots) -> None:
+    server = FakeTei()
+    server.prompts = frozenset()
+    async with boot({"tei-0": server, "tei-1": server}) as gateway:
+        reply = await gateway.post(V2, {"texts": ["red"], "input_type": "nothing"})
+
+    assert 400 == reply.status_code
+
+
 @pytest.mark.parametrize(("truncate", "status"), [("NONE", 400), ("START", 200), ("END", 200), (None, 200)])
 async def test_truncate_decides_whether_long_texts_are_cut(
     boot: Boots, truncate: str | None, status: int
@@ -127,8 +147,7 @@ async def test_truncate_selects_the_end_to_cut(boot: Boots, truncate: str, side:
         {"texts": ["a", ""]},
         {"texts": "a"},
         {"texts": [5]},
-        {"input_type": None},
-        {"input_type": "nothing"},
+        {"input_type": ""},
         {"input_type": "image"},
         {"inputs": [{"content": [{"type": "text", "text": "a"}]}]},
         {"texts": None, "inputs": []},

@@ -113,7 +113,7 @@ async def test_models_list_the_capabilities_of_each(boot: Boots) -> None:
     models = {model["id"]: (model["backend"], model["capabilities"]) for model in reply.json()["data"]}
     assert {
         "bge": ("tei", ["embed", "rerank"]),
-        "cross": ("vllm", ["rerank"]),
+        "cross": ("vllm", ["rerank", "classify"]),
         "moods": ("tei", ["classify"]),
     } == models
     assert {

@@ -218,7 +218,6 @@ async def test_documents_are_cut_to_the_requested_tokens(
         {"query": 5},
         {"query": None},
         {"documents": []},
-        {"documents": "a"},
         {"documents": None},
         {"documents": [5]},
         {"documents": [{"image": "https://example.org/a.png"}]},

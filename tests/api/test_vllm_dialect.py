@@ -1,12 +1,15 @@
 """vLLM's endpoints: score, classify, pooling, tokenize and detokenize, and its fields on shared paths."""
 
 import base64
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from backends.vectors import sigmoid
+from gateway import __version__
+from gateway.api.server.encoding import NumberFormat
 from gateway.api.wire.vllm_options import VllmOptions, check_options, truncate_of
 from gateway.errors import InvalidInput
 from tests.conftest import Boots, Running
@@ -164,6 +167,148 @@ async def test_pooling_embeds(boot: Boots, task: dict[str, str]) -> None:
     np.testing.assert_allclose(vector_of("red"), np.frombuffer(base64.b64decode(packed[0]), "<f4"), rtol=1e-5)
 
 
+FORMATS = [
+    ("float32", "native", 1e-7),
+    ("float32", "big", 1e-7),
+    ("float16", "little", 1e-3),
+    ("float16", "big", 1e-3),
+    ("bfloat16", "little", 1e-2),
+    ("bfloat16", "big", 1e-2),
+]
+
+
+def unpack(packed: bytes, dtype: str, endianness: str) -> Any:
+    """Return the numbers of packed vectors as float32."""
+    order = ">" if endianness == "big" else "<"
+    if dtype == "bfloat16":
+        return (np.frombuffer(packed, f"{order}u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.frombuffer(packed, f"{order}f{2 if dtype == 'float16' else 4}").astype(np.float32)
+
+
+@pytest.mark.parametrize(("dtype", "endianness", "rtol"), FORMATS)
+@pytest.mark.parametrize("path", ["/pooling", "/v1/embeddings"])
+async def test_vectors_are_packed_in_the_requested_format(
+    boot: Boots, path: str, dtype: str, endianness: str, rtol: float
+) -> None:
+    options = {"model": "bge", "input": ["red", "blue"], "embed_dtype": dtype, "endianness": endianness}
+    async with boot(fakes(), CONFIG) as gateway:
+        base = await gateway.post(path, options | {"encoding_format": "base64"})
+        described = await gateway.post(path, options | {"encoding_format": "bytes"}, x_request_id="mine")
+        bare = await gateway.post(path, options | {"encoding_format": "bytes_only"})
+
+    expected = np.array([vector_of("red"), vector_of("blue")])
+    rows = [item.get("data", item.get("embedding")) for item in base.json()["data"]]
+    packed = b"".join(base64.b64decode(row) for row in rows)
+    np.testing.assert_allclose(expected.ravel(), unpack(packed, dtype, endianness), rtol=rtol)
+    assert packed == described.content == bare.content
+    assert "application/octet-stream" == described.headers["content-type"] == bare.headers["content-type"]
+    assert "metadata" not in bare.headers
+    metadata = json.loads(described.headers["metadata"])
+    half = len(packed) // 2
+    assert ("embd-mine", "bge", 6) == (metadata["id"], metadata["model"], metadata["usage"]["prompt_tokens"])
+    common = {"embed_dtype": dtype, "endianness": endianness, "shape": [8]}
+    assert [
+        {"index": 0, "start": 0, "end": half} | common,
+        {"index": 1, "start": half, "end": 2 * half} | common,
+    ] == metadata["data"]
+
+
+def test_bfloat16_rounds_to_the_nearest_even() -> None:
+    torch = pytest.importorskip("torch")
+    numbers = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
+    numbers[:3] = 0.0, 1.00390625, -1.01171875
+
+    expected = torch.from_numpy(numbers).to(torch.bfloat16).to(torch.float32).numpy()
+    np.testing.assert_array_equal(
+        expected, unpack(NumberFormat("bfloat16").pack(numbers), "bfloat16", "native")
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "expected"),
+    [
+        ({"request_id": "body"}, {}, "score-body"),
+        ({"request_id": "body"}, {"x_request_id": "head"}, "score-head"),
+    ],
+)
+async def test_the_request_names_its_reply(
+    boot: Boots, body: dict[str, str], headers: dict[str, str], expected: str
+) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/score", {"queries": "q", "documents": "a"} | body, **headers)
+
+    assert expected == reply.json()["id"]
+
+
+async def test_a_cross_encoder_classifies_single_texts(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        pooled = await post_pooling(gateway, model="cross", input="red", task="classify")
+        classes = await gateway.post("/classify", {"model": "cross", "input": "red"})
+
+    assert [1] == [len(row) for row in pooled]
+    assert pooled[0] == classes.json()["data"][0]["probs"]
+
+
+@pytest.mark.parametrize("documents", ["red", {"content": [{"type": "text", "text": "red"}]}, ["red"]])
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+async def test_rerank_accepts_a_single_document_and_contents(boot: Boots, path: str, documents: Any) -> None:
+    body = {"query": {"content": [{"type": "text", "text": "q"}]}, "documents": documents, "request_id": "r"}
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = (await gateway.post(path, body | {"use_activation": False})).json()
+
+    assert "r" == reply["id"]
+    assert logit_of("q", "red") == pytest.approx(reply["results"][0]["relevance_score"], rel=1e-5)
+
+
+async def test_server_reports_version_load_and_the_length_of_models(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        version, load = await gateway.client.get("/version"), await gateway.client.get("/load")
+        models = (await gateway.client.get("/v1/models")).json()["data"]
+        keyless = [
+            await gateway.client.get(path, headers={"authorization": ""}) for path in ("/version", "/load")
+        ]
+
+    assert ({"version": __version__}, {"server_load": 0}) == (version.json(), load.json())
+    assert {16} == {model["max_model_len"] for model in models}
+    assert [401, 401] == [reply.status_code for reply in keyless]
+
+
+OUTER = """
+upstreams:
+  embedder: {backend: vllm, replicas: ["http://inner"], model: bge, api_key: test-key}
+  reranker: {backend: vllm, replicas: ["http://inner"], model: cross, api_key: test-key}
+  classifier: {backend: vllm, replicas: ["http://inner"], model: moods, api_key: test-key}
+models:
+  bge: {upstream: embedder}
+  cross: {upstream: reranker}
+  moods: {upstream: classifier}
+defaults: {embed: bge, rerank: cross, classify: moods}
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"model": "bge", "input": ["red", LONG]}),
+        ("/pooling", {"model": "bge", "input": "red", "use_activation": False}),
+        ("/score", {"queries": "q", "documents": ["red", "blue"], "use_activation": False}),
+        ("/v1/rerank", {"query": "q", "documents": ["red", "blue"]}),
+        ("/classify", {"input": ["red", "blue"]}),
+        ("/tokenize", {"prompt": "red blue", "return_token_strs": True}),
+    ],
+)
+async def test_a_gateway_serves_another_as_a_vllm_server(
+    boot: Boots, path: str, body: dict[str, Any]
+) -> None:
+    async with boot(fakes(), CONFIG) as inner, boot({"inner": inner.application.asgi}, OUTER) as outer:
+        expected, reply = await inner.post(path, body), await outer.post(path, body)
+
+    assert 200 == reply.status_code, reply.text
+    same, own = reply.json(), expected.json()
+    for name in ("data", "results", "tokens", "token_strs", "usage"):
+        assert own.get(name) == same.get(name)
+
+
 @pytest.mark.parametrize("task", [{}, {"task": "token_embed"}])
 async def test_pooling_returns_one_vector_for_each_token(boot: Boots, task: dict[str, str]) -> None:
     async with boot(fakes(), CONFIG) as gateway:
@@ -239,9 +384,9 @@ def assert_refused(reply: Any, status: int, param: str | None = None) -> None:
         ("/pooling", {"input": "a", "task": "plugin"}, "task"),
         ("/pooling", {"input": "a", "task": "nothing"}, None),
         ("/pooling", {"input": "a", "dimensions": 4}, "dimensions"),
-        ("/pooling", {"input": "a", "encoding_format": "bytes"}, None),
-        ("/pooling", {"input": "a", "embed_dtype": "float16"}, None),
-        ("/pooling", {"input": "a", "endianness": "big"}, None),
+        ("/pooling", {"input": ["a"] * 257, "encoding_format": "bytes"}, "encoding_format"),
+        ("/pooling", {"input": "a", "embed_dtype": "fp8_e4m3"}, None),
+        ("/pooling", {"input": "a", "endianness": "middle"}, None),
         ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
         ("/tokenize", {"prompt": ["a"]}, None),
         ("/detokenize", {"tokens": []}, "tokens"),
@@ -283,6 +428,9 @@ async def test_other_errors_use_vllms_envelope_too(boot: Boots) -> None:
         ({"mm_processor_kwargs": {"a": 1}}, 400),
         ({"instruction": "find"}, 400),
         ({"chat_template": "x"}, 400),
+        ({"media_io_kwargs": {"a": 1}}, 400),
+        ({"normalize": False}, 400),
+        ({"request_id": "r" * 257}, 400),
         # Fields that name a request, and unknown fields, change nothing.
         ({"request_id": "r", "cache_salt": "s", "user": "u", "nonsense": 1}, 200),
     ],

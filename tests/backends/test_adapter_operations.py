@@ -255,7 +255,7 @@ OFFERED: list[tuple[BackendKind, str, set[Operation], set[Output]]] = [
     ("vllm", "sparse", {Operation.ENCODE}, {Output.SPARSE}),
     ("vllm", "multivector", {Operation.ENCODE}, {Output.MULTIVECTOR, Output.TOKENS}),
     ("vllm", "classify", {Operation.CLASSIFY}, set()),
-    ("vllm", "score", {Operation.RERANK}, set()),
+    ("vllm", "score", {Operation.RERANK, Operation.CLASSIFY}, set()),
     ("openai", "embed", {Operation.EMBED}, {Output.DENSE}),
 ]
 

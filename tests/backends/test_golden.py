@@ -62,6 +62,10 @@ def replay(exchanges: list[dict[str, Any]]) -> httpx.MockTransport:
         if body is not None and request.url.path == "/v1/score":
             body.pop("instruction", None)
         sent = {"method": request.method, "path": request.url.path, "body": body}
+        recorded = {entry["request"]["path"] for entry in exchanges}
+        if request.url.path == "/classify" and "/classify" not in recorded:
+            # A cross-encoder was recorded without this probe, too.
+            return httpx.Response(404, json={"detail": "Not Found"})
         response = next((entry["response"] for entry in exchanges if entry["request"] == sent), None)
         assert response is not None, f"never recorded: {sent}"
         content = response["text"].encode() if "text" in response else json.dumps(response["json"]).encode()

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from backends.contract import Classify, Embed, EmbedReply, Rerank, RerankReply, Score, Truncate
 from gateway.api.dialects import cohere, infinity, openai, rerank, sie, vllm, vllm_pooling
-from gateway.api.server.encoding import Encoding, json_bytes, msgpack_bytes
+from gateway.api.server.encoding import Encoding, NumberFormat, json_bytes, msgpack_bytes
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.wire import tei_bodies, tei_predictions
 from gateway.api.wire.embedding_replies import encode_embeddings
@@ -176,8 +176,8 @@ def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None
     ids = [None] * len(vectors)
     items = msgspec.json.decode(json_bytes(sie.encode_items(reply, ids, "float32")))
     rows = vllm_pooling.pooled_rows(reply, raw=False)
-    pooled = msgspec.json.decode(json_bytes(vllm_pooling.pooling_items(rows, "float")))
-    pooled64 = msgspec.json.decode(json_bytes(vllm_pooling.pooling_items(rows, "base64")))
+    pooled = msgspec.json.decode(json_bytes(vllm_pooling.pooling_items(rows, None)))
+    pooled64 = msgspec.json.decode(json_bytes(vllm_pooling.pooling_items(rows, NumberFormat())))
     arrays = msgspec.msgpack.decode(msgpack_bytes(sie.encode_items(reply, ids, "float32")))
 
     for read in (

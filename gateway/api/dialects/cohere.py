@@ -21,13 +21,13 @@ from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.prompts import Role
 
-InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
-ROLE_OF: dict[InputType, Role] = {
+ROLE_OF: dict[str, Role] = {
     "search_document": "document",
     "search_query": "query",
     "classification": "classification",
     "clustering": "clustering",
 }
+InputType = Annotated[str, msgspec.Meta(min_length=1)]
 TruncateSide = Literal["NONE", "START", "END"]
 SIDE_OF: dict[TruncateSide, Truncate] = {"START": Truncate.LEFT, "END": Truncate.RIGHT}
 
@@ -52,8 +52,10 @@ class CohereInput(msgspec.Struct):
 class EmbedV1Request(msgspec.Struct, kw_only=True):
     """Body of /v1/embed.
 
-    Without embedding_types the reply contains plain vectors. output_dimension and max_tokens are those of the
-    second version: the most tokens of each text, which `truncate` cuts or refuses. images are refused.
+    input_type: Cohere's, or the name of a prompt of the model, as for vLLM; without it the model's default
+    prompt applies. Without embedding_types the reply contains plain vectors. output_dimension and max_tokens
+    are those of the second version: the most tokens of each text, which `truncate` cuts or refuses. images
+    are refused.
     """
 
     texts: list[str] | None = None
@@ -72,7 +74,6 @@ class EmbedV2Request(EmbedV1Request, kw_only=True):
     priority: 0, Cohere's highest and default, is interactive; any other value is bulk.
     """
 
-    input_type: InputType
     inputs: list[CohereInput] | None = None
     priority: Integer | None = None
 
@@ -132,11 +133,15 @@ def decode_embed(data: EmbedV1Request, texts: list[str], name: str | None, api: 
     if data.embedding_types == []:
         raise InvalidInput("`embedding_types` is an empty list", param="embedding_types")
     return Call(
-        Embed(api.whole_texts(texts, "texts"), dimensions=data.output_dimension),
+        Embed(
+            api.whole_texts(texts, "texts"),
+            dimensions=data.output_dimension,
+            prompt_name=None if data.input_type in ROLE_OF else data.input_type,
+        ),
         name or data.model,
         truncate=None if data.truncate is None else data.truncate != "NONE",
         side=None if data.truncate is None else SIDE_OF.get(data.truncate),
-        role=None if data.input_type is None else ROLE_OF[data.input_type],
+        role=ROLE_OF.get(data.input_type or ""),
         text_tokens=data.max_tokens,
     )
 

@@ -11,6 +11,7 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Operation, Output
 from gateway.api.server.body import Integer, ModelName
+from gateway.api.server.encoding import BYTES
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
@@ -21,6 +22,7 @@ from gateway.api.wire.embedding_options import (
     check_embedding_options,
     dimensions_of,
     encoding_of,
+    numbers_of,
     prompt_name_of,
     role_of,
     truncation_of,
@@ -39,6 +41,7 @@ from gateway.api.wire.vllm_options import (
     truncate_of,
     truncation_side,
 )
+from gateway.api.wire.vllm_replies import OCTETS, check_metadata, encode_bytes, metadata_header
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 
@@ -85,6 +88,7 @@ async def decode_embeddings(
     texts = await read_texts(inputs_of(data.input, api), field, context, api)
     if data.return_multivector:
         check_token_vectors(texts, "input", api.capabilities_of(model, operation))
+    check_metadata(data.encoding_format, len(texts))
     truncate, side = truncation_of(data)
     if data.truncate_prompt_tokens is not None:
         capabilities = api.capabilities_of(model, operation)
@@ -169,8 +173,15 @@ async def _serve(
     data: OpenAIEmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> HttpReply:
     encoding = encoding_of(data)
+    if data.return_multivector and data.encoding_format in BYTES:
+        raise InvalidInput("multi-vectors are sent as `float` or `base64`", param="encoding_format")
     served = await api.serve(context, await decode_embeddings(data, name, context, api))
     reply = expect_reply(served.reply, EmbedReply | EncodeReply)
+    if data.encoding_format in BYTES:
+        rows: EmbedReply = expect_reply(reply, EmbedReply)
+        body, items = encode_bytes(list(rows.vectors), numbers_of(data))
+        headers = metadata_header(context, served, items) if data.encoding_format == "bytes" else None
+        return respond(context, served, body, headers, OCTETS)
     dimensions = dimensions_of(data)
     if dimensions and isinstance(reply, EncodeReply):
         reply = with_dimensions(reply, dimensions)

@@ -21,7 +21,8 @@ class OpenAIModelItem(msgspec.Struct):
     operations: that it can serve. state: whether it can serve now (refused: its only replicas have a
     different vector space). fingerprint: of its vector space. residence: whether an engine has it in memory;
     a model that is not in memory is loaded by the first request. last_error: why it could not be loaded.
-    default_for: keys of `defaults` in router.yaml that select it.
+    default_for: keys of `defaults` in router.yaml that select it. max_model_len: the most tokens of an input,
+    as in vLLM; null if it is unknown.
     """
 
     id: str
@@ -33,6 +34,7 @@ class OpenAIModelItem(msgspec.Struct):
     residence: ModelState | None = None
     last_error: str | None = None
     default_for: list[str] = []
+    max_model_len: int | None = None
     object: str = "model"
 
 
@@ -51,7 +53,7 @@ def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
     routes = api.gateway.routes
     operations = [operation.value for operation in routes.operations(name)]
     upstream = api.gateway.upstreams[routes.upstream_of(name)]
-    residence = upstream.residence
+    residence, capabilities = upstream.residence, upstream.capabilities
     return OpenAIModelItem(
         name,
         CREATED,
@@ -62,6 +64,7 @@ def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
         None if residence is None else residence.state,
         None if residence is None else residence.error,
         routes.defaults_of(name),
+        capabilities.max_input_tokens if capabilities else None,
     )
 
 

@@ -63,7 +63,7 @@ async def _serve_v1(data: RerankOptions, call: Call, context: RequestContext, ap
     if data.return_documents is not False:
         results = with_documents(results, [{"text": text} for text in texts])
     body = {
-        "id": context.request_id,
+        "id": data.request_id or context.request_id,
         "object": "list",
         "model": served.route.model,
         "results": results,
@@ -118,7 +118,8 @@ async def rerank_v2(
     if data.return_documents:
         results = with_documents(results, [{"text": text} for text in texts])
     meta = meta_of(served, len(texts), "2")
-    return respond(context, served, json_bytes({"id": context.request_id, "results": results, "meta": meta}))
+    body = {"id": data.request_id or context.request_id, "results": results, "meta": meta}
+    return respond(context, served, json_bytes(body))
 
 
 @inference(
@@ -149,6 +150,8 @@ async def rerank(
 
 
 def _tei_request(data: EitherRerankRequest, texts: list[str]) -> TeiRerankRequest:
+    if not isinstance(data.query, str):
+        raise InvalidInput("`query` is a text where `texts` are sent", param="query")
     return TeiRerankRequest(
         query=data.query,
         texts=texts,

@@ -15,6 +15,7 @@ from gateway.api.server.error_bodies import VLLM
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
+from gateway.api.wire.contents import Content, text_of_parts
 from gateway.api.wire.inputs import InputField, Inputs, read_texts
 from gateway.api.wire.vllm_options import (
     VllmOptions,
@@ -27,20 +28,6 @@ from gateway.api.wire.vllm_options import (
 from gateway.api.wire.vllm_replies import VllmReply, encode_reply
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
-
-
-class ContentPart(msgspec.Struct):
-    """A part of a message. Only text is accepted."""
-
-    type: str
-    text: str | None = None
-
-
-class Content(msgspec.Struct):
-    """A text in the form of a message's content."""
-
-    content: list[ContentPart]
-
 
 Side: TypeAlias = str | Content | list[str | Content]
 
@@ -122,16 +109,7 @@ def sides_of(data: VllmScoreRequest, api: InferenceApi) -> tuple[tuple[str, ...]
 def _texts(side: Side, field: str, api: InferenceApi) -> tuple[str, ...]:
     items = side if isinstance(side, list) else [side]
     api.check_count(len(items), field)
-    return tuple(item if isinstance(item, str) else _text_of(item, field) for item in items)
-
-
-def _text_of(content: Content, field: str) -> str:
-    parts = content.content
-    if len(parts) != 1 or parts[0].type != "text" or parts[0].text is None:
-        raise InvalidInput(
-            f"`{field}` has content other than a single text; only text is accepted", param=field
-        )
-    return parts[0].text
+    return tuple(item if isinstance(item, str) else text_of_parts(item.content, field) for item in items)
 
 
 def pairs_of(firsts: tuple[str, ...], seconds: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -215,7 +193,7 @@ async def score(
     served = await api.serve(context, decode_score(data, name, api))
     scores = expect_reply(served.reply, RerankReply).scores
     items = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
-    return respond(context, served, encode_reply("score", served, items))
+    return respond(context, served, encode_reply("score", context, served, items, data.request_id))
 
 
 @inference(
@@ -236,7 +214,7 @@ async def classify(
     """
     served = await api.serve(context, await decode_classify(data, name, context, api))
     items = class_items(expect_reply(served.reply, ClassifyReply))
-    return respond(context, served, encode_reply("classify", served, items))
+    return respond(context, served, encode_reply("classify", context, served, items, data.request_id))
 
 
 HANDLERS = [score, classify]

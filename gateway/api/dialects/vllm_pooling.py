@@ -23,7 +23,14 @@ from backends.contract import (
 )
 from backends.vectors import shape_vectors
 from gateway.api.server.body import Integer, ModelName
-from gateway.api.server.encoding import EncodingFormat, base64_float32
+from gateway.api.server.encoding import (
+    BYTES,
+    EmbedDtype,
+    Endianness,
+    NumberFormat,
+    VectorFormat,
+    base64_numbers,
+)
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import VLLM
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
@@ -38,7 +45,14 @@ from gateway.api.wire.vllm_options import (
     truncate_of,
     truncation_side,
 )
-from gateway.api.wire.vllm_replies import VllmReply, encode_reply
+from gateway.api.wire.vllm_replies import (
+    OCTETS,
+    VllmReply,
+    check_metadata,
+    encode_bytes,
+    encode_reply,
+    metadata_header,
+)
 from gateway.calls import Call
 from gateway.errors import InvalidInput, OperationUnsupported
 
@@ -54,15 +68,15 @@ class PoolingRequest(VllmOptions, kw_only=True):
 
     input: Inputs | None = None
     task: Literal["embed", "classify", "token_embed", "token_classify", "plugin"] | None = None
-    encoding_format: EncodingFormat = "float"
-    embed_dtype: Literal["float32"] = "float32"
-    endianness: Literal["native", "little"] = "native"
+    encoding_format: VectorFormat = "float"
+    embed_dtype: EmbedDtype = "float32"
+    endianness: Endianness = "native"
     dimensions: Integer | None = None
     model: ModelName | None = None
 
 
 class VllmPoolingItem(msgspec.Struct):
-    """One input's vector, classes, or vectors of its tokens; in base64 their float32 bytes."""
+    """One input's vector, classes, or vectors of its tokens; in base64 their bytes."""
 
     index: int
     data: list[float | list[float]] | str
@@ -95,6 +109,7 @@ async def decode_pooling(
     if data.input is None:
         raise InvalidInput("`input` is missing", param="input")
     texts = await read_texts(data.input, InputField("input", model, operation), context, api)
+    check_metadata(data.encoding_format, len(texts))
     work = pooling_work(operation, texts, capabilities, raw=is_raw(data))
     truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
     return Call(work, model, truncate, truncation_side(data), instruction=instruction_of(data))
@@ -140,9 +155,9 @@ def pooled_rows(reply: Reply, *, raw: bool) -> list[Vectors]:
     return [rows if raw else shape_vectors(rows, dimensions=None, normalize=True) for rows in token_vectors]
 
 
-def pooling_items(rows: list[Vectors], encoding_format: EncodingFormat) -> list[Any]:
-    """Return the rows as vLLM lists them."""
-    values: list[Any] = [base64_float32(row) for row in rows] if encoding_format == "base64" else list(rows)
+def pooling_items(rows: list[Vectors], numbers: NumberFormat | None) -> list[Any]:
+    """Return the rows as vLLM lists them. numbers: the format of rows in base64; None is plain JSON."""
+    values: list[Any] = list(rows) if numbers is None else [base64_numbers(row, numbers) for row in rows]
     return [{"index": index, "object": "pooling", "data": value} for index, value in enumerate(values)]
 
 
@@ -164,7 +179,13 @@ async def pooling(
     """
     served = await api.serve(context, await decode_pooling(data, name, context, api))
     rows = pooled_rows(served.reply, raw=is_raw(data))
-    body = encode_reply("pool", served, pooling_items(rows, data.encoding_format))
+    numbers = NumberFormat(data.embed_dtype, data.endianness)
+    if data.encoding_format in BYTES:
+        packed, places = encode_bytes(rows, numbers)
+        headers = metadata_header(context, served, places) if data.encoding_format == "bytes" else None
+        return respond(context, served, packed, headers, OCTETS)
+    items = pooling_items(rows, numbers if data.encoding_format == "base64" else None)
+    body = encode_reply("pool", context, served, items, data.request_id)
     return respond(context, served, body)
 
 

@@ -12,17 +12,18 @@ CUT: Final = "Whether an input longer than the model takes is cut. By default th
 FIELDS: Final[dict[str, str]] = {
     "activation": "Older name of `use_activation`.",
     "add_special_tokens": "Whether special tokens are added. Requests that run a model accept true only.",
+    "cache_salt": "Changes nothing.",
     "chat_template": UNSUPPORTED,
     "chat_template_kwargs": "May contain `instruction` only, which then takes precedence over the field.",
     "data_1": "First side of the pairs: one text or a list.",
     "data_2": "Second side of the pairs: one text or a list.",
     "dimensions": "Width to which vectors are cut. By default the model's own width.",
     "documents": "Texts to score against the query. The gateway's config bounds their number.",
-    "embed_dtype": "Number format of the vectors; only float32.",
+    "embed_dtype": "Number format of packed vectors.",
     "embedding_type": "Number format of the vectors, or a list of formats. It overrides `encoding_format`.",
     "embedding_types": "Number formats of the vectors; the reply has one list for each.",
     "encoding_format": "`base64` packs the float32 values of a vector, little-endian, into one string.",
-    "endianness": "Byte order of packed vectors; always little-endian.",
+    "endianness": "Byte order of packed vectors; `native` is little-endian.",
     "expires": "Day or time, in UTC, at which the key expires. By default it does not expire.",
     "id": "Identifier of the key. By default it is generated.",
     "ids": "Token ids: one list, or a list of lists.",
@@ -33,12 +34,14 @@ FIELDS: Final[dict[str, str]] = {
     "instruction": "The task in words, for a model that takes one.",
     "items": "Inputs of the request.",
     "late_chunking": "Refused if true: each input is embedded by itself.",
+    "late_chunking_params": "Refused unless it is null: each input is embedded by itself.",
     "limits": "Limits of the key, in addition to those of its tenant: name of the limit → amount.",
     "max_chunks_per_doc": UNSUPPORTED,
     "max_doc_length": "Number of tokens to which a document is cut.",
     "max_tokens": "Number of tokens to which an input is cut.",
     "max_tokens_per_doc": "Number of tokens to which a document is cut; 0 is no bound.",
     "max_tokens_per_query": UNSUPPORTED,
+    "media_io_kwargs": UNSUPPORTED,
     "messages": "Refused unless it is null: no chat template is applied here; send texts.",
     "mm_processor_kwargs": UNSUPPORTED,
     "modality": "Kind of the inputs; only `text` is served.",
@@ -58,6 +61,7 @@ FIELDS: Final[dict[str, str]] = {
     "query": "Text against which the others are scored.",
     "rank_fields": UNSUPPORTED,
     "raw_scores": "Whether scores are returned as logits, without sigmoid or softmax.",
+    "request_id": "Name of the request, which becomes the id of the reply.",
     "return_documents": "Whether each result contains the text of its document.",
     "return_embeddings": "Refused if true: a reranker returns scores only.",
     "return_multivector": "Whether one vector is returned for each token instead of one for each input.",
@@ -84,6 +88,12 @@ FIELDS: Final[dict[str, str]] = {
     "user": "Name of the end user. It changes nothing.",
 }
 
+NORMALIZE: Final = "Refused if false: send `use_activation`."
+PACKED: Final = (
+    "`base64` packs each vector into one string. `bytes` returns all of them as bytes, which the header "
+    "`metadata` describes; `bytes_only` omits it."
+)
+
 # Struct.field → meaning, where it differs from that of the same field elsewhere.
 OWN_FIELDS: Final[dict[str, str]] = {
     "EmbedV1Request.truncate": "End at which an input that is too long is cut; `NONE` refuses it instead.",
@@ -101,6 +111,14 @@ OWN_FIELDS: Final[dict[str, str]] = {
         "Whether an input longer than the model takes is cut, or the end at which it is cut; "
         "`NONE` refuses it instead."
     ),
+    "OpenAIEmbeddingsRequest.encoding_format": PACKED,
+    "OpenAIEmbeddingsRequest.normalize": NORMALIZE,
+    "PoolingRequest.encoding_format": PACKED,
+    "PoolingRequest.normalize": NORMALIZE,
+    "RerankRequest.normalize": NORMALIZE,
+    "EitherRerankRequest.normalize": NORMALIZE,
+    "VllmClassifyRequest.normalize": NORMALIZE,
+    "VllmScoreRequest.normalize": NORMALIZE,
     "PoolingRequest.dimensions": "Refused unless it is null.",
     "PoolingRequest.task": "Output of the model. By default the model's own.",
     "SieEncodeRequest.input": "Alias of `items`.",

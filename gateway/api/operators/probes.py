@@ -1,13 +1,14 @@
-"""Probes: /livez (the process responds), /readyz (it can take traffic), /metrics (Prometheus)."""
+"""Probes: /livez (the process responds), /readyz (it can take traffic), /metrics (Prometheus), /load."""
 
 from ipaddress import ip_address
 
+import msgspec
 from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.api.operators.access import HOST, is_relayed
-from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.api.server.error_bodies import TEI, VLLM, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
@@ -23,6 +24,12 @@ SCRAPED = route_options(is_probe=True, for_operators=True)
 EXPOSITION = ResponseSpec(
     str, generate_examples=False, description="Prometheus' text format", media_type="text/plain"
 )
+
+
+class ServerLoad(msgspec.Struct):
+    """Load of one worker. server_load: requests in flight, of all tenants."""
+
+    server_load: int
 
 
 @get("/livez", responses={200: EMPTY}, tags=["Probes"], opt=LIVENESS, security=NO_KEY)
@@ -52,11 +59,34 @@ async def metrics(
 
     A key is needed beyond the loopback interface, and through a proxy.
     """
-    if not (exporter.is_open and has_address_as_host(context) and not is_relayed(context)):
-        api.authenticator.authenticate(context).require("metrics")
+    require_metrics(context, api, exporter)
     body, content_type = await exporter.render()
     # Litestar adds the charset of a text itself.
     return Response(body, media_type=content_type.removesuffix("; charset=utf-8"))
+
+
+@get("/load", responses=document_errors(VLLM), tags=["vLLM"], opt=SCRAPED)
+async def load(
+    context: NamedDependency[RequestContext],
+    api: NamedDependency[InferenceApi],
+    exporter: NamedDependency[Metrics],
+    in_flight: NamedDependency[InFlight],
+) -> ServerLoad:
+    """Return the requests that the worker which answers has in flight, as vLLM reports its load.
+
+    The same key is needed as for /metrics.
+    """
+    require_metrics(context, api, exporter)
+    return ServerLoad(in_flight.calls)
+
+
+def require_metrics(context: RequestContext, api: InferenceApi, exporter: Metrics) -> None:
+    """Check that a caller may read load and metrics: by its key, or as a program of this machine.
+
+    Raises: Unauthenticated, and the error of a key without the scope.
+    """
+    if not (exporter.is_open and has_address_as_host(context) and not is_relayed(context)):
+        api.authenticator.authenticate(context).require("metrics")
 
 
 def has_address_as_host(context: RequestContext) -> bool:
@@ -81,4 +111,4 @@ def _is_address(host: str) -> bool:
     return True
 
 
-HANDLERS = [livez, readyz, metrics]
+HANDLERS = [livez, readyz, metrics, load]

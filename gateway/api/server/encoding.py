@@ -3,7 +3,7 @@
 Rule: a reply's vectors are never converted to Python floats.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -15,17 +15,47 @@ from gateway.api.server.quantization import quantize
 
 EncodingFormat = Literal["float", "base64"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+# vLLM's. Replies in bytes are no JSON.
+VectorFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
+BYTES: frozenset[VectorFormat] = frozenset({"bytes", "bytes_only"})
+EmbedDtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
+Endianness: TypeAlias = Literal["native", "little", "big"]
+
+
+class NumberFormat(msgspec.Struct, frozen=True):
+    """Format of packed numbers: vLLM's `embed_dtype` and `endianness`. native is little-endian."""
+
+    dtype: EmbedDtype = "float32"
+    endianness: Endianness = "native"
+
+    def pack(self, array: Vectors) -> bytes:
+        """Return the bytes of an array of any shape, its numbers rounded to the nearest ones."""
+        order = ">" if self.endianness == "big" else "<"
+        if self.dtype == "bfloat16":
+            packed: bytes = _bfloat16_bits(array).astype(f"{order}u2").tobytes()
+            return packed
+        return array.astype(f"{order}f{2 if self.dtype == 'float16' else 4}").tobytes()
+
+
+def _bfloat16_bits(array: Vectors) -> Any:
+    """Return the upper 16 bits of each float32, rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    return (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+
+
+FLOAT32 = NumberFormat()
 
 
 class Encoding(msgspec.Struct, frozen=True):
     """Format of the vectors in a reply.
 
     kinds: one type, or several, by which the vectors of an input are listed then. packed: quantized vectors
-    are the bytes of their numbers in base64.
+    are the bytes of their numbers in base64. numbers: the format of floats in base64.
     """
 
     kinds: tuple[EmbeddingType, ...]
     packed: bool = False
+    numbers: NumberFormat = FLOAT32
 
 
 def json_bytes(value: Any) -> bytes:
@@ -61,6 +91,8 @@ def vector_items(vectors: Vectors, encoding_format: EmbeddingType) -> list[Any]:
 
 def encoded_rows(vectors: Vectors, encoding: Encoding) -> list[Any]:
     """Return each row in the one type of an encoding, or as an object with each of its types."""
+    if encoding.numbers != FLOAT32 and encoding.kinds == ("base64",):
+        return [base64_numbers(row, encoding.numbers) for row in vectors]
     encode = packed_items if encoding.packed else vector_items
     columns = {kind: encode(vectors, kind) for kind in encoding.kinds}
     if len(columns) == 1:
@@ -75,7 +107,7 @@ def packed_items(vectors: Vectors, kind: EmbeddingType) -> list[str]:
     return [pybase64.b64encode_as_string(row.tobytes()) for row in vector_items(vectors, kind)]
 
 
-def base64_float32(array: Vectors) -> str:
-    """Return the little-endian float32 bytes of an array of any shape, in base64."""
-    encoded: str = pybase64.b64encode_as_string(np.ascontiguousarray(array, dtype="<f4").tobytes())
+def base64_numbers(array: Vectors, numbers: NumberFormat = FLOAT32) -> str:
+    """Return the bytes of an array of any shape, in base64."""
+    encoded: str = pybase64.b64encode_as_string(numbers.pack(array))
     return encoded

@@ -180,7 +180,11 @@ def _ranges(indices: tuple[int, ...] | None) -> str:
 
 
 def respond(
-    context: RequestContext, served: Served, body: bytes, headers: dict[str, str] | None = None
+    context: RequestContext,
+    served: Served,
+    body: bytes,
+    headers: dict[str, str] | None = None,
+    media_type: str = "application/json",
 ) -> HttpReply:
     """Return the HTTP reply of a served call; `server-timing` counts the time up to here as "encode"."""
     timeline = context.timeline
@@ -189,7 +193,7 @@ def respond(
     if headers:
         all_headers |= headers
     all_headers["server-timing"] = timeline.server_timing()
-    return HttpReply(body, all_headers)
+    return HttpReply(body, all_headers, media_type)
 
 
 def expect_reply(reply: Reply, kind: Any) -> Any:

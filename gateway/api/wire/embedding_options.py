@@ -5,12 +5,20 @@ reference and voyageai 0.5.0.
 Rule: a field is applied, or refused by name. Only `user` changes nothing and is ignored.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from backends.contract import Truncate
-from gateway.api.server.encoding import EmbeddingType, Encoding, EncodingFormat
+from gateway.api.server.encoding import (
+    BYTES,
+    EmbeddingType,
+    EmbedDtype,
+    Encoding,
+    Endianness,
+    NumberFormat,
+    VectorFormat,
+)
 from gateway.api.server.quantization import QuantizedType
 from gateway.api.wire.inputs import Dimensions
 from gateway.api.wire.vllm_options import VllmOptions
@@ -60,6 +68,7 @@ Modality = Literal["text", "image", "text_image"]
 EmbeddingTypes = Annotated[list[EmbeddingType], msgspec.Meta(min_length=1, max_length=16)]
 # Why each of these is refused if it is on.
 REFUSED = {
+    "late_chunking_params": "each input is embedded by itself; send the whole text as one input",
     "late_chunking": "each input is embedded by itself; send the whole text as one input",
     "return_tokenized_input": "`/tokenize` returns the tokens of a text",
 }
@@ -71,12 +80,11 @@ class EmbeddingOptions(VllmOptions, kw_only=True):
     Jina's: task, normalized, late_chunking, return_multivector (one vector for each token),
     return_tokenized_input. Jina's and NIM's: embedding_type, which overrides encoding_format, and truncate.
     NIM's: modality. Voyage's: output_dimension, output_dtype, truncation. input_type: `passage` is NIM's
-    document. vLLM's: embed_dtype, endianness.
+    document. vLLM's: embed_dtype and endianness of packed vectors, late_chunking_params.
     """
 
-    encoding_format: EncodingFormat | None = None
+    encoding_format: VectorFormat | None = None
     dimensions: Dimensions | None = None
-    user: str | None = None
     task: Task | CodeTask | None = None
     input_type: InputType | None = None
     normalized: bool | None = None
@@ -89,8 +97,9 @@ class EmbeddingOptions(VllmOptions, kw_only=True):
     output_dimension: Dimensions | None = None
     output_dtype: Literal["float"] | QuantizedType | None = None
     truncation: bool | None = None
-    embed_dtype: Literal["float32"] | None = None
-    endianness: Literal["native", "little"] | None = None
+    embed_dtype: EmbedDtype | None = None
+    endianness: Endianness | None = None
+    late_chunking_params: dict[str, Any] | None = None
 
 
 def check_embedding_options(options: EmbeddingOptions) -> None:
@@ -143,14 +152,32 @@ def truncation_of(options: EmbeddingOptions) -> tuple[bool | None, Truncate | No
 def encoding_of(options: EmbeddingOptions) -> Encoding:
     """Return the format of the vectors in the reply. Raises: InvalidInput."""
     packed = options.encoding_format == "base64"
+    if options.embedding_type is None and options.output_dtype in {None, "float"}:
+        return Encoding(("base64" if packed else "float",), numbers=numbers_of(options))
+    _check_plain_numbers(options)
     if options.embedding_type is None:
-        if options.output_dtype is None or options.output_dtype == "float":
-            return Encoding((options.encoding_format or "float",))
+        assert options.output_dtype is not None
         return Encoding((options.output_dtype,), packed)
     if options.output_dtype is not None:
         raise InvalidInput("send `embedding_type` or `output_dtype`, one of them", param="output_dtype")
     kinds = options.embedding_type
     return Encoding((kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds)))
+
+
+def numbers_of(options: EmbeddingOptions) -> NumberFormat:
+    """Return the format of packed vectors."""
+    return NumberFormat(options.embed_dtype or "float32", options.endianness or "native")
+
+
+def _check_plain_numbers(options: EmbeddingOptions) -> None:
+    """Check that vLLM's fields of packed vectors do not meet those of a type. Raises: InvalidInput."""
+    type_field = "output_dtype" if options.embedding_type is None else "embedding_type"
+    if options.encoding_format in BYTES:
+        raise InvalidInput(f"send `{type_field}` with `float` or `base64`", param="encoding_format")
+    if numbers_of(options) not in {NumberFormat(), NumberFormat(endianness="little")}:
+        raise InvalidInput(
+            f"send `{type_field}`, or `embed_dtype` and `endianness`, not both", param="embed_dtype"
+        )
 
 
 def _check_one_of(options: EmbeddingOptions, name: str, other: str) -> None:

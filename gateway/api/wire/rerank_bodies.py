@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from backends.contract import Operation, Rerank, RerankReply
 from gateway.api.server.body import INTEGER_MAX, Integer, ModelName
+from gateway.api.wire.contents import Content, ContentPart, text_of_parts
 from gateway.api.wire.inputs import InputReader
 from gateway.api.wire.tei_truncation import Direction
 from gateway.api.wire.vllm_options import (
@@ -49,13 +50,15 @@ REFUSED = {
 
 
 class Document(msgspec.Struct):
-    """A document as an object. Keys other than these are ignored. image: Jina's; refused."""
+    """A document as an object. Other keys are ignored. content: vLLM's form. image: Jina's; refused."""
 
     text: str | UnsetType = UNSET
+    content: list[ContentPart] | UnsetType = UNSET
     image: Any = UNSET
 
 
-Documents = list[str | Document]
+# A single document is vLLM's.
+Documents = str | Document | list[str | Document]
 
 
 class RerankOptions(VllmOptions, kw_only=True):
@@ -66,7 +69,7 @@ class RerankOptions(VllmOptions, kw_only=True):
     other value is bulk. The fields of `REFUSED` are refused.
     """
 
-    query: str
+    query: str | Content
     model: ModelName | None = None
     top_n: TopN | None = None
     top_k: TopN | UnsetType | None = UNSET
@@ -81,7 +84,7 @@ class RerankOptions(VllmOptions, kw_only=True):
 
 
 class RerankRequest(RerankOptions, kw_only=True):
-    """Body of /v1/rerank and /v2/rerank. documents: strings, or objects with `text`."""
+    """Body of /v1/rerank and /v2/rerank. documents: strings, objects with `text`, or one of these."""
 
     documents: Documents
 
@@ -179,17 +182,19 @@ def decode_documents(data: RerankOptions, documents: Documents, name: str | None
         if getattr(data, field):
             raise InvalidInput(f"`{field}` is not supported: {way_out}", param=field)
     check_options(data, own={"priority"})
-    if not data.query:
+    query = data.query if isinstance(data.query, str) else text_of_parts(data.query.content, "query")
+    if not query:
         raise EmptyInput("`query` is an empty string", param="query")
-    api.check_count(len(documents), "documents")
-    texts = api.texts([_text_of(document, index) for index, document in enumerate(documents)], "documents")
+    items = documents if isinstance(documents, list) else [documents]
+    api.check_count(len(items), "documents")
+    texts = api.texts([_text_of(document, index) for index, document in enumerate(items)], "documents")
     model = name or data.model
     truncate = data.truncation
     if data.truncate_prompt_tokens is not None:
         capabilities = api.capabilities_of(model, Operation.RERANK)
         truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
     return Call(
-        Rerank(data.query, texts, raw_scores=is_raw(data)),
+        Rerank(query, texts, raw_scores=is_raw(data)),
         model,
         truncate,
         truncation_side(data),
@@ -204,6 +209,8 @@ def _text_of(document: str | Document, index: int) -> str:
         return document
     if document.image is not UNSET:
         raise InvalidInput(f"`documents` {index} is an image; texts are ranked here", param="documents")
+    if not isinstance(document.content, UnsetType) and isinstance(document.text, UnsetType):
+        return text_of_parts(document.content, "documents")
     if isinstance(document.text, UnsetType):
         raise InvalidInput(f"`documents` {index} is an object without `text`", param="documents")
     return document.text

@@ -6,7 +6,7 @@ a request changes nothing and is ignored.
 """
 
 from collections.abc import Container
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,13 +15,17 @@ from gateway.api.server.body import Integer
 from gateway.api.wire.instructions import check_instruction
 from gateway.errors import InvalidInput
 
+# It becomes a part of the reply's id.
+RequestId = Annotated[str, msgspec.Meta(max_length=256)]
+
 
 class VllmOptions(msgspec.Struct, kw_only=True):
     """Options of every pooling request.
 
     truncate_prompt_tokens: -1 cuts at the model's length. use_activation: false returns raw output; softmax
     and activation are its older names. instruction: the task in words, for a model that takes one;
-    chat_template_kwargs may contain it instead, and nothing else.
+    chat_template_kwargs may contain it instead, and nothing else. request_id: becomes the reply's id. user
+    and cache_salt change nothing.
     """
 
     truncate_prompt_tokens: Integer | None = None
@@ -33,6 +37,11 @@ class VllmOptions(msgspec.Struct, kw_only=True):
     priority: Integer | None = 0
     padding: Literal["max_length", "do_not_pad"] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    normalize: bool | None = None
+    request_id: RequestId | None = None
+    user: str | None = None
+    cache_salt: str | None = None
     instruction: str | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -45,7 +54,14 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "priority": (None, 0),
     "padding": (None, "do_not_pad"),
     "mm_processor_kwargs": (None, {}),
+    "media_io_kwargs": (None, {}),
+    # Removed in favor of `use_activation`; releases before 0.20 applied it.
+    "normalize": (None, True),
     "chat_template": (None,),
+}
+WAY_OUT = {
+    "normalize": ": send `use_activation`",
+    "priority": " except as 0: send the header `x-priority: bulk`",
 }
 
 
@@ -60,7 +76,8 @@ def check_options(options: VllmOptions, *, own: Container[str] = ()) -> None:
         )
     for field, allowed in HARMLESS.items():
         if field not in own and getattr(options, field) not in allowed:
-            raise InvalidInput(f"`{field}` is not supported by this gateway", param=field)
+            way_out = WAY_OUT.get(field, "")
+            raise InvalidInput(f"`{field}` is not supported by this gateway{way_out}", param=field)
     if options.chat_template_kwargs and options.chat_template_kwargs.keys() != {"instruction"}:
         raise InvalidInput(
             "`chat_template_kwargs` may contain `instruction` only", param="chat_template_kwargs"

@@ -1,16 +1,24 @@
-"""The frame that all replies of vLLM's pooling endpoints share.
+"""The frame that all replies of vLLM's pooling endpoints share, and their replies in bytes.
 
-Source: vLLM 0.33, entrypoints/pooling.
+Source: vLLM 0.33, entrypoints/pooling and utils/serial_utils.
 """
 
-import secrets
+import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from gateway.api.server.encoding import json_bytes
+from backends.contract import Vectors
+from gateway.api.server.encoding import NumberFormat, VectorFormat, json_bytes
+from gateway.api.server.request_context import RequestContext
+from gateway.errors import InvalidInput
 from gateway.serve import Served
+
+OCTETS = "application/octet-stream"
+# The header has about 120 bytes for each input. Common clients refuse a header line of 64 KiB.
+METADATA_INPUTS_MAX = 256
 
 
 class VllmUsage(msgspec.Struct):
@@ -31,14 +39,54 @@ class VllmReply(msgspec.Struct):
     usage: VllmUsage
 
 
-def encode_reply(kind: str, served: Served, items: list[Any]) -> bytes:
-    """Encode a reply. kind: the prefix of its id."""
+def encode_reply(
+    kind: str, context: RequestContext, served: Served, items: list[Any], request_id: str | None = None
+) -> bytes:
+    """Encode a reply. kind: the prefix of its id. request_id: as the body names it."""
+    head = reply_head(kind, context, request_id) | {"object": "list", "model": served.route.model}
+    return json_bytes(head | {"data": items, "usage": usage_of(served)})
+
+
+def reply_head(kind: str, context: RequestContext, request_id: str | None) -> dict[str, Any]:
+    """Return the id and the time of a reply. The header `x-request-id` precedes the id in the body."""
+    is_callers = context.header(b"x-request-id") == context.request_id
+    name = context.request_id if is_callers else request_id or context.request_id
+    return {"id": f"{kind}-{name}", "created": int(time.time())}
+
+
+def usage_of(served: Served) -> dict[str, Any]:
+    """Return the tokens of a reply."""
     tokens = served.reply.tokens
-    usage = {
+    return {
         "prompt_tokens": tokens,
         "total_tokens": tokens,
         "completion_tokens": 0,
         "prompt_tokens_details": None,
     }
-    head = {"id": f"{kind}-{secrets.token_hex(16)}", "object": "list", "created": int(time.time())}
-    return json_bytes(head | {"model": served.route.model, "data": items, "usage": usage})
+
+
+def check_metadata(encoding_format: VectorFormat | None, inputs: int) -> None:
+    """Check that the header of a reply in bytes is not too long. Raises: InvalidInput."""
+    if encoding_format == "bytes" and inputs > METADATA_INPUTS_MAX:
+        raise InvalidInput(
+            f"`bytes` describes at most {METADATA_INPUTS_MAX} inputs in a header: send `bytes_only`, "
+            "or fewer inputs",
+            param="encoding_format",
+        )
+
+
+def encode_bytes(rows: Sequence[Vectors], numbers: NumberFormat) -> tuple[bytes, list[dict[str, Any]]]:
+    """Return the rows one after the other, and the place and shape of each."""
+    body, items = bytearray(), []
+    for index, row in enumerate(rows):
+        start = len(body)
+        body += numbers.pack(row)
+        item = {"index": index, "embed_dtype": numbers.dtype, "endianness": numbers.endianness}
+        items.append(item | {"start": start, "end": len(body), "shape": row.shape})
+    return bytes(body), items
+
+
+def metadata_header(context: RequestContext, served: Served, items: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the header that describes a reply in bytes: JSON in ASCII. items: as `encode_bytes` has them."""
+    head = reply_head("embd", context, None) | {"model": served.route.model}
+    return {"metadata": json.dumps(head | {"data": items, "usage": usage_of(served)})}
