@@ -19,6 +19,7 @@ from gateway.admission import Admission
 from gateway.api.dialects import (
     cohere,
     infinity,
+    ollama,
     openai,
     openai_models,
     rerank,
@@ -100,6 +101,7 @@ DIALECTS = (
     rerank,
     cohere,
     sie,
+    ollama,
     openai_models,
 )
 OPERATOR_MODULES = (

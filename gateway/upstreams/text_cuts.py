@@ -51,7 +51,7 @@ async def cut_call(call: Call, open_counter: OpenCounter, threads: FairThreads, 
         return CutCall(call)
     counter = await open_counter()
     if counter is None:
-        return _uncut(call)
+        return _uncut(call, most)
     side = call.side or Truncate.RIGHT
     clipped = {index: clip_text(text, most, side) for index, text in long.items()}
     with threads.hold(claim.tenant, sum(map(len, clipped.values()))):
@@ -62,12 +62,12 @@ async def cut_call(call: Call, open_counter: OpenCounter, threads: FairThreads, 
     return CutCall(_with_texts(call, [cut.get(index, text) for index, text in enumerate(texts)]), tuple(cut))
 
 
-def _uncut(call: Call) -> CutCall:
+def _uncut(call: Call, most: int) -> CutCall:
     if isinstance(call.work, Rerank):
         return CutCall(call, is_complete=False)
     raise InvalidInput(
-        "`max_tokens` needs the model's tokenizer, which is not known here: cut the texts before",
-        param="max_tokens",
+        f"cutting a text to {most} tokens needs the model's tokenizer, which is not known here; "
+        "send shorter texts"
     )
 
 

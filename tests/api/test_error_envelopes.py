@@ -23,8 +23,8 @@ tenants:
   acme: {{keys: ["{key_digest(KEY)}"], models: [bge, cross], limits: {{requests_per_day: 1}}}}
   closed: {{keys: [{{digest: "{key_digest("closed")}", scopes: [metrics]}}]}}
 """
-# Path, valid body and empty input of each dialect. The model is part of the path, except for Infinity, whose
-# paths have no place for it.
+# Path, valid body and empty input of each dialect. The model is part of the path, except for Infinity and
+# Ollama, whose paths have no place for it.
 PATHS: dict[str, str] = {
     "openai": "/models/{}/v1/embeddings",
     "tei": "/models/{}/embed",
@@ -33,6 +33,7 @@ PATHS: dict[str, str] = {
     "vllm": "/models/{}/pooling",
     "infinity": "/infinity/embeddings",
     "sie": "/v1/encode/{}",
+    "ollama": "/api/embed",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "openai": {"input": "a"},
@@ -42,6 +43,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "vllm": {"input": "a", "task": "embed"},
     "infinity": {"input": "a"},
     "sie": {"items": [{"text": "a"}]},
+    "ollama": {"input": "a"},
 }
 EMPTY: dict[str, dict[str, Any]] = {
     "openai": {"input": []},
@@ -51,6 +53,7 @@ EMPTY: dict[str, dict[str, Any]] = {
     "vllm": {"input": []},
     "infinity": {"input": []},
     "sie": {"items": []},
+    "ollama": {"input": []},
 }
 DIALECTS = pytest.mark.parametrize("dialect", PATHS)
 ENVELOPES = {dialect.name: dialect.envelope for dialect in ROUTES.dialects}
@@ -88,7 +91,7 @@ def path_of(dialect: str, model: str | None = None) -> str:
 
 def body_of(dialect: str, model: str | None = None) -> dict[str, Any]:
     """Return the body of a call in this dialect, which names the model if the path does not."""
-    return BODIES[dialect] | ({"model": model} if model and dialect == "infinity" else {})
+    return BODIES[dialect] | ({"model": model} if model and "{}" not in PATHS[dialect] else {})
 
 
 @DIALECTS
@@ -123,7 +126,7 @@ CHOICES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@DIALECTS
+@pytest.mark.parametrize("dialect", CHOICES)
 async def test_an_invalid_value_error_lists_the_allowed_values(boot: Boots, dialect: str) -> None:
     wrong, allowed = CHOICES[dialect]
     async with boot(healthy_replicas()) as gateway:

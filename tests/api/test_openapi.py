@@ -10,6 +10,7 @@ from msgspec.structs import fields
 from gateway.api.dialects import (
     cohere,
     infinity,
+    ollama,
     openai,
     rerank,
     sie,
@@ -59,6 +60,9 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/infinity/embeddings": infinity.InfinityEmbeddingsRequest,
     "/infinity/rerank": infinity.InfinityRerankRequest,
     "/infinity/classify": infinity.InfinityClassifyRequest,
+    "/api/embed": ollama.OllamaEmbedRequest,
+    "/api/embeddings": ollama.OllamaEmbeddingsRequest,
+    "/api/show": ollama.OllamaShowRequest,
 }
 
 

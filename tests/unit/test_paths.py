@@ -133,6 +133,8 @@ def test_a_missing_segment_is_no_name() -> None:
         ("/detokenize", "vllm"),
         ("/tokenize", "tei"),
         ("/infinity/rerank", "infinity"),
+        ("/api/embed", "ollama"),
+        ("/api/generate", "ollama"),
         ("/infinity/nothing", "infinity"),
         ("/v1/encode/org/bge", "sie"),
         ("/v1/score/bge", "sie"),

@@ -12,6 +12,7 @@ TAGS: Final[dict[str, str]] = {
     "Cohere and Jina": "Embeddings and rerank as the clients of Cohere and Jina call them.",
     "vLLM": "The pooling paths of vLLM.",
     "Infinity": "The paths of Infinity, below `/infinity`.",
+    "Ollama": "The embedding paths of Ollama, and its list of models.",
     "SIE": "The encode and score paths of SIE.",
     "Probes": "Health and metrics for orchestrators; they need no key.",
     "Operators": "Keys, tenants, usage, upstreams and models; they need a key with the scope `admin`.",

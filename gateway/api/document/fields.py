@@ -33,6 +33,7 @@ FIELDS: Final[dict[str, str]] = {
     "inputs": "One text or a list of texts. The gateway's config bounds their number.",
     "instruction": "The task in words, for a model that takes one.",
     "items": "Inputs of the request.",
+    "keep_alive": "It changes nothing: the config decides how long a model stays in memory.",
     "late_chunking": "Refused if true: each input is embedded by itself.",
     "late_chunking_params": "Refused unless it is null: each input is embedded by itself.",
     "limits": "Limits of the key, in addition to those of its tenant: name of the limit → amount.",
@@ -46,9 +47,11 @@ FIELDS: Final[dict[str, str]] = {
     "mm_processor_kwargs": UNSUPPORTED,
     "modality": "Kind of the inputs; only `text` is served.",
     "model": "Public name of the model. It may be left out if the config has a default or the path has it.",
+    "name": "Older name of `model`.",
     "models": "Models that the key may call. By default all models of its tenant.",
     "normalize": "Whether vectors are scaled to length 1.",
     "normalized": "Whether vectors are scaled to length 1. By default they are.",
+    "options": "Options of the request.",
     "output_dimension": "Width to which vectors are cut. By default the model's own width.",
     "output_dtype": "Number format of the vectors.",
     "padding": UNSUPPORTED,
@@ -71,7 +74,9 @@ FIELDS: Final[dict[str, str]] = {
     "scopes": "Groups of paths that the key may call. By default those that compute.",
     "skip_special_tokens": "Whether special tokens are left out of the text.",
     "softmax": "Older name of `use_activation`.",
+    "system": "Refused unless it is empty: the gateway has no chat.",
     "task": "Task for which the inputs are embedded, which selects their prompt or the output.",
+    "template": "Refused unless it is empty: the gateway has no chat.",
     "tenant": "Tenant to which the key belongs.",
     "text_1": "First side of the pairs: one text or a list.",
     "text_2": "Second side of the pairs: one text or a list.",
@@ -86,6 +91,7 @@ FIELDS: Final[dict[str, str]] = {
     "truncation_side": "End at which an input that is too long is cut.",
     "use_activation": "Whether scores pass sigmoid or softmax; false returns logits.",
     "user": "Name of the end user. It changes nothing.",
+    "verbose": "It changes nothing.",
 }
 
 NORMALIZE: Final = "Refused if false: send `use_activation`."
@@ -102,6 +108,10 @@ OWN_FIELDS: Final[dict[str, str]] = {
     "EmbedV2Request.priority": "0, the default, is interactive; any other value is bulk.",
     "EitherRerankRequest.priority": "0, the default, is interactive; any other value is bulk.",
     "RerankRequest.priority": "0, the default, is interactive; any other value is bulk.",
+    "OllamaEmbedRequest.dimensions": "Width to which vectors are cut; 0 is the model's own.",
+    "OllamaEmbedRequest.options": "Only `num_ctx`, the most tokens of an input, has an effect.",
+    "OllamaEmbeddingsRequest.options": "Only `num_ctx`, the most tokens of the text, has an effect.",
+    "OllamaShowRequest.options": "They change nothing.",
     "InfinityEmbeddingsRequest.dimensions": "Width to which vectors are cut; 0 is the model's own.",
     "OpenAIEmbeddingsRequest.input": (
         "One text or a list of texts; or token ids, if the model's config specifies their vocabulary. "
@@ -124,7 +134,6 @@ OWN_FIELDS: Final[dict[str, str]] = {
     "SieEncodeRequest.input": "Alias of `items`.",
     "SieEncodeRequest.inputs": "Alias of `items`.",
     "SieScoreRequest.items": "Texts to score against the query.",
-    "SieScoreRequest.options": "Options of the request.",
     "SimilarityRequest.inputs": "One sentence, and the sentences to compare it with.",
     "VllmScoreRequest.documents": "Second side of the pairs: one text or a list.",
     "VllmScoreRequest.items": "Second side of the pairs: one text or a list.",

@@ -106,6 +106,12 @@ class FastAPIError(msgspec.Struct):
     detail: list[FastAPIProblem] | str
 
 
+class OllamaError(msgspec.Struct):
+    """Source: Ollama 0.12: one sentence, which clients show."""
+
+    error: str
+
+
 class SieErrorDetail(msgspec.Struct):
     """Source: SIE 0.3.1. Kinds that SIE does not know get a code of their own."""
 
@@ -169,6 +175,10 @@ def _infinity_error(error: GatewayError) -> InfinityError | FastAPIError:
     return InfinityError(InfinityErrorDetail(error.message, status))
 
 
+def _ollama_error(error: GatewayError) -> OllamaError:
+    return OllamaError(error.message)
+
+
 def _sie_error(error: GatewayError) -> SieError:
     return SieError(SieErrorDetail(SIE_CODES.get(error.kind, error.kind.upper()), error.message))
 
@@ -187,6 +197,7 @@ INFINITY = Dialect(
     ("/infinity/",),
     lambda facts: facts.infinity_status,
 )
+OLLAMA = Dialect("ollama", OllamaError, _ollama_error, ("/api/",))
 SIE = Dialect("sie", SieError, _sie_error, ("/v1/encode/", "/v1/score/"))
 
 

@@ -1,0 +1,98 @@
+"""Ollama's endpoints below /api."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway import __version__
+from tests.conftest import Boots
+from tests.fakes.hooks import RERANKER
+from tests.fakes.tei import FakeTei, vector_of
+
+TEXTS = ["red", "green and blue"]
+
+
+def fakes() -> dict[str, Any]:
+    """Return an embedding model and a reranker."""
+    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+
+
+@pytest.mark.parametrize("model", [{}, {"model": "bge"}, {"model": "bge:latest"}])
+@pytest.mark.parametrize("sent", [TEXTS, TEXTS[0]])
+async def test_embed_returns_one_vector_for_each_input(boot: Boots, model: dict[str, str], sent: Any) -> None:
+    body = model | {"input": sent, "keep_alive": "5m", "options": {"temperature": 0, "num_gpu": None}}
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/api/embed", body)
+
+    texts = [sent] if isinstance(sent, str) else sent
+    data = reply.json()
+    np.testing.assert_allclose([vector_of(text) for text in texts], data["embeddings"], rtol=1e-6)
+    assert ("bge", sum(len(text.split()) + 2 for text in texts)) == (data["model"], data["prompt_eval_count"])
+    assert 0 <= data["load_duration"] < data["total_duration"]
+
+
+async def test_embed_cuts_dimensions(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        replies = [
+            await gateway.post("/api/embed", {"input": TEXTS, "dimensions": width}) for width in (0, 4)
+        ]
+
+    whole, cut = (np.array(reply.json()["embeddings"]) for reply in replies)
+    np.testing.assert_allclose(whole[:, :4] / np.linalg.norm(whole[:, :4], axis=1, keepdims=True), cut, 1e-5)
+
+
+async def test_the_older_form_embeds_one_text(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/api/embeddings", {"model": "bge", "prompt": "red", "keep_alive": 0})
+
+    assert {"embedding"} == reply.json().keys()
+    np.testing.assert_allclose(vector_of("red"), reply.json()["embedding"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("context", "status"), [(100_000, 200), (12, 200), (4, 400)])
+async def test_num_ctx_bounds_the_tokens_of_an_input(boot: Boots, context: int, status: int) -> None:
+    """Ten bytes have at most ten tokens, so that only the last bound needs the model's tokenizer."""
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/api/embed", {"input": "ten bytes.", "options": {"num_ctx": context}})
+
+    assert status == reply.status_code
+    assert ("tokenizer" in reply.text) is (status == 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "reason"),
+    [
+        ("/api/embed", {"input": ""}, 400, "empty"),
+        ("/api/embed", {"input": [1]}, 400, "token ids"),
+        ("/api/embed", {"input": "a", "model": "llama:latest"}, 404, "llama"),
+        ("/api/embed", {"input": "a", "model": "cross"}, 400, "does not embed"),
+        ("/api/embed", {"input": "w " * 60, "truncate": False}, 400, "token"),
+        ("/api/embeddings", {"prompt": ""}, 400, "empty"),
+        ("/api/show", {"model": "cross"}, 404, "cross"),
+        ("/api/show", {"model": "bge", "template": "{{ x }}"}, 400, "template"),
+        ("/api/generate", {"model": "bge", "prompt": "a"}, 404, "nothing at this path"),
+    ],
+)
+async def test_errors_are_one_sentence(
+    boot: Boots, path: str, body: dict[str, Any], status: int, reason: str
+) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert status == reply.status_code, reply.text
+    assert {"error"} == reply.json().keys()
+    assert reason in reply.json()["error"]
+
+
+async def test_lists_and_describes_the_models_that_embed(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        tags = (await gateway.client.get("/api/tags")).json()["models"]
+        shown = (await gateway.post("/api/show", {"name": "org/bge", "verbose": True})).json()
+        version = await gateway.client.get("/api/version", headers={"authorization": ""})
+
+    assert ["bge", "org/bge", "strict", "no-rerank"] == [model["model"] for model in tags]
+    assert tags[0]["name"] == tags[0]["model"]
+    assert ["embedding"] == shown["capabilities"]
+    assert 16 == shown["model_info"]["gateway.context_length"]
+    assert {"version": __version__} == version.json()
