@@ -18,6 +18,7 @@ from backends.torch.client import TorchBackend
 from gateway.admission import Admission
 from gateway.api.dialects import (
     cohere,
+    gemini,
     infinity,
     ollama,
     openai,
@@ -102,6 +103,7 @@ DIALECTS = (
     cohere,
     sie,
     ollama,
+    gemini,
     openai_models,
 )
 OPERATOR_MODULES = (

@@ -34,6 +34,7 @@ PATHS: dict[str, str] = {
     "infinity": "/infinity/embeddings",
     "sie": "/v1/encode/{}",
     "ollama": "/api/embed",
+    "gemini": "/v1beta/models/{}:batchEmbedContents",
 }
 BODIES: dict[str, dict[str, Any]] = {
     "openai": {"input": "a"},
@@ -44,6 +45,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "infinity": {"input": "a"},
     "sie": {"items": [{"text": "a"}]},
     "ollama": {"input": "a"},
+    "gemini": {"requests": [{"content": {"parts": [{"text": "a"}]}}]},
 }
 EMPTY: dict[str, dict[str, Any]] = {
     "openai": {"input": []},
@@ -54,6 +56,7 @@ EMPTY: dict[str, dict[str, Any]] = {
     "infinity": {"input": []},
     "sie": {"items": []},
     "ollama": {"input": []},
+    "gemini": {"requests": []},
 }
 DIALECTS = pytest.mark.parametrize("dialect", PATHS)
 ENVELOPES = {dialect.name: dialect.envelope for dialect in ROUTES.dialects}

@@ -160,3 +160,28 @@ def test_encoded_vectors_decode_bit_for_bit(
     body = msgspec.json.decode(encode_embeddings(EmbedReply(vectors, 1), "m", Encoding((encoding_format,))))
 
     assert vectors.tobytes() == b"".join(vector_in(item).tobytes() for item in body["data"])
+
+
+@pytest.mark.parametrize("model", ["bge", "org/bge"])
+async def test_azures_clients_name_the_model_in_the_path(boot: Boots, model: str) -> None:
+    path = f"/openai/deployments/{model}/embeddings?api-version=2024-10-21"
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.post(path, {"input": "red", "model": "other"}, authorization="", api_key=KEY)
+        latest = await gateway.post("/openai/v1/embeddings", {"input": "red", "model": model})
+        listed = await gateway.client.get("/openai/models?api-version=2024-10-21")
+
+    assert model == reply.json()["model"]
+    assert latest.json() == reply.json()
+    assert model in [item["id"] for item in listed.json()["data"]]
+
+
+async def test_wrong_keys_of_azures_header_are_throttled(boot: Boots) -> None:
+    path = "/openai/deployments/bge/embeddings"
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        replies = [
+            await gateway.post(path, {"input": "red"}, authorization="", api_key=f"wrong-{number}")
+            for number in range(40)
+        ]
+
+    assert {401, 429} == {reply.status_code for reply in replies}
+    assert "invalid_api_key" == replies[0].json()["error"]["code"]

@@ -9,6 +9,7 @@ from msgspec.structs import fields
 
 from gateway.api.dialects import (
     cohere,
+    gemini,
     infinity,
     ollama,
     openai,
@@ -63,6 +64,12 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/api/embed": ollama.OllamaEmbedRequest,
     "/api/embeddings": ollama.OllamaEmbeddingsRequest,
     "/api/show": ollama.OllamaShowRequest,
+    "/openai/v1/embeddings": openai.OpenAIEmbeddingsRequest,
+    "/openai/deployments/{name}/embeddings": openai.OpenAIEmbeddingsRequest,
+    "/v1/models/{name}:embedContent": gemini.EmbedContentRequest,
+    "/v1/models/{name}:batchEmbedContents": gemini.BatchEmbedContentsRequest,
+    "/v1beta/models/{name}:embedContent": gemini.EmbedContentRequest,
+    "/v1beta/models/{name}:batchEmbedContents": gemini.BatchEmbedContentsRequest,
 }
 
 
@@ -178,6 +185,12 @@ async def test_every_way_to_send_a_key_is_documented_and_taken(boot: Boots) -> N
         for value in (f"Bearer {KEY}", f"Basic {basic}", KEY):
             reply = await gateway.client.get("/v1/models", headers={"authorization": value})
             assert 200 == reply.status_code, value
+        names = {scheme["name"] for scheme in schemes.values() if "name" in scheme}
+        assert {"authorization", "api-key", "x-goog-api-key"} == names
+        for name in names:
+            for key, status in ((KEY, 200), ("wrong", 401)):
+                reply = await gateway.client.get("/v1/models", headers={"authorization": "", name: key})
+                assert status == reply.status_code, name
 
 
 async def test_every_field_of_a_body_has_a_meaning(boot: Boots) -> None:

@@ -154,3 +154,37 @@ def test_does_not_retry_an_exhausted_day_quota(gateway: Gateway, monkeypatch: py
 
     assert "insufficient_quota" == observed.exhaust_limit().code
     assert [] == observed.slept_s
+
+
+def azure(gateway: Gateway, **options: Any) -> openai.AzureOpenAI:
+    """Return Azure's client, which sends its key in the header `api-key`."""
+    settings = {"api_key": gateway.key, "api_version": "2024-10-21", "max_retries": 0} | options
+    return openai.AzureOpenAI(azure_endpoint=gateway.url, **settings)
+
+
+@pytest.mark.parametrize("deployment", [None, "org/prompted"])
+def test_azures_client_gets_the_same_vectors(
+    client: openai.OpenAI, gateway: Gateway, deployment: str | None
+) -> None:
+    reply = azure(gateway, azure_deployment=deployment).embeddings.create(model=gateway.prompted, input=TEXTS)
+
+    expected = client.embeddings.create(model=gateway.prompted, input=TEXTS)
+    assert gateway.prompted == reply.model
+    for item, azures in zip(expected.data, reply.data, strict=True):
+        assert item.embedding == pytest.approx(azures.embedding, abs=1e-6)
+
+
+def test_azures_client_lists_models_and_raises_its_errors(gateway: Gateway) -> None:
+    assert gateway.model in [model.id for model in azure(gateway).models.list()]
+    with pytest.raises(openai.NotFoundError) as raised:
+        azure(gateway).embeddings.create(model="nowhere", input="a")
+    assert "model_not_found" == raised.value.code
+    with pytest.raises(openai.AuthenticationError):
+        azure(gateway, api_key="wrong").embeddings.create(model=gateway.model, input="a")
+
+
+def test_version_1_of_azure_takes_openais_own_client(gateway: Gateway) -> None:
+    latest = openai.OpenAI(api_key=gateway.key, base_url=f"{gateway.url}/openai/v1/")
+
+    assert DIMENSIONS == len(latest.embeddings.create(model=gateway.model, input="a").data[0].embedding)
+    assert gateway.model in [model.id for model in latest.models.list()]

@@ -60,6 +60,11 @@ def test_a_name_with_slashes_becomes_one_segment_and_back(name: str, operation: 
         ("/v1/encode/bge", "/v1/encode/bge"),
         ("/v1/encode/org/bge/", f"/v1/encode/org{SLASH}bge"),
         ("/v1/score/org/bge", f"/v1/score/org{SLASH}bge"),
+        ("/openai/deployments/org/bge/embeddings", f"/openai/deployments/org{SLASH}bge/embeddings"),
+        ("/openai/deployments//bge/embeddings/", "/openai/deployments/bge/embeddings"),
+        ("/v1beta/models/org/bge:embedContent", f"/v1beta/models/org{SLASH}bge/:embedContent"),
+        ("/v1beta/models/a:b:batchEmbedContents", "/v1beta/models/a:b/:batchEmbedContents"),
+        ("/v1beta/models/org/bge", f"/v1beta/models/org{SLASH}bge"),
     ],
 )
 def test_the_operation_is_the_last_segment_and_the_name_all_before_it(path: str, expected: str) -> None:
@@ -93,7 +98,13 @@ def test_an_operation_without_a_model_is_read_as_a_model_name(path: str) -> None
 @many
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
 def test_parsing_a_routed_path_changes_nothing(rest: str) -> None:
-    for path in (f"/{rest}", f"/models/{rest}", f"/models/{rest}/embed", f"/v1/encode/{rest}"):
+    for path in (
+        f"/{rest}",
+        f"/models/{rest}",
+        f"/models/{rest}/embed",
+        f"/v1/encode/{rest}",
+        f"/v1beta/models/{rest}:embedContent",
+    ):
         assert routed(path) == routed(routed(path))
 
 
@@ -134,6 +145,11 @@ def test_a_missing_segment_is_no_name() -> None:
         ("/tokenize", "tei"),
         ("/infinity/rerank", "infinity"),
         ("/api/embed", "ollama"),
+        ("/openai/deployments/org/bge/embeddings", "openai"),
+        ("/openai/nothing", "openai"),
+        ("/v1/models/org/bge:embedContent", "gemini"),
+        ("/v1beta/models/org/bge:embedContent", "gemini"),
+        ("/v1beta/models/bge:generateContent", "gemini"),
         ("/api/generate", "ollama"),
         ("/infinity/nothing", "infinity"),
         ("/v1/encode/org/bge", "sie"),
@@ -164,6 +180,9 @@ def test_a_path_of_sie_ends_in_the_model_name(name: str) -> None:
         ("/models/org/bge/v2/rerank", "/models/{model}/v2/rerank"),
         ("/v1/encode/org/bge", "/v1/encode/{model}"),
         ("/v1/score/bge", "/v1/score/{model}"),
+        ("/openai/deployments/org/bge/embeddings", "/openai/deployments/{model}/embeddings"),
+        ("/v1beta/models/org/bge:embedContent", "/v1beta/models/{model}:embedContent"),
+        ("/v1beta/models/org/bge", "/v1beta/models/{name}"),
         ("/v1/embeddings", "/v1/embeddings"),
         ("/livez", "/livez"),
         ("/v1/models", "/v1/models"),
@@ -183,6 +202,16 @@ def test_a_path_is_labelled_by_its_template(path: str, template: str) -> None:
 @many
 @given(st.text(st.characters(codec="utf-8"), max_size=30))
 def test_labels_are_a_closed_list(rest: str) -> None:
-    starts = ("/", "/models/", "/models/bge/", "/models/bge/v1/", "/v1/models/", "/v1/encode/", "/v1/score/")
+    starts = (
+        "/",
+        "/models/",
+        "/models/bge/",
+        "/models/bge/v1/",
+        "/v1/models/",
+        "/v1/encode/",
+        "/v1/score/",
+        "/v1beta/models/",
+        "/openai/deployments/",
+    )
     for path in (start + rest for start in starts):
         assert ROUTES.parse(path).label in ROUTE_LABELS

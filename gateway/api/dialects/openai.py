@@ -1,6 +1,7 @@
-"""OpenAI: POST /v1/embeddings, with the fields that other services' clients add to it.
+"""OpenAI and Azure OpenAI: embeddings, with the fields that other services' clients add to them.
 
-Source: OpenAI OpenAPI document 2.3.0, openai-python 3.3.1 (which requests base64 by default). The fields of
+Source: OpenAI OpenAPI document 2.3.0, openai-python 3.3.1 (which requests base64 by default), and Azure
+OpenAI's reference 2024-10-21, whose body is the same in every `api-version`. The fields of
 Jina, NVIDIA NIM and Voyage are in `embedding_options.py`, those of vLLM in `vllm_options.py`.
 """
 
@@ -169,6 +170,27 @@ async def multi_vector(
     return await _serve(msgspec.structs.replace(data, return_multivector=True), name, context, api)
 
 
+@inference(
+    "/openai/v1/embeddings",
+    "/openai/deployments/{name:str}/embeddings",
+    dialect=OPENAI,
+    reply=ResponseSpec(OpenAIEmbeddingsResponse, description="One vector for each input"),
+    tags=["Azure"],
+    below_models=False,
+)
+async def deployment_embeddings(
+    data: OpenAIEmbeddingsRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
+) -> HttpReply:
+    """Turn texts into vectors, as Azure OpenAI does.
+
+    The same as `/v1/embeddings`. The deployment in the path is the model; `api-version` is ignored.
+    """
+    return await _serve(data, name, context, api)
+
+
 async def _serve(
     data: OpenAIEmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> HttpReply:
@@ -188,4 +210,4 @@ async def _serve(
     return respond(context, served, encode_embeddings(reply, served.route.model, encoding))
 
 
-HANDLERS = [embeddings, multi_vector]
+HANDLERS = [embeddings, multi_vector, deployment_embeddings]

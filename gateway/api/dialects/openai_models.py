@@ -8,6 +8,7 @@ from litestar.params import FromPath
 from backends.contract import ModelState
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.paths import model_name
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import ModelNotFound
 from gateway.upstreams.upstream import UpstreamState
@@ -68,7 +69,7 @@ def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
     )
 
 
-@get("/v1/models", responses=FAILURES, tags=["OpenAI"])
+@get(["/v1/models", "/openai/v1/models", "/openai/models"], responses=FAILURES, tags=["OpenAI"])
 async def list_models(
     context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi]
 ) -> OpenAIModelList:
@@ -86,7 +87,7 @@ async def get_model(
     The name may contain slashes.
     """
     tenant = api.authenticator.authenticate(context)
-    name = model.removeprefix("/")
+    name = (model_name(model) or "").removeprefix("/")
     if name not in api.gateway.routes.names(tenant):
         raise ModelNotFound(f"there is no model {name!r} here", param="model")
     return _item(api, name)

@@ -4,6 +4,7 @@ from typing import Any, Final, TypeAlias
 
 from gateway.api.document.examples import EXAMPLES
 from gateway.api.document.fields import FIELDS, OWN_FIELDS
+from gateway.api.server.paths import METHOD
 
 # In the order of the document: what most callers need comes first.
 TAGS: Final[dict[str, str]] = {
@@ -12,6 +13,8 @@ TAGS: Final[dict[str, str]] = {
     "Cohere and Jina": "Embeddings and rerank as the clients of Cohere and Jina call them.",
     "vLLM": "The pooling paths of vLLM.",
     "Infinity": "The paths of Infinity, below `/infinity`.",
+    "Azure": "The embeddings paths of Azure OpenAI.",
+    "Gemini": "The embedding methods of the Gemini API, and its list of models.",
     "Ollama": "The embedding paths of Ollama, and its list of models.",
     "SIE": "The encode and score paths of SIE.",
     "Probes": "Health and metrics for orchestrators; they need no key.",
@@ -61,7 +64,8 @@ def _sort_paths(document: dict[str, Any]) -> None:
     def place(path: str) -> tuple[int, bool, bool, str]:
         return names.index(tag_of[path]), path.startswith("/models/{"), not path.startswith("/v"), path
 
-    document["paths"] = {path: items[path] for path in sorted(items, key=place)}
+    # A method after a name is a segment of its own in the declared path only.
+    document["paths"] = {path.replace(METHOD, ":"): items[path] for path in sorted(items, key=place)}
     document["tags"] = [{"name": name, "description": TAGS.get(name, name)} for name in names]
 
 

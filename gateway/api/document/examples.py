@@ -9,10 +9,14 @@ QUERY: Final = "what is a panda?"
 TEXTS: Final = ["the panda eats bamboo", "Paris is in France"]
 
 EXAMPLES: Final[dict[str, dict[str, Any]]] = {
+    "BatchEmbedContentsRequest": {
+        "requests": [{"model": "models/bge", "content": {"parts": [{"text": text}]}} for text in TEXTS]
+    },
     "DecodeRequest": {"ids": [101, 7592, 102]},
     "DefaultRequest": {"inputs": TEXTS},
     "DetokenizeRequest": {"tokens": [101, 7592, 102]},
     "EitherRerankRequest": {"query": QUERY, "texts": TEXTS},
+    "EmbedContentRequest": {"content": {"parts": [{"text": QUERY}]}, "taskType": "RETRIEVAL_QUERY"},
     "EmbedRequest": {"inputs": TEXTS},
     "EmbedV1Request": {"model": "bge", "texts": TEXTS, "input_type": "search_document"},
     "EmbedV2Request": {

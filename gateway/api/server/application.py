@@ -39,6 +39,18 @@ KEYS = {
         security_scheme_in="header",
         description="The key as the whole value of the header.",
     ),
+    "azure": SecurityScheme(
+        type="apiKey",
+        name="api-key",
+        security_scheme_in="header",
+        description="The key as Azure's clients send it.",
+    ),
+    "gemini": SecurityScheme(
+        type="apiKey",
+        name="x-goog-api-key",
+        security_scheme_in="header",
+        description="The key as Google's clients send it.",
+    ),
 }
 
 

@@ -12,6 +12,8 @@ from gateway.errors import AuthThrottled, Unauthenticated
 from gateway.tenants.guess_throttle import GuessThrottle
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
 
+# Azure's and Google's.
+KEY_HEADERS = (b"api-key", b"x-goog-api-key")
 Network: TypeAlias = IPv4Network | IPv6Network
 
 
@@ -82,9 +84,12 @@ def api_key_of(context: RequestContext) -> str | None:
     """Return the API key of a request, None if it carries none.
 
     It is a bearer token, or the password of HTTP Basic, for clients that only take a URL. A bare token is
-    accepted too: LlamaIndex's TEI reranker sends it like that.
+    accepted too: LlamaIndex's TEI reranker sends it like that. Without `authorization` it is the value of the
+    header in which Azure's or Google's clients send keys.
     """
     authorization = context.header(b"authorization")
+    if not authorization:
+        return next((key for name in KEY_HEADERS if (key := context.header(name).strip())), None)
     scheme, _, credentials = authorization.partition(" ")
     match scheme.lower():
         case "bearer":

@@ -112,6 +112,20 @@ class OllamaError(msgspec.Struct):
     error: str
 
 
+class GeminiErrorDetail(msgspec.Struct):
+    """Source: google.rpc.Status: code repeats the HTTP status, status is the name of a gRPC code."""
+
+    code: int
+    message: str
+    status: str
+
+
+class GeminiError(msgspec.Struct):
+    """Gemini's envelope."""
+
+    error: GeminiErrorDetail
+
+
 class SieErrorDetail(msgspec.Struct):
     """Source: SIE 0.3.1. Kinds that SIE does not know get a code of their own."""
 
@@ -127,6 +141,19 @@ class SieError(msgspec.Struct):
 
 # FastAPI returns these statuses before Infinity's own code runs.
 FASTAPI_STATUSES = frozenset({401, 404, 405})
+# Source: google.rpc.Code, which maps each code to one HTTP status.
+GEMINI_STATUSES = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    409: "ALREADY_EXISTS",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
 SIE_CODES = {
     "empty_input": "INVALID_INPUT",
     "malformed_body": "INVALID_INPUT",
@@ -179,11 +206,18 @@ def _ollama_error(error: GatewayError) -> OllamaError:
     return OllamaError(error.message)
 
 
+def _gemini_error(error: GatewayError) -> GeminiError:
+    status = error.facts.status
+    return GeminiError(
+        GeminiErrorDetail(status, error.message, GEMINI_STATUSES.get(status, "INVALID_ARGUMENT"))
+    )
+
+
 def _sie_error(error: GatewayError) -> SieError:
     return SieError(SieErrorDetail(SIE_CODES.get(error.kind, error.kind.upper()), error.message))
 
 
-OPENAI = Dialect("openai", OpenAIError, _openai_error, ("/v1/",))
+OPENAI = Dialect("openai", OpenAIError, _openai_error, ("/v1/", "/openai/"))
 # TEI's errors are also those of every path that no other dialect claims.
 TEI = Dialect("tei", TeiError, _tei_error, status_of=lambda facts: facts.tei_status)
 COHERE = Dialect("cohere", CohereError, _cohere_error, ("/v2/",))
@@ -197,6 +231,7 @@ INFINITY = Dialect(
     ("/infinity/",),
     lambda facts: facts.infinity_status,
 )
+GEMINI = Dialect("gemini", GeminiError, _gemini_error, ("/v1beta/",))
 OLLAMA = Dialect("ollama", OllamaError, _ollama_error, ("/api/",))
 SIE = Dialect("sie", SieError, _sie_error, ("/v1/encode/", "/v1/score/"))
 

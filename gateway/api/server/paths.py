@@ -2,8 +2,9 @@
 
 The table is built from the handlers' own declarations. A path is parsed once, in the outermost layer.
 A model's name may contain slashes, which a path parameter of the router cannot: below /models/ the operation
-is a declared last segment and the name is everything before it; below SIE's prefixes, and where operators
-add models, the name is the whole rest.
+is a declared last segment and the name is everything before it. In the other paths with a name, such as SIE's
+and Azure's, it is everything between the declared beginning and end. Gemini's paths end in a method after a
+colon, which a handler declares as a segment of its own: `/v1beta/models/{name:str}/:embedContent`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -19,6 +20,8 @@ from gateway.api.server.error_bodies import TEI, Dialect
 NAME = "{name:str}"
 BELOW_MODEL = f"/models/{NAME}"
 MODELS_PREFIX = "/models/"
+# Begins a method in a declared path; callers send only the colon.
+METHOD = "/:"
 # Stands for "/" inside a name while the router looks at the path. No URL carries it unescaped.
 SLASH = "\x1f"
 # The metrics label of a path that no handler declares.
@@ -38,7 +41,7 @@ class RouteOptions(msgspec.Struct, frozen=True):
     Litestar, for endpoints that run a model.
     for_operators: served on `admin.listen`, if there is one, and only there. needs_admin: callers need the
     scope admin. is_probe: also answered while the gateway drains, and not traced. on_both_listeners: for
-    the processes that start and watch the gateway. name_has_slashes: a name at the end may contain slashes.
+    the processes that start and watch the gateway. name_has_slashes: the name in the path may contain them.
     """
 
     dialect: Dialect | None = None
@@ -82,6 +85,25 @@ class Target(msgspec.Struct, frozen=True):
     on_both_listeners: bool = False
 
 
+class NamedPath(msgspec.Struct, frozen=True):
+    """A declared path with a name. start, end: the path before and after it, as callers send them."""
+
+    template: str
+    start: str
+    end: str
+
+    @property
+    def label(self) -> str:
+        """The path as metrics show it."""
+        return f"{self.start}{{model}}{self.end}"
+
+    def name_in(self, path: str) -> str:
+        """Return the name in a path, or nothing if it is a different path."""
+        if path.startswith(self.start) and path.endswith(self.end):
+            return path[len(self.start) : len(path) - len(self.end)].strip("/")
+        return ""
+
+
 class RouteTable:
     """Every path that handlers declare.
 
@@ -104,11 +126,7 @@ class RouteTable:
             if template.startswith(f"{BELOW_MODEL}/")
         )
         self._operations = frozenset(suffix.rpartition("/")[2] for suffix in self._suffixes)
-        self._slashed_prefixes = {
-            template.removesuffix(NAME)
-            for template, options in self._options.items()
-            if options.name_has_slashes and template.endswith(f"/{NAME}") and template != BELOW_MODEL
-        }
+        self._named = list(self._named_paths())
         operators = [template for template, options in self._options.items() if options.for_operators]
         self._operators_prefixes = tuple(
             {f"/{template.split('/')[1]}/" for template in operators if template.count("/") > 1}
@@ -125,7 +143,8 @@ class RouteTable:
     def labels(self) -> frozenset[str]:
         """Every label that `parse` can return."""
         below_models = {f"{MODELS_PREFIX}{{model}}{suffix}" for suffix in (*self._suffixes, "/")}
-        return self.plain_paths | below_models | {OTHER, *self.label_of_prefix.values()}
+        named = {named.label for named in self._named if named.end}
+        return self.plain_paths | below_models | named | {OTHER, *self.label_of_prefix.values()}
 
     def parse(self, path: str) -> Target:
         """Return the target of a request path."""
@@ -171,9 +190,9 @@ class RouteTable:
 
         A model's name with nothing after it means the model's default operation.
         """
-        for prefix in self._slashed_prefixes:
-            if path.startswith(prefix) and (name := path.removeprefix(prefix).strip("/")):
-                return prefix + NAME, name
+        for named in self._named:
+            if name := named.name_in(path):
+                return named.template, name
         if not path.startswith(MODELS_PREFIX):
             return path, ""
         rest = path.removeprefix(MODELS_PREFIX).strip("/")
@@ -189,6 +208,9 @@ class RouteTable:
         """Return the path as metrics show it. A name in it would create a time series for each typo."""
         if template.startswith(BELOW_MODEL):
             return f"{MODELS_PREFIX}{{model}}{template.removeprefix(BELOW_MODEL) or '/'}"
+        for named in self._named:
+            if named.template == template and named.end:
+                return named.label
         return next(
             (label for prefix, label in self.label_of_prefix.items() if path.startswith(prefix)), OTHER
         )
@@ -199,6 +221,14 @@ class RouteTable:
             return options.dialect
         below = f"{path}/"
         return next((dialect for prefix, dialect in self._prefixes if below.startswith(prefix)), TEI)
+
+    def _named_paths(self) -> Iterator[NamedPath]:
+        """Yield the paths with a name that may contain slashes, apart from those below a model."""
+        templates = [path for path, options in self._options.items() if options.name_has_slashes]
+        for template in sorted(templates, key=len, reverse=True):
+            if NAME in template and not template.startswith(BELOW_MODEL):
+                start, _, end = template.partition(NAME)
+                yield NamedPath(template, start, end.replace(METHOD, ":"))
 
     def _label_prefixes(self) -> Iterator[tuple[str, str]]:
         for template, options in self._options.items():

@@ -1,0 +1,310 @@
+"""Gemini: embedContent and batchEmbedContents, and the list of models.
+
+/v1/models, and a model there, are OpenAI's; Gemini's are below /v1beta.
+Source: Gemini API v1 and v1beta, embeddings and models; google-genai 3.4.0, which sends texts in batches.
+Names of fields are those of protobuf's JSON: camel case, or snake case as in the `.proto` files.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import get
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath
+
+from backends.contract import Embed, EmbedReply, Operation
+from gateway.api.server.body import ModelName
+from gateway.api.server.encoding import json_bytes
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import GEMINI, document_errors
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
+from gateway.api.server.paths import model_name, route_options
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import HttpReply
+from gateway.calls import Call
+from gateway.errors import EmptyInput, InvalidInput, ModelNotFound
+from gateway.prompts import Role
+
+TaskType = Literal[
+    "TASK_TYPE_UNSPECIFIED",
+    "RETRIEVAL_QUERY",
+    "RETRIEVAL_DOCUMENT",
+    "SEMANTIC_SIMILARITY",
+    "CLASSIFICATION",
+    "CLUSTERING",
+    "QUESTION_ANSWERING",
+    "FACT_VERIFICATION",
+    "CODE_RETRIEVAL_QUERY",
+]
+ROLE_OF_TASK: dict[TaskType, Role] = {
+    "RETRIEVAL_QUERY": "query",
+    "RETRIEVAL_DOCUMENT": "document",
+    "SEMANTIC_SIMILARITY": "similarity",
+    "CLASSIFICATION": "classification",
+    "CLUSTERING": "clustering",
+    "QUESTION_ANSWERING": "query",
+    "FACT_VERIFICATION": "query",
+    "CODE_RETRIEVAL_QUERY": "query",
+}
+RESOURCE = "models/"
+METHODS = ("embedContent", "batchEmbedContents")
+# 0 is protobuf's default and means all dimensions.
+Width = Annotated[int, msgspec.Meta(ge=0, le=65536)]
+
+
+class GeminiPart(msgspec.Struct):
+    """A part of a content: `text`. Other kinds of data are refused."""
+
+    text: str | None = None
+    inline_data: Any = msgspec.field(default=None, name="inlineData")
+    file_data: Any = msgspec.field(default=None, name="fileData")
+
+
+class GeminiContent(msgspec.Struct):
+    """An input: one part. role: of a chat; it changes nothing."""
+
+    parts: list[GeminiPart]
+    role: str | None = None
+
+
+class EmbedContentConfig(msgspec.Struct):
+    """Newer place of the options of a request. autoTruncate: whether inputs that are too long are cut."""
+
+    task_type: TaskType | None = msgspec.field(default=None, name="taskType")
+    title: str | None = None
+    output_dimensionality: Width | None = msgspec.field(default=None, name="outputDimensionality")
+    auto_truncate: bool | None = msgspec.field(default=None, name="autoTruncate")
+
+
+class EmbedContentRequest(msgspec.Struct, kw_only=True):
+    """Body of embedContent, and one of the requests of batchEmbedContents.
+
+    model: the one in the path, if it is there. title: refused, because models here have no place for it.
+    task_type, output_dimensionality: the same as taskType and outputDimensionality.
+    """
+
+    content: GeminiContent
+    model: ModelName | None = None
+    task_type: TaskType | None = msgspec.field(default=None, name="taskType")
+    task_type_snake: TaskType | None = msgspec.field(default=None, name="task_type")
+    title: str | None = None
+    output_dimensionality: Width | None = msgspec.field(default=None, name="outputDimensionality")
+    output_dimensionality_snake: Width | None = msgspec.field(default=None, name="output_dimensionality")
+    config: EmbedContentConfig | None = msgspec.field(default=None, name="embedContentConfig")
+
+
+class BatchEmbedContentsRequest(msgspec.Struct):
+    """Body of batchEmbedContents. requests: they all have the same options."""
+
+    requests: list[EmbedContentRequest]
+
+
+class ContentEmbedding(msgspec.Struct):
+    """One vector of length 1."""
+
+    values: list[float]
+
+
+class GeminiUsage(msgspec.Struct):
+    """Tokens after truncation, with special tokens and the prompt."""
+
+    prompt_token_count: int = msgspec.field(name="promptTokenCount")
+    total_token_count: int = msgspec.field(name="totalTokenCount")
+
+
+class EmbedContentResponse(msgspec.Struct):
+    """The vector of the content."""
+
+    embedding: ContentEmbedding
+    usage: GeminiUsage = msgspec.field(name="usageMetadata")
+
+
+class BatchEmbedContentsResponse(msgspec.Struct):
+    """Vectors, in the order of the requests."""
+
+    embeddings: list[ContentEmbedding]
+    usage: GeminiUsage = msgspec.field(name="usageMetadata")
+
+
+class GeminiModel(msgspec.Struct, omit_defaults=True):
+    """One embedding model. inputTokenLimit: only if the model reports it."""
+
+    name: str
+    display_name: str = msgspec.field(name="displayName")
+    methods: tuple[str, ...] = msgspec.field(name="supportedGenerationMethods")
+    input_token_limit: int | None = msgspec.field(default=None, name="inputTokenLimit")
+
+
+class GeminiModelList(msgspec.Struct):
+    """The embedding models that the key may use."""
+
+    models: list[GeminiModel]
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Options of one request. dimensions: None for all."""
+
+    task: TaskType
+    dimensions: int | None
+    truncate: bool | None
+
+
+def decode_requests(requests: Sequence[EmbedContentRequest], name: str, api: InferenceApi) -> Call:
+    """Decode the requests of a body into one call. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput.
+    """
+    api.check_count(len(requests), "requests")
+    texts = tuple([_text_of(request, index) for index, request in enumerate(requests)])
+    distinct = {options_of(request, name) for request in requests}
+    if len(distinct) > 1:
+        raise InvalidInput(
+            "the requests of a batch have the same taskType and outputDimensionality: send several",
+            param="requests",
+        )
+    (options,) = distinct
+    role = ROLE_OF_TASK.get(options.task)
+    return Call(Embed(texts, dimensions=options.dimensions), name, options.truncate, role=role)
+
+
+def options_of(request: EmbedContentRequest, name: str) -> Options:
+    """Return the options of one request. name: the model in the path.
+
+    Raises: InvalidInput if it names a different model, has a title, or an option twice with two values.
+    """
+    config = request.config or EmbedContentConfig()
+    if request.model is not None and request.model.removeprefix(RESOURCE) != name:
+        raise InvalidInput(f"`model` is {request.model!r}, the path has {name!r}", param="model")
+    if request.title or config.title:
+        raise InvalidInput(
+            "`title` is not supported: put it in front of the text, as the model expects", param="title"
+        )
+    tasks = (request.task_type, request.task_type_snake, config.task_type)
+    widths = (
+        request.output_dimensionality,
+        request.output_dimensionality_snake,
+        config.output_dimensionality,
+    )
+    task: TaskType | None = _one_of(tasks, "taskType")
+    return Options(
+        task or "TASK_TYPE_UNSPECIFIED", _one_of(widths, "outputDimensionality") or None, config.auto_truncate
+    )
+
+
+def _one_of(values: Sequence[Any], field: str) -> Any:
+    """Return the value of an option that has several spellings. Raises: InvalidInput if they differ."""
+    distinct = {value for value in values if value is not None}
+    if len(distinct) > 1:
+        raise InvalidInput(f"`{field}` has two values; send one of them", param=field)
+    return next(iter(distinct), None)
+
+
+def _text_of(request: EmbedContentRequest, index: int) -> str:
+    """Return the text of a request. Raises: EmptyInput, InvalidInput."""
+    parts = request.content.parts
+    if len(parts) != 1 or parts[0].text is None or parts[0].inline_data or parts[0].file_data:
+        raise InvalidInput(
+            f"content {index} needs one part with `text` alone; send each text as a content of its own",
+            param="content",
+        )
+    if not parts[0].text:
+        raise EmptyInput(f"content {index} has an empty text", param="content")
+    return parts[0].text
+
+
+def _usage(tokens: int) -> dict[str, int]:
+    return {"promptTokenCount": tokens, "totalTokenCount": tokens}
+
+
+@inference(
+    "/v1/models/{name:str}/:batchEmbedContents",
+    "/v1beta/models/{name:str}/:batchEmbedContents",
+    dialect=GEMINI,
+    reply=ResponseSpec(BatchEmbedContentsResponse, description="One vector for each request"),
+    tags=["Gemini"],
+    below_models=False,
+)
+async def batch_embed_contents(
+    data: BatchEmbedContentsRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
+) -> HttpReply:
+    """Turn texts into vectors.
+
+    Returns one vector for each request, in order. The requests have the same options.
+    """
+    served = await api.serve(context, decode_requests(data.requests, name or "", api))
+    reply = expect_reply(served.reply, EmbedReply)
+    embeddings = [{"values": vector} for vector in reply.vectors]
+    return respond(
+        context, served, json_bytes({"embeddings": embeddings, "usageMetadata": _usage(reply.tokens)})
+    )
+
+
+@inference(
+    "/v1/models/{name:str}/:embedContent",
+    "/v1beta/models/{name:str}/:embedContent",
+    dialect=GEMINI,
+    reply=ResponseSpec(EmbedContentResponse, description="One vector"),
+    tags=["Gemini"],
+    below_models=False,
+)
+async def embed_content(
+    data: EmbedContentRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
+) -> HttpReply:
+    """Turn one text into a vector."""
+    served = await api.serve(context, decode_requests([data], name or "", api))
+    reply = expect_reply(served.reply, EmbedReply)
+    embedding = {"values": reply.vectors[0]}
+    return respond(
+        context, served, json_bytes({"embedding": embedding, "usageMetadata": _usage(reply.tokens)})
+    )
+
+
+def _models(api: InferenceApi, context: RequestContext) -> list[GeminiModel]:
+    tenant, routes = api.authenticator.authenticate(context), api.gateway.routes
+    names = [name for name in routes.names(tenant) if Operation.EMBED in routes.operations(name)]
+    return [_model(api, name) for name in names]
+
+
+def _model(api: InferenceApi, name: str) -> GeminiModel:
+    capabilities = api.capabilities_of(name, Operation.EMBED)
+    longest = capabilities.max_input_tokens if capabilities else None
+    return GeminiModel(RESOURCE + name, name, METHODS, longest)
+
+
+@get("/v1beta/models", responses=document_errors(GEMINI), tags=["Gemini"], opt=route_options(dialect=GEMINI))
+async def list_models(
+    context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi]
+) -> GeminiModelList:
+    """List the embedding models that this key may use."""
+    return GeminiModelList(_models(api, context))
+
+
+@get(
+    "/v1beta/models/{name:str}",
+    responses=document_errors(GEMINI),
+    tags=["Gemini"],
+    opt=route_options(dialect=GEMINI, name_has_slashes=True),
+)
+async def get_model(
+    context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi], name: FromPath[str]
+) -> GeminiModel:
+    """Describe one embedding model.
+
+    The name may contain slashes.
+    """
+    resource = RESOURCE + (model_name(name) or "")
+    for model in _models(api, context):
+        if model.name == resource:
+            return model
+    raise ModelNotFound(f"there is no embedding model {resource!r} here", param="model")
+
+
+HANDLERS = [batch_embed_contents, embed_content, list_models, get_model]

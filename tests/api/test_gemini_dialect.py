@@ -1,0 +1,117 @@
+"""Gemini's embedContent and batchEmbedContents, and its list of models."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import CONFIG, KEY, Boots
+from tests.fakes.hooks import RERANKER
+from tests.fakes.tei import FakeTei, vector_of
+
+TEXTS = ["red", "green and blue"]
+PROMPTED = CONFIG.replace(
+    "bge: {upstream: embedder}", "bge: {upstream: embedder, prompts: {query: 'q: ', document: 'd: '}}"
+)
+
+
+def fakes() -> dict[str, Any]:
+    """Return an embedding model and a reranker."""
+    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
+
+
+def request(text: str, **options: Any) -> dict[str, Any]:
+    """Return one request of a batch."""
+    return {"content": {"parts": [{"text": text}], "role": "user"}} | options
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta"])
+@pytest.mark.parametrize("model", ["bge", "org/bge"])
+async def test_a_batch_returns_one_vector_for_each_request(boot: Boots, version: str, model: str) -> None:
+    body = {"requests": [request(text, model=f"models/{model}") for text in TEXTS]}
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(
+            f"/{version}/models/{model}:batchEmbedContents", body, authorization="", x_goog_api_key=KEY
+        )
+
+    vectors = [item["values"] for item in reply.json()["embeddings"]]
+    np.testing.assert_allclose([vector_of(text) for text in TEXTS], vectors, rtol=1e-6)
+    tokens = sum(len(text.split()) + 2 for text in TEXTS)
+    assert {"promptTokenCount": tokens, "totalTokenCount": tokens} == reply.json()["usageMetadata"]
+
+
+@pytest.mark.parametrize(
+    ("options", "prompt"),
+    [
+        ({"taskType": "RETRIEVAL_QUERY"}, "q: "),
+        ({"task_type": "QUESTION_ANSWERING"}, "q: "),
+        ({"embedContentConfig": {"taskType": "RETRIEVAL_DOCUMENT"}}, "d: "),
+        ({"taskType": "TASK_TYPE_UNSPECIFIED"}, ""),
+        ({"taskType": None, "title": ""}, ""),
+    ],
+)
+async def test_a_task_selects_the_models_prompt(boot: Boots, options: dict[str, Any], prompt: str) -> None:
+    async with boot(fakes(), PROMPTED) as gateway:
+        reply = await gateway.post("/v1beta/models/bge:embedContent", request("red", **options))
+
+    np.testing.assert_allclose(vector_of(prompt + "red"), reply.json()["embedding"]["values"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"outputDimensionality": 4},
+        {"output_dimensionality": 4},
+        {"embedContentConfig": {"outputDimensionality": 4}},
+    ],
+)
+async def test_the_width_is_cut_in_each_spelling(boot: Boots, options: dict[str, Any]) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/v1/models/bge:embedContent", request("red", **options))
+
+    cut = vector_of("red")[:4]
+    np.testing.assert_allclose(cut / np.linalg.norm(cut), reply.json()["embedding"]["values"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (request("red", title="colors"), "title"),
+        (request("red", model="models/other"), "the path has"),
+        (request("red", taskType="CLUSTERING", task_type="CLASSIFICATION"), "two values"),
+        (request("red", taskType="X"), "allowed: "),
+        (request(""), "empty"),
+        ({"content": {"parts": [{"text": "a"}, {"text": "b"}]}}, "one part"),
+        ({"content": {"parts": []}}, "one part"),
+        ({"content": {"parts": [{"inlineData": {"mimeType": "image/png"}}]}}, "one part"),
+        (request("w " * 60, embedContentConfig={"autoTruncate": False}), "token"),
+    ],
+)
+async def test_refuses_what_it_does_not_compute(boot: Boots, body: dict[str, Any], reason: str) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/v1beta/models/bge:embedContent", body)
+
+    error = reply.json()["error"]
+    assert (400, 400, "INVALID_ARGUMENT") == (reply.status_code, error["code"], error["status"]), reply.text
+    assert reason in error["message"]
+
+
+async def test_refuses_a_batch_of_several_options(boot: Boots) -> None:
+    body = {"requests": [request("red", taskType="CLUSTERING"), request("blue")]}
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/v1beta/models/bge:batchEmbedContents", body)
+
+    assert 400 == reply.status_code
+    assert "taskType" in reply.json()["error"]["message"]
+
+
+async def test_lists_and_describes_the_models_that_embed(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        listed = (await gateway.client.get("/v1beta/models")).json()["models"]
+        one = (await gateway.client.get("/v1beta/models/org/bge")).json()
+        missing = await gateway.client.get("/v1beta/models/cross")
+
+    assert ["bge", "org/bge", "strict", "no-rerank"] == [model["displayName"] for model in listed]
+    assert one == listed[1]
+    assert ("models/org/bge", 16) == (one["name"], one["inputTokenLimit"])
+    assert (404, "NOT_FOUND") == (missing.status_code, missing.json()["error"]["status"])

@@ -1,0 +1,77 @@
+"""Google's own client for the Gemini API, sync and async."""
+
+import math
+
+import pytest
+from google import genai
+from google.genai import errors, types
+
+from tests.clients.conftest import Gateway
+
+TEXTS = ["a car", "an apple", "the sea"]
+DIMENSIONS = 384
+
+
+def client_of(gateway: Gateway, key: str | None = None, version: str | None = None) -> genai.Client:
+    """Return a client whose base URL is the gateway. version: of the API; None for the client's own."""
+    options = types.HttpOptions(base_url=gateway.url, api_version=version)
+    return genai.Client(api_key=key or gateway.key, http_options=options)
+
+
+@pytest.mark.parametrize("version", [None, "v1", "v1beta"])
+def test_embeds_texts_in_order(gateway: Gateway, version: str | None) -> None:
+    client = client_of(gateway, version=version)
+    reply = client.models.embed_content(model=gateway.model, contents=TEXTS)
+
+    assert [DIMENSIONS] * 3 == [len(item.values) for item in reply.embeddings]
+    assert 12 == reply.usage_metadata.prompt_token_count
+    (single,) = client.models.embed_content(model=f"models/{gateway.model}", contents=TEXTS[1]).embeddings
+    assert reply.embeddings[1].values == pytest.approx(single.values, abs=1e-6)
+
+
+def test_a_task_and_a_width_are_applied(gateway: Gateway) -> None:
+    client = client_of(gateway)
+
+    def embed(**config: object) -> list[float]:
+        options = types.EmbedContentConfig(output_dimensionality=64, **config)
+        reply = client.models.embed_content(model=gateway.prompted, contents="a car", config=options)
+        return reply.embeddings[0].values
+
+    query, document = embed(task_type="RETRIEVAL_QUERY"), embed(task_type="RETRIEVAL_DOCUMENT")
+    assert (64, pytest.approx(1.0, abs=1e-5)) == (len(query), math.hypot(*query))
+    assert query != pytest.approx(document, abs=1e-3)
+
+
+async def test_the_async_client_gets_the_same_vectors(gateway: Gateway) -> None:
+    client = client_of(gateway)
+    reply = await client.aio.models.embed_content(model=gateway.model, contents="a car")
+    expected = client.models.embed_content(model=gateway.model, contents="a car")
+
+    assert expected.embeddings[0].values == pytest.approx(reply.embeddings[0].values, abs=1e-6)
+
+
+def test_lists_and_describes_models(gateway: Gateway) -> None:
+    client = client_of(gateway, version="v1beta")
+    names = [model.name for model in client.models.list()]
+
+    assert f"models/{gateway.prompted}" in names
+    assert f"models/{gateway.labels}" not in names
+    assert "embedContent" in client.models.get(model=gateway.prompted).supported_actions
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "code", "status"),
+    [("wrong", "a", 401, "UNAUTHENTICATED"), (None, "nowhere", 404, "NOT_FOUND")],
+)
+def test_errors_are_its_own(gateway: Gateway, key: str | None, model: str, code: int, status: str) -> None:
+    client = client_of(gateway, key)
+    with pytest.raises(errors.ClientError) as raised:
+        client.models.embed_content(model=model, contents="a")
+
+    assert (code, status) == (raised.value.code, raised.value.status)
+
+
+def test_a_title_is_refused_with_the_reason(gateway: Gateway) -> None:
+    client = client_of(gateway)
+    with pytest.raises(errors.ClientError, match="title"):
+        client.models.embed_content(model=gateway.model, contents="a", config={"title": "b"})
