@@ -1,5 +1,6 @@
 """Infinity's endpoints below /infinity."""
 
+import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -172,3 +173,27 @@ async def test_rejects_a_model_of_another_kind_and_a_wrong_key(boot: Boots) -> N
     assert (400, 400) == (embedder.status_code, embedder.json()["error"]["code"])
     assert "does not classify" in embedder.json()["error"]["message"]
     assert (401, str) == (wrong_key.status_code, type(wrong_key.json()["detail"]))
+
+
+LATE = """
+upstreams: {late: {backend: vllm, replicas: ["http://late"]}}
+models: {colbert: {upstream: late}}
+"""
+
+
+async def test_a_model_of_late_interaction_returns_a_vector_for_each_token(boot: Boots) -> None:
+    body = {"input": ["a b", "c"], "model": "colbert"}
+    async with boot({"late": FakeVllm(task="token_embed")}, LATE) as gateway:
+        reply = await gateway.post("/infinity/embeddings", body)
+        packed = await gateway.post("/infinity/embeddings", body | {"encoding_format": "base64"})
+        cut = await gateway.post("/infinity/embeddings", body | {"dimensions": 4})
+        (listed,) = (await gateway.client.get("/infinity/models")).json()["data"]
+
+    matrices = [np.array(item["embedding"], np.float32) for item in reply.json()["data"]]
+    assert [4, 3] == [len(rows) for rows in matrices]
+    for item, rows in zip(packed.json()["data"], matrices, strict=True):
+        np.testing.assert_array_equal(rows.ravel(), np.frombuffer(base64.b64decode(item["embedding"]), "<f4"))
+    for item, rows in zip(cut.json()["data"], matrices, strict=True):
+        expected = rows[:, :4] / np.linalg.norm(rows[:, :4], axis=1, keepdims=True)
+        np.testing.assert_allclose(expected, item["embedding"], rtol=1e-5)
+    assert "embed" in listed["capabilities"]

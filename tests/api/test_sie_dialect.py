@@ -182,7 +182,8 @@ def test_item_holds_all_kinds_of_output(dtype: OutputDtype) -> None:
     assert [{"id", "dense", "sparse", "multivector"}, {"dense", "sparse", "multivector"}] == [
         item.keys() for item in items
     ]
-    assert {"dims": None, "dtype": "float32", "indices": [3, 70], "values": [0.5, 2.0]} == items[0]["sparse"]
+    kind = "float16" if dtype == "float16" else "float32"
+    assert {"dims": None, "dtype": kind, "indices": [3, 70], "values": [0.5, 2.0]} == items[0]["sparse"]
     multivector = items[0]["multivector"]
     assert (8, 3, dtype) == (multivector["token_dims"], multivector["num_tokens"], multivector["dtype"])
     assert (3, 8) == np.array(multivector["values"]).shape
@@ -194,3 +195,54 @@ def test_item_omits_kinds_that_were_not_requested() -> None:
 
     (item,) = encode_items(reply, [None], "float32")
     assert {"dense"} == item.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"lora_id": "x"}, "name the model that has it"),
+        ({"profile": "fast"}, "name a model"),
+        ({"muvera": {}}, "multivector"),
+        ({"smve": {}}, "multivector"),
+        ({"pooling": "cls"}, "allowed: is_query, normalize"),
+    ],
+)
+async def test_an_option_is_refused_with_the_way_out(boot: Boots, options: Any, reason: str) -> None:
+    body = {"items": ITEMS, "params": {"options": options}}
+
+    assert reason in (await post_json(boot, ENCODE, body, 400))["detail"]["message"]
+
+
+async def test_vectors_are_not_normalized_on_request(boot: Boots) -> None:
+    body = {"items": ITEMS[:1], "params": {"options": {"normalize": False}}}
+    whole = (await post_json(boot, ENCODE, body))["items"][0]["dense"]["values"]
+    body["params"] = {"output_types": ["dense", "sparse"], "options": {"normalize": False}}
+
+    np.testing.assert_allclose(vector_of("red") * 2, whole, rtol=1e-5)
+    assert "dense output alone" in (await post_json(boot, ENCODE, body, 400))["detail"]["message"]
+
+
+async def test_models_are_listed_in_sies_form(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        body = (await gateway.client.get("/v1/models")).json()
+
+    models = {model["name"]: model for model in body["models"]}
+    assert [item["id"] for item in body["data"]] == list(models)
+    assert {
+        "name": "bge",
+        "loaded": True,
+        "state": "loaded",
+        "outputs": ["dense"],
+        "dims": {},
+        "max_sequence_length": 16,
+        "inputs": ["text"],
+        "aliases": [],
+    } == models["bge"]
+    assert ["score"] == models["cross"]["outputs"]
+
+
+async def test_models_of_dead_replicas_are_not_loaded(boot: Boots) -> None:
+    async with boot({}) as gateway:
+        models = (await gateway.client.get("/v1/models")).json()["models"]
+
+    assert {("available", False)} == {(model["state"], model["loaded"]) for model in models}

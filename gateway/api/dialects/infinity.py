@@ -7,6 +7,7 @@ Source: michaelfeil/infinity 0.0.77, fastapi_schemas/pymodels.py.
 
 import secrets
 import time
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,17 +16,31 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
-from backends.contract import Classify, ClassifyReply, Embed, EmbedReply, Operation, Rerank, RerankReply
+from backends.contract import (
+    Capabilities,
+    Classify,
+    ClassifyReply,
+    Embed,
+    EmbedReply,
+    Encode,
+    EncodeReply,
+    Operation,
+    Output,
+    Rerank,
+    RerankReply,
+)
 from gateway.api.server.body import INTEGER_MAX, ModelName
-from gateway.api.server.encoding import EncodingFormat, json_bytes, vector_items
+from gateway.api.server.encoding import EncodingFormat, base64_numbers, json_bytes, vector_items
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import INFINITY
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import NO_KEY, HttpReply
+from gateway.api.wire.embedding_replies import with_dimensions
+from gateway.api.wire.inputs import check_token_vectors
 from gateway.calls import Call
-from gateway.errors import EmptyInput, InvalidInput
+from gateway.errors import EmptyInput, InvalidInput, ModelNotFound
 from gateway.serve import Served
 
 # The value of `model` that its clients send by default.
@@ -76,10 +91,10 @@ class InfinityUsage(msgspec.Struct):
 
 
 class InfinityEmbedding(msgspec.Struct):
-    """One vector."""
+    """One vector, or for a model of late interaction one for each token."""
 
     index: int
-    embedding: list[float] | str
+    embedding: list[float | list[float]] | str
     object: str = "embedding"
 
 
@@ -171,14 +186,33 @@ def model_of(model: str) -> str | None:
 
 
 def decode_embeddings(data: InfinityEmbeddingsRequest, api: InferenceApi) -> Call:
-    """Decode a body of /infinity/embeddings.
+    """Decode a body of /infinity/embeddings. A model that has only multi-vectors returns these.
 
     Raises: EmptyInput, InvalidInput.
     """
     if data.modality != "text":
         raise InvalidInput(f"`modality` {data.modality} is not supported; only text is", param="modality")
-    work = Embed(api.whole_texts(data.input, "input"), dimensions=data.dimensions or None)
-    return Call(work, model_of(data.model))
+    texts, model = api.whole_texts(data.input, "input"), model_of(data.model)
+    capabilities = _capabilities_of(model, api)
+    if not is_late(capabilities):
+        return Call(Embed(texts, dimensions=data.dimensions or None), model)
+    check_token_vectors(texts, "input", capabilities)
+    return Call(Encode(texts, frozenset({Output.MULTIVECTOR})), model)
+
+
+def _capabilities_of(model: str | None, api: InferenceApi) -> Capabilities | None:
+    """Return the capabilities of a named model, None for the default or if the name is not served."""
+    # The call itself reports an unknown name, with a suggestion from the caller's models.
+    with suppress(ModelNotFound):
+        return None if model is None else api.capabilities_of(model, Operation.ENCODE)
+    return None
+
+
+def is_late(capabilities: Capabilities | None) -> bool:
+    """Return whether a model has multi-vectors and no dense vectors, as those of late interaction."""
+    if capabilities is None or Operation.EMBED in capabilities.operations:
+        return False
+    return Output.MULTIVECTOR in capabilities.outputs
 
 
 def decode_rerank(data: InfinityRerankRequest, api: InferenceApi) -> Call:
@@ -211,6 +245,18 @@ def encode_reply(kind: str, items: dict[str, Any], served: Served) -> bytes:
         "created": int(time.time()),
     }
     return json_bytes({"object": kind} | items | tail)
+
+
+def embedding_items(reply: EmbedReply | EncodeReply, data: InfinityEmbeddingsRequest) -> list[Any]:
+    """Return the vector of each input, or the vectors of its tokens, as `json_bytes` takes them.
+
+    base64 has the float32 values of all tokens, one vector after the other. Raises: InvalidInput.
+    """
+    if isinstance(reply, EmbedReply):
+        return vector_items(reply.vectors, data.encoding_format)
+    cut = with_dimensions(reply, data.dimensions) if data.dimensions else reply
+    matrices = cut.multivector or ()
+    return list(map(base64_numbers, matrices)) if data.encoding_format == "base64" else list(matrices)
 
 
 def rank_items(reply: RerankReply, data: InfinityRerankRequest) -> list[dict[str, Any]]:
@@ -253,11 +299,10 @@ async def embeddings(
     Returns one vector for each input, in the order of the inputs.
     """
     served = await api.serve(context, decode_embeddings(data, api))
+    reply = expect_reply(served.reply, EmbedReply | EncodeReply)
     items = [
         {"object": "embedding", "embedding": item, "index": index}
-        for index, item in enumerate(
-            vector_items(expect_reply(served.reply, EmbedReply).vectors, data.encoding_format)
-        )
+        for index, item in enumerate(embedding_items(reply, data))
     ]
     return respond(context, served, encode_reply("list", {"data": items}, served))
 
@@ -316,6 +361,8 @@ def model_item(name: str, api: InferenceApi) -> InfinityModelItem:
     upstream = api.gateway.upstreams[routes.upstream_of(name)]
     operations = routes.operations(name)
     capabilities = [CAPABILITY_NAMES[each] for each in operations if each in CAPABILITY_NAMES]
+    if is_late(upstream.capabilities):
+        capabilities.insert(0, CAPABILITY_NAMES[Operation.EMBED])
     waiting = upstream.lane.backlog().inputs
     stats = InfinityQueueStats(min(1.0, waiting / QUEUE_SIZE), waiting, 0, upstream.bounds.inputs)
     return InfinityModelItem(name, stats, upstream.settings.backend, capabilities)

@@ -1,11 +1,17 @@
-"""OpenAI: GET /v1/models and /v1/models/{id}, for the models that a key may use."""
+"""OpenAI and SIE: GET /v1/models and /v1/models/{id}, for the models that a key may use.
+
+Both list models at one path: OpenAI's clients read `data`, SIE's read `models`.
+Source: OpenAI OpenAPI document 2.3.0; sie-sdk 0.10.1, `ModelInfo`.
+"""
+
+from typing import Literal
 
 import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
-from backends.contract import ModelState
+from backends.contract import Capabilities, ModelState, Operation, Output
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import model_name
@@ -14,6 +20,9 @@ from gateway.errors import ModelNotFound
 from gateway.upstreams.upstream import UpstreamState
 
 FAILURES = document_errors(OPENAI)
+
+
+SieState = Literal["available", "loading", "loaded", "failed"]
 
 
 class OpenAIModelItem(msgspec.Struct):
@@ -39,13 +48,37 @@ class OpenAIModelItem(msgspec.Struct):
     object: str = "model"
 
 
+class SieModelItem(msgspec.Struct):
+    """One model as SIE lists it.
+
+    state: available if its next request loads it. outputs: kinds of output, and score for a reranker. dims:
+    width of the dense vectors, if it is known. Every model has one profile.
+    """
+
+    name: str
+    loaded: bool
+    state: SieState
+    outputs: list[str]
+    dims: dict[str, int]
+    max_sequence_length: int | None
+    inputs: tuple[str, ...] = ("text",)
+    aliases: tuple[str, ...] = ()
+
+
 class OpenAIModelList(msgspec.Struct):
-    """The models that the key may use."""
+    """The models that the key may use. models: the same in SIE's form."""
 
     data: list[OpenAIModelItem]
+    models: list[SieModelItem]
     object: str = "list"
 
 
+SIE_STATES: dict[UpstreamState, SieState] = {
+    "ready": "loaded",
+    "loading": "loading",
+    "refused": "failed",
+    "unavailable": "available",
+}
 # OpenAI's clients require a creation time, and the models of a config have none.
 CREATED = 1_700_000_000
 
@@ -69,13 +102,39 @@ def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
     )
 
 
+def _sie_item(api: InferenceApi, name: str) -> SieModelItem:
+    upstream = api.gateway.upstreams[api.gateway.routes.upstream_of(name)]
+    capabilities, residence = upstream.capabilities, upstream.residence
+    is_unloaded = residence is not None and residence.state == "unloaded"
+    state = "available" if is_unloaded else SIE_STATES[upstream.state]
+    width = capabilities.dimensions if capabilities else None
+    return SieModelItem(
+        name,
+        state == "loaded",
+        state,
+        _outputs(capabilities, api.gateway.routes.operations(name)),
+        {} if width is None else {"dense": width},
+        capabilities.max_input_tokens if capabilities else None,
+    )
+
+
+def _outputs(capabilities: Capabilities | None, operations: list[Operation]) -> list[str]:
+    """Return the kinds of output of a model under SIE's names."""
+    kinds = capabilities.outputs if capabilities else frozenset()
+    outputs = [kind.value for kind in (Output.SPARSE, Output.MULTIVECTOR) if kind in kinds]
+    if Operation.EMBED in operations:
+        return ["dense", *outputs]
+    return outputs or [*["score"] * (Operation.RERANK in operations)]
+
+
 @get(["/v1/models", "/openai/v1/models", "/openai/models"], responses=FAILURES, tags=["OpenAI"])
 async def list_models(
     context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi]
 ) -> OpenAIModelList:
     """List the models that this key may use."""
     tenant = api.authenticator.authenticate(context)
-    return OpenAIModelList([_item(api, name) for name in api.gateway.routes.names(tenant)])
+    names = api.gateway.routes.names(tenant)
+    return OpenAIModelList([_item(api, name) for name in names], [_sie_item(api, name) for name in names])
 
 
 @get("/v1/models/{model:path}", responses=FAILURES, tags=["OpenAI"])

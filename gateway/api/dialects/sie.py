@@ -33,6 +33,12 @@ OutputType = Literal["dense", "sparse", "multivector"]
 OutputDtype = Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
 # More are repetitions.
 KINDS_MAX = 16
+# Why each of these options is refused, and the way out.
+REFUSED = {
+    "lora_id": "the config chooses a model's adapter; name the model that has it",
+    "muvera": "send `output_types` multivector, and encode the vectors yourself",
+    "smve": "send `output_types` multivector, and encode the vectors yourself",
+}
 UNSUPPORTED_KINDS = ("images", "audio", "video", "document")
 
 
@@ -47,17 +53,19 @@ class SieItem(msgspec.Struct):
     document: Any = None
 
 
-class SieOptions(msgspec.Struct):
-    """Options of an encode or score request.
+class SieOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Options of an encode or score request. Each of them changes a computation, so others are refused.
 
-    is_query: whether items are queries or documents. profile: only SIE's "default". lora_id and muvera are
-    refused.
+    is_query: whether items are queries or documents. normalize: of dense vectors. profile: only SIE's
+    "default". lora_id, muvera and smve are refused.
     """
 
     is_query: bool | None = None
+    normalize: bool | None = None
     profile: str | None = None
     lora_id: str | None = None
     muvera: Any = None
+    smve: Any = None
 
 
 class EncodeParams(msgspec.Struct):
@@ -164,14 +172,17 @@ def decode_encode(data: SieEncodeRequest, name: str | None, api: InferenceApi) -
     Raises: EmptyInput, InvalidInput.
     """
     params = data.params or EncodeParams()
-    _check_options(params.options)
+    check_options(params.options)
     items = items_of(data)
     api.check_count(len(items), "items")
     texts = api.whole_texts([_text_of(item, "items", index) for index, item in enumerate(items)], "items")
     outputs = frozenset(Output(kind) for kind in params.output_types or ["dense"])
     if Output.MULTIVECTOR in outputs:
         check_token_vectors(texts, "items", api.capabilities_of(name, Operation.ENCODE))
-    work = Embed(texts) if outputs == {Output.DENSE} else Encode(texts, outputs)
+    normalize = params.options is None or params.options.normalize is not False
+    if not normalize and outputs != {Output.DENSE}:
+        raise InvalidInput("`normalize` false is for dense output alone", param="params.options")
+    work = Embed(texts, normalize) if outputs == {Output.DENSE} else Encode(texts, outputs)
     instruction = check_instruction(params.instruction, param="params.instruction")
     return Call(work, name, role=_role(params.options), instruction=instruction)
 
@@ -187,7 +198,9 @@ def decode_score(data: SieScoreRequest, name: str | None, api: InferenceApi) -> 
 
     Raises: EmptyInput, InvalidInput.
     """
-    _check_options(data.options)
+    check_options(data.options)
+    if data.options is not None and data.options.normalize is not None:
+        raise InvalidInput("`normalize` is for dense vectors; scores have none", param="options")
     query = _text_of(data.query, "query", 0)
     if not query:
         raise EmptyInput("`query` is an empty string", param="query")
@@ -216,11 +229,17 @@ def _text_of(item: SieItem, field: str, index: int) -> str:
     return item.text
 
 
-def _check_options(options: SieOptions | None) -> None:
+def check_options(options: SieOptions | None) -> None:
+    """Check that no option asks for a computation that the gateway does not do. Raises: InvalidInput."""
     if options is None:
         return
-    if options.lora_id is not None or options.muvera is not None or options.profile not in {None, "default"}:
-        raise InvalidInput("`options` may contain is_query, and the profile default", param="options")
+    for field, way_out in REFUSED.items():
+        if getattr(options, field) is not None:
+            raise InvalidInput(f"`{field}` is not supported: {way_out}", param="options")
+    if options.profile not in {None, "default"}:
+        raise InvalidInput(
+            "`profile` is default only: each model here has one; name a model", param="options"
+        )
 
 
 def encode_items(
@@ -241,7 +260,7 @@ def _columns(reply: EmbedReply | EncodeReply, dtype: OutputDtype) -> "list[tuple
     if reply.dense is not None:
         columns.append(("dense", _dense(reply.dense, dtype)))
     if reply.sparse is not None:
-        columns.append(("sparse", [_sparse(terms.indices, terms.values) for terms in reply.sparse]))
+        columns.append(("sparse", [_sparse(terms.indices, terms.values, dtype) for terms in reply.sparse]))
     if reply.multivector is not None:
         columns.append(("multivector", [_multivector(rows, dtype) for rows in reply.multivector]))
     return columns
@@ -252,8 +271,10 @@ def _dense(vectors: Any, dtype: OutputDtype) -> list[dict[str, Any]]:
     return [{"dims": dims, "dtype": dtype, "values": row} for row in _as_dtype(vectors, dtype)]
 
 
-def _sparse(indices: Any, values: Any) -> dict[str, Any]:
-    # Weights have no fixed range to quantize, so they stay float32.
+def _sparse(indices: Any, values: Any, dtype: OutputDtype) -> dict[str, Any]:
+    # Weights are not quantized: for these types they stay float32.
+    if dtype == "float16":
+        return {"dims": None, "dtype": dtype, "indices": indices, "values": values.astype(np.float16)}
     return {"dims": None, "dtype": "float32", "indices": indices, "values": values}
 
 
