@@ -34,6 +34,7 @@ import uvloop
 from rich.console import Console
 
 from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.torch.int8 import probe_kernel, refuse_slow
 from backends.torch.precision import TYPICAL_TOKENS, fastest_linear
 from loadtest import checkpoints, results, tables
 from loadtest.corpora import CallFactory, CallShape
@@ -52,6 +53,7 @@ QUERY = "How do I read a JSON document from a file and change one of its keys?"
 SHORT = "How do I reset my password?"
 PEERS = ("sentence-transformers", "infinity", "vllm")
 DTYPES = ("float32", "bfloat16")
+GATEWAY_DTYPES = (*DTYPES, "int8")
 # The measured rate of matrix products is the best of this many tries.
 _TRIES = 20
 
@@ -183,7 +185,10 @@ def gateway(upstream: str, port: int, folder: Path) -> Iterator[int]:
 def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> Iterator[Contender]:
     """Yield every server of the command line."""
     path = PATHS[options.task]
-    for dtype in DTYPES:
+    refused = refuse_slow(probe_kernel())
+    if refused:
+        print(f"not measured: {refused}")
+    for dtype in DTYPES if refused else GATEWAY_DTYPES:
         port = free_port()
         upstream = f"backend: torch, model: {checkpoint}, dtype: {dtype}"
         start = partial(gateway, upstream, port, folder)

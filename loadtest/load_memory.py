@@ -115,7 +115,7 @@ def _load(folder: Path, dtype: str) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--dtype", choices=FORMATS, help="number format to load, by default each")
+    parser.add_argument("--dtype", choices=(*FORMATS, "int8"), help="number format to load, by default each")
     parser.add_argument("--stored", choices=FORMATS, default="bfloat16", help="number format on disk")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -33,8 +33,11 @@ class WeightFormats(NamedTuple):
 
         The token embedding keeps the format of the files, because a lookup loses nothing by that.
         """
-        lossless = len(stored) == 1 and kind in UNTIED and set(stored) <= NARROW
-        return cls(products, *stored) if lossless else cls(products)
+        narrow = len(stored) == 1 and set(stored) <= NARROW
+        if products == torch.int8:
+            # Layers are quantized one at a time, after a pass with the weights of the files.
+            products = next(iter(stored)) if narrow else torch.float32
+        return cls(products, *stored) if narrow and kind in UNTIED else cls(products)
 
 
 def class_with_formats(network_class: type[Any], formats: WeightFormats) -> type[Any]:

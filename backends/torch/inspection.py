@@ -31,7 +31,9 @@ from backends.torch.template import read_template
 from backends.torch.weight_files import StoredTensor, stored_tensors
 from backends.torch.weights import NetworkSource
 
-BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Parts of names of matrices that keep the number format of the files: tables and heads.
+FLOAT_PARTS = ("embed", "shared", "pooler", "lm_head", "predictions", "classifier", "score", "vocab")
 # Name of each type of config.json in bytes, for weights whose files are not on this machine.
 STORED_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -128,13 +130,27 @@ def _weights(
     if tensors is not None:
         elements = sum(tensor.elements for tensor in tensors.values())
         file_bytes = sum(tensor.bytes for tensor in tensors.values())
-        return wire.WeightSizes(file_bytes, elements, elements * width)
+        held = _int8_bytes(tensors) if dtype == "int8" else elements * width
+        return wire.WeightSizes(file_bytes, elements, held)
     size = files_bytes(files.checkpoint) or stored_weight_bytes(boot.model, boot.revision)
     stored = str(files.config.get("dtype") or files.config.get("torch_dtype") or "float32")
     if size is None or stored not in STORED_BYTES:
         return wire.WeightSizes(size)
     elements = size // STORED_BYTES[stored]
-    return wire.WeightSizes(size, elements, elements * width)
+    # Only names and shapes show which weights have 8 bits.
+    return wire.WeightSizes(size, elements, None if dtype == "int8" else elements * width)
+
+
+def _int8_bytes(tensors: Mapping[str, StoredTensor]) -> int:
+    """Estimate the memory of weights of which those of the encoder's linear layers have 8 bits."""
+    return sum(
+        tensor.elements if _is_quantized(name, tensor) else tensor.bytes for name, tensor in tensors.items()
+    )
+
+
+def _is_quantized(name: str, tensor: StoredTensor) -> bool:
+    is_matrix = name.endswith("weight") and len(tensor.shape) == 2
+    return is_matrix and not any(part in name for part in FLOAT_PARTS)
 
 
 def _adapter_notes(boot: wire.ModelBoot, files: CheckpointFiles) -> Iterator[str]:

@@ -18,6 +18,7 @@ from backends.tokens import TextTokenizer, open_tokenizer, tokenizer_notes
 from backends.torch.adapter_choice import choose_adapter
 from backends.torch.checkpoint import dense_width, outputs_of, read_recipe
 from backends.torch.files import CheckpointFiles
+from backends.torch.int8 import require_int8
 from backends.torch.kinds import recognize
 from backends.torch.loaded_model import (
     CPU_BATCH_TOKENS,
@@ -30,6 +31,7 @@ from backends.torch.options import TaskSettings
 from backends.torch.own_code import OwnCode, require_permission
 from backends.torch.own_network import TrustedCode
 from backends.torch.pairs import PairEncoder, answer_ids
+from backends.torch.precision import best_dtype, dtype_name
 from backends.torch.preparing import Preparer
 from backends.torch.recipe import ModelKind, Recipe
 from backends.torch.refusals import refuse_on_error
@@ -39,7 +41,7 @@ from backends.torch.static_files import table_dtype, table_width
 from backends.torch.template import read_template
 from backends.torch.weights import NetworkSource, Placement
 
-DTypeName = Literal["float32", "bfloat16", "float16"]
+DTypeName = Literal["float32", "bfloat16", "float16", "int8"]
 # Reports a step of a load.
 ReportStep: TypeAlias = Callable[[str], None]
 # Runs a function on a thread that computes, and returns its result.
@@ -54,7 +56,8 @@ class LoadOptions(msgspec.Struct, frozen=True):
     """Options of loading a checkpoint.
 
     dtype: None is bfloat16 if the processor multiplies it in hardware, else float32; for a static model it is
-    the number format of its file. device: None is cuda if there is one, else mps on Apple hardware, else cpu.
+    the number format of its file. int8 is that of an encoder's linear layers, on a processor.
+    device: None is cuda if there is one, else mps on Apple hardware, else cpu.
     compiled: True to run torch.compile. trust_remote_code: True if code that comes with the weights may run.
     code_revision: commit of that code, if it lies in another repository.
     """
@@ -87,7 +90,7 @@ def load(
     code = _trusted_code(checkpoint, options)
     device = best_device(options.device)
     dtype = _dtype(checkpoint, options)
-    report(f"loading weights as {_dtype_name(dtype)} on {device}")
+    report(f"loading weights as {dtype_name(dtype)} on {device}")
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
     network = open_network(
         NetworkSource(checkpoint, recipe, tokenizer, template, code, adapter),
@@ -102,7 +105,7 @@ def load(
     capabilities = msgspec.structs.replace(
         _capabilities(recipe, template, network.outputs, width),
         model_id=model_id,
-        dtype=_dtype_name(dtype),
+        dtype=dtype_name(dtype),
         checkpoint=str(checkpoint),
         overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
         notes=tokenizer_notes(checkpoint, options.tokenizer),
@@ -134,7 +137,7 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
     return msgspec.structs.replace(
         _capabilities(recipe, template, outputs_of(recipe), _width(checkpoint, recipe)),
         model_id=model_id,
-        dtype=_dtype_name(_dtype(checkpoint, options)),
+        dtype=dtype_name(_dtype(checkpoint, options)),
         checkpoint=str(checkpoint),
         overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
         notes=tokenizer_notes(checkpoint, options.tokenizer),
@@ -174,25 +177,24 @@ def _width(checkpoint: Path, recipe: Recipe) -> int | None:
 
 
 def _dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
+    """Return the number format. Raises: ModelUnavailable for int8 where it is no gain."""
     name, static = options.dtype, find_static(checkpoint)
+    device = best_device(options.device)
     if name is None:
-        return _best_dtype(best_device(options.device)) if static is None else table_dtype(static)
+        return best_dtype(device) if static is None else table_dtype(static)
+    if name == "int8":
+        if static is not None:
+            raise ModelUnavailable(
+                "`dtype: int8` does not serve static models, which multiply nothing; leave `dtype` out"
+            )
+        if permitted_code(checkpoint, options) is not None:
+            raise ModelUnavailable(
+                "`dtype: int8` does not serve models with code of their own, whose layers may differ from "
+                "transformers' layers; leave `dtype` out"
+            )
+        require_int8(device, compiled=options.compiled)
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _best_dtype(device: torch.device) -> torch.dtype:
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    if device.type != "cpu":
-        return torch.float32
-    processor = torch.cpu.get_capabilities()
-    in_hardware = processor.get("amx_bf16") or processor.get("avx512_bf16") or processor.get("sve_bf16")
-    return torch.bfloat16 if in_hardware else torch.float32
 
 
 def _batch_tokens(recipe: Recipe, device: torch.device) -> int:

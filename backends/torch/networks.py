@@ -31,6 +31,7 @@ from backends.torch.projection import (
     read_projections,
     read_terms,
 )
+from backends.torch.quantization import ProbeTexts, quantize
 from backends.torch.readers import (
     LateReader,
     LexicalReader,
@@ -87,6 +88,9 @@ def open_network(source: NetworkSource, placement: Placement) -> OpenedNetwork:
             model = OwnNetwork(model, "logits" if source.recipe.kind == "classifier" else "last_hidden_state")
             prove_own_network(model, placement.device)
         opened = OPENERS[source.recipe.kind](model, source, placement)
+        if placement.dtype == torch.int8:
+            probe = ProbeTexts.of(source.tokenizer, source.template, opened.outputs)
+            quantize(encoder, opened.head, probe)
     copy_from_files((model, encoder), stored)
     return opened._replace(reentrant=reentrant)
 
@@ -132,7 +136,8 @@ def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -
 def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     head = LanguageHead(model)
     encoder = head.take_encoder()
-    replace_linears(head, _linear_type(placement), placement.dtype)
+    head_dtype = torch.float32 if placement.dtype == torch.int8 else placement.dtype
+    replace_linears(head, _linear_type(placement, head_dtype), head_dtype)
     terms = SpladeReader(head, model.config.vocab_size, source.recipe.splade)
     opened = _encoder(encoder, placement, {Output.SPARSE: terms})
     folders = source.recipe.tables.items()
@@ -228,7 +233,9 @@ def _packed(encoder: Any, placement: Placement) -> PackedEncoder | None:
     if not config.output_hidden_states:
         # transformers collects the vectors of each layer by the layer's class.
         fuse(packed.encoder)
-    replace_linears(packed.encoder, _linear_type(placement), placement.dtype)
+    # Layers of 8 bits are made after a pass in float32.
+    if placement.dtype != torch.int8:
+        replace_linears(packed.encoder, _linear_type(placement, placement.dtype), placement.dtype)
     if placement.compiled:
         packed.encoder = _compiled(packed.encoder, placement.device)
     return packed
@@ -239,8 +246,8 @@ def _refuse_compiled(encoder: Any, placement: Placement) -> None:
         raise ModelUnavailable(f"`compile` does not serve models of type {encoder.config.model_type}")
 
 
-def _linear_type(placement: Placement) -> Any:
-    return CastLinear if placement.compiled else fastest_linear(placement.device, placement.dtype)
+def _linear_type(placement: Placement, dtype: torch.dtype) -> Any:
+    return CastLinear if placement.compiled else fastest_linear(placement.device, dtype)
 
 
 def _compiled(encoder: nn.Module, device: torch.device) -> Any:

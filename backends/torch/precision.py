@@ -5,7 +5,7 @@ layers cast their inputs themselves, so that autocast does not have to intercept
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -108,19 +108,42 @@ class PrepackedLinear(nn.Module):
 
 
 def replace_linears(
-    network: nn.Module, linear_type: type[CastLinear | PrepackedLinear], dtype: torch.dtype
+    network: nn.Module,
+    linear_type: Callable[[nn.Linear, torch.dtype], nn.Module],
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Replace every linear layer by one of a number format; only few weights exist twice at a time."""
     for parent in [module for module in network.modules() if not isinstance(module, nn.Linear)]:
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and type(child) in {nn.Linear, WideLinear, ActivatedLinear}:
+            if is_plain_linear(child):
                 setattr(parent, name, linear_type(child, dtype))
+
+
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return True for a linear layer without behavior of its own, which another can replace."""
+    return type(module) in {nn.Linear, WideLinear, ActivatedLinear}
 
 
 def fastest_linear(device: torch.device, dtype: torch.dtype) -> type[CastLinear | PrepackedLinear]:
     """Return the type of linear layer that is fastest on a device without a compiler."""
     prepacks = device.type == "cpu" and torch.backends.mkldnn.is_available() and _SUPPORTED[dtype]()
     return PrepackedLinear if prepacks else CastLinear
+
+
+def best_dtype(device: torch.device) -> torch.dtype:
+    """Return bfloat16 if the device multiplies it in hardware, else float32."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    if device.type != "cpu":
+        return torch.float32
+    processor = torch.cpu.get_capabilities()
+    in_hardware = processor.get("amx_bf16") or processor.get("avx512_bf16") or processor.get("sve_bf16")
+    return torch.bfloat16 if in_hardware else torch.float32
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a number format, without its module."""
+    return str(dtype).removeprefix("torch.")
 
 
 # Number formats that oneDNN multiplies on this processor.
@@ -150,19 +173,20 @@ def layers_in_float32(model: nn.Module, dtype: torch.dtype) -> frozenset[str]:
 class Autocast(nn.Module):
     """Model that mixes number formats in its own code, which autocast keeps consistent.
 
-    In float16 the layers stay in float32 that transformers lists in `_keep_in_fp32_modules`.
+    In float16 the layers stay in float32 that transformers lists in `_keep_in_fp32_modules`. For int8 the
+    linear layers stay as they are, to be replaced; they return float32, as all others do.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.model = model
-        self._dtype = dtype
+        self._dtype = torch.float32 if dtype == torch.int8 else dtype
         self._device_type = next(model.parameters()).device.type
         wide = layers_in_float32(model, dtype)
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Linear) and name.rsplit(".", 1)[-1] in wide:
                 layer.__class__ = Float32Linear
-            elif isinstance(layer, nn.Linear):
+            elif isinstance(layer, nn.Linear) and dtype != torch.int8:
                 _fit_to_autocast(layer, dtype)
             elif type(layer) is WideEmbedding:
                 # Masks take the number format of the model's first weights.

@@ -29,7 +29,7 @@ class ModelBoot(msgspec.Struct, frozen=True):
     name: str
     model: str
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    dtype: Literal["float32", "bfloat16", "float16", "int8"] | None = None
     device: str | None = None
     compiled: bool = False
     task: Task | None = None

@@ -47,7 +47,7 @@ def add_models_options(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("--task", choices=get_args(Task), help="as `task` of an upstream")
     inspect.add_argument("--pooling", choices=get_args(Pooling), help="as `pooling` of an upstream")
     inspect.add_argument("--adapter", metavar="NAME", help="as `adapter` of an upstream")
-    inspect.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="as `dtype`")
+    inspect.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "int8"], help="as `dtype`")
     inspect.add_argument("--revision", metavar="REVISION", help="branch, tag or commit at the Hub")
     inspect.add_argument("--trust-remote-code", action="store_true", help="code of the checkpoint may run")
     inspect.add_argument("--code-revision", metavar="COMMIT", help="commit of code in another repository")

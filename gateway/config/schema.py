@@ -126,7 +126,8 @@ class AdminSettings(Section, frozen=True):
 class VectorSpaceSettings(Section, frozen=True):
     """Minimum similarity of a replica's vectors to its upstream's fingerprint, and the action below it.
 
-    min_cosine: absent, 0.999 for the fingerprint's own backend kind and dtype, and 0.99 for any other.
+    min_cosine: absent, 0.999 for the fingerprint's own backend kind and dtype, and 0.99 for any other; int8
+    and another dtype never match.
     """
 
     min_cosine: Cosine | None = None
@@ -184,7 +185,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     hedge_share: Share = 0.05
     vector_space: VectorSpaceSettings = VectorSpaceSettings()
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    dtype: Literal["float32", "bfloat16", "float16", "int8"] | None = None
     device: str | None = None
     compile: bool = False
     task: Task | None = None

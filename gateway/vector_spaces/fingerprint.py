@@ -9,6 +9,9 @@ from backends.contract import BackendKind, Capabilities, Vectors
 # Minimum cosine despite rounding, for the same server in the same precision and for a different one.
 SAME_MIN_COSINE = 0.999
 ACROSS_MIN_COSINE = 0.99
+# int8 next to any other precision: only equal vectors.
+QUANTIZED_MIN_COSINE = 1.0
+QUANTIZED_DTYPE = "int8"
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
@@ -59,6 +62,8 @@ def needed_cosine(first: Fingerprint, second: Fingerprint, configured: float | N
     """Return the cosine that two fingerprints have to reach: the configured one, or by kind and precision."""
     if configured is not None:
         return configured
+    if (first.dtype == QUANTIZED_DTYPE) != (second.dtype == QUANTIZED_DTYPE):
+        return QUANTIZED_MIN_COSINE
     same = (first.kind, first.dtype) == (second.kind, second.dtype)
     return SAME_MIN_COSINE if same else ACROSS_MIN_COSINE
 

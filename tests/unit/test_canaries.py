@@ -21,6 +21,7 @@ from gateway.vector_spaces.fingerprint import (
     decode_fingerprint,
     encode_fingerprint,
     fingerprint_of,
+    matches,
     needed_cosine,
     similarity,
 )
@@ -110,6 +111,21 @@ def test_needed_cosine_depends_on_kind_precision_and_configuration() -> None:
         == needed_cosine(fingerprint, other_dtype, None)
     )
     assert 0.5 == needed_cosine(fingerprint, other_kind, 0.5)
+
+
+def test_quantized_replicas_share_no_vector_space_with_others() -> None:
+    rows = random_rows(6, 8)
+    near = rows + np.float32(0.01) * random_rows(6, 8)
+    int8, float32, none = (
+        fingerprint_of(vectors, "torch", Capabilities("m", frozenset(), dtype=dtype))
+        for vectors, dtype in ((rows, "int8"), (near, "float32"), (near, None))
+    )
+    int8_too = fingerprint_of(near, "torch", Capabilities("m", frozenset(), dtype="int8"))
+
+    assert not matches(int8, float32, None)
+    assert not matches(none, int8, None)
+    assert matches(int8, int8_too, None)
+    assert matches(int8, float32, 0.995)
 
 
 class RecordingReplica:
