@@ -72,6 +72,8 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     prompt_name: a key of the checkpoint's sentence-transformers prompts. None selects the checkpoint's
     default prompt; "" selects no prompt. prompt_characters: length of the prompt that each input begins with,
     for a model that leaves prompts out of its pooling (`pools_prompt`); empty for any other.
+    max_tokens: a longer input is cut at so many tokens, prompt and special ones included. None is the model's
+    length, which also holds if it is less. It has no effect on a request that refuses to be cut.
     """
 
     inputs: tuple[str, ...]
@@ -80,6 +82,7 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     prompt_name: str | None = None
     truncate: Truncate = Truncate.RIGHT
     prompt_characters: tuple[int, ...] = ()
+    max_tokens: int | None = None
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
@@ -96,13 +99,14 @@ class Encode(msgspec.Struct, frozen=True, tag="encode"):
     prompt_name: str | None = None
     truncate: Truncate = Truncate.RIGHT
     prompt_characters: tuple[int, ...] = ()
+    max_tokens: int | None = None
 
 
 class Rerank(msgspec.Struct, frozen=True, tag="rerank"):
     """Request for one score per document against the query; `ScoreKind` defines raw scores.
 
     instruction: the task for the model, in its template; None selects the template's own. Only a model that
-    reports `takes_instruction` accepts one.
+    reports `takes_instruction` accepts one. max_tokens: as in `Embed`, of each pair.
     """
 
     query: str
@@ -110,26 +114,32 @@ class Rerank(msgspec.Struct, frozen=True, tag="rerank"):
     raw_scores: bool = False
     truncate: Truncate = Truncate.RIGHT
     instruction: str | None = None
+    max_tokens: int | None = None
 
 
 class Score(msgspec.Struct, frozen=True, tag="score"):
     """Request for one score per pair of a query and a document, answered by a `RerankReply`.
 
-    instruction: as in `Rerank`.
+    instruction, max_tokens: as in `Rerank`.
     """
 
     pairs: tuple[tuple[str, str], ...]
     raw_scores: bool = False
     truncate: Truncate = Truncate.RIGHT
     instruction: str | None = None
+    max_tokens: int | None = None
 
 
 class Classify(msgspec.Struct, frozen=True, tag="classify"):
-    """Request for the score of every label for each input, a text or a pair; raw scores are logits."""
+    """Request for the score of every label for each input, a text or a pair; raw scores are logits.
+
+    max_tokens: as in `Embed`.
+    """
 
     inputs: tuple[str | tuple[str, str], ...]
     raw_scores: bool = False
     truncate: Truncate = Truncate.RIGHT
+    max_tokens: int | None = None
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):

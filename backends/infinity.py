@@ -55,7 +55,7 @@ from backends.replies import (
     check_dimensions,
     rows_of,
 )
-from backends.texts import ModelWork, WorkT, check_no_instruction, clip_text, map_texts
+from backends.texts import ModelWork, WorkT, check_no_instruction, check_no_max_tokens, clip_text, map_texts
 from backends.tokens import TokenCount
 
 # Infinity refuses longer texts. A model of 8,192 tokens reads far less.
@@ -122,6 +122,7 @@ def check_supported(work: ModelWork, offered: Capabilities) -> None:
     Raises: UnsupportedWork.
     """
     check_no_instruction(work)
+    check_no_max_tokens(work)
     if operation_of(work) not in offered.operations:
         raise UnsupportedWork("this upstream's model does not do that")
     match work:

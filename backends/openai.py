@@ -46,6 +46,7 @@ from backends.replies import (
     status_error,
     truncated_inputs,
 )
+from backends.texts import check_no_max_tokens
 from backends.tokens import TokenCount
 
 PROBE = Embed(("a",))
@@ -228,6 +229,7 @@ class OpenAIBackend:
             return await self._counter.run(prompted, remaining_s())
         if not isinstance(prompted, Embed):
             raise UnsupportedWork("this upstream's wire embeds only")
+        check_no_max_tokens(prompted)
         count = await self._count(prompted, remaining_s())
         response = await self._post(prompted, self._profile, remaining_s())
         if response.status != 200:

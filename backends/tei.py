@@ -65,7 +65,7 @@ from backends.replies import (
     translate_decode_errors,
     truncated_inputs,
 )
-from backends.texts import ModelWork, check_no_instruction, clip_texts
+from backends.texts import ModelWork, check_no_instruction, check_no_max_tokens, clip_texts
 
 # TEI's --payload-limit is 2,000,000 by default, and no route reports it. The margin is for the other fields.
 BATCH_BYTES = 1_990_000
@@ -176,11 +176,12 @@ def capabilities(info: TeiInfo) -> Capabilities:
 
 
 def check_supported(work: Work, info: TeiInfo) -> None:
-    """Check that this type of model offers the operation and outputs; TEI's wire has no instruction.
+    """Check that this type of model offers the operation and outputs, and that the wire can state the work.
 
     Raises: UnsupportedWork.
     """
     check_no_instruction(work)
+    check_no_max_tokens(work)
     operations, outputs = operations_and_outputs(info.model_type)
     if isinstance(work, Encode):
         check_outputs(work, outputs)

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from backends.contract import Classify, Embed, Encode, Rerank, Score, Truncate, Work
+from backends.contract import Classify, Detokenize, Embed, Encode, Rerank, Score, Tokenize, Truncate, Work
 from backends.errors import UnsupportedWork
 
 # Text that a model reads as one sequence: a text, or two texts with a separator between them.
@@ -61,6 +61,18 @@ def check_no_instruction(work: Work) -> None:
     """
     if isinstance(work, Rerank | Score) and work.instruction is not None:
         raise UnsupportedWork("this upstream's model takes no instruction")
+
+
+def check_no_max_tokens(work: Work) -> None:
+    """Check that a request does not state its own length, for wires that cut at the model's length only.
+
+    Raises: UnsupportedWork.
+    """
+    if not isinstance(work, Tokenize | Detokenize) and work.max_tokens is not None:
+        raise UnsupportedWork(
+            f"this upstream cuts inputs at its model's length only, not at {work.max_tokens} tokens; "
+            "send shorter texts"
+        )
 
 
 def map_texts(work: WorkT, change: Callable[[str], str]) -> WorkT:

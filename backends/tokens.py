@@ -175,12 +175,16 @@ class TextTokenizer:
         """Number of tokens in the vocabulary."""
         return self._tokenizer.get_vocab_size()
 
-    def encode(self, texts: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
+    def encode(
+        self, texts: Sequence[ModelInput], truncate: Truncate, most: int | None = None
+    ) -> TokenSequences:
         """Tokenize texts or pairs; truncation shortens the longer text of a pair first.
 
-        Raises: InvalidWork, if truncate is ERROR and an input is longer than the model.
+        most: cut at so many tokens, special ones included, if the model reads more. Raises: InvalidWork, if
+        truncate is ERROR and an input is longer than the model, or `most` leaves no room for a text.
         """
-        return self._encode(list(texts), truncate)
+        is_shorter = most is not None and most < self.max_tokens and truncate is not Truncate.ERROR
+        return self._encode(list(texts), truncate, most if is_shorter else None)
 
     def measure(self, items: Sequence[ModelInput], truncate: Truncate, first_index: int = 0) -> TokenCount:
         """Count tokens after truncation, without their ids. first_index: index of the first input.
@@ -252,14 +256,21 @@ class TextTokenizer:
             _register_marker(tokenizer, marker)
         return TextTokenizer(tokenizer, max_tokens)
 
-    def _encode(self, items: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
+    def _encode(
+        self, items: Sequence[ModelInput], truncate: Truncate, most: int | None = None
+    ) -> TokenSequences:
         clipped = self._clipped(items, truncate)
         cut = {i for i, item in enumerate(items) if clipped[i] is not item}
         encodings: list[Encoding] = self._tokenizer.encode_batch_fast(clipped)
         lengths = self._lengths(encodings, truncate)
-        too_long = [i for i, length in enumerate(lengths) if length > self.max_tokens]
+        too_long = [i for i, length in enumerate(lengths) if length > (most or self.max_tokens)]
         if too_long:
-            truncated = self._truncating[truncate].encode_batch_fast([clipped[i] for i in too_long])
+            long_items = [clipped[i] for i in too_long]
+            truncated = (
+                self._truncating[truncate].encode_batch_fast(long_items)
+                if most is None
+                else [_shortened(self._tokenizer, item, truncate, most) for item in long_items]
+            )
             for index, encoding in zip(too_long, truncated, strict=True):
                 encodings[index] = encoding
         return TokenSequences(
@@ -291,6 +302,37 @@ class TextTokenizer:
             characters = len(item) if isinstance(item, str) else len(item[0]) + len(item[1])
             if characters > limit:
                 raise input_too_long(self.max_tokens, f"{characters} characters", index)
+
+
+def _shortened(tokenizer: Tokenizer, item: ModelInput, side: Truncate, most: int) -> Encoding:
+    """Return the tokens of a text or pair, with at most so many. Raises: InvalidWork.
+
+    The tokenizer's own truncation is a setting, which would need a copy for each length.
+    """
+    texts = [item] if isinstance(item, str) else list(item)
+    room = most - tokenizer.num_special_tokens_to_add(is_pair=len(texts) == 2)
+    if room < len(texts):
+        raise InvalidWork(f"{most} tokens leave no room for a text next to the special tokens")
+    parts = tokenizer.encode_batch(texts, add_special_tokens=False)
+    for part, kept in zip(parts, _shares([len(part) for part in parts], room), strict=True):
+        part.truncate(kept, direction=side.value)
+    pair = parts[1] if len(parts) == 2 else None
+    return tokenizer.post_process(parts[0], pair, add_special_tokens=True)
+
+
+def _shares(lengths: Sequence[int], room: int) -> list[int]:
+    """Return the tokens to keep of a text, or of each text of a pair, of which the longer is cut first.
+
+    If both have more than a half, both keep one. Source: tokenizers, strategy `longest_first`.
+    """
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    shorter = min(lengths)
+    half = min(shorter, room // 2)
+    kept = [half, room - half]
+    return kept if lengths[0] <= lengths[1] else kept[::-1]
 
 
 def _clip(item: ModelInput, max_tokens: int, truncate: Truncate) -> ModelInput:

@@ -93,11 +93,18 @@ def encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
     # 0.8.5 refuses a truncate_prompt_tokens of -1. `truncation_side` is not used, because it also cuts off a
     # special token, and a model that pools that token would return a different vector.
     can_truncate = work.truncate is Truncate.RIGHT
+    if work.max_tokens is not None and work.truncate is Truncate.LEFT:
+        raise UnsupportedWork("this upstream cuts the right end of an input only")
     if can_truncate:
         work = clip_texts(work, profile.max_tokens)
     path, body = _encode(work, profile)
-    cut: Body = {"truncate_prompt_tokens": profile.max_tokens} if can_truncate else {}
+    cut: Body = {"truncate_prompt_tokens": _length_of(work, profile)} if can_truncate else {}
     return path, {"model": profile.model} | body | cut
+
+
+def _length_of(work: ModelWork, profile: VllmProfile) -> int:
+    """Return the tokens that an input is cut at."""
+    return min(work.max_tokens or profile.max_tokens, profile.max_tokens)
 
 
 def _encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
@@ -213,10 +220,10 @@ def _check_usage(
     if tokens is None:
         raise ReplicaFailed("the upstream reported no usage")
     # A server with chunked processing reads a whole input of any length, unless it was asked to cut it.
-    most = None if work.truncate is Truncate.ERROR else profile.max_tokens
+    most = None if work.truncate is Truncate.ERROR else _length_of(work, profile)
     check_tokens(tokens, len(inputs_of(work)), most)
     can_truncate = work.truncate is Truncate.RIGHT
-    return tokens, truncated_inputs(work, tokens, profile.max_tokens) if can_truncate else ()
+    return tokens, truncated_inputs(work, tokens, _length_of(work, profile)) if can_truncate else ()
 
 
 def error_for(work: ModelWork, error: BackendError) -> BackendError:

@@ -95,6 +95,8 @@ class PreparedWork:
             most, overhead = (
                 (capabilities.max_input_tokens, capabilities.overhead_tokens) if capabilities else (None, 0)
             )
+            if not isinstance(self.work, Tokenize | Detokenize):
+                most = self.work.max_tokens or most
             self._token_bounds = token_bounds(self.work, most, self.prompt or "", pair_overhead=overhead)
         return self._token_bounds
 
@@ -182,6 +184,7 @@ class Preparer:
         most = capabilities.max_input_tokens
         if most is None or not inputs.can_count(capabilities):
             return None
+        most = min(most, work.max_tokens or most)
         if isinstance(work, Rerank | Score) and (capabilities.overhead_tokens or work.instruction):
             # Such a reranker puts each pair into a template that its tokenizer alone does not know.
             return None
@@ -245,8 +248,15 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
         work = _with_prompt_lengths(work, plain)
     if not isinstance(work, Tokenize | Detokenize):
         default = default_truncation(route.truncate, capabilities)
-        work = msgspec.structs.replace(work, truncate=truncation(call, default))
+        length = _length(call, capabilities)
+        work = msgspec.structs.replace(work, truncate=truncation(call, default), max_tokens=length)
     return PreparedWork(call, route, work, capabilities, by_cosine=by_cosine)
+
+
+def _length(call: Call, capabilities: Capabilities | None) -> int | None:
+    """Return the tokens at which inputs are cut, None for the model's length."""
+    length, most = call.prompt_tokens, capabilities.max_input_tokens if capabilities else None
+    return None if length is None or (most is not None and length >= most) else length
 
 
 def _with_prompt(

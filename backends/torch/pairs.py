@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from backends.contract import Truncate
-from backends.errors import ModelUnavailable, UnsupportedWork, input_too_long
+from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork, input_too_long
 from backends.texts import ModelInput, clip_text
 from backends.tokens import TextTokenizer, TokenSequences
 from backends.torch.rerank_template import Prompt, RerankTemplate, Slot
@@ -39,39 +39,52 @@ class PairEncoder:
         return around + len(self._before) + len(self._after)
 
     def encode(
-        self, pairs: Sequence[Pair], truncate: Truncate, instruction: str | None = None
+        self,
+        pairs: Sequence[Pair],
+        truncate: Truncate,
+        instruction: str | None = None,
+        most: int | None = None,
     ) -> TokenSequences:
         """Encode pairs in their prompt. A document is cut before its query, and nothing else is.
 
-        Raises: InvalidWork if a pair is too long and must not be cut, or the instruction alone is too long;
-        UnsupportedWork if the model takes no instruction.
+        most: as for `TextTokenizer.encode`. Raises: InvalidWork if a pair is too long and must not be cut, or
+        the instruction alone is too long; UnsupportedWork if the model takes no instruction.
         """
         prompt = self._prompt(instruction)
         if not prompt:
-            return self.encode_plainly(pairs, truncate)
+            return self.encode_plainly(pairs, truncate, most)
+        room = self._room_of(most, truncate)
         clipped = [self._clip(pair, truncate) for pair in pairs]
         filled = [
             {"instruction": instruction or "", "query": query, "document": document}
             for query, document in clipped
         ]
         rows = self._rows(prompt, filled)
-        too_long = [i for i, row in enumerate(rows) if len(row) > self._room]
+        too_long = [i for i, row in enumerate(rows) if len(row) > room]
         for i in too_long:
             if truncate is Truncate.ERROR:
                 raise self._too_long(len(rows[i]), i)
-            rows[i] = self._shortened(prompt, filled[i], truncate, i)
+            rows[i] = self._shortened(prompt, filled[i], truncate, room)
         cut = {i for i, pair in enumerate(pairs) if clipped[i] != pair}
         ids = [[*self._before, *row, *self._after] for row in rows]
         return TokenSequences(ids, [[0] * len(row) for row in ids], tuple(sorted(cut.union(too_long))))
 
-    def encode_plainly(self, items: Sequence[ModelInput], truncate: Truncate) -> TokenSequences:
+    def encode_plainly(
+        self, items: Sequence[ModelInput], truncate: Truncate, most: int | None = None
+    ) -> TokenSequences:
         """Encode texts, and pairs as the tokenizer joins them. Raises: InvalidWork."""
         prefix = self._template.query_prefix
         if prefix:
             items = [
                 prefix + item if isinstance(item, str) else (prefix + item[0], item[1]) for item in items
             ]
-        return self._tokenizer.encode(items, truncate)
+        return self._tokenizer.encode(items, truncate, most)
+
+    def _room_of(self, most: int | None, truncate: Truncate) -> int:
+        """Return how many tokens a prompt may have, without special ones."""
+        if most is None or truncate is Truncate.ERROR:
+            return self._room
+        return min(self._room, most - len(self._before) - len(self._after))
 
     def _prompt(self, instruction: str | None) -> Prompt:
         if instruction is None:
@@ -91,12 +104,12 @@ class PairEncoder:
         ids_of = dict(zip(unique, self._tokenizer.ids(unique), strict=True))
         return [[id_ for text in row for id_ in ids_of[text]] for row in texts]
 
-    def _shortened(self, prompt: Prompt, values: dict[str, str], truncate: Truncate, index: int) -> list[int]:
+    def _shortened(self, prompt: Prompt, values: dict[str, str], truncate: Truncate, room: int) -> list[int]:
         """Return the ids of a pair without the excess. Raises: InvalidWork."""
         texts = [piece.fill(values) for piece in prompt]
         tokens = [self._tokenizer.tokens_with_starts(text) for text in texts]
         total = sum(map(len, tokens))
-        excess = total - self._room
+        excess = total - room
         slots: tuple[Slot, ...] = ("document", "query")
         for slot in slots:
             place = next(i for i, piece in enumerate(prompt) if slot in piece.slots)
@@ -106,7 +119,10 @@ class PairEncoder:
             tokens[place] = [token for i, token in enumerate(tokens[place]) if i not in removed]
             excess -= len(removed)
         if excess > 0:
-            raise self._too_long(total, index)
+            raise InvalidWork(
+                f"{room} tokens leave no room for a text: the prompt alone has {excess} more; "
+                "send a shorter instruction, or allow more tokens"
+            )
         return [id_ for row in tokens for id_, _ in row]
 
     def _too_long(self, tokens: int, index: int) -> Exception:

@@ -64,7 +64,8 @@ class Preparer:
             case Score():
                 return self._prepare_pairs(work.pairs, work)
             case Classify():
-                return _prepared(self._pairs.encode_plainly(work.inputs, work.truncate), LOGITS)
+                encoded = self._pairs.encode_plainly(work.inputs, work.truncate, work.max_tokens)
+                return _prepared(encoded, LOGITS)
         raise UnsupportedWork("this engine does not do that")
 
     def prompted(self, work: Embed | Encode | Tokenize) -> list[str]:
@@ -87,12 +88,12 @@ class Preparer:
     def _prepare_texts(self, work: Embed | Encode, outputs: frozenset[Output]) -> PreparedSequences:
         if self._recipe.kind == "multivector":
             is_query = (work.prompt_name or self._recipe.default_prompt) == "query"
-            return self._prepare_role(self.prompted(work), work.truncate, outputs, is_query=is_query)
+            return self._prepare_role(self.prompted(work), work, outputs, is_query=is_query)
         texts = self.prompted(work)
         route = self._route(work)
         if route in self._recipe.tables:
-            return self._prepare_lookup(texts, work.truncate, outputs, route)
-        encoded = self.tokenizer.encode(texts, work.truncate)
+            return self._prepare_lookup(texts, work, outputs, route)
+        encoded = self.tokenizer.encode(texts, work.truncate, work.max_tokens)
         if self._recipe.include_prompt:
             return _prepared(encoded, outputs)
         if encoded.truncated and work.truncate is Truncate.LEFT:
@@ -119,14 +120,16 @@ class Preparer:
         return route
 
     def _prepare_lookup(
-        self, texts: Sequence[str], truncate: Truncate, outputs: frozenset[Output], route: str
+        self, texts: Sequence[str], work: Embed | Encode, outputs: frozenset[Output], route: str
     ) -> PreparedSequences:
         """Prepare texts whose terms are looked up: without special tokens."""
         if outputs != {Output.SPARSE}:
             raise UnsupportedWork(
                 f"inputs of the route {route!r} have no network, and give term weights only"
             )
-        limit = self.tokenizer.max_tokens
+        truncate, limit = work.truncate, self.tokenizer.max_tokens
+        if truncate is not Truncate.ERROR:
+            limit = min(limit, work.max_tokens or limit)
         clipped = [clip_text(text, limit, truncate) for text in texts]
         rows = self.tokenizer.ids(clipped)
         cut = [i for i, row in enumerate(rows) if len(row) > limit or clipped[i] != texts[i]]
@@ -146,10 +149,15 @@ class Preparer:
         return [tokens.get(prompt, 0) for prompt in prompts]
 
     def _prepare_role(
-        self, texts: Sequence[str], truncate: Truncate, outputs: frozenset[Output], *, is_query: bool
+        self,
+        texts: Sequence[str],
+        work: Embed | Encode | Rerank | Score,
+        outputs: frozenset[Output],
+        *,
+        is_query: bool,
     ) -> PreparedSequences:
         role = self._roles[is_query]
-        encoded = role.tokenizer.encode(texts, truncate)
+        encoded = role.tokenizer.encode(texts, work.truncate, work.max_tokens)
         rows = zip(encoded.ids, encoded.type_ids, strict=True)
         sequences = [_fill_up(ids, type_ids, role, is_query=is_query) for ids, type_ids in rows]
         return PreparedSequences(sequences, outputs, encoded.truncated, tuple(encoded.lengths))
@@ -157,18 +165,18 @@ class Preparer:
     def _prepare_pairs(self, pairs: Sequence[Pair], work: Rerank | Score) -> PreparedSequences:
         if self._recipe.kind == "multivector":
             check_no_instruction(work)
-            return self._prepare_late_pairs(pairs, work.truncate)
-        return _prepared(self._pairs.encode(pairs, work.truncate, work.instruction), LOGITS)
+            return self._prepare_late_pairs(pairs, work)
+        return _prepared(self._pairs.encode(pairs, work.truncate, work.instruction, work.max_tokens), LOGITS)
 
-    def _prepare_late_pairs(self, pairs: Sequence[Pair], truncate: Truncate) -> PreparedSequences:
+    def _prepare_late_pairs(self, pairs: Sequence[Pair], work: Rerank | Score) -> PreparedSequences:
         """Prepare each query once, however many documents it is compared with."""
         outputs = frozenset({Output.MULTIVECTOR})
         unique = list(dict.fromkeys(query for query, _ in pairs))
         queries = self._prepare_role(
-            [self._prompt("query") + query for query in unique], truncate, outputs, is_query=True
+            [self._prompt("query") + query for query in unique], work, outputs, is_query=True
         )
         documents = self._prepare_role(
-            [self._prompt("document") + document for _, document in pairs], truncate, outputs, is_query=False
+            [self._prompt("document") + document for _, document in pairs], work, outputs, is_query=False
         )
         place = {query: i for i, query in enumerate(unique)}
         truncated = set(documents.truncated)

@@ -38,6 +38,7 @@ def are_joinable(a: Slice, b: Slice) -> bool:
         and work.normalize == other.normalize
         and work.truncate is other.truncate
         and work.dimensions == other.dimensions
+        and work.max_tokens == other.max_tokens
         and work.prompt_name == other.prompt_name
         and bool(work.prompt_characters) == bool(other.prompt_characters)
     )

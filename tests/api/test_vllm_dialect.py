@@ -10,12 +10,11 @@ import pytest
 from backends.vectors import sigmoid
 from gateway import __version__
 from gateway.api.server.encoding import NumberFormat
-from gateway.api.wire.vllm_options import VllmOptions, check_options, truncate_of
-from gateway.errors import InvalidInput
+from gateway.api.wire.vllm_options import VllmOptions, truncate_of
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import LABELS
 from tests.fakes.server import logit_of, token_rows
-from tests.fakes.tei import logits_of, vector_of
+from tests.fakes.tei import FakeTei, logits_of, vector_of
 from tests.fakes.vllm import FakeVllm
 
 CONFIG = """
@@ -419,7 +418,9 @@ async def test_other_errors_use_vllms_envelope_too(boot: Boots) -> None:
         ({"truncate_prompt_tokens": None}, 200),
         ({"truncate_prompt_tokens": -1}, 200),
         ({"truncate_prompt_tokens": 16}, 200),
-        ({"truncate_prompt_tokens": 8}, 400),
+        ({"truncate_prompt_tokens": 8}, 200),
+        ({"truncate_prompt_tokens": 8, "truncation_side": "left"}, 400),
+        ({"truncate_prompt_tokens": 0}, 400),
         ({"truncate_prompt_tokens": -2}, 400),
         ({"add_special_tokens": True, "priority": 0, "padding": "do_not_pad"}, 200),
         ({"add_special_tokens": False}, 400),
@@ -468,7 +469,7 @@ async def test_shared_rerank_path_returns_raw_scores_on_request(boot: Boots) -> 
     body = {"query": "q", "documents": ["red"], "use_activation": False, "top_n": 0}
     async with boot(fakes(), CONFIG) as gateway:
         reply = await gateway.post("/rerank", body)
-        rejected = await gateway.post("/v1/rerank", body | {"truncate_prompt_tokens": 3})
+        rejected = await gateway.post("/v1/rerank", body | {"truncate_prompt_tokens": 0})
 
     assert logit_of("q", "red") == pytest.approx(reply.json()["results"][0]["relevance_score"], rel=1e-5)
     assert 400 == rejected.status_code
@@ -477,10 +478,36 @@ async def test_shared_rerank_path_returns_raw_scores_on_request(boot: Boots) -> 
 def test_truncation_side_alone_does_not_enable_truncation() -> None:
     options = VllmOptions(truncation_side="left")
 
-    assert truncate_of(options, 16) is None
+    assert truncate_of(options) is None
 
 
-def test_rejects_a_cut_at_an_unknown_model_length() -> None:
-    check_options(VllmOptions(truncate_prompt_tokens=8))
-    with pytest.raises(InvalidInput):
-        truncate_of(VllmOptions(truncate_prompt_tokens=8), None)
+@pytest.mark.parametrize(
+    ("path", "body", "tokens"),
+    [
+        ("/v1/embeddings", {"input": ["red", LONG], "model": "bge"}, 3 + 8),
+        ("/pooling", {"input": LONG}, 8),
+        ("/classify", {"input": LONG}, 8),
+        ("/score", {"queries": "q", "documents": [LONG, "red"]}, 8 + 5),
+        ("/v1/rerank", {"query": "q", "documents": [LONG, "red"]}, 8 + 5),
+        ("/score", {"queries": "q", "documents": LONG, "model": "bge"}, 3 + 8),
+    ],
+)
+async def test_inputs_are_cut_at_the_requested_length(
+    boot: Boots, path: str, body: dict[str, Any], tokens: int
+) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post(path, body | {"truncate_prompt_tokens": 8})
+
+    assert 200 == reply.status_code, reply.text
+    assert tokens == reply.json()["usage"]["total_tokens"]
+    assert "unknown" == reply.headers["x-truncated-inputs"]
+
+
+async def test_a_server_that_cuts_at_its_own_length_only_refuses_another(boot: Boots) -> None:
+    body = {"input": LONG, "model": "bge"}
+    async with boot({"tei-0": FakeTei(), "tei-1": FakeTei()}) as gateway:
+        refused = await gateway.post("/v1/embeddings", body | {"truncate_prompt_tokens": 8})
+        longer = await gateway.post("/v1/embeddings", body | {"truncate_prompt_tokens": 512})
+
+    assert (400, 200) == (refused.status_code, longer.status_code)
+    assert "8 tokens" in refused.json()["error"]["message"]

@@ -53,6 +53,9 @@ async def test_scores_of_texts_and_pairs_equal_those_of_transformers(
     raw = await run_work(engine, Classify(INPUTS, raw_scores=True), ClassifyReply)
     scores = await run_work(engine, Classify(INPUTS), ClassifyReply)
 
+    short = await run_work(engine, Classify(INPUTS, raw_scores=True, max_tokens=7), ClassifyReply)
+    np.testing.assert_allclose(short.scores, logits_of(tmp_path, 7), atol=1e-4)
+    assert short.tokens <= 7 * len(INPUTS)
     logits = torch.tensor(logits_of(tmp_path, model.recipe.max_tokens))
     many = problem.startswith("multi")
     np.testing.assert_allclose(raw.scores, logits, atol=1e-4)

@@ -164,6 +164,11 @@ def test_truncation_keeps_the_prompt(family: str, tmp_path: Path) -> None:
     assert set(encode(" stone")) & set(left.sequences[1].ids) > set(encode(" stone")) & set(
         right.sequences[1].ids
     )
+    short = prepare(Rerank("q", ("short", long), max_tokens=MOST - 9))
+    assert [len(right.sequences[0].ids), MOST - 9] == [len(sequence.ids) for sequence in short.sequences]
+    assert empty[-12:] == short.sequences[1].ids[-12:]
+    with pytest.raises(InvalidWork, match="leave no room"):
+        prepare(Rerank("q", ("short", long), max_tokens=4))
     assert len(asked.sequences[0].ids) == MOST
     assert (0,) == asked.truncated
     assert empty[-12:] == asked.sequences[0].ids[-12:]

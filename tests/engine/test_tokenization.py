@@ -1,7 +1,7 @@
 """Token ids of checkpoints whose small files say something else than their tokenizer.json."""
 
 import json
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, TokenizerSettings, Truncate
 from backends.errors import ModelUnavailable
-from backends.tokens import open_counter, open_tokenizer, tokenizer_notes
+from backends.tokens import TextTokenizer, open_counter, open_tokenizer, tokenizer_notes
 from tests.engine.engines import cosines, engine_on, load_tiny, run_work
 from tests.engine.families import decoders
 from tests.engine.families.checkpoint import write_checkpoint
@@ -49,6 +49,7 @@ TEXTS = [
 ]
 PAIRS = list(pairwise(TEXTS[:7]))
 WORD: dict[str, Any] = {"lstrip": False, "rstrip": False, "single_word": False, "special": False}
+CUTS = (Truncate.LEFT, Truncate.RIGHT)
 BERT_TYPE = {"model_type": "bert"}
 
 
@@ -64,6 +65,19 @@ def write(folder: Path, vocabulary: Vocabulary, model: dict[str, Any], **config:
     return folder
 
 
+def assert_cuts_like_its_own_truncation(
+    folder: Path, settings: TokenizerSettings, tokenizer: TextTokenizer
+) -> None:
+    """Check that a length of a request cuts as the tokenizer's own truncation at this length does."""
+    for most in (6, 8, 9):
+        own = open_tokenizer(folder, most, settings)
+        for items, side in product(([*TEXTS, TEXTS[0] * 50], [*PAIRS, ("a", TEXTS[0])]), CUTS):
+            expected, cut = own.encode(items, side), tokenizer.encode(items, side, most)
+            assert (expected.ids, expected.type_ids) == (cut.ids, cut.type_ids)
+            assert set(cut.truncated) <= set(expected.truncated)
+            assert max(cut.lengths) <= most
+
+
 def ids_of(folder: Path, **settings: bool) -> list[list[int]]:
     """Return the ids of the texts, after checking that counts agree with them."""
     chosen = TokenizerSettings(**settings)
@@ -74,6 +88,7 @@ def ids_of(folder: Path, **settings: bool) -> list[list[int]]:
     pair_tokens = [sum(counter.count(pair)) + counter.pair_special_tokens for pair in PAIRS]
     assert list(map(len, pairs)) == pair_tokens
     assert sum(map(len, singles)) == tokenizer.measure(TEXTS, Truncate.RIGHT).tokens
+    assert_cuts_like_its_own_truncation(folder, chosen, tokenizer)
     explained = tokenizer.explain(TEXTS, add_special_tokens=True)
     assert singles == [[token.id for token in tokens] for tokens in explained]
     return singles + pairs

@@ -213,12 +213,12 @@ class FakeVllm(FakeServer):
 
     def _cut(self, text: str, body: dict[str, Any]) -> str:
         """Cut a text to the words that the model reads next to its two special tokens."""
-        room = self.max_tokens - 2
+        cut = body.get("truncate_prompt_tokens")
+        room = (self.max_tokens if cut in (None, -1) else cut) - 2
         words = text.split()
-        is_whole = self.chunked and body.get("truncate_prompt_tokens") is None
-        if len(words) <= room or is_whole:
+        if len(words) <= room or (self.chunked and cut is None):
             return text
-        if body.get("truncate_prompt_tokens") is None:
+        if cut is None:
             raise self._refused(
                 400,
                 "BadRequestError",

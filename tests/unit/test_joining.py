@@ -98,6 +98,7 @@ def test_totals_are_within_bounds_if_each_sum_is(
     [
         Embed(("b",), normalize=False),
         Embed(("b",), dimensions=4),
+        Embed(("b",), max_tokens=4),
         Embed(("b",), prompt_name="query"),
         Embed(("b",), truncate=Truncate.ERROR),
         Rerank("q", ("b",)),

@@ -39,6 +39,7 @@ from gateway.api.wire.vllm_options import (
     check_options,
     instruction_of,
     is_raw,
+    length_of,
     truncate_of,
     truncation_side,
 )
@@ -92,11 +93,16 @@ async def decode_embeddings(
     check_metadata(data.encoding_format, len(texts))
     truncate, side = truncation_of(data)
     if data.truncate_prompt_tokens is not None:
-        capabilities = api.capabilities_of(model, operation)
-        truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
+        truncate = truncate_of(data)
     side = truncation_side(data) or side
     return Call(
-        work_of(data, texts), model, truncate, side, role=role_of(data), instruction=instruction_of(data)
+        work_of(data, texts),
+        model,
+        truncate,
+        side,
+        role=role_of(data),
+        instruction=instruction_of(data),
+        prompt_tokens=length_of(data),
     )
 
 

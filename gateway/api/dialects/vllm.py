@@ -19,11 +19,9 @@ from gateway.api.wire.contents import Content, text_of_parts
 from gateway.api.wire.inputs import InputField, Inputs, read_texts
 from gateway.api.wire.vllm_options import (
     VllmOptions,
+    call_of,
     check_options,
-    instruction_of,
     is_raw,
-    truncate_of,
-    truncation_side,
 )
 from gateway.api.wire.vllm_replies import VllmReply, encode_reply
 from gateway.calls import Call
@@ -136,10 +134,8 @@ def decode_score(data: VllmScoreRequest, name: str | None, api: InferenceApi) ->
         raise InvalidInput("`max_tokens_per_query` and `max_tokens_per_doc` are not supported here")
     pairs = pairs_of(*sides_of(data, api))
     model = name or data.model
-    capabilities = api.capabilities_of(model, Operation.RERANK)
-    truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
     work = Score(pairs, raw_scores=is_raw(data))
-    return Call(work, model, truncate, truncation_side(data), instruction=instruction_of(data))
+    return call_of(data, work, model)
 
 
 async def decode_classify(
@@ -154,10 +150,8 @@ async def decode_classify(
         raise InvalidInput("`input` is missing", param="input")
     model = name or data.model
     texts = await read_texts(data.input, InputField("input", model, Operation.CLASSIFY), context, api)
-    capabilities = api.capabilities_of(model, Operation.CLASSIFY)
-    truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
     work = Classify(texts, raw_scores=is_raw(data))
-    return Call(work, model, truncate, truncation_side(data), instruction=instruction_of(data))
+    return call_of(data, work, model)
 
 
 def class_items(reply: ClassifyReply) -> list[Any]:

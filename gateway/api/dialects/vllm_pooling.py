@@ -39,11 +39,9 @@ from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_texts
 from gateway.api.wire.vllm_options import (
     VllmOptions,
+    call_of,
     check_options,
-    instruction_of,
     is_raw,
-    truncate_of,
-    truncation_side,
 )
 from gateway.api.wire.vllm_replies import (
     OCTETS,
@@ -111,8 +109,7 @@ async def decode_pooling(
     texts = await read_texts(data.input, InputField("input", model, operation), context, api)
     check_metadata(data.encoding_format, len(texts))
     work = pooling_work(operation, texts, capabilities, raw=is_raw(data))
-    truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
-    return Call(work, model, truncate, truncation_side(data), instruction=instruction_of(data))
+    return call_of(data, work, model)
 
 
 def task_of(capabilities: Capabilities | None) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Operation, Rerank, RerankReply
+from backends.contract import Rerank, RerankReply
 from gateway.api.server.body import INTEGER_MAX, Integer, ModelName
 from gateway.api.wire.contents import Content, ContentPart, text_of_parts
 from gateway.api.wire.inputs import InputReader
@@ -21,6 +21,7 @@ from gateway.api.wire.vllm_options import (
     check_options,
     instruction_of,
     is_raw,
+    length_of,
     truncate_of,
     truncation_side,
 )
@@ -191,8 +192,7 @@ def decode_documents(data: RerankOptions, documents: Documents, name: str | None
     model = name or data.model
     truncate = data.truncation
     if data.truncate_prompt_tokens is not None:
-        capabilities = api.capabilities_of(model, Operation.RERANK)
-        truncate = truncate_of(data, capabilities.max_input_tokens if capabilities else None)
+        truncate = truncate_of(data)
     return Call(
         Rerank(query, texts, raw_scores=is_raw(data)),
         model,
@@ -201,6 +201,7 @@ def decode_documents(data: RerankOptions, documents: Documents, name: str | None
         bulk=bool(data.priority),
         instruction=instruction_of(data),
         text_tokens=_one_of(data, "max_tokens_per_doc", "max_doc_length"),
+        prompt_tokens=length_of(data),
     )
 
 

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backends.contract import Truncate
+from backends.contract import Classify, Embed, Encode, Score, Truncate
 from gateway.api.server.body import Integer
 from gateway.api.wire.instructions import check_instruction
+from gateway.calls import Call
 from gateway.errors import InvalidInput
 
 # It becomes a part of the reply's id.
@@ -22,10 +23,10 @@ RequestId = Annotated[str, msgspec.Meta(max_length=256)]
 class VllmOptions(msgspec.Struct, kw_only=True):
     """Options of every pooling request.
 
-    truncate_prompt_tokens: -1 cuts at the model's length. use_activation: false returns raw output; softmax
-    and activation are its older names. instruction: the task in words, for a model that takes one;
-    chat_template_kwargs may contain it instead, and nothing else. request_id: becomes the reply's id. user
-    and cache_salt change nothing.
+    truncate_prompt_tokens: inputs are cut at so many, -1 at the model's length. use_activation: false returns
+    raw output; softmax and activation are its older names. instruction: the task in words, for a model that
+    takes one; chat_template_kwargs may contain it instead, and nothing else. request_id: becomes the reply's
+    id. user and cache_salt change nothing.
     """
 
     truncate_prompt_tokens: Integer | None = None
@@ -83,8 +84,8 @@ def check_options(options: VllmOptions, *, own: Container[str] = ()) -> None:
             "`chat_template_kwargs` may contain `instruction` only", param="chat_template_kwargs"
         )
     cut = options.truncate_prompt_tokens
-    if cut is not None and cut < -1:
-        raise InvalidInput("`truncate_prompt_tokens` is -1 or more", param="truncate_prompt_tokens")
+    if cut is not None and (cut < -1 or cut == 0):
+        raise InvalidInput("`truncate_prompt_tokens` is -1, or at least 1", param="truncate_prompt_tokens")
 
 
 def instruction_of(options: VllmOptions) -> str | None:
@@ -102,22 +103,14 @@ def instruction_of(options: VllmOptions) -> str | None:
     return check_instruction(instruction)
 
 
-def truncate_of(options: VllmOptions, max_tokens: int | None) -> bool | None:
-    """Return whether to cut inputs that are too long, or None to follow the model's config.
+def truncate_of(options: VllmOptions) -> bool | None:
+    """Return whether to cut inputs that are too long, or None to follow the model's config."""
+    return None if options.truncate_prompt_tokens is None else True
 
-    max_tokens: the model's length, or None if it is unknown. Raises: InvalidInput if the request asks for a
-    shorter length.
-    """
-    cut = options.truncate_prompt_tokens
-    if cut is None:
-        return None
-    if cut == -1 or (max_tokens is not None and cut >= max_tokens):
-        return True
-    length = "" if max_tokens is None else f" ({max_tokens})"
-    raise InvalidInput(
-        f"`truncate_prompt_tokens` cuts at the model's length{length} here: send -1",
-        param="truncate_prompt_tokens",
-    )
+
+def length_of(options: VllmOptions) -> int | None:
+    """Return the tokens at which inputs are cut, special ones included; None is the model's length."""
+    return None if options.truncate_prompt_tokens == -1 else options.truncate_prompt_tokens
 
 
 def truncation_side(options: VllmOptions) -> Truncate | None:
@@ -128,3 +121,15 @@ def truncation_side(options: VllmOptions) -> Truncate | None:
 def is_raw(options: VllmOptions) -> bool:
     """Return whether the request asks for output without the last activation."""
     return False in (options.use_activation, options.softmax, options.activation)
+
+
+def call_of(options: VllmOptions, work: Embed | Encode | Score | Classify, model: str | None) -> Call:
+    """Return the call of a request at vLLM's own paths. Raises: InvalidInput."""
+    return Call(
+        work,
+        model,
+        truncate_of(options),
+        truncation_side(options),
+        instruction=instruction_of(options),
+        prompt_tokens=length_of(options),
+    )
