@@ -58,6 +58,23 @@ def test_score_names_and_ranks_items(client: SIEClient, gateway: Gateway) -> Non
     assert [("b", 0), ("item-0", 1)] == [(score["item_id"], score["rank"]) for score in reply["scores"]]
 
 
+def test_lists_models_with_their_outputs(client: SIEClient, gateway: Gateway) -> None:
+    models = {model["name"]: model for model in client.list_models()}
+
+    assert {gateway.model, gateway.cross} <= models.keys()
+    assert (True, "loaded") == (models[gateway.model]["loaded"], models[gateway.model]["state"])
+    assert {"dense": DIMENSIONS} == models[gateway.model]["dims"]
+    assert ["score"] == models[gateway.cross]["outputs"]
+
+
+def test_options_are_applied_or_refused(client: SIEClient, gateway: Gateway) -> None:
+    unscaled = client.encode(gateway.model, {"text": "hi"}, options={"normalize": False})["dense"]
+
+    assert DIMENSIONS == len(unscaled)
+    with pytest.raises(RequestError, match="lora_id"):
+        client.encode(gateway.model, {"text": "hi"}, options={"lora_id": "x"})
+
+
 def test_errors_have_the_gateways_reason(client: SIEClient) -> None:
     with pytest.raises(RequestError, match="there is no model 'nowhere' here") as raised:
         client.encode("nowhere", {"text": "a"})
