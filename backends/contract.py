@@ -5,14 +5,23 @@ This module knows nothing of HTTP, tenants, quotas or batching. Every message is
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 # Values of `upstreams.<name>.backend`. The adapter of each kind is listed in `backends.registry`.
-BackendKind: TypeAlias = Literal["tei", "infinity", "vllm", "openai", "torch"]
+BackendKind: TypeAlias = Literal["tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "torch"]
+# Kinds that the OpenAI adapter serves: any server of OpenAI's API, and hosted APIs that differ in details.
+ApiKind: TypeAlias = Literal["openai", "cohere", "jina", "voyage"]
+# Base URLs of the providers; servers of OpenAI's own API are run by many.
+API_ADDRESSES: dict[ApiKind, str | None] = {
+    "openai": None,
+    "cohere": "https://api.cohere.com/v2",
+    "jina": "https://api.jina.ai/v1",
+    "voyage": "https://api.voyageai.com/v1",
+}
 # Bound on every number that a server reports. Lengths, batches and quotas are computed from them.
 NUMBER_MAX = 2**31
 # Invariant: C-contiguous float32, so that a row is a view and its bytes are its base64 payload.
@@ -268,6 +277,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     score_kind: the scale of a reranker's scores if raw scores are not requested.
     overhead_tokens: the most tokens that a pair has in addition to those of its query and document.
     takes_instruction: a request for scores may bring an instruction, which is applied to every pair.
+    typed_inputs: `prompts` are names that a request states once for all its inputs, and the server knows the
+    texts. Queries and documents cannot share a request then.
     pools_prompt: the tokens of a prompt take part in pooling. If they do not, a request states the prompts
     that its inputs contain.
     notes: further facts for operators, logged when the replica joins.
@@ -296,6 +307,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     score_kind: ScoreKind | None = None
     overhead_tokens: int = 0
     takes_instruction: bool = False
+    typed_inputs: bool = False
     pools_prompt: bool = True
     notes: tuple[str, ...] = ()
     truncates: bool | None = None
@@ -377,6 +389,22 @@ class TokenizerSource(msgspec.Struct, frozen=True):
     settings: TokenizerSettings = TokenizerSettings()
 
 
+class ApiSettings(msgspec.Struct, frozen=True):
+    """Settings for servers of OpenAI's API and of its relatives; None leaves the choice to the kind.
+
+    embeddings, rerank: paths, from the root of the server with a leading slash, else below the base URL.
+    input_type: the server's word for each role, and for `default`. extra_body: fields of every request.
+    task: the only operation that the model is asked for.
+    """
+
+    kind: ApiKind = "openai"
+    embeddings: str | None = None
+    rerank: str | None = None
+    input_type: Mapping[str, str] | None = None
+    extra_body: Mapping[str, Any] = {}
+    task: Literal["embed", "rerank"] | None = None
+
+
 class ReplicaSpec(msgspec.Struct, frozen=True):
     """Address and connection settings of one replica.
 
@@ -384,7 +412,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     model: name of the served model, if the wire carries one.
     tokenizer: of the model's checkpoint, for wires that report no tokens or no prompts.
     ip: the address to connect to if the host of `address` has several. Host header and SNI keep the name.
-    report: called with each fault of its connections.
+    report: called with each fault of its connections. api: for the OpenAI adapter only.
     """
 
     address: str
@@ -394,6 +422,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     tokenizer: TokenizerSource | None = None
     ip: str | None = None
     report: ReportFault = ignore_fault
+    api: ApiSettings = ApiSettings()
 
 
 class Backend(Protocol):

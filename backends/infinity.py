@@ -55,7 +55,15 @@ from backends.replies import (
     check_dimensions,
     rows_of,
 )
-from backends.texts import ModelWork, WorkT, check_no_instruction, check_no_max_tokens, clip_text, map_texts
+from backends.texts import (
+    ModelWork,
+    WorkT,
+    check_no_instruction,
+    check_no_max_tokens,
+    clip_text,
+    group_by_query,
+    map_texts,
+)
 from backends.tokens import TokenCount
 
 # Infinity refuses longer texts. A model of 8,192 tokens reads far less.
@@ -152,17 +160,6 @@ def check_truncation(work: ModelWork, count: TokenCount) -> None:
         raise UnsupportedWork(
             f"input {count.truncated[0]} is too long, and this upstream cuts the right end only"
         )
-
-
-def group_by_query(work: Score) -> list[tuple[list[int], Rerank]]:
-    """Convert pairs to one rerank per query, each with the indices of its pairs."""
-    indices_by_query: dict[str, list[int]] = {}
-    for index, (query, _) in enumerate(work.pairs):
-        indices_by_query.setdefault(query, []).append(index)
-    return [
-        (indices, Rerank(query, tuple(work.pairs[i][1] for i in indices), work.raw_scores, work.truncate))
-        for query, indices in indices_by_query.items()
-    ]
 
 
 def order_labels(

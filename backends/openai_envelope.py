@@ -27,6 +27,32 @@ class TokenUsage(msgspec.Struct, frozen=True):
         return self.total_tokens if self.prompt_tokens is None else self.prompt_tokens
 
 
+class CountedTokens(msgspec.Struct, frozen=True):
+    """Token counts in Cohere's form, whole numbers written as 3 or 3.0; LiteLLM reports the total there."""
+
+    input_tokens: int | float | None = None
+    total_tokens: int | float | None = None
+
+    @property
+    def count(self) -> int | None:
+        """Tokens of the inputs, or the total; None if neither is reported."""
+        tokens = self.total_tokens if self.input_tokens is None else self.input_tokens
+        return None if tokens is None else int(tokens)
+
+
+class ApiMeta(msgspec.Struct, frozen=True):
+    """Cohere's `meta`. Its `search_units` count requests, not tokens, and are not read."""
+
+    tokens: CountedTokens | None = None
+    billed_units: CountedTokens | None = None
+
+    @property
+    def token_count(self) -> int | None:
+        """Tokens as counted, or as billed; None if neither is reported."""
+        counts = [part.count for part in (self.tokens, self.billed_units) if part is not None]
+        return next((count for count in counts if count is not None), None)
+
+
 class ErrorDetail(msgspec.Struct, frozen=True):
     """Content of an error envelope. code: a word, a status, or None."""
 
@@ -36,12 +62,15 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 def error_of(response: UpstreamResponse) -> ErrorDetail:
-    """Decode an error nested in `error` or flat in `message`; an unreadable body gives an empty one."""
+    """Decode an error in `error`, or flat in `message` or `detail`; an unreadable body gives an empty one."""
     try:
         body = msgspec.json.decode(response.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ErrorDetail()
     detail: Any = body.get("error", body) if isinstance(body, dict) else None
+    if isinstance(detail, dict) and "message" not in detail:
+        # Jina's and Voyage's form.
+        detail = detail | {"message": detail.get("detail", "")}
     try:
         return msgspec.convert(detail, ErrorDetail)
     except msgspec.ValidationError:

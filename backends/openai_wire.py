@@ -13,7 +13,7 @@ import pybase64
 from backends.contract import Vectors
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
-from backends.openai_envelope import TokenUsage
+from backends.openai_envelope import ApiMeta, TokenUsage
 from backends.replies import check_vectors, float32, translate_decode_errors
 
 # Most model names in an error message; a hosted server lists hundreds.
@@ -36,6 +36,19 @@ class UpstreamEmbeddings(msgspec.Struct, frozen=True):
 
     data: list[UpstreamEmbedding]
     usage: TokenUsage | None = None
+
+
+class NumbersByType(msgspec.Struct, frozen=True, rename={"vectors": "float"}):
+    """Cohere's vectors of each requested type; only numbers are requested."""
+
+    vectors: list[list[float]]
+
+
+class CohereEmbeddings(msgspec.Struct, frozen=True):
+    """Body of Cohere's POST /v2/embed."""
+
+    embeddings: NumbersByType
+    meta: ApiMeta | None = None
 
 
 class UpstreamModel(msgspec.Struct, frozen=True):
@@ -64,6 +77,18 @@ def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
         vectors = _rows([item.embedding for item in items])
     check_vectors(vectors, expected)
     return vectors, reply.usage.tokens if reply.usage else None
+
+
+def decode_typed_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
+    """Decode Cohere's reply, which has the vectors in input order; the rest is as in `decode_embeddings`.
+
+    Raises: ReplicaFailed, if the body does not contain `expected` vectors.
+    """
+    with translate_decode_errors():
+        reply = msgspec.json.decode(body, type=CohereEmbeddings)
+        vectors = _rows(reply.embeddings.vectors)
+    check_vectors(vectors, expected)
+    return vectors, reply.meta.token_count if reply.meta else None
 
 
 def _rows(embeddings: Sequence[str | list[float]]) -> Vectors:

@@ -11,6 +11,9 @@ BACKENDS: dict[BackendKind, str] = {
     "infinity": "backends.infinity",
     "vllm": "backends.vllm",
     "openai": "backends.openai",
+    "cohere": "backends.openai",
+    "jina": "backends.openai",
+    "voyage": "backends.openai",
     "torch": "backends.torch.client",
 }
 

@@ -75,6 +75,17 @@ def check_no_max_tokens(work: Work) -> None:
         )
 
 
+def group_by_query(work: Score) -> list[tuple[list[int], Rerank]]:
+    """Convert pairs to one rerank per query, each with the indices of its pairs."""
+    indices_by_query: dict[str, list[int]] = {}
+    for index, (query, _) in enumerate(work.pairs):
+        indices_by_query.setdefault(query, []).append(index)
+    return [
+        (indices, Rerank(query, tuple(work.pairs[i][1] for i in indices), work.raw_scores, work.truncate))
+        for query, indices in indices_by_query.items()
+    ]
+
+
 def map_texts(work: WorkT, change: Callable[[str], str]) -> WorkT:
     """Return the work with every text changed, including both texts of a pair."""
     return msgspec.structs.replace(work, **_map_fields(work, change))

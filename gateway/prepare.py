@@ -15,7 +15,7 @@ from backends.contract import Work as BackendWork
 from backends.texts import INLINE_CHARACTERS_MAX, model_inputs_of
 from gateway.batching.slices import token_bounds
 from gateway.calls import Call, Deadline, Similarity, Work, default_truncation, inputs_of, truncation
-from gateway.errors import InvalidInput
+from gateway.errors import InvalidInput, OperationUnsupported
 from gateway.prompts import with_prompt, with_prompt_lengths, with_roles
 from gateway.quotas.limits import Cost
 from gateway.routing.routes import Route
@@ -238,6 +238,11 @@ def _is_short(work: Embed, prompt: str) -> bool:
 def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
     capabilities = inputs.capabilities()
     by_cosine = scores_by_cosine(call.work, capabilities)
+    if by_cosine and isinstance(call.work, Rerank) and capabilities is not None and capabilities.typed_inputs:
+        raise OperationUnsupported(
+            f"the model {route.model!r} does not rerank, and its server embeds a query and its documents in "
+            "separate requests only: name a reranker"
+        )
     work = plain = neutral_work(call.work, by_cosine=by_cosine)
     if call.instruction is not None:
         work = _with_instruction(work, call, _instructed_model(inputs, route), call.instruction)

@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import httpx
 import hypothesis
 import pytest
 
-from backends.contract import Backend, BackendKind, ReplicaSpec
+from backends.api_shapes import origin_of
+from backends.contract import ApiKind, Backend, BackendKind, ReplicaSpec
 from backends.http import UpstreamClient
 from backends.infinity import InfinityBackend
 from backends.openai import OpenAIBackend
@@ -170,14 +171,15 @@ async def running_gateway(
 
 def remote_backend(kind: BackendKind, spec: ReplicaSpec, transport: httpx.AsyncBaseTransport) -> Backend:
     """Return the backend of a remote replica, over the transport of a test."""
-    client = UpstreamClient(spec.address, spec.headers, transport=transport)
+    address = origin_of(spec.address) if kind in get_args(ApiKind) else spec.address
+    client = UpstreamClient(address, spec.headers, transport=transport)
     match kind:
         case "infinity":
             return InfinityBackend(client, spec.model, spec.tokenizer)
         case "vllm":
             return VllmBackend(client, spec.model, spec.tokenizer)
-        case "openai":
-            return OpenAIBackend(client, spec.model, spec.tokenizer)
+        case "openai" | "cohere" | "jina" | "voyage":
+            return OpenAIBackend(client, spec)
     return TeiBackend(client)
 
 

@@ -22,14 +22,17 @@ from tests.fakes.tei import FakeTei
 
 
 class SocketGateway:
-    """Running gateway. connections: its open connections. events: all events that it has observed."""
+    """Running gateway.
+
+    port: of its listener. connections: its open connections. events: all events that it has observed.
+    """
 
     def __init__(
         self, application: Application, port: int, connections: set[BoundedProtocol], events: Sequence[Event]
     ) -> None:
         self.application = application
         self.connections = connections
-        self._port = port
+        self.port = port
         self.events = events
 
     async def call(self) -> httpx.Response:
@@ -49,7 +52,7 @@ class SocketGateway:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         client.setblocking(False)
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(client, ("127.0.0.1", self._port))
+        await loop.sock_connect(client, ("127.0.0.1", self.port))
         body = msgspec.json.encode({"input": inputs, "encoding_format": "float"})
         head = (
             f"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
@@ -62,7 +65,7 @@ class SocketGateway:
         self, key: str, part: bytes, announced: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Send a head that announces a body, and a part of it; return the connection."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         head = (
             f"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
             f"content-length: {announced}\r\n\r\n"
@@ -72,7 +75,7 @@ class SocketGateway:
         return reader, writer
 
     def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self._port}", trust_env=False)
+        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", trust_env=False)
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from backends.model_names import is_path
+from gateway.config.api_checks import FRAMING, HEADER_NAME, has_secret_parameter
 from gateway.config.cross_checks import model_problems, upstream_problems
 from gateway.config.file_checks import missing_folder, upstream_tls_problems
 from gateway.config.problems import ConfigError, Problem
@@ -30,16 +31,13 @@ REFERENCES_ALLOWED = (
 HIDDEN = "(hidden)"
 # Fields whose texts models read, with line breaks.
 FREE_TEXTS = ("prompts.", "instruction_template", "rerank_template.")
-# Headers that belong to the framing of a request.
-FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
-HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 # The Hub's own rule: neither part begins or ends with a dot or a dash, or contains two of them in a row.
 HUB_ID = re.compile(r"(?!.*(?:\.\.|--))(?:(?![.-])[A-Za-z0-9_.-]+(?<![.-])(?:/(?=[^/])|$)){1,2}")
 REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 # A host name or an address, without characters that a URL would have to escape.
 BASE_URL = re.compile(
     r"https?://(?:(?=[^:/]{1,253}(?:[:/]|$))\w(?:[\w-]{0,61}\w)?(?:\.\w(?:[\w-]{0,61}\w)?)*\.?|\[[0-9A-Fa-f:.]+\])"
-    r"(?::\d{1,5})?(?:/[A-Za-z0-9._~/-]*)?",
+    r"(?::\d{1,5})?(?:/[A-Za-z0-9._~/-]*)?(?:\?[A-Za-z0-9._~/=&-]*)?",
     re.ASCII,
 )
 # Problems that only additions have.
@@ -81,7 +79,7 @@ def redact(written: Any) -> Any:
     shown = dict(written)
     if isinstance(shown.get("replicas"), list):
         # A URL with a password is rejected when it is read, but it is stored as written.
-        shown["replicas"] = [HIDDEN if "@" in str(url) else url for url in shown["replicas"]]
+        shown["replicas"] = [HIDDEN if _may_show_secret(str(url)) else url for url in shown["replicas"]]
     if "api_key" in shown:
         shown["api_key"] = _redact_value(shown["api_key"])
     if "headers" in shown:
@@ -92,6 +90,10 @@ def redact(written: Any) -> Any:
             else HIDDEN
         )
     return shown
+
+
+def _may_show_secret(url: str) -> bool:
+    return "@" in url or has_secret_parameter(url)
 
 
 def _redact_value(value: Any) -> Any:

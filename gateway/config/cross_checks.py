@@ -11,6 +11,7 @@ from backends.errors import ModelUnavailable
 from backends.instructions import template_problem
 from backends.torch.options import RerankPrompt
 from backends.torch.rerank_template import written_template
+from gateway.config.api_checks import address_problem, api_problems, has_types, key_header_problems
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
 from gateway.config.problems import Problem, unknown_name
@@ -36,6 +37,10 @@ def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
         yield from upstream_problems(upstream, f"upstreams.{name}")
     for name, model in config.models.items():
         yield from model_problems(name, model, names.upstreams)
+        upstream_of_model = config.upstreams.get(model.upstream)
+        if model.prompts and upstream_of_model is not None and has_types(upstream_of_model):
+            message = "the upstream's server puts its own prompts before texts, by `input_type`; remove them"
+            yield Problem(f"models.{name}.prompts", message)
     for operation in ("embed", "rerank", "classify"):
         default = getattr(config.defaults, operation)
         if default is not None and default not in names.models:
@@ -51,6 +56,8 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
     template = upstream.instruction_template
     if template is not None and (problem := template_problem(template)):
         yield Problem(f"{path}.instruction_template", problem)
+    yield from key_header_problems(upstream, path)
+    yield from api_problems(upstream, path)
     if upstream.is_hosted:
         if not upstream.model:
             yield Problem(f"{path}.model", "is missing; a hub id or the path of a checkpoint")
@@ -102,13 +109,8 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
         yield Problem(f"{path}.replicas", "is missing; a list of base URLs, http://host:port")
     yield from _tokenizer_problems(upstream, f"{path}.tokenizer")
     for index, url in enumerate(upstream.replicas):
-        if _has_credentials(url):
-            # Logs, metrics and events name a replica by its URL, and would show them.
-            yield Problem(
-                f"{path}.replicas[{index}]", "a user or password; write them as `api_key` or `headers`"
-            )
-        elif not _is_base_url(url):
-            yield Problem(f"{path}.replicas[{index}]", "not a base URL, http://host:port")
+        if problem := address_problem(url, upstream):
+            yield Problem(f"{path}.replicas[{index}]", problem)
         elif url in upstream.replicas[:index]:
             yield Problem(f"{path}.replicas[{index}]", "is listed twice")
 
@@ -128,21 +130,6 @@ def _tokenizer_problems(upstream: UpstreamSettings, path: str) -> Iterator[Probl
         yield Problem(
             path, "is missing; `add_bos_token` and `add_eos_token` say how the gateway counts with it"
         )
-
-
-def _has_credentials(url: str) -> bool:
-    # Not left to the URL parser: a / or # inside the password would make it a different URL.
-    return "@" in url
-
-
-def _is_base_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        if parts.query or parts.fragment:
-            return False
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def _quota_problems(config: Config) -> Iterator[Problem]:

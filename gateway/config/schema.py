@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 from ipaddress import ip_address
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backends.contract import BackendKind, TokenizerSettings
+from backends.contract import API_ADDRESSES, ApiSettings, BackendKind, TokenizerSettings
 from backends.torch.options import Pooling, RerankFamily, RerankPrompt, Task
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -50,6 +50,10 @@ OPERATION_SEGMENTS = frozenset(
 
 Scope = Literal["embed", "rerank", "tokenize", "metrics", "admin"]
 Policy = Literal["round_robin", "least_tokens", "two_choices"]
+# Roles of inputs, and the type of those whose role is not known.
+InputRole = Literal[
+    "query", "document", "classification", "clustering", "similarity", "separation", "default"
+]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,6 +149,8 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     has only one model.
     discover: every address of a replica's host name becomes a replica.
     when_unavailable: treatment of requests while no replica is available. Requests to torch always wait.
+    replicas: a hosted API has a default. api_key_header: header of the key; absent, a bearer token.
+    embeddings, rerank, input_type, extra_body: as in `ApiSettings`.
     tokenizer: location of the checkpoint's small files, for facts that the backend's protocol does not
     report. token_encoding: location of the tokenizer.json that turns token ids sent by callers back into
     text, or `OWN_VOCABULARY`. add_bos_token, add_eos_token: add the token, or do not; absent, as the
@@ -168,7 +174,12 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     discover: Literal["dns"] | None = None
     when_unavailable: Literal["refuse", "wait"] = "refuse"
     api_key: str = ""
+    api_key_header: str | None = None
     headers: dict[str, str] = {}
+    embeddings: str | None = None
+    rerank: str | None = None
+    input_type: dict[InputRole, str] | None = None
+    extra_body: dict[str, Any] = {}
     tls: UpstreamTls = UpstreamTls()
     tokenizer: str | None = None
     token_encoding: str | None = None
@@ -199,6 +210,26 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     process: str = "engine"
     preload: bool = True
     when_loading: Literal["wait", "refuse"] = "wait"
+
+    def __post_init__(self) -> None:
+        """Fill in the base URL of a hosted API, so that every reader finds it among the replicas."""
+        if not self.replicas and (api := self.api) is not None and (address := API_ADDRESSES[api.kind]):
+            msgspec.structs.force_setattr(self, "replicas", (address,))
+
+    @property
+    def api(self) -> ApiSettings | None:
+        """Settings for OpenAI's API and its relatives; None for other backends."""
+        if self.backend not in API_ADDRESSES:
+            return None
+        types = self.input_type
+        return ApiSettings(
+            self.backend,
+            self.embeddings,
+            self.rerank,
+            None if types is None else {str(role): word for role, word in types.items()},
+            self.extra_body,
+            self.task,
+        )
 
     @property
     def is_hosted(self) -> bool:

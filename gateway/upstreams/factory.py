@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from backends.contract import (
+    ApiSettings,
     Backend,
     BackendKind,
     ConnectionFault,
@@ -145,13 +146,28 @@ def background_tasks(upstream: Upstream, dependencies: Dependencies) -> list[Cor
 
 def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: ReplicaOpener) -> Replica:
     """Return a replica that has not been contacted yet."""
-    headers = dict(settings.headers)
-    if settings.api_key:
-        headers["authorization"] = f"Bearer {settings.api_key}"
+    headers = _headers_of(settings)
     tls = TlsFiles(settings.tls.ca, settings.tls.certificate, settings.tls.private_key)
-    spec = ReplicaSpec(place.address, settings.model, headers, tls, _tokenizer_source(settings), place.ip)
+    spec = ReplicaSpec(
+        place.address,
+        settings.model,
+        headers,
+        tls,
+        _tokenizer_source(settings),
+        place.ip,
+        api=settings.api or ApiSettings(),
+    )
     window = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_hosted else None)
     return Replica(place.name, opener.open(settings.backend, place.name, spec), Window(window))
+
+
+def _headers_of(settings: UpstreamSettings) -> dict[str, str]:
+    if not settings.api_key:
+        return dict(settings.headers)
+    name = settings.api_key_header or "authorization"
+    # Other headers, such as Azure's api-key, carry the bare key.
+    is_bearer = name.lower() == "authorization"
+    return {**settings.headers, name: f"Bearer {settings.api_key}" if is_bearer else settings.api_key}
 
 
 def _tokenizer_source(settings: UpstreamSettings) -> TokenizerSource | None:

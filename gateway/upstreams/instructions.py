@@ -67,6 +67,9 @@ class InstructedModel(msgspec.Struct, frozen=True):
             raise InvalidInput("`instruction` is for queries: send documents without it", param="instruction")
 
     def _template(self, capabilities: Capabilities) -> str | None:
+        if capabilities.typed_inputs:
+            # The server puts its own prompt before the text as well.
+            return None
         published = PUBLISHED if capabilities.pools_prompt else PUBLISHED_UNPOOLED
         return self.template or template_in(self.prompts.values()) or published.get(capabilities.model_id)
 

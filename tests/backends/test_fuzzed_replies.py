@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import infinity_wire, openai, tei, vllm, vllm_probe, vllm_wire
+from backends import infinity_wire, openai_api, tei, vllm, vllm_probe, vllm_wire
 from backends.contract import (
     Classify,
     ClassifyReply,
@@ -31,7 +31,7 @@ from tests.backends.invalid_replies import packed
 EMBED, RERANK = Embed(("a", "b")), Rerank("q", ("a", "b"))
 COUNTED = TokenCount(6, ())
 VLLM = vllm_probe.VllmProfile("m", 16, "0.32.0", 2, "use_activation", "on_request")
-OPENAI = openai.OpenAIProfile("m", 16, 2)
+OPENAI = openai_api.OpenAIProfile("m", 16, 2)
 TEI = tei.TeiInfo("m", {"embedding": {"pooling": "cls"}}, 16)
 
 EMBEDDINGS = json.dumps(packed([0.6, 0.8], [1.0, 0.0])).encode()
@@ -73,13 +73,13 @@ DECODERS: dict[str, tuple[bytes, Decode]] = {
         LABELS["vllm"],
         lambda response: vllm.decode(CLASSIFY, response, VLLM_CLASSES, ("x", "y")),
     ),
-    "openai": (EMBEDDINGS, lambda response: openai.decode(EMBED, response, OPENAI, None)),
+    "openai": (EMBEDDINGS, lambda response: openai_api.decode(EMBED, response, OPENAI, None)),
 }
 FAILURES = {
     "tei": tei.failure,
     "infinity": infinity_wire.failure,
     "vllm": vllm_wire.failure,
-    "openai": openai.failure,
+    "openai": openai_api.failure,
 }
 
 

@@ -8,12 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.api_shapes import SHAPES, path_of
 from backends.contract import (
+    API_ADDRESSES,
+    ApiKind,
+    ApiSettings,
     Embed,
     EmbedReply,
     Operation,
+    ReplicaSpec,
     ReportsQueueDepth,
     Rerank,
+    RerankReply,
+    Score,
     Tokenize,
     TokenizeReply,
     TokenizerSource,
@@ -28,13 +35,19 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import UpstreamClient, UpstreamResponse
-from backends.openai import OpenAIBackend, OpenAIProfile, decode, encode, failure, route
+from backends.http import UpstreamResponse
+from backends.openai import OpenAIBackend
+from backends.openai_api import OpenAIProfile, decode, encode, failure
+from backends.vectors import sigmoid
 from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
+from tests.conftest import remote_backend
 from tests.fakes.hooks import fail_with, respond_with
+from tests.fakes.hosted_api import COHERE, FakeHostedApi
 from tests.fakes.openai import FIELDS, FakeOpenAI
+from tests.fakes.server import logit_of
 from tests.fakes.tei import vector_of
 
+OPENAI = ApiSettings()
 PROFILE = OpenAIProfile("m", 16, 8)
 LONG = "w " * 20
 
@@ -42,11 +55,18 @@ texts = st.lists(st.text(), min_size=1, max_size=4).map(tuple)
 
 
 def backend_of(
-    server: Any, model: str | None = None, tokenizer: str | None = None, address: str = "http://api"
+    server: Any,
+    model: str | None = None,
+    tokenizer: str | None = None,
+    address: str = "http://api",
+    api: ApiSettings = OPENAI,
 ) -> OpenAIBackend:
     """Return the backend of a server, not joined yet."""
     source = None if tokenizer is None else TokenizerSource(tokenizer)
-    return OpenAIBackend(UpstreamClient(address, transport=httpx.ASGITransport(server)), model, source)
+    spec = ReplicaSpec(address, model, tokenizer=source, api=api)
+    backend = remote_backend("openai", spec, httpx.ASGITransport(server))
+    assert isinstance(backend, OpenAIBackend)
+    return backend
 
 
 async def joined(server: FakeOpenAI, tokenizer: str | None = None) -> OpenAIBackend:
@@ -67,16 +87,24 @@ def test_sends_only_fields_that_every_server_knows(inputs: tuple[str, ...], dime
 
 
 @pytest.mark.parametrize(
-    ("address", "expected"),
+    ("address", "path", "expected"),
     [
-        ("http://ollama:11434", "/v1"),
-        ("http://ollama:11434/", "/v1"),
-        ("https://api.openai.com/v1", ""),
-        ("https://example.org/openai/v1beta/", ""),
+        ("http://ollama:11434", "embeddings", "/v1/embeddings"),
+        ("http://ollama:11434/", "embeddings", "/v1/embeddings"),
+        ("https://api.openai.com/v1", "embeddings", "/v1/embeddings"),
+        ("https://example.org/openai/v1beta/", "embeddings", "/openai/v1beta/embeddings"),
+        ("https://example.org/openai/v1", "/v1/rerank", "/v1/rerank"),
+        ("http://llama:8080", "/embedding", "/embedding"),
+        (
+            "https://x.azure.com/openai/deployments/e?api-version=1",
+            "embeddings",
+            "/openai/deployments/e/embeddings?api-version=1",
+        ),
+        ("https://x.azure.com?a=1&b=%20", "models", "/v1/models?a=1&b=%20"),
     ],
 )
-def test_base_url_without_a_path_gets_v1(address: str, expected: str) -> None:
-    assert expected == route(address)
+def test_paths_are_below_the_base_url_or_from_the_root(address: str, path: str, expected: str) -> None:
+    assert expected == path_of(address, path, "/v1")
 
 
 @pytest.mark.parametrize(("address", "prefix"), [("http://api", "/v1"), ("http://api/x/v4", "/x/v4")])
@@ -272,3 +300,205 @@ async def test_work_before_joining_is_unavailable() -> None:
 
 def test_wire_has_no_queue_depth() -> None:
     assert not isinstance(backend_of(FakeOpenAI()), ReportsQueueDepth)
+
+
+PAIRS = (("q", "red"), ("r", "green and blue"), ("q", "cyan"))
+DOCUMENTS = ("red", "green and blue", "cyan")
+RERANKS = ApiSettings(rerank="/v1/rerank")
+API_KINDS: tuple[ApiKind, ...] = ("cohere", "jina", "voyage")
+
+
+def sent(server: FakeOpenAI | FakeHostedApi, path: str) -> list[dict[str, Any]]:
+    """Return the bodies that a server received at a path."""
+    return [body for received, body in server.requests if received.endswith(path)]
+
+
+async def test_reranks_at_the_configured_path() -> None:
+    server = FakeOpenAI(reranks=True)
+    backend = backend_of(server, api=RERANKS)
+    found = await backend.describe(5.0)
+    reply = await backend.run(Rerank("q", DOCUMENTS), 5.0)
+
+    assert frozenset({Operation.EMBED, Operation.RERANK}) == found.operations
+    assert isinstance(reply, RerankReply)
+    np.testing.assert_allclose(
+        sigmoid(np.array([logit_of("q", d) for d in DOCUMENTS])), reply.scores, rtol=1e-5
+    )
+    assert sum(len(f"q {document}".split()) + 3 for document in DOCUMENTS) == reply.tokens
+    assert {"model": "fake-model", "query": "q", "documents": list(DOCUMENTS)} == sent(server, "/v1/rerank")[
+        -1
+    ]
+
+
+async def test_scores_pairs_with_one_rerank_per_query(small_files: str) -> None:
+    server = FakeOpenAI(reranks=True, usage=False)
+    backend = backend_of(server, tokenizer=small_files, api=RERANKS)
+    await backend.describe(5.0)
+    before = len(server.requests)
+    reply = await backend.run(Score(PAIRS), 5.0)
+
+    assert isinstance(reply, RerankReply)
+    np.testing.assert_allclose(
+        sigmoid(np.array([logit_of(*pair) for pair in PAIRS])), reply.scores, rtol=1e-5
+    )
+    assert ["q", "r"] == [body["query"] for _, body in server.requests[before:]]
+    assert sum(len(" ".join(pair).split()) + 3 for pair in PAIRS) == reply.tokens
+
+
+@pytest.mark.parametrize("raw_scores", [True, False])
+async def test_logits_are_recognized_and_converted(raw_scores: bool) -> None:
+    backend = backend_of(FakeOpenAI(reranks=True, logits=True), api=RERANKS)
+    found = await backend.describe(5.0)
+    reply = await backend.run(Rerank("q", DOCUMENTS, raw_scores=raw_scores), 5.0)
+
+    assert "scores: logit" in found.notes
+    assert isinstance(reply, RerankReply)
+    logits = np.array([logit_of("q", document) for document in DOCUMENTS])
+    np.testing.assert_allclose(logits if raw_scores else sigmoid(logits), reply.scores, rtol=1e-5)
+
+
+async def test_scores_of_another_scale_than_before_fail() -> None:
+    server = FakeOpenAI(reranks=True)
+    backend = backend_of(server, api=RERANKS)
+    await backend.describe(5.0)
+    server.logits = True
+    with pytest.raises(ReplicaFailed, match="scale"):
+        await backend.run(Rerank("q", ("a recipe for soup", *DOCUMENTS)), 5.0)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Rerank("q", ("a",), raw_scores=True),
+        Rerank("q", ("a",), instruction="i"),
+        Score(PAIRS, instruction="i"),
+    ],
+    ids=["raw scores", "instruction", "instruction of pairs"],
+)
+async def test_reranks_only_as_requested(work: Any) -> None:
+    backend = backend_of(FakeOpenAI(reranks=True), api=RERANKS)
+    await backend.describe(5.0)
+    with pytest.raises(UnsupportedWork):
+        await backend.run(work, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "embeds", "expected"),
+    [
+        (None, False, {Operation.RERANK}),
+        ("rerank", True, {Operation.RERANK}),
+        ("embed", True, {Operation.EMBED}),
+    ],
+)
+async def test_offers_what_the_model_does(task: Any, embeds: bool, expected: set[Operation]) -> None:
+    server = FakeOpenAI(reranks=True, embeds=embeds)
+    backend = backend_of(server, api=ApiSettings(rerank="rerank", task=task))
+    found = await backend.describe(5.0)
+
+    assert expected == found.operations
+    assert (None if Operation.RERANK in expected else 8) == found.dimensions
+    with pytest.raises(UnsupportedWork):
+        await backend.run(Rerank("q", ("a",)) if expected == {Operation.EMBED} else Embed(("a",)), 5.0)
+
+
+async def test_model_without_any_operation_does_not_join() -> None:
+    with pytest.raises(ReplicaFailed, match=r"embeddings endpoint .* 400; .* /v1/rerank with status 404"):
+        await backend_of(FakeOpenAI(embeds=False), api=RERANKS).describe(5.0)
+
+
+async def test_rerank_without_token_counts_needs_the_tokenizer(small_files: str) -> None:
+    with pytest.raises(ReplicaFailed, match="tokenizer"):
+        await backend_of(FakeHostedApi("cohere", embeds=False), "m", api=COHERE).describe(5.0)
+    backend = backend_of(FakeHostedApi("cohere", embeds=False), "m", small_files, api=COHERE)
+    found = await backend.describe(5.0)
+    reply = await backend.run(Rerank("q", DOCUMENTS), 5.0)
+
+    assert Operation.RERANK in found.operations
+    assert sum(len(f"q {document}".split()) + 3 for document in DOCUMENTS) == reply.tokens
+
+
+async def test_known_operations_are_not_paid_for_again() -> None:
+    server = FakeOpenAI(reranks=True)
+    backend = backend_of(server, api=RERANKS)
+    first = await backend.describe(5.0)
+    second = await backend.describe(5.0)
+    hosted = FakeHostedApi("voyage")
+    metered = backend_of(hosted, "m", api=ApiSettings("voyage"))
+    descriptions = [await metered.describe(5.0) for _ in range(3)]
+
+    assert first == second
+    assert 1 == len(sent(server, "/rerank"))
+    assert 2 == len(sent(server, "/embeddings"))
+    assert [descriptions[0]] * 3 == descriptions
+    assert (1, 1) == (len(sent(hosted, "/embeddings")), len(sent(hosted, "/rerank")))
+
+
+async def test_known_hosted_api_that_fails_is_noticed() -> None:
+    server = FakeHostedApi("jina")
+    backend = backend_of(server, "m", api=ApiSettings("jina"))
+    await backend.describe(5.0)
+    server.hook = respond_with(503)
+    with pytest.raises(ReplicaUnavailable):
+        await backend.describe(5.0)
+
+
+async def test_sends_the_fields_of_the_operator() -> None:
+    server = FakeOpenAI()
+    api = ApiSettings(extra_body={"user": "gateway", "input": "not this"}, embeddings="/v1/embeddings")
+    backend = backend_of(server, "fake-model", address="http://api/other?api-version=1", api=api)
+    await backend.describe(5.0)
+    await backend.run(Embed(("a",)), 5.0)
+
+    assert ["gateway", ["a"]] == [server.requests[-1][1][name] for name in ("user", "input")]
+    assert {b"api-version=1"} == set(server.queries)
+
+
+@pytest.mark.parametrize("kind", API_KINDS)
+async def test_hosted_api_receives_the_role_in_its_own_words(kind: ApiKind) -> None:
+    server, shape = FakeHostedApi(kind), SHAPES[kind]
+    backend = backend_of(server, "m", address=API_ADDRESSES[kind] or "", api=ApiSettings(kind))
+    found = await backend.describe(5.0)
+    replies = [
+        await backend.run(Embed(("a", "b c"), prompt_name=name), 5.0) for name in ("query", "document", None)
+    ]
+
+    assert {Operation.EMBED, Operation.RERANK} == found.operations
+    assert found.typed_inputs
+    bodies = sent(server, shape.embeddings)[-3:]
+    types = [shape.input_type.get(name) for name in ("query", "document", "default")]
+    assert types == [body.get(shape.type_field) for body in bodies]
+    for reply in replies:
+        assert isinstance(reply, EmbedReply)
+        np.testing.assert_allclose([vector_of("a"), vector_of("b c")], reply.vectors, rtol=1e-5)
+        assert 3 + 4 == reply.tokens
+
+
+@pytest.mark.parametrize("kind", API_KINDS)
+async def test_hosted_api_is_told_how_to_treat_long_inputs(kind: ApiKind) -> None:
+    server, shape = FakeHostedApi(kind, usage_of_rerank=True), SHAPES[kind]
+    backend = backend_of(server, "m", address=API_ADDRESSES[kind] or "", api=ApiSettings(kind))
+    await backend.describe(5.0)
+    works = [Embed(("a",), truncate=cut) for cut in Truncate] + [
+        Rerank("q", ("a",), truncate=cut) for cut in Truncate
+    ]
+    for work in works:
+        offered = shape.truncation if isinstance(work, Embed) else shape.rerank_truncation
+        if work.truncate not in offered:
+            with pytest.raises(UnsupportedWork):
+                await backend.run(work, 5.0)
+            continue
+        await backend.run(work, 5.0)
+        assert offered[work.truncate].items() <= server.requests[-1][1].items()
+
+
+async def test_refuses_a_role_that_the_server_does_not_know() -> None:
+    server = FakeOpenAI(fields=FIELDS | {"input_type"})
+    api = ApiSettings(input_type={"query": "q", "default": "d"})
+    backend = backend_of(server, api=api)
+    await backend.describe(5.0)
+    with pytest.raises(InvalidWork, match="known here: query"):
+        await backend.run(Embed(("a",), prompt_name="document"), 5.0)
+    await backend.run(Embed(("a",), prompt_name="query"), 5.0)
+    await backend.run(Embed(("a",)), 5.0)
+
+    assert ["q", "d"] == [body["input_type"] for _, body in server.requests[-2:]]

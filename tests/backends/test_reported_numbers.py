@@ -15,6 +15,7 @@ from backends.contract import (
     Embed,
     EmbedReply,
     QueueDepth,
+    ReplicaSpec,
     ReportsQueueDepth,
     TokenizerSource,
 )
@@ -72,7 +73,8 @@ class ListedLength(FakeOpenAI):
 
 def openai(_: str) -> tuple[Backend, Callable[[int], None]]:
     server = ListedLength()
-    return OpenAIBackend(client(server)), lambda number: setattr(server, "length", number)
+    backend = OpenAIBackend(client(server), ReplicaSpec("http://replica"))
+    return backend, lambda number: setattr(server, "length", number)
 
 
 BUILDERS = {

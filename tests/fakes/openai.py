@@ -6,17 +6,20 @@ Source: OpenAI OpenAPI document 2.3.0. Unknown fields are refused, and no input 
 from collections.abc import Mapping
 from typing import Any
 
-from tests.fakes.server import ErrorReply, FakeServer, Route, encode_vector
+import numpy as np
+
+from tests.fakes.server import ErrorReply, FakeServer, Route, encode_vector, logit_of
 from tests.fakes.tei import DIMENSIONS, tokens_of, vector_of
 
-FIELDS = {"model", "input", "encoding_format", "dimensions", "user"}
+FIELDS = frozenset({"model", "input", "encoding_format", "dimensions", "user"})
 
 
 class FakeOpenAI(FakeServer):
     """Server of the embeddings API.
 
     models: the model list; None if the server has none. base64: it accepts that encoding_format. usage: its
-    replies contain usage. cuts: it truncates long inputs silently.
+    replies contain usage. cuts: it truncates long inputs silently. embeds: its model has embeddings. reranks:
+    it scores documents at /rerank; logits: as logits. fields: those of a request for embeddings.
     """
 
     def __init__(
@@ -28,6 +31,10 @@ class FakeOpenAI(FakeServer):
         base64: bool = True,
         usage: bool = True,
         cuts: bool = False,
+        embeds: bool = True,
+        reranks: bool = False,
+        logits: bool = False,
+        fields: frozenset[str] = FIELDS,
     ) -> None:
         super().__init__(prefix=prefix)
         self.models = models
@@ -35,19 +42,34 @@ class FakeOpenAI(FakeServer):
         self.base64 = base64
         self.usage = usage
         self.cuts = cuts
+        self.embeds = embeds
+        self.reranks = reranks
+        self.logits = logits
+        self.fields = fields
 
     def routes(self) -> Mapping[str, Route]:
         """Return the routes; some servers have no model list."""
-        embeddings: dict[str, Route] = {"/embeddings": self._embeddings}
-        return embeddings if self.models is None else embeddings | {"/models": self._models}
+        posts: dict[str, Route] = {"/embeddings": self._embeddings}
+        if self.reranks:
+            posts["/rerank"] = self._rerank
+        return posts if self.models is None else posts | {"/models": self._models}
+
+    def _rerank(self, body: dict[str, Any]) -> Any:
+        if body.keys() - {"model", "query", "documents", "top_n"}:
+            raise _error(400, f"Unrecognized request arguments: {body.keys()}")
+        reply: dict[str, Any] = {"model": body["model"], "results": scores_of(body, logits=self.logits)}
+        tokens = rerank_tokens(body)
+        return reply | ({"usage": {"prompt_tokens": tokens, "total_tokens": tokens}} if self.usage else {})
 
     def _models(self, _: dict[str, Any]) -> Any:
         data = [{"id": name, "object": "model", "created": 1, "owned_by": "o"} for name in self.models or ()]
         return {"object": "list", "data": data}
 
     def _embeddings(self, body: dict[str, Any]) -> Any:
-        if body.keys() - FIELDS:
-            raise _error(400, f"Unrecognized request arguments: {body.keys() - FIELDS}")
+        if not self.embeds:
+            raise _error(400, "This model does not support embeddings.")
+        if body.keys() - self.fields:
+            raise _error(400, f"Unrecognized request arguments: {body.keys() - self.fields}")
         if self.models is not None and body.get("model") not in self.models:
             raise _error(404, "The model does not exist.", code="model_not_found")
         form = body.get("encoding_format", "float")
@@ -79,6 +101,19 @@ class FakeOpenAI(FakeServer):
                 f"{longest} tokens.",
             )
         return texts
+
+
+def scores_of(body: dict[str, Any], *, logits: bool = False) -> list[dict[str, Any]]:
+    """Return the results of a rerank, the best first."""
+    values = np.array([logit_of(body["query"], document) for document in body["documents"]])
+    scores = (values if logits else 1 / (1 + np.exp(-values))).tolist()
+    results = [{"index": index, "relevance_score": score} for index, score in enumerate(scores)]
+    return sorted(results, key=lambda result: -result["relevance_score"])
+
+
+def rerank_tokens(body: dict[str, Any]) -> int:
+    """Return the tokens of all pairs: their words and three special tokens each."""
+    return sum(len(f"{body['query']} {document}".split()) + 3 for document in body["documents"])
 
 
 def _error(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorReply:

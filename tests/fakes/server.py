@@ -25,13 +25,15 @@ Route = Callable[[dict[str, Any]], Any]
 class FakeServer:
     """Fake server of one wire.
 
-    requests: every (path, body) received. hook: can answer instead of the server. api_key: required on all
-    paths. The canaries sent when a replica joins are not recorded and do not pass the hook.
+    requests: every (path, body) received. headers, queries: those of every request. hook: can answer instead
+    of the server. api_key: required on all paths. The canaries sent when a replica joins are not recorded and
+    do not pass the hook.
     """
 
     def __init__(self, *, prefix: str = "") -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.headers: list[dict[str, str]] = []
+        self.queries: list[bytes] = []
         self.hook: Hook | None = None
         self.api_key: str | None = None
         self.prefix = prefix
@@ -50,6 +52,7 @@ class FakeServer:
                 break
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         self.headers.append(headers)
+        self.queries.append(scope["query_string"])
         try:
             status, content = await self._answer(scope["path"], headers, body)
         except ErrorReply as error:
@@ -61,7 +64,7 @@ class FakeServer:
         self.check_key(path, headers)
         route = self.routes().get(path.removeprefix(self.prefix)) if path.startswith(self.prefix) else None
         parsed = json.loads(body) if body else {}
-        is_call = not is_canaries(parsed.get("input"))
+        is_call = not is_canaries(parsed.get("input", parsed.get("texts")))
         if body and is_call:
             self.requests.append((path, parsed))
         if self.hook is not None and is_call and (answer := await self.hook(path, parsed)) is not None:

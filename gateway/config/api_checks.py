@@ -1,0 +1,96 @@
+"""Checks of an upstream's settings for OpenAI's API and its relatives, of addresses and of headers."""
+
+import re
+from collections.abc import Iterator
+from urllib.parse import parse_qsl, urlsplit
+
+from backends.api_shapes import SHAPES, shape_of
+from gateway.config.problems import Problem
+from gateway.config.schema import UpstreamSettings
+
+API_KEYS = ("embeddings", "rerank", "input_type", "extra_body")
+# Headers that belong to the framing of a request.
+FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
+HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+# Names of query parameters whose values are secrets, as providers call them.
+SECRET_PARAMETER = re.compile(r"key|token|secret|password|sig|auth|credential|^code$", re.IGNORECASE)
+
+
+def address_problem(url: str, upstream: UpstreamSettings) -> str | None:
+    """Return the problem of one base URL, None if it is valid."""
+    # Not left to the URL parser: a / or # inside a password would make it a different URL. Logs, metrics and
+    # events name a replica by its URL, and would show the password.
+    if "@" in url:
+        return "a user or password; write them as `api_key` or `headers`"
+    if has_secret_parameter(url):
+        return "a secret in the query string; write it as `api_key`, and its header as `api_key_header`"
+    try:
+        parts = urlsplit(url)
+        is_base = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_whole = not parts.fragment and not (parts.query and upstream.api is None)
+    except ValueError:
+        is_base = is_whole = False
+    return None if is_base and is_whole else "not a base URL, http://host:port"
+
+
+def has_secret_parameter(url: str) -> bool:
+    """Return True if the name of a query parameter says that its value is a secret."""
+    _, _, query = url.partition("?")
+    return any(SECRET_PARAMETER.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
+
+
+def key_header_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    """Yield the problems of the header in which the key is sent."""
+    name = upstream.api_key_header
+    if name is None:
+        return
+    key_path = f"{path}.api_key_header"
+    if upstream.is_hosted:
+        yield Problem(key_path, "torch runs here; it is for remote backends")
+    elif not HEADER_NAME.fullmatch(name):
+        yield Problem(key_path, "a header's name has letters, digits and dashes")
+    elif name.lower() in FRAMING:
+        yield Problem(key_path, "belongs to the framing of a request; name another header")
+    elif not upstream.api_key:
+        yield Problem(key_path, "needs `api_key`, whose value is sent in this header")
+    elif name.lower() in {header.lower() for header in upstream.headers}:
+        yield Problem(key_path, "is in `headers` too; write it once")
+
+
+def api_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    """Yield the problems of the settings for OpenAI's API and its relatives."""
+    if (api := upstream.api) is None:
+        for key in API_KEYS:
+            if getattr(upstream, key) not in (None, {}):
+                yield Problem(f"{path}.{key}", f"is for `backend: {', '.join(SHAPES)}`")
+        return
+    if upstream.backend != "openai" and not upstream.model:
+        yield Problem(f"{path}.model", "is missing; the API serves many models")
+    yield from _route_problems(upstream, path)
+    yield from _type_problems(upstream, path)
+    shape = SHAPES[api.kind]
+    for name in sorted(shape.own_fields.intersection(upstream.extra_body)):
+        yield Problem(f"{path}.extra_body.{name}", "the gateway sets this field itself; remove it")
+
+
+def _route_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    for key in ("embeddings", "rerank"):
+        route = getattr(upstream, key)
+        if route is not None and (not route.strip("/") or "://" in route or set("?# ").intersection(route)):
+            yield Problem(f"{path}.{key}", "not a path, such as /v1/rerank")
+    if upstream.backend == "openai" and upstream.task == "rerank" and upstream.rerank is None:
+        yield Problem(f"{path}.rerank", "is missing; `task: rerank` needs the path, such as /v1/rerank")
+
+
+def _type_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    if not has_types(upstream):
+        return
+    for key in ("prompts", "instruction_template"):
+        if getattr(upstream, key):
+            message = "the server puts its own prompts before texts, by `input_type`; remove one of both"
+            yield Problem(f"{path}.{key}", message)
+
+
+def has_types(upstream: UpstreamSettings) -> bool:
+    """Return True if the server is sent the type of its inputs."""
+    return upstream.api is not None and bool(shape_of(upstream.api).input_type)

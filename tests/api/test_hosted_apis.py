@@ -1,0 +1,133 @@
+"""Upstreams of OpenAI's API and its relatives as callers see them: roles, reranks, keys, and a gateway."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.api_shapes import SHAPES
+from backends.contract import ApiKind
+from gateway.tenants.keyring import key_digest
+from tests.conftest import KEY, Boots
+from tests.fakes.hooks import RERANKER
+from tests.fakes.hosted_api import FakeHostedApi
+from tests.fakes.openai import FIELDS, FakeOpenAI, scores_of
+from tests.fakes.tei import FakeTei, score_of, vector_of
+from tests.socket_gateway import socket_gateway
+
+KINDS: tuple[ApiKind, ...] = ("cohere", "jina", "voyage")
+DOCUMENTS = ["red", "green and blue", "cyan"]
+INNER = f"""
+upstreams: {{one: {{backend: tei, replicas: ["http://tei-0"]}}}}
+models: {{bge: {{upstream: one}}}}
+tenants: {{outer: {{keys: ["{key_digest(KEY)}"]}}}}
+"""
+COHERE = {"model": "m", "texts": ["a"], "embedding_types": ["float"]}
+
+
+def config_of(settings: str) -> str:
+    return f"upstreams: {{up: {{{settings}}}}}\nmodels: {{m: {{upstream: up}}}}\n"
+
+
+def hosted(kind: ApiKind) -> str:
+    """Return a config of one hosted API at the host `api`, with the base path of the real one."""
+    path = "/v2" if kind == "cohere" else "/v1"
+    return config_of(
+        f'backend: {kind}, model: embed-1, replicas: ["http://api{path}"], api_key: secret-key-1'
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_roles_of_every_dialect_reach_the_server(boot: Boots, kind: ApiKind) -> None:
+    server, shape = FakeHostedApi(kind), SHAPES[kind]
+    async with boot({"api": server}, hosted(kind)) as gateway:
+        replies = [
+            await gateway.post("/v2/embed", COHERE | {"input_type": "search_query"}),
+            await gateway.post("/v1/embeddings", {"input": "a", "task": "retrieval.passage"}),
+            await gateway.post("/v1/embeddings", {"input": "a"}),
+        ]
+
+    assert [200] * 3 == [reply.status_code for reply in replies]
+    bodies = [body for path, body in server.requests if path.endswith(shape.embeddings)][-3:]
+    words = [shape.input_type.get(name) for name in ("query", "document", "default")]
+    assert words == [body.get(shape.type_field) for body in bodies]
+    assert {"Bearer secret-key-1"} == {headers["authorization"] for headers in server.headers}
+    np.testing.assert_allclose([vector_of("a")], replies[0].json()["embeddings"]["float"], rtol=1e-5)
+    assert {"prompt_tokens": 3, "total_tokens": 3} == replies[2].json()["usage"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_reranks_with_a_hosted_api(boot: Boots, kind: ApiKind) -> None:
+    server = FakeHostedApi(kind, embeds=False, usage_of_rerank=True)
+    async with boot({"api": server}, hosted(kind)) as gateway:
+        body = {"model": "m", "query": "q", "documents": DOCUMENTS, "top_n": 2}
+        reply = await gateway.post("/v1/rerank", body)
+        refused = await gateway.post("/v1/embeddings", {"input": "a"})
+
+    expected = scores_of({"query": "q", "documents": DOCUMENTS})[:2]
+    results = reply.json()["results"]
+    assert [item["index"] for item in expected] == [item["index"] for item in results]
+    np.testing.assert_allclose(
+        [item["relevance_score"] for item in expected],
+        [item["relevance_score"] for item in results],
+        rtol=1e-5,
+    )
+    assert {"top_n", "top_k"}.isdisjoint(server.requests[-1][1])
+    assert 400 == refused.status_code
+
+
+async def test_typed_model_does_not_rerank_by_cosine(boot: Boots) -> None:
+    server = FakeOpenAI(fields=FIELDS | {"input_type"})
+    types = "input_type: {query: search_query, document: search_document}"
+    config = config_of(f'backend: openai, replicas: ["http://api"], {types}')
+    async with boot({"api": server}, config) as gateway:
+        before = len(server.requests)
+        reply = await gateway.post("/v1/rerank", {"model": "m", "query": "q", "documents": DOCUMENTS})
+        instructed = await gateway.post("/v1/embeddings", {"input": "a", "instruction": "find"})
+
+    assert 400 == reply.status_code
+    assert "name a reranker" in reply.json()["message"]
+    assert 400 == instructed.status_code
+    assert before == len(server.requests)
+
+
+async def test_azure_receives_its_query_string_and_key(boot: Boots, caplog: pytest.LogCaptureFixture) -> None:
+    server = FakeOpenAI(prefix="/openai/deployments/e", models=None)
+    url = "http://azure/openai/deployments/e?api-version=2024-10-21"
+    settings = f'backend: openai, replicas: ["{url}"], api_key: secret-key-1, api_key_header: api-key'
+    async with boot({"azure": server}, config_of(settings)) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"input": "a"})
+        server.hook = refuse_with_the_key
+        failed = await gateway.post("/v1/embeddings", {"input": "a"})
+
+    assert 200 == reply.status_code
+    assert {b"api-version=2024-10-21"} == set(server.queries)
+    assert {"secret-key-1"} == {headers["api-key"] for headers in server.headers}
+    assert all("authorization" not in headers for headers in server.headers)
+    assert 502 == failed.status_code
+    assert "secret-key-1" not in failed.text + caplog.text
+
+
+async def refuse_with_the_key(path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+    return 401, b'{"error": {"message": "Access denied due to invalid key secret-key-1"}}'
+
+
+@pytest.mark.parametrize("does", ["embed", "rerank"])
+async def test_gateway_behind_a_gateway(boot: Boots, does: str) -> None:
+    replica = FakeTei(model_type=RERANKER) if does == "rerank" else FakeTei()
+    async with socket_gateway(replica, INNER) as inner:
+        url = f"http://127.0.0.1:{inner.port}"
+        settings = f'backend: openai, replicas: ["{url}"], rerank: /v1/rerank, api_key: {KEY}'
+        async with boot({}, config_of(settings), sockets=True) as gateway:
+            embedded = await gateway.post("/v1/embeddings", {"input": DOCUMENTS})
+            ranked = await gateway.post("/v1/rerank", {"model": "m", "query": "q", "documents": DOCUMENTS})
+
+    scores = {item["index"]: item["relevance_score"] for item in ranked.json()["results"]}
+    if does == "rerank":
+        assert 400 == embedded.status_code
+        assert {i: score_of("q", d) for i, d in enumerate(DOCUMENTS)} == pytest.approx(scores, abs=1e-6)
+    else:
+        vectors = [item["embedding"] for item in embedded.json()["data"]]
+        np.testing.assert_allclose([vector_of(text) for text in DOCUMENTS], vectors, rtol=1e-5)
+        cosines = {i: float(vector_of("q") @ vector_of(d)) for i, d in enumerate(DOCUMENTS)}
+        assert cosines == pytest.approx(scores, abs=1e-6)

@@ -1,0 +1,130 @@
+"""Hosted APIs of Cohere, Jina and Voyage as ASGI apps, which refuse fields that are not theirs.
+
+Source: the providers' API references. Error bodies have their forms.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from backends.contract import ApiKind, ApiSettings
+from tests.fakes.openai import rerank_tokens, scores_of
+from tests.fakes.server import ErrorReply, FakeServer, Route, encode_vector
+from tests.fakes.tei import tokens_of, vector_of
+
+COHERE = ApiSettings("cohere")
+TOKENS_MAX = 16
+# Longest list of texts or documents.
+INPUTS_MAX = {"cohere": 96, "jina": 2048, "voyage": 1000}
+
+
+class Provider(msgspec.Struct, frozen=True):
+    """Fields and words of one API; required fields of embeddings are in `required`."""
+
+    prefix: str
+    embeddings: str
+    required: frozenset[str]
+    optional: frozenset[str]
+    rerank: frozenset[str]
+    types: frozenset[str]
+
+
+RERANK = frozenset({"model", "query", "documents"})
+PROVIDERS: dict[str, Provider] = {
+    "cohere": Provider(
+        "/v2",
+        "/embed",
+        frozenset({"model", "texts", "input_type", "embedding_types"}),
+        frozenset({"truncate", "max_tokens", "output_dimension", "images", "inputs", "priority"}),
+        RERANK | {"top_n", "max_tokens_per_doc", "priority"},
+        frozenset({"search_document", "search_query", "classification", "clustering"}),
+    ),
+    "jina": Provider(
+        "/v1",
+        "/embeddings",
+        frozenset({"model", "input"}),
+        frozenset({"embedding_type", "task", "dimensions", "normalized", "truncate", "late_chunking"}),
+        RERANK | {"top_n", "return_documents", "truncation", "max_doc_length"},
+        frozenset({"retrieval.query", "retrieval.passage", "text-matching", "classification", "separation"}),
+    ),
+    "voyage": Provider(
+        "/v1",
+        "/embeddings",
+        frozenset({"model", "input"}),
+        frozenset({"input_type", "truncation", "output_dimension", "output_dtype", "encoding_format"}),
+        RERANK | {"top_k", "return_documents", "truncation"},
+        frozenset({"query", "document"}),
+    ),
+}
+
+
+class FakeHostedApi(FakeServer):
+    """One provider's API. embeds: its model has embeddings. usage_of_rerank: a rerank reports tokens."""
+
+    def __init__(self, kind: ApiKind, *, embeds: bool = True, usage_of_rerank: bool | None = None) -> None:
+        self.kind = kind
+        self.provider = PROVIDERS[kind]
+        super().__init__(prefix=self.provider.prefix)
+        self.embeds = embeds
+        self.usage_of_rerank = kind != "cohere" or embeds if usage_of_rerank is None else usage_of_rerank
+
+    def routes(self) -> Mapping[str, Route]:
+        """Return the routes by path without the prefix."""
+        return {self.provider.embeddings: self._embed, "/rerank": self._rerank}
+
+    def _embed(self, body: dict[str, Any]) -> Any:
+        provider = self.provider
+        if not self.embeds:
+            raise self._error(400, "model does not support the embed endpoint")
+        self._check(body, provider.required, provider.optional)
+        kind = body.get("task" if self.kind == "jina" else "input_type")
+        if kind is not None and kind not in provider.types:
+            raise self._error(422, "invalid type of the inputs")
+        texts = body["texts" if self.kind == "cohere" else "input"]
+        if len(texts) > INPUTS_MAX[self.kind]:
+            raise self._error(400, f"at most {INPUTS_MAX[self.kind]} inputs")
+        if max(map(tokens_of, texts)) > TOKENS_MAX and not self._cuts(body):
+            raise self._error(400, "too many tokens: an input has more than 16")
+        rows = [vector_of(" ".join(text.split()[: TOKENS_MAX - 2])) for text in texts]
+        tokens = sum(tokens_of(text, TOKENS_MAX) for text in texts)
+        if self.kind == "cohere":
+            return {
+                "id": "1",
+                "embeddings": {"float": [row.tolist() for row in rows]},
+                "texts": texts,
+                "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": float(tokens)}},
+            }
+        form = body.get("encoding_format", "float")
+        data = [{"index": i, "embedding": encode_vector(row, form)} for i, row in enumerate(rows)]
+        return {"object": "list", "data": data, "model": body["model"], "usage": {"total_tokens": tokens}}
+
+    def _cuts(self, body: dict[str, Any]) -> bool:
+        """Return whether long inputs are cut; the providers have different defaults."""
+        match self.kind:
+            case "cohere":
+                return str(body.get("truncate", "END")) != "NONE"
+            case "jina":
+                return bool(body.get("truncate", False))
+        return bool(body.get("truncation", True))
+
+    def _rerank(self, body: dict[str, Any]) -> Any:
+        self._check(body, RERANK, self.provider.rerank)
+        results = scores_of(body)
+        units = {"search_units": 1}
+        tokens = rerank_tokens(body)
+        if self.kind == "cohere":
+            counted = {"tokens": {"input_tokens": tokens}} if self.usage_of_rerank else {}
+            return {"id": "1", "results": results, "meta": {"billed_units": units} | counted}
+        if self.kind == "voyage":
+            return {"object": "list", "data": results, "model": "m", "usage": {"total_tokens": tokens}}
+        if body.get("return_documents", True):
+            results = [item | {"document": {"text": body["documents"][item["index"]]}} for item in results]
+        return {"model": "m", "object": "list", "usage": {"total_tokens": tokens}, "results": results}
+
+    def _check(self, body: dict[str, Any], required: frozenset[str], optional: frozenset[str]) -> None:
+        if required - body.keys() or body.keys() - required - optional:
+            raise self._error(422, f"fields: {sorted(body)}")
+
+    def _error(self, status: int, message: str) -> ErrorReply:
+        return ErrorReply(status, {"message" if self.kind == "cohere" else "detail": message})
