@@ -71,12 +71,16 @@ class ModelProbe:
     def _profile_of_busy(self, profile: OpenAIProfile, error: BackendError) -> OpenAIProfile:
         """Return the profile of a server that did not answer its probes in time.
 
-        Raises: the error, if it is not known whether the model embeds or reranks.
+        Raises: BackendError, if it is not known whether the model embeds or reranks.
         """
         if (known := self._known(profile.model)) is not None:
             return known
         if self._may_rerank:
-            raise error
+            # LiteLLM repeats a request that it cannot serve, then pauses the model for all requests.
+            way_out = (
+                "" if self._task else "; `task: embed` or `task: rerank` sends it one kind of request only"
+            )
+            raise type(error)(f"{error.message}{way_out}") from error
         return msgspec.structs.replace(profile, notes=(f"width not learnt: {error.message}",))
 
     def _known(self, model: str | None) -> OpenAIProfile | None:

@@ -502,3 +502,12 @@ async def test_refuses_a_role_that_the_server_does_not_know() -> None:
     await backend.run(Embed(("a",)), 5.0)
 
     assert ["q", "d"] == [body["input_type"] for _, body in server.requests[-2:]]
+
+
+async def test_busy_server_that_may_rerank_names_the_setting() -> None:
+    server = FakeOpenAI(reranks=True)
+    server.hook = respond_with(429)
+    with pytest.raises(ReplicaOverloaded, match="`task: rerank`"):
+        await backend_of(server, api=RERANKS).describe(5.0)
+    with pytest.raises(ReplicaOverloaded, match=r"overloaded$"):
+        await backend_of(server, api=ApiSettings(rerank="rerank", task="rerank")).describe(5.0)
