@@ -152,7 +152,7 @@ class OpenAIBackend:
         response = await self._api.rerank(work, profile, remaining_s())
         if response.status != 200:
             raise failure(response)
-        return decode_rerank(work, response, scale, count)
+        return decode_rerank(work, response, scale, count, profile.max_tokens)
 
     async def _score(
         self, work: Score, profile: OpenAIProfile, scale: ScoreKind, timeout_s: float

@@ -65,12 +65,16 @@ def scale_of(scores: Vectors) -> ScoreKind:
 
 
 def decode_rerank(
-    work: Rerank, response: UpstreamResponse, scale: ScoreKind, count: TokenCount | None
+    work: Rerank,
+    response: UpstreamResponse,
+    scale: ScoreKind,
+    count: TokenCount | None,
+    max_tokens: int | None = None,
 ) -> RerankReply:
     """Decode the reply in a response of status 200.
 
     scale: of the server's scores; logits are converted to 0 to 1 unless the work requests raw scores. count:
-    from the model's tokenizer, if available here.
+    from the model's tokenizer, if available here. max_tokens: longest input of the model, if known.
 
     Raises: ReplicaFailed if the response does not belong to this work.
     """
@@ -83,5 +87,6 @@ def decode_rerank(
         return RerankReply(scores, count.tokens, count.truncated)
     if tokens is None:
         raise ReplicaFailed("the upstream reported no usage")
-    check_tokens(tokens, len(work.documents), None)
+    # A model that embeds the query and the document reads twice the length.
+    check_tokens(tokens, len(work.documents), max_tokens and 2 * max_tokens)
     return RerankReply(scores, tokens, truncated_inputs(work, tokens, None))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import infinity_wire, openai_api, tei, vllm, vllm_probe, vllm_wire
+from backends import infinity_wire, openai_api, rerank_wire, tei, vllm, vllm_probe, vllm_wire
 from backends.contract import (
     Classify,
     ClassifyReply,
@@ -22,6 +22,7 @@ from backends.contract import (
     Rerank,
     RerankReply,
     Score,
+    ScoreKind,
 )
 from backends.errors import BackendError, ReplicaFailed
 from backends.http import UpstreamResponse
@@ -35,10 +36,15 @@ OPENAI = openai_api.OpenAIProfile("m", 16, 2)
 TEI = tei.TeiInfo("m", {"embedding": {"pooling": "cls"}}, 16)
 
 EMBEDDINGS = json.dumps(packed([0.6, 0.8], [1.0, 0.0])).encode()
+TYPED = b'{"embeddings":{"float":[[0.6,0.8],[1.0,0.0]]},"meta":{"billed_units":{"input_tokens":6}}}'
 ROWS = b"[[0.6,0.8],[1.0,0.0]]"
 RANKS = {
     "tei": b'[{"index":1,"score":0.5},{"index":0,"score":0.25}]',
     "infinity": b'{"results":[{"index":1,"relevance_score":0.5},{"index":0,"relevance_score":0.25}]}',
+    "cohere": b'{"results":[{"index":1,"relevance_score":0.5},{"index":0,"relevance_score":0.25}],'
+    b'"meta":{"billed_units":{"search_units":1},"tokens":{"input_tokens":9.0}}}',
+    "voyage": b'{"data":[{"index":0,"relevance_score":0.5},{"index":1,"relevance_score":-1}],'
+    b'"usage":{"total_tokens":9}}',
     "vllm": b'{"data":[{"index":0,"score":0.5},{"index":1,"score":-2}],"usage":{"prompt_tokens":9}}',
 }
 
@@ -74,6 +80,15 @@ DECODERS: dict[str, tuple[bytes, Decode]] = {
         lambda response: vllm.decode(CLASSIFY, response, VLLM_CLASSES, ("x", "y")),
     ),
     "openai": (EMBEDDINGS, lambda response: openai_api.decode(EMBED, response, OPENAI, None)),
+    "cohere": (TYPED, lambda response: openai_api.decode(EMBED, response, OPENAI, None, typed=True)),
+    "cohere_ranks": (
+        RANKS["cohere"],
+        lambda response: rerank_wire.decode_rerank(RERANK, response, ScoreKind.SIGMOID, None, 8),
+    ),
+    "voyage_ranks": (
+        RANKS["voyage"],
+        lambda response: rerank_wire.decode_rerank(RERANK, response, ScoreKind.LOGIT, None, 8),
+    ),
 }
 FAILURES = {
     "tei": tei.failure,

@@ -108,12 +108,12 @@ def test_rejects_other_secrets_and_plain_secrets(sources: SecretSources, value: 
 
 def test_redacts_secrets_written_directly_to_the_store() -> None:
     written = {
-        "replicas": [f"http://user:{SECRET}@host:1", "http://plain:1"],
+        "replicas": [f"http://user:{SECRET}@host:1", f"http://host?key={SECRET}", "http://plain:1"],
         "api_key": SECRET,
         "headers": {"x": SECRET, "y": "${UPSTREAM_KEY}"},
     }
     assert {
-        "replicas": [HIDDEN, "http://plain:1"],
+        "replicas": [HIDDEN, HIDDEN, "http://plain:1"],
         "api_key": HIDDEN,
         "headers": {"x": HIDDEN, "y": "${UPSTREAM_KEY}"},
     } == redact(written)
@@ -194,6 +194,16 @@ def test_rejects_unusable_names(sources: SecretSources, name: str) -> None:
 )
 def test_accepts_usable_addresses(sources: SecretSources, url: str) -> None:
     assert (url,) == read_upstream("x", {**TEI, "replicas": [url]}, sources).replicas
+
+
+def test_accepts_a_query_string_and_a_header_for_the_key(sources: SecretSources) -> None:
+    url = "https://x.example.org/openai/deployments/e?api-version=2024-10-21"
+    key = {"api_key": "${UPSTREAM_KEY}", "api_key_header": "api-key"}
+    found = read_upstream("x", {"backend": "openai", "replicas": [url], **key}, sources)
+
+    assert ((url,), "of-the-environment") == (found.replicas, found.api_key)
+    secret = {"backend": "openai", "replicas": [f"http://b?key={SECRET}"]}
+    assert {"replicas[0]"} == problems(secret, sources).keys()
 
 
 def test_resolves_paths_in_the_folder(sources: SecretSources) -> None:
