@@ -167,6 +167,8 @@ async def test_refusal_of_a_small_request_is_no_fault_of_the_caller(boot: Boots)
     server = FakeTei()
     with served(server) as config:
         async with boot({}, config, sockets=True) as gateway:
+            # The replica has joined: its limit is that of this call and not of its canaries.
+            assert_vectors(await embed(gateway, "a", "b", "c"), "a", "b", "c")
             server.payload_limit = 10
             refused = await embed(gateway, "a", "b", "c")
             server.payload_limit = 10**6
