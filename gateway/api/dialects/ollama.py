@@ -1,6 +1,6 @@
 """Ollama: POST /api/embed and /api/embeddings, and what its clients ask first: tags, show and version.
 
-Source: Ollama 0.12, api/types.go and docs/api.md, and the clients ollama 0.6.3 and langchain-ollama.
+Source: types of the client ollama 0.6.3, whose own server they describe.
 """
 
 from typing import Annotated, Any

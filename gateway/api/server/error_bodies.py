@@ -107,7 +107,7 @@ class FastAPIError(msgspec.Struct):
 
 
 class OllamaError(msgspec.Struct):
-    """Source: Ollama 0.12: one sentence, which clients show."""
+    """Source: ollama-python 0.6.3: one sentence, which clients show."""
 
     error: str
 

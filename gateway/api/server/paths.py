@@ -190,11 +190,9 @@ class RouteTable:
 
         A model's name with nothing after it means the model's default operation.
         """
-        for named in self._named:
-            if name := named.name_in(path):
-                return named.template, name
         if not path.startswith(MODELS_PREFIX):
-            return path, ""
+            names = ((named.template, named.name_in(path)) for named in self._named)
+            return next(((template, name) for template, name in names if name), (path, ""))
         rest = path.removeprefix(MODELS_PREFIX).strip("/")
         name, _, operation = rest.rpartition("/")
         if operation not in self._operations:
