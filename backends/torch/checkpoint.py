@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from backends.contract import Output
 from backends.errors import ModelUnavailable
 from backends.instructions import PUBLISHED_UNPOOLED
-from backends.static_models import find_static, max_tokens
+from backends.static_models import max_tokens
 from backends.torch import module_order
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
@@ -232,9 +232,8 @@ def _pooling_modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:
 
 def _max_tokens(files: CheckpointFiles) -> int:
     """Return the smallest limit in the files, as sentence-transformers reads them."""
-    static = find_static(files.checkpoint)
-    if static is not None:
-        return max_tokens(static, files.checkpoint)
+    if files.static is not None:
+        return max_tokens(files.static, files.checkpoint)
     positions = files.config.get("max_position_embeddings")
     offset = OFFSET_POSITIONS.get(str(files.config.get("model_type", "")), 0)
     # PyLate saves the length that it happened to set for its last texts, without their marker.

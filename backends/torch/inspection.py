@@ -16,7 +16,7 @@ import msgspec
 from backends.checkpoints import locate_tokenizer, stored_weight_bytes
 from backends.contract import Capabilities
 from backends.errors import ModelUnavailable
-from backends.static_models import StaticModel, find_static, max_tokens
+from backends.static_models import StaticModel, max_tokens
 from backends.tokens import open_tokenizer
 from backends.torch import wire
 from backends.torch.adapter_choice import adapter_names
@@ -68,9 +68,8 @@ def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFil
     template = read_template(files, recipe, settings)
     capabilities = describe_folder(boot, folder)
     found = msgspec.structs.replace(found, kind=recipe.kind, capabilities=capabilities)
-    static = find_static(folder)
-    if static is not None:
-        return _complete_static(found, boot, files, static)
+    if files.static is not None:
+        return _complete_static(found, boot, files, files.static)
     runs_code = own_code_of(boot, folder) is not None
     module_folders = [module.folder for module in files.modules if module.folder]
     tensors = stored_tensors(folder, module_folders)

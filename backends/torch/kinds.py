@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from backends.errors import ModelUnavailable
-from backends.static_models import find_static
 from backends.torch.files import CheckpointFiles
 from backends.torch.native_forms import native_form
 from backends.torch.options import TaskSettings
@@ -52,7 +51,7 @@ _is_language_model = _has_architecture("ForCausalLM")
 
 # The first rule whose condition holds decides. A language model whose purpose nothing states meets none.
 KIND_RULES: tuple[tuple[Condition, ModelKind], ...] = (
-    (lambda files, _: find_static(files.checkpoint) is not None, "static"),
+    (lambda files, _: files.static is not None, "static"),
     (lambda _, settings: settings.pooling == "splade", "sparse"),
     (lambda _, settings: settings.pooling is not None or settings.task == "embed", "dense"),
     (_lists_module("LogitScore"), "language"),

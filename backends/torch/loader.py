@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -12,7 +12,6 @@ import torch
 from backends.checkpoints import locate_code
 from backends.contract import Capabilities, Operation, Output, ScoreKind, TokenizerSettings
 from backends.errors import ModelUnavailable
-from backends.static_models import find_static
 from backends.texts import SPECIAL_TOKENS
 from backends.tokens import TextTokenizer, open_tokenizer, tokenizer_notes
 from backends.torch.adapter_choice import choose_adapter
@@ -27,7 +26,7 @@ from backends.torch.loaded_model import (
     LoadedModel,
 )
 from backends.torch.networks import open_network
-from backends.torch.options import TaskSettings
+from backends.torch.options import DTypeName, TaskSettings
 from backends.torch.own_code import OwnCode, require_permission
 from backends.torch.own_network import TrustedCode
 from backends.torch.pairs import PairEncoder, answer_ids
@@ -41,7 +40,6 @@ from backends.torch.static_files import table_dtype, table_width
 from backends.torch.template import read_template
 from backends.torch.weights import NetworkSource, Placement
 
-DTypeName = Literal["float32", "bfloat16", "float16", "int8"]
 # Reports a step of a load.
 ReportStep: TypeAlias = Callable[[str], None]
 # Runs a function on a thread that computes, and returns its result.
@@ -172,13 +170,13 @@ def best_device(device: str | None) -> torch.device:
 
 
 def _width(checkpoint: Path, recipe: Recipe) -> int | None:
-    width, static = dense_width(checkpoint, recipe), find_static(checkpoint)
+    width, static = dense_width(checkpoint, recipe), CheckpointFiles(checkpoint).static
     return width if width is not None or static is None else table_width(static)
 
 
 def _dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
     """Return the number format. Raises: ModelUnavailable for int8 where it is no gain."""
-    name, static = options.dtype, find_static(checkpoint)
+    name, static = options.dtype, CheckpointFiles(checkpoint).static
     device = best_device(options.device)
     if name is None:
         return best_dtype(device) if static is None else table_dtype(static)

@@ -11,9 +11,10 @@ from transformers.modeling_layers import GenericForSequenceClassification
 
 from backends.contract import Output
 from backends.errors import ModelUnavailable
-from backends.static_models import StaticModel, find_static
+from backends.static_models import StaticModel
 from backends.tokens import TextTokenizer
 from backends.torch.checkpoint import COLBERT_FILE, LEXICAL_FILE, OFFSET_POSITIONS
+from backends.torch.files import CheckpointFiles
 from backends.torch.formats import copy_from_files
 from backends.torch.fusing import fuse
 from backends.torch.heads import Classifier, Encoder, InputBuilder, TableHead
@@ -75,7 +76,7 @@ Readers: TypeAlias = Mapping[Output, Reader]
 
 def open_network(source: NetworkSource, placement: Placement) -> OpenedNetwork:
     """Load a network with its readers. Raises: ModelUnavailable."""
-    static = find_static(source.checkpoint)
+    static = CheckpointFiles(source.checkpoint).static
     if static is not None:
         return _open_static(static, source, placement)
     model, stored = load_network(source, placement)

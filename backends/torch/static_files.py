@@ -8,20 +8,14 @@ import torch
 
 from backends.errors import ModelUnavailable
 from backends.static_models import StaticModel
-from backends.torch.weight_files import StoredTensor, read_headers
+from backends.torch.weight_files import FORMATS, StoredTensor, read_headers
 
 # Names of the table: sentence-transformers' and wordllama's, and model2vec's.
 TABLE_NAMES = ("embedding.weight", "embeddings")
 # model2vec's row of each token, where tokens share rows, and its factor of each token.
 MAPPING_NAME, FACTORS_NAME = "mapping", "weights"
 # Number formats of tables, by their names in safetensors.
-TABLE_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I8": torch.int8,
-}
+TABLE_DTYPES = {**FORMATS, "I8": torch.int8}
 
 
 class TableFile(NamedTuple):

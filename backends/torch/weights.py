@@ -16,6 +16,7 @@ from backends.torch.files import CheckpointFiles
 from backends.torch.formats import WeightFormats, class_with_formats
 from backends.torch.native_configs import read_config
 from backends.torch.native_forms import native_form
+from backends.torch.own_code import AUTO_CLASSES
 from backends.torch.own_network import TrustedCode, read_own_class
 from backends.torch.recipe import ModelKind, Recipe
 from backends.torch.refusals import refuse_on_error
@@ -56,11 +57,7 @@ class LoadedNetwork(NamedTuple):
 
 # Class of transformers that builds each kind of network.
 MODEL_CLASSES: dict[ModelKind, Any] = {
-    "dense": transformers.AutoModel,
-    "sparse": transformers.AutoModelForMaskedLM,
-    "multivector": transformers.AutoModel,
-    "classifier": transformers.AutoModelForSequenceClassification,
-    "language": transformers.AutoModelForCausalLM,
+    kind: getattr(transformers, name) for kind, name in AUTO_CLASSES.items()
 }
 # Classes of networks whose text encoder is one half: AutoModel builds both. By `model_type`.
 ENCODER_CLASSES: dict[str, Any] = {

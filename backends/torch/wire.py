@@ -3,14 +3,14 @@
 The boot message and the state lines between the parent process and the engine are defined here too.
 """
 
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 import numpy as np
 
 from backends.contract import Capabilities, ModelState, Reply, Residence, TokenizerSettings, Work
-from backends.torch.options import Pooling, RerankFamily, RerankPrompt, Task
+from backends.torch.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Task
 
 MEDIA_TYPE = "application/msgpack"
 # Types of array elements: float32 and int32, little-endian as both ends' processors store them.
@@ -29,7 +29,7 @@ class ModelBoot(msgspec.Struct, frozen=True):
     name: str
     model: str
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16", "int8"] | None = None
+    dtype: DTypeName | None = None
     device: str | None = None
     compiled: bool = False
     task: Task | None = None

@@ -16,11 +16,12 @@ import msgspec
 from rich.table import Table
 
 from backends.torch import wire
-from backends.torch.options import Pooling, Task
+from backends.torch.options import DTypeName, Pooling, Task
 from gateway.cli.check import show_problems
 from gateway.cli.output import show_line, show_table
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
+from gateway.config.yaml_parser import format_yaml
 from gateway.processes.engine_process import child_environment, model_boots
 
 MODULE = "backends.torch.inspection"
@@ -47,7 +48,7 @@ def add_models_options(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("--task", choices=get_args(Task), help="as `task` of an upstream")
     inspect.add_argument("--pooling", choices=get_args(Pooling), help="as `pooling` of an upstream")
     inspect.add_argument("--adapter", metavar="NAME", help="as `adapter` of an upstream")
-    inspect.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "int8"], help="as `dtype`")
+    inspect.add_argument("--dtype", choices=get_args(DTypeName), help="as `dtype`")
     inspect.add_argument("--revision", metavar="REVISION", help="branch, tag or commit at the Hub")
     inspect.add_argument("--trust-remote-code", action="store_true", help="code of the checkpoint may run")
     inspect.add_argument("--code-revision", metavar="COMMIT", help="commit of code in another repository")
@@ -73,7 +74,7 @@ def models(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     else:
         show_table(_table(inspection))
         if inspection.refusal is None and options.config is None:
-            print(f"\n{_snippet(boot)}")
+            print(f"\n{_snippet(boot)}", end="")
     return 0 if inspection.refusal is None else 1
 
 
@@ -188,16 +189,8 @@ def _snippet(boot: wire.ModelBoot) -> str:
         "task": boot.task,
         "pooling": boot.pooling,
         "adapter": boot.adapter,
-        "trust_remote_code": "true" if boot.trust_remote_code else None,
+        "trust_remote_code": boot.trust_remote_code or None,
         "code_revision": boot.code_revision,
     }
-    lines = [f"    {name}: {_scalar(value)}" for name, value in settings.items() if value is not None]
-    return "\n".join(
-        ["upstreams:", f"  {boot.name}:", *lines, "models:", f"  {boot.name}: {{upstream: {boot.name}}}"]
-    )
-
-
-def _scalar(value: str) -> str:
-    """Return a value as YAML, quoted where a plain word would mean something else."""
-    is_plain = re.fullmatch(r"[A-Za-z./~][\w./~-]*", value)
-    return value if is_plain else msgspec.json.encode(value).decode()
+    upstream = {name: value for name, value in settings.items() if value is not None}
+    return format_yaml({"upstreams": {boot.name: upstream}, "models": {boot.name: {"upstream": boot.name}}})

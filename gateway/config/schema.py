@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from backends.contract import API_ADDRESSES, ApiSettings, BackendKind, TokenizerSettings
-from backends.torch.options import Pooling, RerankFamily, RerankPrompt, Task
+from backends.torch.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Task
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -196,7 +196,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     hedge_share: Share = 0.05
     vector_space: VectorSpaceSettings = VectorSpaceSettings()
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16", "int8"] | None = None
+    dtype: DTypeName | None = None
     device: str | None = None
     compile: bool = False
     task: Task | None = None

@@ -1,5 +1,6 @@
-"""YAML parser that rejects duplicate keys. The only module that imports PyYAML."""
+"""YAML: a parser that rejects duplicate keys, and a writer. The only module that imports PyYAML."""
 
+import math
 from collections.abc import Hashable
 from datetime import UTC, datetime
 from typing import Any
@@ -27,6 +28,12 @@ def parse_yaml(text: str) -> Any:
     if not isinstance(data, dict):
         raise ConfigError([Problem("the file", "expected a mapping with upstreams and models")])
     return data
+
+
+def format_yaml(data: Any) -> str:
+    """Return plain values as YAML, each key on a line of its own."""
+    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=math.inf)
+    return text
 
 
 class _Loader(yaml.SafeLoader):

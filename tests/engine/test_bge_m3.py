@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Vectors
 from backends.errors import ModelUnavailable
-from backends.torch.loader import DTypeName
+from backends.torch.options import DTypeName
 from tests.engine.checkpoints import ENCODERS, make_encoder, make_sentence_model
 from tests.engine.engines import TEXTS, cosines, encode, engine_on, load_tiny, run_work
 

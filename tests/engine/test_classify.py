@@ -20,7 +20,7 @@ from backends.contract import (
     Vectors,
 )
 from backends.errors import UnsupportedWork
-from backends.torch.loader import DTypeName
+from backends.torch.options import DTypeName
 from tests.engine.checkpoints import ENCODERS, make_classifier
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Vectors
 from backends.torch.engine import Engine
-from backends.torch.loader import DTypeName
+from backends.torch.options import DTypeName
 from tests.engine.conftest import Engines
 from tests.engine.cross_encoder import labelled_pairs
 from tests.engine.texts import real_texts

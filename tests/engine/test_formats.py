@@ -11,10 +11,9 @@ from torch import nn
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Rerank, RerankReply, Vectors
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import DTypeName
 from backends.torch.memory import held_bytes
 from backends.torch.networks import open_network
-from backends.torch.options import TaskSettings
+from backends.torch.options import DTypeName, TaskSettings
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier, make_encoder, make_language_model
 from tests.engine.engines import TEXTS, cosines, dense_of, engine_on, load_tiny, run_work
 

@@ -13,7 +13,8 @@ from sentence_transformers.sentence_transformer import modules
 
 from backends.contract import Embed, EmbedReply, Output
 from backends.errors import ModelUnavailable
-from backends.torch.loader import DTypeName, best_device
+from backends.torch.loader import best_device
+from backends.torch.options import DTypeName
 from tests.engine.checkpoints import SMALL, make_encoder, make_sentence_model
 from tests.engine.engines import TEXTS, cosines, encode, engine_on, load_tiny, run_work
 

@@ -11,8 +11,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaModel
 
 from backends.contract import Embed, EmbedReply, Operation, RerankReply, Score, Vectors
 from backends.errors import ModelUnavailable
-from backends.torch.loader import DTypeName
-from backends.torch.options import RerankPrompt, TaskSettings
+from backends.torch.options import DTypeName, RerankPrompt, TaskSettings
 from tests.engine.checkpoints import DECODER
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 from tests.engine.vocabularies import write_llama3

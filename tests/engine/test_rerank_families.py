@@ -24,8 +24,8 @@ from transformers import (
 from backends.contract import Operation, Rerank, RerankReply, Score, ScoreKind, Truncate
 from backends.errors import InvalidWork, ModelUnavailable
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import DTypeName, LoadOptions, describe
-from backends.torch.options import RerankPrompt, TaskSettings
+from backends.torch.loader import LoadOptions, describe
+from backends.torch.options import DTypeName, RerankPrompt, TaskSettings
 from gateway.batching.slices import token_bounds
 from tests.engine.checkpoints import DECODER
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work

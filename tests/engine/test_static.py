@@ -28,9 +28,9 @@ from backends.contract import (
 from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork
 from backends.tokens import open_counter
 from backends.torch.checkpoint import read_input_rules
-from backends.torch.loader import DTypeName, LoadOptions, describe, load
+from backends.torch.loader import LoadOptions, describe, load
 from backends.torch.memory import files_bytes, held_bytes
-from backends.torch.options import TaskSettings
+from backends.torch.options import DTypeName, TaskSettings
 from tests.engine.engines import cosines, engine_on, load_tiny, run_work
 from tests.engine.texts import real_texts
 

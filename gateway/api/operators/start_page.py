@@ -1,6 +1,6 @@
 """GET /, which people open in a browser and TEI's clients use as a health check, and TEI's OpenAPI path."""
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -44,7 +44,7 @@ async def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
     return Response(_document(request.app), media_type="application/json")
 
 
-@cache
+@lru_cache(maxsize=1)
 def _document(application: Litestar) -> bytes:
     """Return the document as JSON, which is encoded once because no key is needed to read it."""
     return msgspec.json.encode(complete(application.openapi_schema.to_schema()))
