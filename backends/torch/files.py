@@ -3,10 +3,13 @@
 Does not interpret them, and loads no weights.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from backends.errors import ModelUnavailable
 from backends.json_files import read_json_file, read_json_object
 from backends.static_models import StaticModel, find_static
 from backends.torch.routes import ListedModule, Routes, read_routes
@@ -64,8 +67,9 @@ class CheckpointFiles:
 
     @cached_property
     def _listed(self) -> list[ListedModule]:
+        _refuse_repeated_names(self._entries, self.checkpoint)
         return [
-            ListedModule(str(entry["type"]).rsplit(".", 1)[-1], str(entry.get("path", "")))
+            ListedModule(str(entry["type"]).rsplit(".", 1)[-1], _folder_of(entry, self.checkpoint))
             for entry in self._entries
         ]
 
@@ -84,14 +88,14 @@ class CheckpointFiles:
         return self.module_config("Transformer", "tokenizer_config.json")
 
     def module_folder(self, kind: str) -> str | None:
-        """Return the folder of a module, None if no module of its kind is listed."""
-        return next((module.folder for module in self.modules if module.kind == kind), None)
+        """Return the folder of the last module of a kind, None if there is none."""
+        return _last_folder(self.modules, kind)
 
     def module_config(self, kind: str, name: str = "config.json") -> Json:
         """Return a file of a module's folder. The network's folder is the top if no module is listed."""
         # The network's files are also read for other servers, whose routes need not be known.
         modules = self._listed if kind == "Transformer" else self.modules
-        folder = next((module.folder for module in modules if module.kind == kind), None)
+        folder = _last_folder(modules, kind)
         if folder is None and kind != "Transformer":
             return {}
         return self.read_json(f"{folder or '.'}/{name}")
@@ -103,3 +107,23 @@ class CheckpointFiles:
     def has(self, name: str) -> bool:
         """Return True if there is a file of that name."""
         return (self.checkpoint / name).is_file()
+
+
+def _folder_of(entry: Json, checkpoint: Path) -> str:
+    """Return the folder of a module, "" for the top. Raises: ModelUnavailable if it leads out of it."""
+    path = PurePosixPath(str(entry.get("path", "")))
+    if path.is_absolute() or ".." in path.parts:
+        raise ModelUnavailable(f"{checkpoint}/modules.json names a folder outside of it: {path}")
+    return "/".join(path.parts)
+
+
+def _refuse_repeated_names(entries: Sequence[Json], checkpoint: Path) -> None:
+    """Raise ModelUnavailable for names of several modules, of which their library keeps the last."""
+    names = Counter(str(entry["name"]) for entry in entries if "name" in entry)
+    repeated = sorted(name for name, count in names.items() if count > 1)
+    if repeated:
+        raise ModelUnavailable(f"{checkpoint}/modules.json gives a name to several modules: {repeated[0]}")
+
+
+def _last_folder(modules: Sequence[ListedModule], kind: str) -> str | None:
+    return next((module.folder for module in reversed(modules) if module.kind == kind), None)

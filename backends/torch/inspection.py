@@ -20,14 +20,14 @@ from backends.static_models import StaticModel, max_tokens
 from backends.tokens import open_tokenizer
 from backends.torch import wire
 from backends.torch.adapter_choice import adapter_names
-from backends.torch.checkpoint import read_recipe
 from backends.torch.files import CheckpointFiles
-from backends.torch.loading import describe_folder, own_code_of, settings_of
+from backends.torch.load_plan import plan_load
+from backends.torch.loader import describe
+from backends.torch.loading import options_of
 from backends.torch.memory import files_bytes
 from backends.torch.rerank_template import RerankTemplate
-from backends.torch.small_network import computes_without_padding, refuse_unloadable
+from backends.torch.small_network import refuse_unloadable, try_network
 from backends.torch.static_files import check_vocabulary, read_table_file
-from backends.torch.template import read_template
 from backends.torch.weight_files import StoredTensor, stored_tensors
 from backends.torch.weights import NetworkSource
 
@@ -63,26 +63,25 @@ def inspect_folder(boot: wire.ModelBoot, folder: Path) -> wire.Inspection:
 
 def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFiles) -> wire.Inspection:
     """Complete the inspection. Raises: ModelUnavailable."""
-    settings, folder = settings_of(boot), files.checkpoint
-    recipe = read_recipe(folder, settings)
-    template = read_template(files, recipe, settings)
-    capabilities = describe_folder(boot, folder)
-    found = msgspec.structs.replace(found, kind=recipe.kind, capabilities=capabilities)
+    folder, options = files.checkpoint, options_of(boot)
+    plan = plan_load(folder, options)
+    capabilities = describe(folder, boot.model, options)
+    found = msgspec.structs.replace(found, kind=plan.recipe.kind, capabilities=capabilities)
     if files.static is not None:
         return _complete_static(found, boot, files, files.static)
-    runs_code = own_code_of(boot, folder) is not None
     module_folders = [module.folder for module in files.modules if module.folder]
     tensors = stored_tensors(folder, module_folders)
-    if not runs_code:
-        tokenizer = open_tokenizer(folder, recipe.max_tokens, boot.tokenizer)
-        source = NetworkSource(folder, recipe, tokenizer, template)
+    packed = None
+    if plan.code is None:
+        source = NetworkSource(folder, plan.recipe, plan.tokenizer, plan.template)
         refuse_unloadable(source, _of_network(tensors, module_folders))
+        packed = try_network(source)
     return msgspec.structs.replace(
         found,
-        packed=None if runs_code else computes_without_padding(folder),
-        template=_template_text(template),
+        packed=packed,
+        template=_template_text(plan.template),
         weights=_weights(boot, files, tensors, capabilities.dtype),
-        notes=(*_adapter_notes(boot, files), *_notes(capabilities, tensors, runs_code=runs_code)),
+        notes=(*_adapter_notes(boot, files), *_notes(capabilities, tensors, runs_code=plan.code is not None)),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from backends.errors import ModelUnavailable
 from backends.torch.files import CheckpointFiles
+from backends.torch.module_order import check_order
 from backends.torch.native_forms import native_form
 from backends.torch.options import TaskSettings
 from backends.torch.recipe import ModelKind
@@ -126,6 +127,7 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
             f"{files.checkpoint} uses the sentence-transformers module {', '.join(sorted(unknown))}, which "
             "the built-in engine does not have; serve it with TEI or Infinity behind this gateway"
         )
+    check_order(files)
     if settings.task == "rerank" and kind not in {"classifier", "language", "multivector"}:
         raise ModelUnavailable(
             f"{files.checkpoint} is no reranker, though `task: rerank` is set: it has no classifier, no "

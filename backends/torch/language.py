@@ -11,6 +11,20 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 
+class EncoderOutput(BaseModelOutputWithPast):  # type: ignore[misc]
+    """Token vectors, and nothing in the other fields that heads pass on to their callers."""
+
+    global_attentions = None
+    entity_last_hidden_state = None
+    entity_hidden_states = None
+    decoder_hidden_states = None
+    decoder_attentions = None
+    cross_attentions = None
+    encoder_last_hidden_state = None
+    encoder_hidden_states = None
+    encoder_attentions = None
+
+
 class EncoderStandIn(nn.Module):
     """Replacement of the encoder that returns token vectors computed before, separately for each thread."""
 
@@ -18,9 +32,9 @@ class EncoderStandIn(nn.Module):
         super().__init__()
         self.thread = local()
 
-    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
+    def forward(self, *_: Any, **__: Any) -> EncoderOutput:
         """Return the thread's token vectors as an encoder would."""
-        return BaseModelOutputWithPast(last_hidden_state=self.thread.hidden)
+        return EncoderOutput(last_hidden_state=self.thread.hidden)
 
 
 def _widen(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -10,34 +10,30 @@ import msgspec
 import torch
 
 from backends.checkpoints import locate_code
-from backends.contract import Capabilities, Operation, Output, ScoreKind, TokenizerSettings
+from backends.contract import Capabilities, Operation, Output, ScoreKind
 from backends.errors import ModelUnavailable
 from backends.texts import SPECIAL_TOKENS
-from backends.tokens import TextTokenizer, open_tokenizer, tokenizer_notes
-from backends.torch.adapter_choice import choose_adapter
-from backends.torch.checkpoint import dense_width, outputs_of, read_recipe
+from backends.tokens import TextTokenizer
+from backends.torch.checkpoint import dense_width, outputs_of
 from backends.torch.files import CheckpointFiles
+from backends.torch.first_passes import run_first_passes
 from backends.torch.int8 import require_int8
-from backends.torch.kinds import recognize
+from backends.torch.load_plan import LoadOptions, LoadPlan, permitted_code, plan_load
 from backends.torch.loaded_model import (
     CPU_BATCH_TOKENS,
     GPU_BATCH_TOKENS,
     STATIC_BATCH_TOKENS,
     LoadedModel,
 )
-from backends.torch.networks import open_network
-from backends.torch.options import DTypeName, TaskSettings
-from backends.torch.own_code import OwnCode, require_permission
+from backends.torch.networks import OpenedNetwork, open_network
 from backends.torch.own_network import TrustedCode
-from backends.torch.pairs import PairEncoder, answer_ids
+from backends.torch.pairs import PairEncoder
 from backends.torch.precision import best_dtype, dtype_name
 from backends.torch.preparing import Preparer
 from backends.torch.recipe import ModelKind, Recipe
 from backends.torch.refusals import refuse_on_error
 from backends.torch.rerank_template import RerankTemplate
-from backends.torch.sequences import LOGITS, Head, InputSequence
 from backends.torch.static_files import table_dtype, table_width
-from backends.torch.template import read_template
 from backends.torch.weights import NetworkSource, Placement
 
 # Reports a step of a load.
@@ -48,25 +44,6 @@ RunOnDevice: TypeAlias = Callable[[Callable[[], int]], int]
 BATCH_INPUTS = 32
 # Those of a static model take less time than their way to the engine.
 STATIC_BATCH_INPUTS = 256
-
-
-class LoadOptions(msgspec.Struct, frozen=True):
-    """Options of loading a checkpoint.
-
-    dtype: None is bfloat16 if the processor multiplies it in hardware, else float32; for a static model it is
-    the number format of its file. int8 is that of an encoder's linear layers, on a processor.
-    device: None is cuda if there is one, else mps on Apple hardware, else cpu.
-    compiled: True to run torch.compile. trust_remote_code: True if code that comes with the weights may run.
-    code_revision: commit of that code, if it lies in another repository.
-    """
-
-    dtype: DTypeName | None = None
-    device: str | None = None
-    compiled: bool = False
-    trust_remote_code: bool = False
-    code_revision: str | None = None
-    settings: TaskSettings = TaskSettings()
-    tokenizer: TokenizerSettings = TokenizerSettings()
 
 
 def load(
@@ -81,23 +58,20 @@ def load(
     report: called with each step. run_on_device: runs the first batches where later batches run.
     Raises: ModelUnavailable.
     """
-    recipe = read_recipe(checkpoint, options.settings)
-    files = CheckpointFiles(checkpoint)
-    template = read_template(files, recipe, options.settings)
-    adapter = choose_adapter(files, options.settings.adapter)
-    code = _trusted_code(checkpoint, options)
+    plan = plan_load(checkpoint, options)
+    recipe, template, tokenizer = plan.recipe, plan.template, plan.tokenizer
     device = best_device(options.device)
     dtype = _dtype(checkpoint, options)
     report(f"loading weights as {dtype_name(dtype)} on {device}")
-    tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
+    code = _trusted_code(checkpoint, plan, options)
     network = open_network(
-        NetworkSource(checkpoint, recipe, tokenizer, template, code, adapter),
+        NetworkSource(checkpoint, recipe, tokenizer, template, code, plan.adapter),
         Placement(dtype, device, options.compiled),
     )
     report("compiling; this takes a minute or two" if options.compiled else "warming up")
     started_s = time.perf_counter()
     with refuse_on_error(f"the first passes through {checkpoint} failed"):
-        width = run_on_device(partial(_warm_up, network.head, tokenizer, recipe, network.outputs or LOGITS))
+        width = run_on_device(partial(_warm_up, network, plan))
     if options.compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")
     capabilities = msgspec.structs.replace(
@@ -106,7 +80,7 @@ def load(
         dtype=dtype_name(dtype),
         checkpoint=str(checkpoint),
         overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
-        notes=tokenizer_notes(checkpoint, options.tokenizer),
+        notes=plan.notes,
     )
     return LoadedModel(
         recipe,
@@ -124,44 +98,23 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
 
     Raises: ModelUnavailable.
     """
-    files = CheckpointFiles(checkpoint)
-    recipe = read_recipe(checkpoint, options.settings)
-    template = read_template(files, recipe, options.settings)
-    choose_adapter(files, options.settings.adapter)
-    permitted_code(checkpoint, options)
-    tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
-    if recipe.kind == "language":
-        answer_ids(tokenizer, template)
+    plan = plan_load(checkpoint, options)
+    recipe = plan.recipe
     return msgspec.structs.replace(
-        _capabilities(recipe, template, outputs_of(recipe), _width(checkpoint, recipe)),
+        _capabilities(recipe, plan.template, outputs_of(recipe), _width(checkpoint, recipe)),
         model_id=model_id,
         dtype=dtype_name(_dtype(checkpoint, options)),
         checkpoint=str(checkpoint),
-        overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
-        notes=tokenizer_notes(checkpoint, options.tokenizer),
+        overhead_tokens=_overhead_tokens(recipe, plan.tokenizer, plan.template),
+        notes=plan.notes,
         loaded=False,
     )
 
 
-def permitted_code(checkpoint: Path, options: LoadOptions) -> OwnCode | None:
-    """Return the checkpoint's own code if its network needs it; read from its small files only.
-
-    Raises: ModelUnavailable if the operator did not permit and pin it.
-    """
-    files = CheckpointFiles(checkpoint)
-    kind = recognize(files, options.settings)
-    if kind == "static":
+def _trusted_code(checkpoint: Path, plan: LoadPlan, options: LoadOptions) -> TrustedCode | None:
+    if plan.code is None:
         return None
-    return require_permission(
-        files, kind, trusted=options.trust_remote_code, code_revision=options.code_revision
-    )
-
-
-def _trusted_code(checkpoint: Path, options: LoadOptions) -> TrustedCode | None:
-    code = permitted_code(checkpoint, options)
-    if code is None:
-        return None
-    return TrustedCode(code, locate_code(checkpoint, code.classes, options.code_revision))
+    return TrustedCode(plan.code, locate_code(checkpoint, plan.code.classes, options.code_revision))
 
 
 def best_device(device: str | None) -> torch.device:
@@ -201,18 +154,13 @@ def _batch_tokens(recipe: Recipe, device: torch.device) -> int:
     return CPU_BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
 
 
-def _warm_up(head: Head, tokenizer: TextTokenizer, recipe: Recipe, outputs: frozenset[Output]) -> int:
+def _warm_up(network: OpenedNetwork, plan: LoadPlan) -> int:
     """Run a few batches, so that no caller pays for one-time costs; return the width of a dense row.
 
-    They have several shapes: the compiler treats a size as variable only after it has changed.
     Raises: ModelUnavailable if a result is NaN or infinite.
     """
-    (word,) = tokenizer.explain(["ready"], add_special_tokens=True)
-    ids = [token.id for token in word][: recipe.max_tokens]
     width = 0
-    for repeats in ((1,), (2, 1, 1), (3, 2)):
-        batch = [(ids * times)[: recipe.max_tokens] for times in repeats]
-        rows = head.run([InputSequence(text_ids, [0] * len(text_ids)) for text_ids in batch], outputs)
+    for rows in run_first_passes(network.head, plan.tokenizer, plan.recipe.max_tokens, network.outputs):
         if not all(row.is_finite() for row in rows):
             raise ModelUnavailable("its results are not finite numbers; set `dtype: float32`")
         width = 0 if rows[0].dense is None else len(rows[0].dense)

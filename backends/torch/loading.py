@@ -12,8 +12,9 @@ import torch
 from backends.checkpoints import locate_checkpoint, locate_code, locate_tokenizer
 from backends.contract import Capabilities
 from backends.torch import wire
+from backends.torch.load_plan import LoadOptions, permitted_code
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import LoadOptions, ReportStep, RunOnDevice, describe, load, permitted_code
+from backends.torch.loader import ReportStep, RunOnDevice, describe, load
 from backends.torch.options import TaskSettings
 from backends.torch.own_code import OwnCode
 
@@ -44,12 +45,12 @@ def describe_model(boot: wire.ModelBoot) -> Capabilities:
 
 def describe_folder(boot: wire.ModelBoot, folder: Path) -> Capabilities:
     """Return the capabilities of a model whose small files are in a folder. Raises: ModelUnavailable."""
-    return describe(folder, boot.model, _options_of(boot))
+    return describe(folder, boot.model, options_of(boot))
 
 
 def own_code_of(boot: wire.ModelBoot, folder: Path) -> OwnCode | None:
     """Return the code of its own that a model runs, None if it runs none. Raises: ModelUnavailable."""
-    return permitted_code(folder, _options_of(boot))
+    return permitted_code(folder, options_of(boot))
 
 
 def settings_of(boot: wire.ModelBoot) -> TaskSettings:
@@ -64,10 +65,11 @@ def load_model(
 
     report: called with each step. run_on_device: runs its first batches. Raises: ModelUnavailable.
     """
-    return load(folder, boot.model, _options_of(boot), report, run_on_device)
+    return load(folder, boot.model, options_of(boot), report, run_on_device)
 
 
-def _options_of(boot: wire.ModelBoot) -> LoadOptions:
+def options_of(boot: wire.ModelBoot) -> LoadOptions:
+    """Return the settings of a model that its load takes."""
     return LoadOptions(
         boot.dtype,
         boot.device,

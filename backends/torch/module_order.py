@@ -16,6 +16,34 @@ KINDS: dict[str, ProjectionKind] = {kind: kind for kind in get_args(ProjectionKi
 # Modules that change nothing outside of training.
 IDENTITIES = frozenset({"Dropout"})
 LAYER_MIX = "WeightedLayerPooling"
+NETWORKS = frozenset({"Transformer", "MLMTransformer", "StaticEmbedding"})
+# Modules that may stand in several places. Of several poolings the last one counts, as each replaces the
+# vector of the one before.
+REPEATABLE = frozenset({*KINDS, *IDENTITIES, "Pooling"})
+
+
+def check_order(files: CheckpointFiles) -> None:
+    """Raise ModelUnavailable unless the modules begin with their only network, and it is at the top."""
+    modules = files.modules
+    if not modules:
+        return
+    kinds = [module.kind for module in modules]
+    if kinds[0] not in NETWORKS or NETWORKS & set(kinds[1:]):
+        raise ModelUnavailable(
+            f"{files.checkpoint} lists the modules {', '.join(kinds)} in modules.json; the first, and "
+            "no other, has to be its network"
+        )
+    repeated = sorted({kind for kind in kinds if kinds.count(kind) > 1} - REPEATABLE)
+    if repeated:
+        raise ModelUnavailable(
+            f"{files.checkpoint} lists {', '.join(repeated)} more than once in modules.json; "
+            "remove the entries that do not belong to the model"
+        )
+    if kinds[0] != "StaticEmbedding" and modules[0].folder:
+        raise ModelUnavailable(
+            f"{files.checkpoint} has its network in {modules[0].folder}; move the files of that folder to "
+            'the top, and set its `path` in modules.json to ""'
+        )
 
 
 def projections(files: CheckpointFiles) -> tuple[Projection, ...]:
@@ -64,7 +92,8 @@ def layer_weights(files: CheckpointFiles) -> str | None:
 
 
 def _pooling_place(modules: Sequence[ListedModule]) -> int | None:
-    return next((place for place, module in enumerate(modules) if module.kind == "Pooling"), None)
+    places = (place for place, module in enumerate(modules) if module.kind == "Pooling")
+    return max(places, default=None)
 
 
 def _before(modules: Sequence[ListedModule]) -> Sequence[ListedModule]:

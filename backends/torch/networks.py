@@ -84,16 +84,22 @@ def open_network(source: NetworkSource, placement: Placement) -> OpenedNetwork:
     # A head for language removes the encoder from its model.
     encoder = getattr(model, model.base_model_prefix, model)
     reentrant = _is_reentrant(model)
+    opened = open_model(model, source, placement)
+    if placement.dtype == torch.int8:
+        probe = ProbeTexts.of(source.tokenizer, source.template, opened.outputs)
+        with refuse_on_error(f"{source.checkpoint} cannot be served with `dtype: int8`"):
+            quantize(encoder, opened.head, probe)
+    copy_from_files((model, encoder), stored)
+    return opened._replace(reentrant=reentrant)
+
+
+def open_model(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    """Put the readers of its kind behind a network on its device. Raises: ModelUnavailable."""
     with refuse_on_error(f"{source.checkpoint} has a {type(model).__name__} that the engine cannot run"):
         if source.code is not None:
             model = OwnNetwork(model, "logits" if source.recipe.kind == "classifier" else "last_hidden_state")
             prove_own_network(model, placement.device)
-        opened = OPENERS[source.recipe.kind](model, source, placement)
-        if placement.dtype == torch.int8:
-            probe = ProbeTexts.of(source.tokenizer, source.template, opened.outputs)
-            quantize(encoder, opened.head, probe)
-    copy_from_files((model, encoder), stored)
-    return opened._replace(reentrant=reentrant)
+        return OPENERS[source.recipe.kind](model, source, placement)
 
 
 def _open_dense(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:

@@ -4,8 +4,9 @@
 `Normalize` and `WeightedLayerPooling`; the weights that ColBERT and BGE-M3 keep outside of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,20 +16,51 @@ from torch import Tensor, nn
 
 from backends.contract import Vectors
 from backends.errors import ModelUnavailable
-from backends.torch.recipe import Projection, ProjectionKind
+from backends.torch.recipe import Projection, ProjectionKind, Recipe
 from backends.torch.refusals import first_line
 from backends.torch.weight_files import read_file, read_tensor, read_tensors
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
-# Full names as sentence-transformers writes them. A file can only select torch's own classes from this list.
+# Packages under which a file may name a class of torch.
+TORCH_PACKAGES = frozenset(
+    {"torch.nn", "torch.nn.modules", "torch.nn.modules.activation", "torch.nn.modules.linear"}
+)
+# Classes that change each number by itself. A file can only select torch's own classes from these lists.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "torch.nn.modules.linear.Identity": nn.Identity,
-    "torch.nn.modules.activation.Tanh": nn.Tanh,
-    "torch.nn.modules.activation.ReLU": nn.ReLU,
-    "torch.nn.modules.activation.GELU": nn.GELU,
-    "torch.nn.modules.activation.SiLU": nn.SiLU,
-    "torch.nn.modules.activation.Sigmoid": nn.Sigmoid,
+    kind.__name__: kind
+    for kind in (
+        nn.CELU,
+        nn.ELU,
+        nn.GELU,
+        nn.Hardshrink,
+        nn.Hardsigmoid,
+        nn.Hardswish,
+        nn.Hardtanh,
+        nn.Identity,
+        nn.LeakyReLU,
+        nn.LogSigmoid,
+        nn.Mish,
+        nn.PReLU,
+        nn.ReLU,
+        nn.ReLU6,
+        nn.RReLU,
+        nn.SELU,
+        nn.SiLU,
+        nn.Sigmoid,
+        nn.Softplus,
+        nn.Softshrink,
+        nn.Softsign,
+        nn.Tanh,
+        nn.Tanhshrink,
+    )
+}
+# Classes that change a whole vector. Without a `dim`, torch takes that of the vector for (batch, dim), and
+# that of the batch for (batch, tokens, dim).
+ROW_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "LogSoftmax": partial(nn.LogSoftmax, dim=1),
+    "Softmax": partial(nn.Softmax, dim=1),
+    "Softmin": partial(nn.Softmin, dim=1),
 }
 
 
@@ -38,10 +70,17 @@ class DenseConfig(msgspec.Struct, frozen=True):
     in_features: int
     out_features: int
     bias: bool = True
-    activation_function: str = "torch.nn.modules.activation.Tanh"
+    activation_function: str | None = "torch.nn.modules.activation.Tanh"
     use_residual: bool = False
     module_input_name: str = "sentence_embedding"
     module_output_name: str | None = None
+
+    @property
+    def activation(self) -> str | None:
+        """Name of torch's class, None if the config names another one or none."""
+        package, _, name = (self.activation_function or "").rpartition(".")
+        is_known = package in TORCH_PACKAGES and name in ACTIVATIONS.keys() | ROW_ACTIVATIONS.keys()
+        return name if is_known else None
 
 
 class Dense(nn.Module):
@@ -50,7 +89,8 @@ class Dense(nn.Module):
     def __init__(self, config: DenseConfig) -> None:
         super().__init__()
         self.linear = nn.Linear(config.in_features, config.out_features, bias=config.bias)
-        self.activation_function = ACTIVATIONS[config.activation_function]()
+        name = config.activation or ""
+        self.activation_function: nn.Module = (ACTIVATIONS.get(name) or ROW_ACTIVATIONS[name])()
         self.residual: nn.Module | None = None
         if config.use_residual:
             same_width = config.in_features == config.out_features
@@ -104,6 +144,20 @@ class Normalize(nn.Module):
         return nn.functional.normalize(vectors, dim=-1)
 
 
+def check_projections(checkpoint: Path, recipe: Recipe) -> None:
+    """Raise ModelUnavailable if the config of a module asks for what the engine does not have."""
+    token_projections = recipe.projections if recipe.kind == "multivector" else recipe.token_projections
+    pooled = () if recipe.kind == "multivector" else recipe.projections
+    for projections, of_tokens in ((token_projections, True), (pooled, False)):
+        for projection in projections:
+            if projection.kind == "Dense":
+                _read_dense_config(checkpoint / projection.folder, of_tokens=of_tokens)
+            elif projection.kind == "LayerNorm":
+                _read_config(checkpoint / projection.folder, LayerNormConfig)
+    if recipe.layer_weights is not None:
+        _read_config(checkpoint / recipe.layer_weights, LayerMixConfig)
+
+
 def read_projections(
     checkpoint: Path, projections: Sequence[Projection], *, of_tokens: bool = False
 ) -> nn.Module:
@@ -122,7 +176,7 @@ def read_projections(
 def read_layer_mix(folder: Path) -> LayerMix:
     """Load the weights by which the vectors of several layers are averaged. Raises: ModelUnavailable."""
     with _readable("WeightedLayerPooling", folder):
-        module = LayerMix(_config(folder, LayerMixConfig))
+        module = LayerMix(_read_config(folder, LayerMixConfig))
         module.load_state_dict(_floats(folder))
     return module.eval().requires_grad_(requires_grad=False)
 
@@ -180,30 +234,43 @@ def _load(kind: ProjectionKind, folder: Path, *, of_tokens: bool) -> nn.Module:
 
 def _load_layer_norm(folder: Path) -> nn.LayerNorm:
     with _readable("LayerNorm", folder):
-        module = nn.LayerNorm(_config(folder, LayerNormConfig).dimension)
+        module = nn.LayerNorm(_read_config(folder, LayerNormConfig).dimension)
         state = {name.removeprefix("norm."): tensor for name, tensor in _floats(folder).items()}
         module.load_state_dict(state)
     return module
 
 
 def _load_dense(folder: Path, *, of_tokens: bool) -> Dense:
+    config = _read_dense_config(folder, of_tokens=of_tokens)
     with _readable("Dense", folder):
-        config = _config(folder, DenseConfig)
-        # Without such a name, the kind of the model decides between sentence and token vectors.
-        if not of_tokens and config.module_input_name != "sentence_embedding":
-            raise ModelUnavailable(f"{folder} projects {config.module_input_name}, not the pooled vector")
-        if config.module_output_name not in {None, config.module_input_name}:
-            raise ModelUnavailable(f"{folder} writes {config.module_output_name}, which nothing else reads")
-        if config.activation_function not in ACTIVATIONS:
-            names = ", ".join(ACTIVATIONS)
-            raise ModelUnavailable(f"{folder} asks for {config.activation_function}; known are {names}")
         module = Dense(config)
         module.load_state_dict(_floats(folder))
     return module
 
 
-def _config(folder: Path, kind: type[Config]) -> Config:
-    return msgspec.json.decode((folder / "config.json").read_bytes(), type=kind)
+def _read_dense_config(folder: Path, *, of_tokens: bool) -> DenseConfig:
+    config = _read_config(folder, DenseConfig)
+    # Without such a name, the kind of the model decides between sentence and token vectors.
+    if not of_tokens and config.module_input_name != "sentence_embedding":
+        raise ModelUnavailable(f"{folder} projects {config.module_input_name}, not the pooled vector")
+    if config.module_output_name not in {None, config.module_input_name}:
+        raise ModelUnavailable(f"{folder} writes {config.module_output_name}, which nothing else reads")
+    if config.activation is None:
+        raise ModelUnavailable(
+            f"{folder} asks for the activation {config.activation_function}; known are, below torch.nn: "
+            f"{', '.join(sorted({*ACTIVATIONS, *ROW_ACTIVATIONS}))}"
+        )
+    if of_tokens and config.activation in ROW_ACTIVATIONS:
+        raise ModelUnavailable(
+            f"{folder} applies {config.activation} to token vectors, which scales each by its neighbors "
+            "in the batch"
+        )
+    return config
+
+
+def _read_config(folder: Path, kind: type[Config]) -> Config:
+    with _readable(kind.__name__.removesuffix("Config"), folder):
+        return msgspec.json.decode((folder / "config.json").read_bytes(), type=kind)
 
 
 def _floats(folder: Path) -> dict[str, Tensor]:

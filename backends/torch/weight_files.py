@@ -31,6 +31,8 @@ NETWORK_FILES = (
 )
 # Names of number formats in safetensors; networks with narrower ones are not read.
 FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Starts of the names of floating-point formats with less than 16 bits, whose numbers need a scale.
+NARROW_PREFIXES = ("F8", "F6", "F4")
 # Name of a large file in the cache of the hub: the SHA-256 of its content.
 CONTENT_DIGEST = re.compile("[0-9a-f]{64}")
 # Errors of reading a file that is damaged, or is no file of weights.
@@ -104,11 +106,14 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in _names(file)}
-            return {
+            tensors = {
                 name: StoredTensor(part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()
             }
     except READ_ERRORS as error:
         raise unreadable(path, error) from error
+    for name, tensor in tensors.items():
+        _refuse_narrow(path, name, tensor.dtype if tensor.dtype.startswith(NARROW_PREFIXES) else None)
+    return tensors
 
 
 def check_file(path: Path) -> None:
@@ -207,10 +212,21 @@ def _shards(index: Path) -> list[Path]:
 
 def _formats_of(path: Path) -> Iterator[torch.dtype]:
     if path.suffix != ".safetensors":
-        yield from (tensor.dtype for tensor in _read_pickled(path).values() if tensor.is_floating_point())
+        floats = {name: value for name, value in _read_pickled(path).items() if value.is_floating_point()}
+        for name, value in floats.items():
+            _refuse_narrow(path, name, None if value.dtype in FORMATS.values() else str(value.dtype))
+            yield value.dtype
         return
     names = {tensor.dtype for tensor in read_headers(path).values()}
     yield from (FORMATS[name] for name in names & FORMATS.keys())
+
+
+def _refuse_narrow(path: Path, name: str, found: str | None) -> None:
+    if found is not None:
+        raise ModelUnavailable(
+            f"{path} holds {name} as {found}, which the built-in engine does not read; give the checkpoint "
+            "with the weights that it was made from"
+        )
 
 
 def _tensor_of(path: Path, name: str) -> Tensor | None:

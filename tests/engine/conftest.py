@@ -10,7 +10,8 @@ import pytest
 from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import Vectors
 from backends.torch.engine import Engine
-from backends.torch.loader import LoadOptions, load
+from backends.torch.load_plan import LoadOptions
+from backends.torch.loader import load
 from backends.torch.options import DTypeName
 from tests.engine.cross_encoder import make_cross_encoder
 from tests.engine.texts import real_texts

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from backends.contract import Encode, EncodeReply, Output, Reply, TermWeights, Vectors, Work
 from backends.torch.engine import Engine
+from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import LoadOptions, describe, load
+from backends.torch.loader import describe, load
 from backends.torch.options import DTypeName, TaskSettings
 from tests.engine.texts import real_texts
 

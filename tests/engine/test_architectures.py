@@ -11,8 +11,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Vectors
 from backends.torch.engine import Engine
+from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import LoadOptions, load
+from backends.torch.loader import load
 from backends.torch.options import DTypeName
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier, make_encoder, make_sentence_model
 from tests.engine.texts import real_texts

@@ -11,8 +11,9 @@ import pytest
 from backends.contract import Embed, EmbedReply, Vectors
 from backends.errors import ModelUnavailable
 from backends.torch.engine import Engine
+from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import LoadOptions, load
+from backends.torch.loader import load
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.engine.texts import real_texts
 
@@ -25,7 +26,8 @@ from pathlib import Path
 from torch._dynamo.utils import counters
 from backends.contract import Embed
 from backends.torch.engine import Engine
-from backends.torch.loader import LoadOptions, load
+from backends.torch.load_plan import LoadOptions
+from backends.torch.loader import load
 from backends.torch.threads import ForwardThreads
 from tests.engine.texts import real_texts
 import numpy, torch

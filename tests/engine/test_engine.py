@@ -11,8 +11,9 @@ import pytest
 from backends.contract import Embed, EmbedReply, Output, Rerank, Tokenize, TokenizeReply, Truncate
 from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
 from backends.torch.engine import Engine
+from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import LoadOptions, load
+from backends.torch.loader import load
 from backends.torch.sequences import InputSequence, Row
 from tests.engine.conftest import Engines
 

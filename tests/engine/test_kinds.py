@@ -30,7 +30,12 @@ NO_SETTINGS = TaskSettings()
 
 
 def modules(*kinds: str) -> str:
-    return json.dumps([{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in kinds])
+    return json.dumps(
+        [
+            {"type": f"sentence_transformers.models.{kind}", "path": kind if place else ""}
+            for place, kind in enumerate(kinds)
+        ]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,32 @@
-"""Unexpected errors while a model is opened, and results that are no numbers."""
+"""Errors while a model is opened, which an inspection without its weights foresees."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from sentence_transformers.sentence_transformer import modules
+from transformers import AutoModelForMaskedLM
 
 from backends.errors import ModelUnavailable
+from backends.torch import wire
+from backends.torch.inspection import inspect_folder
+from backends.torch.loader import load
+from backends.torch.loading import options_of
 from backends.torch.refusals import describe_error, refuse_on_error
-from tests.engine.checkpoints import ENCODERS, make_encoder
+from tests.engine.checkpoints import (
+    DECODER,
+    ENCODERS,
+    SMALL,
+    make_classifier,
+    make_encoder,
+    make_language_model,
+    make_sentence_model,
+)
 from tests.engine.engines import load_tiny
 
 
@@ -52,3 +71,135 @@ def test_weights_that_overflow_in_the_number_format_are_refused(minilm: Path, tm
     load_tiny(folder, "float32")
     with pytest.raises(ModelUnavailable, match="results are not finite numbers"):
         load_tiny(folder, "float16")
+
+
+Made: TypeAlias = Callable[[Path, Path], Path]
+HALVES = {"vocab_size": 30522, "d_model": 32, "eos_token_id": 102, "pad_token_id": 0}
+BART = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+GPT2 = {"vocab_size": 30522, "n_positions": 130, "n_embd": 32, "n_layer": 2, "n_head": 4}
+BART |= {"encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 130}
+
+
+def with_activation(name: str | None) -> Made:
+    def make(minilm: Path, folder: Path) -> Path:
+        encoder = make_encoder(ENCODERS["bert"][0](), minilm, folder / "encoder")
+        make_sentence_model(encoder, folder / "model", "mean", [modules.Dense(32, 16)])
+        edit_config(folder / "model" / "2_Dense", activation_function=name)
+        return folder / "model"
+
+    return make
+
+
+def with_dense_of(width: int) -> Made:
+    def make(minilm: Path, folder: Path) -> Path:
+        encoder = make_encoder(ENCODERS["bert"][0](), minilm, folder / "encoder")
+        make_sentence_model(encoder, folder / "model", "mean", [modules.Dense(width, 16)])
+        return folder / "model"
+
+    return make
+
+
+def classifier(config: transformers.PretrainedConfig, labels: int = 3) -> Made:
+    return lambda minilm, folder: with_limit(make_classifier(config, minilm, folder, labels))
+
+
+def masked(config: transformers.PretrainedConfig) -> Made:
+    return lambda minilm, folder: with_limit(
+        make_language_model(config, minilm, folder, AutoModelForMaskedLM)
+    )
+
+
+def encoder_with(config: transformers.PretrainedConfig, **keys: Any) -> Made:
+    def make(minilm: Path, folder: Path) -> Path:
+        edit_config(with_limit(make_encoder(config, minilm, folder)), **keys)
+        return folder
+
+    return make
+
+
+def in_float8(minilm: Path, folder: Path) -> Path:
+    path = make_encoder(ENCODERS["bert"][0](), minilm, folder) / "model.safetensors"
+    tensors = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in load_file(path).items()}
+    save_file(tensors, path, {"format": "pt"})
+    return folder
+
+
+def edit_config(folder: Path, **keys: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def with_limit(folder: Path) -> Path:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 128}))
+    return folder
+
+
+BERT = ENCODERS["bert"][0]
+# A made checkpoint, its `pooling`, and its refusal; None for one that is served.
+VERDICTS: dict[str, tuple[Made, str | None, str | None]] = {
+    "dense-null": (with_activation(None), None, "asks for the activation None"),
+    "dense-newgelu": (with_activation("transformers.activations.NewGELUActivation"), None, "NewGELU"),
+    "dense-glu": (with_activation("torch.nn.modules.activation.GLU"), None, "activation.GLU"),
+    "dense-plain-name": (with_activation("torch.nn.ReLU6"), None, None),
+    "dense-without-weight": (with_activation("torch.nn.PReLU"), None, "Missing key"),
+    "dense-of-another-width": (with_dense_of(24), None, "cannot be multiplied"),
+    "classifier-without-padding": (
+        classifier(transformers.GPT2Config(**GPT2)),
+        None,
+        "no padding token",
+    ),
+    "classifier-of-qwen": (classifier(transformers.Qwen3Config(**DECODER, head_dim=8)), None, None),
+    "classifier-of-t5": (
+        classifier(transformers.T5Config(**HALVES, d_kv=8, d_ff=48, num_layers=2, num_heads=4)),
+        None,
+        "T5ForSequenceClassification that the engine cannot run",
+    ),
+    "classifier-of-bart": (classifier(transformers.BartConfig(**HALVES, **BART)), None, "number of <eos>"),
+    "masked-bart": (masked(transformers.BartConfig(**HALVES, **BART)), "splade", None),
+    "masked-longformer": (
+        masked(transformers.LongformerConfig(**SMALL | {"attention_window": 8})),
+        "splade",
+        None,
+    ),
+    "masked-luke": (
+        masked(transformers.LukeConfig(**SMALL | {"entity_vocab_size": 10, "entity_emb_size": 16})),
+        "splade",
+        None,
+    ),
+    "masked-mobilebert": (
+        masked(transformers.MobileBertConfig(**SMALL, embedding_size=16, intra_bottleneck_size=16)),
+        "splade",
+        "no attribute 'weight'",
+    ),
+    "squeezebert": (
+        encoder_with(transformers.SqueezeBertConfig(**SMALL | {"embedding_size": 32})),
+        None,
+        "cannot run",
+    ),
+    "config-in-float8": (encoder_with(BERT(), dtype="float8_e4m3fn"), None, "weights in float8_e4m3fn"),
+    "config-in-int8": (encoder_with(BERT(), dtype="int8"), None, "weights in int8"),
+    "files-in-float8": (in_float8, None, "as F8_E4M3"),
+    "quantized": (
+        encoder_with(BERT(), quantization_config={"quant_method": "gptq"}),
+        None,
+        "quantized weights .gptq",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_an_inspection_has_the_verdict_of_the_load(name: str, minilm: Path, tmp_path: Path) -> None:
+    make, pooling, refusal = VERDICTS[name]
+    folder = make(minilm, tmp_path)
+    boot = wire.ModelBoot("tiny", str(folder), dtype="float32", device="cpu", pooling=pooling)
+
+    found = inspect_folder(boot, folder)
+
+    if refusal is None:
+        loaded = load(folder, "tiny", options_of(boot))
+        assert (found.refusal, found.packed) == (None, loaded.packed)
+    else:
+        with pytest.raises(ModelUnavailable, match=refusal) as refused:
+            load(folder, "tiny", options_of(boot))
+        assert refused.value.message == found.refusal

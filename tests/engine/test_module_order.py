@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,6 +120,10 @@ def test_a_mix_of_layers_that_its_library_skips_is_refused(encoder: Path, tmp_pa
         (["Transformer", "LSTM", "Pooling"], "module LSTM"),
         (["Transformer", "Pooling", "SparseAutoEncoder"], "module SparseAutoEncoder"),
         (["CLIPModel"], "module CLIPModel"),
+        (["Pooling", "Transformer"], "no other, has to be its network"),
+        (["Transformer", "Transformer", "Pooling"], "no other, has to be its network"),
+        (["Transformer", "Pooling", "Normalize", "Pooling"], "Normalize before Pooling"),
+        (["Transformer", "WeightedLayerPooling", "WeightedLayerPooling", "Pooling"], "more than once"),
     ],
 )
 def test_modules_without_a_meaning_in_their_place_are_refused(
@@ -132,6 +137,61 @@ def test_modules_without_a_meaning_in_their_place_are_refused(
     (tmp_path / "modules.json").write_text(json.dumps(listed))
 
     with pytest.raises(ModelUnavailable, match=refusal):
+        load_tiny(tmp_path)
+
+
+def edit_json(path: Path, edit: Callable[[Any], Any]) -> None:
+    path.write_text(json.dumps(edit(json.loads(path.read_text()))))
+
+
+async def test_the_last_of_several_poolings_counts(encoder: Path, tmp_path: Path) -> None:
+    make_sentence_model(encoder, tmp_path, "cls", [modules.Pooling(32, pooling_mode="max")])
+    reference = SentenceTransformer(str(tmp_path), device="cpu")
+    model = load_tiny(tmp_path)
+
+    reply = await run_work(engine_on(model), Embed(tuple(TEXTS)), EmbedReply)
+
+    assert model.capabilities.pooling == "max"
+    assert cosines(reply.vectors, reference.encode(TEXTS)).min() >= LEAST_COSINE["float32"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "refusal"),
+    [
+        ({"path": "0_Transformer"}, "has its network in 0_Transformer; move the files"),
+        ({"path": "../other"}, "names a folder outside of it: ../other"),
+        ({"name": "1"}, "gives a name to several modules: 1"),
+    ],
+)
+def test_entries_that_would_be_read_from_another_place_are_refused(
+    entry: dict[str, str], refusal: str, encoder: Path, tmp_path: Path
+) -> None:
+    make_sentence_model(encoder, tmp_path, "mean")
+    edit_json(tmp_path / "modules.json", lambda listed: [listed[0] | entry, *listed[1:]])
+
+    with pytest.raises(ModelUnavailable, match=refusal):
+        load_tiny(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ReLU6", "Softmax", "PReLU", "RReLU", "Hardtanh", "Tanhshrink"])
+async def test_activations_of_torch_equal_those_of_sentence_transformers(
+    name: str, encoder: Path, tmp_path: Path
+) -> None:
+    dense = modules.Dense(32, 16, activation_function=getattr(torch.nn, name)())
+    make_sentence_model(encoder, tmp_path, "mean", [dense])
+    reference = SentenceTransformer(str(tmp_path), device="cpu")
+
+    reply = await run_work(engine_on(load_tiny(tmp_path)), Embed(tuple(TEXTS)), EmbedReply)
+
+    assert cosines(reply.vectors, reference.encode(TEXTS)).min() >= LEAST_COSINE["float32"]
+
+
+def test_an_activation_across_the_tokens_of_a_batch_is_refused(encoder: Path, tmp_path: Path) -> None:
+    save_model(encoder, tmp_path, [token_dense()], 24, [])
+    softmax = {"activation_function": "torch.nn.modules.activation.Softmax"}
+    edit_json(tmp_path / "1_Dense" / "config.json", lambda config: config | softmax)
+
+    with pytest.raises(ModelUnavailable, match="Softmax to token vectors"):
         load_tiny(tmp_path)
 
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from backends.contract import Classify, ClassifyReply, Embed, EmbedReply, Output
 from backends.errors import ModelUnavailable
 from backends.torch import wire
-from backends.torch.loader import LoadOptions, describe, load
+from backends.torch.load_plan import LoadOptions
+from backends.torch.loader import describe, load
 from backends.torch.loading import load_model, locate_model
 from backends.torch.options import TaskSettings
 from tests.engine.checkpoints import ENCODERS, make_encoder

@@ -13,8 +13,9 @@ import pytest
 
 from backends.contract import Capabilities, Reply, Work
 from backends.torch.engine import Engine
+from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import LoadOptions, load
+from backends.torch.loader import load
 from tests.conftest import Boots
 from tests.recorded_tei import RECORDED, assert_answered, assert_equal, body_of, kept_status, name_of
 

@@ -23,8 +23,9 @@ from transformers import (
 
 from backends.contract import Operation, Rerank, RerankReply, Score, ScoreKind, Truncate
 from backends.errors import InvalidWork, ModelUnavailable
+from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import LoadOptions, describe
+from backends.torch.loader import describe
 from backends.torch.options import DTypeName, RerankPrompt, TaskSettings
 from gateway.batching.slices import token_bounds
 from tests.engine.checkpoints import DECODER

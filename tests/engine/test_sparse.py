@@ -1,10 +1,12 @@
 """SPLADE models against sentence-transformers' SparseEncoder and the formula written out."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from sentence_transformers import SparseEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sparse_encoder.modules import SpladePooling
@@ -14,7 +16,7 @@ from backends.contract import Embed, Operation, Output, Vectors
 from backends.errors import UnsupportedWork
 from backends.torch import readers
 from backends.torch.options import TaskSettings
-from tests.engine.checkpoints import ENCODERS, make_language_model
+from tests.engine.checkpoints import ENCODERS, SMALL, make_language_model
 from tests.engine.engines import TEXTS, cosines, dense_of, encode, encode_singly, engine_on, load_tiny
 
 
@@ -77,8 +79,35 @@ async def test_bfloat16_weights_stay_close_and_do_not_depend_on_their_batch(
     assert cosines(found, each).min() > 0.9999
 
 
-async def test_operator_can_serve_a_masked_language_model_as_splade(minilm: Path, tmp_path: Path) -> None:
-    make_language_model(ENCODERS["bert"][0](), minilm, tmp_path, AutoModelForMaskedLM)
+# Heads of the last three pass on more of their encoder's output than the token vectors.
+MASKED: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "bert": ENCODERS["bert"][0],
+    "bart": lambda: transformers.BartConfig(
+        vocab_size=30522,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        max_position_embeddings=300,
+        pad_token_id=0,
+    ),
+    "longformer": lambda: transformers.LongformerConfig(
+        **SMALL | {"attention_window": 8, "max_position_embeddings": 300}
+    ),
+    "luke": lambda: transformers.LukeConfig(
+        **SMALL | {"entity_vocab_size": 10, "entity_emb_size": 16, "max_position_embeddings": 300}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+async def test_operator_can_serve_a_masked_language_model_as_splade(
+    name: str, minilm: Path, tmp_path: Path
+) -> None:
+    make_language_model(MASKED[name](), minilm, tmp_path, AutoModelForMaskedLM)
     model = load_tiny(tmp_path, settings=TaskSettings(pooling="splade"))
 
     reply = await encode(engine_on(model), TEXTS[:3], Output.SPARSE, Output.TOKENS)
@@ -91,7 +120,8 @@ async def test_operator_can_serve_a_masked_language_model_as_splade(minilm: Path
             out = reference(**inputs, output_hidden_states=True)
         expected = out.logits[0].relu().log1p().amax(dim=0).numpy()
         np.testing.assert_allclose(dense_of((reply.sparse or ())[i]), expected, atol=1e-4)
-        np.testing.assert_allclose((reply.token_vectors or ())[i], out.hidden_states[-1][0], atol=1e-4)
+        states = out.get("hidden_states", out.get("decoder_hidden_states"))
+        np.testing.assert_allclose((reply.token_vectors or ())[i], states[-1][0], atol=1e-4)
     assert {Output.SPARSE, Output.TOKENS} == model.capabilities.outputs
     assert model.capabilities.pooling == "splade"
 

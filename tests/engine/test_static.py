@@ -28,7 +28,8 @@ from backends.contract import (
 from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork
 from backends.tokens import open_counter
 from backends.torch.checkpoint import read_input_rules
-from backends.torch.loader import LoadOptions, describe, load
+from backends.torch.load_plan import LoadOptions
+from backends.torch.loader import describe, load
 from backends.torch.memory import files_bytes, held_bytes
 from backends.torch.options import DTypeName, TaskSettings
 from tests.engine.engines import cosines, engine_on, load_tiny, run_work

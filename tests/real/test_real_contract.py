@@ -23,7 +23,8 @@ from backends.contract import (
 )
 from backends.registry import open_replica
 from backends.torch.engine import Engine
-from backends.torch.loader import LoadOptions, load
+from backends.torch.load_plan import LoadOptions
+from backends.torch.loader import load
 from tests.engine.cross_encoder import labelled_pairs
 from tests.engine.texts import real_texts
 from tests.real.outcomes import outcome_of

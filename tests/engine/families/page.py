@@ -26,8 +26,9 @@ or why the engine refuses the checkpoint. It fetches small files from the Hub if
 | `-c FILE` | inspect the upstream of that name, with its settings |
 | `--json` | print the inspection for scripts |
 
-If weights are on this machine, their names and shapes are compared with the network's, as a load does. The
-exit status is 1 if the engine refuses the checkpoint.
+The command opens and runs a network of the same architecture with random weights and few layers, as a load
+does. If weights are on this machine, their names and shapes are compared with the network's. The exit status
+is 1 if the engine refuses the checkpoint.
 
 ## States
 

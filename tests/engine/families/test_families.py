@@ -14,8 +14,9 @@ from backends.tokens import open_tokenizer
 from backends.torch import wire
 from backends.torch.checkpoint import read_recipe
 from backends.torch.inspection import inspect_folder
+from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import LoadOptions, load
+from backends.torch.loader import load
 from backends.torch.options import DTypeName
 from tests.engine.engines import cosines, dense_of, engine_on
 from tests.engine.families.checkpoint import write_checkpoint

@@ -1,0 +1,104 @@
+"""Plan of a load: all that a checkpoint's small files decide, for a load and for an inspection alike."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from backends.contract import TokenizerSettings
+from backends.errors import ModelUnavailable
+from backends.tokens import TextTokenizer, open_tokenizer, tokenizer_notes
+from backends.torch.adapter_choice import Adapter, choose_adapter
+from backends.torch.checkpoint import read_recipe
+from backends.torch.files import CheckpointFiles
+from backends.torch.kinds import recognize
+from backends.torch.options import DTypeName, TaskSettings
+from backends.torch.own_code import OwnCode, require_permission
+from backends.torch.pairs import answer_ids
+from backends.torch.projection import check_projections
+from backends.torch.recipe import Recipe
+from backends.torch.rerank_template import RerankTemplate
+from backends.torch.template import read_template
+
+# Number formats of weights that the engine reads, by their names in config.json.
+READ_FORMATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+
+class LoadOptions(msgspec.Struct, frozen=True):
+    """Options of loading a checkpoint.
+
+    dtype: None is bfloat16 if the processor multiplies it in hardware, else float32; for a static model it is
+    the number format of its file. int8 is that of an encoder's linear layers, on a processor.
+    device: None is cuda if there is one, else mps on Apple hardware, else cpu.
+    compiled: True to run torch.compile. trust_remote_code: True if code that comes with the weights may run.
+    code_revision: commit of that code, if it lies in another repository.
+    """
+
+    dtype: DTypeName | None = None
+    device: str | None = None
+    compiled: bool = False
+    trust_remote_code: bool = False
+    code_revision: str | None = None
+    settings: TaskSettings = TaskSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+
+
+class LoadPlan(NamedTuple):
+    """Recipe, template and tokenizer of a checkpoint, its chosen adapter, and the own code that it runs.
+
+    notes: guesses and settled conflicts, for the operator.
+    """
+
+    recipe: Recipe
+    template: RerankTemplate
+    tokenizer: TextTokenizer
+    adapter: Adapter | None
+    code: OwnCode | None
+    notes: tuple[str, ...]
+
+
+def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
+    """Read a checkpoint's small files. Raises: ModelUnavailable if they show that it cannot be served."""
+    files = CheckpointFiles(checkpoint)
+    recipe = read_recipe(checkpoint, options.settings)
+    template = read_template(files, recipe, options.settings)
+    adapter = choose_adapter(files, options.settings.adapter)
+    code = permitted_code(checkpoint, options)
+    _refuse_formats(files)
+    check_projections(checkpoint, recipe)
+    tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
+    if recipe.kind == "language":
+        answer_ids(tokenizer, template)
+    notes = tokenizer_notes(checkpoint, options.tokenizer)
+    return LoadPlan(recipe, template, tokenizer, adapter, code, notes)
+
+
+def permitted_code(checkpoint: Path, options: LoadOptions) -> OwnCode | None:
+    """Return the checkpoint's own code if its network needs it; read from its small files only.
+
+    Raises: ModelUnavailable if the operator did not permit and pin it.
+    """
+    files = CheckpointFiles(checkpoint)
+    kind = recognize(files, options.settings)
+    if kind == "static":
+        return None
+    return require_permission(
+        files, kind, trusted=options.trust_remote_code, code_revision=options.code_revision
+    )
+
+
+def _refuse_formats(files: CheckpointFiles) -> None:
+    """Raise ModelUnavailable for weights that are more than rounded numbers."""
+    quantized = files.config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method", "an unknown method") if isinstance(quantized, dict) else ""
+        raise ModelUnavailable(
+            f"{files.checkpoint} has quantized weights ({method}), which the built-in engine does not read; "
+            "give the checkpoint that they were made from"
+        )
+    stated = files.config.get("dtype") or files.config.get("torch_dtype")
+    if isinstance(stated, str) and stated.removeprefix("torch.") not in READ_FORMATS:
+        raise ModelUnavailable(
+            f"{files.checkpoint} has weights in {stated} by its config.json; the built-in engine reads "
+            f"{', '.join(sorted(READ_FORMATS))}"
+        )
