@@ -128,12 +128,22 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
             "the built-in engine does not have; serve it with TEI or Infinity behind this gateway"
         )
     check_order(files)
+    _require_pooling(files, kind, settings)
     if settings.task == "rerank" and kind not in {"classifier", "language", "multivector"}:
         raise ModelUnavailable(
             f"{files.checkpoint} is no reranker, though `task: rerank` is set: it has no classifier, no "
             "language model and no vectors of late interaction"
         )
     return kind
+
+
+def _require_pooling(files: CheckpointFiles, kind: ModelKind, settings: TaskSettings) -> None:
+    is_stated = settings.pooling is not None or native_form(files.config) is not None
+    if kind == "dense" and files.modules and not is_stated and files.module_folder("Pooling") is None:
+        raise ModelUnavailable(
+            f"{files.checkpoint} lists no Pooling in modules.json; set `pooling` of its upstream to the one "
+            "that it was trained with"
+        )
 
 
 def _refuse_architecture(files: CheckpointFiles) -> None:

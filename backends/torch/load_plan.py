@@ -15,6 +15,7 @@ from backends.torch.kinds import recognize
 from backends.torch.options import DTypeName, TaskSettings
 from backends.torch.own_code import OwnCode, require_permission
 from backends.torch.pairs import answer_ids
+from backends.torch.pooling_notes import pooling_notes
 from backends.torch.projection import check_projections
 from backends.torch.recipe import Recipe
 from backends.torch.rerank_template import RerankTemplate
@@ -69,7 +70,10 @@ def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
     if recipe.kind == "language":
         answer_ids(tokenizer, template)
-    notes = tokenizer_notes(checkpoint, options.tokenizer)
+    notes = (
+        *tokenizer_notes(checkpoint, options.tokenizer),
+        *pooling_notes(files, recipe, options.settings),
+    )
     return LoadPlan(recipe, template, tokenizer, adapter, code, notes)
 
 

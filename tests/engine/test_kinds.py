@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from backends.contract import (
     Detokenize,
@@ -16,12 +17,16 @@ from backends.contract import (
     Operation,
     Output,
     TermWeights,
+    Truncate,
 )
 from backends.errors import InvalidWork, ModelUnavailable
+from backends.tokens import open_tokenizer
 from backends.torch import wire
+from backends.torch.checkpoint import read_recipe
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
-from backends.torch.options import TaskSettings
+from backends.torch.options import Pooling, TaskSettings
+from backends.torch.pooling_notes import pooling_notes
 from backends.torch.recipe import ModelKind
 from tests.engine.checkpoints import ENCODERS, make_classifier, make_encoder, make_sentence_model
 from tests.engine.engines import TEXTS, encode, engine_on, load_tiny, run_work
@@ -197,3 +202,44 @@ async def test_reports_the_operations_of_a_dense_model(minilm: Path, tmp_path: P
     }
     with pytest.raises(InvalidWork, match="no inputs"):
         await engine_on(model).run(Embed(()))
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling", "notes"),
+    [
+        ("org/plain", None, ["no modules.json"]),
+        ("cambridgeltl/SapBERT-from-PubMedBERT-fulltext", None, ["no modules.json", "`pooling: cls`"]),
+        ("cambridgeltl/SapBERT-from-PubMedBERT-fulltext-mean-token", None, ["no modules.json"]),
+        ("princeton-nlp/sup-simcse-bert-base-uncased", None, ["no modules.json", "does not apply"]),
+        ("princeton-nlp/unsup-simcse-bert-base-uncased", None, ["no modules.json", "`pooling: cls`"]),
+        ("ncbi/MedCPT-Query-Encoder", "cls", []),
+    ],
+)
+def test_a_pooling_that_no_file_states_is_noted(
+    name: str, pooling: Pooling | None, notes: list[str], minilm: Path, tmp_path: Path
+) -> None:
+    files = CheckpointFiles(make_encoder(ENCODERS["bert"][0](), minilm, tmp_path))
+    settings = TaskSettings(model=name, pooling=pooling)
+
+    found = [*pooling_notes(files, read_recipe(tmp_path, settings), settings)]
+
+    assert len(notes) == len(found)
+    assert all(part in note for part, note in zip(notes, found, strict=True))
+
+
+def test_modules_without_pooling_need_a_setting(minilm: Path, tmp_path: Path) -> None:
+    make_encoder(ENCODERS["bert"][0](), minilm, tmp_path)
+    (tmp_path / "modules.json").write_text(modules("Transformer", "Normalize"))
+
+    with pytest.raises(ModelUnavailable, match=r"lists no Pooling .* set `pooling`"):
+        recognize(CheckpointFiles(tmp_path), NO_SETTINGS)
+    assert recognize(CheckpointFiles(tmp_path), TaskSettings(pooling="cls")) == "dense"
+
+
+def test_special_tokens_in_a_text_are_those_of_its_library(minilm: Path) -> None:
+    text = "one [SEP] two [CLS][MASK]"
+
+    ids = open_tokenizer(minilm, 64).encode([text], Truncate.RIGHT).ids[0]
+
+    assert ids == AutoTokenizer.from_pretrained(minilm)(text).input_ids
+    assert {101, 102, 103} < set(ids[1:-1])
