@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from backends.contract import Capabilities, ModelState, Residence, UnloadReason
-from backends.torch import memory, wire
+from backends.torch import wire
 from backends.torch.engine import Engine
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.stats import Recorder
@@ -75,10 +75,6 @@ class HostedModel:
             dict(self.unloads),
             self._out_of_memory + (0 if self.engine is None else self.engine.out_of_memory),
         )
-
-    def needed_bytes(self, folder: Path) -> int:
-        """Return the memory that a load may take: the weights in their files, or what it held last time."""
-        return max(self.memory_bytes, memory.files_bytes(folder))
 
     def batch_tokens(self, loaded: LoadedModel) -> int:
         """Return the tokens of one forward pass, reduced for good after running out of memory."""

@@ -7,37 +7,30 @@ imports torch.
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
 from backends.checkpoints import locate_tokenizer, stored_weight_bytes
 from backends.contract import Capabilities
 from backends.errors import ModelUnavailable
+from backends.needed_files import has_weights
 from backends.static_models import StaticModel, max_tokens
 from backends.tokens import open_tokenizer
 from backends.torch import wire
 from backends.torch.adapter_choice import adapter_names
 from backends.torch.files import CheckpointFiles
 from backends.torch.load_plan import plan_load
-from backends.torch.loader import describe
-from backends.torch.loading import options_of
-from backends.torch.memory import files_bytes
+from backends.torch.loader import served_dtype
+from backends.torch.loading import describe_folder, options_of
+from backends.torch.recipe import ModelKind
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.small_network import refuse_unloadable, try_network
 from backends.torch.static_files import check_vocabulary, read_table_file
-from backends.torch.weight_files import StoredTensor, stored_tensors
+from backends.torch.weight_files import StoredTensor
+from backends.torch.weight_sizes import Tensors, sizes_of, tensors_of
 from backends.torch.weights import NetworkSource
-
-BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Parts of names of matrices that keep the number format of the files: tables and heads.
-FLOAT_PARTS = ("embed", "shared", "pooler", "lm_head", "predictions", "classifier", "score", "vocab")
-# Name of each type of config.json in bytes, for weights whose files are not on this machine.
-STORED_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-
-Tensors: TypeAlias = Mapping[str, StoredTensor]
 
 
 def inspect(boot: wire.ModelBoot) -> wire.Inspection:
@@ -65,12 +58,12 @@ def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFil
     """Complete the inspection. Raises: ModelUnavailable."""
     folder, options = files.checkpoint, options_of(boot)
     plan = plan_load(folder, options)
-    capabilities = describe(folder, boot.model, options)
+    capabilities = describe_folder(boot, folder)
     found = msgspec.structs.replace(found, kind=plan.recipe.kind, capabilities=capabilities)
     if files.static is not None:
         return _complete_static(found, boot, files, files.static)
     module_folders = [module.folder for module in files.modules if module.folder]
-    tensors = stored_tensors(folder, module_folders)
+    tensors = tensors_of(files)
     packed = None
     if plan.code is None:
         source = NetworkSource(folder, plan.recipe, plan.tokenizer, plan.template)
@@ -80,7 +73,7 @@ def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFil
         found,
         packed=packed,
         template=_template_text(plan.template),
-        weights=_weights(boot, files, tensors, capabilities.dtype),
+        weights=_sizes(boot, files, plan.recipe.kind),
         notes=(*_adapter_notes(boot, files), *_notes(capabilities, tensors, runs_code=plan.code is not None)),
     )
 
@@ -98,7 +91,7 @@ def _complete_static(
     return msgspec.structs.replace(
         found,
         packed=True,
-        weights=_weights(boot, files, tensors, capabilities.dtype),
+        weights=_sizes(boot, files, "static"),
         notes=tuple(_notes(capabilities, tensors, runs_code=False)),
     )
 
@@ -117,38 +110,11 @@ def _template_text(template: RerankTemplate) -> str | None:
     return "".join(piece.fill({slot: f"{{{slot}}}" for slot in piece.slots}) for piece in template.prompt)
 
 
-def _weights(
-    boot: wire.ModelBoot,
-    files: CheckpointFiles,
-    tensors: Mapping[str, StoredTensor] | None,
-    dtype: str | None,
-) -> wire.WeightSizes:
-    """Estimate the memory of the loaded weights."""
-    width = BYTES_PER_ELEMENT.get(dtype or "", BYTES_PER_ELEMENT["float32"])
-    if tensors is not None:
-        elements = sum(tensor.elements for tensor in tensors.values())
-        file_bytes = sum(tensor.bytes for tensor in tensors.values())
-        held = _int8_bytes(tensors) if dtype == "int8" else elements * width
-        return wire.WeightSizes(file_bytes, elements, held)
-    size = files_bytes(files.checkpoint) or stored_weight_bytes(boot.model, boot.revision)
-    stored = str(files.config.get("dtype") or files.config.get("torch_dtype") or "float32")
-    if size is None or stored not in STORED_BYTES:
-        return wire.WeightSizes(size)
-    elements = size // STORED_BYTES[stored]
-    # Only names and shapes show which weights have 8 bits.
-    return wire.WeightSizes(size, elements, None if dtype == "int8" else elements * width)
-
-
-def _int8_bytes(tensors: Mapping[str, StoredTensor]) -> int:
-    """Estimate the memory of weights of which those of the encoder's linear layers have 8 bits."""
-    return sum(
-        tensor.elements if _is_quantized(name, tensor) else tensor.bytes for name, tensor in tensors.items()
-    )
-
-
-def _is_quantized(name: str, tensor: StoredTensor) -> bool:
-    is_matrix = name.endswith("weight") and len(tensor.shape) == 2
-    return is_matrix and not any(part in name for part in FLOAT_PARTS)
+def _sizes(boot: wire.ModelBoot, files: CheckpointFiles, kind: ModelKind) -> wire.WeightSizes:
+    dtype = served_dtype(files.checkpoint, options_of(boot))
+    is_here = has_weights(files.checkpoint) or files.static is not None
+    fetched_bytes = None if is_here else stored_weight_bytes(boot.model, boot.revision)
+    return sizes_of(files, kind, dtype, fetched_bytes)
 
 
 def _adapter_notes(boot: wire.ModelBoot, files: CheckpointFiles) -> Iterator[str]:

@@ -61,7 +61,7 @@ def load(
     plan = plan_load(checkpoint, options)
     recipe, template, tokenizer = plan.recipe, plan.template, plan.tokenizer
     device = best_device(options.device)
-    dtype = _dtype(checkpoint, options)
+    dtype = served_dtype(checkpoint, options)
     report(f"loading weights as {dtype_name(dtype)} on {device}")
     code = _trusted_code(checkpoint, plan, options)
     network = open_network(
@@ -103,7 +103,7 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
     return msgspec.structs.replace(
         _capabilities(recipe, plan.template, outputs_of(recipe), _width(checkpoint, recipe)),
         model_id=model_id,
-        dtype=dtype_name(_dtype(checkpoint, options)),
+        dtype=dtype_name(served_dtype(checkpoint, options)),
         checkpoint=str(checkpoint),
         overhead_tokens=_overhead_tokens(recipe, plan.tokenizer, plan.template),
         notes=plan.notes,
@@ -127,8 +127,11 @@ def _width(checkpoint: Path, recipe: Recipe) -> int | None:
     return width if width is not None or static is None else table_width(static)
 
 
-def _dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
-    """Return the number format. Raises: ModelUnavailable for int8 where it is no gain."""
+def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
+    """Return the number format of matrix products, or of the table of a static model.
+
+    Raises: ModelUnavailable for int8 where it is no gain.
+    """
     name, static = options.dtype, CheckpointFiles(checkpoint).static
     device = best_device(options.device)
     if name is None:

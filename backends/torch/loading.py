@@ -12,11 +12,15 @@ import torch
 from backends.checkpoints import locate_checkpoint, locate_code, locate_tokenizer
 from backends.contract import Capabilities
 from backends.torch import wire
+from backends.torch.files import CheckpointFiles
+from backends.torch.kinds import recognize
 from backends.torch.load_plan import LoadOptions, permitted_code
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import ReportStep, RunOnDevice, describe, load
+from backends.torch.loader import ReportStep, RunOnDevice, describe, load, served_dtype
 from backends.torch.options import TaskSettings
 from backends.torch.own_code import OwnCode
+from backends.torch.refusals import refuse_on_error
+from backends.torch.weight_sizes import sizes_of
 
 T = TypeVar("T")
 LoadModel: TypeAlias = Callable[[wire.ModelBoot, Path, ReportStep, RunOnDevice], LoadedModel]
@@ -56,6 +60,20 @@ def own_code_of(boot: wire.ModelBoot, folder: Path) -> OwnCode | None:
 def settings_of(boot: wire.ModelBoot) -> TaskSettings:
     """Return the settings of a model that override its files."""
     return TaskSettings(boot.task, boot.pooling, boot.rerank_template, boot.model, boot.adapter)
+
+
+def estimate_bytes(boot: wire.ModelBoot, folder: Path) -> int:
+    """Return the bytes of a model's weights once they are loaded. Raises: ModelUnavailable."""
+    with refuse_on_error(f"the sizes of the weights in {folder} could not be read"):
+        options, files = options_of(boot), CheckpointFiles(folder)
+        kind = recognize(files, options.settings)
+        # Code of a checkpoint holds float32 before its layers are cast.
+        runs_code = permitted_code(folder, options) is not None
+        dtype = torch.float32 if runs_code else served_dtype(folder, options)
+        sizes = sizes_of(files, kind, dtype)
+        # Weights of 8 bits are made of those in the files, which are read first.
+        held_first = sizes.file_bytes if dtype == torch.int8 else None
+        return max(sizes.memory_bytes or 0, held_first or 0) or sizes.file_bytes or 0
 
 
 def load_model(

@@ -16,7 +16,13 @@ from backends.torch.engine import Engine
 from backends.torch.hosted_model import HostedModel, PendingLoad
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import RunOnDevice, best_device
-from backends.torch.loading import LoadModel, describe_model, locate_model, run_in_new_thread
+from backends.torch.loading import (
+    LoadModel,
+    describe_model,
+    estimate_bytes,
+    locate_model,
+    run_in_new_thread,
+)
 from backends.torch.memory_budget import MemoryBudget, megabytes
 from backends.torch.refusals import describe_error
 from backends.torch.threads import ForwardThreads
@@ -37,12 +43,12 @@ class ModelLoads:
     async def has_room(self, model: HostedModel) -> bool:
         """Return whether a model could be loaded without evicting another."""
         try:
-            folder = await self._folder(model)
+            needed_bytes = await self._needed_bytes(model, await self._folder(model))
         except ModelUnavailable as error:
             self._fail(model, error.message)
             return False
         # A model that does not fit even alone is to be loaded: the load reports why it cannot be.
-        return not self._budget.to_evict(model.needed_bytes(folder))
+        return not self._budget.to_evict(needed_bytes)
 
     async def describe(self, model: HostedModel) -> None:
         """Read the capabilities of a model that is not loaded."""
@@ -64,7 +70,7 @@ class ModelLoads:
             async with self._one_load:
                 # A model that was about to be evicted may still be loaded.
                 if model.engine is None:
-                    await self._budget.make_room(model.needed_bytes(folder))
+                    await self._budget.make_room(await self._needed_bytes(model, folder))
                     await self._install(model, await self._open(model, folder))
                 model.in_flight += pending.waiting
                 pending.granted = True
@@ -85,6 +91,10 @@ class ModelLoads:
         if model.folder is None:
             model.folder = await asyncio.to_thread(locate_model, model.boot)
         return model.folder
+
+    async def _needed_bytes(self, model: HostedModel, folder: Path) -> int:
+        """Return the memory that a load may take: its weights as they are held, or what it held last time."""
+        return max(model.memory_bytes, await asyncio.to_thread(estimate_bytes, model.boot, folder))
 
     async def _open(self, model: HostedModel, folder: Path) -> LoadedModel:
         """Open the checkpoint, a second time after other models made room. Raises: ModelUnavailable."""

@@ -1,6 +1,7 @@
 """Weights of 8 bits: fidelity, independence of the batch, memory, and reasons for a refusal."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from backends.errors import ModelUnavailable
 from backends.torch import int8, quantization, wire
 from backends.torch.inspection import inspect_folder
 from backends.torch.int8 import Int8Linear, KernelProbe, probe_kernel, refuse_slow, require_int8
+from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import LoadOptions, describe
+from backends.torch.loader import describe, served_dtype
 from backends.torch.memory import held_bytes
 from backends.torch.options import TaskSettings
 from backends.torch.precision import WideLinear
@@ -149,9 +151,9 @@ def test_devices_compiled_models_and_static_models_are_refused(
     ):
         with pytest.raises(ModelUnavailable, match=cause):
             describe(folder, "tiny", options)
-    monkeypatch.setattr("backends.torch.loader.find_static", lambda _: object())
+    monkeypatch.setattr("backends.torch.loader.CheckpointFiles", lambda _: SimpleNamespace(static=object()))
     with pytest.raises(ModelUnavailable, match="does not serve static models"):
-        describe(folder, "tiny", LoadOptions("int8", "cpu"))
+        served_dtype(folder, LoadOptions("int8", "cpu"))
 
 
 def test_int8_is_refused_where_it_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:

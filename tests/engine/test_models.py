@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 
 from backends.contract import Embed, EmbedReply, Output, Residence
 from backends.errors import ModelNotLoaded, ModelUnavailable
 from backends.torch import wire
+from backends.torch.inspection import inspect_folder
+from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loading import RunOnDevice, load_model
+from backends.torch.loader import load
+from backends.torch.loading import RunOnDevice, estimate_bytes, load_model
+from backends.torch.memory import held_bytes
 from backends.torch.model_host import ModelHost
+from backends.torch.options import DTypeName
 from backends.torch.sequences import InputSequence, Row
 from tests.engine.checkpoints import ENCODERS, make_encoder
 
@@ -116,8 +122,7 @@ async def test_preloading_stops_when_the_budget_is_used_up(checkpoint: Path, wei
 async def test_error_of_a_model_larger_than_the_budget_names_both_sizes(
     checkpoint: Path, weight: int
 ) -> None:
-    file_bytes = (checkpoint / "model.safetensors").stat().st_size
-    for needed in (weight, file_bytes):
+    for needed in (weight, estimate_bytes(boot_of(checkpoint, "a").models[0], checkpoint)):
         boot = replace(boot_of(checkpoint, "a"), memory_bytes=needed - 1)
         models = ModelHost(boot, lambda _: None)
         megabytes = f"{needed / 1e6:.0f} MB"
@@ -314,3 +319,20 @@ async def test_unloaded_model_releases_its_network(checkpoint: Path, weight: int
 
     assert states(models, "ab") == ["unloaded", "loaded"]
     assert network() is None
+
+
+@pytest.mark.parametrize("served", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_memory_is_estimated_in_the_formats_of_the_loaded_weights(
+    stored: torch.dtype, served: DTypeName, minilm: Path, tmp_path: Path
+) -> None:
+    path = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path) / "model.safetensors"
+    save_file({name: tensor.to(stored) for name, tensor in load_file(path).items()}, path, {"format": "pt"})
+    model = load(tmp_path, "tiny", LoadOptions(served, "cpu"))
+    boot = wire.ModelBoot("tiny", str(tmp_path), dtype=served, device="cpu")
+
+    estimate = estimate_bytes(boot, tmp_path)
+
+    # The pooler is among the files, and is not held.
+    assert held_bytes(model.head) <= estimate < 1.05 * held_bytes(model.head)
+    assert inspect_folder(boot, tmp_path).weights.memory_bytes == estimate
