@@ -48,6 +48,12 @@ class InstructedModel(msgspec.Struct, frozen=True):
         capabilities = self.capabilities
         if capabilities is None:
             raise NoReplica("no replica has reported yet how this model takes an `instruction`")
+        if capabilities.typed_inputs:
+            raise InvalidInput(
+                f"the server of the model {self.name!r} puts its own prompt before a query: send the call "
+                "without `instruction`",
+                param="instruction",
+            )
         template = self._template(capabilities)
         if template is None or Operation.EMBED not in capabilities.operations:
             raise InvalidInput(
@@ -67,9 +73,6 @@ class InstructedModel(msgspec.Struct, frozen=True):
             raise InvalidInput("`instruction` is for queries: send documents without it", param="instruction")
 
     def _template(self, capabilities: Capabilities) -> str | None:
-        if capabilities.typed_inputs:
-            # The server puts its own prompt before the text as well.
-            return None
         published = PUBLISHED if capabilities.pools_prompt else PUBLISHED_UNPOOLED
         return self.template or template_in(self.prompts.values()) or published.get(capabilities.model_id)
 

@@ -88,6 +88,7 @@ async def test_typed_model_does_not_rerank_by_cosine(boot: Boots) -> None:
     assert 400 == reply.status_code
     assert "name a reranker" in reply.json()["message"]
     assert 400 == instructed.status_code
+    assert "its own prompt" in instructed.json()["error"]["message"]
     assert before == len(server.requests)
 
 
