@@ -115,7 +115,7 @@ def test_needed_cosine_depends_on_kind_precision_and_configuration() -> None:
 
 def test_quantized_replicas_share_no_vector_space_with_others() -> None:
     rows = random_rows(6, 8)
-    # A cosine of about 0.999.
+    # A cosine of about 0.9998.
     near = rows + np.float32(0.02) * np.roll(rows, 1, axis=1)
     int8, float32, none = (
         fingerprint_of(vectors, "torch", Capabilities("m", frozenset(), dtype=dtype))
