@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from backends.contract import Classify, Embed, EmbedReply, Rerank, RerankReply, Score, Truncate
-from gateway.api.dialects import cohere, infinity, openai, rerank, sie, vllm, vllm_pooling
+from gateway.api.dialects import cohere, gemini, infinity, ollama, openai, rerank, sie, vllm, vllm_pooling
 from gateway.api.server.encoding import Encoding, NumberFormat, json_bytes, msgpack_bytes
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.wire import tei_bodies, tei_predictions
@@ -64,7 +64,14 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
         body = decoded(
             {"input": texts, "model": "m", "dimensions": dimensions}, infinity.InfinityEmbeddingsRequest
         )
-        assert call == infinity.decode_embeddings(body, API)
+        assert call == infinity.decode_embeddings(body, API_WITHOUT_CAPABILITIES)
+        body = decoded({"input": texts, "model": "m", "dimensions": dimensions}, ollama.OllamaEmbedRequest)
+        assert call == ollama.decode_embed(body, API)
+    tasks = {"query": "RETRIEVAL_QUERY", "document": "RETRIEVAL_DOCUMENT", None: None}
+    options = {"outputDimensionality": dimensions, "taskType": tasks[role]}
+    requests = [{"content": {"parts": [{"text": text}]}} | options for text in texts]
+    batch = decoded({"requests": requests}, gemini.BatchEmbedContentsRequest)
+    assert call == gemini.decode_requests(batch.requests, "m", API)
     if role is not None:
         v2 = decoded({**plain, "input_type": types[role]}, cohere.EmbedV2Request)
         assert call == cohere.decode_embed(v2, cohere.texts_of(v2, API), "m", API)
