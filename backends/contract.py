@@ -283,6 +283,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     that its inputs contain.
     notes: further facts for operators, logged when the replica joins.
     truncates: what the server does with an input that is too long if a request does not say it.
+    truncation_side: the end that is cut if neither request nor configuration name one.
     loaded: the model is in memory. If it is not, all values come from the checkpoint's small files.
     """
 
@@ -311,6 +312,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     pools_prompt: bool = True
     notes: tuple[str, ...] = ()
     truncates: bool | None = None
+    truncation_side: Truncate = Truncate.RIGHT
     loaded: bool = True
 
 

@@ -26,7 +26,7 @@ from backends.contract import (
 )
 from backends.errors import AttemptTimedOut, InvalidWork
 from backends.texts import ModelInput, ModelWork, model_inputs_of
-from backends.tokens import TextTokenizer, TokenCount, open_tokenizer, tokenizer_notes
+from backends.tokens import TextTokenizer, TokenCount, open_tokenizer
 from backends.torch.checkpoint import read_input_rules
 from backends.torch.recipe import InputRules
 
@@ -106,7 +106,7 @@ def _open(source: TokenizerSource) -> TokenCounter:
     checkpoint = locate_tokenizer(source.location)
     rules = read_input_rules(checkpoint)
     tokenizer = open_tokenizer(checkpoint, rules.max_tokens, source.settings)
-    for note in tokenizer_notes(checkpoint, source.settings):
+    for note in tokenizer.traits.notes:
         logger.warning("tokenizer %s: %s", source.location, note)
     return TokenCounter(tokenizer, rules, read_labels(checkpoint))
 

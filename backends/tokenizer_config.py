@@ -7,11 +7,12 @@ and `add_eos_token`. The code of gte-Qwen2's tokenizer as text-embeddings-infere
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from backends.contract import TokenizerSettings
+from backends.errors import ModelUnavailable
 from backends.tokenizer_rules import (
     ENDS,
     AddedWord,
@@ -60,6 +61,14 @@ PREFIX_CLASSES = frozenset(
     f"{name}Tokenizer"
     for name in ("Bart", "Blenderbot", "Deberta", "GPT2", "LED", "Longformer", "Mvp", "Roberta")
 )
+# Classes that give a network no type ids if `model_input_names` is not stated.
+UNTYPED_CLASSES = frozenset(
+    f"{name}Tokenizer"
+    for name in (
+        *("Bart", "Barthez", "BigBird", "Camembert", "DistilBert", "GPT2", "Gemma", "LED", "Llama"),
+        *("Longformer", "MPNet", "Qwen2", "Roberta", "T5", "XLMRoberta"),
+    )
+)
 # Code of gte-Qwen2's and stella_en_1.5B's tokenizer, which puts an end token behind each text.
 QWEN_CODE = ("tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast")
 QWEN_END = "<|endoftext|>"
@@ -75,7 +84,7 @@ SPECIAL_NAMES = (
 
 
 def rules_of(files: TokenizerFiles, settings: TokenizerSettings) -> TokenizerRules:
-    """Return the changes that files and settings require of a tokenizer."""
+    """Return the changes that files and settings require of a tokenizer. Raises: ModelUnavailable."""
     name, code = files.class_name, _code(files.config)
     return TokenizerRules(
         bos=_end_rule(files, "add_bos_token", settings),
@@ -85,6 +94,10 @@ def rules_of(files: TokenizerFiles, settings: TokenizerSettings) -> TokenizerRul
         added=tuple(_added_words(files)),
         vocabulary_size=files.model.get("vocab_size"),
         code=code[-1] if code else None,
+        lower_case=bool(files.network.get("do_lower_case")),
+        splits_special=bool(files.config.get("split_special_tokens")),
+        type_ids=_has_type_ids(files),
+        truncation_side=_truncation_side(files),
     )
 
 
@@ -111,6 +124,18 @@ def _code(config: Json) -> tuple[str, ...]:
     classes = mapped.get("AutoTokenizer") if isinstance(mapped, dict) else mapped
     listed = [classes] if isinstance(classes, str) else classes or []
     return tuple(str(name).rsplit("--", 1)[-1] for name in listed if name)
+
+
+def _has_type_ids(files: TokenizerFiles) -> bool:
+    stated = files.config.get("model_input_names")
+    return files.class_name not in UNTYPED_CLASSES if stated is None else "token_type_ids" in stated
+
+
+def _truncation_side(files: TokenizerFiles) -> Literal["left", "right"] | None:
+    stated: Literal["left", "right"] | None = files.config.get("truncation_side")
+    if stated in {None, "left", "right"}:
+        return stated
+    raise ModelUnavailable(f"`truncation_side` is {stated!r} in tokenizer_config.json; it is left or right")
 
 
 def _letters(files: TokenizerFiles) -> LetterRules:

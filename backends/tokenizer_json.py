@@ -95,6 +95,7 @@ def apply_rules(content: bytes, rules: TokenizerRules) -> EditedTokenizer:
         notes = [*_add_words(document, rules), *_set_ends(document, rules)]
         _set_letters(document, rules)
         _set_prefix_space(document, rules)
+        _set_lower_case(document, rules)
         added = {word: id_ for word, id_ in document.added_ids().items() if word not in before}
         return EditedTokenizer(document.encode(), tuple(notes), added)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -125,6 +126,15 @@ def _set_letters(document: _Document, rules: TokenizerRules) -> None:
     if rules.letters is None or not normalizer or normalizer["type"] != "BertNormalizer":
         return
     document.replace("normalizer", normalizer | msgspec.structs.asdict(rules.letters))
+
+
+def _set_lower_case(document: _Document, rules: TokenizerRules) -> None:
+    """Lower all letters before any other step; special tokens are found earlier, and stay."""
+    normalizer = document.part("normalizer")
+    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
+    if rules.lower_case:
+        lowered = [{"type": "Lowercase"}, *(step for step in steps if step)]
+        document.replace("normalizer", {"type": "Sequence", "normalizers": lowered})
 
 
 def _set_prefix_space(document: _Document, rules: TokenizerRules) -> None:

@@ -65,6 +65,9 @@ class TokenizerRules(msgspec.Struct, frozen=True):
 
     prefix_space: a space before the first word. vocabulary_size: of the network. code: class of tokenizer
     code that is not run. special: False if no tokens are put around a text, whatever tokenizer.json says.
+    lower_case: letters between special tokens are lowered first. splits_special: special tokens in a text are
+    split as other words are. type_ids: False if the network gets no ids that distinguish the texts of a pair.
+    truncation_side: end that is cut where a request names none.
     """
 
     bos: EndRule | None = None
@@ -75,15 +78,23 @@ class TokenizerRules(msgspec.Struct, frozen=True):
     vocabulary_size: int | None = None
     code: str | None = None
     special: bool = True
+    lower_case: bool = False
+    splits_special: bool = False
+    type_ids: bool = True
+    truncation_side: Literal["left", "right"] | None = None
 
 
 class TokenizerFiles(NamedTuple):
-    """Small files with the settings of a checkpoint's tokenizer."""
+    """Small files with the settings of a checkpoint's tokenizer.
+
+    network: settings of sentence-transformers for the network itself.
+    """
 
     config: Json
     model: Json
     named: Json
     added: Json
+    network: Json
 
     @property
     def class_name(self) -> str:

@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from backends.contract import Token, TokenizerSettings, Truncate
 from backends.errors import InvalidWork, ModelUnavailable, input_too_long
 from backends.json_files import read_json_object
+from backends.network_settings import processor_arguments, read_network_settings
 from backends.static_models import StaticModel, find_static
 from backends.texts import (
     CHARACTERS_PER_TOKEN,
@@ -62,6 +63,13 @@ class TokenCount(msgspec.Struct, frozen=True):
     truncated: tuple[int, ...]
 
 
+class AddedIds(NamedTuple):
+    """Ids that a tokenizer puts before and after a text."""
+
+    before: list[int]
+    after: list[int]
+
+
 class Vocabulary:
     """Decoder of token ids."""
 
@@ -93,27 +101,42 @@ class Vocabulary:
         The special tokens that the tokenizer adds are removed from both ends. Any other stays in the text,
         where the model reads it as itself. Raises: InvalidWork, as `decode`.
         """
-        before, after = self._added_ids()
+        before, after = _added_ids(self._tokenizer)
         contents = [_between(list(sequence), before, after) for sequence in ids]
         return self.decode(contents, skip_special_tokens=False, first_index=first_index)
-
-    def _added_ids(self) -> tuple[list[int], list[int]]:
-        """Return the ids that the tokenizer adds before a text, and those after it."""
-        encoded = self._tokenizer.encode("a")
-        marks = encoded.special_tokens_mask
-        first = sum(1 for _ in takewhile(bool, marks))
-        last = len(marks) - sum(1 for _ in takewhile(bool, reversed(marks)))
-        return encoded.ids[:first], encoded.ids[last:]
 
     def _contains(self, id_: int) -> bool:
         # A vocabulary can have gaps, therefore its size is not enough to validate an id.
         return 0 <= id_ < TOKEN_ID_LIMIT and self._tokenizer.id_to_token(id_) is not None
 
 
+def _added_ids(tokenizer: Tokenizer) -> AddedIds:
+    encoded = tokenizer.encode("a")
+    marks = encoded.special_tokens_mask
+    first = sum(1 for _ in takewhile(bool, marks))
+    last = len(marks) - sum(1 for _ in takewhile(bool, reversed(marks)))
+    return AddedIds(encoded.ids[:first], encoded.ids[last:])
+
+
 def _between(ids: list[int], before: list[int], after: list[int]) -> list[int]:
     start = len(before) if ids[: len(before)] == before else 0
     stop = len(ids) - len(after) if ids[len(ids) - len(after) :] == after else len(ids)
     return ids[start : max(start, stop)]
+
+
+class Traits(msgspec.Struct, frozen=True):
+    """Properties of a tokenizer that its vocabulary does not show.
+
+    notes: for the operator, on guesses and settled conflicts. truncation_side: end of a text that is cut
+    where a request names none. type_ids: True if ids distinguish the texts of a pair.
+    """
+
+    notes: tuple[str, ...] = ()
+    truncation_side: Truncate = Truncate.RIGHT
+    type_ids: bool = True
+
+
+NO_TRAITS = Traits()
 
 
 class TextCounter:
@@ -158,13 +181,17 @@ class TextCounter:
 
 
 class TextTokenizer:
-    """Tokenizer of one checkpoint with the model's maximum length."""
+    """Tokenizer of one checkpoint with the model's maximum length.
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+    traits: what the checkpoint's files say of it beyond token ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int, traits: Traits = NO_TRAITS) -> None:
         # The file contains the padding and truncation of the training; here both are explicit.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.max_tokens = max_tokens
+        self.traits = traits
         self._tokenizer = tokenizer
         self._truncating = {
             side: _truncating_copy(tokenizer, max_tokens, side) for side in (Truncate.LEFT, Truncate.RIGHT)
@@ -237,13 +264,16 @@ class TextTokenizer:
 
         Raises: InvalidWork, if a prompt leaves no room for a text.
         """
-        mask = self._tokenizer.encode("a").special_tokens_mask
-        behind = sum(1 for _ in takewhile(bool, reversed(mask)))
+        behind = len(self.added_ids().after)
         clipped = [_clip(prompt, self.max_tokens, Truncate.RIGHT) for prompt in prompts]
         lengths = list(map(len, self._tokenizer.encode_batch_fast(clipped)))
         if max(lengths, default=0) >= self.max_tokens:
             raise InvalidWork(f"the prompt alone fills the {self.max_tokens} tokens of the model")
         return [length - behind for length in lengths]
+
+    def added_ids(self) -> AddedIds:
+        """Return the ids that the tokenizer puts around a text."""
+        return _added_ids(self._tokenizer)
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token, or None if it is not in the vocabulary."""
@@ -251,10 +281,10 @@ class TextTokenizer:
 
     def with_max_tokens(self, max_tokens: int, markers: Sequence[str] = ()) -> "TextTokenizer":
         """Return a copy with this maximum length. markers: tokens of the vocabulary to keep unsplit."""
-        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer = _copy(self._tokenizer)
         for marker in markers:
             _register_marker(tokenizer, marker)
-        return TextTokenizer(tokenizer, max_tokens)
+        return TextTokenizer(tokenizer, max_tokens, self.traits)
 
     def _encode(
         self, items: Sequence[ModelInput], truncate: Truncate, most: int | None = None
@@ -275,7 +305,7 @@ class TextTokenizer:
                 encodings[index] = encoding
         return TokenSequences(
             [encoding.ids for encoding in encodings],
-            [encoding.type_ids for encoding in encodings],
+            [encoding.type_ids if self.traits.type_ids else [0] * len(encoding) for encoding in encodings],
             tuple(sorted({*too_long, *cut})),
         )
 
@@ -283,7 +313,7 @@ class TextTokenizer:
         self, items: Sequence[ModelInput], truncate: Truncate, first_index: int = 0
     ) -> list[ModelInput]:
         if truncate is Truncate.ERROR:
-            self._refuse_oversized(items, first_index)
+            _refuse_oversized(items, first_index, self.max_tokens)
         return [_clip(item, self.max_tokens, truncate) for item in items]
 
     def _lengths(self, encodings: Sequence[Encoding], truncate: Truncate, first_index: int = 0) -> list[int]:
@@ -295,13 +325,14 @@ class TextTokenizer:
                 raise input_too_long(self.max_tokens, f"{length} tokens", index)
         return lengths
 
-    def _refuse_oversized(self, items: Sequence[ModelInput], first_index: int) -> None:
-        """Refuse inputs that are certainly too long, without tokenizing them."""
-        limit = self.max_tokens * CHARACTERS_PER_TOKEN
-        for index, item in enumerate(items, first_index):
-            characters = len(item) if isinstance(item, str) else len(item[0]) + len(item[1])
-            if characters > limit:
-                raise input_too_long(self.max_tokens, f"{characters} characters", index)
+
+def _refuse_oversized(items: Sequence[ModelInput], first_index: int, max_tokens: int) -> None:
+    """Refuse inputs that are certainly too long, without tokenizing them."""
+    limit = max_tokens * CHARACTERS_PER_TOKEN
+    for index, item in enumerate(items, first_index):
+        characters = len(item) if isinstance(item, str) else len(item[0]) + len(item[1])
+        if characters > limit:
+            raise input_too_long(max_tokens, f"{characters} characters", index)
 
 
 def _shortened(tokenizer: Tokenizer, item: ModelInput, side: Truncate, most: int) -> Encoding:
@@ -396,7 +427,7 @@ def open_tokenizer(
     Raises: ModelUnavailable.
     """
     file = find_tokenizer(checkpoint, settings)
-    shared = _share(file.key(max_tokens), lambda: TextTokenizer(_read(file), max_tokens))
+    shared = _share(file.key(max_tokens), lambda: _open_text_tokenizer(file, max_tokens))
     assert isinstance(shared, TextTokenizer)
     return shared
 
@@ -407,7 +438,7 @@ def open_counter(checkpoint: Path, settings: TokenizerSettings = AS_FILES_SAY) -
     Raises: ModelUnavailable.
     """
     file = find_tokenizer(checkpoint, settings)
-    shared = _share(file.key(0), lambda: TextCounter(_read(file)))
+    shared = _share(file.key(0), lambda: TextCounter(_read(file, file.read())))
     assert isinstance(shared, TextCounter)
     return shared
 
@@ -417,15 +448,20 @@ def open_vocabulary(checkpoint: Path, settings: TokenizerSettings = AS_FILES_SAY
 
     Raises: ModelUnavailable.
     """
-    return Vocabulary(_read(find_tokenizer(checkpoint, settings)))
+    file = find_tokenizer(checkpoint, settings)
+    return Vocabulary(_read(file, file.read()))
 
 
-def tokenizer_notes(checkpoint: Path, settings: TokenizerSettings = AS_FILES_SAY) -> tuple[str, ...]:
-    """Return notes for the operator on a checkpoint's tokenization: guesses, and settled conflicts.
-
-    Raises: ModelUnavailable.
-    """
-    return find_tokenizer(checkpoint, settings).read().notes
+def _open_text_tokenizer(file: TokenizerFile, max_tokens: int) -> TextTokenizer:
+    edited = file.read()
+    tokenizer = _read(file, edited)
+    # transformers takes the side of the file's own truncation where tokenizer_config.json states none.
+    stated = (tokenizer.truncation or {}).get("direction", "right")
+    side = Truncate(file.rules.truncation_side or stated)
+    notes = edited.notes
+    if side is Truncate.LEFT:
+        notes += ("inputs that are too long lose their start, as the tokenizer's `truncation_side` says",)
+    return TextTokenizer(tokenizer, max_tokens, Traits(notes, side, file.rules.type_ids))
 
 
 def _share(
@@ -465,7 +501,7 @@ def _tokenizer_of(static: StaticModel, settings: TokenizerSettings) -> Tokenizer
             f"{static.tokenizer} is of a static model, which has no special tokens; leave out "
             "`add_bos_token` and `add_eos_token`"
         )
-    return TokenizerFile(static.tokenizer, TokenizerFiles({}, {}, {}, {}), TokenizerRules(special=False))
+    return TokenizerFile(static.tokenizer, TokenizerFiles({}, {}, {}, {}, {}), TokenizerRules(special=False))
 
 
 def _read_small_files(checkpoint: Path) -> TokenizerFiles:
@@ -473,14 +509,15 @@ def _read_small_files(checkpoint: Path) -> TokenizerFiles:
         read_json_object(checkpoint / f"{name}.json")
         for name in ("tokenizer_config", "special_tokens_map", "added_tokens", "config")
     )
+    settings = read_network_settings(lambda name: read_json_object(checkpoint / name))
+    config |= processor_arguments(settings)
     if "added_tokens_decoder" in config:
         # Newer versions of the library state all in one file, and may leave the other two behind.
-        return TokenizerFiles(config, model, config, {})
-    return TokenizerFiles(config, model, {**config, **named}, added)
+        return TokenizerFiles(config, model, config, {}, settings)
+    return TokenizerFiles(config, model, {**config, **named}, added, settings)
 
 
-def _read(file: TokenizerFile) -> Tokenizer:
-    edited = file.read()
+def _read(file: TokenizerFile, edited: EditedTokenizer) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_buffer(edited.content)
     except Exception as error:
@@ -488,6 +525,7 @@ def _read(file: TokenizerFile) -> Tokenizer:
         raise ModelUnavailable(f"no readable {file.path.name} in {file.path.parent}") from error
     if not file.rules.special:
         tokenizer.post_processor = None
+    tokenizer.encode_special_tokens = file.rules.splits_special
     for word, id_ in edited.added.items():
         if tokenizer.token_to_id(word) != id_:
             raise ModelUnavailable(
@@ -506,8 +544,14 @@ def _register_marker(tokenizer: Tokenizer, marker: str) -> None:
             return
 
 
-def _truncating_copy(tokenizer: Tokenizer, max_tokens: int, side: Truncate) -> Tokenizer:
+def _copy(tokenizer: Tokenizer) -> Tokenizer:
     copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.encode_special_tokens = tokenizer.encode_special_tokens
+    return copy
+
+
+def _truncating_copy(tokenizer: Tokenizer, max_tokens: int, side: Truncate) -> Tokenizer:
+    copy = _copy(tokenizer)
     copy.enable_truncation(max_tokens, strategy="longest_first", direction=side.value)
     return copy
 

@@ -60,15 +60,16 @@ class Call(msgspec.Struct, frozen=True):
 def default_truncation(configured: Truncate | None, capabilities: Capabilities | None) -> Truncate:
     """Return how a model cuts inputs that are too long if a call does not say it.
 
-    As configured, else as its server does, else at the right end.
+    As configured, else as its server does: at the end that the model's tokenizer names, usually the right.
     """
     if configured is not None:
         return configured
-    refuses = capabilities is not None and capabilities.truncates is False
-    return Truncate.ERROR if refuses else Truncate.RIGHT
+    if capabilities is None:
+        return Truncate.RIGHT
+    return Truncate.ERROR if capabilities.truncates is False else capabilities.truncation_side
 
 
-def truncation(call: Call, model_setting: Truncate) -> Truncate:
+def truncation(call: Call, model_setting: Truncate, capabilities: Capabilities | None = None) -> Truncate:
     """Return how to cut inputs that are too long: as the call asks, else as the model is configured.
 
     A side alone does not permit cutting: it only specifies the end that is cut.
@@ -76,7 +77,9 @@ def truncation(call: Call, model_setting: Truncate) -> Truncate:
     refuse = model_setting is Truncate.ERROR if call.truncate is None else not call.truncate
     if refuse:
         return Truncate.ERROR
-    return call.side or (Truncate.RIGHT if model_setting is Truncate.ERROR else model_setting)
+    if model_setting is not Truncate.ERROR:
+        return call.side or model_setting
+    return call.side or (Truncate.RIGHT if capabilities is None else capabilities.truncation_side)
 
 
 class Deadline(msgspec.Struct, frozen=True):

@@ -253,8 +253,8 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
         work = _with_prompt_lengths(work, plain)
     if not isinstance(work, Tokenize | Detokenize):
         default = default_truncation(route.truncate, capabilities)
-        length = _length(call, capabilities)
-        work = msgspec.structs.replace(work, truncate=truncation(call, default), max_tokens=length)
+        length, side = _length(call, capabilities), truncation(call, default, capabilities)
+        work = msgspec.structs.replace(work, truncate=side, max_tokens=length)
     return PreparedWork(call, route, work, capabilities, by_cosine=by_cosine)
 
 

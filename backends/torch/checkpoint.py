@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from backends.contract import Output
 from backends.errors import ModelUnavailable
 from backends.instructions import PUBLISHED_UNPOOLED
-from backends.static_models import max_tokens
 from backends.torch import module_order
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
 from backends.torch.late import read_late_interaction
+from backends.torch.lengths import longest_input, within_network
+from backends.torch.module_settings import refuse_settings
 from backends.torch.native_forms import native_form
 from backends.torch.options import TaskSettings
 from backends.torch.recipe import (
@@ -39,8 +40,6 @@ LEGACY_POOLING_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-# RoBERTa's family starts positions after the padding index, therefore two of its positions hold no token.
-OFFSET_POSITIONS = {"roberta": 2, "xlm-roberta": 2, "camembert": 2, "mpnet": 2, "longformer": 2}
 # Modes of the operator's `pooling`; "splade" is none of them.
 CONFIGURED_POOLINGS: dict[str, PoolingMode] = {
     "cls": "cls",
@@ -63,8 +62,6 @@ MAIN_OUTPUTS: dict[ModelKind, Output] = {
 }
 # Names that architectures use for the number of components of a token's vector.
 WIDTH_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
-# transformers writes this huge number where a tokenizer has no maximum.
-NO_MAXIMUM = 10**9
 
 
 def read_input_rules(checkpoint: Path) -> InputRules:
@@ -74,7 +71,7 @@ def read_input_rules(checkpoint: Path) -> InputRules:
     """
     files = CheckpointFiles(checkpoint)
     default_prompt = files.sentence_config.get("default_prompt_name")
-    return InputRules(_max_tokens(files), _prompts(files), default_prompt)
+    return InputRules(longest_input(files), _prompts(files), default_prompt)
 
 
 def read_recipe(checkpoint: Path, settings: TaskSettings) -> Recipe:
@@ -84,12 +81,12 @@ def read_recipe(checkpoint: Path, settings: TaskSettings) -> Recipe:
     """
     files = CheckpointFiles(checkpoint)
     kind = recognize(files, settings)
+    refuse_settings(files, kind, settings)
     common = Recipe(
         kind=kind,
         model_type=str(files.config.get("model_type", "")),
-        max_tokens=_max_tokens(files),
+        max_tokens=longest_input(files),
         projections=module_order.projections(files),
-        lower_case=bool(files.transformer_config.get("do_lower_case", False)),
         prompts=_with_document_role(_prompts(files)),
         default_prompt=files.sentence_config.get("default_prompt_name"),
     )
@@ -123,6 +120,7 @@ def _complete_dense(common: Recipe, files: CheckpointFiles, settings: TaskSettin
     return replace(
         common,
         pooling=(configured,) if configured else _pooling_modes(pooling) if pooling else common.pooling,
+        width_max=_amount(files, "truncate_dim"),
         include_prompt=bool(pooling.get("include_prompt", True)) and settings.model not in PUBLISHED_UNPOOLED,
         token_projections=module_order.token_projections(files),
         layer_weights=module_order.layer_weights(files),
@@ -134,7 +132,7 @@ def _complete_dense(common: Recipe, files: CheckpointFiles, settings: TaskSettin
 def _complete_sparse(common: Recipe, files: CheckpointFiles, _: TaskSettings) -> Recipe:
     pooling = files.module_config("SpladePooling")
     twice = pooling.get("activation_function") == "log1p_relu"
-    splade = Splade(pooling.get("pooling_strategy", "max"), twice)
+    splade = Splade(pooling.get("pooling_strategy", "max"), twice, _amount(files, "max_active_dims"))
     routes = files.routes
     if routes.network is None:
         return replace(common, splade=splade)
@@ -150,10 +148,19 @@ def _complete_sparse(common: Recipe, files: CheckpointFiles, _: TaskSettings) ->
 
 
 def _complete_multivector(common: Recipe, files: CheckpointFiles, _: TaskSettings) -> Recipe:
-    late = read_late_interaction(files)
+    late = within_network(read_late_interaction(files), files)
     prompts = {**common.prompts, "query": "", "document": "", **late.prompts}
-    # An input without a role is a document, as in sentence-transformers.
-    return replace(common, late=late, prompts=prompts, default_prompt=common.default_prompt or "document")
+    expanded = late.expansion.length if late.expansion else None
+    lengths = (late.query_tokens, late.document_tokens, expanded)
+    return replace(
+        common,
+        # A length of a role takes precedence over that of the tokenizer.
+        max_tokens=max([common.max_tokens, *(length for length in lengths if length)]),
+        late=late,
+        prompts=prompts,
+        # An input without a role is a document, as in sentence-transformers.
+        default_prompt=common.default_prompt or "document",
+    )
 
 
 def _complete_classifier(common: Recipe, files: CheckpointFiles, _: TaskSettings) -> Recipe:
@@ -170,7 +177,7 @@ COMPLETIONS: dict[ModelKind, Callable[[Recipe, CheckpointFiles, TaskSettings], R
     "multivector": _complete_multivector,
     "classifier": _complete_classifier,
     "language": lambda common, *_: common,
-    "static": lambda common, *_: common,
+    "static": lambda common, files, _: replace(common, width_max=_amount(files, "truncate_dim")),
 }
 
 
@@ -189,7 +196,7 @@ def outputs_of(recipe: Recipe) -> frozenset[Output]:
 
 
 def dense_width(checkpoint: Path, recipe: Recipe) -> int | None:
-    """Return the components of a dense vector, None if the files do not state them."""
+    """Return the components of a dense vector before `width_max`, None if the files do not state them."""
     files = CheckpointFiles(checkpoint)
     projected = _out_features(files, recipe.projections)
     if projected:
@@ -205,6 +212,16 @@ def _out_features(files: CheckpointFiles, projections: Sequence[Projection]) -> 
         files.read_json(f"{folders[-1]}/config.json").get("out_features") if folders else None
     )
     return out_features
+
+
+def _amount(files: CheckpointFiles, key: str) -> int | None:
+    """Return a number of components of config_sentence_transformers.json. Raises: ModelUnavailable."""
+    stated = files.sentence_config.get(key)
+    if stated is None or (type(stated) is int and stated > 0):
+        return stated
+    raise ModelUnavailable(
+        f"{files.checkpoint}/config_sentence_transformers.json: `{key}` is {stated!r}, not a number above 0"
+    )
 
 
 def _prompts(files: CheckpointFiles) -> dict[str, str]:
@@ -228,22 +245,3 @@ def _pooling_modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:
         return msgspec.convert(modes, tuple[PoolingMode, ...])
     except msgspec.ValidationError as error:
         raise ModelUnavailable(f"the checkpoint asks for pooling {declared!r}: {error}") from error
-
-
-def _max_tokens(files: CheckpointFiles) -> int:
-    """Return the smallest limit in the files, as sentence-transformers reads them."""
-    if files.static is not None:
-        return max_tokens(files.static, files.checkpoint)
-    positions = files.config.get("max_position_embeddings")
-    offset = OFFSET_POSITIONS.get(str(files.config.get("model_type", "")), 0)
-    # PyLate saves the length that it happened to set for its last texts, without their marker.
-    is_pylate = files.sentence_config.get("model_type") == "ColBERT"
-    limits = [
-        None if is_pylate else files.transformer_config.get("max_seq_length"),
-        files.tokenizer_config.get("model_max_length"),
-        positions - offset if positions else None,
-    ]
-    stated = [int(limit) for limit in limits if limit and limit < NO_MAXIMUM]
-    if not stated:
-        raise ModelUnavailable("no file of the checkpoint says how many tokens the model takes")
-    return min(stated)

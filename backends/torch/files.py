@@ -11,6 +11,7 @@ from typing import Any
 
 from backends.errors import ModelUnavailable
 from backends.json_files import read_json_file, read_json_object
+from backends.network_settings import read_network_settings
 from backends.static_models import StaticModel, find_static
 from backends.torch.routes import ListedModule, Routes, read_routes
 
@@ -80,25 +81,22 @@ class CheckpointFiles:
     @cached_property
     def transformer_config(self) -> Json:
         """Settings of sentence-transformers for the network itself: lengths, lower case."""
-        return self.module_config("Transformer", "sentence_bert_config.json")
+        folder = _network_folder(self._listed)
+        return read_network_settings(lambda name: self.read_json(f"{folder}/{name}"))
 
     @cached_property
     def tokenizer_config(self) -> Json:
         """Content of tokenizer_config.json in the network's folder."""
-        return self.module_config("Transformer", "tokenizer_config.json")
+        return self.read_json(f"{_network_folder(self._listed)}/tokenizer_config.json")
 
     def module_folder(self, kind: str) -> str | None:
         """Return the folder of the last module of a kind, None if there is none."""
         return _last_folder(self.modules, kind)
 
     def module_config(self, kind: str, name: str = "config.json") -> Json:
-        """Return a file of a module's folder. The network's folder is the top if no module is listed."""
-        # The network's files are also read for other servers, whose routes need not be known.
-        modules = self._listed if kind == "Transformer" else self.modules
-        folder = _last_folder(modules, kind)
-        if folder is None and kind != "Transformer":
-            return {}
-        return self.read_json(f"{folder or '.'}/{name}")
+        """Return a file of a module's folder, {} if no module of its kind is listed."""
+        folder = _last_folder(self.modules, kind)
+        return {} if folder is None else self.read_json(f"{folder or '.'}/{name}")
 
     def read_json(self, name: str) -> Json:
         """Return a file by its path in the checkpoint."""
@@ -127,3 +125,9 @@ def _refuse_repeated_names(entries: Sequence[Json], checkpoint: Path) -> None:
 
 def _last_folder(modules: Sequence[ListedModule], kind: str) -> str | None:
     return next((module.folder for module in reversed(modules) if module.kind == kind), None)
+
+
+def _network_folder(listed: Sequence[ListedModule]) -> str:
+    """Return the folder of the network, the top if no module is listed."""
+    # The network's files are also read for other servers, whose routes need not be known.
+    return _last_folder(listed, "Transformer") or "."

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.contract import Output, TermWeights, Vectors
-from backends.torch.readers import HiddenStates, Reader
+from backends.torch.readers import HiddenStates, Reader, nonzero_terms
 from backends.torch.sequences import Head, InputSequence, Row
 
 # Outputs in the order of a row's fields.
@@ -94,12 +94,13 @@ class Encoder:
 class TableHead:
     """Encoder of documents next to tables of weights, in which the terms of queries are looked up.
 
-    tables: route → (vocabulary,) float32, the weight of each token.
+    tables: route → (vocabulary,) float32, the weight of each token. terms_max: as `Splade` has it.
     """
 
-    def __init__(self, encoder: Head, tables: Mapping[str, Vectors]) -> None:
+    def __init__(self, encoder: Head, tables: Mapping[str, Vectors], terms_max: int | None = None) -> None:
         self._encoder = encoder
         self._tables = tables
+        self._terms_max = terms_max
 
     def run(self, sequences: Sequence[InputSequence], outputs: frozenset[Output]) -> list[Row]:
         """Compute a row per sequence; a looked-up one has the weight of each of its tokens once."""
@@ -112,8 +113,8 @@ class TableHead:
 
     def _look_up(self, table: str, ids: list[int]) -> Row:
         indices = np.unique(np.array(ids, dtype=np.int32))
-        weights = self._tables[table][indices]
-        return Row(terms=TermWeights(indices[weights != 0], weights[weights != 0]))
+        found = nonzero_terms(self._tables[table][indices], self._terms_max)
+        return Row(terms=TermWeights(indices[found.indices], found.values))
 
 
 class Classifier:

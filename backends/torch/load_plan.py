@@ -7,7 +7,7 @@ import msgspec
 
 from backends.contract import TokenizerSettings
 from backends.errors import ModelUnavailable
-from backends.tokens import TextTokenizer, open_tokenizer, tokenizer_notes
+from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.adapter_choice import Adapter, choose_adapter
 from backends.torch.checkpoint import read_recipe
 from backends.torch.files import CheckpointFiles
@@ -71,7 +71,7 @@ def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
     if recipe.kind == "language":
         answer_ids(tokenizer, template)
     notes = (
-        *tokenizer_notes(checkpoint, options.tokenizer),
+        *tokenizer.traits.notes,
         *pooling_notes(files, recipe, options.settings),
     )
     return LoadPlan(recipe, template, tokenizer, adapter, code, notes)

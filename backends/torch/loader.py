@@ -81,6 +81,7 @@ def load(
         checkpoint=str(checkpoint),
         overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
         notes=plan.notes,
+        truncation_side=plan.tokenizer.traits.truncation_side,
     )
     return LoadedModel(
         recipe,
@@ -107,6 +108,7 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
         checkpoint=str(checkpoint),
         overhead_tokens=_overhead_tokens(recipe, plan.tokenizer, plan.template),
         notes=plan.notes,
+        truncation_side=plan.tokenizer.traits.truncation_side,
         loaded=False,
     )
 
@@ -124,7 +126,9 @@ def best_device(device: str | None) -> torch.device:
 
 def _width(checkpoint: Path, recipe: Recipe) -> int | None:
     width, static = dense_width(checkpoint, recipe), CheckpointFiles(checkpoint).static
-    return width if width is not None or static is None else table_width(static)
+    if width is None and static is not None:
+        width = table_width(static)
+    return width if width is None or recipe.width_max is None else min(width, recipe.width_max)
 
 
 def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:

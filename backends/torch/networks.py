@@ -13,7 +13,7 @@ from backends.contract import Output
 from backends.errors import ModelUnavailable
 from backends.static_models import StaticModel
 from backends.tokens import TextTokenizer
-from backends.torch.checkpoint import COLBERT_FILE, LEXICAL_FILE, OFFSET_POSITIONS
+from backends.torch.checkpoint import COLBERT_FILE, LEXICAL_FILE
 from backends.torch.files import CheckpointFiles
 from backends.torch.formats import copy_from_files
 from backends.torch.fusing import fuse
@@ -21,7 +21,7 @@ from backends.torch.heads import Classifier, Encoder, InputBuilder, TableHead
 from backends.torch.language import LanguageHead
 from backends.torch.llama_bidirectional import pooled_head, register
 from backends.torch.own_network import OwnNetwork, prove_own_network
-from backends.torch.packing import PackedEncoder, pack
+from backends.torch.packing import PackedEncoder, pack, padding_position
 from backends.torch.pairs import answer_ids
 from backends.torch.precision import Autocast, CastLinear, fastest_linear, replace_linears
 from backends.torch.projection import (
@@ -30,6 +30,7 @@ from backends.torch.projection import (
     read_layer_mix,
     read_linear,
     read_projections,
+    read_sentence_projections,
     read_terms,
 )
 from backends.torch.quantization import ProbeTexts, quantize
@@ -109,7 +110,7 @@ def _open_dense(model: Any, source: NetworkSource, placement: Placement) -> Open
         model.pooler = None
     if recipe.layer_weights is not None:
         _mix_layers(model, read_layer_mix(checkpoint / recipe.layer_weights).to(placement.device))
-    projections = read_projections(checkpoint, recipe.projections).to(placement.device)
+    projections = read_sentence_projections(checkpoint, recipe).to(placement.device)
     readers: dict[Output, Reader] = {Output.DENSE: PooledReader(recipe.pooling, projections)}
     if recipe.lexical:
         layer = read_linear(checkpoint / LEXICAL_FILE).to(placement.device)
@@ -151,7 +152,9 @@ def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> Ope
     tables = {
         route: read_terms(source.checkpoint, folder, model.config.vocab_size) for route, folder in folders
     }
-    return opened._replace(head=TableHead(opened.head, tables)) if tables else opened
+    if not tables:
+        return opened
+    return opened._replace(head=TableHead(opened.head, tables, source.recipe.splade.terms_max))
 
 
 def _open_language(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
@@ -191,7 +194,7 @@ def _open_static(static: StaticModel, source: NetworkSource, placement: Placemen
     if placement.compiled:
         raise ModelUnavailable("`compile` does not serve static models, which have nothing to compile")
     table = read_table(static, source.tokenizer, placement.dtype, placement.device)
-    projections = read_projections(source.checkpoint, source.recipe.projections)
+    projections = read_sentence_projections(source.checkpoint, source.recipe)
     head = StaticHead(table, projections)
     return OpenedNetwork(head, packed=True, outputs=frozenset({Output.DENSE}))
 
@@ -232,8 +235,7 @@ def _packed(encoder: Any, placement: Placement) -> PackedEncoder | None:
         _refuse_compiled(encoder, placement)
         return None
     config = encoder.config
-    first = (config.pad_token_id or 0) + 1 if config.model_type in OFFSET_POSITIONS else 0
-    packed = pack(encoder, first)
+    packed = pack(encoder, padding_position(config))
     if packed is None:
         _refuse_compiled(encoder, placement)
         return None

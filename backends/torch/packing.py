@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from backends.torch.attention import PACKED, register
+from backends.torch.lengths import OFFSET_POSITIONS
 
 logger = logging.getLogger(__name__)
 
@@ -88,13 +89,14 @@ def spare_tokens(tokens: int) -> int:
 class PackedEncoder(nn.Module):
     """Encoder of transformers without padding; other modules call it like the encoder that it wraps.
 
-    first_position: index of a sequence's first position; it is above 0 in RoBERTa's family.
+    padding_position: index of the position of padding tokens, after which positions begin, in RoBERTa's
+    family; None if positions begin at 0.
     """
 
-    def __init__(self, encoder: Any, first_position: int) -> None:
+    def __init__(self, encoder: Any, padding_position: int | None) -> None:
         super().__init__()
         self.encoder: Any = encoder
-        self._first_position = first_position
+        self._padding_position = padding_position
         # A pooler needs padded rows, which the packed encoder does not have.
         self.pooler: Any = getattr(encoder, "pooler", None)
         if self.pooler is not None:
@@ -115,7 +117,7 @@ class PackedEncoder(nn.Module):
         layout = PackedLayout(attention_mask if tokens is None else tokens)
         inputs: dict[str, Any] = {
             "input_ids": layout.pack(input_ids),
-            "position_ids": layout.positions() + self._first_position,
+            "position_ids": self._positions(layout, input_ids),
             "cu_seq_lens_q": layout.starts,
             "max_length_q": layout.longest,
         }
@@ -127,24 +129,37 @@ class PackedEncoder(nn.Module):
         pooled = None if self.pooler is None else self.pooler(hidden)
         return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=pooled)
 
+    def _positions(self, layout: PackedLayout, input_ids: Tensor) -> Tensor:
+        if self._padding_position is None:
+            return layout.positions()
+        # RoBERTa's family counts no padding token, and a text may contain one by its name.
+        counts = (input_ids != self._padding_position).long()
+        return layout.pack(counts.cumsum(1) * counts + self._padding_position)
+
     def restore(self) -> None:
         """Put the pooler back into the encoder."""
         if self.pooler is not None:
             self.encoder.pooler = self.pooler
 
 
+def padding_position(config: Any) -> int | None:
+    """Return the position of padding tokens in RoBERTa's family, None in others."""
+    return (config.pad_token_id or 0) if config.model_type in OFFSET_POSITIONS else None
+
+
 @torch.inference_mode()
-def pack(encoder: Any, first_position: int) -> PackedEncoder | None:
+def pack(encoder: Any, padding_position: int | None) -> PackedEncoder | None:
     """Return the encoder without padding, or None if its vectors would differ from those with padding.
 
-    encoder: a transformers model that computes in float32. The comparison fails for models with attention of
-    their own, and for those that do not take positions as an input.
+    encoder: a transformers model that computes in float32. padding_position: as `PackedEncoder` takes it.
+    The comparison fails for models with attention of their own, and for those that do not take positions as
+    an input.
     """
     inputs = _probe(encoder)
     expected = encoder(**inputs).last_hidden_state
     stock = encoder.config._attn_implementation  # noqa: SLF001 - it has no public name
     register()
-    packed = PackedEncoder(encoder, first_position)
+    packed = PackedEncoder(encoder, padding_position)
     try:
         encoder.set_attn_implementation(PACKED)
         computed = packed(**inputs).last_hidden_state

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from backends.contract import Truncate
 from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork, input_too_long
 from backends.texts import ModelInput, clip_text
-from backends.tokens import TextTokenizer, TokenSequences
+from backends.tokens import AddedIds, TextTokenizer, TokenSequences
 from backends.torch.rerank_template import Prompt, RerankTemplate, Slot
 
 Pair: TypeAlias = tuple[str, str]
@@ -26,7 +26,7 @@ class PairEncoder:
     def __init__(self, tokenizer: TextTokenizer, template: RerankTemplate) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._before, self._after = _special_ids(tokenizer) if template.special_tokens else ([], [])
+        self._before, self._after = _around(tokenizer) if template.special_tokens else AddedIds([], [])
         self._room = tokenizer.max_tokens - len(self._before) - len(self._after)
 
     @property
@@ -158,16 +158,11 @@ def _within(tokens: Sequence[PlacedToken], text: str, start: int, end: int) -> l
     return [i for i, (_, first) in enumerate(tokens) if start <= first and ends[i] <= end]
 
 
-def _special_ids(tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
-    """Return the ids that the tokenizer puts before and after a text.
-
-    Raises: ModelUnavailable if it puts none.
-    """
-    (tokens,) = tokenizer.explain(["a"], add_special_tokens=True)
-    first = next(i for i, token in enumerate(tokens) if not token.special)
-    last = len(tokens) - next(i for i, token in enumerate(reversed(tokens)) if not token.special)
-    if first == 0 and last == len(tokens):
+def _around(tokenizer: TextTokenizer) -> AddedIds:
+    """Return the ids that the tokenizer puts around a text. Raises: ModelUnavailable if it puts none."""
+    added = tokenizer.added_ids()
+    if not added.before and not added.after:
         raise ModelUnavailable(
             "the reranker's prompt begins or ends with a special token, and tokenizer.json adds none"
         )
-    return [token.id for token in tokens[:first]], [token.id for token in tokens[last:]]
+    return added

@@ -71,8 +71,7 @@ class Preparer:
     def prompted(self, work: Embed | Encode | Tokenize) -> list[str]:
         """Return each input with its prompt before it. Raises: InvalidWork."""
         prompt = self._prompt(work.prompt_name)
-        texts = [prompt + text for text in work.inputs]
-        return [text.lower() for text in texts] if self._recipe.lower_case else texts
+        return [prompt + text for text in work.inputs]
 
     def _prepare_encode(self, work: Encode) -> PreparedSequences:
         missing = sorted(work.outputs - self._outputs)

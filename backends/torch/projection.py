@@ -158,6 +158,18 @@ def check_projections(checkpoint: Path, recipe: Recipe) -> None:
         _read_config(checkpoint / recipe.layer_weights, LayerMixConfig)
 
 
+class First(nn.Module):
+    """Selection of the first components of each row, as `truncate_dim` of sentence-transformers states."""
+
+    def __init__(self, components: int) -> None:
+        super().__init__()
+        self._components = components
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return (batch, components) of (batch, dim)."""
+        return vectors[:, : self._components]
+
+
 def read_projections(
     checkpoint: Path, projections: Sequence[Projection], *, of_tokens: bool = False
 ) -> nn.Module:
@@ -171,6 +183,12 @@ def read_projections(
             for projection in projections
         )
     ).eval()
+
+
+def read_sentence_projections(checkpoint: Path, recipe: Recipe) -> nn.Module:
+    """Load what turns a pooled vector into that of its text. Raises: ModelUnavailable."""
+    projections = read_projections(checkpoint, recipe.projections)
+    return projections if recipe.width_max is None else nn.Sequential(projections, First(recipe.width_max))
 
 
 def read_layer_mix(folder: Path) -> LayerMix:

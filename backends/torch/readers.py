@@ -98,7 +98,7 @@ class SpladeReader:
                     self._add(pooled[row], part)
         if self._splade.strategy == "max":
             pooled = self._weigh(pooled)
-        return [_nonzero_terms(row) for row in pooled.cpu().numpy()]
+        return [nonzero_terms(row, self._splade.terms_max) for row in pooled.cpu().numpy()]
 
     def _add(self, pooled: Tensor, logits: Tensor) -> None:
         if self._splade.strategy == "max":
@@ -185,7 +185,10 @@ class NextTokenReader:
         return column
 
 
-def _nonzero_terms(weights: Vectors) -> TermWeights:
-    """Return the terms of (vocabulary,) weights."""
+def nonzero_terms(weights: Vectors, most: int | None = None) -> TermWeights:
+    """Return the terms of (vocabulary,) weights, with the `most` largest amounts if there are more."""
     indices: NDArray[np.int32] = np.flatnonzero(weights).astype(np.int32)
+    if most is not None and len(indices) > most:
+        largest = np.argpartition(-np.abs(weights[indices]), most - 1)[:most]
+        indices = np.sort(indices[largest])
     return TermWeights(indices, weights[indices])

@@ -23,10 +23,14 @@ class Projection(msgspec.Struct, frozen=True):
 
 
 class Splade(msgspec.Struct, frozen=True):
-    """Conversion of a masked language model's logits to term weights: log(1 + relu), once or twice."""
+    """Conversion of a masked language model's logits to term weights: log(1 + relu), once or twice.
+
+    terms_max: the number of the largest weights of a text that stay, None for all.
+    """
 
     strategy: Literal["max", "sum"] = "max"
     twice: bool = False
+    terms_max: int | None = None
 
 
 class QueryExpansion(msgspec.Struct, frozen=True):
@@ -71,6 +75,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     projections: modules after pooling, in order; the last scaling is left to the caller's `normalize`. For
     multivector they are applied to each token.
+    width_max: the first components of a dense vector that stay, None for all.
     token_projections: `Dense` modules before pooling, applied to each token. layer_weights: folder of the
     weights by which the vectors of several layers are averaged, None for the vectors of the last layer.
     prompts: name → text that is put before an input.
@@ -85,10 +90,10 @@ class Recipe(msgspec.Struct, frozen=True):
     max_tokens: int
     pooling: tuple[PoolingMode, ...] = ("mean",)
     projections: tuple[Projection, ...] = ()
+    width_max: int | None = None
     token_projections: tuple[Projection, ...] = ()
     layer_weights: str | None = None
     include_prompt: bool = True
-    lower_case: bool = False
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
     labels: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from backends.contract import Embed, TokenizerSettings, TokenizerSource, Truncate
 from backends.counting import open_token_counter
 from backends.errors import ModelUnavailable
-from backends.tokens import open_counter, open_tokenizer, tokenizer_notes
+from backends.tokens import open_counter, open_tokenizer
 
 WORDS = ("[UNK]", "<s>", "</s>", "<|endoftext|>", "a", "b")
 BOS, EOS, END, A, B = 1, 2, 3, 4, 5
@@ -103,19 +103,19 @@ def test_files_decide(
     write(tmp_path, post_processor, config)
 
     assert expected == single_and_pair(tmp_path)
-    assert notes == len(tokenizer_notes(tmp_path))
+    assert notes == len(open_tokenizer(tmp_path, 8).traits.notes)
 
 
 def test_guess_is_noted_with_the_key_that_decides_otherwise(tmp_path: Path) -> None:
     write(tmp_path, "byte-level", GTE)
 
-    (note,) = tokenizer_notes(tmp_path)
+    (note,) = open_tokenizer(tmp_path, 8).traits.notes
     assert note == (
         "guess: texts end in <|endoftext|>, as the tokenizer's own code "
         "(tokenization_qwen.Qwen2TokenizerFast) is known to do; it is not run. "
         "`add_eos_token` of the upstream decides otherwise"
     )
-    assert () == tokenizer_notes(tmp_path, TokenizerSettings(add_eos_token=False))
+    assert () == open_tokenizer(tmp_path, 8, TokenizerSettings(add_eos_token=False)).traits.notes
 
 
 @pytest.mark.parametrize(

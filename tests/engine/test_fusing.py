@@ -7,7 +7,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from backends.torch.fusing import FusedLayer, fuse
-from backends.torch.packing import pack
+from backends.torch.packing import pack, padding_position
 from backends.torch.precision import (
     FUSED_ACTIVATIONS,
     ActivatedLinear,
@@ -25,7 +25,7 @@ def pack_model(config: transformers.PretrainedConfig) -> nn.Module:
     torch.manual_seed(0)
     encoder = transformers.AutoModel.from_config(config, dtype=torch.float32).eval()
     encoder.pooler = None
-    packed = pack(encoder, first_position=config.pad_token_id + 1 if "roberta" in config.model_type else 0)
+    packed = pack(encoder, padding_position(config))
     assert packed is not None
     return packed
 

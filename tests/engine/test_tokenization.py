@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, TokenizerSettings, Truncate
 from backends.errors import ModelUnavailable
-from backends.tokens import TextTokenizer, open_counter, open_tokenizer, tokenizer_notes
+from backends.tokens import TextTokenizer, open_counter, open_tokenizer
 from tests.engine.engines import cosines, engine_on, load_tiny, run_work
 from tests.engine.families import decoders
 from tests.engine.families.checkpoint import write_checkpoint
@@ -157,7 +157,7 @@ def test_ids_are_those_of_the_checkpoints_own_library(name: str, tmp_path: Path)
         write(tmp_path, vocabulary, {"model_type": model_type}, **config | {"added_tokens_decoder": listed})
 
     assert reference_ids(tmp_path) == ids_of(tmp_path)
-    assert () == tokenizer_notes(tmp_path)
+    assert () == open_tokenizer(tmp_path, 8).traits.notes
 
 
 def test_words_of_older_files_are_added(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_words_without_a_vector_are_not_used(tmp_path: Path) -> None:
     write(tmp_path, BERT, BERT_TYPE | {"vocab_size": size}, added_tokens_decoder=words)
 
     assert max(max(row) for row in ids_of(tmp_path)) < size
-    (note,) = tokenizer_notes(tmp_path)
+    (note,) = open_tokenizer(tmp_path, 8).traits.notes
     assert f"the token new-word is not used: the network has no vector for its id {size}" == note
 
 

@@ -1,0 +1,86 @@
+"""Longest inputs of a checkpoint: the limit that its files choose, within what its network can take.
+
+Pure. Source: sentence-transformers 6.2, `Transformer`, where `max_seq_length` takes precedence over
+`model_max_length`, and the smaller of that and `max_position_embeddings` applies otherwise.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from backends.errors import ModelUnavailable
+from backends.network_settings import processor_arguments
+from backends.static_models import find_static, max_tokens
+from backends.torch.files import CheckpointFiles
+from backends.torch.recipe import LateInteraction
+
+# RoBERTa's family starts positions after the padding index, therefore two of its positions hold no token.
+OFFSET_POSITIONS = {"roberta": 2, "xlm-roberta": 2, "camembert": 2, "mpnet": 2, "longformer": 2}
+# Keys of networks that compute positions, and so have no table that ends.
+ROTARY_KEYS = frozenset({"rope_theta", "rope_parameters", "rope_scaling", "global_rope_theta"})
+COMPUTED_POSITIONS = frozenset({"rope", "rotary", "alibi"})
+# transformers writes this huge number where a tokenizer has no maximum.
+NO_MAXIMUM = 10**9
+
+
+def longest_input(files: CheckpointFiles) -> int:
+    """Return the most tokens of an input. Raises: ModelUnavailable if no file states a limit."""
+    static = find_static(files.checkpoint)
+    if static is not None:
+        return max_tokens(static, files.checkpoint)
+    chosen = _chosen_length(files)
+    limits = [_table_length(files), chosen] if chosen else [_positions(files), _tokenizer_length(files)]
+    found = _stated(limits)
+    if not found:
+        raise ModelUnavailable("no file of the checkpoint says how many tokens the model takes")
+    return min(found)
+
+
+def within_network(late: LateInteraction, files: CheckpointFiles) -> LateInteraction:
+    """Return the settings with no length above what the network can take."""
+    limits = _stated([_table_length(files)])
+    if not limits:
+        return late
+    limit, expansion = limits[0], late.expansion
+    return replace(
+        late,
+        query_tokens=late.query_tokens and min(late.query_tokens, limit),
+        document_tokens=late.document_tokens and min(late.document_tokens, limit),
+        expansion=expansion and replace(expansion, length=min(expansion.length, limit)),
+    )
+
+
+def _chosen_length(files: CheckpointFiles) -> int | None:
+    """Return the limit that sentence-transformers' settings state."""
+    settings = files.transformer_config
+    # PyLate saves the length that it happened to set for its last texts, without their marker.
+    is_pylate = files.sentence_config.get("model_type") == "ColBERT"
+    options = settings.get("processing_kwargs") or {}
+    stated: Iterable[Any] = (
+        (options.get("text") or {}).get("max_length"),
+        processor_arguments(settings).get("model_max_length"),
+        None if is_pylate else settings.get("max_seq_length"),
+    )
+    return next((int(limit) for limit in stated if limit and limit < NO_MAXIMUM), None)
+
+
+def _tokenizer_length(files: CheckpointFiles) -> Any:
+    return files.tokenizer_config.get("model_max_length")
+
+
+def _positions(files: CheckpointFiles) -> int | None:
+    positions = files.config.get("max_position_embeddings")
+    offset = OFFSET_POSITIONS.get(str(files.config.get("model_type", "")), 0)
+    return positions - offset if positions and positions > offset else None
+
+
+def _table_length(files: CheckpointFiles) -> int | None:
+    """Return the most tokens that the network can take, None if it computes positions."""
+    config = files.config
+    computes = ROTARY_KEYS & config.keys() or config.get("position_embedding_type") in COMPUTED_POSITIONS
+    return None if computes else _positions(files)
+
+
+def _stated(limits: Iterable[Any]) -> list[int]:
+    return [int(limit) for limit in limits if limit and limit < NO_MAXIMUM]
