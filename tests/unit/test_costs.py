@@ -37,7 +37,7 @@ def test_absurd_cost_is_the_highest_valid_one(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_grant_charges_no_negative_count(caplog: pytest.LogCaptureFixture) -> None:
-    ledger = MemoryLedger()
+    ledger = MemoryLedger(lambda: 10**15)
     request = QuotaRequest("id", "acme", LIMITS, Cost(1, 400, 4), LEASE_US, "m")
     reservation = await ledger.reserve(request)
     deadline = Deadline(time.monotonic() + 60, timeout_s=60)
