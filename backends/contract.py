@@ -83,6 +83,8 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     for a model that leaves prompts out of its pooling (`pools_prompt`); empty for any other.
     max_tokens: a longer input is cut at so many tokens, prompt and special ones included. None is the model's
     length, which also holds if it is less. It has no effect on a request that refuses to be cut.
+    late_chunking: the model reads all inputs as one text with one prompt, and the vector of an input is the
+    mean over its own tokens. Only a model that reports `late_chunking` does so. No input is truncated.
     """
 
     inputs: tuple[str, ...]
@@ -92,6 +94,7 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     truncate: Truncate = Truncate.RIGHT
     prompt_characters: tuple[int, ...] = ()
     max_tokens: int | None = None
+    late_chunking: bool = False
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
@@ -281,6 +284,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     texts. Queries and documents cannot share a request then.
     pools_prompt: the tokens of a prompt take part in pooling. If they do not, a request states the prompts
     that its inputs contain.
+    late_chunking: a request for vectors may ask for late chunking.
     notes: further facts for operators, logged when the replica joins.
     truncates: what the server does with an input that is too long if a request does not say it.
     truncation_side: the end that is cut if neither request nor configuration name one.
@@ -310,6 +314,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     takes_instruction: bool = False
     typed_inputs: bool = False
     pools_prompt: bool = True
+    late_chunking: bool = False
     notes: tuple[str, ...] = ()
     truncates: bool | None = None
     truncation_side: Truncate = Truncate.RIGHT
@@ -489,6 +494,13 @@ def inputs_of(work: Work) -> Sequence[WorkInput]:
             return work.documents
         case Score():
             return work.pairs
+
+
+def with_prefix(work: Embed | Encode | Tokenize, prompt: str) -> tuple[str, ...]:
+    """Return the inputs with a prompt before each; with late chunking they are one text, with one prompt."""
+    if isinstance(work, Embed) and work.late_chunking:
+        return (prompt + work.inputs[0], *work.inputs[1:])
+    return tuple(prompt + text for text in work.inputs)
 
 
 def operation_of(work: Work) -> Operation:

@@ -59,6 +59,7 @@ from backends.texts import (
     ModelWork,
     WorkT,
     check_no_instruction,
+    check_no_late_chunking,
     check_no_max_tokens,
     clip_text,
     group_by_query,
@@ -131,6 +132,7 @@ def check_supported(work: ModelWork, offered: Capabilities) -> None:
     """
     check_no_instruction(work)
     check_no_max_tokens(work)
+    check_no_late_chunking(work)
     if operation_of(work) not in offered.operations:
         raise UnsupportedWork("this upstream's model does not do that")
     match work:

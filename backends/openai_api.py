@@ -24,7 +24,7 @@ from backends.replies import (
     status_error,
     truncated_inputs,
 )
-from backends.texts import check_no_instruction
+from backends.texts import check_no_instruction, check_no_late_chunking
 from backends.tokens import TokenCount
 
 # Error texts for an input that is too long: OpenAI and vLLM, llama.cpp, Ollama, Cohere.
@@ -60,6 +60,7 @@ def encode(work: Embed, profile: OpenAIProfile, shape: ApiShape = OPENAI, extra:
 
     Raises: UnsupportedWork, InvalidWork.
     """
+    check_no_late_chunking(work)
     if not work.normalize:
         raise UnsupportedWork("this upstream's wire has no vectors that are not normalized")
     check_dimensions(work, profile.width)

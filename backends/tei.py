@@ -65,7 +65,13 @@ from backends.replies import (
     translate_decode_errors,
     truncated_inputs,
 )
-from backends.texts import ModelWork, check_no_instruction, check_no_max_tokens, clip_texts
+from backends.texts import (
+    ModelWork,
+    check_no_instruction,
+    check_no_late_chunking,
+    check_no_max_tokens,
+    clip_texts,
+)
 
 # TEI's --payload-limit is 2,000,000 by default, and no route reports it. The margin is for the other fields.
 BATCH_BYTES = 1_990_000
@@ -182,6 +188,7 @@ def check_supported(work: Work, info: TeiInfo) -> None:
     """
     check_no_instruction(work)
     check_no_max_tokens(work)
+    check_no_late_chunking(work)
     operations, outputs = operations_and_outputs(info.model_type)
     if isinstance(work, Encode):
         check_outputs(work, outputs)

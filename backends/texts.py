@@ -86,6 +86,15 @@ def group_by_query(work: Score) -> list[tuple[list[int], Rerank]]:
     ]
 
 
+def check_no_late_chunking(work: Work) -> None:
+    """Check that a request for vectors asks for no late chunking, for wires that have none.
+
+    Raises: UnsupportedWork.
+    """
+    if isinstance(work, Embed) and work.late_chunking:
+        raise UnsupportedWork("this upstream's wire has no late chunking")
+
+
 def map_texts(work: WorkT, change: Callable[[str], str]) -> WorkT:
     """Return the work with every text changed, including both texts of a pair."""
     return msgspec.structs.replace(work, **_map_fields(work, change))

@@ -60,7 +60,7 @@ from backends.replies import (
     translate_decode_errors,
     truncated_inputs,
 )
-from backends.texts import ModelWork, check_no_instruction, clip_texts
+from backends.texts import ModelWork, check_no_instruction, check_no_late_chunking, clip_texts
 from backends.vectors import sigmoid
 from backends.vllm_probe import VllmProfile, capabilities, labels_of, probe_features
 from backends.vllm_wire import (
@@ -123,6 +123,7 @@ def _encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
 
 
 def _embed_body(work: Embed, profile: VllmProfile) -> Body:
+    check_no_late_chunking(work)
     check_dimensions(work, profile.width)
     if profile.width is None:
         raise UnsupportedWork("this upstream gives no vectors")

@@ -14,7 +14,7 @@ from backends.vectors import pair_cosines
 from gateway.admission import Grant
 from gateway.batching.fair_queue import Priority
 from gateway.batching.lane import Lane, SliceReply
-from gateway.batching.slices import Slice, cut, cut_again, join, request_bytes
+from gateway.batching.slices import Slice, cut, cut_again, is_indivisible, join, request_bytes
 from gateway.batching.ticket import Owner
 from gateway.calls import Work
 from gateway.errors import (
@@ -129,7 +129,7 @@ class _Submission:
         except TimeoutError as error:
             raise grant.deadline.error() from error
         except (errors.RequestTooLarge, errors.PermitsTaken) as error:
-            if piece.inputs == 1:
+            if piece.inputs == 1 or is_indivisible(piece.work):
                 raise _refusal_of(piece, error) from error
             tokens = self._tokens[piece.start : piece.start + piece.inputs]
             return await self.submit_all(cut_again(piece, tokens, self._lane.bounds()))

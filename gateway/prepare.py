@@ -243,6 +243,7 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
             f"the model {route.model!r} does not rerank, and its server embeds a query and its documents in "
             "separate requests only: name a reranker"
         )
+    _check_late_chunking(call.work, capabilities)
     work = plain = neutral_work(call.work, by_cosine=by_cosine)
     if call.instruction is not None:
         work = _with_instruction(work, call, _instructed_model(inputs, route), call.instruction)
@@ -276,6 +277,19 @@ def _with_prompt(
         default = capabilities.default_prompt if capabilities else None
         return with_roles(work, {**checkpoint_prompts, **configured}, default)
     return with_prompt(work, call.role, configured, checkpoint_prompts)
+
+
+def _check_late_chunking(work: Work, capabilities: Capabilities | None) -> None:
+    """Check that the model can read its inputs as one text, if they are. Raises: InvalidInput."""
+    if not isinstance(work, Embed) or not work.late_chunking or capabilities is None:
+        return
+    if not capabilities.late_chunking:
+        pooling = capabilities.pooling or "not known"
+        raise InvalidInput(
+            f"this model offers no `late_chunking`, which needs mean pooling (its pooling: {pooling}) in the "
+            "gateway's own engine; leave it out",
+            param="late_chunking",
+        )
 
 
 def _with_prompt_lengths(work: BackendWork, plain: BackendWork) -> BackendWork:

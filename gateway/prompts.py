@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from backends.contract import Embed, Encode, Tokenize
+from backends.contract import Embed, Encode, Tokenize, with_prefix
 
 Role: TypeAlias = Literal["query", "document", "classification", "clustering", "similarity", "separation"]
 Promptable: TypeAlias = Embed | Encode | Tokenize
@@ -44,7 +44,7 @@ def with_prompt(
         name = prompt_of(role, {*configured, *checkpoint})
     if name is None or name not in configured:
         return work if name == work.prompt_name else msgspec.structs.replace(work, prompt_name=name)
-    inputs = tuple(configured[name] + text for text in work.inputs)
+    inputs = with_prefix(work, configured[name])
     return msgspec.structs.replace(work, inputs=inputs, prompt_name="")
 
 

@@ -33,7 +33,8 @@ def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequen
     tokens, truncated = sum(prepared.lengths), prepared.truncated
     match work:
         case Embed():
-            vectors = shape_vectors(_stack_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
+            pooled = _chunks_of(rows[0]) if work.late_chunking else _stack_dense(rows)
+            vectors = shape_vectors(pooled, dimensions=work.dimensions, normalize=work.normalize)
             return EmbedReply(vectors, tokens, truncated, prepared.lengths)
         case Encode():
             return _encode_reply(work, prepared, rows)
@@ -97,6 +98,11 @@ def _encode_reply(work: Encode, prepared: PreparedSequences, rows: Sequence[Row]
 
 def _without_none(vectors: Sequence[Vectors | None]) -> tuple[Vectors, ...]:
     return tuple(array for array in vectors if array is not None)
+
+
+def _chunks_of(row: Row) -> Vectors:
+    assert row.dense is not None
+    return row.dense
 
 
 def _stack_dense(rows: Sequence[Row]) -> Vectors:

@@ -30,7 +30,7 @@ from backends.torch.own_network import TrustedCode
 from backends.torch.pairs import PairEncoder
 from backends.torch.precision import best_dtype, dtype_name
 from backends.torch.preparing import Preparer
-from backends.torch.recipe import ModelKind, Recipe
+from backends.torch.recipe import ModelKind, Recipe, takes_late_chunking
 from backends.torch.refusals import refuse_on_error
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.static_files import table_dtype, table_width
@@ -217,6 +217,7 @@ def _capabilities(
         prompts=recipe.prompts,
         default_prompt=recipe.default_prompt,
         pools_prompt=recipe.include_prompt,
+        late_chunking=Operation.EMBED in operations and takes_late_chunking(recipe),
         takes_instruction=bool(template.instructed),
         reports_input_tokens=True,
         outputs=outputs,

@@ -9,12 +9,24 @@ from itertools import repeat
 
 import msgspec
 
-from backends.contract import Classify, Embed, Encode, Output, Rerank, Score, Tokenize, Truncate, Work
+from backends.contract import (
+    Classify,
+    Embed,
+    Encode,
+    Output,
+    Rerank,
+    Score,
+    Tokenize,
+    Truncate,
+    Work,
+    with_prefix,
+)
 from backends.errors import InvalidWork, UnsupportedWork, input_too_long
 from backends.texts import check_no_instruction, clip_text
 from backends.tokens import TextTokenizer, TokenSequences
+from backends.torch.chunks import prepare_chunks
 from backends.torch.pairs import Pair, PairEncoder
-from backends.torch.recipe import QueryExpansion, Recipe
+from backends.torch.recipe import QueryExpansion, Recipe, takes_late_chunking
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.sequences import LOGITS, InputSequence, PreparedSequences
 
@@ -54,6 +66,8 @@ class Preparer:
     def prepare(self, work: Work) -> PreparedSequences:
         """Tokenize a piece of work. Raises: InvalidWork, UnsupportedWork."""
         match work:
+            case Embed(late_chunking=True):
+                return self._prepare_chunks(work)
             case Embed():
                 self._check_dimensions(work.dimensions)
                 return self._prepare_texts(work, frozenset({Output.DENSE}))
@@ -70,8 +84,24 @@ class Preparer:
 
     def prompted(self, work: Embed | Encode | Tokenize) -> list[str]:
         """Return each input with its prompt before it. Raises: InvalidWork."""
-        prompt = self._prompt(work.prompt_name)
-        return [prompt + text for text in work.inputs]
+        return list(with_prefix(work, self._prompt(work.prompt_name)))
+
+    def _prepare_chunks(self, work: Embed) -> PreparedSequences:
+        """Prepare all inputs as one text. Raises: InvalidWork, UnsupportedWork."""
+        recipe = self._recipe
+        if not takes_late_chunking(recipe):
+            raise UnsupportedWork("late chunking needs a network with mean pooling, and no routes")
+        if work.max_tokens is not None:
+            raise InvalidWork(
+                "`truncate_prompt_tokens` cuts no text of `late_chunking`: leave one of them out"
+            )
+        self._check_dimensions(work.dimensions)
+        texts = self.prompted(work)
+        if recipe.include_prompt:
+            return prepare_chunks(texts, self.tokenizer)
+        characters = work.prompt_characters or [len(self._prompt(work.prompt_name))]
+        (skip,) = self._prompt_tokens([texts[0][: characters[0]]])
+        return prepare_chunks(texts, self.tokenizer, skip)
 
     def _prepare_encode(self, work: Encode) -> PreparedSequences:
         missing = sorted(work.outputs - self._outputs)

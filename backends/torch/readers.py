@@ -59,15 +59,26 @@ class PooledReader:
         self._modes = modes
         self._projections = projections
 
-    def __call__(self, hidden: HiddenStates) -> Vectors:
-        """Return (rows, dim)."""
+    def __call__(self, hidden: HiddenStates) -> Vectors | list[Vectors]:
+        """Return (rows, dim); or one array per row, if a row is a text in chunks, which has (chunks, dim)."""
         mask = hidden.tokens
         if any(sequence.skip for sequence in hidden.sequences):
             mask = mask.clone()
             for row, sequence in enumerate(hidden.sequences):
                 mask[row, : sequence.skip] = 0
         vectors: Vectors = self._projections(pool(hidden.vectors, mask, self._modes)).cpu().numpy()
-        return vectors
+        if not any(sequence.chunks for sequence in hidden.sequences):
+            return vectors
+        return [
+            self._read_chunks(hidden.vectors[row], sequence.chunks) if sequence.chunks else vectors[row]
+            for row, sequence in enumerate(hidden.sequences)
+        ]
+
+    def _read_chunks(self, vectors: Tensor, chunks: Sequence[tuple[int, int]]) -> Vectors:
+        """Return the mean of each chunk of a sequence, projected: (chunks, dim)."""
+        means = torch.stack([vectors[start:stop].float().mean(dim=0) for start, stop in chunks])
+        projected: Vectors = self._projections(means).cpu().numpy()
+        return projected
 
 
 def read_token_vectors(hidden: HiddenStates) -> list[Vectors]:

@@ -107,6 +107,11 @@ class Recipe(msgspec.Struct, frozen=True):
     colbert: bool = False
 
 
+def takes_late_chunking(recipe: Recipe) -> bool:
+    """Return whether the parts of one text can be pooled apart: only a mean needs no other token."""
+    return recipe.kind == "dense" and recipe.pooling == ("mean",) and recipe.network_route is None
+
+
 class InputRules(msgspec.Struct, frozen=True):
     """Preparation of inputs that every server of a checkpoint applies: its length limit and its prompts."""
 

@@ -21,7 +21,8 @@ class InputSequence(msgspec.Struct, frozen=True):
     skip: leading prompt tokens that pooling leaves out. attended_tokens: number of tokens, from the first,
     that others attend to, None for all; the rest are a query's fillers. is_query: True for the query of a
     model that treats queries and documents differently. table: route of an input whose terms are looked up,
-    None for the network.
+    None for the network. chunks: for late chunking, the first token of each input and the one after its last;
+    empty for any other sequence.
     """
 
     ids: list[int]
@@ -30,6 +31,7 @@ class InputSequence(msgspec.Struct, frozen=True):
     attended_tokens: int | None = None
     is_query: bool = False
     table: str | None = None
+    chunks: tuple[tuple[int, int], ...] = ()
 
     @property
     def attention_length(self) -> int:
@@ -40,7 +42,7 @@ class InputSequence(msgspec.Struct, frozen=True):
 class PreparedSequences(msgspec.Struct, frozen=True):
     """Sequences of one piece of work, and the outputs requested of each.
 
-    lengths: tokens of each sequence as callers count them, without fillers. truncated: indices of inputs that
+    lengths: tokens of each input as callers count them, without fillers. truncated: indices of inputs that
     were cut. compared: for late interaction, the two sequences that each score compares.
     """
 
@@ -54,8 +56,8 @@ class PreparedSequences(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True):
     """Outputs of one sequence; None for an output that was not requested.
 
-    dense: (dim,) float32, the pooled vector, or (labels,), the logits. multivector, token_vectors:
-    (tokens, dim) float32.
+    dense: (dim,) float32, the pooled vector, or (labels,), the logits; for late chunking (chunks, dim).
+    multivector, token_vectors: (tokens, dim) float32.
     """
 
     dense: Vectors | None = None

@@ -30,7 +30,10 @@ class BatchTotals(msgspec.Struct, frozen=True):
 
 
 def are_joinable(a: Slice, b: Slice) -> bool:
-    """Return whether two slices could be one piece of work: embeddings with equal options."""
+    """Return whether two slices could be one piece of work: embeddings with equal options.
+
+    Inputs of late chunking are one text, which has no place for those of another call.
+    """
     work, other = a.work, b.work
     return (
         isinstance(work, Embed)
@@ -41,6 +44,7 @@ def are_joinable(a: Slice, b: Slice) -> bool:
         and work.max_tokens == other.max_tokens
         and work.prompt_name == other.prompt_name
         and bool(work.prompt_characters) == bool(other.prompt_characters)
+        and not (work.late_chunking or other.late_chunking)
     )
 
 

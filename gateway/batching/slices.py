@@ -142,12 +142,16 @@ def _token_bound(work_input: WorkInput) -> int:
 def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = False) -> list[Slice]:
     """Return consecutive slices within the bounds; an input that alone exceeds them is a slice of its own.
 
-    tokens: count of each input against the bound. exact: the counts are the model's own.
+    tokens: count of each input against the bound. exact: the counts are the model's own. Inputs that have to
+    be computed together are one slice, whatever the bounds.
     """
     room = _bytes_for_inputs(work, bounds)
     sizes = _wire_sizes(work, room)
     if len(tokens) == 1:
         return [Slice(0, work, 1, tokens[0], sizes[0], exact)]
+    if is_indivisible(work):
+        # The special tokens, which each count includes, are added once.
+        return [Slice(0, work, len(tokens), sum(tokens), sum(sizes))]
     starts = [0]
     used_tokens = used_bytes = 0
     for index, (count, size) in enumerate(zip(tokens, sizes, strict=True)):
@@ -175,6 +179,11 @@ def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = Fals
         )
         for start, end in pairwise(ends)
     ]
+
+
+def is_indivisible(work: Work) -> bool:
+    """Return whether the inputs have to be computed together: those of late chunking are one text."""
+    return isinstance(work, Embed) and work.late_chunking
 
 
 def cut_again(piece: Slice, tokens: Sequence[int], bounds: Bounds) -> list[Slice]:

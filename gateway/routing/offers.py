@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from backends.contract import Capabilities, Encode, Rerank, Score, Work, operation_of
+from backends.contract import Capabilities, Embed, Encode, Rerank, Score, Work, operation_of
 
 Value = TypeVar("Value")
 
@@ -33,7 +33,7 @@ class ModelOffer:
 
 
 def offers(capabilities: Capabilities | None, work: Work) -> bool:
-    """Return whether a replica with these capabilities offers the work: operation, outputs, instruction."""
+    """Return whether a replica with these capabilities offers the work: operation, outputs and options."""
     if capabilities is None:
         return False
     if (
@@ -41,6 +41,8 @@ def offers(capabilities: Capabilities | None, work: Work) -> bool:
         and work.instruction is not None
         and not capabilities.takes_instruction
     ):
+        return False
+    if isinstance(work, Embed) and work.late_chunking and not capabilities.late_chunking:
         return False
     if isinstance(work, Encode) and not work.outputs <= capabilities.outputs:
         return False
@@ -61,6 +63,7 @@ def union(reported: Sequence[Capabilities]) -> Capabilities | None:
         max_input_tokens=min(_known([each.max_input_tokens for each in reported]), default=None),
         overhead_tokens=max(each.overhead_tokens for each in reported),
         takes_instruction=any(each.takes_instruction for each in reported),
+        late_chunking=any(each.late_chunking for each in reported),
         dimensions=next(iter(_known([each.dimensions for each in reported])), None),
         score_kind=next(iter(_known([each.score_kind for each in reported])), None),
         labels=next((each.labels for each in reported if each.labels), ()),
@@ -68,12 +71,17 @@ def union(reported: Sequence[Capabilities]) -> Capabilities | None:
 
 
 def is_uniform(reported: Sequence[Capabilities]) -> bool:
-    """Return whether all replicas offer the same operations and outputs, and all or none an instruction."""
-    return len({(each.operations, each.outputs, each.takes_instruction) for each in reported}) < 2
+    """Return whether all replicas offer the same operations, outputs and options."""
+    offered = {
+        (each.operations, each.outputs, each.takes_instruction, each.late_chunking) for each in reported
+    }
+    return len(offered) < 2
 
 
 def _is_covered(other: Capabilities, first: Capabilities) -> bool:
     if other.takes_instruction and not first.takes_instruction:
+        return False
+    if other.late_chunking and not first.late_chunking:
         return False
     return other.operations <= first.operations and other.outputs <= first.outputs
 

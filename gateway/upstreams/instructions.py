@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from backends.contract import Capabilities, Embed, Encode, Operation, Rerank, Score
+from backends.contract import Capabilities, Embed, Encode, Operation, Rerank, Score, with_prefix
 from backends.instructions import (
     PUBLISHED,
     PUBLISHED_UNPOOLED,
@@ -85,5 +85,4 @@ def with_pair_instruction(work: Rerank | Score, instruction: str, model: Instruc
 
 def with_query_prompt(work: Embed | Encode, prompt: str) -> Embed | Encode:
     """Return the work with a prompt before each text, in place of a named prompt."""
-    inputs = tuple(prompt + text for text in work.inputs)
-    return msgspec.structs.replace(work, inputs=inputs, prompt_name="")
+    return msgspec.structs.replace(work, inputs=with_prefix(work, prompt), prompt_name="")

@@ -108,6 +108,7 @@ async def test_truncate_decides_whether_long_inputs_are_cut(
     ("wrong", "param"),
     [
         ({"late_chunking": True}, "late_chunking"),
+        ({"late_chunking": True, "return_multivector": True}, "late_chunking"),
         ({"return_tokenized_input": True}, "return_tokenized_input"),
         ({"task": "juggling"}, "task"),
         ({"embedding_type": "int4"}, "embedding_type"),

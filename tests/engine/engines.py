@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from backends.contract import Encode, EncodeReply, Output, Reply, TermWeights, Vectors, Work
+from backends.contract import Capabilities, Encode, EncodeReply, Output, Reply, TermWeights, Vectors, Work
 from backends.torch.engine import Engine
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
@@ -35,6 +35,25 @@ def load_tiny(
     model = load(folder, "tiny", options)
     assert describe(folder, "tiny", options) == replace(model.capabilities, loaded=False)
     return model
+
+
+class EngineInProcess:
+    """Engine as a backend, without a process of its own."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._capabilities = loaded.capabilities
+        self._engine = Engine(loaded, batch_tokens=4096, queue_tokens=10**9)
+
+    async def describe(self, timeout_s: float) -> Capabilities:
+        assert timeout_s > 0
+        return self._capabilities
+
+    async def run(self, work: Work, timeout_s: float) -> Reply:
+        async with asyncio.timeout(timeout_s):
+            return await self._engine.run(work)
+
+    async def aclose(self) -> None:
+        pass
 
 
 def engine_on(model: LoadedModel) -> Engine:

@@ -4,19 +4,16 @@ TEI computes GELU by its approximation with tanh, whatever the checkpoint says. 
 checkpoint says: with the approximation its numbers are TEI's, without it they differ by a part in a thousand.
 """
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backends.contract import Capabilities, Reply, Work
-from backends.torch.engine import Engine
 from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import load
 from tests.conftest import Boots
+from tests.engine.engines import EngineInProcess
 from tests.recorded_tei import RECORDED, assert_answered, assert_equal, body_of, kept_status, name_of
 
 CALLS = [recorded for recorded in RECORDED if recorded["model"] == "embedder"]
@@ -28,25 +25,6 @@ defaults: {any_name: true}
 TOLERANCES = {"gelu": 3e-3, "gelu_pytorch_tanh": 1e-5}
 # TEI's cosine of a text with itself is 0.99993.
 ROUNDED = 1e-4
-
-
-class EngineInProcess:
-    """Engine as a backend, without a process of its own."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._capabilities = loaded.capabilities
-        self._engine = Engine(loaded, batch_tokens=4096, queue_tokens=10**9)
-
-    async def describe(self, timeout_s: float) -> Capabilities:
-        assert timeout_s > 0
-        return self._capabilities
-
-    async def run(self, work: Work, timeout_s: float) -> Reply:
-        async with asyncio.timeout(timeout_s):
-            return await self._engine.run(work)
-
-    async def aclose(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module", params=list(TOLERANCES))

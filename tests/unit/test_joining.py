@@ -126,3 +126,10 @@ def test_joined_and_cut_texts_keep_the_lengths_of_their_prompts() -> None:
     assert Embed(("p: a", "b", "query: c"), prompt_characters=(3, 0, 7)) == whole.work
     parts = cut(whole.work, [1, 1, 1], Bounds(inputs=2))
     assert [pieces[0].work, pieces[1].work] == [part.work for part in parts]
+
+
+def test_late_chunking_shares_no_request() -> None:
+    late = Slice(0, Embed(("a",), late_chunking=True), 1, 3)
+
+    assert not are_joinable(late, late)
+    assert not are_joinable(late, Slice(0, Embed(("a",)), 1, 3))

@@ -317,3 +317,10 @@ def test_token_bound_of_a_document_includes_the_query() -> None:
 def test_token_bound_of_a_text_that_is_only_tokenized_has_no_maximum() -> None:
     # The bytes, and a reserve for special tokens.
     assert [100 + 4] == token_bounds(Tokenize(("a" * 100,)), 16)
+
+
+def test_inputs_of_late_chunking_stay_together() -> None:
+    work = Embed(("a", "b", "c"), late_chunking=True)
+    (piece,) = cut(work, [4, 4, 4], Bounds(inputs=2, tokens=5), exact=True)
+
+    assert (work, 3, 12, False) == (piece.work, piece.inputs, piece.tokens, piece.exact)

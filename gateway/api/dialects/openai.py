@@ -111,7 +111,15 @@ def work_of(data: EmbeddingOptions, texts: tuple[str, ...]) -> Embed | Encode:
     normalize = data.normalized is not False and not is_raw(data)
     dimensions, prompt_name = dimensions_of(data), prompt_name_of(data)
     if not data.return_multivector:
-        return Embed(texts, normalize=normalize, dimensions=dimensions, prompt_name=prompt_name)
+        return Embed(
+            texts,
+            normalize=normalize,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            late_chunking=bool(data.late_chunking),
+        )
+    if data.late_chunking:
+        raise InvalidInput("send `late_chunking` or `return_multivector`, one of them", param="late_chunking")
     if not normalize:
         raise InvalidInput("multi-vectors are normalized: leave out `normalized`", param="normalized")
     return Encode(texts, frozenset({Output.MULTIVECTOR}), prompt_name=prompt_name)

@@ -36,8 +36,11 @@ FIELDS: Final[dict[str, str]] = {
     "instruction": "The task in words, for a model that takes one.",
     "items": "Inputs of the request.",
     "keep_alive": "It changes nothing: the config decides how long a model stays in memory.",
-    "late_chunking": "Refused if true: each input is embedded by itself.",
-    "late_chunking_params": "Refused unless it is null: each input is embedded by itself.",
+    "late_chunking": (
+        "Whether the model reads all inputs as one text and returns a vector for each part of it. "
+        "Refused if the model cannot."
+    ),
+    "late_chunking_params": "Refused unless it is null: each input is one chunk of `late_chunking`.",
     "limits": "Limits of the key, in addition to those of its tenant: name of the limit → amount.",
     "max_chunks_per_doc": UNSUPPORTED,
     "max_doc_length": "Number of tokens to which a document is cut.",

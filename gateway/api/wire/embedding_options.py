@@ -68,8 +68,7 @@ Modality = Literal["text", "image", "text_image"]
 EmbeddingTypes = Annotated[list[EmbeddingType], msgspec.Meta(min_length=1, max_length=16)]
 # Why each of these is refused if it is on.
 REFUSED = {
-    "late_chunking_params": "each input is embedded by itself; send the whole text as one input",
-    "late_chunking": "each input is embedded by itself; send the whole text as one input",
+    "late_chunking_params": "each input is one chunk of `late_chunking`",
     "return_tokenized_input": "`/tokenize` returns the tokens of a text",
 }
 
