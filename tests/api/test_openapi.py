@@ -1,6 +1,7 @@
 """The OpenAPI document: bodies, replies and errors of each path."""
 
 import base64
+import json
 from typing import Any
 
 import msgspec
@@ -235,6 +236,22 @@ async def test_the_document_has_no_random_examples(boot: Boots) -> None:
 
     assert '"example":' in text
     assert '"examples":' not in text
+
+
+async def test_enums_have_names_for_generated_clients(boot: Boots) -> None:
+    text = msgspec.json.encode(await document(boot))
+    enums: list[list[Any]] = []
+
+    def collect(members: dict[str, Any]) -> dict[str, Any]:
+        enums.append(members.get("enum", []))
+        return members
+
+    json.loads(text, object_hook=collect)
+    assert any(enums)
+    for values in filter(None, enums):
+        # Generators name a value by its letters, and take null for a type.
+        assert len(values) == len({str(value).lower() for value in values}), values
+        assert None not in values
 
 
 async def test_names_in_a_path_are_texts(boot: Boots) -> None:

@@ -1,5 +1,6 @@
 """Completion of the OpenAPI document that Litestar generates: summaries, tags, fields, and examples."""
 
+from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 from gateway.api.document.examples import EXAMPLES
@@ -27,6 +28,7 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document, completed in place; a completed one is returned as it is."""
     if "tags" not in document:
         _drop_random_examples(document)
+        _simplify_enums(document)
         _sort_paths(document)
         for item in document["paths"].values():
             for operation in item.values():
@@ -43,16 +45,39 @@ def operation_id(method: str, path: str) -> str:
     return method.lower() + "".join(word[0].upper() + word[1:] for word in words)
 
 
-def _drop_random_examples(value: Any) -> None:
+def _drop_random_examples(document: dict[str, Any]) -> None:
     """Remove the examples that Litestar makes of random values, which look like replies and are none."""
+    for member in list(_objects(document)):
+        if isinstance(member.get("examples"), list | dict):
+            del member["examples"]
+
+
+def _simplify_enums(document: dict[str, Any]) -> None:
+    """Write enums as generators of clients need them: without null, and one spelling of each value.
+
+    Null becomes a type of its own; otherwise generators name one set of values three times. Of values that
+    differ in case only, which most generators refuse, the first stays.
+    """
+    for schema in list(_objects(document)):
+        values = schema.get("enum")
+        if not isinstance(values, list) or not any(isinstance(value, str) for value in values):
+            continue
+        texts = {str(value).lower(): value for value in reversed(values) if value is not None}
+        plain = {"type": "string", "enum": list(reversed(texts.values()))}
+        if None not in values:
+            schema.update(plain)
+        else:
+            del schema["type"], schema["enum"]
+            schema["oneOf"] = [plain, {"type": "null"}]
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in a JSON value."""
     if isinstance(value, dict):
-        if isinstance(value.get("examples"), list | dict):
-            del value["examples"]
-        for member in value.values():
-            _drop_random_examples(member)
-    elif isinstance(value, list):
-        for member in value:
-            _drop_random_examples(member)
+        yield value
+        value = list(value.values())
+    for member in value if isinstance(value, list) else ():
+        yield from _objects(member)
 
 
 def _sort_paths(document: dict[str, Any]) -> None:

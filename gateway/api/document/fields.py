@@ -98,7 +98,9 @@ FIELDS: Final[dict[str, str]] = {
     "truncate": CUT,
     "truncate_prompt_tokens": "Number of tokens to which an input is cut; -1 is the model's length.",
     "truncation": CUT,
-    "truncation_direction": "End at which an input that is too long is cut.",
+    "truncation_direction": (
+        "End at which an input that is too long is cut. `Left` and `Right` are accepted too."
+    ),
     "truncation_side": "End at which an input that is too long is cut.",
     "use_activation": "Whether scores pass sigmoid or softmax; false returns logits.",
     "user": "Name of the end user. It changes nothing.",
