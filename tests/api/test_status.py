@@ -1,7 +1,10 @@
 """/admin/status, /ui and /docs: content, access and headers."""
 
 import asyncio
+import html
+import json
 import re
+import shlex
 from collections.abc import Callable
 from html.parser import HTMLParser
 
@@ -203,7 +206,7 @@ async def test_docs_list_every_path(boot: Boots) -> None:
         page = await gateway.client.get("/docs")
         document = (await gateway.client.get("/docs/openapi.json")).json()
 
-    assert set(document["paths"]) == set(re.findall(r"<code>(.*?)</code>", page.text))
+    assert set(document["paths"]) == set(re.findall(r"<h3>\w+ <code>(.*?)</code>", page.text))
 
 
 async def test_docs_begin_with_openai_and_list_fields(boot: Boots) -> None:
@@ -212,8 +215,27 @@ async def test_docs_begin_with_openai_and_list_fields(boot: Boots) -> None:
 
     assert ["OpenAI", "TEI"] == re.findall("<h2>(.*?)</h2>", page)[:2]
     assert "<dt>input</dt><dd>string | " in page
-    assert "<dt>encoding_format</dt><dd>float | base64</dd>" in page
+    assert "<dt>encoding_format</dt><dd>float | base64<br>`base64` packs" in page
     assert "<dt>tenant</dt>" in page
+
+
+async def test_commands_in_docs_are_answered(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        page = (await gateway.client.get("/docs", headers={"host": "evil.example"})).text
+        # Unlike a shell, shlex does not join lines.
+        texts = html.unescape(page).replace("\\\n", "")
+        commands = [shlex.split(text) for text in re.findall("<pre>(.*?)</pre>", texts, re.DOTALL)]
+        bodies = {command[1].removeprefix("$GATEWAY_URL"): command[-1] for command in commands}
+        for path in ("/v1/embeddings", "/embed", "/tokenize"):
+            body = json.loads(bodies[path])
+            body.pop("model", None)
+            reply = await gateway.client.post(path, json=body)
+            assert 200 == reply.status_code, reply.text
+
+    assert all(["curl", "-H", "-H", "-d"] == [command[i] for i in (0, 2, 4, 6)] for command in commands)
+    assert "Authorization: Bearer $GATEWAY_API_KEY" == commands[0][3]
+    # The sender of a Host header does not decide where a key goes.
+    assert "evil.example" not in page
 
 
 async def test_script_neither_inserts_markup_nor_stores_the_key(boot: Boots) -> None:

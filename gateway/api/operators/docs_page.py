@@ -1,10 +1,15 @@
-"""The page at /docs: the OpenAPI document as one plain page, without scripts and external files."""
+"""The page at /docs: the OpenAPI document as one plain page, without scripts and external files.
+
+Each path with a body has a command that sends its example, for a shell.
+"""
 
 import base64
 import hashlib
+import shlex
 from html import escape
 from typing import Any, TypeAlias
 
+import msgspec
 from litestar import Request
 from litestar.openapi.plugins import JsonRenderPlugin, OpenAPIRenderPlugin
 
@@ -23,11 +28,15 @@ dl { margin: .25rem 0 0 1rem; }
 dt { font-weight: 600; }
 dd { margin: 0 0 .25rem 1rem; overflow-wrap: break-word; }
 summary { cursor: pointer; }
+pre { background: color-mix(in srgb, currentColor 8%, transparent); margin: .25rem 0; padding: .5rem; }
+pre { overflow-wrap: anywhere; white-space: pre-wrap; }
 """
 STYLE_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{STYLE_DIGEST}'; img-src data:; base-uri 'none'"
 
 Schemas: TypeAlias = dict[str, dict[str, Any]]
+# Method, content and example of an operation → its paths.
+Articles: TypeAlias = dict[tuple[str, str, str], list[str]]
 
 
 class CompleteJsonRenderPlugin(JsonRenderPlugin):
@@ -55,30 +64,57 @@ class ReferenceRenderPlugin(OpenAPIRenderPlugin):
             f'<meta http-equiv="content-security-policy" content="{POLICY}">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style>'
-            f"<h1>{title}</h1><p>Send a key as <b>Authorization: Bearer</b>. The OpenAPI document, which "
-            f'most API tools read, has the answers too: <a href="{document}">{document}</a>.</p>'
+            f"<h1>{title}</h1><p>Send a key as <b>Authorization: Bearer</b>. The commands need "
+            "<code>GATEWAY_URL</code> and <code>GATEWAY_API_KEY</code>, and a model of yours for that of the "
+            "example. The OpenAPI document, which "
+            f'most API tools read, has the replies too: <a href="{document}">{document}</a>.</p>'
             f"{_sections(openapi_schema)}</html>"
         ).encode()
 
 
 def _sections(schema: dict[str, Any]) -> str:
     # A handler's paths differ in nothing else, and are shown together.
-    groups: dict[str, dict[tuple[str, str], list[str]]] = {tag: {} for tag in TAGS}
+    groups: dict[str, Articles] = {tag: {} for tag in TAGS}
     for path, item in schema["paths"].items():
         for method, operation in item.items():
-            below = method.upper(), _content(operation, schema["components"]["schemas"])
+            below = method.upper(), _content(operation, schema["components"]["schemas"]), _example(operation)
             groups.setdefault(operation["tags"][0], {}).setdefault(below, []).append(path)
     return "".join(
-        f"<h2>{escape(tag)}</h2>{''.join(_article(*below, paths) for below, paths in articles.items())}"
-        for tag, articles in groups.items()
-        if articles
+        f"<h2>{escape(tag)}</h2>{_articles(articles)}" for tag, articles in groups.items() if articles
     )
 
 
-def _article(method: str, content: str, paths: list[str]) -> str:
-    ordered = sorted(paths, key=lambda path: (path.startswith("/models/{"), not path.startswith("/v"), path))
-    heads = "".join(f"<h3>{escape(method)} <code>{escape(path)}</code></h3>" for path in ordered)
-    return f"<article>{heads}{content}</article>"
+def _articles(articles: Articles) -> str:
+    return "".join(
+        _article(method, content, sorted(paths, key=_place), example)
+        for (method, content, example), paths in articles.items()
+    )
+
+
+def _place(path: str) -> tuple[bool, bool, str]:
+    return path.startswith("/models/{"), not path.startswith("/v"), path
+
+
+def _article(method: str, content: str, paths: list[str], example: str) -> str:
+    heads = "".join(f"<h3>{escape(method)} <code>{escape(path)}</code></h3>" for path in paths)
+    command = f"<pre>{escape(curl_command(paths[0], example))}</pre>" if example else ""
+    return f"<article>{heads}{content}{command}</article>"
+
+
+def curl_command(path: str, example: str) -> str:
+    """Return a command for a shell that sends a JSON body; address and key are in the environment.
+
+    The address is not that of the request: its Host header, which the sender of a request chooses, would
+    then decide where the key is sent.
+    """
+    headers = '-H "Authorization: Bearer $GATEWAY_API_KEY" -H "Content-Type: application/json"'
+    return f'curl "$GATEWAY_URL{path}" ' + f"{headers} \\\n  -d {shlex.quote(example)}"
+
+
+def _example(operation: dict[str, Any]) -> str:
+    """Return the example of an operation's body as JSON; empty if it has none."""
+    media = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    return msgspec.json.encode(media["example"]).decode() if "example" in media else ""
 
 
 def _content(operation: dict[str, Any], schemas: Schemas) -> str:
@@ -100,11 +136,15 @@ def _fields(operation: dict[str, Any], schemas: Schemas) -> str:
     fields += [(name, kind, name in required) for name, kind in body.get("properties", {}).items()]
     if not fields:
         return ""
-    rows = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(type_name(kind, schemas))}{', required' if needed else ''}</dd>"
-        for name, kind, needed in sorted(fields, key=lambda field: not field[2])
-    )
+    ordered = sorted(fields, key=lambda field: not field[2])
+    rows = "".join(_row(name, kind, schemas, needed=needed) for name, kind, needed in ordered)
     return f"<details><summary>{len(fields)} fields</summary><dl>{rows}</dl></details>"
+
+
+def _row(name: str, kind: dict[str, Any], schemas: Schemas, *, needed: bool) -> str:
+    type_text = escape(type_name(kind, schemas)) + (", required" if needed else "")
+    meaning = kind.get("description") or _resolved(kind, schemas).get("description", "")
+    return f"<dt>{escape(name)}</dt><dd>{type_text}{'<br>' * bool(meaning)}{escape(meaning)}</dd>"
 
 
 def type_name(kind: dict[str, Any], schemas: Schemas) -> str:
