@@ -36,8 +36,8 @@ PROBE_ROUNDS, PROBE_TRIES = 5, 4
 class KernelProbe(NamedTuple):
     """oneDNN's product of integers on this processor.
 
-    saturates: True if sums of two products are cut off at 16 bits. seconds: time of a typical layer.
-    other_seconds: time of the same layer in `other`, the number format that the engine would choose.
+    saturates: True if sums of two products are cut off at 16 bits. seconds: processor time of a typical
+    layer. other_seconds: that of the same layer in `other`, the number format that the engine would choose.
     """
 
     saturates: bool
@@ -129,7 +129,13 @@ def probe_kernel() -> KernelProbe:
             f"`dtype: int8` needs oneDNN's products of integers, and PyTorch {torch.__version__} has none "
             f"for this processor ({_instructions()}); leave `dtype` out"
         ) from error
-    return _measure(saturates=saturates)
+    threads_before = torch.get_num_threads()
+    # Processor time of one thread hardly depends on other work.
+    torch.set_num_threads(1)
+    try:
+        return _measure(saturates=saturates)
+    finally:
+        torch.set_num_threads(threads_before)
 
 
 def gain(probe: KernelProbe) -> str:
@@ -222,6 +228,6 @@ def _measure(*, saturates: bool) -> KernelProbe:
 
 def _times(contenders: tuple[Callable[[Tensor], Tensor], ...], rows: Tensor) -> Iterator[float]:
     for compute in contenders:
-        started_s = time.perf_counter()
+        started_s = time.thread_time()
         compute(rows)
-        yield time.perf_counter() - started_s
+        yield time.thread_time() - started_s
