@@ -16,7 +16,23 @@ from backends.torch.files import CheckpointFiles
 from backends.torch.recipe import LateInteraction
 
 # RoBERTa's family starts positions after the padding index, therefore two of its positions hold no token.
-OFFSET_POSITIONS = {"roberta": 2, "xlm-roberta": 2, "camembert": 2, "mpnet": 2, "longformer": 2}
+OFFSET_POSITIONS = dict.fromkeys(
+    (
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "ibert",
+        "longformer",
+        "luke",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ),
+    2,
+)
 # Keys of networks that compute positions, and so have no table that ends.
 ROTARY_KEYS = frozenset({"rope_theta", "rope_parameters", "rope_scaling", "global_rope_theta"})
 COMPUTED_POSITIONS = frozenset({"rope", "rotary", "alibi"})

@@ -45,6 +45,7 @@ from backends.torch.readers import (
 )
 from backends.torch.recipe import ModelKind
 from backends.torch.refusals import refuse_on_error
+from backends.torch.rows import SingleRows, attend_to_all_tokens, needs_single_rows, varies_by_length
 from backends.torch.sequences import Head
 from backends.torch.static import StaticHead, read_table
 from backends.torch.weights import NetworkSource, Placement, load_network
@@ -65,10 +66,8 @@ class OpenedNetwork(NamedTuple):
 
 # Package into which transformers puts code that comes with a checkpoint.
 REMOTE_CODE_PACKAGE = "transformers_modules"
-# Rotary embeddings that store the frequencies of the lengths of each batch.
-STATEFUL_ROTATIONS = frozenset({"dynamic", "longrope"})
-# Types of models that keep state of a pass.
-STATEFUL_TYPES = frozenset({"big_bird", "recurrent_gemma"})
+# Types of models that keep state of a pass, as those do whose output depends on the longest text.
+STATEFUL_TYPES = frozenset({"recurrent_gemma"})
 
 register()
 
@@ -100,6 +99,7 @@ def open_model(model: Any, source: NetworkSource, placement: Placement) -> Opene
         if source.code is not None:
             model = OwnNetwork(model, "logits" if source.recipe.kind == "classifier" else "last_hidden_state")
             prove_own_network(model, placement.device)
+        attend_to_all_tokens(model)
         return OPENERS[source.recipe.kind](model, source, placement)
 
 
@@ -122,7 +122,7 @@ def _open_dense(model: Any, source: NetworkSource, placement: Placement) -> Open
     if recipe.token_projections:
         token_projection = read_projections(checkpoint, recipe.token_projections, of_tokens=True)
         token_projection.to(placement.device)
-    return _encoder(model, placement, readers, token_projection)
+    return _encoder(model, placement, readers, recipe.max_tokens, token_projection)
 
 
 def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
@@ -138,7 +138,7 @@ def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -
     unknown = source.tokenizer.token_id("[UNK]")
     skipped = frozenset(id_ for id_ in ids if id_ not in {None, unknown})
     readers = {Output.MULTIVECTOR: LateReader(projection, drop_first=False, skipped=skipped)}
-    return _encoder(model, placement, readers)
+    return _encoder(model, placement, readers, recipe.max_tokens)
 
 
 def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
@@ -147,7 +147,7 @@ def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> Ope
     head_dtype = torch.float32 if placement.dtype == torch.int8 else placement.dtype
     replace_linears(head, _linear_type(placement, head_dtype), head_dtype)
     terms = SpladeReader(head, model.config.vocab_size, source.recipe.splade)
-    opened = _encoder(encoder, placement, {Output.SPARSE: terms})
+    opened = _encoder(encoder, placement, {Output.SPARSE: terms}, source.recipe.max_tokens)
     folders = source.recipe.tables.items()
     tables = {
         route: read_terms(source.checkpoint, folder, model.config.vocab_size) for route, folder in folders
@@ -162,32 +162,40 @@ def _open_language(model: Any, source: NetworkSource, placement: Placement) -> O
     head = LanguageHead(model)
     answers = answer_ids(source.tokenizer, source.template)
     readers = {Output.DENSE: NextTokenReader(head, *answers)}
-    opened = _encoder(head.take_encoder(), placement, readers)
+    opened = _encoder(head.take_encoder(), placement, readers, source.recipe.max_tokens)
     return opened._replace(outputs=frozenset())
 
 
 def _open_classifier(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     """Open the stock classifier, around an encoder without padding if its architecture supports that."""
     if source.code is not None:
-        return _padded_classifier(model, placement)
+        return _padded_classifier(model, placement, source.recipe.max_tokens)
     prefix = model.base_model_prefix
     if isinstance(model, GenericForSequenceClassification):
         # It finds the last token by its padding token, which a text may contain and a config may lack.
         pooling, score = pooled_head(model)
         readers = {Output.DENSE: PooledReader((pooling,), score)}
-        return _encoder(getattr(model, prefix), placement, readers)._replace(outputs=frozenset())
+        opened = _encoder(getattr(model, prefix), placement, readers, source.recipe.max_tokens)
+        return opened._replace(outputs=frozenset())
     packed = _packed(getattr(model, prefix), placement)
     if packed is None:
-        return _padded_classifier(model, placement)
+        return _padded_classifier(model, placement, source.recipe.max_tokens)
     inputs = _input_builder(model, placement.device)
     setattr(model, prefix, packed)
     return OpenedNetwork(Classifier(model, inputs), packed=True, outputs=frozenset())
 
 
-def _padded_classifier(model: Any, placement: Placement) -> OpenedNetwork:
+def _padded_classifier(model: Any, placement: Placement, max_tokens: int) -> OpenedNetwork:
     inputs = _input_builder(model, placement.device)
-    classifier = Classifier(Autocast(model, placement.dtype), inputs)
+    classifier = Classifier(_padded(model, placement, max_tokens), inputs)
     return OpenedNetwork(classifier, packed=False, outputs=frozenset())
+
+
+def _padded(network: Any, placement: Placement, max_tokens: int) -> nn.Module:
+    """Return a network that computes padding, or one text at a time if padding changes its output."""
+    is_single = not isinstance(network, OwnNetwork) and needs_single_rows(network, max_tokens)
+    autocast = Autocast(network, placement.dtype)
+    return SingleRows(autocast) if is_single else autocast
 
 
 def _open_static(static: StaticModel, source: NetworkSource, placement: Placement) -> OpenedNetwork:
@@ -219,11 +227,15 @@ def _mix_layers(model: Any, mix: LayerMix) -> None:
 
 
 def _encoder(
-    network: Any, placement: Placement, readers: Readers, projection: nn.Module | None = None
+    network: Any,
+    placement: Placement,
+    readers: Readers,
+    max_tokens: int,
+    projection: nn.Module | None = None,
 ) -> OpenedNetwork:
     packed = _packed(network, placement)
-    inputs = _input_builder(network, placement.device, passes_tokens=packed is not None)
-    runnable = packed or Autocast(network, placement.dtype)
+    runnable = packed or _padded(network, placement, max_tokens)
+    inputs = _input_builder(network, placement.device, passes_tokens=not isinstance(runnable, Autocast))
     all_readers = {**readers, Output.TOKENS: read_token_vectors}
     head = Encoder(runnable, inputs, all_readers, projection)
     return OpenedNetwork(head, packed is not None, frozenset(all_readers))
@@ -235,7 +247,7 @@ def _packed(encoder: Any, placement: Placement) -> PackedEncoder | None:
         _refuse_compiled(encoder, placement)
         return None
     config = encoder.config
-    packed = pack(encoder, padding_position(config))
+    packed = None if varies_by_length(encoder) else pack(encoder, padding_position(config))
     if packed is None:
         _refuse_compiled(encoder, placement)
         return None
@@ -272,14 +284,9 @@ def _compiled(encoder: nn.Module, device: torch.device) -> Any:
 
 def _is_reentrant(model: Any) -> bool:
     """Return True if no pass changes the model's state; code that comes with weights may do anything."""
-    if model.config.model_type in STATEFUL_TYPES:
+    if model.config.model_type in STATEFUL_TYPES or varies_by_length(model):
         return False
-    for module in model.modules():
-        rope_type = getattr(module, "rope_type", None)
-        rotations = set(rope_type.values()) if isinstance(rope_type, dict) else {rope_type}
-        if rotations & STATEFUL_ROTATIONS or type(module).__module__.startswith(REMOTE_CODE_PACKAGE):
-            return False
-    return True
+    return not any(type(module).__module__.startswith(REMOTE_CODE_PACKAGE) for module in model.modules())
 
 
 def _input_builder(model: Any, device: torch.device, *, passes_tokens: bool = False) -> InputBuilder:

@@ -4,6 +4,7 @@ Support of an architecture is not looked up in a list but tested once, when its 
 """
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -126,8 +127,16 @@ class PackedEncoder(nn.Module):
         if token_type_ids is not None:
             inputs["token_type_ids"] = layout.pack(token_type_ids)
         hidden = layout.unpack(self.encoder(**inputs).last_hidden_state)
-        pooled = None if self.pooler is None else self.pooler(hidden)
+        pooled = None if self.pooler is None else self._pool(hidden)
         return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=pooled)
+
+    def _pool(self, hidden: Tensor) -> Tensor:
+        """Return the pooler's (rows, dim), whose parts ALBERT applies in the encoder's code."""
+        if isinstance(self.pooler, nn.Linear):
+            pooled: Tensor = self.encoder.pooler_activation(self.pooler(hidden[:, 0]))
+        else:
+            pooled = self.pooler(hidden)
+        return pooled
 
     def _positions(self, layout: PackedLayout, input_ids: Tensor) -> Tensor:
         if self._padding_position is None:
@@ -156,25 +165,35 @@ def pack(encoder: Any, padding_position: int | None) -> PackedEncoder | None:
     an input.
     """
     inputs = _probe(encoder)
-    expected = encoder(**inputs).last_hidden_state
+    stock_output = encoder(**inputs)
+    expected = stock_output.last_hidden_state
     stock = encoder.config._attn_implementation  # noqa: SLF001 - it has no public name
     register()
     packed = PackedEncoder(encoder, padding_position)
     try:
         encoder.set_attn_implementation(PACKED)
-        computed = packed(**inputs).last_hidden_state
+        output = packed(**inputs)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
     else:
-        difference = ((expected - computed) * inputs["attention_mask"].unsqueeze(-1)).norm(dim=-1)
-        worst = (difference / expected.norm(dim=-1).clamp(min=1e-9)).max().item()
+        mask = inputs["attention_mask"].unsqueeze(-1)
+        worst = _difference(expected * mask, output.last_hidden_state * mask)
+        if packed.pooler is not None:
+            worst = max(worst, _difference(stock_output.pooler_output, output.pooler_output))
         if worst < PROBE_TOLERANCE:
             return packed
-        reason = f"its token vectors differ by {worst:.1e}"
+        reason = f"its vectors differ by {worst:.1e}"
     logger.info("%s computes padding too: %s", type(encoder).__name__, reason)
     packed.restore()
     encoder.set_attn_implementation(stock)
     return None
+
+
+def _difference(expected: Tensor, computed: Tensor) -> float:
+    """Return the largest difference of two vectors, relative to the first; infinity if shapes differ."""
+    if expected.shape != computed.shape:
+        return math.inf
+    return ((expected - computed).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-9)).max().item()
 
 
 def _probe(encoder: Any) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 # name → (config, True if it is computed without padding).
 ENCODERS: dict[str, tuple[Callable[[], PretrainedConfig], bool]] = {
     "bert": (lambda: transformers.BertConfig(**SMALL), True),
+    "albert": (lambda: transformers.AlbertConfig(**SMALL | {"embedding_size": 16}), True),
     "roberta": (lambda: transformers.RobertaConfig(**SMALL | {"type_vocab_size": 1}), True),
     "xlm-roberta": (
         lambda: transformers.XLMRobertaConfig(**SMALL | {"type_vocab_size": 1, "pad_token_id": 1}),

@@ -9,6 +9,7 @@ import pytest
 
 from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import Vectors
+from backends.torch import int8
 from backends.torch.engine import Engine
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loader import load
@@ -17,6 +18,12 @@ from tests.engine.cross_encoder import make_cross_encoder
 from tests.engine.texts import real_texts
 
 Engines = Callable[[Path, DTypeName], Engine]
+
+
+@pytest.fixture(autouse=True)
+def quick_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accept `dtype: int8` however fast it is: a busy machine would refuse it."""
+    monkeypatch.setattr(int8, "refuse_slow", lambda _: None)
 
 
 @pytest.fixture(scope="session")

@@ -1,25 +1,50 @@
 """Supported architectures against the stock libraries in float32, with and without padding."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from sentence_transformers.sentence_transformer import modules
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PretrainedConfig
 
-from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Vectors
+from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Truncate, Vectors
 from backends.torch.engine import Engine
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import load
 from backends.torch.options import DTypeName
-from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier, make_encoder, make_sentence_model
+from tests.engine.checkpoints import (
+    DECODER,
+    DECODERS,
+    ENCODERS,
+    SMALL,
+    make_classifier,
+    make_encoder,
+    make_sentence_model,
+)
 from tests.engine.texts import real_texts
 
 TEXTS = [text for text in real_texts() if len(text) > 12][:40]
 QUERY, DOCUMENTS = TEXTS[0], TEXTS[1:20]
+LONGROPE = {"rope_type": "longrope", "long_factor": [4.0] * 4, "short_factor": [1.0] * 4}
+SHORT_FIRST = DECODER | {"max_position_embeddings": 130, "original_max_position_embeddings": 16}
+# Networks in which padding, or a longer text in the batch, changes a text's vectors.
+SENSITIVE: dict[str, Callable[[], PretrainedConfig]] = {
+    "fnet": lambda: transformers.FNetConfig(**SMALL | {"max_position_embeddings": 130}),
+    "convbert": lambda: transformers.ConvBertConfig(**SMALL | {"embedding_size": 32}),
+    "yoso": lambda: transformers.YosoConfig(**SMALL),
+    "phi3": lambda: transformers.Phi3Config(**SHORT_FIRST, rope_scaling=LONGROPE),
+}
+# Networks that begin positions after that of padding.
+OFFSET = {
+    "esm": lambda: transformers.EsmConfig(**SMALL | {"pad_token_id": 1}),
+    "ibert": lambda: transformers.IBertConfig(**SMALL | {"pad_token_id": 1}),
+    "data2vec": lambda: transformers.Data2VecTextConfig(**SMALL | {"pad_token_id": 1}),
+}
 
 
 def load_tiny(folder: Path, dtype: DTypeName = "float32") -> LoadedModel:
@@ -61,6 +86,61 @@ async def test_decoders_agree_with_sentence_transformers(name: str, minilm: Path
 
     assert model.packed
     assert_same_vectors(await vectors_of(model, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
+
+
+@pytest.mark.parametrize("name", SENSITIVE)
+async def test_texts_are_computed_apart_where_a_batch_would_change_them(
+    name: str, minilm: Path, tmp_path: Path
+) -> None:
+    encoder = make_encoder(SENSITIVE[name](), minilm, tmp_path / "encoder")
+    stock = make_sentence_model(encoder, tmp_path / "sentence", "mean")
+    model = load_tiny(tmp_path / "sentence")
+
+    expected = stock.encode(TEXTS, batch_size=1, normalize_embeddings=True)
+    assert not model.packed
+    assert_same_vectors(await vectors_of(model, TEXTS), expected)
+    if name in {"fnet", "convbert"}:
+        assert (stock.encode(TEXTS, normalize_embeddings=True) * expected).sum(axis=1).min() < 0.999
+
+
+async def test_sparse_attention_does_not_depend_on_earlier_texts(minilm: Path, tmp_path: Path) -> None:
+    config = transformers.BigBirdConfig(**SMALL | {"block_size": 4, "num_random_blocks": 1})
+    encoder = make_encoder(config, minilm, tmp_path / "encoder")
+    stock = make_sentence_model(encoder, tmp_path / "sentence", "mean")
+    # The network attends to all tokens from here on.
+    stock.encode("ok")
+    model = load_tiny(tmp_path / "sentence")
+
+    assert_same_vectors(await vectors_of(model, TEXTS), stock.encode(TEXTS, normalize_embeddings=True))
+
+
+@pytest.mark.parametrize("name", ["convbert", "fnet", "yoso"])
+async def test_pairs_are_scored_apart_where_a_batch_would_change_them(
+    name: str, minilm: Path, tmp_path: Path
+) -> None:
+    make_classifier(SENSITIVE[name](), minilm, tmp_path)
+    model = load_tiny(tmp_path)
+    engine = Engine(model, batch_tokens=10**6, queue_tokens=10**9)
+    documents = (*DOCUMENTS[:4], " ".join(DOCUMENTS))
+
+    together = await engine.run(Rerank(QUERY, documents, raw_scores=True))
+    alone = [await engine.run(Rerank(QUERY, (text,), raw_scores=True)) for text in documents]
+
+    assert isinstance(together, RerankReply)
+    scores = [reply.scores[0] for reply in alone if isinstance(reply, RerankReply)]
+    np.testing.assert_allclose(together.scores, scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", OFFSET)
+async def test_input_of_the_greatest_length_has_positions(name: str, minilm: Path, tmp_path: Path) -> None:
+    model = load_tiny(make_encoder(OFFSET[name](), minilm, tmp_path))
+
+    reply = await Engine(model, batch_tokens=256, queue_tokens=10**9).run(
+        Embed(("word " * 200,), truncate=Truncate.RIGHT)
+    )
+
+    assert isinstance(reply, EmbedReply)
+    assert reply.tokens == 128
 
 
 @pytest.mark.parametrize("name", ["bert", "mpnet", "modernbert"])
@@ -118,7 +198,7 @@ async def test_prompts_by_name_agree_with_sentence_transformers(minilm: Path, tm
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert", "mpnet"]
+    "name", ["bert", "albert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert", "mpnet"]
 )
 async def test_cross_encoders_agree_with_transformers(name: str, minilm: Path, tmp_path: Path) -> None:
     config, packed = ENCODERS[name]

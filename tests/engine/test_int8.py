@@ -160,6 +160,7 @@ def test_int8_is_refused_where_it_is_not_faster(monkeypatch: pytest.MonkeyPatch)
     slow = KernelProbe(saturates=False, seconds=3e-3, other=torch.bfloat16, other_seconds=2e-3)
     assert refuse_slow(slow._replace(seconds=1e-3)) is None
     monkeypatch.setattr(int8, "probe_kernel", lambda: slow)
+    monkeypatch.setattr(int8, "refuse_slow", refuse_slow)
 
     with pytest.raises(ModelUnavailable, match=r"not faster than bfloat16 .*3\.0 ms against 2\.0 ms a layer"):
         require_int8(torch.device("cpu"), compiled=False)

@@ -155,7 +155,7 @@ VERDICTS: dict[str, tuple[Made, str | None, str | None]] = {
         None,
         "T5ForSequenceClassification that the engine cannot run",
     ),
-    "classifier-of-bart": (classifier(transformers.BartConfig(**HALVES, **BART)), None, "number of <eos>"),
+    "classifier-of-bart": (classifier(transformers.BartConfig(**HALVES, **BART)), None, "<eos> token"),
     "masked-bart": (masked(transformers.BartConfig(**HALVES, **BART)), "splade", None),
     "masked-longformer": (
         masked(transformers.LongformerConfig(**SMALL | {"attention_window": 8})),
