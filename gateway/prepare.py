@@ -117,9 +117,12 @@ class Preparer:
         inputs: of the model that serves the route. Raises: DeadlineExceeded, InvalidInput, Overloaded,
         QuotaExceeded, RequestExceedsLimit.
         """
-        cut = await self._cut(inputs, tenant, call, deadline)
-        prepared = _build(inputs, cut.call, route)
-        prepared.cut = cut
+        if call.text_tokens is None:
+            prepared = _build(inputs, call, route)
+        else:
+            cut = await self._cut(inputs, tenant, call, deadline)
+            prepared = _build(inputs, cut.call, route)
+            prepared.cut = cut
         # Tokenizing is free, whatever the limits.
         is_free = isinstance(call.work, Tokenize | Detokenize)
         is_limited = not is_free and _has_token_limit(tenant, route)
@@ -156,8 +159,6 @@ class Preparer:
         return await decoder.decode(ids, self._threads, self._claim(tenant, bulk=False), deadline)
 
     async def _cut(self, inputs: ModelInputs, tenant: Tenant, call: Call, deadline: Deadline) -> CutCall:
-        if call.text_tokens is None:
-            return CutCall(call)
         try:
             async with asyncio.timeout_at(deadline.at_s):
                 claim = self._claim(tenant, bulk=call.bulk)

@@ -181,6 +181,6 @@ def _check_plain_numbers(options: EmbeddingOptions) -> None:
 
 def _check_one_of(options: EmbeddingOptions, name: str, other: str) -> None:
     """Check that two fields of one meaning do not contradict each other. Raises: InvalidInput."""
-    values = {getattr(options, name), getattr(options, other)} - {None}
-    if len(values) > 1:
+    first, second = getattr(options, name), getattr(options, other)
+    if first is not None and second is not None and first != second:
         raise InvalidInput(f"send `{name}` or `{other}`, one of them", param=other)

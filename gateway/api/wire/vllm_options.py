@@ -6,6 +6,7 @@ a request changes nothing and is ignored.
 """
 
 from collections.abc import Container
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -60,6 +61,9 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "normalize": (None, True),
     "chat_template": (None,),
 }
+# Read at once, because every call is checked.
+_values_of = attrgetter(*HARMLESS)
+_DEFAULTS = _values_of(VllmOptions())
 WAY_OUT = {
     "normalize": ": send `use_activation`",
     "priority": " except as 0: send the header `x-priority: bulk`",
@@ -75,10 +79,8 @@ def check_options(options: VllmOptions, *, own: Container[str] = ()) -> None:
         raise InvalidInput(
             "`messages` is refused: no chat template is applied here; send texts", param="messages"
         )
-    for field, allowed in HARMLESS.items():
-        if field not in own and getattr(options, field) not in allowed:
-            way_out = WAY_OUT.get(field, "")
-            raise InvalidInput(f"`{field}` is not supported by this gateway{way_out}", param=field)
+    if _values_of(options) != _DEFAULTS:
+        _check_harmless(options, own)
     if options.chat_template_kwargs and options.chat_template_kwargs.keys() != {"instruction"}:
         raise InvalidInput(
             "`chat_template_kwargs` may contain `instruction` only", param="chat_template_kwargs"
@@ -86,6 +88,13 @@ def check_options(options: VllmOptions, *, own: Container[str] = ()) -> None:
     cut = options.truncate_prompt_tokens
     if cut is not None and (cut < -1 or cut == 0):
         raise InvalidInput("`truncate_prompt_tokens` is -1, or at least 1", param="truncate_prompt_tokens")
+
+
+def _check_harmless(options: VllmOptions, own: Container[str]) -> None:
+    for field, allowed in HARMLESS.items():
+        if field not in own and getattr(options, field) not in allowed:
+            way_out = WAY_OUT.get(field, "")
+            raise InvalidInput(f"`{field}` is not supported by this gateway{way_out}", param=field)
 
 
 def instruction_of(options: VllmOptions) -> str | None:
