@@ -98,7 +98,7 @@ def open_model(model: Any, source: NetworkSource, placement: Placement) -> Opene
     with refuse_on_error(f"{source.checkpoint} has a {type(model).__name__} that the engine cannot run"):
         if source.code is not None:
             model = OwnNetwork(model, "logits" if source.recipe.kind == "classifier" else "last_hidden_state")
-            prove_own_network(model, placement.device)
+            prove_own_network(model)
         attend_to_all_tokens(model)
         return OPENERS[source.recipe.kind](model, source, placement)
 

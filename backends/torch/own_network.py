@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -16,6 +15,7 @@ from transformers.modeling_outputs import ModelOutput
 from backends.errors import ModelUnavailable
 from backends.torch.own_code import OwnCode
 from backends.torch.refusals import refuse_on_error
+from backends.torch.rows import PROBE_TOLERANCE, difference_of_shorter, run_padded_and_alone
 
 OutputField: TypeAlias = Literal["last_hidden_state", "logits"]
 # Switches of published code that select another implementation of the same network. gte's needs xformers for
@@ -25,8 +25,6 @@ PORTABLE_VALUES: dict[str, dict[str, Any]] = {
 }
 # Lengths of the probe's sequences, the longest of which has no padding.
 PROBE_LENGTHS = (11, 4)
-# float32 noise stays below 1e-5 of a vector's length.
-PROBE_TOLERANCE = 1e-3
 
 
 class TrustedCode(NamedTuple):
@@ -82,10 +80,10 @@ def read_own_class(checkpoint: Path, trusted: TrustedCode) -> tuple[Any, Any]:
     return network_class, config
 
 
-def prove_own_network(network: OwnNetwork, device: torch.device) -> None:
+def prove_own_network(network: OwnNetwork) -> None:
     """Run the code once. Raises: ModelUnavailable if it fails, or padding changes its output."""
     with refuse_on_error(f"the checkpoint's own code, `{type(network.own).__name__}`, failed"):
-        _require_padding_invariance(network, device)
+        _require_padding_invariance(network)
 
 
 def _open_config(checkpoint: Path, trusted: TrustedCode) -> Any:
@@ -98,30 +96,16 @@ def _open_config(checkpoint: Path, trusted: TrustedCode) -> Any:
     return config_class.from_pretrained(checkpoint, local_files_only=True)
 
 
-@torch.inference_mode()
-def _require_padding_invariance(network: OwnNetwork, device: torch.device) -> None:
+def _require_padding_invariance(network: OwnNetwork) -> None:
     """Compare a sequence in a padded batch with the same sequence alone. Raises: ModelUnavailable."""
     longest, short = PROBE_LENGTHS
-    generator = torch.Generator().manual_seed(0)
-    words = min(int(network.config.vocab_size), 1000)
-    ids = torch.randint(1, words, (2, longest), generator=generator).to(device)
-    mask = torch.ones_like(ids)
-    ids[1, short:] = network.config.pad_token_id or 0
-    mask[1, short:] = 0
-    together = _output(network, ids, mask)
-    alone = _output(network, ids[1:, :short], mask[1:, :short])
+    together, alone = run_padded_and_alone(network, longest, short)
     name = type(network.own).__name__
     of_tokens = network.field == "last_hidden_state"
     if together.shape[:-1] != ((2, longest) if of_tokens else (2,)):
         shape = tuple(together.shape)
         raise ModelUnavailable(f"`{name}` returns `{network.field}` {shape} for 2 texts of {longest} tokens")
-    row = together[1, :short] if of_tokens else together[1]
-    difference = ((row - alone[0]).norm(dim=-1) / alone[0].norm(dim=-1).clamp(min=1e-9)).max().item()
+    difference = difference_of_shorter(together, alone)
     # Written so that it also rejects NaN.
     if not difference < PROBE_TOLERANCE:
         raise ModelUnavailable(f"`{name}` gives a text other values next to a longer one ({difference:.1e})")
-
-
-def _output(network: OwnNetwork, ids: Tensor, mask: Tensor) -> Tensor:
-    (value,) = network(input_ids=ids, attention_mask=mask).values()
-    return value.float()

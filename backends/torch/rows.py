@@ -68,7 +68,8 @@ def needs_single_rows(network: Any, max_tokens: int) -> bool:
         reason = "its positions depend on the longest text"
     else:
         lengths = [pair for pair in PROBE_LENGTHS if pair[0] <= max_tokens]
-        worst = max((_difference(network, *pair) for pair in lengths), default=0.0)
+        differences = (difference_of_shorter(*run_padded_and_alone(network, *pair)) for pair in lengths)
+        worst = max(differences, default=0.0)
         # Written so that it also rejects NaN.
         if worst < PROBE_TOLERANCE:
             return False
@@ -78,8 +79,8 @@ def needs_single_rows(network: Any, max_tokens: int) -> bool:
 
 
 @torch.inference_mode()
-def _difference(network: Any, longest: int, short: int) -> float:
-    """Return the relative difference of a sequence's output in a padded batch to that alone."""
+def run_padded_and_alone(network: Any, longest: int, short: int) -> tuple[Tensor, Tensor]:
+    """Run a batch of two random sequences, then the shorter one alone; return both outputs in float32."""
     config = network.config
     pad_id = config.pad_token_id or 0
     generator = torch.Generator().manual_seed(0)
@@ -89,9 +90,13 @@ def _difference(network: Any, longest: int, short: int) -> float:
     ids[1, short:], mask[1, short:] = pad_id, 0
     device = next(network.parameters()).device
     ids, mask = ids.to(device), mask.to(device)
-    together = _output(network, ids, mask)[1]
-    alone = _output(network, ids[1:, :short], mask[1:, :short])[0]
-    row = together[:short] if together.dim() > 1 else together
+    return _output(network, ids, mask), _output(network, ids[1:, :short], mask[1:, :short])
+
+
+def difference_of_shorter(together: Tensor, alone: Tensor) -> float:
+    """Return the largest difference of the shorter sequence's vectors to those alone, relative to them."""
+    alone = alone[0]
+    row = together[1, : len(alone)] if together.dim() > 2 else together[1]
     return ((row - alone).norm(dim=-1) / alone.norm(dim=-1).clamp(min=1e-9)).max().item()
 
 
