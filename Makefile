@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs models lock clean
+.PHONY: help install serve example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -114,7 +114,16 @@ docs: .venv/installed-docs ## build the documentation as a site into site/; fail
 models: .venv/installed-dev ## write docs/models.md from the table of model families in tests/engine/families
 	$(BIN)/python -m tests.engine.families
 
-LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --override requirements/without-torch.txt pyproject.toml --group engine --group build
+# In an environment of its own: the generator needs the protobuf release whose code it writes.
+.venv-protos/installed: requirements/protos.txt
+	test -x .venv-protos/bin/python || $(PYTHON) -m venv .venv-protos
+	.venv-protos/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes --no-deps -r requirements/protos.txt
+	@touch $@
+
+protos: .venv-protos/installed ## generate the code of backends/tei_protos/*.proto
+	.venv-protos/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. backends/tei_protos/*.proto
+
+LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --override requirements/without-torch.txt pyproject.toml --extra grpc --group engine --group build
 CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))
 LOCK_CLIENT = cd tests/clients/requirements && uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate
 
@@ -127,8 +136,9 @@ lock: ## pin the newest allowed releases again; needs uv
 	$(LOCK) --group browser --constraint requirements/dev.txt --output-file requirements/browser.txt
 	$(LOCK) --group plots --constraint requirements/dev.txt --output-file requirements/plots.txt
 	$(LOCK) --group docs --constraint requirements/dev.txt --output-file requirements/docs.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/protos.in --output-file requirements/protos.txt
 	for client in $(filter-out sie,$(CLIENTS)); do ( $(LOCK_CLIENT) --python-version 3.11 $$client.in --output-file $$client.txt ) || exit 1; done
 	$(LOCK_CLIENT) --python-version 3.12 sie.in --output-file sie.txt
 
 clean: ## remove what was installed and cached
-	rm -rf .venv .venv-lowest .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-lowest .venv-protos .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
