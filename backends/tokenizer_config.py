@@ -13,6 +13,7 @@ import msgspec
 
 from backends.contract import TokenizerSettings
 from backends.errors import ModelUnavailable
+from backends.token_types import find_type_ids
 from backends.tokenizer_rules import (
     ENDS,
     AddedWord,
@@ -61,14 +62,6 @@ PREFIX_CLASSES = frozenset(
     f"{name}Tokenizer"
     for name in ("Bart", "Blenderbot", "Deberta", "GPT2", "LED", "Longformer", "Mvp", "Roberta")
 )
-# Classes that give a network no type ids if `model_input_names` is not stated.
-UNTYPED_CLASSES = frozenset(
-    f"{name}Tokenizer"
-    for name in (
-        *("Bart", "Barthez", "BigBird", "Camembert", "DistilBert", "GPT2", "Gemma", "LED", "Llama"),
-        *("Longformer", "MPNet", "Qwen2", "Roberta", "T5", "XLMRoberta"),
-    )
-)
 # Code of gte-Qwen2's and stella_en_1.5B's tokenizer, which puts an end token behind each text.
 QWEN_CODE = ("tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast")
 QWEN_END = "<|endoftext|>"
@@ -96,7 +89,7 @@ def rules_of(files: TokenizerFiles, settings: TokenizerSettings) -> TokenizerRul
         code=code[-1] if code else None,
         lower_case=bool(files.network.get("do_lower_case")),
         splits_special=bool(files.config.get("split_special_tokens")),
-        type_ids=_has_type_ids(files),
+        type_ids=find_type_ids(files),
         truncation_side=_truncation_side(files),
     )
 
@@ -124,11 +117,6 @@ def _code(config: Json) -> tuple[str, ...]:
     classes = mapped.get("AutoTokenizer") if isinstance(mapped, dict) else mapped
     listed = [classes] if isinstance(classes, str) else classes or []
     return tuple(str(name).rsplit("--", 1)[-1] for name in listed if name)
-
-
-def _has_type_ids(files: TokenizerFiles) -> bool:
-    stated = files.config.get("model_input_names")
-    return files.class_name not in UNTYPED_CLASSES if stated is None else "token_type_ids" in stated
 
 
 def _truncation_side(files: TokenizerFiles) -> Literal["left", "right"] | None:

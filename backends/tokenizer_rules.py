@@ -17,13 +17,20 @@ CLASSES_OF_TYPES = {
     **dict.fromkeys(("bert", "convbert", "electra", "mobilebert", "nomic_bert"), "BertTokenizer"),
     **dict.fromkeys(("llama", "mistral", "mixtral"), "LlamaTokenizer"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
-    **dict.fromkeys(("roberta", "longformer"), "RobertaTokenizer"),
+    **dict.fromkeys(("data2vec-text", "ibert", "roberta", "roberta-prelayernorm"), "RobertaTokenizer"),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "opt"), "GPT2Tokenizer"),
+    **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xmod"), "XLMRobertaTokenizer"),
     "bart": "BartTokenizer",
+    "big_bird": "BigBirdTokenizer",
+    "camembert": "CamembertTokenizer",
+    "codegen": "CodeGenTokenizer",
     "deberta": "DebertaTokenizer",
     "distilbert": "DistilBertTokenizer",
-    "gpt2": "GPT2Tokenizer",
     "gpt_neox": "GPTNeoXTokenizer",
+    "longformer": "LongformerTokenizer",
+    "luke": "LukeTokenizer",
     "mpnet": "MPNetTokenizer",
+    "openai-gpt": "OpenAIGPTTokenizer",
 }
 
 
@@ -60,14 +67,25 @@ class LetterRules(msgspec.Struct, frozen=True):
     handle_chinese_chars: bool = True
 
 
+class TypeIds(msgspec.Struct, frozen=True):
+    """Presence of ids that distinguish the two texts of a pair.
+
+    differs: True if transformers 5 gives none. library: the version of transformers that the checkpoint was
+    written with, None if no file states it.
+    """
+
+    given: bool = True
+    differs: bool = False
+    library: str | None = None
+
+
 class TokenizerRules(msgspec.Struct, frozen=True):
     """Changes that a checkpoint's files and the operator ask of its tokenizer.json; None changes nothing.
 
     prefix_space: a space before the first word. vocabulary_size: of the network. code: class of tokenizer
     code that is not run. special: False if no tokens are put around a text, whatever tokenizer.json says.
     lower_case: letters between special tokens are lowered first. splits_special: special tokens in a text are
-    split as other words are. type_ids: False if the network gets no ids that distinguish the texts of a pair.
-    truncation_side: end that is cut where a request names none.
+    split as other words are. truncation_side: end that is cut where a request names none.
     """
 
     bos: EndRule | None = None
@@ -80,14 +98,15 @@ class TokenizerRules(msgspec.Struct, frozen=True):
     special: bool = True
     lower_case: bool = False
     splits_special: bool = False
-    type_ids: bool = True
+    type_ids: TypeIds = TypeIds()
     truncation_side: Literal["left", "right"] | None = None
 
 
 class TokenizerFiles(NamedTuple):
     """Small files with the settings of a checkpoint's tokenizer.
 
-    network: settings of sentence-transformers for the network itself.
+    network: settings of sentence-transformers for the network itself. library: version of transformers with
+    which the checkpoint was written, None if no file states it.
     """
 
     config: Json
@@ -95,6 +114,7 @@ class TokenizerFiles(NamedTuple):
     named: Json
     added: Json
     network: Json
+    library: str | None = None
 
     @property
     def class_name(self) -> str:

@@ -29,13 +29,21 @@ from backends.texts import (
     ModelInput,
     clip_text,
 )
+from backends.token_types import written_with
 from backends.tokenizer_config import rules_of
 from backends.tokenizer_json import EditedTokenizer, apply_rules
-from backends.tokenizer_rules import TokenizerFiles, TokenizerRules
+from backends.tokenizer_rules import TokenizerFiles, TokenizerRules, TypeIds
 from backends.wordpiece_json import VOCABULARY_FILE, wordpiece_json
 
 AS_FILES_SAY = TokenizerSettings()
 TOKENIZER_FILE = "tokenizer.json"
+SMALL_FILES = (
+    "tokenizer_config",
+    "special_tokens_map",
+    "added_tokens",
+    "config",
+    "config_sentence_transformers",
+)
 # Vocabularies that another library reads.
 OTHER_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "spm.model", "merges.txt")
 
@@ -128,12 +136,12 @@ class Traits(msgspec.Struct, frozen=True):
     """Properties of a tokenizer that its vocabulary does not show.
 
     notes: for the operator, on guesses and settled conflicts. truncation_side: end of a text that is cut
-    where a request names none. type_ids: True if ids distinguish the texts of a pair.
+    where a request names none. type_ids: presence of ids that distinguish the texts of a pair.
     """
 
     notes: tuple[str, ...] = ()
     truncation_side: Truncate = Truncate.RIGHT
-    type_ids: bool = True
+    type_ids: TypeIds = TypeIds()
 
 
 NO_TRAITS = Traits()
@@ -305,7 +313,10 @@ class TextTokenizer:
                 encodings[index] = encoding
         return TokenSequences(
             [encoding.ids for encoding in encodings],
-            [encoding.type_ids if self.traits.type_ids else [0] * len(encoding) for encoding in encodings],
+            [
+                encoding.type_ids if self.traits.type_ids.given else [0] * len(encoding)
+                for encoding in encodings
+            ],
             tuple(sorted({*too_long, *cut})),
         )
 
@@ -505,16 +516,16 @@ def _tokenizer_of(static: StaticModel, settings: TokenizerSettings) -> Tokenizer
 
 
 def _read_small_files(checkpoint: Path) -> TokenizerFiles:
-    config, named, added, model = (
-        read_json_object(checkpoint / f"{name}.json")
-        for name in ("tokenizer_config", "special_tokens_map", "added_tokens", "config")
+    config, named, added, model, sentence = (
+        read_json_object(checkpoint / f"{name}.json") for name in SMALL_FILES
     )
+    library = written_with(model, sentence)
     settings = read_network_settings(lambda name: read_json_object(checkpoint / name))
     config |= processor_arguments(settings)
     if "added_tokens_decoder" in config:
         # Newer versions of the library state all in one file, and may leave the other two behind.
-        return TokenizerFiles(config, model, config, {}, settings)
-    return TokenizerFiles(config, model, {**config, **named}, added, settings)
+        return TokenizerFiles(config, model, config, {}, settings, library)
+    return TokenizerFiles(config, model, {**config, **named}, added, settings, library)
 
 
 def _read(file: TokenizerFile, edited: EditedTokenizer) -> Tokenizer:

@@ -61,7 +61,7 @@ MAIN_OUTPUTS: dict[ModelKind, Output] = {
     "static": Output.DENSE,
 }
 # Names that architectures use for the number of components of a token's vector.
-WIDTH_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
+WIDTH_KEYS = ("hidden_size", "dim", "d_model", "n_embd", "emb_dim")
 
 
 def read_input_rules(checkpoint: Path) -> InputRules:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from backends.contract import Output
+from backends.contract import Output, Truncate
 from backends.tokens import TextTokenizer
 from backends.torch.sequences import LOGITS, Head, InputSequence, Row
 
 # Repetitions of a text in each sequence of a batch. The compiler treats a size as variable only after it has
 # changed.
+WORD = "ready"
 SHAPES = ((1,), (2, 1, 1), (3, 2))
 
 
@@ -19,9 +20,17 @@ def run_first_passes(
     outputs: those of the network, empty for logits. vocabulary: number of token ids that the network has, 0
     for all of the tokenizer's.
     """
-    (word,) = tokenizer.explain(["ready"], add_special_tokens=True)
-    ids = [min(token.id, vocabulary - 1) if vocabulary else token.id for token in word][:max_tokens]
+    # Both texts of a pair may have a type of their own.
+    encoded = tokenizer.encode([WORD, (WORD, WORD)], Truncate.RIGHT)
+    text, pair = (
+        InputSequence([min(id_, vocabulary - 1) for id_ in ids] if vocabulary else ids, type_ids)
+        for ids, type_ids in zip(encoded.ids, encoded.type_ids, strict=True)
+    )
     for repeats in SHAPES:
-        batch = [(ids * times)[:max_tokens] for times in repeats]
-        sequences = [InputSequence(text_ids, [0] * len(text_ids)) for text_ids in batch]
-        yield head.run(sequences, outputs or LOGITS)
+        yield head.run([_repeated(text, times, max_tokens) for times in repeats], outputs or LOGITS)
+    if not outputs:
+        yield head.run([pair], LOGITS)
+
+
+def _repeated(text: InputSequence, times: int, max_tokens: int) -> InputSequence:
+    return InputSequence((text.ids * times)[:max_tokens], (text.type_ids * times)[:max_tokens])

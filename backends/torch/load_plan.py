@@ -20,6 +20,7 @@ from backends.torch.projection import check_projections
 from backends.torch.recipe import Recipe
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.template import read_template
+from backends.torch.text_inputs import refuse_other_inputs, type_id_notes
 
 # Number formats of weights that the engine reads, by their names in config.json.
 READ_FORMATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -65,6 +66,8 @@ def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
     template = read_template(files, recipe, options.settings)
     adapter = choose_adapter(files, options.settings.adapter)
     code = permitted_code(checkpoint, options)
+    if code is None:
+        refuse_other_inputs(files, recipe)
     _refuse_formats(files)
     check_projections(checkpoint, recipe)
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
@@ -72,6 +75,7 @@ def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
         answer_ids(tokenizer, template)
     notes = (
         *tokenizer.traits.notes,
+        *type_id_notes(files, recipe, tokenizer),
         *pooling_notes(files, recipe, options.settings),
     )
     return LoadPlan(recipe, template, tokenizer, adapter, code, notes)

@@ -48,6 +48,7 @@ from backends.torch.refusals import refuse_on_error
 from backends.torch.rows import SingleRows, attend_to_all_tokens, needs_single_rows, varies_by_length
 from backends.torch.sequences import Head
 from backends.torch.static import StaticHead, read_table
+from backends.torch.text_inputs import reads_type_ids
 from backends.torch.weights import NetworkSource, Placement, load_network
 
 
@@ -122,7 +123,7 @@ def _open_dense(model: Any, source: NetworkSource, placement: Placement) -> Open
     if recipe.token_projections:
         token_projection = read_projections(checkpoint, recipe.token_projections, of_tokens=True)
         token_projection.to(placement.device)
-    return _encoder(model, placement, readers, recipe.max_tokens, token_projection)
+    return _encoder(model, source, placement, readers, token_projection)
 
 
 def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
@@ -138,7 +139,7 @@ def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -
     unknown = source.tokenizer.token_id("[UNK]")
     skipped = frozenset(id_ for id_ in ids if id_ not in {None, unknown})
     readers = {Output.MULTIVECTOR: LateReader(projection, drop_first=False, skipped=skipped)}
-    return _encoder(model, placement, readers, recipe.max_tokens)
+    return _encoder(model, source, placement, readers)
 
 
 def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
@@ -147,7 +148,7 @@ def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> Ope
     head_dtype = torch.float32 if placement.dtype == torch.int8 else placement.dtype
     replace_linears(head, _linear_type(placement, head_dtype), head_dtype)
     terms = SpladeReader(head, model.config.vocab_size, source.recipe.splade)
-    opened = _encoder(encoder, placement, {Output.SPARSE: terms}, source.recipe.max_tokens)
+    opened = _encoder(encoder, source, placement, {Output.SPARSE: terms})
     folders = source.recipe.tables.items()
     tables = {
         route: read_terms(source.checkpoint, folder, model.config.vocab_size) for route, folder in folders
@@ -162,32 +163,32 @@ def _open_language(model: Any, source: NetworkSource, placement: Placement) -> O
     head = LanguageHead(model)
     answers = answer_ids(source.tokenizer, source.template)
     readers = {Output.DENSE: NextTokenReader(head, *answers)}
-    opened = _encoder(head.take_encoder(), placement, readers, source.recipe.max_tokens)
+    opened = _encoder(head.take_encoder(), source, placement, readers)
     return opened._replace(outputs=frozenset())
 
 
 def _open_classifier(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     """Open the stock classifier, around an encoder without padding if its architecture supports that."""
     if source.code is not None:
-        return _padded_classifier(model, placement, source.recipe.max_tokens)
+        return _padded_classifier(model, source, placement)
     prefix = model.base_model_prefix
     if isinstance(model, GenericForSequenceClassification):
         # It finds the last token by its padding token, which a text may contain and a config may lack.
         pooling, score = pooled_head(model)
         readers = {Output.DENSE: PooledReader((pooling,), score)}
-        opened = _encoder(getattr(model, prefix), placement, readers, source.recipe.max_tokens)
+        opened = _encoder(getattr(model, prefix), source, placement, readers)
         return opened._replace(outputs=frozenset())
     packed = _packed(getattr(model, prefix), placement)
     if packed is None:
-        return _padded_classifier(model, placement, source.recipe.max_tokens)
-    inputs = _input_builder(model, placement.device)
+        return _padded_classifier(model, source, placement)
+    inputs = _input_builder(model, source, placement.device)
     setattr(model, prefix, packed)
     return OpenedNetwork(Classifier(model, inputs), packed=True, outputs=frozenset())
 
 
-def _padded_classifier(model: Any, placement: Placement, max_tokens: int) -> OpenedNetwork:
-    inputs = _input_builder(model, placement.device)
-    classifier = Classifier(_padded(model, placement, max_tokens), inputs)
+def _padded_classifier(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    inputs = _input_builder(model, source, placement.device)
+    classifier = Classifier(_padded(model, placement, source.recipe.max_tokens), inputs)
     return OpenedNetwork(classifier, packed=False, outputs=frozenset())
 
 
@@ -228,14 +229,15 @@ def _mix_layers(model: Any, mix: LayerMix) -> None:
 
 def _encoder(
     network: Any,
+    source: NetworkSource,
     placement: Placement,
     readers: Readers,
-    max_tokens: int,
     projection: nn.Module | None = None,
 ) -> OpenedNetwork:
     packed = _packed(network, placement)
-    runnable = packed or _padded(network, placement, max_tokens)
-    inputs = _input_builder(network, placement.device, passes_tokens=not isinstance(runnable, Autocast))
+    runnable = packed or _padded(network, placement, source.recipe.max_tokens)
+    is_padded = isinstance(runnable, Autocast)
+    inputs = _input_builder(network, source, placement.device, passes_tokens=not is_padded)
     all_readers = {**readers, Output.TOKENS: read_token_vectors}
     head = Encoder(runnable, inputs, all_readers, projection)
     return OpenedNetwork(head, packed is not None, frozenset(all_readers))
@@ -289,13 +291,17 @@ def _is_reentrant(model: Any) -> bool:
     return not any(type(module).__module__.startswith(REMOTE_CODE_PACKAGE) for module in model.modules())
 
 
-def _input_builder(model: Any, device: torch.device, *, passes_tokens: bool = False) -> InputBuilder:
-    config = model.config
+def _input_builder(
+    model: Any, source: NetworkSource, device: torch.device, *, passes_tokens: bool = False
+) -> InputBuilder:
+    """Return a builder of what the tokenizer gives and the network takes."""
+    names = inspect.signature(getattr(model, "own", model).forward).parameters
     has_type_ids = (
-        "token_type_ids" in inspect.signature(getattr(model, "own", model).forward).parameters
-        and getattr(config, "type_vocab_size", 0) > 1
+        source.tokenizer.traits.type_ids.given
+        and "token_type_ids" in names
+        and reads_type_ids(getattr(model.config, "type_vocab_size", None))
     )
-    pad_id = config.pad_token_id or 0
+    pad_id = model.config.pad_token_id or 0
     return InputBuilder(device, pad_id, has_type_ids=has_type_ids, passes_tokens=passes_tokens)
 
 

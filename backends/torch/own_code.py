@@ -7,40 +7,22 @@ A checkpoint names its classes in `auto_map`. transformers silently builds its o
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-    MODEL_MAPPING_NAMES,
-)
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from backends.auto_map import ClassReference, read_auto_map
 from backends.checkpoints import has_local_code
 from backends.errors import ModelUnavailable
+from backends.torch.architectures import (
+    AUTO_CLASSES,
+    ENGINE_CLASSES,
+    NATIVE_CLASSES,
+    is_decoder,
+    native_names,
+)
 from backends.torch.files import CheckpointFiles, Json
-from backends.torch.llama_bidirectional import CLASS_NAMES, LlamaBidirectionalConfig
 from backends.torch.native_forms import native_form
 from backends.torch.recipe import ModelKind
 
-# Class of transformers that builds each kind of network.
-AUTO_CLASSES: dict[ModelKind, str] = {
-    "dense": "AutoModel",
-    "sparse": "AutoModelForMaskedLM",
-    "multivector": "AutoModel",
-    "classifier": "AutoModelForSequenceClassification",
-    "language": "AutoModelForCausalLM",
-}
-NATIVE_CLASSES: dict[str, Mapping[str, Any]] = {
-    "AutoConfig": CONFIG_MAPPING_NAMES,
-    "AutoModel": MODEL_MAPPING_NAMES,
-    "AutoModelForMaskedLM": MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    "AutoModelForSequenceClassification": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-    "AutoModelForCausalLM": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-}
-# Classes that the engine registers with transformers, by `model_type`.
-ENGINE_CLASSES: dict[str, Mapping[str, str]] = {LlamaBidirectionalConfig.model_type: CLASS_NAMES}
 # Kinds whose networks the engine runs as a whole. The others need parts as transformers' classes have them.
 RUNNABLE_KINDS: frozenset[ModelKind] = frozenset({"dense", "multivector", "classifier"})
 
@@ -143,20 +125,13 @@ def _difference(config: Json, kind: ModelKind, references: Mapping[str, ClassRef
     named = [wanted] if wanted in references else [name for name in references if name in NATIVE_CLASSES]
     for auto_class in dict.fromkeys(["AutoConfig", *named]):
         reference = references.get(auto_class)
-        native = _native_names(auto_class, model_type)
+        native = native_names(auto_class, model_type)
         if reference is not None and reference.name not in native:
             has = f"the `{native[0]}`" if native else "no such class"
             return f"it names `{reference.name}`, and transformers has {has} for `model_type` {model_type!r}"
     own_network = any(name.startswith("AutoModel") for name in references)
     check = DIFFERENCES.get(model_type, _direction_difference)
     return check(config, kind) if own_network else None
-
-
-def _native_names(auto_class: str, model_type: str) -> tuple[str, ...]:
-    if model_type in ENGINE_CLASSES:
-        return (ENGINE_CLASSES[model_type].get(auto_class, ""),)
-    names = NATIVE_CLASSES[auto_class].get(model_type, ())
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _nomic_difference(config: Json, _: ModelKind) -> str | None:
@@ -173,11 +148,10 @@ def _nomic_difference(config: Json, _: ModelKind) -> str | None:
 def _direction_difference(config: Json, kind: ModelKind) -> str | None:
     """Compare the direction of attention: gte-Qwen2's `Qwen2Model` also attends to the tokens that follow."""
     model_type = str(config.get("model_type", ""))
-    is_decoder = (
-        model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        and model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    )
-    if not is_decoder or kind == "language" or "is_causal" in config:
+    # The engine's own classes state their direction.
+    if model_type in ENGINE_CLASSES or not is_decoder(model_type):
+        return None
+    if kind == "language" or "is_causal" in config:
         return None
     return "it may attend in both directions, and config.json has no `is_causal`"
 

@@ -7,14 +7,10 @@ from typing import Any
 
 import transformers
 from jinja2 import TemplateError
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-)
 
 from backends.errors import ModelUnavailable
+from backends.torch.architectures import is_decoder
 from backends.torch.files import CheckpointFiles
-from backends.torch.llama_bidirectional import LlamaBidirectionalConfig
 from backends.torch.options import RerankPrompt, TaskSettings
 from backends.torch.recipe import Recipe
 from backends.torch.rerank_families import FAMILIES, published_family
@@ -72,7 +68,8 @@ def _of_reranking_classifier(files: CheckpointFiles, settings: TaskSettings) -> 
             "`rerank_template`"
         )
     template = _configured(settings) or _of_roles(files) or _published(settings)
-    if template is None and _is_decoder(files):
+    # Nothing separates the two texts of a pair in such a network.
+    if template is None and is_decoder(str(files.config.get("model_type"))):
         raise ModelUnavailable(
             f"{files.checkpoint} is a language model with a classifier whose files do not state the prompt "
             f"around a query and its document; {WAY_OUT}, without tokens"
@@ -168,12 +165,3 @@ def _messages(files: CheckpointFiles, instruction: str) -> list[dict[str, Any]]:
         for role, text in texts
         if text
     ]
-
-
-def _is_decoder(files: CheckpointFiles) -> bool:
-    """Return True for a network that only its classifier makes a reranker: a pair has no separator in it."""
-    model_type = files.config.get("model_type")
-    return model_type == LlamaBidirectionalConfig.model_type or (
-        model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        and model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    )

@@ -12,11 +12,11 @@ from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer
 from backends.torch.adapter_choice import Adapter
 from backends.torch.adapters import merge_adapter
+from backends.torch.architectures import AUTO_CLASSES
 from backends.torch.files import CheckpointFiles
 from backends.torch.formats import WeightFormats, class_with_formats
 from backends.torch.native_configs import read_config
 from backends.torch.native_forms import native_form
-from backends.torch.own_code import AUTO_CLASSES
 from backends.torch.own_network import TrustedCode, read_own_class
 from backends.torch.recipe import ModelKind, Recipe
 from backends.torch.refusals import refuse_on_error

@@ -1,0 +1,77 @@
+"""Inputs of a network: those that its tokenizer gives for a text, and those that no text gives.
+
+Imports the network's class, and reads its signature.
+"""
+
+from collections.abc import Iterator
+
+from backends.contract import Truncate
+from backends.errors import ModelUnavailable
+from backends.texts import ModelInput
+from backends.tokens import TextTokenizer
+from backends.torch.architectures import default_of, input_names
+from backends.torch.files import CheckpointFiles
+from backends.torch.recipe import Recipe
+
+# Inputs of networks that read more than text.
+OTHER_INPUTS = {
+    "bbox": "the place of each word on a page",
+    "xpath_tags_seq": "the place of each word in a page's markup",
+    "visual_embeds": "vectors of an image",
+    "visual_feats": "vectors of an image",
+    "pixel_values": "an image",
+    "input_features": "sound",
+    "input_values": "sound",
+    "input_shape_ids": "the shape of each Chinese character",
+}
+# Networks whose type ids are no types: seven columns that place a token in a table.
+TABLE_TYPES = frozenset({"tapas"})
+PROBE_TEXT = "a b"
+
+
+def reads_type_ids(types: int | None) -> bool:
+    """Return True if type ids change what a network computes.
+
+    types: its `type_vocab_size`. A network without the key looks type ids up among its words; one with a
+    single type adds the same vector to every token.
+    """
+    return types is None or types > 1
+
+
+def refuse_other_inputs(files: CheckpointFiles, recipe: Recipe) -> None:
+    """Raise ModelUnavailable if the network reads what no text gives."""
+    model_type = recipe.model_type
+    found = [OTHER_INPUTS[name] for name in OTHER_INPUTS if name in input_names(recipe.kind, model_type)]
+    if model_type in TABLE_TYPES:
+        found.append("a table")
+    if found:
+        raise ModelUnavailable(
+            f"{files.checkpoint} has `model_type` {model_type!r}, whose network reads {found[0]} next to the "
+            "text; the built-in engine has text only, and serves no such model"
+        )
+
+
+def type_id_notes(files: CheckpointFiles, recipe: Recipe, tokenizer: TextTokenizer) -> Iterator[str]:
+    """Yield a note if versions of transformers differ in the type ids that they give a network.
+
+    Raises: ModelUnavailable if an id is beyond the network's types.
+    """
+    type_ids, names = tokenizer.traits.type_ids, input_names(recipe.kind, recipe.model_type)
+    # The inputs of a checkpoint's own code are not known here.
+    if not type_ids.given or (names and "token_type_ids" not in names):
+        return
+    types = files.config.get("type_vocab_size", default_of(recipe.model_type, "type_vocab_size"))
+    probe: ModelInput = (PROBE_TEXT, PROBE_TEXT) if recipe.kind == "classifier" else PROBE_TEXT
+    (ids,) = tokenizer.encode([probe], Truncate.RIGHT).type_ids
+    if types is not None and reads_type_ids(types) and max(ids) >= types:
+        raise ModelUnavailable(
+            f"the tokenizer of {files.checkpoint} gives a token the type {max(ids)}, and the network has "
+            f"{types} types; list `model_input_names` without `token_type_ids` in its tokenizer_config.json"
+        )
+    if type_ids.differs and (types is None or (any(ids) and types > 1)):
+        version = type_ids.library
+        origin = f"made with transformers {version}" if version else "that names no version of transformers"
+        yield (
+            f"the network gets `token_type_ids`, as transformers 4 gave them to a checkpoint {origin}; "
+            "transformers 5 gives none. `model_input_names` in its tokenizer_config.json decides otherwise"
+        )
