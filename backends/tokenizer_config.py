@@ -13,7 +13,6 @@ import msgspec
 
 from backends.contract import TokenizerSettings
 from backends.errors import ModelUnavailable
-from backends.token_types import find_type_ids
 from backends.tokenizer_rules import (
     ENDS,
     AddedWord,
@@ -89,7 +88,6 @@ def rules_of(files: TokenizerFiles, settings: TokenizerSettings) -> TokenizerRul
         code=code[-1] if code else None,
         lower_case=bool(files.network.get("do_lower_case")),
         splits_special=bool(files.config.get("split_special_tokens")),
-        type_ids=find_type_ids(files),
         truncation_side=_truncation_side(files),
     )
 

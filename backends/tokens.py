@@ -29,7 +29,7 @@ from backends.texts import (
     ModelInput,
     clip_text,
 )
-from backends.token_types import written_with
+from backends.token_types import find_type_ids, written_with
 from backends.tokenizer_config import rules_of
 from backends.tokenizer_json import EditedTokenizer, apply_rules
 from backends.tokenizer_rules import TokenizerFiles, TokenizerRules, TypeIds
@@ -496,7 +496,8 @@ def find_tokenizer(checkpoint: Path, settings: TokenizerSettings) -> TokenizerFi
     for name in (TOKENIZER_FILE, VOCABULARY_FILE):
         if (checkpoint / name).is_file():
             files = _read_small_files(checkpoint)
-            return TokenizerFile(checkpoint / name, files, rules_of(files, settings))
+            rules = msgspec.structs.replace(rules_of(files, settings), type_ids=find_type_ids(files))
+            return TokenizerFile(checkpoint / name, files, rules)
     found = next((name for name in OTHER_FILES if (checkpoint / name).is_file()), None)
     remedy = (
         f'; it has {found}. Write one: pip install sentencepiece protobuf, then python -c "from transformers '

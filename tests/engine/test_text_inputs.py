@@ -122,7 +122,9 @@ def test_no_note_is_made_where_versions_agree_on_the_result(minilm: Path, tmp_pa
 
 def test_types_that_the_network_lacks_are_refused(classifier: Path) -> None:
     path = classifier / "tokenizer.json"
-    path.write_text(path.read_text().replace('"type_id": 1', '"type_id": 3').replace('"type_id":1', '"type_id":3'))
+    path.write_text(
+        path.read_text().replace('"type_id": 1', '"type_id": 3').replace('"type_id":1', '"type_id":3')
+    )
     edit(classifier, "config.json", transformers_version="4.57.3")
 
     with pytest.raises(ModelUnavailable, match="gives a token the type 3, and the network has 2 types"):
