@@ -56,7 +56,8 @@ def is_decoder(model_type: str) -> bool:
 
 def input_names(kind: ModelKind, model_type: str) -> frozenset[str]:
     """Return the inputs that transformers' network takes by name, none for a type that it does not have."""
-    names = native_names(AUTO_CLASSES[kind], model_type)
+    auto_class = AUTO_CLASSES.get(kind)
+    names = native_names(auto_class, model_type) if auto_class else ()
     network = getattr(transformers, names[0], None) if names else None
     return frozenset() if network is None else frozenset(inspect.signature(network.forward).parameters)
 

@@ -91,7 +91,13 @@ def read_recipe(checkpoint: Path, settings: TaskSettings) -> Recipe:
         default_prompt=files.sentence_config.get("default_prompt_name"),
     )
     recipe = COMPLETIONS[kind](_with_stated_by_code(common, files), files, settings)
-    return _with_adapter_prompt(recipe, settings.adapter)
+    recipe = _with_adapter_prompt(recipe, settings.adapter)
+    if recipe.default_prompt and recipe.default_prompt not in recipe.prompts:
+        raise ModelUnavailable(
+            f"{checkpoint}/config_sentence_transformers.json: `default_prompt_name` is "
+            f"{recipe.default_prompt!r}, which is none of its prompts"
+        )
+    return recipe
 
 
 def _with_stated_by_code(common: Recipe, files: CheckpointFiles) -> Recipe:
@@ -149,6 +155,12 @@ def _complete_sparse(common: Recipe, files: CheckpointFiles, _: TaskSettings) ->
 
 def _complete_multivector(common: Recipe, files: CheckpointFiles, _: TaskSettings) -> Recipe:
     late = within_network(read_late_interaction(files), files)
+    # A role without a length of its own has that of the tokenizer.
+    late = replace(
+        late,
+        query_tokens=late.query_tokens or common.max_tokens,
+        document_tokens=late.document_tokens or common.max_tokens,
+    )
     prompts = {**common.prompts, "query": "", "document": "", **late.prompts}
     expanded = late.expansion.length if late.expansion else None
     lengths = (late.query_tokens, late.document_tokens, expanded)
@@ -165,7 +177,10 @@ def _complete_multivector(common: Recipe, files: CheckpointFiles, _: TaskSetting
 
 def _complete_classifier(common: Recipe, files: CheckpointFiles, _: TaskSettings) -> Recipe:
     names = files.config.get("id2label") or {}
-    count = len(names) or int(files.config.get("num_labels", 2))
+    count = int(files.config.get("num_labels") or len(names) or 2)
+    if count != len(names):
+        # transformers keeps no name where the two disagree.
+        names = {}
     multi_label = files.config.get("problem_type") == "multi_label_classification"
     labels = tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(count))
     return replace(common, labels=labels, multi_label=multi_label)
@@ -225,7 +240,12 @@ def _amount(files: CheckpointFiles, key: str) -> int | None:
 
 
 def _prompts(files: CheckpointFiles) -> dict[str, str]:
-    prompts = files.sentence_config.get("prompts", {})
+    try:
+        prompts = msgspec.convert(files.sentence_config.get("prompts", {}), dict[str, str | None])
+    except msgspec.ValidationError as error:
+        raise ModelUnavailable(
+            f"{files.checkpoint}/config_sentence_transformers.json: `prompts` maps no names to texts: {error}"
+        ) from error
     return {name: text for name, text in prompts.items() if text is not None}
 
 

@@ -33,6 +33,17 @@ OFFSET_POSITIONS = dict.fromkeys(
     ),
     2,
 )
+# Names of `max_position_embeddings` by `model_type`. Source: `attribute_map` of the configurations.
+POSITION_KEYS = {
+    **dict.fromkeys(
+        ("codegen", "ctrl", "gpt2", "gpt_bigcode", "gptj", "imagegpt", "openai-gpt"), "n_positions"
+    ),
+    "mpt": "max_seq_len",
+    "rwkv": "context_length",
+}
+# Types of networks that have a table of positions only where `position_biased_input` is true, as it is by
+# default.
+DEBERTA_TYPES = frozenset({"deberta", "deberta-v2"})
 # Keys of networks that compute positions, and so have no table that ends.
 ROTARY_KEYS = frozenset({"rope_theta", "rope_parameters", "rope_scaling", "global_rope_theta"})
 COMPUTED_POSITIONS = frozenset({"rope", "rotary", "alibi"})
@@ -78,23 +89,37 @@ def _chosen_length(files: CheckpointFiles) -> int | None:
         processor_arguments(settings).get("model_max_length"),
         None if is_pylate else settings.get("max_seq_length"),
     )
-    return next((int(limit) for limit in stated if limit and limit < NO_MAXIMUM), None)
+    limits = [_checked(files, "the length in sentence_bert_config.json", limit) for limit in stated]
+    return next((int(limit) for limit in limits if limit and limit < NO_MAXIMUM), None)
 
 
 def _tokenizer_length(files: CheckpointFiles) -> Any:
-    return files.tokenizer_config.get("model_max_length")
+    config = files.tokenizer_config
+    # The name of versions before 3.
+    stated = config.get("model_max_length", config.get("max_len"))
+    return _checked(files, "`model_max_length` in tokenizer_config.json", stated)
+
+
+def _checked(files: CheckpointFiles, place: str, length: Any) -> Any:
+    """Return a stated length. Raises: ModelUnavailable if it is no number, or below 0."""
+    if length is None or (type(length) in {int, float} and length >= 0):
+        return length
+    raise ModelUnavailable(f"{files.checkpoint}: {place} is {length!r}, which is no number of tokens")
 
 
 def _positions(files: CheckpointFiles) -> int | None:
-    positions = files.config.get("max_position_embeddings")
-    offset = OFFSET_POSITIONS.get(str(files.config.get("model_type", "")), 0)
-    return positions - offset if positions and positions > offset else None
+    config, model_type = files.config, str(files.config.get("model_type", ""))
+    positions = config.get(POSITION_KEYS.get(model_type, ""), config.get("max_position_embeddings"))
+    offset = OFFSET_POSITIONS.get(model_type, 0)
+    return positions - offset if isinstance(positions, int) and positions > offset else None
 
 
 def _table_length(files: CheckpointFiles) -> int | None:
     """Return the most tokens that the network can take, None if it computes positions."""
     config = files.config
     computes = ROTARY_KEYS & config.keys() or config.get("position_embedding_type") in COMPUTED_POSITIONS
+    if config.get("model_type") in DEBERTA_TYPES:
+        computes = not config.get("position_biased_input", True)
     return None if computes else _positions(files)
 
 

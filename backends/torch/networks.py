@@ -19,7 +19,11 @@ from backends.torch.formats import copy_from_files
 from backends.torch.fusing import fuse
 from backends.torch.heads import Classifier, Encoder, InputBuilder, TableHead
 from backends.torch.language import LanguageHead
-from backends.torch.llama_bidirectional import pooled_head, register
+from backends.torch.llama_bidirectional import (
+    LlamaBidirectionalForSequenceClassification,
+    pooled_head,
+    register,
+)
 from backends.torch.own_network import OwnNetwork, prove_own_network
 from backends.torch.packing import PackedEncoder, pack, padding_position
 from backends.torch.pairs import answer_ids
@@ -35,6 +39,7 @@ from backends.torch.projection import (
 )
 from backends.torch.quantization import ProbeTexts, quantize
 from backends.torch.readers import (
+    LastWordReader,
     LateReader,
     LexicalReader,
     NextTokenReader,
@@ -69,6 +74,8 @@ class OpenedNetwork(NamedTuple):
 REMOTE_CODE_PACKAGE = "transformers_modules"
 # Types of models that keep state of a pass, as those do whose output depends on the longest text.
 STATEFUL_TYPES = frozenset({"recurrent_gemma"})
+# Types of models whose code calls the pooler without asking whether there is one.
+CALLED_POOLERS = frozenset({"squeezebert"})
 
 register()
 
@@ -106,9 +113,7 @@ def open_model(model: Any, source: NetworkSource, placement: Placement) -> Opene
 
 def _open_dense(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     recipe, checkpoint = source.recipe, source.checkpoint
-    # A sentence's vector is pooled from token vectors; BERT's own pooler is a layer for classifiers.
-    if getattr(model, "pooler", None) is not None:
-        model.pooler = None
+    _drop_pooler(model)
     if recipe.layer_weights is not None:
         _mix_layers(model, read_layer_mix(checkpoint / recipe.layer_weights).to(placement.device))
     projections = read_sentence_projections(checkpoint, recipe).to(placement.device)
@@ -126,9 +131,14 @@ def _open_dense(model: Any, source: NetworkSource, placement: Placement) -> Open
     return _encoder(model, source, placement, readers, token_projection)
 
 
-def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
-    if getattr(model, "pooler", None) is not None:
+def _drop_pooler(model: Any) -> None:
+    """Remove the layer for classifiers: vectors are pooled from token vectors."""
+    if getattr(model, "pooler", None) is not None and model.config.model_type not in CALLED_POOLERS:
         model.pooler = None
+
+
+def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    _drop_pooler(model)
     recipe, checkpoint = source.recipe, source.checkpoint
     projection = (
         read_projections(checkpoint, recipe.projections, of_tokens=True)
@@ -136,8 +146,7 @@ def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -
         else read_inline_linear(checkpoint)
     ).to(placement.device)
     ids = (source.tokenizer.token_id(word) for word in recipe.late.skipped)
-    unknown = source.tokenizer.token_id("[UNK]")
-    skipped = frozenset(id_ for id_ in ids if id_ not in {None, unknown})
+    skipped = frozenset(id_ for id_ in ids if id_ is not None)
     readers = {Output.MULTIVECTOR: LateReader(projection, drop_first=False, skipped=skipped)}
     return _encoder(model, source, placement, readers)
 
@@ -173,9 +182,7 @@ def _open_classifier(model: Any, source: NetworkSource, placement: Placement) ->
         return _padded_classifier(model, source, placement)
     prefix = model.base_model_prefix
     if isinstance(model, GenericForSequenceClassification):
-        # It finds the last token by its padding token, which a text may contain and a config may lack.
-        pooling, score = pooled_head(model)
-        readers = {Output.DENSE: PooledReader((pooling,), score)}
+        readers = {Output.DENSE: _classifier_reader(model)}
         opened = _encoder(getattr(model, prefix), source, placement, readers)
         return opened._replace(outputs=frozenset())
     packed = _packed(getattr(model, prefix), placement)
@@ -184,6 +191,14 @@ def _open_classifier(model: Any, source: NetworkSource, placement: Placement) ->
     inputs = _input_builder(model, source, placement.device)
     setattr(model, prefix, packed)
     return OpenedNetwork(Classifier(model, inputs), packed=True, outputs=frozenset())
+
+
+def _classifier_reader(model: Any) -> Reader:
+    pooling, score = pooled_head(model)
+    pad_id = model.config.get_text_config().pad_token_id
+    if isinstance(model, LlamaBidirectionalForSequenceClassification) or pad_id is None:
+        return PooledReader((pooling,), score)
+    return LastWordReader(score, pad_id)
 
 
 def _padded_classifier(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:

@@ -79,6 +79,7 @@ class Preparer:
                 return self._prepare_pairs(work.pairs, work)
             case Classify():
                 encoded = self._pairs.encode_plainly(work.inputs, work.truncate, work.max_tokens)
+                _require_tokens(encoded)
                 return _prepared(encoded, LOGITS)
         raise UnsupportedWork("this engine does not do that")
 
@@ -123,6 +124,9 @@ class Preparer:
         if route in self._recipe.tables:
             return self._prepare_lookup(texts, work, outputs, route)
         encoded = self.tokenizer.encode(texts, work.truncate, work.max_tokens)
+        # A static model has a vector of zeros for such a text, as its library.
+        if self._recipe.kind != "static":
+            _require_tokens(encoded)
         if self._recipe.include_prompt:
             return _prepared(encoded, outputs)
         if encoded.truncated and work.truncate is Truncate.LEFT:
@@ -187,6 +191,7 @@ class Preparer:
     ) -> PreparedSequences:
         role = self._roles[is_query]
         encoded = role.tokenizer.encode(texts, work.truncate, work.max_tokens)
+        _require_tokens(encoded)
         rows = zip(encoded.ids, encoded.type_ids, strict=True)
         sequences = [_fill_up(ids, type_ids, role, is_query=is_query) for ids, type_ids in rows]
         return PreparedSequences(sequences, outputs, encoded.truncated, tuple(encoded.lengths))
@@ -195,7 +200,9 @@ class Preparer:
         if self._recipe.kind == "multivector":
             check_no_instruction(work)
             return self._prepare_late_pairs(pairs, work)
-        return _prepared(self._pairs.encode(pairs, work.truncate, work.instruction, work.max_tokens), LOGITS)
+        encoded = self._pairs.encode(pairs, work.truncate, work.instruction, work.max_tokens)
+        _require_tokens(encoded)
+        return _prepared(encoded, LOGITS)
 
     def _prepare_late_pairs(self, pairs: Sequence[Pair], work: Rerank | Score) -> PreparedSequences:
         """Prepare each query once, however many documents it is compared with."""
@@ -240,6 +247,14 @@ def _prepared(
     rows = zip(encoded.ids, encoded.type_ids, skips or repeat(0), strict=False)
     sequences = [InputSequence(ids, type_ids, skip) for ids, type_ids, skip in rows]
     return PreparedSequences(sequences, outputs, encoded.truncated, tuple(encoded.lengths))
+
+
+def _require_tokens(encoded: TokenSequences) -> None:
+    """Raise InvalidWork for an input without tokens, whose vector would depend on the rest of a batch."""
+    if [] in encoded.ids:
+        raise InvalidWork(
+            "it has no tokens, as the model reads none of its characters", input_index=encoded.ids.index([])
+        )
 
 
 def _role_tokenizers(recipe: Recipe, tokenizer: TextTokenizer) -> dict[bool, RoleTokenizer]:

@@ -173,6 +173,29 @@ class LateReader:
         return vectors[~np.isin(sequence.ids, self._skipped)]
 
 
+class LastWordReader:
+    """Reader of a classifier's logits at the last token that is not padding by its id: (labels,) float32.
+
+    A text may end in the padding token, which its tokenizer may add. Source: transformers,
+    `GenericForSequenceClassification`.
+    """
+
+    def __init__(self, score: nn.Module, pad_id: int) -> None:
+        self._score = score
+        self._pad_id = pad_id
+
+    def __call__(self, hidden: HiddenStates) -> Vectors:
+        """Return (rows, labels)."""
+        last = torch.tensor([self._last(sequence.ids) for sequence in hidden.sequences])
+        vectors = hidden.vectors[torch.arange(len(last)), last.to(hidden.vectors.device)]
+        logits: Vectors = self._score(vectors.float()).cpu().numpy()
+        return logits
+
+    def _last(self, ids: list[int]) -> int:
+        """Return the place of the last token, the first one if all are padding."""
+        return next((place for place in range(len(ids) - 1, 0, -1) if ids[place] != self._pad_id), 0)
+
+
 class NextTokenReader:
     """Reader of a language model's preference for the token that accepts a document: (1,) logits.
 

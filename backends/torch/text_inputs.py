@@ -56,6 +56,8 @@ def type_id_notes(files: CheckpointFiles, recipe: Recipe, tokenizer: TextTokeniz
 
     Raises: ModelUnavailable if an id is beyond the network's types.
     """
+    if recipe.kind == "static":
+        return
     type_ids, names = tokenizer.traits.type_ids, input_names(recipe.kind, recipe.model_type)
     # The inputs of a checkpoint's own code are not known here.
     if not type_ids.given or (names and "token_type_ids" not in names):
@@ -63,7 +65,7 @@ def type_id_notes(files: CheckpointFiles, recipe: Recipe, tokenizer: TextTokeniz
     types = files.config.get("type_vocab_size", default_of(recipe.model_type, "type_vocab_size"))
     probe: ModelInput = (PROBE_TEXT, PROBE_TEXT) if recipe.kind == "classifier" else PROBE_TEXT
     (ids,) = tokenizer.encode([probe], Truncate.RIGHT).type_ids
-    if types is not None and reads_type_ids(types) and max(ids) >= types:
+    if types is not None and reads_type_ids(types) and max(ids, default=0) >= types:
         raise ModelUnavailable(
             f"the tokenizer of {files.checkpoint} gives a token the type {max(ids)}, and the network has "
             f"{types} types; list `model_input_names` without `token_type_ids` in its tokenizer_config.json"

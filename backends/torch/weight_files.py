@@ -32,7 +32,7 @@ NETWORK_FILES = (
 # Names of number formats in safetensors; networks with narrower ones are not read.
 FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Starts of the names of floating-point formats with less than 16 bits, whose numbers need a scale.
-NARROW_PREFIXES = ("F8", "F6", "F4")
+NARROW_PREFIXES = ("F8_", "F6_", "F4")
 # Name of a large file in the cache of the hub: the SHA-256 of its content.
 CONTENT_DIGEST = re.compile("[0-9a-f]{64}")
 # Errors of reading a file that is damaged, or is no file of weights.

@@ -1,5 +1,6 @@
 """Sequence classifiers of one label and many, against transformers and sentence-transformers."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from backends.contract import (
 )
 from backends.errors import UnsupportedWork
 from backends.torch.options import DTypeName
-from tests.engine.checkpoints import ENCODERS, make_classifier
+from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 
 INPUTS = (*TEXTS[:8], *zip(TEXTS[8:16], TEXTS[16:24], strict=True))
@@ -135,3 +136,40 @@ async def test_default_prompt_is_put_before_texts_and_queries(
         np.testing.assert_allclose(scored.scores, expected[:, 0], atol=1e-4)
         bare = model.preparer.tokenizer.encode(pairs, Truncate.RIGHT).lengths
         assert sum(bare) < scored.tokens <= sum(bare) + len(pairs) * model.capabilities.overhead_tokens
+
+
+async def test_score_is_read_before_an_end_that_is_the_padding_token(minilm: Path, tmp_path: Path) -> None:
+    config = DECODERS["qwen3"]()
+    config.pad_token_id = 102
+    make_classifier(config, minilm, tmp_path, labels=3)
+    edit_limit(tmp_path)
+    model = load_tiny(tmp_path)
+
+    reply = await run_work(engine_on(model), Classify(TEXTS[:8], raw_scores=True), ClassifyReply)
+
+    # Its tokenizer ends each text in 102.
+    network = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    with torch.no_grad():
+        rows = [
+            network(**tokenizer(text, truncation=True, max_length=100, return_tensors="pt")).logits[0]
+            for text in TEXTS[:8]
+        ]
+    np.testing.assert_allclose(reply.scores, torch.stack(rows), atol=1e-4)
+
+
+async def test_number_of_labels_takes_precedence_over_their_names(minilm: Path, tmp_path: Path) -> None:
+    make_classifier(ENCODERS["bert"][0](), minilm, tmp_path, labels=3)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_labels": 3, "id2label": {"0": "a"}}))
+
+    capabilities = load_tiny(tmp_path).capabilities
+
+    assert capabilities.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert Operation.RERANK not in capabilities.operations
+
+
+def edit_limit(folder: Path) -> None:
+    """Let the tokenizer cut texts at 100 tokens."""
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 100}))

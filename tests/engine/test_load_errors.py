@@ -175,7 +175,7 @@ VERDICTS: dict[str, tuple[Made, str | None, str | None]] = {
     "squeezebert": (
         encoder_with(transformers.SqueezeBertConfig(**SMALL | {"embedding_size": 32})),
         None,
-        "cannot run",
+        None,
     ),
     "config-in-float8": (encoder_with(BERT(), dtype="float8_e4m3fn"), None, "weights in float8_e4m3fn"),
     "config-in-int8": (encoder_with(BERT(), dtype="int8"), None, "weights in int8"),

@@ -226,3 +226,29 @@ async def test_fillers_are_not_counted_and_truncation_is_reported(minilm: Path, 
     assert long.input_tokens == (6, 40)
     assert scored.truncated == (0,)
     assert scored.tokens == 6 + 40 + 6
+
+
+async def test_unknown_words_lose_their_vectors_if_the_list_names_them(minilm: Path, tmp_path: Path) -> None:
+    make_native("bert", minilm, tmp_path)
+    path = tmp_path / "late" / "2_MultiVectorMask" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"skiplist_words": ["[UNK]", ","]}))
+    reference = MultiVectorEncoder(str(tmp_path / "late"), device="cpu")
+    texts = ["a \U0001f9ff, b", *TEXTS[:3]]
+
+    reply = await encode(
+        engine_on(load_tiny(tmp_path / "late")), texts, Output.MULTIVECTOR, prompt_name="document"
+    )
+
+    assert_alike(reply.multivector, reference.encode_document(texts))
+
+
+async def test_expansion_of_queries_lengthens_no_document(minilm: Path, tmp_path: Path) -> None:
+    make_native("bert", minilm, tmp_path)
+    path = tmp_path / "late" / "sentence_bert_config.json"
+    keys = json.loads(path.read_text()) | {"max_seq_length": 10}
+    path.write_text(json.dumps({key: value for key, value in keys.items() if key != "document_length"}))
+    model = load_tiny(tmp_path / "late")
+
+    await assert_same_vectors(model, MultiVectorEncoder(str(tmp_path / "late"), device="cpu"))
+    reply = await encode(engine_on(model), [TEXTS[0] * 3], Output.MULTIVECTOR, prompt_name="document")
+    assert reply.truncated == (0,)

@@ -324,3 +324,75 @@ async def test_an_empty_prompt_of_documents_stays_empty(folder: Path) -> None:
     found = await vectors_of(folder, TEXTS, prompt_name="document")
 
     assert_equal(found, reference.encode_document(TEXTS))
+
+
+@pytest.mark.parametrize("positions", ["table", "none"])
+async def test_a_network_without_a_table_of_positions_takes_any_length(
+    positions: str, minilm: Path, tmp_path: Path
+) -> None:
+    keys = SMALL | {
+        "relative_attention": True,
+        "pos_att_type": ["p2c"],
+        "position_biased_input": positions == "table",
+    }
+    encoder = make_encoder(transformers.DebertaV2Config(**keys), minilm, tmp_path / "encoder")
+    make_sentence_model(encoder, tmp_path / "model", "mean")
+    edit(tmp_path / "model", SETTINGS, max_seq_length=200)
+    limit = load_tiny(tmp_path / "model").capabilities.max_input_tokens
+
+    assert limit == (130 if positions == "table" else 200)
+    if positions == "none":
+        stock = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+        assert_equal(await vectors_of(tmp_path / "model", [LONG]), stock.encode([LONG]))
+
+
+async def test_positions_under_another_name_limit_the_length(minilm: Path, tmp_path: Path) -> None:
+    config = transformers.GPT2Config(
+        vocab_size=30522,
+        n_positions=130,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        initializer_range=0.3,
+        pad_token_id=0,
+    )
+    encoder = make_encoder(config, minilm, tmp_path / "encoder")
+    make_sentence_model(encoder, tmp_path / "model", "mean")
+    edit(tmp_path / "model", SETTINGS, max_seq_length=None)
+    edit(tmp_path / "model", TOKENIZER, model_max_length=1024)
+
+    stock = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+
+    assert load_tiny(tmp_path / "model").capabilities.max_input_tokens == 130
+    assert_equal(await vectors_of(tmp_path / "model", [LONG]), stock.encode([LONG]))
+
+
+def test_the_old_name_of_the_length_is_read(folder: Path) -> None:
+    edit(folder, TOKENIZER, model_max_length=None, max_len=33)
+
+    assert load_tiny(folder).capabilities.max_input_tokens == 33
+    assert SentenceTransformer(str(folder), device="cpu").max_seq_length == 33
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        (
+            WHOLE,
+            {"default_prompt_name": "nope"},
+            "`default_prompt_name` is 'nope', which is none of its prompts",
+        ),
+        (WHOLE, {"prompts": {"query": 3}}, "`prompts` maps no names to texts"),
+        (WHOLE, {"prompts": ["query"]}, "`prompts` maps no names to texts"),
+        (SETTINGS, {"max_seq_length": "64"}, "is '64', which is no number of tokens"),
+        (SETTINGS, {"max_seq_length": -1}, "is -1, which is no number of tokens"),
+        (TOKENIZER, {"model_max_length": "40"}, "is '40', which is no number of tokens"),
+    ],
+)
+def test_values_of_another_type_are_refused(
+    name: str, keys: dict[str, Any], message: str, folder: Path
+) -> None:
+    edit(folder, name, **keys)
+
+    with pytest.raises(ModelUnavailable, match=message):
+        load_tiny(folder)

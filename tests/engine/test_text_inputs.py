@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer import modules
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PretrainedConfig
 
 from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Vectors
-from backends.errors import ModelUnavailable
+from backends.errors import InvalidWork, ModelUnavailable
 from backends.torch import wire
 from backends.torch.inspection import inspect_folder
 from tests.engine.checkpoints import SMALL, make_classifier, make_encoder
@@ -129,3 +129,15 @@ def test_types_that_the_network_lacks_are_refused(classifier: Path) -> None:
 
     with pytest.raises(ModelUnavailable, match="gives a token the type 3, and the network has 2 types"):
         load_tiny(classifier)
+
+
+async def test_a_text_without_tokens_is_refused_in_any_batch(minilm: Path, tmp_path: Path) -> None:
+    make_encoder(transformers.BertConfig(**SMALL), minilm, tmp_path)
+    edit(tmp_path, TOKENIZER, model_max_length=100)
+    edit(tmp_path, "tokenizer.json", post_processor=None)
+    engine = engine_on(load_tiny(tmp_path))
+
+    for texts, index in ((" ",), 0), (("hello", " "), 1):
+        with pytest.raises(InvalidWork, match="it has no tokens") as refused:
+            await engine.run(Embed(texts))
+        assert refused.value.input_index == index

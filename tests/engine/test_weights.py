@@ -222,3 +222,11 @@ def test_a_file_of_the_hubs_cache_must_have_its_published_digest(minilm: Path, t
 
     with pytest.raises(ModelUnavailable, match=r"model\.safetensors is damaged: its SHA-256"):
         load_tiny(folder)
+
+
+def test_weights_of_64_bits_are_read(minilm: Path, tmp_path: Path) -> None:
+    folder = make_encoder(ENCODERS["bert"][0](), minilm, tmp_path)
+    path = folder / "model.safetensors"
+    save_file({name: value.double() for name, value in load_file(path).items()}, path, {"format": "pt"})
+
+    assert load_tiny(folder).capabilities.dimensions == 32
