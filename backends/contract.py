@@ -74,6 +74,20 @@ class Truncate(StrEnum):
     RIGHT = "right"
 
 
+class Chat(msgspec.Struct, frozen=True):
+    """Rendering of conversations by the chat template of a model, as transformers renders them.
+
+    add_generation_prompt: the text ends with the start of an answer. continue_final_message: it ends with the
+    last message, without the mark of its end. template: of the request; None is the checkpoint's.
+    variables: further variables of the template, a JSON object as text, so that work is hashable.
+    """
+
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+    template: str | None = None
+    variables: str = "{}"
+
+
 class Embed(msgspec.Struct, frozen=True, tag="embed"):
     """Request for one vector per input.
 
@@ -85,6 +99,9 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     length, which also holds if it is less. It has no effect on a request that refuses to be cut.
     late_chunking: the model reads all inputs as one text with one prompt, and the vector of an input is the
     mean over its own tokens. Only a model that reports `late_chunking` does so. No input is truncated.
+    chat: each input is a conversation: a JSON list of messages, objects with `role`, `content` and maybe
+    `name`, whose content is a text or a list of parts with `type` and `text`. Such a request has one input.
+    special_tokens: the tokenizer's own special tokens are put around each text.
     """
 
     inputs: tuple[str, ...]
@@ -95,6 +112,8 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     prompt_characters: tuple[int, ...] = ()
     max_tokens: int | None = None
     late_chunking: bool = False
+    chat: Chat | None = None
+    special_tokens: bool = True
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
@@ -112,6 +131,8 @@ class Encode(msgspec.Struct, frozen=True, tag="encode"):
     truncate: Truncate = Truncate.RIGHT
     prompt_characters: tuple[int, ...] = ()
     max_tokens: int | None = None
+    chat: Chat | None = None
+    special_tokens: bool = True
 
 
 class Rerank(msgspec.Struct, frozen=True, tag="rerank"):
@@ -145,13 +166,15 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
 class Classify(msgspec.Struct, frozen=True, tag="classify"):
     """Request for the score of every label for each input, a text or a pair; raw scores are logits.
 
-    max_tokens: as in `Embed`.
+    max_tokens, chat, special_tokens: as in `Embed`.
     """
 
     inputs: tuple[str | tuple[str, str], ...]
     raw_scores: bool = False
     truncate: Truncate = Truncate.RIGHT
     max_tokens: int | None = None
+    chat: Chat | None = None
+    special_tokens: bool = True
 
 
 class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):

@@ -61,6 +61,7 @@ from backends.texts import (
     check_no_instruction,
     check_no_late_chunking,
     check_no_max_tokens,
+    check_plain_texts,
     clip_text,
     group_by_query,
     map_texts,
@@ -133,6 +134,7 @@ def check_supported(work: ModelWork, offered: Capabilities) -> None:
     check_no_instruction(work)
     check_no_max_tokens(work)
     check_no_late_chunking(work)
+    check_plain_texts(work, "Infinity")
     if operation_of(work) not in offered.operations:
         raise UnsupportedWork("this upstream's model does not do that")
     match work:

@@ -35,7 +35,7 @@ from backends.offers import check_numbers
 from backends.openai_api import OpenAIApi, OpenAIProfile, decode, failure
 from backends.openai_probe import ModelProbe
 from backends.rerank_wire import decode_rerank
-from backends.texts import check_no_instruction, check_no_max_tokens, group_by_query
+from backends.texts import check_no_instruction, check_no_max_tokens, check_plain_texts, group_by_query
 from backends.tokens import TokenCount
 
 
@@ -117,6 +117,7 @@ class OpenAIBackend:
             raise ReplicaUnavailable("the replica has not joined")
         remaining_s = countdown(timeout_s)
         check_no_max_tokens(work)
+        check_plain_texts(work, "OpenAI's API")
         prompted = self._prompted(work)
         match prompted:
             case Tokenize() | Detokenize() if self._counter is not None:

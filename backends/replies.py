@@ -29,7 +29,7 @@ from backends.errors import (
     RequestTooLarge,
 )
 from backends.http import UpstreamResponse
-from backends.texts import ModelWork, clip_texts, model_inputs_of, surely_fits
+from backends.texts import ModelWork, chat_of, clip_texts, model_inputs_of, surely_fits
 from backends.vectors import shape_vectors
 
 # No vocabulary is larger, and ids are stored as int32.
@@ -208,11 +208,13 @@ def truncated_inputs(
     """
     if work.truncate is Truncate.ERROR:
         return ()
-    if max_input_tokens is None or clip_texts(work, max_input_tokens) != work:
+    is_chat = chat_of(work) is not None
+    if max_input_tokens is None or (not is_chat and clip_texts(work, max_input_tokens) != work):
         # The text was cut before it was sent, therefore a low token count proves nothing.
         return None
+    # A conversation's length is only known to the server, which renders it.
     whole = 0 < tokens < max_input_tokens or (
-        prompt_known and surely_fits(model_inputs_of(work), max_input_tokens)
+        prompt_known and not is_chat and surely_fits(model_inputs_of(work), max_input_tokens)
     )
     return () if whole else None
 

@@ -70,6 +70,7 @@ from backends.texts import (
     check_no_instruction,
     check_no_late_chunking,
     check_no_max_tokens,
+    check_plain_texts,
     clip_texts,
 )
 
@@ -189,6 +190,7 @@ def check_supported(work: Work, info: TeiInfo) -> None:
     check_no_instruction(work)
     check_no_max_tokens(work)
     check_no_late_chunking(work)
+    check_plain_texts(work, "TEI")
     operations, outputs = operations_and_outputs(info.model_type)
     if isinstance(work, Encode):
         check_outputs(work, outputs)

@@ -5,7 +5,18 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from backends.contract import Classify, Detokenize, Embed, Encode, Rerank, Score, Tokenize, Truncate, Work
+from backends.contract import (
+    Chat,
+    Classify,
+    Detokenize,
+    Embed,
+    Encode,
+    Rerank,
+    Score,
+    Tokenize,
+    Truncate,
+    Work,
+)
 from backends.errors import UnsupportedWork
 
 # Text that a model reads as one sequence: a text, or two texts with a separator between them.
@@ -93,6 +104,35 @@ def check_no_late_chunking(work: Work) -> None:
     """
     if isinstance(work, Embed) and work.late_chunking:
         raise UnsupportedWork("this upstream's wire has no late chunking")
+
+
+def chat_of(work: Work) -> Chat | None:
+    """Return how the conversations of a piece of work are rendered, None for texts."""
+    return work.chat if isinstance(work, Embed | Encode | Classify) else None
+
+
+def is_written_plainly(work: Work) -> bool:
+    """Return whether the model reads each text as it is, with its tokenizer's own special tokens."""
+    return not isinstance(work, Embed | Encode | Classify) or (work.chat is None and work.special_tokens)
+
+
+def check_plain_texts(work: Work, server: str) -> None:
+    """Check that a request has neither conversations nor texts without special tokens.
+
+    server: name of the wire that has neither. Raises: UnsupportedWork.
+    """
+    if is_written_plainly(work):
+        return
+    assert isinstance(work, Embed | Encode | Classify)
+    if work.chat is not None:
+        raise UnsupportedWork(
+            f"`messages` needs a chat template, which vLLM and the built-in engine apply; {server} reads "
+            "texts: send `input`"
+        )
+    raise UnsupportedWork(
+        f"`add_special_tokens: false` needs vLLM or the built-in engine; {server} always adds them: "
+        "leave it out"
+    )
 
 
 def map_texts(work: WorkT, change: Callable[[str], str]) -> WorkT:

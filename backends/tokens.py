@@ -7,6 +7,7 @@ words of text.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from threading import Lock
@@ -211,15 +212,21 @@ class TextTokenizer:
         return self._tokenizer.get_vocab_size()
 
     def encode(
-        self, texts: Sequence[ModelInput], truncate: Truncate, most: int | None = None
+        self,
+        texts: Sequence[ModelInput],
+        truncate: Truncate,
+        most: int | None = None,
+        *,
+        special: bool = True,
     ) -> TokenSequences:
         """Tokenize texts or pairs; truncation shortens the longer text of a pair first.
 
-        most: cut at so many tokens, special ones included, if the model reads more. Raises: InvalidWork, if
-        truncate is ERROR and an input is longer than the model, or `most` leaves no room for a text.
+        most: cut at so many tokens, special ones included, if the model reads more. special: the tokenizer's
+        own special tokens are added. Raises: InvalidWork, if truncate is ERROR and an input is longer than
+        the model, or `most` leaves no room for a text.
         """
         is_shorter = most is not None and most < self.max_tokens and truncate is not Truncate.ERROR
-        return self._encode(list(texts), truncate, most if is_shorter else None)
+        return self._encode(list(texts), truncate, most if is_shorter else None, special=special)
 
     def measure(self, items: Sequence[ModelInput], truncate: Truncate, first_index: int = 0) -> TokenCount:
         """Count tokens after truncation, without their ids. first_index: index of the first input.
@@ -295,19 +302,20 @@ class TextTokenizer:
         return TextTokenizer(tokenizer, max_tokens, self.traits)
 
     def _encode(
-        self, items: Sequence[ModelInput], truncate: Truncate, most: int | None = None
+        self, items: Sequence[ModelInput], truncate: Truncate, most: int | None, *, special: bool
     ) -> TokenSequences:
         clipped = self._clipped(items, truncate)
         cut = {i for i, item in enumerate(items) if clipped[i] is not item}
-        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(clipped)
+        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(clipped, add_special_tokens=special)
         lengths = self._lengths(encodings, truncate)
         too_long = [i for i, length in enumerate(lengths) if length > (most or self.max_tokens)]
         if too_long:
             long_items = [clipped[i] for i in too_long]
+            shorten = partial(_shortened, self._tokenizer, side=truncate, special=special)
             truncated = (
                 self._truncating[truncate].encode_batch_fast(long_items)
-                if most is None
-                else [_shortened(self._tokenizer, item, truncate, most) for item in long_items]
+                if most is None and special
+                else [shorten(item, most=most or self.max_tokens) for item in long_items]
             )
             for index, encoding in zip(too_long, truncated, strict=True):
                 encodings[index] = encoding
@@ -346,20 +354,22 @@ def _refuse_oversized(items: Sequence[ModelInput], first_index: int, max_tokens:
             raise input_too_long(max_tokens, f"{characters} characters", index)
 
 
-def _shortened(tokenizer: Tokenizer, item: ModelInput, side: Truncate, most: int) -> Encoding:
+def _shortened(
+    tokenizer: Tokenizer, item: ModelInput, *, side: Truncate, most: int, special: bool
+) -> Encoding:
     """Return the tokens of a text or pair, with at most so many. Raises: InvalidWork.
 
     The tokenizer's own truncation is a setting, which would need a copy for each length.
     """
     texts = [item] if isinstance(item, str) else list(item)
-    room = most - tokenizer.num_special_tokens_to_add(is_pair=len(texts) == 2)
+    room = most - (tokenizer.num_special_tokens_to_add(is_pair=len(texts) == 2) if special else 0)
     if room < len(texts):
         raise InvalidWork(f"{most} tokens leave no room for a text next to the special tokens")
     parts = tokenizer.encode_batch(texts, add_special_tokens=False)
     for part, kept in zip(parts, _shares([len(part) for part in parts], room), strict=True):
         part.truncate(kept, direction=side.value)
     pair = parts[1] if len(parts) == 2 else None
-    return tokenizer.post_process(parts[0], pair, add_special_tokens=True)
+    return tokenizer.post_process(parts[0], pair, add_special_tokens=special)
 
 
 def _shares(lengths: Sequence[int], room: int) -> list[int]:

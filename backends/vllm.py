@@ -60,8 +60,9 @@ from backends.replies import (
     translate_decode_errors,
     truncated_inputs,
 )
-from backends.texts import ModelWork, check_no_instruction, check_no_late_chunking, clip_texts
+from backends.texts import ModelWork, chat_of, check_no_instruction, check_no_late_chunking, clip_texts
 from backends.vectors import sigmoid
+from backends.vllm_inputs import explain_refusal, input_fields
 from backends.vllm_probe import VllmProfile, capabilities, labels_of, probe_features
 from backends.vllm_wire import (
     BASE64,
@@ -84,6 +85,9 @@ from backends.vllm_wire import (
     tokens_of,
 )
 
+# Release whose /classify reads `add_special_tokens`; earlier ones ignore it.
+CLASSIFIES_BARE_TEXTS = (0, 12)
+
 
 def encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
     """Return path and body of one piece of work; an Encode requests one kind of output.
@@ -95,7 +99,7 @@ def encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
     can_truncate = work.truncate is Truncate.RIGHT
     if work.max_tokens is not None and work.truncate is Truncate.LEFT:
         raise UnsupportedWork("this upstream cuts the right end of an input only")
-    if can_truncate:
+    if can_truncate and chat_of(work) is None:
         work = clip_texts(work, profile.max_tokens)
     path, body = _encode(work, profile)
     cut: Body = {"truncate_prompt_tokens": _length_of(work, profile)} if can_truncate else {}
@@ -130,15 +134,15 @@ def _embed_body(work: Embed, profile: VllmProfile) -> Body:
     if not work.normalize and profile.raw_vectors is None:
         raise UnsupportedWork("this upstream always normalizes its vectors")
     switch: Body = {profile.raw_vectors: False} if profile.raw_vectors else {}
-    return {"input": work.inputs} | BASE64 | switch
+    return input_fields(work) | BASE64 | switch
 
 
 def _encode_outputs(work: Encode, profile: VllmProfile) -> tuple[str, Body]:
     check_outputs(work, profile.outputs)
     if single_output(work) is Output.SPARSE:
-        return EMBEDDINGS, {"input": work.inputs} | BASE64
+        return EMBEDDINGS, input_fields(work) | BASE64
     raw: Body = {"use_activation": False} if single_output(work) is Output.TOKENS else {}
-    return POOLING, {"input": work.inputs, "task": "token_embed"} | raw
+    return POOLING, input_fields(work) | {"task": "token_embed"} | raw
 
 
 def _pairs_body(
@@ -165,7 +169,9 @@ def _classify_body(work: Classify, profile: VllmProfile) -> Body:
         raise UnsupportedWork("this upstream's wire classifies single texts, not pairs")
     if work.raw_scores and not profile.raw_classes:
         raise UnsupportedWork("this upstream gives no raw scores")
-    return {"input": work.inputs, "use_activation": not work.raw_scores}
+    if not (work.special_tokens or work.chat) and profile.release < CLASSIFIES_BARE_TEXTS:
+        raise UnsupportedWork("this vLLM release ignores `add_special_tokens` at /classify: leave it out")
+    return input_fields(work) | {"use_activation": not work.raw_scores}
 
 
 def decode(
@@ -231,7 +237,7 @@ def error_for(work: ModelWork, error: BackendError) -> BackendError:
     """Convert "too long" to UnsupportedWork if the left end should be cut, which other servers can do."""
     if work.truncate is Truncate.LEFT and isinstance(error, InvalidWork):
         return UnsupportedWork(f"{error.message}, and this upstream cuts the right end only")
-    return error
+    return explain_refusal(error, chat_of(work))
 
 
 class VllmBackend:

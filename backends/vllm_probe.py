@@ -4,6 +4,7 @@ A release reports few of its features and ignores unknown fields. A process exec
 therefore the probe stops at the first one it finds.
 """
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Literal, TypeAlias
 
@@ -47,6 +48,7 @@ SendRequest: TypeAlias = Callable[[str, Body], Awaitable[UpstreamResponse]]
 # Field that turns normalization off: since 0.20, and before.
 Switch: TypeAlias = Literal["use_activation", "normalize"]
 ScoreSupport: TypeAlias = Literal["on_request", "logits", "sigmoid"]
+RELEASE = re.compile(r"(\d{1,6})\.(\d{1,6})")
 SWITCHES: tuple[Switch, ...] = ("use_activation", "normalize")
 
 
@@ -76,6 +78,12 @@ class VllmProfile(msgspec.Struct, frozen=True):
     raw_tokens: bool = False
     classes: int = 0
     raw_classes: bool = False
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """Numbers of the version, (0, 32) for "0.32.0"; () if it is not known."""
+        found = RELEASE.match(self.version)
+        return () if found is None else tuple(map(int, found.groups()))
 
     @property
     def outputs(self) -> frozenset[Output]:

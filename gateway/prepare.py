@@ -12,7 +12,7 @@ import msgspec
 
 from backends.contract import Capabilities, Detokenize, Embed, Encode, Operation, Rerank, Score, Tokenize
 from backends.contract import Work as BackendWork
-from backends.texts import INLINE_CHARACTERS_MAX, model_inputs_of
+from backends.texts import INLINE_CHARACTERS_MAX, is_written_plainly, model_inputs_of
 from gateway.batching.slices import token_bounds
 from gateway.calls import Call, Deadline, Similarity, Work, default_truncation, inputs_of, truncation
 from gateway.errors import InvalidInput, OperationUnsupported
@@ -180,15 +180,13 @@ class Preparer:
         is_reserved: the quota is reserved already.
         """
         work, capabilities, prompt = prepared.work, prepared.capabilities, prepared.prompt
-        if capabilities is None or prompt is None or isinstance(work, Tokenize | Detokenize):
+        if capabilities is None or prompt is None or not _is_countable(work, capabilities):
             return None
+        assert not isinstance(work, Tokenize | Detokenize)
         most = capabilities.max_input_tokens
         if most is None or not inputs.can_count(capabilities):
             return None
         most = min(most, work.max_tokens or most)
-        if isinstance(work, Rerank | Score) and (capabilities.overhead_tokens or work.instruction):
-            # Such a reranker puts each pair into a template that its tokenizer alone does not know.
-            return None
         try:
             async with asyncio.timeout_at(deadline.at_s):
                 counter = await inputs.counter(capabilities)
@@ -230,6 +228,16 @@ class TokenRoom:
         """Check that this many tokens fit. Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable."""
         if tokens > self.tokens:
             self.tokens = await self._ask(tokens)
+
+
+def _is_countable(work: BackendWork, capabilities: Capabilities) -> bool:
+    """Return whether the model's tokenizer alone, with its special tokens, determines the tokens."""
+    if isinstance(work, Tokenize | Detokenize):
+        return False
+    if isinstance(work, Rerank | Score):
+        # Such a reranker puts each pair into a template.
+        return not (capabilities.overhead_tokens or work.instruction)
+    return is_written_plainly(work)
 
 
 def _is_short(work: Embed, prompt: str) -> bool:

@@ -15,6 +15,7 @@ from backends.contract import Output
 from backends.errors import ModelUnavailable
 from backends.instructions import PUBLISHED_UNPOOLED
 from backends.torch import module_order
+from backends.torch.chat_template import read_chat_template
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
 from backends.torch.late import read_late_interaction
@@ -89,6 +90,7 @@ def read_recipe(checkpoint: Path, settings: TaskSettings) -> Recipe:
         projections=module_order.projections(files),
         prompts=_with_document_role(_prompts(files)),
         default_prompt=files.sentence_config.get("default_prompt_name"),
+        chat=read_chat_template(files),
     )
     recipe = COMPLETIONS[kind](_with_stated_by_code(common, files), files, settings)
     recipe = _with_adapter_prompt(recipe, settings.adapter)

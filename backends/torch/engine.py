@@ -27,7 +27,7 @@ from backends.contract import (
     operation_of,
 )
 from backends.errors import InvalidWork, ReplicaOverloaded, UnsupportedWork
-from backends.texts import INLINE_CHARACTERS_MAX
+from backends.texts import INLINE_CHARACTERS_MAX, chat_of
 from backends.torch.answering import answer
 from backends.torch.batch_runner import BatchRunner
 from backends.torch.jobs import Batch, Job, fail_jobs
@@ -108,7 +108,9 @@ class Engine:
         loop = asyncio.get_running_loop()
         if isinstance(work, Tokenize | Detokenize):
             return await loop.run_in_executor(TOKENIZING, self._translate, work)
-        if isinstance(work, Embed) and _characters(self._loaded, work) <= INLINE_CHARACTERS_MAX:
+        is_short = isinstance(work, Embed) and _characters(self._loaded, work) <= INLINE_CHARACTERS_MAX
+        # The first conversation compiles the template, which takes milliseconds.
+        if is_short and chat_of(work) is None:
             prepared = self._loaded.preparer.prepare(work)
         else:
             prepared = await loop.run_in_executor(TOKENIZING, self._loaded.preparer.prepare, work)

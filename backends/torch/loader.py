@@ -14,6 +14,7 @@ from backends.contract import Capabilities, Operation, Output, ScoreKind
 from backends.errors import ModelUnavailable
 from backends.texts import SPECIAL_TOKENS
 from backends.tokens import TextTokenizer
+from backends.torch.chat import ChatRenderer
 from backends.torch.checkpoint import dense_width, outputs_of
 from backends.torch.files import CheckpointFiles
 from backends.torch.first_passes import run_first_passes
@@ -29,7 +30,7 @@ from backends.torch.networks import OpenedNetwork, open_network
 from backends.torch.own_network import TrustedCode
 from backends.torch.pairs import PairEncoder
 from backends.torch.precision import best_dtype, dtype_name
-from backends.torch.preparing import Preparer
+from backends.torch.preparing import Preparer, Templates
 from backends.torch.recipe import ModelKind, Recipe, takes_late_chunking
 from backends.torch.refusals import refuse_on_error
 from backends.torch.rerank_template import RerankTemplate
@@ -83,9 +84,10 @@ def load(
         notes=plan.notes,
         truncation_side=plan.tokenizer.traits.truncation_side,
     )
+    templates = Templates(template, ChatRenderer(recipe.chat, recipe.max_tokens))
     return LoadedModel(
         recipe,
-        Preparer(recipe, tokenizer, network.outputs, width, template),
+        Preparer(recipe, tokenizer, network.outputs, width, templates),
         network.head,
         capabilities,
         packed=network.packed,

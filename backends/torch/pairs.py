@@ -70,15 +70,23 @@ class PairEncoder:
         return TokenSequences(ids, [[0] * len(row) for row in ids], tuple(sorted(cut.union(too_long))))
 
     def encode_plainly(
-        self, items: Sequence[ModelInput], truncate: Truncate, most: int | None = None
+        self,
+        items: Sequence[ModelInput],
+        truncate: Truncate,
+        most: int | None = None,
+        *,
+        special: bool = True,
     ) -> TokenSequences:
-        """Encode texts, and pairs as the tokenizer joins them. Raises: InvalidWork."""
+        """Encode texts, and pairs as the tokenizer joins them. special: as for `TextTokenizer.encode`.
+
+        Raises: InvalidWork.
+        """
         prefix = self._template.query_prefix
         if prefix:
             items = [
                 prefix + item if isinstance(item, str) else (prefix + item[0], item[1]) for item in items
             ]
-        return self._tokenizer.encode(items, truncate, most)
+        return self._tokenizer.encode(items, truncate, most, special=special)
 
     def _room_of(self, most: int | None, truncate: Truncate) -> int:
         """Return how many tokens a prompt may have, without special ones."""

@@ -6,10 +6,12 @@ or replies.
 
 from collections.abc import Sequence
 from itertools import repeat
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from backends.contract import (
+    Chat,
     Classify,
     Embed,
     Encode,
@@ -19,10 +21,11 @@ from backends.contract import (
     Tokenize,
     Truncate,
     Work,
+    WorkInput,
     with_prefix,
 )
 from backends.errors import InvalidWork, UnsupportedWork, input_too_long
-from backends.texts import check_no_instruction, clip_text
+from backends.texts import check_no_instruction, check_plain_texts, clip_text
 from backends.tokens import TextTokenizer, TokenSequences
 from backends.torch.chunks import prepare_chunks
 from backends.torch.pairs import Pair, PairEncoder
@@ -42,10 +45,24 @@ class RoleTokenizer(msgspec.Struct, frozen=True):
     filler: int = 0
 
 
+class RendersChats(Protocol):
+    """Renderer of conversations for one model."""
+
+    def render(self, conversations: Sequence[WorkInput], chat: Chat) -> list[str]:
+        """Return the text of each conversation. Raises: InvalidWork, UnsupportedWork."""
+
+
+class Templates(NamedTuple):
+    """Templates of the pairs that a model scores, and of its conversations."""
+
+    pairs: RerankTemplate
+    chats: RendersChats
+
+
 class Preparer:
     """Preparation of texts for one checkpoint.
 
-    outputs: those that can be requested. width: of its dense vectors. template: of the pairs that it scores.
+    outputs: those that can be requested. width: of its dense vectors.
     """
 
     def __init__(
@@ -54,14 +71,15 @@ class Preparer:
         tokenizer: TextTokenizer,
         outputs: frozenset[Output],
         width: int,
-        template: RerankTemplate,
+        templates: Templates,
     ) -> None:
         self._recipe = recipe
         self._outputs = outputs
-        self._pairs = PairEncoder(tokenizer, template)
+        self._pairs = PairEncoder(tokenizer, templates.pairs)
         self._roles = _role_tokenizers(recipe, tokenizer)
         self.tokenizer = self._roles[False].tokenizer if recipe.kind == "multivector" else tokenizer
         self._width = width
+        self._chats = templates.chats
 
     def prepare(self, work: Work) -> PreparedSequences:
         """Tokenize a piece of work. Raises: InvalidWork, UnsupportedWork."""
@@ -78,7 +96,7 @@ class Preparer:
             case Score():
                 return self._prepare_pairs(work.pairs, work)
             case Classify():
-                encoded = self._pairs.encode_plainly(work.inputs, work.truncate, work.max_tokens)
+                encoded = self._encode_classified(work)
                 _require_tokens(encoded)
                 return _prepared(encoded, LOGITS)
         raise UnsupportedWork("this engine does not do that")
@@ -87,11 +105,20 @@ class Preparer:
         """Return each input with its prompt before it. Raises: InvalidWork."""
         return list(with_prefix(work, self._prompt(work.prompt_name)))
 
+    def _encode_classified(self, work: Classify) -> TokenSequences:
+        if work.chat is None:
+            return self._pairs.encode_plainly(
+                work.inputs, work.truncate, work.max_tokens, special=work.special_tokens
+            )
+        texts = self._chats.render(work.inputs, work.chat)
+        return self.tokenizer.encode(texts, work.truncate, work.max_tokens, special=work.special_tokens)
+
     def _prepare_chunks(self, work: Embed) -> PreparedSequences:
         """Prepare all inputs as one text. Raises: InvalidWork, UnsupportedWork."""
         recipe = self._recipe
         if not takes_late_chunking(recipe):
             raise UnsupportedWork("late chunking needs a network with mean pooling, and no routes")
+        check_plain_texts(work, "late chunking")
         if work.max_tokens is not None:
             raise InvalidWork(
                 "`truncate_prompt_tokens` cuts no text of `late_chunking`: leave one of them out"
@@ -117,18 +144,20 @@ class Preparer:
 
     def _prepare_texts(self, work: Embed | Encode, outputs: frozenset[Output]) -> PreparedSequences:
         if self._recipe.kind == "multivector":
+            check_plain_texts(work, "a model of late interaction")
             is_query = (work.prompt_name or self._recipe.default_prompt) == "query"
             return self._prepare_role(self.prompted(work), work, outputs, is_query=is_query)
-        texts = self.prompted(work)
+        texts = self.prompted(work) if work.chat is None else self._chats.render(work.inputs, work.chat)
         route = self._route(work)
         if route in self._recipe.tables:
             return self._prepare_lookup(texts, work, outputs, route)
-        encoded = self.tokenizer.encode(texts, work.truncate, work.max_tokens)
+        encoded = self.tokenizer.encode(texts, work.truncate, work.max_tokens, special=work.special_tokens)
         # A static model has a vector of zeros for such a text, as its library.
         if self._recipe.kind != "static":
             _require_tokens(encoded)
-        if self._recipe.include_prompt:
+        if self._recipe.include_prompt or work.chat is not None:
             return _prepared(encoded, outputs)
+        check_plain_texts(work, "a model that leaves prompts out of its pooling")
         if encoded.truncated and work.truncate is Truncate.LEFT:
             raise UnsupportedWork("this model cannot cut the left end of an input, where its prompt may be")
         characters = work.prompt_characters or [len(self._prompt(work.prompt_name))] * len(texts)

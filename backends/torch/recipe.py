@@ -70,6 +70,13 @@ class LateInteraction(msgspec.Struct, frozen=True):
         return min(query or max_tokens, max_tokens), min(self.document_tokens or max_tokens, max_tokens)
 
 
+class ChatTemplate(msgspec.Struct, frozen=True):
+    """Chat template of a checkpoint, in Jinja's language. special_tokens: name → text, as its variables."""
+
+    source: str
+    special_tokens: dict[str, str] = {}
+
+
 class Recipe(msgspec.Struct, frozen=True):
     """Steps that turn texts into vectors, weights or scores with one checkpoint.
 
@@ -83,6 +90,7 @@ class Recipe(msgspec.Struct, frozen=True):
     tables: route of inputs whose terms are looked up → folder of their weights. network_route: route of the
     network, None for a model without routes. default_route: of inputs without a role, None if they need one.
     lexical, colbert: True if BGE-M3's weights for terms and for token vectors lie next to a dense model.
+    chat: the template of conversations, None if the checkpoint has none.
     """
 
     kind: ModelKind
@@ -105,6 +113,7 @@ class Recipe(msgspec.Struct, frozen=True):
     late: LateInteraction = LateInteraction()
     lexical: bool = False
     colbert: bool = False
+    chat: ChatTemplate | None = None
 
 
 def takes_late_chunking(recipe: Recipe) -> bool:

@@ -6,10 +6,10 @@ A chat template is rendered once, with marks in place of instruction, query and 
 from typing import Any
 
 import transformers
-from jinja2 import TemplateError
 
 from backends.errors import ModelUnavailable
 from backends.torch.architectures import is_decoder
+from backends.torch.chat import FAULTS
 from backends.torch.files import CheckpointFiles
 from backends.torch.options import RerankPrompt, TaskSettings
 from backends.torch.recipe import Recipe
@@ -151,7 +151,7 @@ def _render(files: CheckpointFiles, instructions: list[str]) -> list[str]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(files.checkpoint, local_files_only=True)
         chats = [_messages(files, instruction) for instruction in instructions]
         return [tokenizer.apply_chat_template(chat, tokenize=False, **variables) for chat in chats]
-    except (OSError, ValueError, TemplateError):
+    except (OSError, *FAULTS):
         # A template may reject roles that it does not support.
         return ["" for _ in instructions]
 

@@ -32,7 +32,8 @@ class BatchTotals(msgspec.Struct, frozen=True):
 def are_joinable(a: Slice, b: Slice) -> bool:
     """Return whether two slices could be one piece of work: embeddings with equal options.
 
-    Inputs of late chunking are one text, which has no place for those of another call.
+    Inputs of late chunking are one text, which has no place for those of another call. A conversation is
+    always alone in its request.
     """
     work, other = a.work, b.work
     return (
@@ -44,7 +45,10 @@ def are_joinable(a: Slice, b: Slice) -> bool:
         and work.max_tokens == other.max_tokens
         and work.prompt_name == other.prompt_name
         and bool(work.prompt_characters) == bool(other.prompt_characters)
+        and work.special_tokens == other.special_tokens
         and not (work.late_chunking or other.late_chunking)
+        and work.chat is None
+        and other.chat is None
     )
 
 

@@ -33,7 +33,7 @@ from backends.contract import (
     inputs_of,
 )
 from backends.errors import ReplicaFailed
-from backends.texts import token_upper_bound
+from backends.texts import chat_of, token_upper_bound
 
 Part = TypeVar("Part")
 
@@ -114,6 +114,9 @@ def token_bounds(
 
     pair_overhead: tokens that a reranker adds to each pair.
     """
+    if max_input_tokens is not None and chat_of(work) is not None:
+        # How many tokens a template adds to a conversation is only known after it was rendered.
+        return [max_input_tokens] * len(inputs_of(work))
     extra = len(prompt.encode()) + _instruction_bytes(work)
     if isinstance(work, Rerank):
         extra += len(work.query.encode())
@@ -143,7 +146,7 @@ def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = Fals
     """Return consecutive slices within the bounds; an input that alone exceeds them is a slice of its own.
 
     tokens: count of each input against the bound. exact: the counts are the model's own. Inputs that have to
-    be computed together are one slice, whatever the bounds.
+    be computed together are one slice, whatever the bounds. A conversation is a slice of its own.
     """
     room = _bytes_for_inputs(work, bounds)
     sizes = _wire_sizes(work, room)
@@ -152,11 +155,12 @@ def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = Fals
     if is_indivisible(work):
         # The special tokens, which each count includes, are added once.
         return [Slice(0, work, len(tokens), sum(tokens), sum(sizes))]
+    most_inputs = 1 if chat_of(work) is not None else bounds.inputs
     starts = [0]
     used_tokens = used_bytes = 0
     for index, (count, size) in enumerate(zip(tokens, sizes, strict=True)):
         full = (
-            index - starts[-1] >= bounds.inputs
+            index - starts[-1] >= most_inputs
             or used_tokens + count > bounds.tokens
             or (room is not None and used_bytes + size > room)
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from backends.checkpoints import locate_tokenizer
 from backends.contract import Capabilities, TokenizerSettings, TokenizerSource
 from backends.errors import ModelUnavailable
-from backends.texts import ModelInput, ModelWork, model_inputs_of
+from backends.texts import ModelInput, ModelWork, is_written_plainly, model_inputs_of
 from gateway.config import schema
 from gateway.upstreams.background_opener import BackgroundOpener
 
@@ -51,7 +51,8 @@ class ModelInputs:
 
     async def count_few(self, work: ModelWork, prompt: str, capabilities: Capabilities) -> list[int] | None:
         """Return the tokens of a few short inputs, prompt and special tokens included; None if not known."""
-        counter = await self.counter(capabilities) if self.can_count(capabilities) else None
+        is_countable = self.can_count(capabilities) and is_written_plainly(work)
+        counter = await self.counter(capabilities) if is_countable else None
         if counter is None:
             return None
         most = capabilities.max_input_tokens

@@ -59,6 +59,19 @@ async def test_openai_embeddings(boot: Boots, config: str, kind: str) -> None:
     assert {"prompt_tokens": TOKENS, "total_tokens": TOKENS} == reply.json()["usage"]
 
 
+@pytest.mark.parametrize("kind", ["tei", "infinity", "openai"])
+async def test_only_vllm_and_the_engine_read_conversations_and_bare_texts(
+    boot: Boots, config: str, kind: str
+) -> None:
+    async with boot({"one": embedder(kind)}, config) as gateway:
+        chat = await gateway.post("/v1/embeddings", {"messages": [{"role": "user", "content": "a"}]})
+        bare = await gateway.post("/v1/embeddings", {"input": "a", "add_special_tokens": False})
+
+    assert (400, 400) == (chat.status_code, bare.status_code)
+    assert "`messages`" in chat.json()["error"]["message"]
+    assert "`add_special_tokens: false`" in bare.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("kind", REMOTE)
 async def test_tei_embed(boot: Boots, config: str, kind: str) -> None:
     async with boot({"one": embedder(kind)}, config) as gateway:

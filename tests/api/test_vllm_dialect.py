@@ -31,6 +31,7 @@ models:
 defaults: {embed: bge, rerank: cross, classify: moods}
 """
 LONG = "w " * 20
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
 def fakes() -> dict[str, FakeVllm]:
@@ -377,7 +378,23 @@ def assert_refused(reply: Any, status: int, param: str | None = None) -> None:
         ("/classify", {"input": ""}, "input"),
         ("/classify", {}, "input"),
         ("/classify", {"input": [1, 2]}, "input"),
-        ("/classify", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/classify", {"input": "a", "messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/classify", {"messages": []}, "messages"),
+        ("/classify", {"messages": [[]]}, "messages"),
+        ("/classify", {"messages": [{"role": "user", "content": "a"}, []]}, "messages"),
+        ("/classify", {"messages": [{"role": "user", "content": "a"}] * 1025}, "messages"),
+        ("/classify", {"messages": [{"role": "user", "content": []}]}, "messages"),
+        ("/classify", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ("/classify", {"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, None),
+        ("/classify", {"messages": [{"role": "user", "content": None}]}, None),
+        ("/classify", {"messages": [{"role": "", "content": "a"}]}, None),
+        ("/classify", CHAT | {"add_generation_prompt": True, "continue_final_message": True}, None),
+        ("/classify", CHAT | {"chat_template": "x" * 65_537}, "chat_template"),
+        ("/classify", CHAT | {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ("/classify", CHAT | {"chat_template_kwargs": {"x": "x" * 65_537}}, "chat_template_kwargs"),
+        ("/classify", CHAT | {"instruction": "find"}, "instruction"),
+        ("/pooling", CHAT | {"input": "a"}, "messages"),
+        ("/score", CHAT | {"queries": "q", "documents": "a"}, "messages"),
         ("/classify", {"input": "a", "model": "bge"}, "model"),
         ("/pooling", {"input": "a", "task": "token_classify"}, "task"),
         ("/pooling", {"input": "a", "task": "plugin"}, "task"),
@@ -423,12 +440,14 @@ async def test_other_errors_use_vllms_envelope_too(boot: Boots) -> None:
         ({"truncate_prompt_tokens": 0}, 400),
         ({"truncate_prompt_tokens": -2}, 400),
         ({"add_special_tokens": True, "priority": 0, "padding": "do_not_pad"}, 200),
-        ({"add_special_tokens": False}, 400),
         ({"priority": 3}, 400),
         ({"padding": "max_length"}, 400),
         ({"mm_processor_kwargs": {"a": 1}}, 400),
         ({"instruction": "find"}, 400),
         ({"chat_template": "x"}, 400),
+        ({"add_generation_prompt": True}, 400),
+        ({"continue_final_message": True}, 400),
+        ({"add_generation_prompt": False, "continue_final_message": None}, 200),
         ({"media_io_kwargs": {"a": 1}}, 400),
         ({"normalize": False}, 400),
         ({"request_id": "r" * 257}, 400),
@@ -453,6 +472,100 @@ async def test_every_path_accepts_and_rejects_the_same_options(
         reply = await gateway.post(path, body | options)
 
     assert status == reply.status_code, reply.text
+
+
+async def test_pairs_take_no_other_special_tokens(boot: Boots) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        for path in ("/score", "/rerank"):
+            body = {"query": "q", "queries": "q", "documents": ["a"], "add_special_tokens": False}
+            assert 400 == (await gateway.post(path, body)).status_code, path
+
+
+TALK = [
+    {"role": "system", "content": "be kind"},
+    {"role": "user", "content": [{"type": "text", "text": "red"}]},
+]
+RENDERED = "system: be kind | user: red"
+OPTIONS: dict[str, Any] = {
+    "add_special_tokens": True,
+    "add_generation_prompt": True,
+    "chat_template_kwargs": {"instruction": "x"},
+}
+OPTIONS_TEXT = (
+    " | add_special_tokens=True | add_generation_prompt=True | chat_template_kwargs={'instruction': 'x'}"
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"messages": TALK}, [RENDERED]),
+        ({"messages": [TALK]}, [RENDERED]),
+        ({"messages": TALK, **OPTIONS}, [RENDERED + OPTIONS_TEXT]),
+        ({"messages": TALK, "continue_final_message": True}, [RENDERED + " | continue_final_message=True"]),
+        ({"messages": [TALK, [{"role": "user", "content": "blue"}]]}, [RENDERED, "user: blue"]),
+        ({"input": "red", "add_special_tokens": False}, ["bare red"]),
+    ],
+    ids=str,
+)
+async def test_conversations_reach_vllm_as_they_are(
+    boot: Boots, fields: dict[str, Any], expected: list[str]
+) -> None:
+    servers = fakes() | {
+        "embed": FakeVllm(max_tokens=64),
+        "late": FakeVllm(task="token_embed", max_tokens=64),
+    }
+    servers |= {"classes": FakeVllm(task="classify", classes=len(LABELS), max_tokens=64)}
+    async with boot(servers, CONFIG) as gateway:
+        vectors = (await gateway.post("/v1/embeddings", {"model": "bge"} | fields)).json()["data"]
+        pooled = (await gateway.post("/pooling", {"model": "bge"} | fields)).json()["data"]
+        tokens = (await gateway.post("/pooling", {"model": "org/colbert"} | fields)).json()["data"]
+        classes = (await gateway.post("/classify", fields)).json()["data"]
+
+    rows = [vector_of(text) for text in expected]
+    np.testing.assert_allclose(rows, [item["embedding"] for item in vectors], rtol=1e-5)
+    np.testing.assert_allclose(rows, [item["data"] for item in pooled], rtol=1e-5)
+    for text, item in zip(expected, tokens, strict=True):
+        np.testing.assert_allclose(token_rows(text), item["data"], rtol=1e-5)
+    for text, item in zip(expected, classes, strict=True):
+        assert int(np.argmax(logits_of((text,), len(LABELS)))) == int(np.argmax(item["probs"]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "way_out"),
+    [
+        ({"chat_template": "{{ messages }}"}, "trust-request-chat-template"),
+        ({"messages": [{"role": "unknown", "content": "a"}]}, "chat template"),
+    ],
+    ids=str,
+)
+async def test_vllms_refusal_of_a_conversation_has_its_reason(
+    boot: Boots, fields: dict[str, Any], way_out: str
+) -> None:
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"model": "bge", **CHAT, **fields})
+
+    assert 400 == reply.status_code
+    assert way_out in reply.json()["error"]["message"]
+
+
+async def test_a_long_conversation_is_cut_by_the_server_that_renders_it(boot: Boots) -> None:
+    body = {"model": "bge", "messages": [{"role": "user", "content": LONG * 400}]}
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/v1/embeddings", body)
+        refused = await gateway.post("/v1/embeddings", body | {"truncate": False})
+
+    assert (200, "unknown") == (reply.status_code, reply.headers["x-truncated-inputs"])
+    assert 400 == refused.status_code
+
+
+@pytest.mark.parametrize("field", ["input_type", "task", "late_chunking"])
+async def test_conversations_have_no_fields_of_texts(boot: Boots, field: str) -> None:
+    value = {"input_type": "query", "task": "retrieval.query", "late_chunking": True}[field]
+    async with boot(fakes(), CONFIG) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"model": "bge", **CHAT, field: value})
+
+    assert (400, field) == (reply.status_code, reply.json()["error"]["param"])
 
 
 @pytest.mark.parametrize(("options", "scale"), [({}, 1), ({"use_activation": False}, 2)])

@@ -13,7 +13,18 @@ from tests.fakes.server import ErrorReply, FakeServer, Route, encode_vector, log
 from tests.fakes.tei import logits_of, tokens_of, vector_of, weights_of
 
 WORD_ID = 1000
+CHAT_FIELDS = (
+    "add_special_tokens",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+)
 VOCABULARY = 1000
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message."""
+    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -135,7 +146,7 @@ class FakeVllm(FakeServer):
 
     def _pooling(self, body: dict[str, Any]) -> Any:
         self._check_common(body)
-        texts = self._texts(body, "input")
+        texts = self._inputs(body)
         if self.task != "token_embed" or body.get("task", "token_embed") != self.task:
             raise self._refused(400, "BadRequestError", f"Unsupported task: this server does {self.task}")
         cut = [self._cut(text, body) for text in texts]
@@ -148,7 +159,7 @@ class FakeVllm(FakeServer):
 
     def _classify(self, body: dict[str, Any]) -> Any:
         self._check_common(body)
-        cut = [self._cut(text, body) for text in self._texts(body, "input")]
+        cut = [self._cut(text, body) for text in self._inputs(body)]
         data = []
         for index, text in enumerate(cut):
             logits = np.array(logits_of((text,), self.classes))
@@ -160,7 +171,7 @@ class FakeVllm(FakeServer):
 
     def _embeddings(self, body: dict[str, Any]) -> Any:
         self._check_common(body)
-        texts = self._texts(body, "input")
+        texts = self._inputs(body)
         if self.task == "classify":
             raise self._not_supported("The model does not support Embeddings API")
         if body.get("dimensions") is not None:
@@ -241,6 +252,20 @@ class FakeVllm(FakeServer):
             raise self._refused(400, "BadRequestError", "truncate_prompt_tokens is out of range")
         if "top_n" in body and body["top_n"] is None:
             raise self._refused(400, "Bad Request", "top_n: Input should be a valid integer")
+
+    def _inputs(self, body: dict[str, Any]) -> list[str]:
+        """Return the texts of a request, or its conversation as the template writes it."""
+        if "messages" not in body:
+            marks = "" if body.get("add_special_tokens", True) else "bare "
+            return [marks + text for text in self._texts(body, "input")]
+        if body.get("chat_template") is not None:
+            message = "Chat template is passed with request, but --trust-request-chat-template is not set."
+            raise self._refused(400, "BadRequestError", message)
+        if body["messages"][0]["role"] == "unknown":
+            raise self._refused(400, "BadRequestError", "Conversation roles must be known")
+        lines = [f"{message['role']}: {text_of(message['content'])}" for message in body["messages"]]
+        options = {name: body.get(name) for name in CHAT_FIELDS if body.get(name)}
+        return [" | ".join([*lines, *(f"{name}={value}" for name, value in options.items())])]
 
     def _texts(self, body: dict[str, Any], field: str) -> list[str]:
         texts = body.get(field)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.contract import Embed, EmbedReply, Rerank, Truncate
+from backends.contract import Chat, Embed, EmbedReply, Rerank, Truncate
 from gateway.batching.joining import BatchTotals, are_joinable, join_slices, split_reply
 from gateway.batching.slices import Bounds, Slice, cut
 
@@ -101,6 +101,8 @@ def test_totals_are_within_bounds_if_each_sum_is(
         Embed(("b",), max_tokens=4),
         Embed(("b",), prompt_name="query"),
         Embed(("b",), truncate=Truncate.ERROR),
+        Embed(("b",), special_tokens=False),
+        Embed(("b",), chat=Chat()),
         Rerank("q", ("b",)),
     ],
 )

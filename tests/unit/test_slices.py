@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from backends.contract import (
     Capabilities,
+    Chat,
     Classify,
     ClassifyReply,
     Detokenize,
@@ -324,3 +325,11 @@ def test_inputs_of_late_chunking_stay_together() -> None:
     (piece,) = cut(work, [4, 4, 4], Bounds(inputs=2, tokens=5), exact=True)
 
     assert (work, 3, 12, False) == (piece.work, piece.inputs, piece.tokens, piece.exact)
+
+
+def test_a_conversation_is_alone_and_may_fill_the_model() -> None:
+    work = Embed(("[]", "[{}]"), chat=Chat(), special_tokens=False)
+    tokens = token_bounds(work, 512)
+
+    assert [512, 512] == tokens
+    assert [("[]",), ("[{}]",)] == [piece.work.inputs for piece in cut(work, tokens, Bounds())]

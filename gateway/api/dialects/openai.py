@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
+from msgspec import UNSET, UnsetType
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Operation, Output
 from gateway.api.server.body import Integer, ModelName
@@ -34,19 +35,25 @@ from gateway.api.wire.embedding_replies import (
     encode_embeddings,
     with_dimensions,
 )
-from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_texts
+from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
 from gateway.api.wire.vllm_options import (
+    adds_special_tokens,
+    chat_of,
     check_options,
     instruction_of,
     is_raw,
     length_of,
+    own_fields,
     truncate_of,
     truncation_side,
+    with_chat,
 )
 from gateway.api.wire.vllm_replies import OCTETS, check_metadata, encode_bytes, metadata_header
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 
+# What prepares texts, and has no effect on a conversation.
+ONLY_OF_TEXTS = ("input_type", "task", "late_chunking")
 OTHER_KINDS = ("image", "pdf", "video", "audio", "content")
 
 
@@ -68,10 +75,11 @@ EmbeddingsInput = TextInput | list[str | InputObject | Integer | list[Integer]]
 class OpenAIEmbeddingsRequest(EmbeddingOptions, kw_only=True):
     """Body of /v1/embeddings.
 
-    input: one text or a list of texts; or token ids, if the model's config specifies their vocabulary.
+    input: one text or a list of texts; or token ids, if the model's config specifies their vocabulary. Only
+    a body with `messages` is without it.
     """
 
-    input: EmbeddingsInput
+    input: EmbeddingsInput | UnsetType = UNSET
     model: ModelName | None = None
 
 
@@ -82,12 +90,12 @@ async def decode_embeddings(
 
     Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
     """
-    check_options(data)
+    check_options(data, own=own_fields(data))
     check_embedding_options(data)
     model = name or data.model
     operation = Operation.ENCODE if data.return_multivector else Operation.EMBED
     field = InputField("input", model, operation)
-    texts = await read_texts(inputs_of(data.input, api), field, context, api)
+    texts = await read_inputs(inputs_of(data.input, api), data.messages, field, context, api)
     if data.return_multivector:
         check_token_vectors(texts, "input", api.capabilities_of(model, operation))
     check_metadata(data.encoding_format, len(texts))
@@ -95,8 +103,12 @@ async def decode_embeddings(
     if data.truncate_prompt_tokens is not None:
         truncate = truncate_of(data)
     side = truncation_side(data) or side
+    chat = chat_of(data)
+    if chat is not None:
+        _check_only_chat(data)
+    work = with_chat(work_of(data, texts), chat, special_tokens=adds_special_tokens(data))
     return Call(
-        work_of(data, texts),
+        work,
         model,
         truncate,
         side,
@@ -125,11 +137,23 @@ def work_of(data: EmbeddingOptions, texts: tuple[str, ...]) -> Embed | Encode:
     return Encode(texts, frozenset({Output.MULTIVECTOR}), prompt_name=prompt_name)
 
 
-def inputs_of(inputs: EmbeddingsInput, api: InferenceApi) -> Inputs:
-    """Return the inputs with each object replaced by its text.
+def _check_only_chat(data: EmbeddingOptions) -> None:
+    """Check that a request with conversations has no field that puts prompts before texts or joins them.
+
+    Raises: InvalidInput.
+    """
+    for field in ONLY_OF_TEXTS:
+        if getattr(data, field):
+            raise InvalidInput(f"`{field}` is for texts: send it without `messages`", param=field)
+
+
+def inputs_of(inputs: EmbeddingsInput | UnsetType, api: InferenceApi) -> Inputs | None:
+    """Return the inputs with each object replaced by its text, None if the field is absent.
 
     Raises: EmptyInput, InvalidInput.
     """
+    if isinstance(inputs, UnsetType):
+        return None
     if isinstance(inputs, list):
         # A list of numbers is one input.
         if not inputs or not isinstance(inputs[0], int):

@@ -16,12 +16,16 @@ from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.contents import Content, text_of_parts
-from gateway.api.wire.inputs import InputField, Inputs, read_texts
+from gateway.api.wire.inputs import InputField, Inputs, read_inputs
 from gateway.api.wire.vllm_options import (
     VllmOptions,
+    adds_special_tokens,
     call_of,
+    chat_of,
     check_options,
     is_raw,
+    own_fields,
+    with_chat,
 )
 from gateway.api.wire.vllm_replies import VllmReply, encode_reply
 from gateway.calls import Call
@@ -145,12 +149,12 @@ async def decode_classify(
 
     Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`.
     """
-    check_options(data)
-    if data.input is None:
-        raise InvalidInput("`input` is missing", param="input")
+    check_options(data, own=own_fields(data))
     model = name or data.model
-    texts = await read_texts(data.input, InputField("input", model, Operation.CLASSIFY), context, api)
+    field = InputField("input", model, Operation.CLASSIFY)
+    texts = await read_inputs(data.input, data.messages, field, context, api)
     work = Classify(texts, raw_scores=is_raw(data))
+    work = with_chat(work, chat_of(data), special_tokens=adds_special_tokens(data))
     return call_of(data, work, model)
 
 

@@ -36,12 +36,16 @@ from gateway.api.server.error_bodies import VLLM
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_texts
+from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
 from gateway.api.wire.vllm_options import (
     VllmOptions,
+    adds_special_tokens,
     call_of,
+    chat_of,
     check_options,
     is_raw,
+    own_fields,
+    with_chat,
 )
 from gateway.api.wire.vllm_replies import (
     OCTETS,
@@ -95,7 +99,7 @@ async def decode_pooling(
 
     Raises: EmptyInput, InvalidInput, OperationUnsupported, and the errors of `Routes.resolve`.
     """
-    check_options(data)
+    check_options(data, own=own_fields(data))
     if data.dimensions is not None:
         raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
     model = name or data.model or api.gateway.routes.root_model()
@@ -104,11 +108,10 @@ async def decode_pooling(
     operation = OPERATION_OF.get(task)
     if operation is None:
         raise OperationUnsupported(f"the task {task!r} is not supported by this gateway", param="task")
-    if data.input is None:
-        raise InvalidInput("`input` is missing", param="input")
-    texts = await read_texts(data.input, InputField("input", model, operation), context, api)
+    texts = await read_inputs(data.input, data.messages, InputField("input", model, operation), context, api)
     check_metadata(data.encoding_format, len(texts))
     work = pooling_work(operation, texts, capabilities, raw=is_raw(data))
+    work = with_chat(work, chat_of(data), special_tokens=adds_special_tokens(data))
     return call_of(data, work, model)
 
 

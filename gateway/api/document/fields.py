@@ -11,11 +11,20 @@ CUT: Final = "Whether an input longer than the model takes is cut. By default th
 
 FIELDS: Final[dict[str, str]] = {
     "activation": "Older name of `use_activation`.",
-    "add_special_tokens": "Whether special tokens are added. Requests that run a model accept true only.",
+    "add_generation_prompt": "Whether the text of a conversation ends with the start of an answer.",
+    "add_special_tokens": (
+        "Whether the tokenizer adds its special tokens: true by default for texts, false for `messages`."
+    ),
     "cache_salt": "Changes nothing.",
-    "chat_template": UNSUPPORTED,
-    "chat_template_kwargs": "May contain `instruction` only, which then takes precedence over the field.",
+    "chat_template": (
+        "Template of the request for `messages`: a vLLM upstream decides on it, and any other refuses it."
+    ),
+    "chat_template_kwargs": (
+        "Variables of the chat template for `messages`. Without these it may contain `instruction` only, "
+        "which then takes precedence over the field."
+    ),
     "content": "The input: one part with a text.",
+    "continue_final_message": "Whether the text of a conversation ends with its last message, still open.",
     "data_1": "First side of the pairs: one text or a list.",
     "data_2": "Second side of the pairs: one text or a list.",
     "dimensions": "Width to which vectors are cut. By default the model's own width.",
@@ -48,7 +57,10 @@ FIELDS: Final[dict[str, str]] = {
     "max_tokens_per_doc": "Number of tokens to which a document is cut; 0 is no bound.",
     "max_tokens_per_query": UNSUPPORTED,
     "media_io_kwargs": UNSUPPORTED,
-    "messages": "Refused unless it is null: no chat template is applied here; send texts.",
+    "messages": (
+        "A conversation, or a list of conversations, instead of `input`. The model's chat template turns "
+        "each into one text."
+    ),
     "mm_processor_kwargs": UNSUPPORTED,
     "modality": "Kind of the inputs; only `text` is served.",
     "model": "Public name of the model. It may be left out if the config has a default or the path has it.",
@@ -107,6 +119,8 @@ FIELDS: Final[dict[str, str]] = {
     "verbose": "It changes nothing.",
 }
 
+NO_CHAT: Final = "Refused unless it is null: this operation reads texts only."
+ONLY_INSTRUCTION: Final = "May contain `instruction` only, which then takes precedence over the field."
 NORMALIZE: Final = "Refused if false: send `use_activation`."
 PACKED: Final = (
     "`base64` packs each vector into one string. `bytes` returns all of them as bytes, which the header "
@@ -152,6 +166,24 @@ OWN_FIELDS: Final[dict[str, str]] = {
     "VllmScoreRequest.documents": "Second side of the pairs: one text or a list.",
     "VllmScoreRequest.items": "Second side of the pairs: one text or a list.",
     "VllmScoreRequest.max_tokens_per_doc": UNSUPPORTED,
+    "EitherRerankRequest.add_generation_prompt": NO_CHAT,
+    "EitherRerankRequest.chat_template": NO_CHAT,
+    "EitherRerankRequest.continue_final_message": NO_CHAT,
+    "EitherRerankRequest.messages": NO_CHAT,
+    "RerankRequest.add_generation_prompt": NO_CHAT,
+    "RerankRequest.chat_template": NO_CHAT,
+    "RerankRequest.continue_final_message": NO_CHAT,
+    "RerankRequest.messages": NO_CHAT,
+    "VllmScoreRequest.add_generation_prompt": NO_CHAT,
+    "VllmScoreRequest.chat_template": NO_CHAT,
+    "VllmScoreRequest.continue_final_message": NO_CHAT,
+    "VllmScoreRequest.messages": NO_CHAT,
+    "EitherRerankRequest.chat_template_kwargs": ONLY_INSTRUCTION,
+    "RerankRequest.chat_template_kwargs": ONLY_INSTRUCTION,
+    "VllmScoreRequest.chat_template_kwargs": ONLY_INSTRUCTION,
+    "EitherRerankRequest.add_special_tokens": "Refused if false.",
+    "RerankRequest.add_special_tokens": "Refused if false.",
+    "VllmScoreRequest.add_special_tokens": "Refused if false.",
     "VertexRequest.instances": "Bodies of `POST /`, each of which gets one prediction.",
     "DefaultRequest.inputs": "Texts, or for similarity one sentence and the sentences to compare it with.",
 }

@@ -11,6 +11,7 @@ import msgspec
 from backends.contract import Capabilities, Operation
 from backends.texts import TOKEN_ID_LIMIT
 from gateway.api.server.body import Integer
+from gateway.api.wire.conversations import Messages, conversations_of
 from gateway.errors import EmptyInput, InvalidInput
 
 # The `RequestContext`, which is only passed on here; its module has a long chain of imports.
@@ -74,6 +75,24 @@ async def read_texts(
         return api.whole_texts([item for item in items if isinstance(item, str)], field.name)
     decoded = iter(await api.decode_ids(context, field.model, field.operation, ids))
     return tuple([next(decoded) if isinstance(item, list) else item for item in items])
+
+
+async def read_inputs(
+    inputs: Inputs | None, messages: Messages | None, field: InputField, context: Context, api: InputReader
+) -> tuple[str, ...]:
+    """Return the texts of a request, or its conversations. inputs, messages: None for an absent field.
+
+    Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
+    """
+    if messages is None:
+        if inputs is None:
+            raise InvalidInput(f"`{field.name}` is missing", param=field.name)
+        return await read_texts(inputs, field, context, api)
+    if inputs is not None:
+        raise InvalidInput(f"send `{field.name}` or `messages`, one of them", param="messages")
+    conversations = conversations_of(messages)
+    api.check_count(len(conversations), "messages")
+    return tuple(conversations)
 
 
 def split_items(inputs: Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:

@@ -7,16 +7,18 @@ a request changes nothing and is ignored.
 
 from collections.abc import Container
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from backends.contract import Classify, Embed, Encode, Score, Truncate
+from backends.contract import Chat, Classify, Embed, Encode, Score, Truncate
 from gateway.api.server.body import Integer
+from gateway.api.wire.conversations import Messages, chat_with, template_checked, variables_of
 from gateway.api.wire.instructions import check_instruction
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 
+ChatWork = TypeVar("ChatWork", bound=Embed | Encode | Classify)
 # It becomes a part of the reply's id.
 RequestId = Annotated[str, msgspec.Meta(max_length=256)]
 
@@ -27,7 +29,8 @@ class VllmOptions(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: inputs are cut at so many, -1 at the model's length. use_activation: false returns
     raw output; softmax and activation are its older names. instruction: the task in words, for a model that
     takes one; chat_template_kwargs may contain it instead, and nothing else. request_id: becomes the reply's
-    id. user and cache_salt change nothing.
+    id. user and cache_salt change nothing. messages: conversations, which the model's chat template renders
+    with chat_template_kwargs as its variables; only paths that read them take the fields for them.
     """
 
     truncate_prompt_tokens: Integer | None = None
@@ -47,7 +50,9 @@ class VllmOptions(msgspec.Struct, kw_only=True):
     instruction: str | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    messages: Any = None
+    messages: Messages | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 # Field → values that do not change the result.
@@ -59,7 +64,18 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "media_io_kwargs": (None, {}),
     # Removed in favor of `use_activation`; releases before 0.20 applied it.
     "normalize": (None, True),
+    "messages": (None,),
     "chat_template": (None,),
+    "add_generation_prompt": (None, False),
+    "continue_final_message": (None, False),
+}
+# Fields of `HARMLESS` that have an effect on texts, and on conversations, where a path reads them.
+TEXT_FIELDS = frozenset({"add_special_tokens"})
+CHAT_FIELDS = TEXT_FIELDS | {
+    "messages",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
 }
 # Read at once, because every call is checked.
 _values_of = attrgetter(*HARMLESS)
@@ -67,6 +83,9 @@ _DEFAULTS = _values_of(VllmOptions())
 WAY_OUT = {
     "normalize": ": send `use_activation`",
     "priority": " except as 0: send the header `x-priority: bulk`",
+    **dict.fromkeys(CHAT_FIELDS, ": it needs `messages`, at /v1/embeddings, /classify or /pooling"),
+    "add_special_tokens": " except as true at this path",
+    "messages": " at this path: send texts; /v1/embeddings, /classify and /pooling read conversations",
 }
 
 
@@ -75,15 +94,17 @@ def check_options(options: VllmOptions, *, own: Container[str] = ()) -> None:
 
     own: fields that have a different meaning on this path and are skipped. Raises: InvalidInput.
     """
-    if options.messages is not None:
-        raise InvalidInput(
-            "`messages` is refused: no chat template is applied here; send texts", param="messages"
-        )
     if _values_of(options) != _DEFAULTS:
         _check_harmless(options, own)
-    if options.chat_template_kwargs and options.chat_template_kwargs.keys() != {"instruction"}:
+    is_chat = options.messages is not None
+    if (
+        options.chat_template_kwargs
+        and not is_chat
+        and options.chat_template_kwargs.keys() != {"instruction"}
+    ):
         raise InvalidInput(
-            "`chat_template_kwargs` may contain `instruction` only", param="chat_template_kwargs"
+            "`chat_template_kwargs` may contain `instruction` only, unless `messages` are sent",
+            param="chat_template_kwargs",
         )
     cut = options.truncate_prompt_tokens
     if cut is not None and (cut < -1 or cut == 0):
@@ -100,8 +121,15 @@ def _check_harmless(options: VllmOptions, own: Container[str]) -> None:
 def instruction_of(options: VllmOptions) -> str | None:
     """Return the instruction of a request, None without one; that of `chat_template_kwargs` takes precedence.
 
-    Raises: InvalidInput.
+    With `messages` it is a variable of the template there. Raises: InvalidInput.
     """
+    if options.messages is not None:
+        if options.instruction:
+            raise InvalidInput(
+                "`instruction` is for texts: write it into `messages`, or send `chat_template_kwargs`",
+                param="instruction",
+            )
+        return None
     if not options.chat_template_kwargs:
         return check_instruction(options.instruction)
     instruction = options.chat_template_kwargs.get("instruction")
@@ -110,6 +138,38 @@ def instruction_of(options: VllmOptions) -> str | None:
             "`instruction` in `chat_template_kwargs` is not a string", param="chat_template_kwargs"
         )
     return check_instruction(instruction)
+
+
+def own_fields(options: VllmOptions) -> frozenset[str]:
+    """Return the fields of `HARMLESS` that have an effect where a path reads texts and conversations."""
+    return TEXT_FIELDS if options.messages is None else CHAT_FIELDS
+
+
+def chat_of(options: VllmOptions) -> Chat | None:
+    """Return how the conversations of a request are rendered, None for texts. Raises: InvalidInput."""
+    if options.messages is None:
+        return None
+    return chat_with(
+        template_checked(options.chat_template),
+        variables_of(options.chat_template_kwargs),
+        adds_prompt=bool(options.add_generation_prompt),
+        continues=bool(options.continue_final_message),
+    )
+
+
+def adds_special_tokens(options: VllmOptions) -> bool:
+    """Return whether the tokenizer's special tokens are added; a chat template writes its own."""
+    if options.add_special_tokens is None:
+        return options.messages is None
+    return options.add_special_tokens
+
+
+def with_chat(work: ChatWork, chat: Chat | None, *, special_tokens: bool) -> ChatWork:
+    """Return the work of a request whose inputs may be conversations, which get no prompt."""
+    if chat is None:
+        return work if special_tokens else msgspec.structs.replace(work, special_tokens=False)
+    prompt = {} if isinstance(work, Classify) else {"prompt_name": ""}
+    return msgspec.structs.replace(work, chat=chat, special_tokens=special_tokens, **prompt)
 
 
 def truncate_of(options: VllmOptions) -> bool | None:

@@ -1,0 +1,50 @@
+"""Inputs of vLLM's pooling requests: texts, or one conversation with the fields of its chat template.
+
+Source: vLLM 0.33, entrypoints/pooling/base/protocol.py. Releases before 0.33 read one conversation a request.
+"""
+
+import msgspec
+
+from backends.contract import Chat, Classify, Embed, Encode
+from backends.errors import BackendError, InvalidWork, UnsupportedWork
+from backends.vllm_wire import Body
+
+
+def input_fields(work: Embed | Encode | Classify) -> Body:
+    """Return the fields that carry the inputs of a request. Raises: UnsupportedWork."""
+    if work.chat is None:
+        return {"input": work.inputs} | ({} if work.special_tokens else {"add_special_tokens": False})
+    if len(work.inputs) != 1:
+        raise UnsupportedWork("vLLM reads one conversation in a request")
+    (conversation,) = work.inputs
+    assert isinstance(conversation, str)
+    messages = {"messages": msgspec.Raw(conversation.encode()), "add_special_tokens": work.special_tokens}
+    return messages | _template_fields(work.chat)
+
+
+def _template_fields(chat: Chat) -> Body:
+    template: Body = {} if chat.template is None else {"chat_template": chat.template}
+    variables: Body = (
+        {} if chat.variables == "{}" else {"chat_template_kwargs": msgspec.Raw(chat.variables.encode())}
+    )
+    return {
+        "add_generation_prompt": chat.add_generation_prompt,
+        "continue_final_message": chat.continue_final_message,
+        **template,
+        **variables,
+    }
+
+
+def explain_refusal(error: BackendError, chat: Chat | None) -> BackendError:
+    """Return the error of a refused conversation with the likely reason."""
+    if chat is None or type(error) is not InvalidWork:
+        return error
+    if chat.template is not None:
+        return InvalidWork(
+            "the upstream refused `chat_template`: vLLM takes one only with --trust-request-chat-template; "
+            "leave it out",
+        )
+    return InvalidWork(
+        f"{error.message}: the model may have no chat template, or one that refuses these `messages`; "
+        "send `input`"
+    )

@@ -1,0 +1,113 @@
+"""Conversations of a request, which the model's chat template renders to one text each. Pure.
+
+Source: vLLM 0.33, entrypoints/pooling/base/protocol.py. One input is one conversation of text messages.
+"""
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from backends.contract import Chat
+from gateway.api.wire.contents import ContentPart
+from gateway.errors import EmptyInput, InvalidInput
+
+# A template goes through all messages several times.
+MESSAGES_MAX = 1024
+# vLLM's own templates have at most a fifth of this.
+TEMPLATE_BYTES_MAX = 64 * 1024
+VARIABLES_BYTES_MAX = 64 * 1024
+# Arguments of the renderer itself, which are no variables.
+RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversations",
+        "documents",
+        "messages",
+        "return_assistant_tokens_mask",
+        "self",
+        "tokenize",
+        "tools",
+    }
+)
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A message of a conversation. content: a text, or parts with a text each."""
+
+    role: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    content: str | list[ContentPart]
+    name: str | None = None
+
+
+# One conversation, or a list of conversations.
+Messages: TypeAlias = list[ChatMessage | list[ChatMessage]]
+
+
+def conversations_of(messages: Messages) -> list[str]:
+    """Return each conversation as a JSON list of messages. Raises: EmptyInput, InvalidInput."""
+    lists = [item for item in messages if isinstance(item, list)]
+    single = [item for item in messages if isinstance(item, ChatMessage)]
+    if lists and single:
+        raise InvalidInput("`messages` mixes messages and conversations", param="messages")
+    return [_conversation(conversation) for conversation in lists or [single]]
+
+
+def _conversation(messages: list[ChatMessage]) -> str:
+    if not messages:
+        raise EmptyInput("`messages` has a conversation without messages", param="messages")
+    if len(messages) > MESSAGES_MAX:
+        raise InvalidInput(
+            f"`messages` has a conversation of {len(messages)} messages; at most {MESSAGES_MAX} are rendered",
+            param="messages",
+        )
+    for message in messages:
+        if not isinstance(message.content, str):
+            _check_parts(message.content)
+    return msgspec.json.encode(messages).decode()
+
+
+def _check_parts(parts: list[ContentPart]) -> None:
+    if not parts or any(part.type != "text" or part.text is None for part in parts):
+        raise InvalidInput(
+            "`messages` has content other than text, and images, sound and video are not served: send parts "
+            'as {"type": "text", "text": …}',
+            param="messages",
+        )
+
+
+def template_checked(template: str | None) -> str | None:
+    """Return the template of a request, None for none. Raises: InvalidInput if it is too long."""
+    if template is not None and len(template.encode()) > TEMPLATE_BYTES_MAX:
+        raise InvalidInput(
+            f"`chat_template` has more than {TEMPLATE_BYTES_MAX} bytes: shorten it", param="chat_template"
+        )
+    return template
+
+
+def variables_of(kwargs: dict[str, Any] | None) -> str:
+    """Return the variables of a template as JSON. Raises: InvalidInput."""
+    reserved = sorted(RESERVED & (kwargs or {}).keys())
+    if reserved:
+        raise InvalidInput(
+            f"`chat_template_kwargs` must not contain `{reserved[0]}`, which is no variable of the template",
+            param="chat_template_kwargs",
+        )
+    variables = msgspec.json.encode(kwargs or {})
+    if len(variables) > VARIABLES_BYTES_MAX:
+        raise InvalidInput(
+            f"`chat_template_kwargs` has more than {VARIABLES_BYTES_MAX} bytes: shorten it",
+            param="chat_template_kwargs",
+        )
+    return variables.decode()
+
+
+def chat_with(template: str | None, variables: str, *, adds_prompt: bool, continues: bool) -> Chat:
+    """Return the rendering of conversations. Raises: InvalidInput."""
+    if adds_prompt and continues:
+        raise InvalidInput(
+            "send `add_generation_prompt` or `continue_final_message`, one of them",
+            param="continue_final_message",
+        )
+    return Chat(adds_prompt, continues, template, variables)
