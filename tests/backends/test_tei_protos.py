@@ -1,4 +1,4 @@
-"""The messages of TEI's gRPC services: generated from the `.proto` files, and as clients of TEI write them."""
+"""The messages of TEI's gRPC services: generated from the `.proto` files, and as TEI's clients write them."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ MODULES = {"tei": tei_pb2, "tei_multiplexer": tei_multiplexer_pb2}
 def declared(name: str) -> dict[str, dict[str, int]]:
     """Return message → field → number, read from the text of a `.proto` file."""
     text = (FOLDER / f"{name}.proto").read_text()
-    messages = re.findall(r"^message (\w+) \{(.*?)^?\}$", text, re.MULTILINE | re.DOTALL)
+    messages = re.findall(r"^message (\w+) \{(.*?)\}$", text, re.MULTILINE | re.DOTALL)
     return {
         message: {field: int(number) for field, number in re.findall(r"(\w+) = (\d+);", body)}
         for message, body in messages
