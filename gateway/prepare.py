@@ -5,7 +5,8 @@ Runs between resolve and admit. Admission reserves the counted cost; dispatch cu
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 
 import msgspec
@@ -16,7 +17,7 @@ from backends.texts import INLINE_CHARACTERS_MAX, is_written_plainly, model_inpu
 from gateway.batching.slices import token_bounds
 from gateway.calls import Call, Deadline, Similarity, Work, default_truncation, inputs_of, truncation
 from gateway.errors import InvalidInput, OperationUnsupported
-from gateway.prompts import with_prompt, with_prompt_lengths, with_roles
+from gateway.prompts import Prompts, with_prompt, with_prompt_lengths, with_roles
 from gateway.quotas.limits import Cost
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
@@ -257,7 +258,7 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
     if call.instruction is not None:
         work = _with_instruction(work, call, _instructed_model(inputs, route), call.instruction)
     elif isinstance(work, Embed | Encode | Tokenize):
-        configured = {**inputs.prompts, **route.prompts}
+        configured = ChainMap(route.prompts, inputs.prompts)
         work = _with_prompt(work, call, configured, capabilities)
     if capabilities is not None and not capabilities.pools_prompt:
         work = _with_prompt_lengths(work, plain)
@@ -277,14 +278,14 @@ def _length(call: Call, capabilities: Capabilities | None) -> int | None:
 def _with_prompt(
     work: Embed | Encode | Tokenize,
     call: Call,
-    configured: Mapping[str, str],
+    configured: Prompts,
     capabilities: Capabilities | None,
 ) -> BackendWork:
-    """Return the work with the prompt of its role; configured: prompts of the config by name."""
+    """Return the work with the prompt of its role. configured: prompts of the configuration."""
     checkpoint_prompts = capabilities.prompts if capabilities else {}
     if isinstance(call.work, Rerank) and isinstance(work, Embed):
         default = capabilities.default_prompt if capabilities else None
-        return with_roles(work, {**checkpoint_prompts, **configured}, default)
+        return with_roles(work, ChainMap(*configured.maps, checkpoint_prompts), default)
     return with_prompt(work, call.role, configured, checkpoint_prompts)
 
 
@@ -310,7 +311,7 @@ def _with_prompt_lengths(work: BackendWork, plain: BackendWork) -> BackendWork:
 def _instructed_model(inputs: ModelInputs, route: Route) -> InstructedModel:
     capabilities = inputs.capabilities()
     checkpoint_prompts = capabilities.prompts if capabilities else {}
-    prompts = {**checkpoint_prompts, **inputs.prompts, **route.prompts}
+    prompts = ChainMap(route.prompts, inputs.prompts, checkpoint_prompts)
     return InstructedModel(route.model, inputs.instruction_template, prompts, capabilities)
 
 

@@ -1,9 +1,11 @@
 """Roles of inputs, and the prompts that express them to a model. Pure.
 
-Each dialect has its own words for roles, and each checkpoint its own names for prompts. The first name that
-a model knows is used; a model that knows none of them treats all inputs the same.
+Each dialect has its own words for roles, and each checkpoint its own names for prompts. Prompts come from the
+configuration of a model, from that of its upstream and from its checkpoint. The first of these that knows a
+name of the role decides, by the first name that it knows; a model without any treats all inputs the same.
 """
 
+from collections import ChainMap
 from collections.abc import Container, Mapping
 from typing import Literal, TypeAlias
 
@@ -13,6 +15,8 @@ from backends.contract import Embed, Encode, Tokenize, with_prefix
 
 Role: TypeAlias = Literal["query", "document", "classification", "clustering", "similarity", "separation"]
 Promptable: TypeAlias = Embed | Encode | Tokenize
+# Prompts by name; each map is one source, those that take precedence first.
+Prompts: TypeAlias = ChainMap[str, str]
 
 # Source: sentence-transformers (query, document, passage, corpus) and the checkpoints of nomic, jina, e5 and
 # EmbeddingGemma, the most common name first.
@@ -26,22 +30,25 @@ NAMES: dict[Role, tuple[str, ...]] = {
 }
 
 
-def prompt_of(role: Role, prompt_names: Container[str]) -> str | None:
-    """Return the model's prompt name for a role, None if it has none."""
-    return next((name for name in NAMES[role] if name in prompt_names), None)
+def prompt_of(role: Role, *sources: Container[str]) -> str | None:
+    """Return the model's prompt name for a role, None if it has none.
+
+    sources: names of prompts, those that take precedence first.
+    """
+    return next((name for names in sources for name in NAMES[role] if name in names), None)
 
 
 def with_prompt(
-    work: Promptable, role: Role | None, configured: Mapping[str, str], checkpoint: Mapping[str, str]
+    work: Promptable, role: Role | None, configured: Prompts, checkpoint: Mapping[str, str]
 ) -> Promptable:
     """Return the work with its prompt: by name if the checkpoint has it, in the inputs if the config has it.
 
-    configured, checkpoint: prompts by name; the config's take precedence. A prompt that the call names takes
+    configured: of the configuration. checkpoint: prompts by name. A prompt that the call names takes
     precedence over its role.
     """
     name = work.prompt_name
     if name is None and role is not None:
-        name = prompt_of(role, {*configured, *checkpoint})
+        name = prompt_of(role, *configured.maps, checkpoint)
     if name is None or name not in configured:
         return work if name == work.prompt_name else msgspec.structs.replace(work, prompt_name=name)
     inputs = with_prefix(work, configured[name])
@@ -60,16 +67,14 @@ def with_prompt_lengths(work: Promptable, plain: Promptable) -> Promptable:
     return msgspec.structs.replace(work, prompt_characters=lengths)
 
 
-def with_roles(
-    work: Embed, prompts: Mapping[str, str], default: str | None, instructed: str | None = None
-) -> Embed:
+def with_roles(work: Embed, prompts: Prompts, default: str | None, instructed: str | None = None) -> Embed:
     """Return a rerank's texts, the query first, each with the prompt of its role written into it.
 
-    prompts: all prompts of the model by name. default: name of the prompt for a role that has none of its
+    prompts: all prompts of the model. default: name of the prompt for a role that has none of its
     own. instructed: prompt that the call brings for its query. Without it, a model that has prompts for
     neither role gets the work unchanged.
     """
-    names = prompt_of("query", prompts), prompt_of("document", prompts)
+    names = prompt_of("query", *prompts.maps), prompt_of("document", *prompts.maps)
     if names == (None, None) and instructed is None:
         return work
     query_prompt, document_prompt = (prompts.get(name or default or "", "") for name in names)

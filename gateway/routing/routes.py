@@ -32,7 +32,7 @@ class Route(msgspec.Struct, frozen=True):
     truncate: Truncate | None
     deadline_s: float
     limits: tuple[Limit, ...] = ()
-    prompts: Mapping[str, str] = {}
+    prompts: dict[str, str] = {}
 
 
 class Routes:

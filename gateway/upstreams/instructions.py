@@ -4,8 +4,6 @@ Rule: an instruction is applied as its model was trained, or the call is refused
 queries bring one, unless it is the whole prompt: the cards of instruct embedders leave documents as they are.
 """
 
-from collections.abc import Mapping
-
 import msgspec
 
 from backends.contract import Capabilities, Embed, Encode, Operation, Rerank, Score, with_prefix
@@ -17,7 +15,7 @@ from backends.instructions import (
     template_in,
 )
 from gateway.errors import InvalidInput, NoReplica
-from gateway.prompts import Role
+from gateway.prompts import Prompts, Role
 
 
 class InstructedModel(msgspec.Struct, frozen=True):
@@ -29,7 +27,7 @@ class InstructedModel(msgspec.Struct, frozen=True):
 
     name: str
     template: str | None
-    prompts: Mapping[str, str]
+    prompts: Prompts
     capabilities: Capabilities | None
 
     def check_pairs(self) -> None:

@@ -1,6 +1,7 @@
 """Instructions and prompts on the engine, compared with sentence-transformers."""
 
 import json
+from collections import ChainMap
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,7 @@ async def test_an_instruct_embedder_reads_the_instruction_in_the_form_of_its_own
     encoder = make_encoder(make_config(), minilm, tmp_path / "encoder")
     reference = make_sentence_model(encoder, tmp_path / "model", "mean", prompts=prompts)
     model = load_tiny(tmp_path / "model")
-    instructed = InstructedModel("m", None, model.capabilities.prompts, model.capabilities)
+    instructed = InstructedModel("m", None, ChainMap(model.capabilities.prompts), model.capabilities)
 
     prompt = instructed.query_prompt("Find a similar text")
     reply = await run_work(engine_on(model), with_query_prompt(Embed(tuple(TEXTS)), prompt), EmbedReply)

@@ -1,5 +1,6 @@
 """Instructions of calls: their templates, and the refusals of models that take none."""
 
+from collections import ChainMap
 from typing import Any
 
 import pytest
@@ -73,7 +74,8 @@ def model(**known: Any) -> InstructedModel:
     operations = known.pop("operations", frozenset({Operation.EMBED}))
     capabilities = Capabilities(known.pop("model_id", "own"), operations, **known.pop("capabilities", {}))
     facts: dict[str, Any] = {"template": None, "prompts": {}, "capabilities": capabilities}
-    return InstructedModel("m", **(facts | known))
+    facts |= known
+    return InstructedModel("m", **(facts | {"prompts": ChainMap(facts["prompts"])}))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_a_model_without_a_place_for_an_instruction_refuses_it(known: dict[str, 
 
 def test_without_a_replica_no_template_is_assumed() -> None:
     with pytest.raises(NoReplica):
-        InstructedModel("m", E5, {}, None).query_prompt("find")
+        InstructedModel("m", E5, ChainMap(), None).query_prompt("find")
 
 
 def test_an_empty_instruction_is_none_and_a_long_one_an_error() -> None:

@@ -1,5 +1,6 @@
 """Roles of inputs, and the prompts that express them."""
 
+from collections import ChainMap
 from typing import get_args
 
 import pytest
@@ -36,7 +37,7 @@ def test_every_role_has_names() -> None:
 
 
 def test_a_configured_prompt_is_written_into_the_inputs_and_replaces_the_checkpoints() -> None:
-    work = with_prompt(Embed(TEXTS), "query", {"query": "q: "}, {"query": "other: "})
+    work = with_prompt(Embed(TEXTS), "query", ChainMap({"query": "q: "}), {"query": "other: "})
 
     assert Embed(("q: a", "q: b"), prompt_name="") == work
 
@@ -45,18 +46,18 @@ def test_a_configured_prompt_is_written_into_the_inputs_and_replaces_the_checkpo
     "work", [Embed(TEXTS), Encode(TEXTS, frozenset({Output.SPARSE}))], ids=["embed", "encode"]
 )
 def test_a_prompt_of_the_checkpoint_is_passed_by_name(work: Embed | Encode) -> None:
-    prompted = with_prompt(work, "document", {"query": "q: "}, {"passage": "p: "})
+    prompted = with_prompt(work, "document", ChainMap({"query": "q: "}), {"passage": "p: "})
 
     assert ("passage", TEXTS) == (prompted.prompt_name, prompted.inputs)
 
 
 @pytest.mark.parametrize("role", [None, "query"])
 def test_a_model_without_a_prompt_for_the_role_uses_its_default(role: Role | None) -> None:
-    assert Embed(TEXTS) == with_prompt(Embed(TEXTS), role, {"document": "d: "}, {})
+    assert Embed(TEXTS) == with_prompt(Embed(TEXTS), role, ChainMap({"document": "d: "}), {})
 
 
 def test_a_prompt_named_by_the_call_takes_precedence_over_its_role() -> None:
-    prompts = {"query": "q: ", "title": "t: "}
+    prompts = ChainMap({"query": "q: ", "title": "t: "})
 
     assert ("t: a", "t: b") == with_prompt(Embed(TEXTS, prompt_name="title"), "query", prompts, {}).inputs
     assert ("t: a", "t: b") == with_prompt(Tokenize(TEXTS, prompt_name="title"), None, prompts, {}).inputs
@@ -65,7 +66,7 @@ def test_a_prompt_named_by_the_call_takes_precedence_over_its_role() -> None:
 def test_an_unknown_prompt_name_is_left_to_the_backend() -> None:
     work = Embed(TEXTS, prompt_name="nowhere")
 
-    assert work == with_prompt(work, None, {"query": "q: "}, {})
+    assert work == with_prompt(work, None, ChainMap({"query": "q: "}), {})
 
 
 @pytest.mark.parametrize(
@@ -80,10 +81,26 @@ def test_an_unknown_prompt_name_is_left_to_the_backend() -> None:
 def test_a_rerank_by_cosine_gives_query_and_documents_their_prompts(
     prompts: dict[str, str], default: str | None, inputs: tuple[str, ...]
 ) -> None:
-    assert Embed(inputs, prompt_name="") == with_roles(Embed(("a", "b", "c")), prompts, default)
+    assert Embed(inputs, prompt_name="") == with_roles(Embed(("a", "b", "c")), ChainMap(prompts), default)
 
 
 def test_a_rerank_by_a_model_without_roles_keeps_its_default_prompt() -> None:
     work = Embed(("a", "b"))
 
-    assert work is with_roles(work, {"STS": "s: "}, "STS")
+    assert work is with_roles(work, ChainMap({"STS": "s: "}), "STS")
+
+
+def test_a_name_of_the_configuration_takes_precedence_over_other_names_of_the_role() -> None:
+    configured, checkpoint = ChainMap({}, {"query": "query: ", "passage": "passage: "}), {"document": ""}
+
+    work = with_prompt(Embed(TEXTS), "document", configured, checkpoint)
+    reranked = with_roles(Embed(TEXTS), ChainMap(*configured.maps, checkpoint), None)
+
+    assert work.inputs == ("passage: a", "passage: b")
+    assert reranked.inputs == ("query: a", "passage: b")
+
+
+def test_a_name_of_the_model_takes_precedence_over_those_of_its_upstream() -> None:
+    configured = ChainMap({"passage": "model: "}, {"document": "upstream: "})
+
+    assert with_prompt(Embed(TEXTS), "document", configured, {}).inputs == ("model: a", "model: b")
