@@ -20,7 +20,7 @@ from backends.torch.projection import check_projections
 from backends.torch.recipe import Recipe
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.template import read_template
-from backends.torch.text_inputs import refuse_other_inputs, type_id_notes
+from backends.torch.text_inputs import refuse_network, type_id_notes
 
 # Number formats of weights that the engine reads, by their names in config.json.
 READ_FORMATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -62,13 +62,13 @@ class LoadPlan(NamedTuple):
 def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
     """Read a checkpoint's small files. Raises: ModelUnavailable if they show that it cannot be served."""
     files = CheckpointFiles(checkpoint)
+    _refuse_formats(files)
     recipe = read_recipe(checkpoint, options.settings)
     template = read_template(files, recipe, options.settings)
     adapter = choose_adapter(files, options.settings.adapter)
     code = permitted_code(checkpoint, options)
     if code is None:
-        refuse_other_inputs(files, recipe)
-    _refuse_formats(files)
+        refuse_network(files, recipe)
     check_projections(checkpoint, recipe)
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
     if recipe.kind == "language":

@@ -81,6 +81,7 @@ def refuse_settings(files: CheckpointFiles, kind: ModelKind, settings: TaskSetti
     """
     if kind not in TASKS:
         return
+    _refuse_chat(files, kind)
     is_configured = settings.pooling is not None or settings.task == "embed"
     faults = chain(_network_faults(files, kind, is_configured=is_configured), _module_faults(files, kind))
     fault = next(faults, None)
@@ -88,6 +89,17 @@ def refuse_settings(files: CheckpointFiles, kind: ModelKind, settings: TaskSetti
         raise ModelUnavailable(
             f"{files.checkpoint}: the built-in engine does not have {fault}; serve the model with Infinity "
             "behind this gateway, or remove the key if the model does not need it"
+        )
+
+
+def _refuse_chat(files: CheckpointFiles, kind: ModelKind) -> None:
+    """Raise ModelUnavailable if each text is a chat message; a reranker has its own template."""
+    modalities = files.transformer_config.get("modality_config") or {}
+    if "message" in modalities and kind not in {"language", "classifier"}:
+        raise ModelUnavailable(
+            f"{files.checkpoint}: by `message` of `modality_config`, sentence-transformers puts each text in "
+            "the tokenizer's chat template, which the built-in engine does not do; remove `message` if the "
+            "model was trained on plain texts, as Qwen3-Embedding was, or serve it with Infinity"
         )
 
 
@@ -102,7 +114,7 @@ def _network_faults(files: CheckpointFiles, kind: ModelKind, *, is_configured: b
     for key in (*_lengths(settings, kind), *_arguments(files, settings), *_call_options(settings)):
         yield f"`{key}` of {name}"
     outputs = () if is_configured else _outputs(settings, kind)
-    for key in (*_modalities(settings, kind), *outputs):
+    for key in (*_modalities(settings), *outputs):
         yield f"`{key}` of {name} for a model of the kind {kind}"
 
 
@@ -130,10 +142,9 @@ def _call_options(settings: Json) -> Iterator[str]:
                 yield f"processing_kwargs.{group}.{key}"
 
 
-def _modalities(settings: Json, kind: ModelKind) -> Iterator[str]:
+def _modalities(settings: Json) -> Iterator[str]:
     modalities = settings.get("modality_config") or {"text": {}}
-    # Language models and classifiers read messages through their template.
-    if "text" not in modalities or ("message" in modalities and kind not in {"language", "classifier"}):
+    if "text" not in modalities:
         yield f"modality_config ({', '.join(modalities)})"
 
 

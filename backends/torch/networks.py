@@ -107,6 +107,8 @@ def open_model(model: Any, source: NetworkSource, placement: Placement) -> Opene
         if source.code is not None:
             model = OwnNetwork(model, "logits" if source.recipe.kind == "classifier" else "last_hidden_state")
             prove_own_network(model)
+        if not hasattr(model.config, "pad_token_id"):
+            model.config.pad_token_id = None
         attend_to_all_tokens(model)
         return OPENERS[source.recipe.kind](model, source, placement)
 

@@ -24,8 +24,25 @@ OTHER_INPUTS = {
     "input_values": "sound",
     "input_shape_ids": "the shape of each Chinese character",
 }
-# Networks whose type ids are no types: seven columns that place a token in a table.
-TABLE_TYPES = frozenset({"tapas"})
+HALVES = "an encoder-decoder, of which the built-in engine serves the encoders of t5, mt5 and umt5 only"
+# Networks of which the engine serves nothing, by `model_type`.
+REFUSED_TYPES = {
+    **dict.fromkeys(
+        (
+            *("blenderbot", "blenderbot-small", "longt5", "m2m_100", "marian", "nllb-moe", "pegasus"),
+            *("pegasus_x", "prophetnet", "switch_transformers", "t5gemma", "t5gemma2", "xlm-prophetnet"),
+        ),
+        HALVES,
+    ),
+    **dict.fromkeys(("canine", "perceiver"), "which reads characters and has no tokenizer.json"),
+    "dpr": "whose network gives a vector of a text and none of its tokens; give the model as "
+    "sentence-transformers publishes it, under sentence-transformers/facebook-dpr-…",
+    "tapas": "whose network reads a table next to the text; the built-in engine has text only",
+}
+# Networks whose classifier reads a text at an end token, which a text may contain.
+SPLIT_CLASSIFIERS = frozenset(
+    {"bart", "bigbird_pegasus", "led", "mbart", "mt5", "mvp", "plbart", "t5", "umt5"}
+)
 PROBE_TEXT = "a b"
 
 
@@ -38,17 +55,18 @@ def reads_type_ids(types: int | None) -> bool:
     return types is None or types > 1
 
 
-def refuse_other_inputs(files: CheckpointFiles, recipe: Recipe) -> None:
-    """Raise ModelUnavailable if the network reads what no text gives."""
+def refuse_network(files: CheckpointFiles, recipe: Recipe) -> None:
+    """Raise ModelUnavailable if texts alone give the network nothing that the engine can read."""
     model_type = recipe.model_type
-    found = [OTHER_INPUTS[name] for name in OTHER_INPUTS if name in input_names(recipe.kind, model_type)]
-    if model_type in TABLE_TYPES:
-        found.append("a table")
-    if found:
-        raise ModelUnavailable(
-            f"{files.checkpoint} has `model_type` {model_type!r}, whose network reads {found[0]} next to the "
-            "text; the built-in engine has text only, and serves no such model"
-        )
+    names = input_names(recipe.kind, model_type)
+    found = next((OTHER_INPUTS[name] for name in OTHER_INPUTS if name in names), None)
+    reason = REFUSED_TYPES.get(model_type)
+    if recipe.kind == "classifier" and model_type in SPLIT_CLASSIFIERS:
+        reason = "an encoder-decoder, whose classifier the built-in engine does not serve"
+    if found is not None:
+        reason = f"whose network reads {found} next to the text; the built-in engine has text only"
+    if reason is not None:
+        raise ModelUnavailable(f"{files.checkpoint} has `model_type` {model_type!r}, {reason}")
 
 
 def type_id_notes(files: CheckpointFiles, recipe: Recipe, tokenizer: TextTokenizer) -> Iterator[str]:

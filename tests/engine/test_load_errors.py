@@ -153,9 +153,34 @@ VERDICTS: dict[str, tuple[Made, str | None, str | None]] = {
     "classifier-of-t5": (
         classifier(transformers.T5Config(**HALVES, d_kv=8, d_ff=48, num_layers=2, num_heads=4)),
         None,
-        "T5ForSequenceClassification that the engine cannot run",
+        "'t5', an encoder-decoder, whose classifier",
     ),
-    "classifier-of-bart": (classifier(transformers.BartConfig(**HALVES, **BART)), None, "<eos> token"),
+    "classifier-of-bart": (
+        classifier(transformers.BartConfig(**HALVES, **BART)),
+        None,
+        "'bart', an encoder-decoder, whose classifier",
+    ),
+    "marian": (
+        encoder_with(transformers.MarianConfig(**HALVES, **BART, decoder_start_token_id=0)),
+        None,
+        "'marian', an encoder-decoder, of which",
+    ),
+    "markuplm": (
+        encoder_with(transformers.MarkupLMConfig(**SMALL)),
+        None,
+        "'markuplm', whose network reads the place of each word in a page's markup",
+    ),
+    "layoutlm": (
+        encoder_with(transformers.LayoutLMConfig(**SMALL)),
+        None,
+        "the place of each word on a page",
+    ),
+    "codegen": (encoder_with(transformers.CodeGenConfig(**GPT2, rotary_dim=4)), None, None),
+    "rwkv": (
+        encoder_with(transformers.RwkvConfig(vocab_size=30522, hidden_size=32, num_hidden_layers=2)),
+        None,
+        None,
+    ),
     "masked-bart": (masked(transformers.BartConfig(**HALVES, **BART)), "splade", None),
     "masked-longformer": (
         masked(transformers.LongformerConfig(**SMALL | {"attention_window": 8})),

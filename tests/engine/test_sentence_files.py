@@ -135,7 +135,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}},
         "module_output_name": "sentence_embedding",
     },
-    "modality_config \\(text, message\\)": {
+    "the tokenizer's chat template": {
         "modality_config": {"text": TEXT_OUTPUT, "message": TEXT_OUTPUT},
         "module_output_name": "token_embeddings",
     },
