@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from backends.checkpoints import locate_tokenizer, stored_weight_bytes
+from backends.checkpoints import locate_checkpoint, locate_tokenizer, stored_weight_bytes
 from backends.contract import Capabilities
 from backends.errors import ModelUnavailable
+from backends.model_names import is_path
 from backends.needed_files import has_weights
 from backends.static_models import StaticModel, max_tokens
 from backends.tokens import open_tokenizer
@@ -39,7 +40,13 @@ def inspect(boot: wire.ModelBoot) -> wire.Inspection:
         folder = locate_tokenizer(boot.model, boot.revision)
     except ModelUnavailable as error:
         return wire.Inspection(boot.model, refusal=str(error))
-    return inspect_folder(boot, folder)
+    found = inspect_folder(boot, folder)
+    if found.refusal is None and is_path(boot.model):
+        try:
+            locate_checkpoint(boot.model)
+        except ModelUnavailable as error:
+            return msgspec.structs.replace(found, refusal=str(error))
+    return found
 
 
 def inspect_folder(boot: wire.ModelBoot, folder: Path) -> wire.Inspection:

@@ -21,6 +21,7 @@ from gateway.cli.check import show_problems
 from gateway.cli.output import show_line, show_table
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
+from gateway.config.relative_paths import resolve_model
 from gateway.config.yaml_parser import format_yaml
 from gateway.processes.engine_process import child_environment, model_boots
 
@@ -83,7 +84,7 @@ def _boot(options: argparse.Namespace, environment: Mapping[str, str]) -> wire.M
     if options.config is None:
         return wire.ModelBoot(
             name=_upstream_name(options.model),
-            model=options.model,
+            model=resolve_model(options.model, Path.cwd()),
             revision=options.revision,
             dtype=options.dtype,
             task=options.task,

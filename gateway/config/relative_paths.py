@@ -25,9 +25,7 @@ def resolve_upstream_paths(upstream: UpstreamSettings, base: Path) -> UpstreamSe
     """Return the upstream with its paths resolved from a folder; hub ids stay as they are."""
 
     def resolve(name: str | None) -> str | None:
-        if name is None or name.startswith(("/", "~")):
-            return name
-        return str((base / name).resolve()) if is_path(name) or (base / name).is_dir() else name
+        return None if name is None else resolve_model(name, base)
 
     encoding = upstream.token_encoding
     return msgspec.structs.replace(
@@ -38,6 +36,13 @@ def resolve_upstream_paths(upstream: UpstreamSettings, base: Path) -> UpstreamSe
         tokenizer=resolve(upstream.tokenizer),
         token_encoding=encoding if encoding == OWN_VOCABULARY else resolve(encoding),
     )
+
+
+def resolve_model(name: str, base: Path) -> str:
+    """Return a hub id as it is, and a path from a folder. A name of a folder that exists is a path."""
+    if name.startswith(("/", "~")):
+        return name
+    return str((base / name).resolve()) if is_path(name) or (base / name).is_dir() else name
 
 
 def _resolve_tls_paths(tls: _Tls, base: Path) -> _Tls:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from backends.checkpoints import DEFAULT_MODEL
 from backends.torch import wire
-from backends.torch.inspection import inspect
+from backends.torch.inspection import inspect, inspect_folder
 from gateway.cli import main as command_line
 from gateway.cli import models as command
 from gateway.config.load import parse_config
@@ -118,8 +118,25 @@ def test_settings_change_what_a_checkpoint_is(minilm: Path, tmp_path: Path) -> N
 def test_weights_that_are_not_here_are_named_as_unknown(encoder: Path) -> None:
     (encoder / "model.safetensors").unlink()
 
-    found = inspect(wire.ModelBoot("x", str(encoder)))
+    found = inspect_folder(wire.ModelBoot("x", "acme/encoder"), encoder)
 
     assert found.refusal is None
     assert found.weights.file_bytes is None
     assert any("were not compared" in note for note in found.notes)
+
+
+def test_a_folder_without_weights_is_refused_as_by_a_load(encoder: Path) -> None:
+    (encoder / "model.safetensors").unlink()
+
+    found = inspect(wire.ModelBoot("x", str(encoder)))
+
+    assert "it lacks model.safetensors" in (found.refusal or "")
+    assert found.kind == "dense"
+
+
+def test_a_relative_path_of_a_folder_is_no_hub_id(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(encoder.parent.parent)
+    relative = f"{encoder.parent.name}/{encoder.name}"
+
+    assert command._boot(options(relative), {}).model == str(encoder)
+    assert command._boot(options("acme/encoder"), {}).model == "acme/encoder"
