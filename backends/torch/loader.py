@@ -81,7 +81,7 @@ def load(
         dtype=dtype_name(dtype),
         checkpoint=str(checkpoint),
         overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
-        notes=plan.notes,
+        notes=(*plan.notes, *network.notes),
         truncation_side=plan.tokenizer.traits.truncation_side,
     )
     templates = Templates(template, ChatRenderer(recipe.chat, recipe.max_tokens))

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from backends.needed_files import WEIGHT_PATTERNS
+
 # The processor's allocator raises a plain RuntimeError.
 EXHAUSTED = ("can't allocate memory", "not enough memory")
 # A tokenizer that can cut either side is held three times; measured with all-MiniLM's 30,522 words.
 TOKENIZER_BYTES_PER_WORD = 620
 # The last pattern is of a static model, whose table lies in a folder of its own.
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*/*.safetensors")
+WEIGHT_FILES = (*WEIGHT_PATTERNS, "*/*.safetensors")
 
 # Parameters of glibc's `mallopt`, and the memory that stays free at the top of the heap. By default glibc
 # returns it at once, and gets it again from the system, page by page, in every pass.

@@ -4,7 +4,6 @@ The probe texts run through the encoder twice. The first pass, in float32, gives
 input of each layer; the second is compared with the reference.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,13 +16,11 @@ from backends.canaries import CANARIES, min_cosine
 from backends.contract import Output, TermWeights, Truncate, Vectors
 from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer
-from backends.torch.int8 import Int8Linear, gain, probe_kernel
+from backends.torch.int8 import Int8Linear, probe_kernel
 from backends.torch.pairs import PairEncoder
 from backends.torch.precision import is_plain_linear, replace_linears
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.sequences import LOGITS, Head, InputSequence, Row
-
-logger = logging.getLogger(__name__)
 
 # Least cosine of the probe texts' outputs to those in float32.
 MIN_COSINE = 0.995
@@ -71,7 +68,6 @@ def quantize(encoder: Any, head: Head, probe: ProbeTexts) -> float:
             f"`dtype: int8` changes the model too much: the cosine to float32 on the probe texts is "
             f"{cosine:.4f}, and {MIN_COSINE} is needed; leave `dtype` out"
         )
-    logger.info("int8: least cosine to float32 on the probe texts %.4f; %s", cosine, gain(kernel))
     return cosine
 
 

@@ -56,7 +56,11 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
-    """Public model name. dimensions: of its vectors, None if it has none or they are not known yet."""
+    """Public model name.
+
+    dimensions: of its vectors, None if it has none or they are not known yet. notes: guesses and further
+    facts about its replicas, for operators.
+    """
 
     name: str
     upstream: str
@@ -65,6 +69,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     operations: tuple[str, ...]
     fingerprint: str | None
     dimensions: int | None
+    notes: tuple[str, ...] = ()
 
 
 class TenantStatus(msgspec.Struct, frozen=True):

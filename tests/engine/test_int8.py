@@ -67,6 +67,7 @@ async def test_architectures_are_served_with_and_without_padding(
     store_as(stored, folder)
 
     model = load_tiny(folder, "int8")
+    assert "int8: least cosine to float32 on the probe texts " in model.capabilities.notes[-1]
 
     expected = await vectors_of(load_tiny(folder, "float32"), TEXTS)
     assert model.capabilities.dtype == "int8"

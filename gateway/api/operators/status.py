@@ -100,6 +100,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                 tuple(operation.value for operation in routes.operations(name)) if capabilities else (),
                 upstream.fingerprint,
                 capabilities.dimensions if capabilities else None,
+                capabilities.notes if capabilities else (),
             )
 
 
