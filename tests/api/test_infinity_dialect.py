@@ -48,9 +48,12 @@ def assert_frame(body: dict[str, Any], kind: str, model: str, tokens: int) -> No
 
 @pytest.mark.parametrize(("dimensions", "width"), DIMENSIONS)
 @pytest.mark.parametrize("model", [{}, {"model": "bge"}, {"model": "default/not-specified"}])
-async def test_embeddings(boot: Boots, dimensions: int, width: int, model: dict[str, str]) -> None:
+@pytest.mark.parametrize("field", ["dimensions", "output_dimension"])
+async def test_embeddings(
+    boot: Boots, dimensions: int, width: int, model: dict[str, str], field: str
+) -> None:
     async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/infinity/embeddings", {"input": TEXTS, "dimensions": dimensions} | model)
+        reply = await gateway.post("/infinity/embeddings", {"input": TEXTS, field: dimensions} | model)
 
     expected = np.array([vector_of(text)[:width] for text in TEXTS])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
@@ -141,6 +144,7 @@ async def test_health_needs_no_key(boot: Boots) -> None:
         ("embeddings", {"input": [1, 2]}, "input"),
         ("embeddings", {"input": ["a"], "dimensions": None}, "dimensions"),
         ("embeddings", {"input": ["a"], "dimensions": -1}, "dimensions"),
+        ("embeddings", {"input": ["a"], "dimensions": 2, "output_dimension": 3}, "output_dimension"),
         ("embeddings", {"input": ["a"], "modality": "image"}, "modality"),
         ("embeddings", {"input": ["a"], "modality": "smell"}, "modality"),
         ("embeddings", {"input": ["a"] * 2049}, "input"),

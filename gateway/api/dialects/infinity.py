@@ -54,13 +54,17 @@ DimensionsOrAll = Annotated[int, msgspec.Meta(ge=0, le=65536)]
 
 
 class InfinityEmbeddingsRequest(msgspec.Struct):
-    """Body of /infinity/embeddings. input: one text or a list. dimensions: 0 means all."""
+    """Body of /infinity/embeddings.
+
+    input: one text or a list. dimensions: 0 means all. output_dimension: the same, as LiteLLM spells it.
+    """
 
     input: str | list[str]
     model: ModelName = ANY_MODEL
     encoding_format: EncodingFormat = "float"
     user: str | None = None
     dimensions: DimensionsOrAll = 0
+    output_dimension: DimensionsOrAll | None = None
     modality: Literal["text", "image", "audio"] = "text"
 
 
@@ -195,9 +199,17 @@ def decode_embeddings(data: InfinityEmbeddingsRequest, api: InferenceApi) -> Cal
     texts, model = api.whole_texts(data.input, "input"), model_of(data.model)
     capabilities = _capabilities_of(model, api)
     if not is_late(capabilities):
-        return Call(Embed(texts, dimensions=data.dimensions or None), model)
+        return Call(Embed(texts, dimensions=width_of(data)), model)
     check_token_vectors(texts, "input", capabilities)
     return Call(Encode(texts, frozenset({Output.MULTIVECTOR})), model)
+
+
+def width_of(data: InfinityEmbeddingsRequest) -> int | None:
+    """Return the requested width of the vectors, None for all. Raises: InvalidInput."""
+    widths = {data.dimensions, data.output_dimension or 0} - {0}
+    if len(widths) > 1:
+        raise InvalidInput("send `dimensions` or `output_dimension`, one of them", param="output_dimension")
+    return next(iter(widths), None)
 
 
 def _capabilities_of(model: str | None, api: InferenceApi) -> Capabilities | None:
@@ -254,7 +266,8 @@ def embedding_items(reply: EmbedReply | EncodeReply, data: InfinityEmbeddingsReq
     """
     if isinstance(reply, EmbedReply):
         return vector_items(reply.vectors, data.encoding_format)
-    cut = with_dimensions(reply, data.dimensions) if data.dimensions else reply
+    width = width_of(data)
+    cut = reply if width is None else with_dimensions(reply, width)
     matrices = cut.multivector or ()
     return list(map(base64_numbers, matrices)) if data.encoding_format == "base64" else list(matrices)
 
